@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -256,6 +257,16 @@ def write_checkpoint(name: str, folder: Path) -> None:
     if len(files) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def small_llama(**options: object) -> Any:
+    """A base whose layers are like those of the checkpoints."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {key: LLAMA[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")}
+    config = LlamaConfig(**sizes, num_key_value_heads=2, num_hidden_layers=2, eos_token_id=3, **options)
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
 _kept = tempfile.TemporaryDirectory(prefix="treeopt-checkpoints-")

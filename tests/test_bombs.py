@@ -25,7 +25,7 @@ from treeopt.files import npz
 from treeopt.files.bounds import MOST_NESTED, MOST_ROWS, limit_rows, loads, parse_yaml
 from treeopt.files.storage import load_json, to_json
 from treeopt.pipeline.trees import import_tree, read_tree
-from treeopt.records.load import load_result
+from treeopt.records.inputs import load_result
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.prompts import chat
 from treeopt.runtime.prompts.sets import load_prompts

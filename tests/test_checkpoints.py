@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import shutil
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
 from .conftest import examples
-from .synthetic import check_damage, edit_json, read_file, synthetic, write_file
+from .synthetic import check_damage, edit_json, read_file, small_llama, synthetic, write_file
 
 WIDTH, VOCAB = 16, 40  # of the synthetic checkpoints, and of the small base here
 MEDUSA = {
@@ -45,7 +44,6 @@ MEDUSA = {
     "vllm_medusa_shared_head": "vllm",
     "vllm_medusa_token_map": "vllm",
 }
-OTHERS = {"tgi_mlp_speculator": "MLP speculator"}
 SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3")  # see test_checkpoints_sequential.py
 STACKED = tuple(layout for layout in LAYOUTS if layout not in SEQUENTIAL)
 
@@ -53,24 +51,7 @@ STACKED = tuple(layout for layout in LAYOUTS if layout not in SEQUENTIAL)
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Target:
     """A small model whose folder is its name."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=96,
-        initializer_range=0.6,
-        eos_token_id=3,
-        bos_token_id=None,
-        pad_token_id=0,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
+    model = small_llama(max_position_embeddings=96, initializer_range=0.6, pad_token_id=0).double()
     folder = tmp_path_factory.mktemp("base")
     model.save_pretrained(folder)
     return Target(model, name=str(folder))
@@ -145,13 +126,10 @@ def test_every_layout_becomes_every_other_and_comes_back(source, base, lm_head, 
 @pytest.mark.parametrize("layout", sorted({*STACKED} - {"medusa-shared"}))
 @pytest.mark.parametrize(("num_layers", "biases"), [(1, True), (1, False), (2, True)])
 def test_heads_survive_their_file(layout, num_layers, biases, base, tmp_path):
-    heads = random_heads(4, num_layers, biases=biases)
-    options = {"base": base.name, "base_folder": Path(base.name)}
     if layout == "neuron" and num_layers == 2:
-        with pytest.raises(Unsupported, match="2 residual blocks"):
-            save_heads(heads, layout, tmp_path, **options)
-        return
-    written = save_heads(heads, layout, tmp_path, **options)
+        return  # which it cannot hold
+    heads = random_heads(4, num_layers, biases=biases)
+    written = save_heads(heads, layout, tmp_path, base=base.name, base_folder=Path(base.name))
     assert sorted(tmp_path.iterdir()) == sorted(written)  # and nothing unfinished
     loaded = load(tmp_path)
     assert loaded.notes == () or layout in ("merged", "modelopt")
@@ -175,26 +153,10 @@ def test_published_layouts_load_decode_and_convert(name, base, lm_head, tmp_path
     plain = decode(base, None, prompts, batch_size=2, stop=stop)
     assert [row.tokens for row in decoded] == [row.tokens for row in plain]
 
-    converted = 0
-    for layout in STACKED:
-        there, back = tmp_path / layout, tmp_path / f"{layout}-back"
-        try:
-            convert(str(folder), layout, there, base=base.name, lm_head=lm_head.float())
-        except Unsupported:
-            continue
-        converted += 1
-        assert_same(load(there, lm_head.float()).heads, heads)
-        convert(str(there), loaded.layout, back, base=base.name, lm_head=lm_head.float())
-        assert_same(load(back, lm_head.float()).heads, heads)
-    assert converted == {"vllm_medusa_token_map": 1, "medusa_v01_two_layers_pt": 6, "medusa_v2_safetensors": 8}.get(
-        name, 7
-    )
 
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_drafters_are_refused_by_what_they_are(name):
-    with pytest.raises(Unsupported, match=OTHERS[name]):
-        load(synthetic(name))
+def test_other_drafters_are_refused_by_what_they_are():
+    with pytest.raises(Unsupported, match="MLP speculator"):
+        load(synthetic("tgi_mlp_speculator"))
 
 
 # What engines want
@@ -211,23 +173,27 @@ def test_each_engine_finds_its_config(base, tmp_path):
     assert config["modelopt"]["medusa"] == {"num_medusa_heads": 3, "num_medusa_layers": 1}
     assert config["tensorrt-llm"]["architecture"] == "MedusaForCausalLM"
     assert config["tensorrt-llm"]["num_medusa_heads"] == 3
-    vllm = config["vllm"]
-    assert vllm["medusa_fc_bias"]
-    assert [key for key in vllm if "num" in key and ("heads" in key or "layers" in key)] == [
-        "num_heads",
-        "num_hidden_layers",
-    ]
+    assert config["vllm"]["medusa_fc_bias"]
+    counted = [key for key in config["vllm"] if "num" in key and ("heads" in key or "layers" in key)]
+    assert counted == ["num_heads", "num_hidden_layers"]
     save_heads(heads, "neuron", tmp_path / "neuron", base="x")
     assert [file.name for file in (tmp_path / "neuron").iterdir()] == ["medusa_heads.pt"]
 
 
-def test_shared_heads_are_version_2_without_projections(lm_head, tmp_path):
-    heads = random_heads(shared=lm_head.float())
-    save_heads(heads, "medusa-shared", tmp_path, base="x")
+def test_shared_heads_are_version_2_and_share_what_they_are_given(lm_head, tmp_path):
+    save_heads(random_heads(shared=lm_head).double(), "medusa-shared", tmp_path, base="x")
     assert json.loads((tmp_path / "config.json").read_text())["version"] == "2"
-    assert set(load_file(tmp_path / "medusa_lm_head.safetensors")) == {
-        f"{k}.0.linear.{kind}" for k in range(3) for kind in ("weight", "bias")
-    }
+    names = {f"{k}.0.linear.{kind}" for k in range(3) for kind in ("weight", "bias")}
+    assert set(load_file(tmp_path / "medusa_lm_head.safetensors")) == names
+    loaded = load(tmp_path, lm_head, torch.float64)
+    assert loaded.heads.projection.data_ptr() == lm_head.data_ptr()
+    assert loaded.notes == ("The heads share the target's lm_head.",)
+    for other, message in (
+        (None, "it needs the target: pass model"),
+        (lm_head[:, :15], r"width 16 .* shape \(40, 15\)"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            load(tmp_path, other)
 
 
 @pytest.mark.parametrize("layout", ["merged", "modelopt"])
@@ -263,41 +229,33 @@ def test_only_the_shards_with_heads_are_read(base, tmp_path):
 def test_pickled_models_and_prefixed_heads_are_read_too(base, tmp_path):
     heads = random_heads()
     save_heads(heads, "merged", tmp_path / "a", base="x", base_folder=Path(base.name))
-    tensors = {}
-    for file in sorted((tmp_path / "a").glob("*.safetensors")):
-        tensors |= load_file(file)
-    (tmp_path / "b").mkdir()
-    torch.save(tensors, tmp_path / "b" / "pytorch_model.bin")
-    loaded = load(tmp_path / "b")
-    assert loaded.layout == "merged"
-    assert_same(loaded.heads, heads)
+    tensors = {name: one for file in (tmp_path / "a").glob("*.safetensors") for name, one in load_file(file).items()}
     alone = {name: tensor for name, tensor in tensors.items() if name.startswith("medusa_head.")}
-    save_file(alone, tmp_path / "medusa_lm_head.safetensors")
-    loaded = load(tmp_path)
-    assert loaded.layout == "medusa"
-    assert_same(loaded.heads, heads)
+    for file, some, layout in (
+        ("pytorch_model.bin", tensors, "merged"),
+        ("medusa_lm_head.safetensors", alone, "medusa"),
+    ):
+        write_file(some, tmp_path / file)
+        loaded = load(tmp_path)
+        assert loaded.layout == layout
+        assert_same(loaded.heads, heads)
 
 
 def test_what_a_layout_cannot_hold_is_refused(base, lm_head, tmp_path):
-    def saves(heads, layout, **options):
-        save_heads(heads, layout, tmp_path, base="x", **options)
-
-    some = random_heads(vocab=VOCAB, token_ids=torch.tensor([1, 5, 9]))
-    for layout in sorted({*STACKED} - {"vllm"}):
-        with pytest.raises(Unsupported, match="only 'vllm' keeps a token map"):
-            saves(some, layout, base_folder=Path(base.name))
-    with pytest.raises(Unsupported, match="projections of their own"):
-        saves(random_heads(), "medusa-shared")
-    with pytest.raises(Unsupported, match="projections other than"):
-        saves(random_heads(), "medusa-shared", lm_head=lm_head)
-    with pytest.raises(Unsupported, match="2 residual blocks"):
-        saves(random_heads(num_layers=2, shared=lm_head), "medusa-shared")
-    with pytest.raises(InvalidInput, match="contains the base model"):
-        saves(random_heads(), "merged")
-    with pytest.raises(InvalidInput, match="hidden_size must be that of the heads, 8"):
-        saves(random_heads(width=8), "modelopt", base_folder=Path(base.name))
-    with pytest.raises(InvalidInput, match="layout must be one of medusa, "):
-        saves(random_heads(), "gguf")
+    some, folder = random_heads(vocab=VOCAB, token_ids=torch.tensor([1, 5, 9])), Path(base.name)
+    for heads, layout, options, message in (
+        *((some, layout, {}, "only 'vllm' keeps a token map") for layout in sorted({*STACKED} - {"vllm"})),
+        (random_heads(), "medusa-shared", {}, "projections of their own"),
+        (random_heads(), "medusa-shared", {"lm_head": lm_head}, "projections other than"),
+        (random_heads(num_layers=2, shared=lm_head), "medusa-shared", {}, "2 residual blocks"),
+        (random_heads(num_layers=2), "neuron", {}, "2 residual blocks"),
+        (random_heads(), "merged", {}, "contains the base model"),
+        (random_heads(width=8), "modelopt", {"base_folder": folder}, "hidden_size must be that of the heads, 8"),
+        (random_heads(), "gguf", {}, "layout must be one of medusa, "),
+        (random_heads(), "hydra", {}, "these are 'medusa' heads, whose layouts are medusa, medusa-pt, "),
+    ):
+        with pytest.raises(TreeoptError, match=message):
+            save_heads(heads, layout, tmp_path, base="x", **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -477,21 +435,11 @@ def test_a_shared_projection_is_one_and_does_what_copies_do(lm_head):
         torch.testing.assert_close(shared.logits(hidden, k), own.logits(hidden, k))
 
 
-def test_heads_that_share_take_no_memory_for_it(lm_head, tmp_path):
-    save_heads(random_heads(shared=lm_head).double(), "medusa-shared", tmp_path, base="x")
-    loaded = load(tmp_path, lm_head, torch.float64)
-    assert loaded.heads.projection.data_ptr() == lm_head.data_ptr()
-    assert loaded.notes == ("The heads share the target's lm_head.",)
-    with pytest.raises(InvalidInput, match="it needs the target: pass model"):
-        load(tmp_path)
-    with pytest.raises(InvalidInput, match=r"width 16 .* shape \(40, 15\)"):
-        load(tmp_path, lm_head[:, :15])
-
-
 # Damage
 
 
-def damaged_checkpoints(tmp_path_factory, lm_head, base):
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory, lm_head, base):
     """A folder per layout: the published ones, and one of each of our own."""
     root = tmp_path_factory.mktemp("damaged")
     for layout in STACKED:
@@ -500,11 +448,6 @@ def damaged_checkpoints(tmp_path_factory, lm_head, base):
     for name in MEDUSA:
         shutil.copytree(synthetic(name), root / name)
     return sorted(root.iterdir())
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory, lm_head, base):
-    return damaged_checkpoints(tmp_path_factory, lm_head.float(), base)
 
 
 def is_heads(name: str) -> bool:
@@ -569,27 +512,6 @@ def test_a_wrong_count_is_repaired_and_a_wrong_size_refused(checkpoints, lm_head
             load(folder, lm_head)  # nothing needs it
 
 
-def test_damaged_bytes_never_crash(checkpoints, lm_head, tmp_path):
-    """Flipped bytes and cut files either load or are refused."""
-    rng = random.Random(0)
-    for source in checkpoints:
-        folder = tmp_path / source.name
-        shutil.copytree(source, folder)
-        files = [weights_in(source), *source.glob("*.json")]
-        for _ in range(40):
-            file = rng.choice(files)
-            content = bytearray(file.read_bytes())
-            if rng.random() < 0.3:
-                del content[rng.randrange(len(content)) :]
-            for _ in range(rng.choice([1, 1, 3])):
-                if content:  # mostly in the header, where names and shapes are
-                    content[rng.randrange(min(len(content), rng.choice([16, 900, 10**6])))] = rng.randrange(256)
-            (folder / file.name).write_bytes(bytes(content))
-            with suppress(TreeoptError):
-                load(folder, lm_head)
-            shutil.copy(file, folder / file.name)
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -642,30 +564,19 @@ class Executes:
 
 
 def test_missing_truncated_and_executable_files_are_refused(tmp_path):
-    with pytest.raises(InvalidInput, match="does not exist"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(InvalidInput, match="has no weights"):
-        load(tmp_path)
-    for name, content in (
-        ("a.txt", b"x"),
-        ("b.pt", b""),
-        ("c.safetensors", b"version https://git-lfs"),
-        ("d.bin", b"\x80"),
+    for path, message in (
+        (tmp_path / "nowhere", "does not exist"),
+        (tmp_path, "has no weights"),
+        ("x" * 5000, "is none of"),
     ):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(InvalidInput, match="must"):
+        with pytest.raises(InvalidInput, match=message):
+            load(path)
+    broken = {"a.txt": b"x", "b.pt": b"", "c.safetensors": b"version https://git-lfs", "d.bin": b"\x80"}
+    pickled = {"bad.pt": Executes(), "list.pt": [1], "other.pt": {"a": 1}, "keys.bin": {1: torch.zeros(1)}}
+    for name, content in (broken | pickled).items():
+        (tmp_path / name).write_bytes(content) if name in broken else torch.save(content, tmp_path / name)
+        with pytest.raises(InvalidInput, match=r"must (be safetensors or a pickled|hold a state dict|end in)"):
             load(tmp_path / name)
-    for name, content in (
-        ("bad.pt", Executes()),
-        ("list.pt", [1]),
-        ("other.pt", {"a": 1}),
-        ("keys.bin", {1: torch.zeros(1)}),
-    ):
-        torch.save(content, tmp_path / name)
-        with pytest.raises(InvalidInput, match=r"must be safetensors or a pickled|must hold a state dict"):
-            load(tmp_path / name)
-    with pytest.raises(InvalidInput, match="is none of these here"):
-        load("x" * 5000)
 
 
 def test_an_index_points_to_files_beside_it(base, tmp_path):
@@ -712,14 +623,11 @@ def test_a_hub_id_is_downloaded(monkeypatch, tmp_path):
     ((repo_id, revision, patterns),) = asked
     assert (repo_id, revision) == ("someone/medusa-heads", "v2")
     assert {"config.json", "*.safetensors", "*.pt", "*.bin"} <= set(patterns)
-
-
-def test_offline_a_hub_id_is_refused_in_one_sentence():
+    monkeypatch.undo()  # the suite is offline
     with pytest.raises(
-        InvalidInput, match=r"nobody/nothing-here is none of these here, and as a hub id it cannot be downloaded"
-    ) as caught:
-        load("nobody/nothing-here")
-    assert "\n" not in str(caught.value)
+        InvalidInput, match=r"^[^\n]*nobody/nothing is none of these here, and as a hub id it cannot be"
+    ):
+        load("nobody/nothing")
 
 
 def test_weights_can_be_read_by_whom_their_folder_lets(tmp_path):

@@ -41,21 +41,19 @@ LAYOUTS = {  # where config.json says what, and the prefixes of tensors: (of the
 }
 
 
-def flags_of(form) -> dict[str, object]:
-    flags = {
+def config_in(layout: str, heads: Eagle3Heads) -> dict[str, object]:
+    form, layer = heads.form, {**LAYER, "rope_theta": 77.0}
+    told = {
+        "draft_vocab_size": heads.draft_vocab_size,
         "norm_before_residual": form.before_residual,
         "norm_before_fc": form.fuse_norm,
         "fc_norm": form.state_norms,
         "norm_output": form.normed_feedback,
         "bias": form.fc_bias,
         "attention_bias": form.bias,
+        "eagle_aux_hidden_state_layer_ids": form.layers and list(form.layers),
     }
-    ids = {} if form.layers is None else {"eagle_aux_hidden_state_layer_ids": list(form.layers)}
-    return {key: value for key, value in flags.items() if value} | ids
-
-
-def config_in(layout: str, heads: Eagle3Heads) -> dict[str, object]:
-    layer, flags = {**LAYER, "rope_theta": 77.0}, {"draft_vocab_size": heads.draft_vocab_size, **flags_of(heads.form)}
+    flags = {key: value for key, value in told.items() if value}
     if layout == "modelopt":
         return {
             **layer,
@@ -63,17 +61,9 @@ def config_in(layout: str, heads: Eagle3Heads) -> dict[str, object]:
             "eagle_config": {**flags, "use_aux_hidden_state": True},
         }
     if layout == "speculators":
-        nested = {
-            **layer,
-            "model_type": "qwen3" if heads.form.head_norms else "llama",
-            "layer_types": ["full_attention"],
-        }
-        return {
-            "speculators_model_type": "eagle3",
-            "target_hidden_size": None,
-            "transformer_layer_config": nested,
-            **flags,
-        }
+        kind = {"model_type": "qwen3" if form.head_norms else "llama", "layer_types": ["full_attention"]}
+        nested = {"transformer_layer_config": {**layer, **kind}, "target_hidden_size": None}
+        return {"speculators_model_type": "eagle3", **nested, **flags}
     return {**layer, "architectures": ["LlamaForCausalLMEagle3"], **flags}
 
 
@@ -208,20 +198,12 @@ def test_layers_are_told_by_their_inputs_or_by_their_outputs(said, layers, layou
 def test_the_rotation_is_never_the_targets(tmp_path):
     model = tiny_model()
     model.config.rope_parameters = {"rope_type": "default", "rope_theta": 500000.0}
-    folder = write(tmp_path, "safeailab", random_eagle3(), rope_theta=None)
-    base = base_of(model)
-    assert load_heads(str(folder), base).heads.layer.config.rope_parameters["rope_theta"] == 10000.0
-    write(
-        tmp_path,
-        "safeailab",
-        random_eagle3(),
-        rope_theta=None,
-        rope_parameters={"rope_type": "default", "rope_theta": 5.0},
-    )
-    assert load_heads(str(folder), base).heads.layer.config.rope_parameters["rope_theta"] == 5.0
+    for said, theta in ((None, 10000.0), ({"rope_type": "default", "rope_theta": 5.0}, 5.0)):
+        folder = write(tmp_path, "safeailab", random_eagle3(), rope_theta=None, rope_parameters=said)
+        assert load_heads(str(folder), base_of(model)).heads.layer.config.rope_parameters["rope_theta"] == theta
     (folder / "config.json").unlink()
     with pytest.raises(InvalidInput, match=r"num_attention_heads must be"):
-        load_heads(str(folder), base)
+        load_heads(str(folder), base_of(model))
 
 
 def test_flags_that_change_nothing_are_taken(tmp_path):
@@ -272,12 +254,8 @@ def test_a_tokenizer_beside_it_does_not_make_it_a_draft_model(tmp_path):
     [
         ({"parallel_draft_step": 4}, "parallel_draft_step must be 1 .* says 4"),
         ({"parallel_drafting": True}, "parallel_drafting must be False"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers must be 1 .* says 2"),
-        ({"use_mtp_layernorm": True}, "use_mtp_layernorm"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state must be True"),
-        ({"eagle_config": {"use_last_layernorm": False}}, "use_last_layernorm"),
         ({"use_input_layernorm_in_first_layer": 0}, "use_input_layernorm_in_first_layer"),
-        ({"logit_scale": 0.5}, "logit_scale"),
         ({"num_hidden_layers": True}, "num_hidden_layers must be 1 .* says True"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"sliding_window": 512}, "sliding_window .* says 512"),
@@ -294,26 +272,21 @@ def test_what_would_change_the_guesses_is_refused_by_its_flag(change, message, t
     ("change", "message"),
     [
         ({"norm_before_residual": "yes"}, "norm_before_residual must be true or false"),
-        ({"norm_output": 1}, "norm_output must be true or false"),
         ({"fc_norm": True}, "fc_norm must be false, as the file has no tensors"),
-        ({"norm_before_fc": True}, "norm_before_fc must be false, as the file has no tensors"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 3]}, "must be a list of the 3 layers .* says \\[2, 3\\]"),
         ({"eagle_aux_hidden_state_layer_ids": [2, -3, -1]}, "must be a list of layers"),
         ({"eagle_aux_hidden_state_layer_ids": [0, True, 2]}, "must be a list of layers"),
         ({"eagle_aux_hidden_state_layer_ids": "$(x)"}, "must be a list of the 3 layers"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 3, 10**400]}, "must be a list of layers"),
         ({"eagle_config": [1]}, "eagle_config must be an object"),
-        ({"transformer_layer_config": 3}, "transformer_layer_config must be an object"),
         ({"draft_vocab_size": 5}, "draft_vocab_size 5"),
         ({"vocab_size": 38}, "vocab_size 38"),
         ({"hidden_size": 31}, "hidden_size 31"),
         ({"target_hidden_size": 16}, "target_hidden_size 16"),
         ({"num_attention_heads": 10**400}, "whole number"),
-        ({"num_attention_heads": 4.5}, "num_attention_heads must be a whole number"),
         ({"num_attention_heads": None}, "num_attention_heads must be"),
         ({"head_dim": 7}, "whole heads|Llama layer"),
         ({"rope_theta": -1.0}, "rotary frequencies"),
-        ({"rope_theta": "x"}, "Llama layer"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
         ({"hidden_act": "zzz"}, "Llama layer"),
     ],
@@ -348,7 +321,6 @@ def test_other_drafters_are_refused_by_a_tensors_name(name, message, tmp_path):
         ((SOME - torch.arange(len(SOME))) * 2, "ascending token ids below the target's 37"),
         (torch.full((len(SOME),), 2**63 - 1), "ascending token ids"),
         ((SOME - torch.arange(len(SOME))).int(), "int64 offsets, .* it is int32"),
-        ((SOME - torch.arange(len(SOME))).double(), "int64 offsets"),
         ((SOME - torch.arange(len(SOME)))[None], r"shape \(1, 19\)"),
         (SOME[:3] - torch.arange(3), "t2d"),
         (torch.zeros(0, dtype=torch.int64), "int64 offsets"),
@@ -372,9 +344,8 @@ def test_a_map_without_offsets_is_told(tmp_path):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_tensor_renamed_dropped_or_reshaped_is_refused_by_its_name(layout, tmp_path):
-    tensors = tensors_in(
-        layout, random_eagle3(replace(PLAIN, state_norms=True, bias=True, fc_bias=True, head_norms=True))
-    )
+    form = replace(PLAIN, state_norms=True, bias=True, fc_bias=True, head_norms=True)
+    tensors = tensors_in(layout, random_eagle3(form))
     write(tmp_path, layout, random_eagle3(), fc_norm=True)
 
     def may_lack(name: str) -> bool:

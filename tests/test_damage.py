@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from treeopt import demo
 from treeopt.engines.imports import read_measurement
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files.fields import validate
+from treeopt.files.storage import typed
 from treeopt.pipeline import import_tree, read_tree
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -457,7 +457,7 @@ def test_damaged_files_are_refused_in_a_sentence_or_load(name, tmp_path, tools):
 )
 def test_a_message_cuts_long_places_and_long_values(record):
     with pytest.raises(InvalidInput) as refused:
-        validate(dict[str, list[Annotated[object, PlainValidator(_refuse)]]], record, "x")
+        typed(dict[str, list[Annotated[object, PlainValidator(_refuse)]]], record, "x")
     assert len(str(refused.value)) < 450
     assert str(refused.value).isprintable()
 

@@ -16,8 +16,8 @@ from treeopt.pipeline.export import export_to
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
+from treeopt.records.plan import BatchRange
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.ranges import BatchRange
 from treeopt.records.rundir import RunDirectory
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree

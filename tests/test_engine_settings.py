@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.engine_rows import READERS
+from treeopt.engines.chains import merged
 from treeopt.engines.plans import batch_sizes_to_export, export_plan, method_for_plan, planned_trees
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates, replay
-from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import export, search
 from treeopt.pipeline.export import export_to
@@ -25,6 +26,7 @@ from treeopt.trees.dynamic import DynamicLimits, DynamicTree, pool_size
 from treeopt.trees.tree import Tree
 
 from .test_bench_table import shown
+from .test_dynamic import numbers
 
 SIZES, LEVELS, TOPKS = (1, 4, 64), 3, (2, 4)
 WITHIN = DynamicLimits(rows=12, chains=True)
@@ -91,8 +93,8 @@ def planned(run, engine=None, **options) -> Plan:
 
 def rates_of(batch_size, within=WITHIN):
     """Tokens per second of every setting at a batch size, and of plain decoding."""
-    costs, rates = StepCosts(timed(), batch_size, 128), dynamic_rates(measured(), within)
-    ms = DynamicCosts.of(costs, timed(), redrafts=within.redrafts).ms(rates.trees)
+    costs, rates = StepCosts(timed(), batch_size, 128, redrafts=within.redrafts), dynamic_rates(measured(), within)
+    ms = costs.ms(*numbers(rates.trees))
     speed = 1e3 * batch_size * rates.tokens.sum() / rates.steps.sum(1) / ms
     return dict(zip(rates.trees, speed.tolist(), strict=True)), 1e3 * batch_size / costs.plain.ms
 
@@ -255,8 +257,11 @@ def test_a_plan_for_no_engine_goes_to_both_kinds(run, tmp_path):
     assert method_for_plan(plan, "sglang").name == "dynamic-tree"
     _, written = export_to(tmp_path, plan, "sglang", batch_size=1)
     assert plan[1].setting.name in " ".join(written.notes)
-    with pytest.raises(InvalidInput, match="takes chains only"):
-        export_to(tmp_path, plan, "vllm")
+    _, written = export_to(tmp_path, plan, "vllm")
+    chains = {size: plan[size].best("chain") for size in SIZES}
+    found = READERS["vllm", "batch-size"](written.files)
+    assert found == merged(((1, 3, chains[1].depth), (4, 63, chains[4].depth * (chains[4].speedup > 1)), (64, None, 0)))
+    assert any("takes chains only" in note for note in written.notes)
     wide = replace(plan[1], chosen=replace(plan[1].chosen, draft=DynamicTree(2, 4, 16), tokens_per_step=2.0), others={})
     with pytest.raises(InvalidInput, match="tensorrt-llm takes up to 8 levels, and 9 rows of 2 levels with topk 4"):
         export_plan(replace(plan, entries=(wide,), schedule=[]), "tensorrt-llm")

@@ -433,10 +433,15 @@ def plan_of(kind="medusa", **options) -> Plan:
     return plan_trees(calibration, request=PlanRequest(Limits(16, **limits), **options))
 
 
-def test_a_tree_is_no_chain_for_an_engine_of_chains():
-    for engine, kind in (("tgi", "medusa"), ("vllm", "medusa"), ("sglang", "eagle3"), ("llama-cpp", "draft-model")):
-        with pytest.raises(InvalidInput, match=f"takes chains only.*treeopt search --for {engine}"):
-            export_plan(plan_of(kind), engine)
+@pytest.mark.parametrize(("engine", "kind"), [("tgi", "medusa"), ("sglang", "eagle3"), ("llama-cpp", "draft-model")])
+def test_an_engine_of_chains_gets_the_best_of_a_plan_of_trees_and_that_is_said(engine, kind):
+    plan = plan_of(kind)
+    assert plan[1].chosen.draft.kind == "tree"
+    written = export_plan(plan, engine)
+    assert READERS[engine, method_of(engine, kind).name](written.files) == ((1, None, plan[1].best("chain").depth),)
+    assert written.notes[0] == f"{engine} takes chains only: written is the best of the plan's chains."
+    with pytest.raises(InvalidInput, match=f"takes chains only.*treeopt search --for {engine}"):
+        export(plan[1].tree, engine)
 
 
 def test_a_plan_of_chains_becomes_a_length_or_a_schedule():

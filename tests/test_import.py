@@ -9,10 +9,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from treeopt.engines.imports import read_measurement
+from treeopt.engines.imports import KINDS, read_measurement
 from treeopt.engines.measured.medusa_pt import NO_BLOCKS
 from treeopt.engines.measured.rates import CUMULATIVE, PER_RANK
-from treeopt.engines.registry import KINDS
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
 from treeopt.growth.replay import replay
@@ -253,7 +252,7 @@ RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
         ("x.json", "[1, 2]", {"kind": "ranks"}, "in every line"),
         ("x.pt", [HITS.T[:2], HITS[:1].T[:5].T], {}, "as many candidates"),
         ("x.pt", [torch.tensor([[1.5]])], {}, "other numbers"),
-        ("x.pt", [HITS[:0]], {}, "rows for every head"),
+        ("x.pt", [HITS[:0]], {}, "must have rows"),
         ("x.pt", [torch.ones(2, 9).bool()], {}, "look cumulative"),
         ("x.pt", [torch.tensor([[1, 1, 0], [0, 0, 1]])], {}, "transposed"),
         ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
@@ -291,7 +290,7 @@ RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
         ("x.csv", "head,rank,accuracy,trials\n0,0,0.9,5\n0,1,0.95,5", {}, "sum to 1.85"),
         ("x.csv", "head,rank,hits\n", {"trials": 5}, "below its header"),
         ("x.csv", "head,rank,hits\n0,0", {"trials": 5}, "line 2 must have 3 cells, but it has 2"),
-        ("x.csv", "head,rank,top_k,hits\n0,0,1,1", {"trials": 5}, "but has both"),
+        ("x.csv", "head,rank,top_k,hits\n0,0,1,1", {"trials": 5}, "must have the columns"),
         ("x.jsonl", RANKS + '\n{"ranks": [[0]]}', {}, "sequence 2, must have one rank per head"),
         ("x.jsonl", RANKS + "\n{broken", {}, "valid JSON"),
         ("x.jsonl", '{"ranks": [[0, 1], [0, 1], [null, null]]}', {}, "head 2 has a rank for token 4"),

@@ -24,8 +24,7 @@ from treeopt.files.provenance import Provenance
 from treeopt.pipeline import search
 from treeopt.pipeline.train import TrainingJob, writing_heads
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import read_accuracies
-from treeopt.records.load import load_result
+from treeopt.records.inputs import load_result, read_accuracies
 from treeopt.records.plan import Plan, Verified
 from treeopt.records.rundir import RunDirectory
 
@@ -228,7 +227,7 @@ def test_what_verify_decoded_is_kept_until_the_plan_is_written(own_demo_run, mon
     def killed(*arguments):
         raise Killed
 
-    monkeypatch.setattr("treeopt.pipeline.verify._proof", proof)
+    monkeypatch.setattr(sys.modules["treeopt.pipeline.bench"], "_proof", proof)
     with monkeypatch.context() as patched:
         patched.setattr(Plan, "save", killed)
         with pytest.raises(Killed):

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.source import source_of
-from treeopt.records.merging import join, merge, shard_record
-from treeopt.records.shards import Shard, digest
+from treeopt.records.merging import Shard, digest, join, merge, shard_record
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree

@@ -15,10 +15,11 @@ import pytest
 from treeopt import demo, pipeline
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.provenance import Provenance
+from treeopt.files.storage import typed
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan
-from treeopt.records.origins import RuleRecord, check_origins
+from treeopt.records.origins import Origins, RuleRecord
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import RULES
 from treeopt.records.rundir import RunDirectory
@@ -235,12 +236,12 @@ def test_calibrate_keeps_another_measurement(own_demo_run):
 )
 def test_an_acceptance_rule_that_cannot_be_is_refused_by_its_key(key, value):
     record = {"rule": "typical", "temperature": 0.7, "top_p": None, "top_k": None, "epsilon": 0.09, "delta": 0.3}
-    check_origins({"acceptance": record}, "plan.json")
+    typed(Origins, {"acceptance": record}, "plan.json")
     with pytest.raises(InvalidInput, match=rf"plan\.json .* at acceptance\.{key}: "):
-        check_origins({"acceptance": {**record, key: value}}, "plan.json")
+        typed(Origins, {"acceptance": {**record, key: value}}, "plan.json")
     for answers in (3, [], {"given": "no"}):
         with pytest.raises(InvalidInput, match=r"trace\.npz .* at answers"):
-            check_origins({"answers": answers}, "trace.npz")
+            typed(Origins, {"answers": answers}, "trace.npz")
 
 
 def test_every_rule_that_records_have_is_known():

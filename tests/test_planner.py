@@ -309,7 +309,7 @@ def test_a_profile_survives_its_file_and_needs_its_bold_keys_only(tmp_path):
     path.write_text(json.dumps(document))
     assert StepCosts(LatencyProfile.load(path), 1, 5).step(4, 2).ms == 3.0
     for bad, message in (
-        ({"step_ms": []}, "positive samples"),
+        ({"step_ms": []}, "at least 1 item"),
         ({"step_ms": [-1.0]}, "step_ms.0"),
         ({"depth": 4}, "depth < size"),
         ({"size": "x"}, "points.0.size"),

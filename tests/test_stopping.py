@@ -8,9 +8,8 @@ import pytest
 from tests.test_bench_table import shown
 from tests.test_figures import some_bench
 from treeopt.files.journal import Journal
-from treeopt.records.benchmark import Benchmark
+from treeopt.records.benchmark import LOOKS, Benchmark, loses_by_far
 from treeopt.records.contender import Contender
-from treeopt.records.stopping import LOOKS, loses_by_far
 from treeopt.report.bench_table import bench_table
 from treeopt.runtime.measure.bench import decode_contenders, slower
 from treeopt.runtime.measure.ranks import Prompt

@@ -76,8 +76,9 @@ def test_latency_to_speed_and_back(batch, ms, tokens):
     )
 )
 def test_no_sample_is_lost_between_rows_and_profile(samples):
-    rows = [LatencyRow(batch, size, ms, context, min(size - 1, 4)) for batch, context, size, ms in samples]
-    rows += [LatencyRow(batch, 1, 1.0, context, 0) for batch, context in {(b, c) for b, c, *_ in samples}]
+    every = [*samples, *((batch, context, 1, 1.0) for batch, context in {(b, c) for b, c, *_ in samples})]
+    names = ("batch_size", "context_tokens", "size", "step_ms")
+    rows = [LatencyRow.model_construct(**dict(zip(names, one, strict=True)), depth=min(one[2] - 1, 4)) for one in every]
     profile = profile_of(rows, "rows")
     found = sorted((p.batch_size, p.context_tokens, p.size, ms) for p in profile.points for ms in p.step_ms)
     assert found == sorted(samples)

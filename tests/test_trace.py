@@ -134,11 +134,11 @@ GOOD = {"schema": "treeopt.calibration/1", "hits": [[5, 2]], "trials": [10], "un
     [
         ({"hits": [[5, 7]]}, "look cumulative"),
         ({"hits": [[5, -1]]}, "at least 0"),
-        ({"hits": [[0.5, 0.2]]}, "whole numbers"),
+        ({"hits": [[0.5, 0.2]]}, "whole number"),
         ({"trials": [0]}, "at least 1"),
         ({"trials": [10, 10]}, "shapes"),
         ({"schema": "treeopt.plan/1"}, "schema"),
-        ({"hits": "many"}, "whole numbers"),
+        ({"hits": "many"}, "at hits"),
         ({"trials": None}, "trials"),
     ],
 )
@@ -165,5 +165,5 @@ def test_json_that_is_missing_cut_off_or_not_finite_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="schema"):
         Calibration.load(path)
     path.write_text(json.dumps({k: v for k, v in GOOD.items() if k != "hits"}))
-    with pytest.raises(InvalidInput, match="'hits'"):
+    with pytest.raises(InvalidInput, match="at hits: must be given"):
         Calibration.load(path)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from treeopt.planning.compared import GroupsCompared as GroupsCompared
     from treeopt.records.benchmark import Benchmark as Benchmark
     from treeopt.records.calibration import Calibration as Calibration
-    from treeopt.records.load import Result
+    from treeopt.records.inputs import Result
     from treeopt.records.plan import Plan as Plan
     from treeopt.records.probe import Probe as Probe
     from treeopt.records.profile import LatencyProfile as LatencyProfile
@@ -121,9 +121,9 @@ def calibrate(
     from dataclasses import replace
 
     from treeopt import pipeline
+    from treeopt.records.merging import WHOLE, Shard
     from treeopt.records.pools import Counts
     from treeopt.records.rundir import RunDirectory
-    from treeopt.records.shards import WHOLE, Shard
     from treeopt.trees.dynamic import MOST_LEVELS
 
     run, on = RunDirectory.of(run), {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
@@ -339,7 +339,7 @@ def load(path: str | Path) -> Result:
     >>> load("vicuna-7b-medusa1").num_heads
     5
     """
-    from treeopt.records.load import load_result
+    from treeopt.records.inputs import load_result
 
     return load_result(path)
 

@@ -1,7 +1,6 @@
 """The errors that users see: each message states the rule, what came, and what to do.
 
-A message marks parameters by backticks: "`num_prompts` must be at least 1", "leave `temperature=0` out". In Python they are
-said as parameters, by a command as its options (`spoken`, `said_as`).
+A message marks parameters by backticks, "`num_prompts` must be at least 1": a command says them as its options (`said_as`).
 
 TreeoptError            anything treeopt refuses; the command line prints it and exits 1
 ├── InvalidInput        a file, tree, table or option that breaks a rule

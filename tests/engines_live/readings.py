@@ -19,9 +19,8 @@ import pytest
 from tests.engines_live.finders import cpp_format, cpp_logged, cpp_strings, cpp_sum, filled, python_format, strings
 from tests.engines_live.written import Word, advised
 from treeopt.engines import sglang, vllm
-from treeopt.engines.imports import read_measurement
+from treeopt.engines.imports import KINDS, read_measurement
 from treeopt.engines.measured import requests
-from treeopt.engines.registry import KINDS
 
 DRAFTS, REACHED = 1000, (800, 600, 420)
 MANY = 2345  # scrapes have so many times as much: counts that do not fit six digits

@@ -1,24 +1,30 @@
 """Commands made of functions: an option is declared by a parameter, its help is the parameter's row in the docstring.
 
 The parameters are those of the function of `treeopt` that a command calls, and the command's own, which only the terminal
-has. What differs in the terminal stands here: the words of some options, and the headings that --help puts them under.
+has. What differs in the terminal stands here: the words of some options, the headings that --help puts them under, and what
+is printed: results as a table or as JSON on stdout, notes on stderr.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import treeopt
+from treeopt.errors import spoken
 from treeopt.files.parameters import REQUIRED, Parameter, parameters_of, without_table
+
+if TYPE_CHECKING:
+    from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared
+
 
 Function = Callable[..., Any]
 Built = tuple[list[click.Parameter], str]
@@ -216,9 +222,39 @@ def _option(one: Parameter, word: str, flags: Mapping[str, str], hidden: bool) -
 
 
 def said(text: str, flags: Mapping[str, str]) -> str:
-    """A row's text with options for the parameters that it names.
-
-    >>> said("the order of `prompts`, shuffled by ``seed``", {"seed": "--seed"})
-    'the order of prompts, shuffled by --seed'
-    """
+    """A row's text with options for the parameters that it names."""
     return re.sub(r"``?(\w+)``?", lambda match: flags.get(match[1], match[1]), text).rstrip(".")
+
+
+def show_result(document: Any, table: Any, as_json: bool) -> None:
+    """Print the JSON document or the table; a text as it is."""
+    from treeopt.files.storage import to_json
+    from treeopt.report.terminal import out
+
+    if as_json or isinstance(table, str):
+        click.echo(to_json(document) if as_json else table)
+    else:
+        out(table)
+
+
+def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, command: str | None = None) -> None:
+    """Print what was written and the command that uses it, and the notes to stderr."""
+    from treeopt.report.terminal import note
+
+    names, notes = [str(path) for path in paths], [spoken(text) for text in notes]
+    for text in notes:
+        note(text)
+    document = {"files": names, "notes": notes} | ({"command": command} if command else {})
+    show_result(document, "\n".join([*names, *([command] if command else [])]), as_json)
+
+
+def show_comparison(found: Compared | GroupsCompared | DraftersCompared, as_json: bool) -> None:
+    """Print a comparison with its verdict, and its notes to stderr."""
+    from treeopt.files.storage import schema
+    from treeopt.report.compared_table import compared_table, verdict
+    from treeopt.report.terminal import note
+
+    for text in getattr(found, "notes", ()):
+        note(text)
+    document = {"schema": schema("comparison"), "verdict": verdict(found), **found.document()}
+    show_result(document, compared_table(found), as_json)

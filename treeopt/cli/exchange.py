@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treeopt.cli.declared import command
-from treeopt.cli.output import show_files, show_result
+from treeopt.cli.declared import command, show_files, show_result
 from treeopt.files.parameters import Count
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treeopt.cli.declared import command
-from treeopt.cli.output import show_files, show_result
+from treeopt.cli.declared import command, show_files, show_result
 from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count
 

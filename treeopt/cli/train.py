@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 import treeopt
-from treeopt.cli.declared import command
-from treeopt.cli.output import show_result
+from treeopt.cli.declared import command, show_result
 from treeopt.files.parameters import parameters_of
 from treeopt.runtime.training.recipe import Recipe
 

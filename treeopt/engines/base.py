@@ -59,8 +59,14 @@ class Request:
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_heads", "num_layers", "max_draft_len"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            if value is not None and (type(value) is not int or value < 1):
                 raise InvalidInput(f"{name} must be a whole number of at least 1 to be exported, but is {value!r}.")
+
+    @property
+    def kind(self) -> str:
+        """The kind of drafter, which a method's own writer always gets."""
+        assert self.drafter is not None
+        return self.drafter
 
     @property
     def rule(self) -> str:
@@ -76,10 +82,7 @@ class Request:
     def tree_of(self, engine: str) -> Tree:
         """The tree; InvalidInput where there is none to speculate with."""
         if self.tree is None or len(self.tree) == 1:
-            raise InvalidInput(
-                f"{engine} needs at least one choice, but the plan is not to speculate here: serve the model "
-                "without its heads."
-            )
+            raise InvalidInput(f"{engine} needs a tree, but the plan is not to speculate here: serve the model alone.")
         return self.tree
 
 
@@ -150,23 +153,24 @@ class Method:
         levels = min(MOST_LEVELS, self.max_depth or MOST_LEVELS)
         return DynamicLimits(levels, MOST_TOPK, rows, self.within_levels, self.redrafts, chains=True)
 
-    def decodes(self, batch_size: int | None) -> bool:
+    def decodes(self, batch_size: int) -> bool:
         """Whether it decodes that many sequences at once."""
-        return self.max_batch_size is None or (batch_size or 0) <= self.max_batch_size
+        return self.max_batch_size is None or batch_size <= self.max_batch_size
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of file: what it must hold, how that is recognised and read, and the options that reading takes.
 
-    takes_others : whether another kind's files are read too, so that it is asked last
+    takes_several : whether reading takes a list of files
+    takes_others  : whether another kind's files are read too, so that it is asked last
     """
 
     needed: str
     matches: Callable[[Any], bool]
     read: Callable[..., Found | CountedDrafts]
     options: tuple[str, ...] = ()
-    takes_several: bool = False  # whether reading takes a list of files
+    takes_several: bool = False
     takes_others: bool = False
 
 
@@ -178,7 +182,6 @@ class ServingEngine:
     imports  kinds of files in which it says what it counted of its drafts, by --from's names
     readers  its code that reads lists, by name: the tree that comes of a user's list, or of the tree that was meant, for
              ``treeopt import-tree``. InvalidInput where it decodes with another tree, another error where it fails
-    runs     how it decodes here, by --engine's names: module:function of (target, drafter, stop, say), imported when asked
     counting readers that verify a choice twice if it is listed twice
     """
 
@@ -189,4 +192,3 @@ class ServingEngine:
     imports: Mapping[str, Kind] = field(default_factory=dict)
     readers: Mapping[str, Callable[[Choices, Tree], Tree]] = field(default_factory=dict)
     counting: tuple[str, ...] = ()
-    runs: Mapping[str, str] = field(default_factory=dict)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from treeopt.engines.base import COMMANDS, Request, Written
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput
+from treeopt.records.drafters import LOOKED_UP
 from treeopt.trees.dynamic import DynamicTree
 
-Value = TypeVar("Value")
+Value = TypeVar("Value", bound=int | DynamicTree | None)
 Ranges = tuple[tuple[int, int | None, Value], ...]  # of batch sizes, with what they get: `Lengths`, `Settings`
 
-LOOKED_UP = 3  # tokens of the longest n-gram that is looked up, as treeopt's own ``ngram`` does
 LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
 BLOCKS = ("dflash", "dspark")  # drafters that guess a block at once, as long as they were trained for at most
 
@@ -36,45 +36,42 @@ def merged(ranges: Ranges[Value]) -> Ranges[Value]:
         if begin != expected or (end is not None and end < begin):
             raise InvalidInput(
                 "A schedule must have ranges of batch sizes from 1 on, without gap or overlap, but has "
-                f"{begin} to {'the end' if end is None else end} where it must go on from {expected}."
+                f"{begin} to {end or 'the end'} where it must go on from {expected}."
             )
         if isinstance(what, int) and what < 0:
             raise InvalidInput(f"A chain must have at least 0 guesses, but got {what}.")
         expected = None if end is None else end + 1
         first = found.pop()[0] if found and found[-1][2] == what else begin
         found.append((first, end, what))
-    if expected is not None:
-        raise InvalidInput("The last range of a schedule must be open, so that it serves every batch size.")
-    if ranges[-1][0] > LAST:
-        raise InvalidInput(f"A schedule may distinguish batch sizes up to {LAST}, but has {ranges[-1][0]}.")
+    if expected is not None or ranges[-1][0] > LAST:
+        raise InvalidInput(f"The last range of a schedule must be open, and begin at {LAST} at most.")
     return tuple(found)
 
 
-def said(ranges: Ranges[int] | Ranges[DynamicTree | None]) -> str:
+def said(ranges: Ranges[Value]) -> str:
     """The ranges in words.
 
     >>> said(((1, 8, 4), (9, None, 0))), said(((1, 8, DynamicTree(3, 2, 8)), (9, None, None)))
     ('1-8: 4, from 9 on: 0', '1-8: 3/2/8, from 9 on: none')
     """
-    words = [(a, b, "none" if k is None else str(k) if isinstance(k, int) else k.name) for a, b, k in ranges]
-    return ", ".join(f"{a}-{b}: {k}" if b is not None else f"from {a} on: {k}" for a, b, k in words)
+    words = [(f"from {a} on" if b is None else f"{a}-{b}", what) for a, b, what in ranges]
+    return ", ".join(f"{range_}: {'none' if what is None else getattr(what, 'name', what)}" for range_, what in words)
 
 
 def only_length(request: Request, engine: str) -> int:
     """The one length for all batch sizes; InvalidInput where the schedule has several."""
-    return _only(merged(request.lengths), f"{engine} takes one chain length", "schedule")
+    return _only(merged(request.lengths), f"{engine} takes one chain length")
 
 
 def only_setting(request: Request, engine: str) -> DynamicTree | None:
     """The one dynamic tree for all batch sizes, None for no speculation; InvalidInput where the plan has several."""
-    return _only(merged(request.dynamics), f"{engine} takes one dynamic tree", "plan")
+    return _only(merged(request.dynamics), f"{engine} takes one dynamic tree")
 
 
-def _only(ranges: Ranges[Value], takes: str, whose: str) -> Value:
+def _only(ranges: Ranges[Value], takes: str) -> Value:
     if len(ranges) > 1:
         raise InvalidInput(
-            f"{takes} for all batch sizes, but the {whose} has {said(ranges)}: "  # type: ignore[arg-type]
-            "export one of them with `batch_size`."
+            f"{takes} for all batch sizes, but the plan has {said(ranges)}: export one of them with `batch_size`."
         )
     return ranges[0][2]
 
@@ -89,15 +86,6 @@ def within_heads(length: int, request: Request, engine: str) -> int:
     return length
 
 
-def drafter_of(request: Request, kinds: Iterable[str], engine: str) -> str:
-    """The plan's drafter kind, the first of ``kinds`` where it names none; Unsupported for another."""
-    kinds = tuple(kinds)
-    drafter = request.drafter or kinds[0]
-    if drafter not in kinds:
-        raise Unsupported(f"{engine} runs {', '.join(kinds)} this way, but the drafter is {drafter}.")
-    return drafter
-
-
 def launch(command: str, notes: Iterable[str] = (), files: Mapping[str, str] | None = None) -> Written:
     """The files, and the launch command as one more."""
     return Written(files={**(files or {}), COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes))
@@ -105,11 +93,9 @@ def launch(command: str, notes: Iterable[str] = (), files: Mapping[str, str] | N
 
 def plain(command: str, what: str = "chain") -> Written:
     """The base model alone, where no chain pays, or no tree."""
-    return Written(
-        files={COMMANDS: f"# No {what} pays: the base model without speculation.\n{command}\n"},
-        command=command,
-        notes=(f"No {what} pays here: the command serves the base model.",),
-    )
+    text = f"# No {what} pays: the base model without speculation.\n{command}\n"
+    note = f"No {what} pays here: the command serves the base model."
+    return Written(files={COMMANDS: text}, command=command, notes=(note,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +122,13 @@ class Flags:
     also: Callable[[Request, int], Sequence[str]] = lambda request, length: ()
 
     def __call__(self, request: Request) -> Written:
-        kind = drafter_of(request, self.options, self.engine)
-        length = only_length(request, self.engine)
-        slots, more = self.slots
-        serve = self.serve + (more.format(batch_size=request.batch_size) if request.batch_size > slots else "")
+        length, size, (slots, more) = only_length(request, self.engine), request.batch_size, self.slots
+        serve = self.serve + (more.format(batch_size=size) if size > slots else "")
         if length == 0:
             return plain(f"{serve}{self.alone}")
-        if kind in self.heads:
+        if request.kind in self.heads:
             within_heads(length, request, self.engine)
         numbers = {"length": length, "rows": length + 1, "looked_up": min(length, LOOKED_UP)}
-        numbers |= {"batch_size": request.batch_size, "batch_rows": request.batch_size * (length + 1)}
-        notes = [note.format(**numbers) for note in (*self.notes, *self.notes_of.get(kind, ()))]
-        return launch(f"{serve} {self.options[kind].format(**numbers)}", [*notes, *self.also(request, length)])
+        numbers |= {"batch_size": size, "batch_rows": size * (length + 1)}
+        notes = [note.format(**numbers) for note in (*self.notes, *self.notes_of.get(request.kind, ()))]
+        return launch(f"{serve} {self.options[request.kind].format(**numbers)}", [*notes, *self.also(request, length)])

@@ -23,7 +23,7 @@ NOTES = (
 
 def write(request: Request) -> Written:
     """The three options of the evaluation script, which hands them to ``EaModel.from_pretrained``."""
-    flag = DRAFTERS[chains.drafter_of(request, DRAFTERS, "EAGLE's repository")]
+    flag = DRAFTERS[request.kind]
     tree = chains.only_setting(request, "EAGLE's repository")
     temperature = _temperature(request)
     if tree is None:

@@ -9,11 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from treeopt.engines.base import Kind
+from treeopt.engines.measured import medusa_pt, ranks, rates, table
 from treeopt.engines.measured.files import Found, load_file
 from treeopt.engines.measured.survival import CountedDrafts
-from treeopt.engines.registry import KINDS
+from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import COUNTED
+
+FORMATS = {  # of no engine
+    "medusa-pt": Kind("one table of hits a head, as Medusa's heads_accuracy.py saves it", medusa_pt.matches, medusa_pt.read),
+    "recall": Kind('{"recall": ...} or heads with "recall@1"', rates.is_recall, rates.read_recall, ("trials",)),
+    "acceptance": Kind("one vector of chances, or an object with 'acceptance'", rates.is_vector, rates.read_vector,
+                       ("trials", "heads")),
+    "csv": Kind("CSV with a column 'head' in its first line", table.matches, table.read, ("trials",)),
+    "ranks": Kind('{"ranks": [[...], ...]} in every line', ranks.matches, ranks.read),
+}  # fmt: skip
+_OF_ENGINES = {name: kind for engine in ENGINES.values() for name, kind in engine.imports.items()}
+# By --from's names; the first that a file matches is taken.
+KINDS: dict[str, Kind] = FORMATS | dict(sorted(_OF_ENGINES.items(), key=lambda item: item[1].takes_others))
 
 
 def read_measurement(
@@ -24,14 +38,13 @@ def read_measurement(
     ``drafter`` is the kind in `COUNTED` that made the drafts.
     ``options`` that are not None go to the kind's reader; one that it does not take is refused.
     """
-    if kind is not None and kind not in KINDS:
-        raise InvalidInput(f"`kind` must be one of {', '.join(KINDS)}, but got {kind!r}.")
-    if drafter is not None and drafter not in COUNTED:
-        raise InvalidInput(f"`drafter` must be one of {', '.join(COUNTED)}, but got {drafter!r}.")
+    for name, asked, names in (("kind", kind, KINDS), ("drafter", drafter, COUNTED)):
+        if asked is not None and asked not in names:
+            raise InvalidInput(f"`{name}` must be one of {', '.join(names)}, but got {asked!r}.")
     paths = [paths] if isinstance(paths, Path) else list(paths)
-    contents = [load_file(path) for path in paths]
+    files = [(load_file(path), path) for path in paths]
     if kind is None:
-        kind = next((name for name, known in KINDS.items() if known.matches(contents[0])), None)
+        kind = next((name for name, known in KINDS.items() if known.matches(files[0][0])), None)
     if kind is None:
         raise InvalidInput(
             f"{paths[0]} must be of a kind that treeopt import knows ({', '.join(KINDS)}), but looks like none: "
@@ -39,14 +52,12 @@ def read_measurement(
         )
     known = KINDS[kind]
     given = {name: value for name, value in options.items() if value is not None}
-    for name in given:
-        if name not in known.options:
-            raise InvalidInput(f"`{name}` does not go with a file of the kind {kind}: leave it out.")
-    for content, path in zip(contents, paths, strict=True):
+    for name in given.keys() - set(known.options):
+        raise InvalidInput(f"`{name}` does not go with a file of the kind {kind}: leave it out.")
+    for content, path in files:
         if not known.matches(content):
             raise InvalidInput(f"{path} must hold {known.needed}, but holds none.")
     if not known.takes_several and len(paths) > 1:
         raise InvalidInput(f"A file of the kind {kind} is imported alone, but got {len(paths)} files.")
-    where = (list(zip(contents, paths, strict=True)),) if known.takes_several else (contents[0], paths[0])
-    found = known.read(*where, **given)
+    found = known.read(files, **given) if known.takes_several else known.read(*files[0], **given)
     return kind, found.calibration(drafter) if isinstance(found, CountedDrafts) else found

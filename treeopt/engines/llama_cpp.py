@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, 
 from treeopt.engines.vllm import COUNTERS, from_counters
 from treeopt.errors import InvalidInput
 
+OF_DRAFTERS = (
+    "--spec-draft-p-min 0 lets llama.cpp draft to the end, as the plan counts; with more it stops where its drafter is unsure.",
+    "Builds that do not know --spec-type have other names for these options: treeopt list engines llama-cpp",
+)
 DRAFT = "--spec-draft-n-max {length} --spec-draft-n-min 0 --spec-draft-p-min 0"
 write = Flags(
     engine="llama.cpp",
@@ -47,14 +51,7 @@ write = Flags(
         "ngram": "--spec-type ngram-simple --spec-ngram-simple-size-n {looked_up} --spec-ngram-simple-size-m {length}",
     },
     notes_of={
-        **dict.fromkeys(
-            ("draft-model", "eagle3"),
-            (
-                "--spec-draft-p-min 0 lets llama.cpp draft to the end, as the plan counts; with more it stops where its "
-                "drafter is unsure.",
-                "Builds that do not know --spec-type have other names for these options: treeopt list engines llama-cpp",
-            ),
-        ),
+        **dict.fromkeys(("draft-model", "eagle3"), OF_DRAFTERS),
         "mtp": (
             "It drafts with MODEL's own layers; --spec-draft-model names them where they are a file of their own. From a "
             "model of several such layers it silently drafts no more tokens than it has layers.",
@@ -86,7 +83,6 @@ OLD_LINE = (
 )
 NO_TRACE = f"only means of its drafts: llama.cpp prints rates by position ('acc per pos') as trace. {ASK.capitalize()}"
 WAY = ", all of them full: --spec-draft-p-min 0 and --spec-draft-n-min 0"
-NUMBERS = "numbers in its lines of drafts"
 CUMULATIVE = (
     "The lines 'statistics' count since the start of the process: only the last one was read. For recurrent and hybrid "
     "models they count the target's own token as accepted: use the lines of requests there."
@@ -103,22 +99,20 @@ def is_of_drafts(content: Any) -> bool:
 def read_drafts(files: Sequence[File]) -> CountedDrafts:
     """Drafts of all files together: scrapes are subtracted, logs are pooled."""
     texts = [(text_of(content), path) for content, path in files]
-    for text, one in texts:
+    for text, path in texts:
         if not text:
             raise InvalidInput(
-                f"{one} has only means of its drafts, and survival needs rates by position: import the log."
+                f"{path} has only means of its drafts, and survival needs rates by position: import the log."
             )
     if counters := counters_among(texts, PREFIX, COUNTERS, six_digits):
         return from_counters(counters, NEEDED, WAY)
     groups: list[Group] = []
     said: list[str] = []
-    are_requests = True
-    for text, one in texts:
-        found, notes, of_requests = _from_log(text, one)
+    for text, path in texts:
+        found, notes = _from_log(text, path)
         groups += found
         said += notes
-        are_requests &= of_requests
-    return CountedDrafts(groups, files[-1][1], said, are_requests, way=WAY)
+    return CountedDrafts(groups, files[-1][1], said, CUMULATIVE not in said, way=WAY)
 
 
 def text_of(content: Any) -> str:
@@ -156,54 +150,45 @@ def lines_of_requests(text: str) -> Iterator[DraftLine]:
     yield from waiting.values()
 
 
-def _from_log(text: str, path: Path) -> tuple[list[Group], list[str], bool]:
-    """Drafts of a log, notes, and whether they are of requests."""
+def _from_log(text: str, path: Path) -> tuple[list[Group], list[str]]:
+    """Drafts of a log, and notes: of its requests where there are some, else of its statistics."""
     last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
     drafting = {name: found for name, found in last.items() if whole(found[3])}
     if len(drafting) > 1:
-        raise InvalidInput(
-            f"{path} must be of one drafter, but has statistics of {', '.join(sorted(drafting))}: their drafts differ. "
-            "Serve with one of them."
-        )
+        raise InvalidInput(f"{path} must be of one drafter, but has statistics of {', '.join(sorted(drafting))}.")
     requests = list(lines_of_requests(text))
-    verified = [one for one in requests if one.mean is not None and one.rates]
-    if verified:
-        printed = [_printed(one.rates, one.accepted, one.drafted, one.mean, path) for one in verified]
-        groups, notes = pooled(
-            [(f"{path}, draft line {n},", line) for n, line in enumerate(printed, 1) if line.drafted]
-        )
-        if left := len(requests) - len(verified):
-            notes.append(f"{left} lines without rates by position were left out.")
-        return groups, notes, True
-    used = [found for found in drafting.values() if found[8] is not None]
+    printed = [_printed(one, path) for one in requests if one.mean is not None and one.rates]
+    if printed:
+        lines = [(f"{path}, draft line {n},", line) for n, line in enumerate(printed, 1) if line.drafted]
+        groups, notes = pooled(lines)
+        left = len(requests) - len(printed)
+        return groups, [*notes, *[f"{left} lines without rates by position were left out."] * bool(left)]
     if last and not drafting and not requests:
         raise InvalidInput(NONE.format(path))
-    if not used:
-        raise InvalidInput(f"{path} has {NO_TRACE if any(one.mean for one in requests) else OLD_LINE}.")
-    groups, notes = pooled([(f"{path}, draft line 1,", _statistics(used[0], path))])
-    return groups, [CUMULATIVE, *notes], False
+    for found in drafting.values():
+        if found[8] is not None:
+            groups, notes = pooled([(f"{path}, draft line 1,", _statistics(found, path))])
+            return groups, [CUMULATIVE, *notes]
+    raise InvalidInput(f"{path} has {NO_TRACE if any(one.mean for one in requests) else OLD_LINE}.")
 
 
 def _statistics(found: re.Match[str], path: Path) -> Printed:
     """Rates are over the drafts that were verified, and end where none was accepted; guesses are of all that were made."""
     made, first, drafted, accepted = (whole(found[n]) for n in (3, 4, 5, 6))
     drafts = whole(found[2]) if found[2] else made
-    line = _printed(found[8], found[6], found[5], found[7], path, drafts)
+    line = _printed(DraftLine(found[6], found[5], found[7], found[8]), path)
     rates = list(line.rates)
     if drafts and abs(sum(rates) * drafts - accepted) <= RATE * len(rates) * drafts + 1e-6:
         rates += [0.0] * (min(-(-drafted // made), MOST_LENGTH + 1) - len(rates))
     if rates and abs(rates[0] * drafts - first) > RATE * drafts + 0.5:
-        raise InvalidInput(
-            f"{path} must accept the first guess of as many drafts as it says, {first}, but the rate is {rates[0]}."
-        )
-    return Printed(rates, accepted, round(drafted * drafts / made), line.mean, drafts, may_be_cut=True)
+        raise InvalidInput(f"{path} must accept {first} first guesses, as it says, but the rate is {rates[0]}.")
+    return replace(line, rates=rates, drafted=round(drafted * drafts / made), drafts=drafts)
 
 
-def _printed(
-    rates: str | None, accepted: str, drafted: str, mean: str | None, path: Path, drafts: int | None = None
-) -> Printed:
-    numbers = [number(part, path, NUMBERS) for part in [*filter(None, (rates or "").split(",")), mean or ""]]
-    return Printed(numbers[:-1], whole(accepted), whole(drafted), numbers[-1], drafts, may_be_cut=True)
+def _printed(line: DraftLine, path: Path) -> Printed:
+    texts = [*filter(None, (line.rates or "").split(",")), line.mean or ""]
+    *rates, mean = [number(text, path, "numbers in its lines of drafts") for text in texts]
+    return Printed(rates, whole(line.accepted), whole(line.drafted), mean, may_be_cut=True)
 
 
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts, takes_several=True)

@@ -8,8 +8,8 @@ model.draft       in MODEL's genai_config.json: the draft model's decoder, besid
 from __future__ import annotations
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.chains import LOOKED_UP
 from treeopt.engines.programs import Library, Way
+from treeopt.records.drafters import LOOKED_UP
 
 MOST_LENGTH = 16
 PROGRAM = '''"""Speculative decoding with ONNX Runtime GenAI: python generate.py {arguments}"""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from treeopt.engines import chains
 from treeopt.engines.base import Method, Request, ServingEngine, Written
 from treeopt.engines.programs import Library, Way
+from treeopt.records.drafters import LOOKED_UP
 
 LENGTH = "num_assistant_tokens"
 PROGRAM = '''"""Speculative decoding with OpenVINO GenAI: python generate.py {arguments}"""
@@ -42,13 +43,12 @@ TREE = Way(
     options=', draft_model=openvino_genai.draft_model(drafter, "CPU", **exact), **exact',
 )
 draft = Library("OpenVINO GenAI", PROGRAM, {"draft-model": DRAFT, "eagle3": DRAFT}, (IR, ROUNDING))
-LOOKUP = Way(LENGTH, {"max_ngram_size": chains.LOOKED_UP}, options=", prompt_lookup=True")
+LOOKUP = Way(LENGTH, {"max_ngram_size": LOOKED_UP}, options=", prompt_lookup=True")
 lookup = Library("OpenVINO GenAI", PROGRAM, {"ngram": LOOKUP}, (ROUNDING,))
 
 
 def write_tree(request: Request) -> Written:
     """A dynamic tree of EAGLE-3; a chain is written as one."""
-    chains.drafter_of(request, ("eagle3",), "OpenVINO GenAI's dynamic trees")
     tree = chains.only_setting(request, "OpenVINO GenAI")
     if tree is None or tree.topk == 1:
         return draft(replace(request, lengths=((1, None, tree.levels if tree else 0),)))
@@ -59,11 +59,7 @@ def write_tree(request: Request) -> Written:
 
 SOURCE = "openvinotoolkit/openvino.genai src/cpp/src/generation_config.cpp, src/cpp/src/sampling/sampler.cpp"
 DRAFT_MODEL = "generation_config.json, draft_model of LLMPipeline()"
-RUNS = {
-    "openvino": "treeopt.runtime.engines.openvino:in_fp32",
-    "openvino-int8": "treeopt.runtime.engines.openvino:in_int8",
-}
-ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvino-genai", runs=RUNS, methods=(
+ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvino-genai", methods=(
     Method(name="draft-model", checked="2026.4.1.0", drafters=tuple(draft.ways), carrier=DRAFT_MODEL,
            syntax='{"num_assistant_tokens": 3}', derived=("assistant_confidence_threshold = 0",), source=SOURCE, write=draft),
     Method(name="dynamic-tree", checked="2026.4.1.0", dynamic=True, fills_levels="all", drafters=("eagle3",), max_batch_size=1,

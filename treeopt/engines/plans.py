@@ -1,21 +1,36 @@
-"""A plan on its way to an engine: read once, here, into a `Request`."""
+"""A plan on its way to an engine: asked once, here, for a `Request` of every batch size that is to be written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from treeopt.engines.base import Method, Request, Written
 from treeopt.engines.registry import ENGINES, method_of, tree_method_of
-from treeopt.engines.write import check_shape_of, export_request
+from treeopt.engines.write import write_request
 from treeopt.errors import InvalidInput
 from treeopt.records.origins import DrafterRecord
-from treeopt.records.plan import Plan
-from treeopt.records.ranges import each_its_own
+from treeopt.records.plan import Plan, PlanEntry, each_its_own, is_setting
 from treeopt.records.rules import rule_of
+from treeopt.trees.draft import Draft
 
 
-def export_plan(
+@dataclass(frozen=True)
+class Asked:
+    """What a plan asks of an engine.
+
+    plan     : with the draft of every entry that the method takes
+    requests : by batch size; None alone where a schedule or one draft serves all
+    notes    : where those are others than were chosen, and batch sizes that are left out
+    """
+
+    way: Method
+    plan: Plan
+    requests: Mapping[int | None, Request]
+    notes: tuple[str, ...]
+
+
+def ask(
     plan: Plan,
     engine: str,
     *,
@@ -23,19 +38,23 @@ def export_plan(
     method: str | None = None,
     version: str | None = None,
     max_draft_len: int | None = None,
-) -> Written:
-    """An engine's files for a plan: its schedule where the engine takes chains, else the entry of a batch size.
+) -> Asked:
+    """The requests of a plan to an engine: its schedule where the engine takes one, else one for each batch size.
 
-    Without a ``batch_size`` all must have one tree, or the engine decodes one of the plan's alone
-    (`batch_sizes_to_export`).
-
-    Raises InvalidInput for a plan of trees and an engine of chains: the best chain is no path of the best tree.
+    An engine that takes chains only gets the fastest of the plan's. Raises InvalidInput for a plan that has no such draft.
     """
     drafter = plan.drafter or DrafterRecord()
     num_heads = drafter.get("num_heads")
     if num_heads is None:
         raise InvalidInput("The export needs the number of heads, but the plan has no drafter.num_heads.")
     way = method_for_plan(plan, engine, method)
+    served, notes = _served(plan, way, engine)
+    sizes = batch_sizes_to_export(served, way) if batch_size is None else [batch_size]
+    left = [str(e.batch_size) for e in plan.entries if e.batch_size not in sizes]
+    if left and batch_size is None and None not in sizes:
+        notes.append(
+            f"{engine} decodes no more sequences at once: nothing was written for batch size {', '.join(left)}."
+        )
     request = Request(
         num_heads=num_heads,
         num_layers=drafter.get("num_layers") or 1,
@@ -46,26 +65,58 @@ def export_plan(
         batch_size=plan.entries[-1].batch_size,
         acceptance=plan.acceptance,
     )
-    sizes = batch_sizes_to_export(plan, way) if batch_size is None else [batch_size]
-    return export_request(_asking(request, plan, way, engine, sizes), engine, method=way.name)
+    asked = {
+        size: _of_all(request, served, way) if size is None else _of_one(request, served.entry(size), way)
+        for size in sizes
+    }
+    return Asked(way, served, asked, tuple(notes))
 
 
-def _asking(request: Request, plan: Plan, way: Method, engine: str, sizes: Sequence[int | None]) -> Request:
-    """The request for a plan's drafts: for one of them, or for that of every range of batch sizes."""
-    whole, entry = sizes == [None], plan.entries[0]
-    if not whole and (way.dynamic or len(sizes) == 1 or way.shape != "chain"):
-        entry = plan.entry(sizes[0] if len(sizes) == 1 else None)
-        request = replace(request, batch_size=entry.batch_size)
-        return replace(request, dynamic=entry.setting) if way.dynamic else replace(request, tree=entry.tree)
-    if way.dynamic and not (way.by_batch_size and not plan.mix):
-        return replace(request, dynamic=entry.setting)
+def export_plan(plan: Plan, engine: str, **options: int | str | None) -> Written:
+    """An engine's files for a plan, of one batch size where they are not those of all; ``options`` are those of `ask`."""
+    asked = ask(plan, engine, **options)  # type: ignore[arg-type]
+    if len(asked.requests) > 1:
+        plan.entry()  # says that one has to be named
+    (request,) = asked.requests.values()
+    written = write_request(request, asked.way, engine)
+    return replace(written, notes=(*asked.notes, *written.notes))
+
+
+def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
+    """The plan with the drafts that a method takes, and a note where these are chains that were not chosen."""
+
+    def takes(draft: Draft) -> bool:
+        return (
+            is_setting(draft) if way.dynamic else draft.kind in ("plain", "chain", *["tree"] * (way.shape != "chain"))
+        )
+
+    def serving(entry: PlanEntry) -> PlanEntry:
+        chosen = entry.serving(takes)
+        return entry if chosen is entry.chosen else replace(entry, chosen=chosen, elsewhere=[], own=None)
+
+    if all(not entry.speculates or takes(entry.draft) for entry in plan.entries):
+        return plan, []
+    served = replace(plan, entries=tuple(map(serving, plan.entries)), mix_errors=None)
+    if way.dynamic or way.shape != "chain":
+        return served, []
+    return replace(served, schedule=[]), [f"{engine} takes chains only: written is the best of the plan's chains."]
+
+
+def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
+    """The request for the draft of one entry."""
+    request = replace(request, batch_size=entry.batch_size)
+    return replace(request, dynamic=entry.setting) if way.dynamic else replace(request, tree=entry.tree)
+
+
+def _of_all(request: Request, plan: Plan, way: Method) -> Request:
+    """The request for the one draft of all batch sizes, or for that of every range of them."""
+    if way.dynamic and (plan.mix or not way.by_batch_size):
+        return replace(request, dynamic=plan.entries[0].setting)
     if way.dynamic:
         ranges = each_its_own([entry.batch_size for entry in plan.entries])
         return replace(request, settings=tuple((r.first, r.last, plan.entries[r.entry].setting) for r in ranges))
     if way.shape != "chain":
         return replace(request, tree=plan.entries[plan.schedule[0].entry].tree)
-    for entry in plan.entries:
-        check_shape_of(entry.tree, way, engine)
     lengths = ((part.first, part.last, plan.entries[part.entry].chosen.depth) for part in plan.schedule)
     return replace(request, lengths=tuple(lengths))
 
@@ -94,15 +145,12 @@ def batch_sizes_to_export(plan: Plan, way: Method) -> list[int | None]:
 
     An engine that decodes fewer sequences at once gets those that it can decode, if the plan has any and is for no mix.
     """
-    sizes: list[int | None] = [entry.batch_size for entry in plan.entries]
-    fit = [size for size in sizes if way.decodes(size)]
+    sizes = [entry.batch_size for entry in plan.entries]
+    fit: list[int | None] = [size for size in sizes if way.decodes(size)]
     if len(fit) < len(sizes) and fit and not plan.mix:
         return fit
-    if way.dynamic:
-        alike = len({entry.setting for entry in plan.entries}) == 1
-    elif way.shape == "chain":
-        alike = len({plan.entries[part.entry].chosen.depth for part in plan.schedule}) == 1
-    else:
-        alike = False
-    trees = {tuple(map(tuple, entry.tree.choices)) for entry in plan.entries}
-    return [None] if alike or way.by_batch_size or (not way.dynamic and len(trees) == 1) else sizes
+    entries = (
+        plan.entries if way.dynamic or way.shape != "chain" else [plan.entries[part.entry] for part in plan.schedule]
+    )
+    drafts = {entry.setting if way.dynamic else tuple(entry.tree.paths) for entry in entries}
+    return [None] if way.by_batch_size or len(drafts) == 1 else [*sizes]

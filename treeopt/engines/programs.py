@@ -48,7 +48,7 @@ class Library:
     together: Callable[[Settings, Settings], Settings] = lambda sampling, drafting: {**sampling, **drafting}
 
     def __call__(self, request: Request) -> Written:
-        way = self.ways[chains.drafter_of(request, self.ways, self.engine)]
+        way = self.ways[request.kind]
         length = chains.only_length(request, self.engine)
         drafting = {way.length: length, **way.settings} if length else {}
         way = way if length else Way(way.length)

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
-from treeopt.engines.base import Kind, Method, ServingEngine
-from treeopt.engines.measured.formats import FORMATS
+from treeopt.engines.base import Method, ServingEngine
 from treeopt.errors import InvalidInput, Unsupported
 
 MARK = re.compile(r"^(ENGINES?) = ", re.M)  # in a file that is of an engine
@@ -22,9 +21,6 @@ def _engines() -> Iterable[ServingEngine]:
 
 
 ENGINES: dict[str, ServingEngine] = {engine.name: engine for engine in _engines()}  # in the order of their files
-_KINDS = {name: kind for engine in ENGINES.values() for name, kind in engine.imports.items()}
-# Files that are imported, by --from's names; the first that a file matches is taken.
-KINDS: dict[str, Kind] = FORMATS | dict(sorted(_KINDS.items(), key=lambda item: item[1].takes_others))
 
 
 def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:
@@ -43,17 +39,15 @@ redrafter.
     if engine not in ENGINES:
         raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.")
     methods = ENGINES[engine].methods
-    if method is not None:
-        named = {one.name: one for one in methods}
-        if method not in named:
-            raise Unsupported(f"`method` of {engine} must be one of {', '.join(named)}, but got {method!r}.")
-        methods = (named[method],)
-    for one in methods:
+    named = [one for one in methods if method in (None, one.name)]
+    if not named:
+        known = ", ".join(one.name for one in methods)
+        raise Unsupported(f"`method` of {engine} must be one of {known}, but got {method!r}.")
+    for one in named:
         if drafter is None or drafter in one.drafters:
             return one
-    kinds = dict.fromkeys(kind for one in methods for kind in one.drafters)
-    others = list(runners(drafter))
-    able = f" It runs in {', '.join(others)}." if others else ""
+    kinds = dict.fromkeys(kind for one in named for kind in one.drafters)
+    able = f" It runs in {', '.join(others)}." if (others := runners(drafter)) else ""
     way = engine if method is None else f"{engine} with {method}"
     raise InvalidInput(f"{way} runs drafters of the kinds {', '.join(kinds)}, but this drafter is {drafter}.{able}")
 
@@ -78,17 +72,13 @@ def grows_trees(drafter: str | None) -> bool:
     return any(one.dynamic and drafter in one.drafters for engine in ENGINES.values() for one in engine.methods)
 
 
-def runners(drafter: str | None) -> dict[str, Method]:
-    """The engines that run a kind of drafter, and their usual method for it; all without a kind.
+def runners(drafter: str | None) -> list[str]:
+    """The engines that run a kind of drafter; all without a kind.
 
-    >>> list(runners("redrafter"))
+    >>> runners("redrafter")
     ['redrafter']
     """
-    return {
-        name: method_of(name, drafter)
-        for name, engine in ENGINES.items()
-        if drafter is None or any(drafter in one.drafters for one in engine.methods)
-    }
+    return [name for name, one in ENGINES.items() if any(drafter in (None, *way.drafters) for way in one.methods)]
 
 
 def search_for(engine: str, way: Method) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from treeopt.engines import chains
 from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
@@ -31,13 +31,17 @@ from treeopt.trees.dynamic import DynamicTree
 
 FILE = "adaptive.json"
 ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
-LENGTH_OF_BLOCKS = {"dflash": "--speculative-num-draft-tokens", "dspark": "--speculative-dspark-block-size"}
 ADAPTIVE = ("eagle3", "eagle", "mtp")  # with any other SGLang logs a warning and stays static
 MOST_RUNNING = 48  # sequences that SGLang decodes at once with speculation, unless told otherwise
 WHOLE_VOCABULARY = (
-    "p/q rejection needs a drafter of the target's whole vocabulary: SGLang does not start with a reduced one.",
+    "p/q rejection needs a drafter of the target's whole vocabulary: SGLang does not start with a reduced one."
 )
 STEPS, TOPK, ROWS = "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"
+LENGTH = {  # by kind of drafter
+    "ngram": f" {ROWS} {{rows}} --speculative-ngram-max-bfs-breadth 1",
+    "dflash": f" {ROWS} {{rows}}",
+    "dspark": " --speculative-dspark-block-size {length}",
+}
 PAGED = ("flashinfer", "fa3", "triton")  # backends of attention whose pages may have several tokens with a tree
 ONE_SETTING = (
     "A server has these numbers for all batch sizes; what follows the batch, its adaptive config, is for chains."
@@ -46,49 +50,39 @@ SERVE = "python -m sglang.launch_server --model-path MODEL"
 
 
 def write(request: Request) -> Written:
-    """One length for all batch sizes: three flags."""
-    drafter = chains.drafter_of(request, ALGORITHMS, "SGLang")
-    steps = chains.only_length(request, f"SGLang with the drafter {drafter}")
-    if steps == 0:
-        return chains.plain(SERVE)
-    command = f"{SERVE}{drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)}"
-    return chains.launch(command, (*WHOLE_VOCABULARY * (request.rule == "reject"), *_running(request)))
+    """One length for all batch sizes."""
+    length = chains.only_length(request, f"SGLang with the drafter {request.kind}")
+    return chains.launch(_chain(request, length), _notes(request)) if length else chains.plain(SERVE)
 
 
 def write_adaptive(request: Request) -> Written:
     """A length for each range of batch sizes, as an adaptive config with one candidate each."""
-    drafter = chains.drafter_of(request, ADAPTIVE, "SGLang's adaptive config")
     lengths = chains.merged(request.lengths)
     if len(lengths) == 1:
         return write(request)
-    steps = max(length for _, _, length in lengths)
     config = {str(begin): {"candidate_steps": [length]} for begin, _, length in lengths}
-    command = (
-        f"{SERVE}{drafter_flags(drafter)}{_steps_flags(drafter, steps)}{_rule_flag(request)} "
-        f"--speculative-adaptive --speculative-adaptive-config {FILE}"
-    )
+    longest = max(length for _, _, length in lengths)
+    command = f"{_chain(request, longest)} --speculative-adaptive --speculative-adaptive-config {FILE}"
     ends = ", ".join(str(end) for _, end, _ in lengths if end is not None)
     notes = [
-        *WHOLE_VOCABULARY * (request.rule == "reject"),
-        *_running(request),
+        *_notes(request),
         "SGLang silently keeps one length with topk above 1, attention data parallelism, multi-layer EAGLE, two-batch "
         'overlap or PD multiplexing: look for "speculative_adaptive disabled" in its log.',
         "It pads a batch to its next CUDA graph before it looks the length up: have graphs captured for "
         f"batch sizes {ends}.",
     ]
-    if drafter == "mtp":
+    if request.kind == "mtp":
         notes.append("NEXTN is EAGLE to SGLang, except for Gemma 4's assistant, which stays static.")
     return chains.launch(command, notes, {FILE: f"{json.dumps(config)}\n"})
 
 
 def write_tree(request: Request) -> Written:
     """One dynamic tree for all batch sizes: three flags."""
-    drafter = chains.drafter_of(request, ADAPTIVE, "SGLang's dynamic trees")
     tree = chains.only_setting(request, "SGLang")
     if tree is None:
         return chains.plain(SERVE, "tree")
-    notes = (ONE_SETTING, *tree_notes([tree]), *_running(request))
-    return chains.launch(f"{SERVE}{drafter_flags(drafter)}{tree_flags(tree)}", notes)
+    notes = (ONE_SETTING, *tree_notes([tree]), *_notes(request))
+    return chains.launch(f"{SERVE}{drafter_flags(request.kind)}{tree_flags(tree)}", notes)
 
 
 def tree_flags(tree: DynamicTree) -> str:
@@ -97,46 +91,30 @@ def tree_flags(tree: DynamicTree) -> str:
 
 def tree_notes(trees: Sequence[DynamicTree]) -> list[str]:
     """Notes on what SGLang asks of a server whose trees are no chains."""
-    if all(tree.topk == 1 for tree in trees):
-        return []
-    return [
+    said = (
         f"With {TOPK} above 1 SGLang refuses --attention-backend trtllm_mha, and takes a --page-size above 1 with "
         f"{', '.join(PAGED)} only."
-    ]
+    )
+    return [said] * any(tree.topk > 1 for tree in trees)
 
 
-def write_block(request: Request) -> Written:
-    """One length of a block for all batch sizes; DFlash's counts the root."""
-    drafter = chains.drafter_of(request, LENGTH_OF_BLOCKS, "SGLang's drafters of blocks")
-    length = chains.only_length(request, f"SGLang with the drafter {drafter}")
-    if length == 0:
-        return chains.plain(SERVE)
-    options = f"--speculative-algorithm {drafter.upper()} --speculative-draft-model-path DRAFTER"
-    command = f"{SERVE} {options} {LENGTH_OF_BLOCKS[drafter]} {length + (drafter == 'dflash')}"
-    return chains.launch(command, _running(request))
+def drafter_flags(kind: str) -> str:
+    own = "" if kind in ("mtp", "ngram") else " --speculative-draft-model-path DRAFTER"
+    return f" --speculative-algorithm {ALGORITHMS.get(kind, kind.upper())}{own}"
 
 
-def drafter_flags(drafter: str) -> str:
-    own = "" if drafter in ("mtp", "ngram") else " --speculative-draft-model-path DRAFTER"
-    return f" --speculative-algorithm {ALGORITHMS[drafter]}{own}"
+def _chain(request: Request, length: int) -> str:
+    """The command for chains; p/q rejection is of EAGLE's and MTP's workers, else SGLang samples and compares."""
+    flags = LENGTH.get(request.kind, f" {STEPS} {{length}} {TOPK} 1 {ROWS} {{rows}}")
+    rule = " --speculative-use-rejection-sampling" * (request.rule == "reject")
+    return f"{SERVE}{drafter_flags(request.kind)}{flags.format(length=length, rows=length + 1)}{rule}"
 
 
-def _rule_flag(request: Request) -> str:
-    """p/q rejection, which the workers of EAGLE and MTP have; else SGLang samples and compares."""
-    return " --speculative-use-rejection-sampling" if request.rule == "reject" else ""
-
-
-def _running(request: Request) -> list[str]:
-    """A note on a plan for more sequences than SGLang decodes at once unless told otherwise."""
+def _notes(request: Request) -> list[str]:
+    """Notes on p/q rejection, and on more sequences than SGLang decodes at once unless told otherwise."""
     most = max(request.batch_size, (request.lengths or request.dynamics)[-1][0])
     said = f"With speculation SGLang decodes {MOST_RUNNING} sequences at once: pass --max-running-requests {most}."
-    return [said] if most > MOST_RUNNING else []
-
-
-def _steps_flags(drafter: str, steps: int) -> str:
-    if drafter == "ngram":
-        return f" {ROWS} {steps + 1} --speculative-ngram-max-bfs-breadth 1"
-    return f" {STEPS} {steps} {TOPK} 1 {ROWS} {steps + 1}"
+    return [WHOLE_VOCABULARY] * (request.rule == "reject") + [said] * (most > MOST_RUNNING)
 
 
 NAMES = {  # the newest first; the older ones are to be removed or have been
@@ -168,25 +146,19 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
     """Drafts over the requests of all files."""
     records: list[Body] = []
     skipped = 0
+    path = files[-1][1]
     for file in files:
         found, missing = gather([file], details)
-        path = file[1]
         if not found:
             raise InvalidInput(
-                f"{path} has only means of its drafts: survival needs counts by position. Instead, {ASK}."
+                f"{file[1]} has only means of its drafts: survival needs counts by position. Instead, {ASK}."
             )
-        of_file = [renamed(place) for place in found]
-        check_lengths(of_file, path)
-        records += of_file
+        records += check_lengths([renamed(place) for place in found], file[1])
         skipped += missing
     if not any("acceptance_histogram" in record for record in records):
-        raise InvalidInput(
-            f"{path} has no histograms (spec_correct_drafts_histogram): this SGLang, or its setting, counts means only. "
-            f"Update it, and {ASK}."
-        )
+        raise InvalidInput(f"{path} has no histograms (spec_correct_drafts_histogram): update SGLang, and {ASK}.")
     counts = read_requests(records, path, skipped=skipped, notes=[UNKNOWN_LENGTHS], is_sparse=True)
-    seen = max(len(record.get("acceptance_histogram", ())) - 1 for record in records)
-    refuse_trees(counts, seen)
+    refuse_trees(counts, max(len(record.get("acceptance_histogram", ())) - 1 for record in records))
     return counts
 
 
@@ -200,26 +172,20 @@ def _details_at(one: Body) -> list[Body]:
     extension = one.get("sglext")
     extended = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
     for place in (one.get("meta_info"), extended):
-        if found := [said for said in (place if isinstance(place, list) else [place]) if _is_of_drafts(said)]:
+        records = [said for said in (place if isinstance(place, list) else [place]) if isinstance(said, dict)]
+        if found := [said for said in records if any(name in said for names in NAMES.values() for name in names)]:
             return found
     return []
 
 
 def renamed(place: Body) -> Body:
     """The figures of a request under their common names; of several names the newest."""
-    found = {
-        ours: next((place[name] for name in names if place.get(name) is not None), None)
-        for ours, names in NAMES.items()
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    found = {ours: [place[name] for name in names if place.get(name) is not None] for ours, names in NAMES.items()}
+    return {name: values[0] for name, values in found.items() if values}
 
 
-def _is_of_drafts(place: Any) -> TypeGuard[Body]:
-    return isinstance(place, dict) and any(name in place for names in NAMES.values() for name in names)
-
-
-def check_lengths(records: Sequence[Body], path: Path) -> None:
-    """InvalidInput where requests of one server were proposed different numbers of tokens a step: it adapted them."""
+def check_lengths(records: list[Body], path: Path) -> list[Body]:
+    """The records; InvalidInput where requests were proposed different numbers of tokens a step: the server adapted them."""
     each = set()
     for record in records:
         drafted, steps = record.get("num_draft_tokens"), record.get("num_spec_steps")
@@ -231,6 +197,7 @@ def check_lengths(records: Sequence[Body], path: Path) -> None:
             "step: the server adapted its number of steps, and SGLang does not count which draft had which. Measure with a "
             "fixed --speculative-num-steps, a file for each."
         )
+    return records
 
 
 def refuse_trees(counts: CountedDrafts, seen: int) -> None:
@@ -250,8 +217,8 @@ def refuse_trees(counts: CountedDrafts, seen: int) -> None:
     before = passed[last - 1] / tried[last - 1]
     if (1 - before / 2) ** int(tried[last]) < UNLIKELY:
         raise InvalidInput(
-            f"{counts.path} must be of chains, but more tokens were proposed a step than depth {last}, and of {tried[last]:.0f} "
-            "steps that accepted so much none went on: these look like trees, whose accepted depth does not say how good "
+            f"{counts.path} must be of chains, but more tokens were proposed a step than depth {last}, and of "
+            f"{tried[last]:.0f} steps that accepted so much none went on: these look like trees, which do not tell how good "
             "the first guesses are. Measure with --speculative-eagle-topk 1 and a fixed --speculative-num-steps."
         )
 
@@ -275,7 +242,7 @@ ENGINE = ServingEngine(name="sglang", title="SGLang", package="sglang", imports=
     Method(name="dflash", checked="0.5.23", drafters=("dflash",), rules=("greedy", "sample"),
            carrier="--speculative-num-draft-tokens",
            syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
-           derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write_block),
+           derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
     Method(name="dspark", checked="0.5.23", drafters=("dspark",), carrier="--speculative-dspark-block-size",
-           syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write_block),
+           syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write),
 ))  # fmt: skip

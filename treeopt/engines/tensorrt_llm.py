@@ -21,7 +21,7 @@ have means only. Of drafts of one token a mean is all there is to know, so those
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,17 +36,21 @@ from treeopt.engines.measured.survival import CountedDrafts, Group, Summed, chai
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import parse_literal
 from treeopt.files.storage import typed
+from treeopt.records.drafters import LOOKED_UP
 
 FILE = "llm_api_options.yml"
 TYPES = {"eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram"}
 OWN_MODEL = ("eagle3", "draft-model")
 UPPER, LOWER = "upper-bound", "lower-bound"
+TREE_NOTES = (
+    "TensorRT-LLM builds no dynamic trees for targets with sliding windows or MLA (gpt-oss, DeepSeek).",
+    "It makes room for a tree of every sequence of its --max_batch_size.",
+)
 
 
 def write(request: Request) -> Written:
     """The options of ``trtllm-serve``; InvalidInput where the first range has not the longest chain."""
-    meaning = meaning_of(request.version)
-    drafter = chains.drafter_of(request, TYPES, "TensorRT-LLM")
+    meaning, kind = meaning_of(request.version), request.kind
     lengths = chains.merged(request.lengths)
     longest = max(length for _, _, length in lengths)
     if longest == 0:
@@ -57,13 +61,13 @@ def write(request: Request) -> Written:
             f"have a longer chain than the first, but the schedule has {chains.said(lengths)}: export one length "
             "with `batch_size`."
         )
-    lines = ["speculative_config:", f"  decoding_type: {TYPES[drafter]}", f"  max_draft_len: {longest}"]
-    if drafter == "mtp" and meaning == LOWER:  # from which older releases take max_draft_len
-        lines.append(f"  num_nextn_predict_layers: {longest}")
-    if drafter in OWN_MODEL:
-        lines.append("  speculative_model: DRAFTER")
-    if drafter == "ngram":
-        lines.append(f"  max_matching_ngram_size: {chains.LOOKED_UP}")
+    options: dict[str, object] = {"decoding_type": TYPES[kind], "max_draft_len": longest}
+    if kind == "mtp" and meaning == LOWER:  # from which older releases take max_draft_len
+        options["num_nextn_predict_layers"] = longest
+    if kind in OWN_MODEL:
+        options["speculative_model"] = "DRAFTER"
+    if kind == "ngram":
+        options["max_matching_ngram_size"] = LOOKED_UP
     notes: list[str] = []
     if request.rule != "greedy":
         if meaning == LOWER:
@@ -71,44 +75,37 @@ def write(request: Request) -> Written:
                 f"Releases whose draft_len_schedule has {LOWER} keys have no use_rejection_sampling: leave `version` "
                 "out, or plan for greedy decoding."
             )
-        lines.append(f"  use_rejection_sampling: {'true' if request.rule == 'reject' else 'false'}")
+        options["use_rejection_sampling"] = "true" if request.rule == "reject" else "false"
         notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
+    comment = ""
     if len(lengths) > 1:
         schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
-        pairs = ", ".join(f"{key}: {length}" for key, length in schedule.items())
-        lines = [f"# draft_len_schedule: {meaning}", *lines, f"  draft_len_schedule: {{{pairs}}}"]
-        notes += _notes(lengths, meaning, drafter)
-    option = "--config" if meaning == UPPER else "--extra_llm_api_options"
-    command = f"trtllm-serve MODEL {option} {FILE}"
-    return chains.launch(command, notes, {FILE: "\n".join(lines) + "\n"})
+        comment, options["draft_len_schedule"] = f"# draft_len_schedule: {meaning}\n", schedule
+        notes += _notes(lengths, meaning, kind)
+    return _launch(options, notes, "--config" if meaning == UPPER else "--extra_llm_api_options", comment)
 
 
-TREE_NOTES = (
-    "TensorRT-LLM builds no dynamic trees for targets with sliding windows or MLA (gpt-oss, DeepSeek).",
-    "It makes room for a tree of every sequence of its --max_batch_size.",
-)
+def _launch(options: Mapping[str, object], notes: Iterable[str], flag: str = "--config", comment: str = "") -> Written:
+    lines = [f"{comment}speculative_config:\n", *(f"  {name}: {value}\n" for name, value in options.items())]
+    return chains.launch(f"trtllm-serve MODEL {flag} {FILE}", notes, {FILE: "".join(lines)})
 
 
 def write_tree(request: Request) -> Written:
     """The options of ``trtllm-serve`` for a dynamic tree; a chain is written as one."""
-    chains.drafter_of(request, ("eagle3",), "TensorRT-LLM's dynamic trees")
     tree = chains.only_setting(request, "TensorRT-LLM")
     if tree is None:
         return chains.plain("trtllm-serve MODEL", "tree")
     if tree.topk == 1:
         return write(replace(request, lengths=((1, None, tree.levels),)))
-    lines = [
-        "speculative_config:",
-        f"  decoding_type: {TYPES['eagle3']}",
-        f"  max_draft_len: {tree.levels}",
-        f"  max_total_draft_tokens: {tree.rows - 1}",
-        "  use_dynamic_tree: true",
-        f"  dynamic_tree_max_topK: {tree.topk}",
-        "  speculative_model: DRAFTER",
-    ]
-    if request.rule != "greedy":
-        lines.append("  use_rejection_sampling: false")
-    return chains.launch(f"trtllm-serve MODEL --config {FILE}", TREE_NOTES, {FILE: "\n".join(lines) + "\n"})
+    options: dict[str, object] = {
+        "decoding_type": TYPES["eagle3"],
+        "max_draft_len": tree.levels,
+        "max_total_draft_tokens": tree.rows - 1,
+        "use_dynamic_tree": "true",
+        "dynamic_tree_max_topK": tree.topk,
+        "speculative_model": "DRAFTER",
+    }
+    return _launch(options | ({} if request.rule == "greedy" else {"use_rejection_sampling": "false"}), TREE_NOTES)
 
 
 def meaning_of(version: str | None) -> str:
@@ -122,12 +119,8 @@ def meaning_of(version: str | None) -> str:
     if version in (None, UPPER, LOWER):
         return version or UPPER
     release = re.match(r"v?(\d+)\.(\d+)", version or "")
-    if release is None:
-        raise InvalidInput(f"A TensorRT-LLM version must be {UPPER}, {LOWER} or as in 1.2, but is {version!r}.")
-    if int(release[1]) < 1:
-        raise InvalidInput(
-            f"TensorRT-LLM has draft_len_schedule since PR #8194, but {version} is older: use a release from 1.2 on."
-        )
+    if release is None or int(release[1]) < 1:
+        raise InvalidInput(f"A TensorRT-LLM version must be {UPPER}, {LOWER} or 1.0 and later, but is {version!r}.")
     return LOWER if (int(release[1]), int(release[2])) <= (1, 2) else UPPER
 
 
@@ -140,20 +133,19 @@ def upper_bounds(lengths: Lengths) -> dict[int, int]:
     return {end or chains.LAST: length for _, end, length in lengths if end is not None or length}
 
 
-def _notes(lengths: Lengths, meaning: str, drafter: str) -> list[str]:
+def _notes(lengths: Lengths, meaning: str, kind: str) -> list[str]:
     """Notes on the meaning that was written, how to get the other, and where the releases differ."""
-    other = LOWER if meaning == UPPER else UPPER
-    which = "up to" if meaning == UPPER else "from"
-    older = "since PR #10860" if meaning == UPPER else "before PR #10860"
+    newer = meaning == UPPER
     notes = [
-        f"A key of draft_len_schedule means {which} that batch size, as in TensorRT-LLM {older}; releases on the "
-        f"other side of it silently read it otherwise: `version={other}`."
+        f"A key of draft_len_schedule means {'up to' if newer else 'from'} that batch size, as in TensorRT-LLM "
+        f"{'since' if newer else 'before'} PR #10860; releases on the other side of it silently read it otherwise: "
+        f"`version={LOWER if newer else UPPER}`."
     ]
-    if meaning == UPPER and lengths[-1][2]:
+    if newer and lengths[-1][2]:
         notes.append(f"Its last key is {chains.LAST}: above it TensorRT-LLM does not speculate.")
-    if meaning == UPPER and drafter != "ngram" and any(length == 0 for _, _, length in lengths):
+    if newer and kind != "ngram" and any(length == 0 for _, _, length in lengths):
         notes.append("Some releases silently draft one token where the schedule has 0, to keep the drafter warm.")
-    if meaning == LOWER and drafter not in ("ngram", "draft-model"):
+    if not newer and kind not in ("ngram", "draft-model"):
         notes.append("The first releases with draft_len_schedule heed it for ngram and draft models only.")
     return notes
 
@@ -214,20 +206,15 @@ def from_counters(counters: Counters) -> Group:
     drafted, accepted = (counters.by_position(name, POSITION) for name in COUNTERS)
     accepted += [0] * (len(drafted) - len(accepted))  # a position appears once something was accepted there
     if not drafted:
-        raise InvalidInput(
-            f"{path} has only means of its drafts: survival needs trtllm_spec_decode_drafted_tokens_total by "
-            f"token_position. Instead, {ASK}."
-        )
+        raise InvalidInput(f"{path} has only means of its drafts: survival needs counts by {POSITION}. Instead, {ASK}.")
     chain_histogram(drafted[0], drafted, path)  # never rise
     histogram = chain_histogram(drafted[0], accepted, path)
     if len(accepted) > len(drafted) or any(a > d for a, d in zip(accepted, drafted, strict=True)):
         raise InvalidInput(
             f"{path} must accept at most what was drafted at each position, but has {accepted} of {drafted}."
         )
-    if drafted[0] == drafted[-1]:
-        return histogram
     had = np.array(drafted, dtype=np.int64)
-    return Summed(np.array(accepted, dtype=np.int64), had, had)
+    return histogram if drafted[0] == drafted[-1] else Summed(np.array(accepted, dtype=np.int64), had, had)
 
 
 def records_of(body: Body) -> list[Body]:

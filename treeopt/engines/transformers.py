@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 from treeopt.engines.base import Method, Request, ServingEngine
-from treeopt.engines.chains import LOOKED_UP
 from treeopt.engines.programs import Library, Way
 from treeopt.errors import InvalidInput, quoted
+from treeopt.records.drafters import LOOKED_UP
 
 EXIT = re.compile(r"early-exit(?::0*([1-9][0-9]{0,5}))?")  # a drafter's id
 PROGRAM = '''"""Assisted generation with transformers: python generate.py {arguments}"""
@@ -73,7 +73,7 @@ lookup = Library(
 
 SOURCE = "huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py"
 ENGINE = ServingEngine(name="transformers", title="transformers", package="transformers",
-                       runs={"transformers": "treeopt.runtime.engines.transformers:opened"}, methods=(
+                       methods=(
     Method(name="assistant", checked="5.23.0", drafters=tuple(assistant.ways), rules=("greedy", "reject"), max_batch_size=1,
            carrier="generation_config.json of the drafting model, assistant_model or assistant_early_exit of generate()",
            syntax='{"num_assistant_tokens": 3}',

@@ -19,7 +19,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,14 @@ from treeopt.engines.measured.exposition import Counters, counters_among, is_exp
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.printed import RATE, Printed, number, pooled, whole
 from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
-from treeopt.engines.measured.survival import NONE, CountedDrafts, Group, Summed, group_of
+from treeopt.engines.measured.survival import NONE, CountedDrafts, Group, group_of
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Count
 from treeopt.files.fields import checked as row_of
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import typed
+from treeopt.records.drafters import LOOKED_UP
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -51,77 +52,53 @@ METHODS = {
     "dflash": "dflash",
     "dspark": "dspark",
 }
-IN_THE_MODEL = ("mtp", "ngram")  # need no model of their own
+MODELS = dict.fromkeys(("mtp", "ngram", "suffix"), None) | {"medusa": "HEADS"}  # all others have a DRAFTER
 MEDUSA_UNTIL = "0.32.0"
+NOTES = {
+    "draft-model": "vLLM does not start where the vocabularies of MODEL and DRAFTER differ in size, unless the config has "
+    '"use_heterogeneous_vocab": true, which goes with greedy drafts alone.',
+    "medusa": "vLLM reads the heads in its own layout: treeopt convert DRAFTER --to vllm --output HEADS",
+    "suffix": "Suffix decoding needs Arctic Inference: pip install arctic-inference==0.1.1",
+}
 
 
-Settings = dict[str, Any]  # of a speculative config
+def write(request: Request) -> Written:
+    """One length, or a length for each range of batch sizes.
 
-
-def write_medusa(request: Request) -> Written:
-    """One chain length for all batch sizes: vLLM's proposer asserts that it never changes."""
-    chains.drafter_of(request, ("medusa",), "vLLM's Medusa proposer")
-    length = chains.within_heads(chains.only_length(request, "vLLM with Medusa heads"), request, "vLLM")
-    if length == 0:
-        return chains.plain("vllm serve MODEL")
-    config = {"method": "medusa", "model": "HEADS", "num_speculative_tokens": length}
-    note = "vLLM reads the heads in its own layout: treeopt convert DRAFTER --to vllm --output HEADS"
-    return _written(config, [note])
-
-
-def write_chain(request: Request) -> Written:
-    """One length, or a length for each range of batch sizes."""
-    drafter = chains.drafter_of(request, METHODS, "vLLM")
-    lengths = chains.merged(request.lengths)
+    Medusa's proposer asserts that the length never changes; suffix decoding runs on model runner V1, which drops a schedule.
+    """
+    lengths, kind = chains.merged(request.lengths), request.kind
+    if kind not in METHODS:
+        chains.only_length(request, f"vLLM with {kind}")
     longest = max(length for _, _, length in lengths)
+    if kind == "medusa":
+        chains.within_heads(longest, request, "vLLM")
     if longest == 0:
         return chains.plain("vllm serve MODEL")
-    config: Settings = {"method": METHODS[drafter]}
-    if drafter not in IN_THE_MODEL:
-        config["model"] = "DRAFTER"
-    if drafter == "ngram":
-        config["prompt_lookup_max"], config["prompt_lookup_min"] = chains.LOOKED_UP, 1
+    config: dict[str, object] = {"method": METHODS.get(kind, kind)}
+    if model := MODELS.get(kind, "DRAFTER"):
+        config["model"] = model
+    if kind == "ngram":
+        config["prompt_lookup_max"], config["prompt_lookup_min"] = LOOKED_UP, 1
     if request.rule == "reject":
         config["draft_sample_method"] = "probabilistic"
     config["num_speculative_tokens"] = longest
-    notes = []
-    if drafter == "mtp" and longest > 1:
+    notes = [NOTES[kind]] if kind in NOTES else []
+    if kind == "mtp" and longest > 1:
         notes.append(
             f"vLLM does not start where the model has fewer MTP layers than {longest} and their number does not divide "
             f"{longest}."
         )
-    if drafter == "draft-model":
-        notes.append(
-            "vLLM does not start where the vocabularies of MODEL and DRAFTER differ in size, unless the config has "
-            '"use_heterogeneous_vocab": true, which goes with greedy drafts alone.'
-        )
     if len(lengths) > 1:
         config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
-        notes.append(f"The last range ends at {chains.LAST}: above it vLLM carries its length forward.")
-        notes.append(
-            f"With --data-parallel-size above 1 vLLM drops the schedule and keeps {longest} at every batch size."
-        )
-        notes.append(
+        notes += [
+            f"The last range ends at {chains.LAST}: above it vLLM carries its length forward.",
+            f"With --data-parallel-size above 1 vLLM drops the schedule and keeps {longest} at every batch size.",
             "Schedules run with full CUDA graphs on model runner V2 only, the default of 0.33.0; releases from 0.25.0 on "
-            "take VLLM_USE_V2_MODEL_RUNNER=1."
-        )
-    return _written(config, notes)
-
-
-def write_suffix(request: Request) -> Written:
-    """One chain length for all batch sizes: it runs on model runner V1, which drops a schedule of this method."""
-    chains.drafter_of(request, ("suffix",), "vLLM's suffix decoding")
-    length = chains.only_length(request, "vLLM with suffix decoding")
-    if length == 0:
-        return chains.plain("vllm serve MODEL")
-    note = "Suffix decoding needs Arctic Inference: pip install arctic-inference==0.1.1"
-    return _written({"method": "suffix", "num_speculative_tokens": length}, [note])
-
-
-def _written(config: Settings, notes: Iterable[str]) -> Written:
+            "take VLLM_USE_V2_MODEL_RUNNER=1.",
+        ]
     text = json.dumps(config)
-    command = f"vllm serve MODEL --speculative-config {shell_word(text)}"
-    return chains.launch(command, notes, {FILE: f"{text}\n"})
+    return chains.launch(f"vllm serve MODEL --speculative-config {shell_word(text)}", notes, {FILE: f"{text}\n"})
 
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
@@ -155,9 +132,9 @@ def read_metrics(files: Sequence[File]) -> CountedDrafts:
         return from_counters(counters, NO_POSITIONS, WAY)
     groups: list[Group] = []
     said: list[str] = []
-    for content, one in files:
+    for content, path in files:
         is_log = isinstance(content, str) and not _is_table(content)
-        found, notes = _from_log(content, one) if is_log else _from_runs(content, one)
+        found, notes = _from_log(content, path) if is_log else _from_runs(content, path)
         groups += found
         said += notes
     return CountedDrafts(groups, files[-1][1], said, may_leave_out=True, way=WAY)
@@ -175,8 +152,8 @@ def from_counters(counters: Counters, needed: str, way: str) -> CountedDrafts:
     off, slack = (counters.slack(name) for name in COUNTERS[:2])
     if off > max(1, MOST_ROUNDED * drafts):
         raise InvalidInput(
-            f"{path} must have totals that tell its drafts, but {drafts:,} drafts are known to within {off:,.0f} only, since "
-            "the totals are rounded: restart the server before the measurement, or measure for longer."
+            f"{path} must have totals that tell its drafts, but {drafts:,} are known to within {off:,.0f} only, since "
+            "totals are rounded: restart the server before the measurement, or measure for longer."
         )
     if 0 < reached[0] - drafts <= off + SUMS:
         drafts = reached[0]
@@ -185,9 +162,7 @@ def from_counters(counters: Counters, needed: str, way: str) -> CountedDrafts:
     full = drafts * len(reached)
     if drafted is not None and abs(drafted - full) <= slack + len(reached) * off + SUMS:
         drafted = full
-    group = group_of(drafts, reached, drafted, path, accepted)
-    if isinstance(group, Summed) and drafted is not None:
-        group = group.rounded(drafted, ceil(off), ceil(slack))
+    group = group_of(drafts, reached, drafted, path, accepted, off=ceil(off), slack=ceil(slack))
     return CountedDrafts([group], path, counters.notes, way=way, off=off / max(drafts, 1))
 
 
@@ -207,7 +182,7 @@ def _from_log(text: str, path: Path) -> tuple[list[Group], list[str]]:
     if not lines:
         raise InvalidInput(f"{path} has {OLD_LINE if old else 'no interval with drafts'}.")
     groups, notes = pooled(lines)
-    return groups, [*notes, *([f"{old} lines without rates by position were left out."] if old else [])]
+    return groups, [*notes, *[f"{old} lines without rates by position were left out."] * bool(old)]
 
 
 class Run(BaseModel):
@@ -223,22 +198,21 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Group], list[str]]:
     records = list(_rows(content, path) if isinstance(content, str) else bodies(content))
     groups: list[Group] = []
     for r, record in enumerate(records, 1):
-        where = f"{path}, run {r},"
         if record.get(RATES) is None:
             continue
+        where = f"{path}, run {r},"
         rates = typed(list[float], record[RATES], path)
         try:
             run = row_of(Run, record)
         except InvalidInput as error:
             raise InvalidInput(f"{where} is not as it should be: {error}") from None
-        reached = [round(rate * run.drafts) if 0 <= rate <= 1 else -1 for rate in rates]
-        off = [abs(count - rate * run.drafts) for count, rate in zip(reached, rates, strict=True)]
-        is_exact = all(one < 1e-6 * max(run.drafts, 1) for one in off)
-        groups.append(group_of(run.drafts, reached, run.drafted, where, run.accepted if is_exact else None))
+        counts = [rate * run.drafts if 0 <= rate <= 1 else -1 for rate in rates]
+        reached = [round(count) for count in counts]
+        exact = all(abs(c - n) < 1e-6 * max(run.drafts, 1) for c, n in zip(counts, reached, strict=True))
+        groups.append(group_of(run.drafts, reached, run.drafted, where, run.accepted if exact else None))
         if abs(sum(reached) - run.accepted) > len(rates) * (RATE * run.drafts + 0.5):
             raise InvalidInput(
-                f"{where} must have rates by position that sum to the accepted tokens, {run.accepted}, but they sum to "
-                f"{sum(reached)}."
+                f"{where} must have rates that sum to {run.accepted} accepted, but they sum to {sum(reached)}."
             )
     if not groups:
         raise InvalidInput(
@@ -246,7 +220,7 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Group], list[str]]:
             "speculation, and only if it can read the server's /metrics."
         )
     left = len(records) - len(groups)
-    return groups, [f"{left} of {len(records)} runs have no drafts and were left out."] if left else []
+    return groups, [f"{left} of {len(records)} runs have no drafts and were left out."] * bool(left)
 
 
 def _is_table(text: str) -> bool:
@@ -310,13 +284,13 @@ ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", imports=IMPORT
            derived=("num_speculative_tokens = longest length", "of MTP ≤ its layers or = a multiple of them"),
            by_batch_size=True, versions="PR #32374 on; not with data parallelism",
            source="vllm-project/vllm vllm/v1/spec_decode/dynamic/utils.py, vllm/config/speculative.py, vllm/config/vllm.py",
-           write=write_chain),
+           write=write),
     Method(name="suffix", checked="0.33.0", drafters=("suffix",), rules=("greedy", "sample"), carrier=CONFIG,
            syntax='{"method": "suffix", "num_speculative_tokens": 3}',
-           source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write_suffix),
+           source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write),
     Method(name="medusa", checked="0.32.0", drafters=("medusa",), rules=("greedy", "sample"), carrier=CONFIG,
            syntax='{"method": "medusa", "model": "HEADS", "num_speculative_tokens": 3}',
            derived=("num_speculative_tokens <= heads",), versions=f"releases up to {MEDUSA_UNTIL}",
            status="removed upstream in 0.33.0", source="vllm-project/vllm vllm/v1/spec_decode/medusa.py",
-           write=write_medusa),
+           write=write),
 ))  # fmt: skip

@@ -1,7 +1,7 @@
 """How much of a file is read: bounds of texts, JSON, YAML and archives, checked before anything is made of them.
 
-What lies beyond is refused in a sentence. The bounds stand here, and in docs/formats.md; those of prompts stand in
-`treeopt.runtime.prompts.files`, those of trees in `treeopt.trees.tree`.
+The bounds are in docs/formats.md too; those of prompts stand in `treeopt.runtime.prompts.files`, those of trees in
+`treeopt.trees.tree`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,10 @@ MOST_ARRAY_BYTES = 2**31  # of all arrays that are read of an archive, unpacked
 MOST_TENSOR_BYTES = 2**28  # of the tensors of an import
 MOST_RATIO, SMALL_BYTES = 100, 2**22  # how many times its size an archive may unpack to, unless that is little
 MOST_MEMBERS, MOST_DIRECTORY_BYTES = 1000, 2**17  # of an archive of arrays
-
 MOST_TENSOR_DIRECTORY_BYTES = 2**24  # of torch's archives, which have a member for each tensor
-
 SEPARATORS = ",[{\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # commas, openings, and where str.splitlines ends a line
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 END_OF_ZIP, ZIP64 = b"PK\x05\x06", b"PK\x06\x07"
-
-
-def has_too_many_values(text: str) -> bool:
-    """Whether there are more values and lines in it than are read."""
-    return len(text) > MOST_VALUES and sum(map(text.count, SEPARATORS)) > MOST_VALUES
 
 
 def loads(text: str, *, big_numbers: bool = False) -> Any:
@@ -52,9 +45,10 @@ def loads(text: str, *, big_numbers: bool = False) -> Any:
     try:
         whole = int if big_numbers else _whole
         document = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=whole)
+        too_deep = _is_nested_beyond(document, MOST_NESTED)
     except RecursionError:
-        document = None
-    if (document is None and text.strip() != "null") or is_nested_beyond(document, MOST_NESTED):
+        too_deep = True
+    if too_deep:
         raise ValueError(f"lists and objects may stand {MOST_NESTED} deep in one another, but these stand deeper")
     if SURROGATE.search(text):
         try:
@@ -64,18 +58,9 @@ def loads(text: str, *, big_numbers: bool = False) -> Any:
     return document
 
 
-def is_nested_beyond(document: Any, depth: int) -> bool:
-    """Whether lists and objects of a document stand deeper in one another."""
-    level = [document]
-    for _ in range(depth):
-        level = [
-            child
-            for parent in level
-            if isinstance(parent, dict | list)
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, dict | list)
-        ]
-    return bool(level)
+def _is_nested_beyond(document: Any, depth: int) -> bool:
+    children = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
+    return any(isinstance(one, dict | list) and (depth == 1 or _is_nested_beyond(one, depth - 1)) for one in children)
 
 
 def parse_yaml(text: str) -> Any:
@@ -97,7 +82,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def parse_python(text: str) -> ast.Module:
-    """Python's text as a tree, of which nothing is run; ValueError where it is none."""
+    """The syntax tree of a Python text, of which nothing is run; ValueError where it is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python's remarks on somebody else's file
@@ -137,7 +122,7 @@ def check_directory(stream: IO[bytes], most_bytes: int = MOST_DIRECTORY_BYTES) -
     stream.seek(max(0, size - 2**16 - 22))
     tail = stream.read()
     at = tail.rfind(END_OF_ZIP)
-    if at < 0 or len(tail) < at + 22:
+    if not 0 <= at <= len(tail) - 22:
         raise ValueError("it is no zip archive")
     (listed,) = struct.unpack_from("<L", tail, at + 12)
     if tail[max(0, at - 20) : at].startswith(ZIP64):

@@ -9,12 +9,11 @@ checked                        a pydantic model from a row, whose cells may be t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Mapping
+import re
+from collections.abc import Mapping
 from functools import cache
 from math import inf
-from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
@@ -22,7 +21,6 @@ from pydantic_core import PydanticCustomError
 from treeopt.errors import InvalidInput
 
 MOST = 2**53  # whole numbers that a float tells apart
-T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -59,21 +57,6 @@ def within(low: float, high: float = inf, /, **numbers: float | None) -> None:
             raise InvalidInput(f"{name} must be {wanted}, but is {number:.6g}.")
 
 
-def validate(kind: type[T], record: Any, source: str | Path) -> T:
-    """``record`` as an instance of a dataclass or another type: `treeopt.files.storage.typed`.
-
-    >>> validate(list[Share], [0.5, 1.5], "x.json")
-    Traceback (most recent call last):
-    treeopt.errors.InvalidInput: x.json is not as it should be at 1: must be a share from 0 to 1, but got 1.5.
-    """
-    try:
-        found: T = _adapter(cast(Hashable, kind)).validate_json(json.dumps(record), strict=True)
-        return found
-    except ValidationError as error:
-        place, reason = _first(error)
-        raise InvalidInput(f"{source} is not as it should be{' at ' * bool(place)}{place}: {reason}.") from None
-
-
 def checked(model: type[M], record: Mapping[str, Any]) -> M:
     """The record as ``model``; keys that it does not know are ignored. Raises InvalidInput for the first wrong cell.
 
@@ -88,18 +71,19 @@ def checked(model: type[M], record: Mapping[str, Any]) -> M:
     try:
         return model.model_validate(record)
     except ValidationError as error:
-        raise InvalidInput("{} {}.".format(*_first(error))) from None
+        raise InvalidInput("{} {}.".format(*first_error(error))) from None
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """What makes instances of a type."""
     return TypeAdapter(kind)
 
 
-def _first(error: ValidationError) -> tuple[str, str]:
+def first_error(error: ValidationError) -> tuple[str, str]:
     """The place of the first error, and its reason without a full stop; both printable and short, whatever the file has."""
     first = error.errors(include_url=False, include_context=False)[0]
-    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    reason = re.sub(r"^\w+ should", "must", first["msg"].removeprefix("Value error, "))
     missing = first["type"] == "missing"
     return _cut(".".join(map(str, first["loc"])), 80), "must be given, but is missing" if missing else _cut(reason, 300)
 

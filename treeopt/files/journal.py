@@ -13,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage, writing
-from treeopt.files.writing import discard
 
 
 class Journal:
@@ -36,7 +37,7 @@ class Journal:
         except InvalidInput:
             known = None
         if known != wanted:
-            discard(folder)
+            writing.discard(folder)
             writing.write_text(folder / "key.json", storage.to_json(wanted))
         self._whole: set[int] = set()
         self._key_hash = hashlib.sha256(storage.to_json(wanted).encode()).hexdigest()
@@ -47,25 +48,18 @@ class Journal:
 
     def finished(self) -> int:
         """How many blocks, from the first on, are there as they were finished."""
-        number = 0
-        while self.is_finished(number):
-            number += 1
-        return number
+        return next(number for number in count() if not self.is_finished(number))
 
     def is_finished(self, number: int) -> bool:
         """Whether a block is there as it was finished."""
-        if number not in self._whole:
-            try:
-                if self.hash_of(number).read_text(encoding="ascii") != self._hash(number):
-                    return False
-            except (OSError, ValueError):
-                return False
-            self._whole.add(number)
-        return True
+        with suppress(OSError, ValueError):
+            if number not in self._whole and self._hash_file(number).read_text("ascii") == self._hash(number):
+                self._whole.add(number)
+        return number in self._whole
 
     def finish(self, number: int) -> None:
         """Say that the file of a block is whole."""
-        writing.write_text(self.hash_of(number), self._hash(number))
+        writing.write_text(self._hash_file(number), self._hash(number))
         self._whole.add(number)
 
     def append(self, document: Mapping[str, Any]) -> None:
@@ -78,8 +72,7 @@ class Journal:
         """All finished blocks of a journal of JSON."""
         return [storage.load_json(self.block(number)) for number in range(self.finished())]
 
-    def hash_of(self, number: int) -> Path:
-        """The file of a block's hash."""
+    def _hash_file(self, number: int) -> Path:
         return self.folder / f"{self.block(number).name}.sha256"
 
     def _hash(self, number: int) -> str:

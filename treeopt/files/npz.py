@@ -19,18 +19,10 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.files.bounds import (
-    MOST_ARRAY_BYTES,
-    MOST_MEMBERS,
-    MOST_RATIO,
-    SMALL_BYTES,
-    check_directory,
-    loads,
-    open_regular,
-)
+from treeopt.files import bounds
+from treeopt.files.bounds import MOST_ARRAY_BYTES, MOST_RATIO
 from treeopt.files.writing import atomic_writer
 
-UNREADABLE = Exception  # zipfile, zlib and numpy raise anything at damaged bytes
 NPY = ".npy"
 LARGE_BYTES = 2**24  # of an array that is not compressed
 LOCAL_HEADER, ZIP64_EXTRA = 30, 20  # bytes before a member: its header, without its name, and its sizes beyond 4 GiB
@@ -63,21 +55,19 @@ def read(
 
     mapped : whether large ones may be read-only parts of the file, which the system reads when they are needed
     """
+    arrays = {}
     with _opened(path) as archive:
         members = set(archive.namelist())
+        if missing := [name for name in required if name + NPY not in members]:
+            raise InvalidInput(f"{path} must hold the array {missing[0]!r}, but it is missing.")
         there = [name for name in dict.fromkeys((*required, *optional)) if name + NPY in members]
-        for name in required:
-            if name not in there:
-                raise InvalidInput(f"{path} must hold the array {name!r}, but it is missing.")
         sizes = {name: _unpacked_bytes(archive, name) for name in there}
-        most = min(MOST_ARRAY_BYTES, max(SMALL_BYTES, MOST_RATIO * Path(path).stat().st_size))
-        if sum(sizes.values()) > most:
-            largest = max(sizes, key=lambda name: sizes[name])
+        most = min(MOST_ARRAY_BYTES, max(bounds.SMALL_BYTES, MOST_RATIO * Path(path).stat().st_size))
+        if (held := sum(sizes.values())) > most:
             raise InvalidInput(
                 f"The arrays of {path} may have {most // 2**20} MiB ({MOST_RATIO} times the file, {MOST_ARRAY_BYTES // 2**20} "
-                f"MiB at most), but have {sum(sizes.values()) // 2**20} MiB, {largest!r} the most of them."
+                f"MiB at most), but have {held // 2**20} MiB, {max(sizes, key=lambda name: sizes[name])!r} the most of them."
             )
-        arrays = {}
         for name in there:
             member = archive.getinfo(name + NPY)
             with archive.open(member) as stream:
@@ -85,7 +75,7 @@ def read(
                     arrays[name] = _mapped(path, member, stream)
                 else:
                     arrays[name] = npy.read_array(stream, allow_pickle=False)
-        return arrays
+    return arrays
 
 
 def _mapped(path: str | Path, member: zipfile.ZipInfo, stream: IO[bytes]) -> NDArray[Any]:
@@ -101,8 +91,7 @@ def _mapped(path: str | Path, member: zipfile.ZipInfo, stream: IO[bytes]) -> NDA
         file.seek(member.header_offset + LOCAL_HEADER - 4)
         lengths = sum(struct.unpack("<HH", file.read(4)))  # of its name and of what else stands before it
     begin = member.header_offset + LOCAL_HEADER + lengths + header
-    found = np.memmap(path, kind, "r", begin, shape, "F" if by_column else "C")
-    return found.view(np.ndarray)
+    return np.memmap(path, kind, "r", begin, shape, "F" if by_column else "C").view(np.ndarray)
 
 
 def names(path: str | Path) -> set[str]:
@@ -116,7 +105,7 @@ def json_of(array: NDArray[Any], source: object) -> Any:
     if array.dtype.kind != "U" or array.ndim:
         raise InvalidInput(f"{source} must be one text, but is of type {array.dtype} and shape {array.shape}.")
     try:
-        return loads(str(array[()]))
+        return bounds.loads(str(array[()]))
     except (ValueError, SystemError) as error:  # the latter from letters beyond Unicode
         raise InvalidInput(f"{source} must be JSON, but cannot be read: {error}; was it cut off?") from None
 
@@ -124,17 +113,13 @@ def json_of(array: NDArray[Any], source: object) -> Any:
 def fitting(array: NDArray[Any], kind: type[np.generic], name: str) -> NDArray[Any]:
     """The array, whose numbers all fit into a type; InvalidInput where they do not, or are not of its kind."""
     wanted = np.dtype(kind)
-    if wanted.kind == "f":
-        if array.dtype.kind != "f":
-            raise InvalidInput(f"its {name} must be numbers with a point, but are of type {array.dtype}.")
-        return array
-    if array.dtype.kind not in "iu":
-        raise InvalidInput(f"its {name} must be whole numbers, but are of type {array.dtype}.")
-    least, most = np.iinfo(wanted).min, np.iinfo(wanted).max
-    if array.size and not least <= int(array.min()) <= int(array.max()) <= most:
-        raise InvalidInput(
-            f"its {name} must fit into {wanted.name}, but go from {int(array.min())} to {int(array.max())}."
-        )
+    if array.dtype.kind not in ("f" if wanted.kind == "f" else "iu"):
+        said = "numbers with a point" if wanted.kind == "f" else "whole numbers"
+        raise InvalidInput(f"its {name} must be {said}, but are of type {array.dtype}.")
+    if wanted.kind != "f" and array.size:
+        limits, least, most = np.iinfo(wanted), int(array.min()), int(array.max())
+        if not limits.min <= least <= most <= limits.max:
+            raise InvalidInput(f"its {name} must fit into {wanted.name}, but go from {least} to {most}.")
     return array
 
 
@@ -142,17 +127,17 @@ def fitting(array: NDArray[Any], kind: type[np.generic], name: str) -> NDArray[A
 def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
     """The archive; whatever damaged bytes raise becomes one InvalidInput."""
     try:
-        with open_regular(path) as stream:
-            check_directory(stream)
+        with bounds.open_regular(path) as stream:
+            bounds.check_directory(stream)
             with zipfile.ZipFile(stream) as archive:
-                if len(archive.namelist()) > MOST_MEMBERS:
+                if len(archive.namelist()) > bounds.MOST_MEMBERS:
                     raise ValueError("it has too many members")
                 yield archive
     except InvalidInput:
         raise
     except FileNotFoundError:
         raise InvalidInput(f"{path} does not exist.") from None
-    except UNREADABLE:
+    except Exception:  # zipfile, zlib and numpy raise anything at damaged bytes
         raise InvalidInput(f"{path} is not a readable .npz file without pickles; was it cut off?") from None
 
 

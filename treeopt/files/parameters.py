@@ -39,11 +39,7 @@ class Range:
     percent: bool = False
 
     def fault(self, value: float) -> str | None:
-        """The rule that a number breaks; None for one of the range.
-
-        >>> Range(1).fault(0), Range(0, above=True).fault(0.0), Range(1, 10).fault(4)
-        ('must be at least 1', 'must be above 0', None)
-        """
+        """The rule that a number breaks; None for one of the range."""
         if math.isnan(value) or value < self.least or (self.above and value == self.least):
             return f"must be {'above' if self.above else 'at least'} {self.least:g}"
         return f"must be at most {self.most:,}" if value > self.most or value == math.inf else None
@@ -74,11 +70,7 @@ class Parameter:
     is_keyword: bool = True
 
     def fault(self, value: Any) -> str | None:
-        """The rule that a given value breaks; None for one that fits.
-
-        >>> Parameter("rounds", int, range=Range(1)).fault(0)
-        'must be at least 1, but got 0'
-        """
+        """The rule that a given value breaks; None for one that fits."""
         numbers = {int: Integral, float: Real}.get(self.kind)
         if numbers and not self.many and not isinstance(value, numbers):
             return f"must be a {'whole ' * (self.kind is int)}number, but got {value!r}"

@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.files.bounds import MOST_BYTES, MOST_VALUES, has_too_many_values, loads, open_regular
+from treeopt.files.bounds import MOST_BYTES, MOST_VALUES, SEPARATORS, loads, open_regular
 from treeopt.files.writing import write_text
 
-VERSION = 1
 VERSIONS = {"plan": 2, "bench": 2, "profile": 2}  # of kinds whose form has changed
-MAKERS = {
-    "plan": "treeopt search",
-    "bench": "treeopt bench",
-    "profile": "treeopt profile",
-    "calibration": "treeopt calibrate",
-}
+MAKERS = {"plan": "treeopt search", "bench": "treeopt bench", "profile": "treeopt profile"}
 T = TypeVar("T")
 LONG = (str, list, tuple, Mapping, np.ndarray)  # what has a line of its own in a list
 
@@ -36,7 +30,7 @@ def schema(kind: str) -> str:
     >>> schema("profile")
     'treeopt.profile/2'
     """
-    return f"treeopt.{kind}/{VERSIONS.get(kind, VERSION)}"
+    return f"treeopt.{kind}/{VERSIONS.get(kind, 1)}"
 
 
 def write_json(path: str | Path, kind: str, document: Mapping[str, Any]) -> None:
@@ -64,7 +58,7 @@ def to_json(document: Any, indent: str = "\n") -> str:
         return "{" + deeper + f",{deeper}".join(lines) + indent + "}"
     if isinstance(document, list | tuple) and any(isinstance(value, LONG) for value in document):
         return "[" + deeper + f",{deeper}".join(to_json(value, deeper) for value in document) + indent + "]"
-    return json.dumps(document, allow_nan=False, default=_plain)
+    return json.dumps(document, allow_nan=False, default=lambda number: number.tolist())  # of numpy
 
 
 def document(record: Any) -> Any:
@@ -85,24 +79,16 @@ def document(record: Any) -> Any:
     return [document(value) for value in record] if isinstance(record, list | tuple) else record
 
 
-def read_json(path: str | Path, kind: str, required: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The document at ``path`` after checking its schema name and that the keys exist.
-
-    Raises InvalidInput for a file that is missing, truncated, of another type, or not finite.
-    """
+def read_json(path: str | Path, kind: str) -> dict[str, Any]:
+    """The document at ``path``. Raises InvalidInput for a file that is missing, cut off, of another type, or not finite."""
     document = load_json(path)
-    expected = schema(kind)
-    if not isinstance(document, dict) or document.get("schema") != expected:
-        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        if kind in VERSIONS and found == f"treeopt.{kind}/{VERSIONS[kind] - 1}":
-            raise InvalidInput(
-                f"{path} is of an earlier treeopt and cannot be read. Make it again with: {MAKERS[kind]}"
-            )
-        raise InvalidInput(f'{path} must have "schema": "{expected}", but it has {quoted(found)}.')
-    missing = [key for key in required if key not in document]
-    if missing:
-        raise InvalidInput(f"{path} must have the key {missing[0]!r}, but it is missing.")
-    return document
+    found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+    if kind in VERSIONS and found == f"treeopt.{kind}/{VERSIONS[kind] - 1}":
+        raise InvalidInput(f"{path} is of an earlier treeopt and cannot be read. Make it again with: {MAKERS[kind]}")
+    if found != schema(kind):
+        raise InvalidInput(f'{path} must have "schema": "{schema(kind)}", but it has {quoted(found)}.')
+    known: dict[str, Any] = document
+    return known
 
 
 def read_text(path: str | Path) -> str:
@@ -115,7 +101,7 @@ def read_text(path: str | Path) -> str:
         raise InvalidInput(f"{path} does not exist.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}.") from None
-    if text is None or has_too_many_values(text):
+    if text is None or (len(text) > MOST_VALUES and sum(map(text.count, SEPARATORS)) > MOST_VALUES):
         raise InvalidInput(
             f"{path} may have {MOST_BYTES // 2**20} MiB and {MOST_VALUES:,} values and lines, but has more: keep the "
             "part that is needed."
@@ -140,9 +126,16 @@ def typed(kind: type[T], record: Any, source: str | Path) -> T:
     Every field is checked against its annotation, range included (`treeopt.files.fields`); keys that are no fields are
     ignored. Raises InvalidInput that names the place.
     """
-    from treeopt.files.fields import validate
+    from pydantic import ValidationError
 
-    return validate(kind, record, source)
+    from treeopt.files.fields import adapter, first_error
+
+    try:
+        found: T = adapter(cast(Hashable, kind)).validate_json(json.dumps(record), strict=True)
+        return found
+    except ValidationError as error:
+        place, reason = first_error(error)
+        raise InvalidInput(f"{source} is not as it should be{' at ' * bool(place)}{place}: {reason}.") from None
 
 
 def sha256_of(file: Path) -> str:
@@ -152,9 +145,3 @@ def sha256_of(file: Path) -> str:
         while block := stream.read(2**20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} does not belong in a JSON file")

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Any
@@ -22,14 +22,27 @@ from typing import IO, Any
 from treeopt.errors import InvalidInput
 
 LOCK = ".lock"
-NOBODY = "0"  # the owner of files that are written without a lock
 WRITTEN: set[Path] = set()  # files that this process has put in place; the command line says what an interrupt left
-_owner: ContextVar[str] = ContextVar("owner", default=NOBODY)
+_owner: ContextVar[str] = ContextVar("owner", default="0")  # 0: of files that are written without a lock
 
 
 def temporary(path: Path) -> Path:
     """A new name beside ``path``, for what is to take its place."""
     return path.with_name(f".treeopt-{_owner.get()}-{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def _placing(path: Path) -> Iterator[Path]:
+    """A temporary name; what is made under it takes the place of ``path`` when the block is done without an error."""
+    made = temporary(path)
+    try:
+        with _named(path, made):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield made
+            os.replace(made, path)
+    finally:
+        with suppress(OSError):
+            _delete(made)
 
 
 @contextmanager
@@ -39,20 +52,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises InvalidInput where it cannot be written: a full disk, a folder in its place, a file that is read-only.
     """
     path = Path(path)
-    made = temporary(path)
-    try:
-        with _named(path, made):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
-            if path.exists() and not os.access(path, os.W_OK):
-                raise PermissionError(errno.EACCES, "it is read-only")
-            yield made
-            os.replace(made, path)
-        WRITTEN.add(path)
-    finally:
-        with suppress(OSError):
-            made.unlink(missing_ok=True)
+    with _placing(path) as made:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is read-only")
+        yield made
+    WRITTEN.add(path)
 
 
 @contextmanager
@@ -132,47 +138,28 @@ def folder_made_once(folder: Path) -> Iterator[Path | None]:
     """
     from filelock import FileLock
 
-    token = _owner.set(hashlib.sha256(os.fsencode(folder)).hexdigest()[:12])
-    try:
-        with _named(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.is_dir():
-            yield None
-            return
-        lock, made = folder.with_name(f"{folder.name}{LOCK}"), temporary(folder)
-        with _named(folder, lock), FileLock(lock):
+    lock = folder.with_name(f"{folder.name}{LOCK}")
+    with _owning(folder), _named(folder, lock):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with nullcontext() if folder.is_dir() else FileLock(lock):
             if folder.is_dir():
                 yield None
                 return
             _sweep([folder.parent])
-            with _named(folder, made):
+            with _placing(folder) as made:
                 made.mkdir()
-            try:
                 yield made
-                os.replace(made, folder)
-            finally:
-                if made.is_dir():
-                    _delete(made)
-    finally:
-        _owner.reset(token)
 
 
 def copy_folder(source: Path, folder: Path) -> None:
     """Copy a folder to a new or empty one, which is there whole or not at all. Raises InvalidInput as `replacing`."""
-    made = temporary(folder)
-    try:
-        with _named(folder, made):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                shutil.copytree(source, made)
-            except shutil.Error as error:  # of several files, each with its reason
-                raise OSError(error.args[0][0][2]) from None
-            if folder.is_dir():
-                folder.rmdir()
-            os.replace(made, folder)
-    finally:
-        if made.is_dir():
-            _delete(made)
+    with _placing(folder) as made:
+        try:
+            shutil.copytree(source, made)
+        except shutil.Error as error:  # of several files, each with its reason
+            raise OSError(error.args[0][0][2]) from None
+        if folder.is_dir():
+            folder.rmdir()
 
 
 def is_of_journal(file: Path) -> bool:
@@ -185,9 +172,7 @@ def is_of_journal(file: Path) -> bool:
 
 
 @contextmanager
-def sole_writer(
-    folder: Path, places: Callable[[], Iterable[Path]], refusal: str, *, lock: bool = True
-) -> Iterator[None]:
+def sole_writer(folder: Path, places: Iterable[Path], refusal: str, *, lock: bool = True) -> Iterator[None]:
     """Hold the lock of ``folder``; the operating system lifts it when the process ends, however it does.
 
     places : folders that the holder writes to, in which the temporary files of a killed one are deleted
@@ -198,14 +183,13 @@ def sole_writer(
     from filelock import FileLock, Timeout
 
     held = FileLock(folder / LOCK, timeout=0)
-    before = _owner.set(hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:12])
-    try:
+    with _owning(folder):
         with _named(folder, folder / LOCK):
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 if lock:
                     held.acquire()
-                    _sweep(places())
+                    _sweep(places)
             except Timeout:
                 raise InvalidInput(refusal) from None
             except NotImplementedError:  # a file system without locks
@@ -213,9 +197,19 @@ def sole_writer(
         try:
             yield
         finally:
-            with suppress(OSError):
-                _tidy(folder)
+            with suppress(OSError):  # there is something in the folder
+                if [file.name for file in folder.iterdir()] == [LOCK]:
+                    (folder / LOCK).unlink()
+                folder.rmdir()
             held.release()
+
+
+@contextmanager
+def _owning(folder: Path) -> Iterator[None]:
+    """Have temporary files named as those of the folder's writer."""
+    before = _owner.set(hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:12])
+    try:
+        yield
     finally:
         _owner.reset(before)
 
@@ -226,13 +220,6 @@ def _sweep(places: Iterable[Path]) -> None:
         for left in place.glob(f".treeopt-{_owner.get()}-*.tmp"):
             with suppress(OSError):
                 _delete(left)
-
-
-def _tidy(folder: Path) -> None:
-    """Leave no folder behind where nothing was written."""
-    if [file.name for file in folder.iterdir()] == [LOCK]:
-        (folder / LOCK).unlink()
-    folder.rmdir()  # fails where there is something in it
 
 
 def _delete(path: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from math import log
 from statistics import median
 from typing import Protocol
@@ -155,20 +154,33 @@ class Rounds:
             for point in (plain, *points)
         )
 
-    def timings(self, context_tokens: int | None = None, first_round: int = 0) -> tuple[list[StepTiming], StepTiming]:
-        """The trees' timings and the plain one, their rounds counted from ``first_round``.
+    @property
+    def visits(self) -> list[Visit]:
+        return [visit for round_ in self.rounds for visit in round_.visits]
 
-        The context is ``context_tokens``, or else the median length of rows over all steps.
-        """
+    def followed_by(self, other: Rounds) -> Rounds:
+        """These rounds and then those of other trees, as one measurement."""
+        first, whole = len(self.all_trees), len(self.all_trees) + len(other.all_trees)
+        mine = [
+            Round(tuple(replace(v, place=whole if v.place == first else v.place) for v in r.visits))
+            for r in self.rounds
+        ]
+        theirs = [Round(tuple(replace(v, place=first + v.place) for v in r.visits)) for r in other.rounds]
+        kept = [*self.planned.kept, *(first + place for place in other.planned.kept)]
+        warm_up_s = self.planned.warm_up_s + other.planned.warm_up_s
+        planned = replace(self.planned, kept=kept, warm_up_s=warm_up_s)
+        return Rounds([*self.all_trees, *other.all_trees], self.batch_size, planned, [*mine, *theirs])
+
+    def timings(self, context_tokens: int | None = None) -> tuple[list[StepTiming], StepTiming]:
+        """The trees' timings and the plain one; the context is ``context_tokens``, or the rows' median length."""
         context = context_tokens
         if context is None:
-            visits = chain.from_iterable(round_.visits for round_ in self.rounds)
-            context = int(median([length for visit in visits for length in visit.lengths]))
-        plain = self._timing(len(self.all_trees), Tree.chain(0), context, first_round)
-        return [self._timing(i, self.all_trees[i], context, first_round) for i in self.planned.kept], plain
+            context = int(median([length for visit in self.visits for length in visit.lengths]))
+        plain = self._timing(len(self.all_trees), Tree.chain(0), context)
+        return [self._timing(i, self.all_trees[i], context) for i in self.planned.kept], plain
 
-    def _timing(self, place: int, tree: Draft, context: int, first_round: int) -> StepTiming:
-        turns = [(n, visit) for n, round_ in enumerate(self.rounds, first_round) for visit in round_.visits_to(place)]
+    def _timing(self, place: int, tree: Draft, context: int) -> StepTiming:
+        turns = [(n, visit) for n, round_ in enumerate(self.rounds) for visit in round_.visits_to(place)]
         accepted = [n for _, visit in turns for n in visit.accepted]
         parts = turns[0][1].parts_ms
         return StepTiming(

@@ -1,16 +1,8 @@
 """The steps of the line, each reading the run directory and writing one file to it; named as their commands.
 
 session.py   what loads a model: options given, on top of those of the run
-calibrate.py -> trace.npz, calibration.json; probe.py, under typical acceptance -> probe.npz
-profile/     -> profile.json, timed here, by a command, or read from a table
-search.py    -> plan.json
 bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how
-export.py    -> export/; convert -> a checkpoint
-importing.py -> trace.npz, calibration.json; merge.py, from those of other runs
-compare.py   is a plan still right for other traffic; which drafter is fastest
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
-notebook.py  what results look like in a notebook
-run.py       the whole line, for one drafter or several
 train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
 """
@@ -21,7 +13,6 @@ from treeopt.pipeline.compare import compare, draw_picture
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file
 from treeopt.pipeline.merge import merge_runs
-from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.command import profile_command
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file

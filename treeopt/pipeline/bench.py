@@ -1,4 +1,7 @@
-"""Bench: real decoding with the chosen draft, beside plain decoding and others, by treeopt's decoder or another engine."""
+"""Bench: real decoding with the chosen draft, beside plain decoding and others, by treeopt's decoder or another engine.
+
+Verify: real decoding with the best candidates of a plan, of which the fastest is taken.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,22 @@ from typing import TYPE_CHECKING, Literal
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.probed import COVERAGE
-from treeopt.growth.source import source_of
+from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups
-from treeopt.pipeline.entrants import engine_entrants, own_entrants
+from treeopt.pipeline.entrants import PLAIN, Entrant, engine_entrants, own_entrants
 from treeopt.pipeline.threads import settle_threads
-from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
-from treeopt.records.plan import Plan, PlanEntry
-from treeopt.records.pools import Counts
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
+from treeopt.records.inputs import Accuracies, inputs_of, not_a_check, stale_plan, timed_elsewhere
+from treeopt.records.origins import elsewhere
+from treeopt.records.plan import Plan, PlanEntry, Verified
+from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import check_rule, marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
+from treeopt.trees.draft import Draft
+from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
@@ -47,8 +55,6 @@ def bench(
     trees       : more contenders, by file or published name
     """
     on_trace = num_prompts == "trace"
-    if rounds < 1:
-        raise InvalidInput(f"`rounds` must be at least 1, but got {rounds}.")
     if on_trace and engine is not None:
         raise InvalidInput("`engine` decodes held-out prompts, but got `prompts=trace`.")
     plan, trace, rule = run.read_plan(), run.read_trace(), session.acceptance.record
@@ -64,18 +70,12 @@ def bench(
     for said in stale_plan(run, plan):
         note(said)
     settle_threads(run, session)
-    decoding = Decoding(
-        session,
-        found,
-        own_entrants(plan, entry, source_of(found), session.drafter, trees)
-        if opened is None
-        else engine_entrants(run, plan, entry, source_of(found), opened, trees),
-        batch_size=entry.batch_size,
-        rounds=rounds,
-        max_new_tokens=most,
-        folder=run.partial("bench" if engine is None else f"bench-{engine}"),
-        engine=opened,
-    )
+    source, folder = source_of(found), run.partial("bench" if engine is None else f"bench-{engine}")
+    if opened is None:
+        entrants = own_entrants(plan, entry, source, session.drafter, trees)
+    else:
+        entrants = engine_entrants(run, plan, entry, source, opened, trees)
+    decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
     reference = _plain_answers_of(trace, decoding, same_seed=not of_probe) if on_trace else None
     conversations = (
         _trace_conversations(session, trace) if num_prompts == "trace" else held_out(run, decoding, trace, num_prompts)
@@ -87,7 +87,13 @@ def bench(
     )
     run.replace_bench(result, plan, entry.batch_size, engine)
     discard(decoding.folder)
-    note_doubts(run, plan, result)
+    plain = result.contender("plain")
+    if plain.tokens_per_s is None:
+        note(
+            f"Nothing was timed: {plain.compared} prompts never fill a batch of {plain.batch_size}: more `num_prompts`."
+        )
+    if where := timed_elsewhere(run, plan, result):
+        note(not_a_check(where, result.engine))
     return result
 
 
@@ -109,31 +115,20 @@ def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Steppe
 
 def _entry(run: RunDirectory, plan: Plan, engine: Stepper | None, batch_size: int | None) -> PlanEntry:
     """The plan's entry of that batch size, by default the first that is decoded at once."""
-    sizes, most = [entry.batch_size for entry in plan.entries], engine.most_rows if engine else None
+    most = engine.most_rows if engine else None
     if engine is None or most is None:
         return plan.entries[0] if batch_size is None else plan.entry(batch_size)
+    sizes = [entry.batch_size for entry in plan.entries]
     wanted = batch_size or next((size for size in sizes if size <= most), 1)
-    together = f"`engine={engine.name}` decodes {'one sequence' if most == 1 else f'{most} sequences'} at a time"
+    together = f"`engine={engine.name}` decodes {'one sequence' if most == 1 else f'{most} sequences'} at a time, but"
     if wanted > most:
-        raise Unsupported(f"{together}, but got `batch_size={wanted}`.")
+        raise Unsupported(f"{together} got `batch_size={wanted}`.")
     if wanted not in sizes:
         raise Unsupported(
-            f"{together}, but the plan is for batch size {', '.join(map(str, sizes))}. Plan for it with: "
+            f"{together} the plan is for batch size {', '.join(map(str, sizes))}. Plan for it with: "
             f"{run.command('search', '--batch-size', wanted)}"
         )
     return plan.entry(wanted)
-
-
-def note_doubts(run: RunDirectory, plan: Plan, result: Benchmark) -> None:
-    """Notes where nothing was timed, or the plan's latencies are of elsewhere."""
-    plain = result.contender("plain")
-    if plain.tokens_per_s is None:
-        note(
-            f"Nothing was timed: {plain.compared} prompts never fill a batch of {plain.batch_size}. Pass a larger "
-            "`num_prompts`."
-        )
-    if where := timed_elsewhere(run, plan, result):
-        note(not_a_check(where, result.engine))
 
 
 def held_out(
@@ -167,15 +162,15 @@ def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) 
 
     same_seed : whether the texts depend on the seed
     """
-    meta, session = trace.meta, decoding.session
+    meta, session, pools, counts = trace.meta, decoding.session, trace.pools, decoding.counts
     seeds = [rule.get("seed") for rule in (meta.get("acceptance") or {}, decoding.rule)]
     if (
         (meta.get("provenance") or {}).get("dtype") == session.provenance().dtype
         and meta.get("max_new_tokens") == decoding.max_new_tokens
         and not (meta.get("answers") or {}).get("given")
         and (seeds[0] == seeds[1] or not same_seed)
-        and decoding.counts.top_k == trace.top_k
-        and _has_pools(trace, decoding.counts)
+        and counts.top_k == trace.top_k
+        and (not counts.topks or (pools and {*counts.topks} <= {*pools.topks} and counts.levels <= pools.levels))
     ):
         return trace
     note(
@@ -184,8 +179,81 @@ def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) 
     return None
 
 
-def _has_pools(trace: RankTrace, counts: Counts) -> bool:
-    pools = trace.pools
-    return not counts.topks or (
-        pools is not None and set(counts.topks) <= set(pools.topks) and counts.levels <= pools.levels
-    )
+def check_decodes_here(session: Session, latencies: LatencyProfile | None) -> None:
+    """Raise InvalidInput where latencies are of another runtime or machine than decodes to verify."""
+    if latencies and (
+        where := elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance().record())
+    ):
+        raise InvalidInput(
+            f"`verify` decodes with treeopt itself, but the latencies were timed {where}: what is fastest here may "
+            "not be fastest there. Leave `verify` out."
+        )
+
+
+def verified(
+    run: RunDirectory,
+    session: Session,
+    plan: Plan,
+    record: Accuracies,
+    latencies: LatencyProfile | None,
+    request: PlanRequest,
+    count: int,
+) -> Plan:
+    """The plan with the fastest of its ``count`` best sizes, by real decoding, at every batch size."""
+    source = source_of(record)
+    if latencies is None or request.mix is not None or source.answers is None or not source.is_exact:
+        raise InvalidInput(
+            "`verify` decodes for real, one batch size at a time, by a rule whose text does not depend on the tree: it needs "
+            "the run's own trace, a profile, and batch sizes without shares."
+        )
+    settle_threads(run, session)
+    proofs = {entry.batch_size: _proof(run, session, entry, source, request, count) for entry in plan.entries}
+    take = {batch_size: proof.afresh.draft for batch_size, proof in proofs.items()}
+    plan = plan_trees(record, latencies, request, take=take)
+    return replace(plan, entries=tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries))
+
+
+def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:
+    """(size, depth) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
+    curve = {point.size: point for point in entry.curve if point.size > 1}
+    best = sorted(curve.values(), key=lambda point: -point.rate)[:count]
+    near = [curve[size] for size in (entry.chosen.size - 1, entry.chosen.size, entry.chosen.size + 1) if size in curve]
+    return sorted({(point.size, point.depth) for point in (*best, *near)})
+
+
+def regrown(source: Source, request: PlanRequest, sizes: Sequence[tuple[int, int]]) -> dict[str, Tree]:
+    """The trees of a plan again, by (size, depth), under names that say both."""
+    objective = objective_for(source, request.objective)
+    families = {depth: source.grow(replace(request.limits, max_depth=depth), objective) for _, depth in sizes}
+    return {f"{size} rows, depth {depth}": families[depth].tree(size) for size, depth in sizes}
+
+
+def _proof(
+    run: RunDirectory, session: Session, entry: PlanEntry, source: Source, request: PlanRequest, count: int
+) -> Verified:
+    """The fastest of the finalists by real decoding, and its speed measured afresh on other prompts.
+
+    What won may have won by luck, so its speed in that contest is an overestimate and is not quoted.
+    Neither half of the prompts was planned with.
+    """
+    answers = source.answers
+    assert answers is not None
+    drafts: dict[str, Draft] = {"plain": PLAIN, **regrown(source, request, finalists(entry, count))}
+    others = [f for f in (entry.chosen, *entry.others.values()) if f.speedup and f.draft not in drafts.values()]
+    drafts |= {f"{f.draft.kind} of {f.size} rows, depth {f.depth}": f.draft for f in others}
+    conversations = held_out_conversations(run, session, answers, len(session.prompts.conversations))
+    half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
+    if half < 1:
+        raise InvalidInput("`verify` needs at least 2 held-out prompts, one to choose by and one to measure on.")
+    folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
+    entrants = {name: Entrant(draft) for name, draft in drafts.items()}
+    most = answers.meta.get("max_new_tokens", 128)
+    first = Decoding(session, answers, entrants, entry.batch_size, 2, most, folder / "contest")
+    contest = decode(first, conversations[-half:])
+    ranking = [(ratio.value, name) for name in drafts if (ratio := contest.speedup(name)) is not None]
+    if not ranking:
+        raise InvalidInput("`verify` timed nothing: the held-out prompts never fill a batch of this size.")
+    winner = max(ranking)[1]
+    afresh = {name: first.entrants[name] for name in ("plain", winner)}
+    proof = decode(replace(first, entrants=afresh, folder=folder / "afresh"), conversations[:half])
+    return Verified(finalists=[contest.figure(name) for name in drafts], prompts=half, afresh=proof.figure(winner))

@@ -1,6 +1,8 @@
-"""Calibrate: ranks of the heads on answers.
+"""Calibrate: ranks of the heads on answers, and under typical acceptance what every step would have accepted.
 
-It goes block by block and keeps every finished block in a journal, so that a killed run continues.
+It goes block by block and keeps every finished block in a journal, so that a killed run continues. A probe has two rounds:
+round one  decodes with a tree that the greedy trace of the same prompts makes likely
+round two  decodes with the tree that a plan on round one chooses, so that its figures are those of its own steps
 """
 
 from __future__ import annotations
@@ -18,26 +20,32 @@ from treeopt.files.journal import Journal
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.heldout import rates_by_group
+from treeopt.growth.objectives import grow
+from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
-from treeopt.pipeline.probe import ROUNDS, collect_probes
 from treeopt.pipeline.threads import settle_threads
 from treeopt.pipeline.workers import RankBlocks, finish_blocks
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration, prefix_states
-from treeopt.records.merging import join, shard_record
+from treeopt.records.merging import WHOLE, Shard, digest, join, shard_record
 from treeopt.records.origins import differing
 from treeopt.records.pools import USUAL, Counts
+from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.shards import WHOLE, Shard, digest
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import Advance, note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK
+from treeopt.trees.tree import MAX_RANK, Tree
 
 if TYPE_CHECKING:
     from treeopt.runtime.prompts.sets import Conversation
     from treeopt.runtime.session import Session
 
+
+PROBE_NODES = 96  # rows of the tree that is verified by a probe
+POLICY_ROWS = 16  # of the tree that is followed, before latencies say better
 GROUP_BUDGET = 64  # rows of the trees that groups are compared by
 # Conversations of a block, per row of the batch: a killed run loses one block at most, and at its end
 # fewer rows than the batch are live.
@@ -55,7 +63,7 @@ def calibrate(
     max_new_tokens: int,
     batch_size: int = 16,
     counts: Counts = USUAL,
-    probe_rounds: int = ROUNDS,
+    probe_rounds: int = 2,
     overwrite: bool = False,
 ) -> Calibration:
     """Measure the drafter's ranks on the session's first conversations, or its shard of them; under typical acceptance,
@@ -111,7 +119,7 @@ def summary(trace: RankTrace, provenance: dict[str, Any]) -> Calibration:
         whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")
         assert whole.steps is not None
         assert whole.tokens is not None
-        for name, (rate, error) in rates_by_group(whole.steps[-1], whole.tokens, trace).items():
+        for name, (rate, error) in rates_by_group(whole.steps[-1], whole.tokens[-1], trace).items():
             calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     return calibration
 
@@ -267,10 +275,8 @@ def _finish_here(
 
 def fitting(counts: Counts, session: Session) -> Counts:
     """The counts of the record that the session's drafter can fill."""
-    drafter = session.drafter
-    return counts.fitting(
-        tokens=drafter.draft_vocab_size, guesses=drafter.num_heads, has_probabilities=drafter.has_probabilities
-    )
+    one = session.drafter
+    return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, has_probabilities=one.has_probabilities)
 
 
 def _trace_meta(session: Session) -> dict[str, Any]:
@@ -288,3 +294,71 @@ def _trace_meta(session: Session) -> dict[str, Any]:
         "prompt_seed": session.prompts.seed,
         "source": session.source,
     }
+
+
+def collect_probes(run: RunDirectory, session: Session, trace: RankTrace, *, batch_size: int, rounds: int) -> Probe:
+    """The last of the rounds on the prompts of the ``trace``; a killed run goes on with the round that it was in."""
+    found, family = None, grow(trace, Limits(POLICY_ROWS), objective="joint")
+    for number in range(1, rounds + 1):
+        policy = next_policy(run, found) if found else family.tree(len(family))
+        file = run.partial("probe") / f"round-{number}.npz"
+        found = _finished(file, session, trace, policy) or collect_round(
+            session, trace, policy, batch_size=batch_size, title=f"Probing, round {number}"
+        )
+        found.save(file)
+    assert found is not None, "there is a round at least"
+    return found
+
+
+def probe_again(run: RunDirectory, session: Session) -> None:
+    """One more round, with the tree that a plan on the run's probe and profile chooses, unless it was that one's."""
+    probe = run.read_probe()
+    policy = next_policy(run, probe)
+    if policy != probe.policy:
+        title = "Probing, round 2"
+        collect_round(session, run.read_trace(), policy, batch_size=16, title=title).save(run.probe)
+
+
+def collect_round(session: Session, trace: RankTrace, policy: Tree, *, batch_size: int, title: str) -> Probe:
+    """The probe of the trace's prompts under a policy."""
+    from treeopt.runtime.measure.probe import collect_probe
+    from treeopt.runtime.measure.ranks import turn_prompts
+    from treeopt.runtime.memory import with_less_memory
+
+    setup, prompts = session.setup(trace.meta["max_new_tokens"]), turn_prompts(session.prompts, trace)
+    tree, meta = probe_tree(Calibration.from_trace(trace), size=PROBE_NODES, policy=policy), _meta(session, trace)
+    with progress(title, len(prompts)) as advance:
+
+        def attempt(rows: int) -> Probe:
+            return collect_probe(setup, prompts, tree=tree, policy=policy, batch_size=rows, meta=meta, progress=advance)
+
+        return with_less_memory(attempt, batch_size, note)[0]
+
+
+def next_policy(run: RunDirectory, probe: Probe) -> Tree:
+    """The tree that a plan chooses at the first batch size of the run's profile, or one of `POLICY_ROWS` rows."""
+    if run.profile.exists():
+        profile = run.read_profile()
+        entry = plan_trees(probe, profile, PlanRequest(batch_sizes=profile.batch_sizes[:1])).entries[0]
+        if entry.chosen.size > 1:
+            return entry.tree
+    family = grow_coverage(probe, Limits(POLICY_ROWS))
+    return family.tree(len(family))
+
+
+def _meta(session: Session, trace: RankTrace) -> dict[str, Any]:
+    """Metadata of a probe of the trace's prompts."""
+    meta = {key: trace.meta.get(key) for key in ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")}
+    rule = {"acceptance": session.acceptance.record}
+    return {**meta, **rule, "top_k": trace.top_k, "provenance": {**(trace.meta.get("provenance") or {}), **rule}}
+
+
+def _finished(file: Path, session: Session, trace: RankTrace, policy: Tree) -> Probe | None:
+    """A round that an earlier run has finished, if it is the same."""
+    try:
+        probe = Probe.load(file)
+    except InvalidInput:
+        return None
+    expected = json.loads(json.dumps(_meta(session, trace)))
+    same = all(probe.meta.get(key) == value for key, value in expected.items())
+    return probe if same and probe.policy == policy else None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from treeopt.engines.imports import read_measurement
+from treeopt.engines.plans import planned_trees
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import shipped, storage
 from treeopt.files.places import distinct
@@ -19,13 +20,12 @@ from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import source_of
 from treeopt.pipeline.search import request_of
 from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared
-from treeopt.planning.groups import group_losses
 from treeopt.planning.planner import plan_trees
-from treeopt.planning.regret import plan_losses
+from treeopt.planning.regret import group_losses, plan_losses
+from treeopt.planning.request import DYNAMIC
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.drafters import COUNTED
-from treeopt.records.inputs import Accuracies, changed, read_grown_on, read_planned, read_timed
-from treeopt.records.load import Result, load_result
+from treeopt.records.inputs import Accuracies, Result, changed, load_result, read_grown_on, read_planned, read_timed
 from treeopt.records.origins import OURS, differing
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -33,7 +33,7 @@ from treeopt.records.rules import marked_rule, rule_of, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
-from treeopt.report.figures.batches import drafters_chart
+from treeopt.report.figures.bench import drafters_chart
 from treeopt.report.figures.chart import draw
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.terminal import progress
@@ -74,10 +74,12 @@ def compare(
 ) -> Compared | GroupsCompared | DraftersCompared:
     """Two sources; the groups of one; or run directories of several drafters. See `treeopt.compare`."""
     runs = [RunDirectory.of(given) for given in (first, *others) if _is_run(given)]
-    if others and len(runs) == 1 + len(others) and _have_other_drafters(runs):
-        if profile is not None:
-            raise InvalidInput("Drafters are compared by the latencies of their own runs: leave `profile` out.")
-        return compare_drafters(runs, batch_size=batch_size)
+    if others and len(runs) == 1 + len(others):
+        known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
+        if not all(same_drafter(known[0], other) for other in known[1:]):
+            if profile is not None:
+                raise InvalidInput("Drafters are compared by the latencies of their own runs: leave `profile` out.")
+            return compare_drafters(runs, batch_size=batch_size)
     a = side_of([first])
     if isinstance(profile, str | Path):
         profile = LatencyProfile.load(shipped.find("profiles", str(profile)))
@@ -100,7 +102,8 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
     latencies = a.profile or b.profile
     with progress("Comparing", None):
         plan = planned(a, latencies, batch_size, budget)
-        losses = plan_losses(plan, b.record, latencies)
+        way = planned_trees(plan)
+        losses = plan_losses(plan, b.record, latencies, way.dynamic_limits if way else DYNAMIC)
         moved = shifts(a.record, b.record) if a.record is not None else []
     sources = {side.name: source_of(side.record) for side in (a, b) if side.record is not None}
     tells_chains = source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
@@ -235,20 +238,13 @@ def draw_picture(result: Compared | GroupsCompared | DraftersCompared, *files: P
 def _is_ours(path: str | Path) -> bool:
     """Whether a file is one that treeopt writes, or the name of a shipped calibration."""
     file = Path(path)
-    if not file.exists():
-        return str(path) in shipped.shipped("calibration")
-    if file.suffix == ".npz":
-        return True
+    if not file.exists() or file.suffix == ".npz":
+        return file.exists() or str(path) in shipped.shipped("calibration")
     try:
         document = storage.load_json(file) if file.suffix == ".json" else None
     except InvalidInput:  # lines of JSON, or a log
         return False
     return isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.")
-
-
-def _have_other_drafters(runs: Sequence[RunDirectory]) -> bool:
-    known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
-    return not all(same_drafter(known[0], other) for other in known[1:])
 
 
 def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = None) -> DraftersCompared:

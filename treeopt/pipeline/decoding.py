@@ -17,13 +17,12 @@ from treeopt.growth.replay import accepted_lengths, length_counts, record_for, r
 from treeopt.latency.rounds import busy, processor_share
 from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.pipeline.entrants import Entrant
-from treeopt.records.benchmark import Benchmark
+from treeopt.records.benchmark import LOOKS, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Quality
 from treeopt.records.origins import ProvenanceRecord
 from treeopt.records.pools import Counts
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.stopping import LOOKS
 from treeopt.records.trace import Answers, RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft

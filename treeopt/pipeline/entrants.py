@@ -1,7 +1,6 @@
 """Who is decoded in a benchmark, and what is predicted of each: the plan's draft, its rivals, and trees that were given.
 
-treeopt's own decoder takes any draft; another engine chains and perhaps dynamic trees, so what is judged there stands behind
-plain decoding: the plan's chain; the dynamic tree that was planned for the engine; or the plan's best chain.
+treeopt's own decoder takes any draft; another engine chains and perhaps dynamic trees. What is judged stands behind plain.
 """
 
 from __future__ import annotations
@@ -57,17 +56,15 @@ def own_entrants(
 
     A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
     """
-    num_heads = drafter.num_heads
-    limits = plan.limits(Limits(entry.chosen.size, num_heads))
+    limits = plan.limits(Limits(entry.chosen.size, drafter.num_heads))
     whole = source.crossfit(limits, objective_for(source, plan.objective or "replay"))
-    most = len(whole.family)
+    most, chain_of = len(whole.family), entry.best("chain")
     entrants = plain_and_chosen(entry)
-    published = published_tree().cut(max_depth=num_heads)
+    published = published_tree().cut(max_depth=drafter.num_heads)
     if published.max_rank < drafter.draft_vocab_size:  # not of a draft model's chains, nor with very few tokens
         entrants[PUBLISHED] = fixed(source, published)
     entrants |= rivals(entry)
-    chain_of = entry.best("chain")
-    entrants["chain"] = fixed(source, Tree.chain(chain_of.depth if chain_of else num_heads))
+    entrants["chain"] = fixed(source, Tree.chain(chain_of.depth if chain_of else drafter.num_heads))
     accepted = source.held_out_shares(whole, most).tolist()
     entrants["budget"] = Entrant(whole.family.tree(most), Predicted(**whole.rates(most).document()), accepted)
     return {**entrants, **given_trees(files, source, entrants)}
@@ -79,20 +76,18 @@ def engine_entrants(
     """The contenders of another engine: plain, what the plan comes to, some chains, its own settings, and files."""
     entrants, chain_of = plain_and_chosen(entry), entry.best("chain")
     best = chain_of.depth if chain_of else source.num_heads
-    lengths = [1, source.num_heads]
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
-    drafted = rivals(entry) if takes_dynamic else {}
+    lengths = sorted({1, source.num_heads, best})
     if entry.draft.kind == "tree" or (entry.draft.kind == "dynamic" and not takes_dynamic):
         del entrants["chosen"]
-        lengths = [best, *sorted({*lengths} - {best})]
+        lengths.sort(key=lambda length: length != best)
         note(
-            f"{engine.name} takes no draft of the kind that the plan has, {entry.draft.kind}. The plan's best chain, of "
-            f"{best}, is decoded instead. To plan for it: {run.command('search', '--for', engine.name)}"
+            f"{engine.name} takes no draft of the plan's kind, {entry.draft.kind}: its best chain, of {best}, is decoded. "
+            f"To plan for it: {run.command('search', '--for', engine.name)}"
         )
-    else:
-        lengths = [length for length in sorted({*lengths, best}) if Tree.chain(length) != entry.draft]
-    entrants |= {f"chain of {length}": fixed(source, Tree.chain(length)) for length in lengths}
-    entrants |= drafted
+    chains = {length: Tree.chain(length) for length in lengths}
+    entrants |= {f"chain of {n}": fixed(source, tree) for n, tree in chains.items() if tree != entry.draft}
+    entrants |= rivals(entry) if takes_dynamic else {}
     if engine.own_length is not None:
         entrants[OWN_SETTINGS] = Entrant(Tree.chain(engine.own_length), is_own=True)
     entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
@@ -104,14 +99,12 @@ def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> 
     found = {}
     for name, entrant in entrants.items():
         draft, is_ours = entrant.draft, not engine.about
-        if draft.topk:
-            found[name] = replace(entrant, is_replayable=is_ours)
-        elif draft.kind not in ("plain", "chain"):
+        if not draft.topk and draft.kind not in ("plain", "chain"):
             raise Unsupported(
                 f"{engine.name} takes chains of the likeliest guesses, but {name} is a tree of {len(draft)} rows, or "
                 "has other guesses."
             )
-        elif entrant.is_own or draft.depth > source.num_heads:
+        if not draft.topk and (entrant.is_own or draft.depth > source.num_heads):
             found[name] = Entrant(draft, is_replayable=False, is_own=entrant.is_own)
         else:
             found[name] = replace(entrant, is_replayable=is_ours or len(draft) == 1)

@@ -9,7 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from treeopt.engines.base import Written
+from treeopt.engines.base import Request, Written
+from treeopt.engines.plans import ask, method_for_plan
+from treeopt.engines.registry import runners
+from treeopt.engines.vllm import MEDUSA_UNTIL
+from treeopt.engines.write import check_rule_of, export_request, write_request
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word
@@ -22,10 +26,9 @@ from treeopt.records.plan import Plan
 from treeopt.records.rules import marked_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.figures.registry import Inputs
-from treeopt.report.plan_table import with_settings, written_for
+from treeopt.report.plan_table import written_for
 from treeopt.report.terminal import note
 from treeopt.report.verdict import doubts
-from treeopt.trees.shapes import SHAPES
 
 OPENVINO = "openvino"  # a layout that needs another environment
 WRITTEN = ".written"  # lists the files of an export in its folder
@@ -46,14 +49,12 @@ def export(
 
     Options are those of `Plan.export`; ``target`` says for which engine exactly: ``version``, ``max_draft_len``.
     """
-    from treeopt.engines.base import Request
-    from treeopt.engines.write import export_request
-
     folder = run.export / engine
     if tree is not None:
         given = named_tree(tree, batch_size=batch_size)
         request = Request(tree=given, num_heads=heads or max(given.depth, 1), **target)
-        return _write(folder, export_request(request, engine, method=method))
+        written = export_request(request, engine, method=method)
+        return _write(folder, written.files), written
     if heads is not None:
         raise InvalidInput("`heads` goes with `tree`; a plan knows how many heads there are.")
     plan = run.read_plan()
@@ -61,10 +62,9 @@ def export(
         note(said)
     if len(plan.entries) > 1 and batch_size is not None:
         folder /= f"batch-size-{batch_size}"
-    try:
+    benches: Mapping[int, Benchmark] = {}
+    with suppress(InvalidInput):  # one is damaged: the prediction says it too
         benches = Inputs(run).benches()
-    except InvalidInput:  # one is damaged: the prediction says it too
-        benches = {}
     return export_to(folder, plan, engine, benches, batch_size=batch_size, method=method, **target)
 
 
@@ -80,54 +80,40 @@ def export_to(
     """Write a plan as an engine's files: (files, what was written).
 
     A plan of several trees for an engine that takes one is written for each batch size into a folder of its own.
-    ``options`` are those of `export_plan`. What speaks against the plan's trees, by their ``benches`` where there are some,
+    ``options`` are those of `ask`. What speaks against the plan's trees, by their ``benches`` where there are some,
     is the first of the notes, then for which load it is.
     """
-    from treeopt.engines.plans import batch_sizes_to_export, export_plan, method_for_plan
-
-    way = method_for_plan(plan, engine, options.get("method"))
-    sizes = batch_sizes_to_export(plan, way) if batch_size is None else [batch_size]
+    asked = ask(plan, engine, batch_size=batch_size, **options)
     parts: dict[int | None, Written] = {}
-    served = with_settings(plan) if way.dynamic else plan
-    judged = {size: bench for size, bench in (benches or {}).items() if served[size].draft == plan[size].draft}
-    notes, refused = [*doubts(served, judged, batch_size=batch_size), *written_for(served, sizes)], []
-    left = (
-        []
-        if sizes == [None] or batch_size is not None
-        else [e.batch_size for e in plan.entries if e.batch_size not in sizes]
-    )
-    if left:
-        notes.append(
-            f"{engine} decodes no more sequences at once: nothing was written for batch size {', '.join(map(str, left))}."
-        )
-    for size in sizes:
+    refused: dict[int | None, InvalidInput] = {}
+    for size, request in asked.requests.items():
         try:
-            parts[size] = export_plan(plan, engine, batch_size=size, **options)
+            parts[size] = write_request(request, asked.way, engine)
         except InvalidInput as error:
-            refused.append((size, error))
+            refused[size] = error
     if not parts:
-        raise _refusal(refused[0][1], folder)
-    notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused]
+        first, earlier = next(iter(refused.values())), any(folder.glob(f"**/{WRITTEN}"))
+        raise InvalidInput(f"{first} The files in {folder} are of an earlier export.") if earlier else first
+    served, own = asked.plan, (plan.runtime or {}).get("name") or engine
+    judged = {size: bench for size, bench in (benches or {}).items() if served[size].draft == plan[size].draft}
+    notes = [*doubts(served, judged, batch_size=batch_size), *written_for(served, list(asked.requests)), *asked.notes]
+    notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += _notes(parts)
-    notes += _other_runtime(plan, engine)
+    if not str(own).startswith(engine):
+        notes.append(
+            f"The plan was made with step latencies of {own}. Steps take another time in {engine}, and "
+            "another size may be faster there."
+        )
     if batch_size is not None or None in parts:
         (written,) = parts.values()
         _clear(folder, ())
-        return _write(folder, replace(written, notes=tuple(notes)))
-    _write(folder, Written(files={}, command=""))
-    _clear(folder, [f"batch-size-{size}" for size in parts])
-    paths = [path for size, part in parts.items() for path in _write(folder / f"batch-size-{size}", part)[0]]
-    command = "\n".join(
-        f"# Batch size {size}, in {shell_word(folder / f'batch-size-{size}')}\n{part.command}"
-        for size, part in parts.items()
-    )
-    return paths, Written(files={}, command=command, notes=tuple(notes))
-
-
-def _refusal(error: InvalidInput, folder: Path) -> InvalidInput:
-    """The error, which also says what an earlier export has left in the folder."""
-    earlier = any(folder.glob(f"**/{WRITTEN}"))
-    return InvalidInput(f"{error} The files in {folder} are of an earlier export.") if earlier else error
+        return _write(folder, written.files), replace(written, notes=tuple(notes))
+    folders = {size: folder / f"batch-size-{size}" for size in parts}
+    _write(folder, {})
+    _clear(folder, [part.name for part in folders.values()])
+    paths = [path for size, part in parts.items() for path in _write(folders[size], part.files)]
+    commands = (f"# Batch size {size}, in {shell_word(folders[size])}\n{part.command}" for size, part in parts.items())
+    return paths, Written(files={}, command="\n".join(commands), notes=tuple(notes))
 
 
 def _notes(parts: Mapping[int | None, Written]) -> list[str]:
@@ -145,28 +131,20 @@ def _clear(folder: Path, kept: Collection[str]) -> None:
     """Delete what an earlier export wrote for batch sizes one by one, except for those that are ``kept``."""
     for part in folder.glob("batch-size-*"):
         if part.name not in kept and (part / WRITTEN).is_file():
-            _write(part, Written(files={}, command=""))
+            _write(part, {})
             if not any(part.iterdir()):
                 part.rmdir()
 
 
 def export_all(run: RunDirectory, plan: Plan) -> list[str]:
-    """Write the files of every engine that takes the plan's drafter, rule and trees, and name the others: those written.
-
-    A plan of chains goes to the engines of chains too.
-    """
-    from treeopt.engines.plans import method_for_plan
-    from treeopt.engines.registry import runners
-    from treeopt.engines.write import check_rule_of
-
+    """Write the files of every engine that takes the plan's drafter, rule and trees, and name the others: those written."""
     kind = (plan.drafter or {}).get("kind")
-    able, written = runners(kind), []
+    able, written, others = runners(kind), [], []
     if not plan.speculates:
         note("The plan is not to speculate: nothing was exported.")
         return []
     if not able:
         note(f"No engine that treeopt knows runs drafters of the kind {kind}: nothing was exported.")
-    chains, others = [], []
     for name in able:
         way = method_for_plan(plan, name)
         if way.dynamic and not all(entry.best("dynamic") for entry in plan.entries):
@@ -175,9 +153,6 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
             check_rule_of(plan.acceptance, way, name)
         except InvalidInput:
             others.append(name)
-            continue
-        if way.shape == "chain" and not way.dynamic and not all(SHAPES["chain"](entry.tree) for entry in plan.entries):
-            chains.append(name)
             continue
         try:
             paths, files = export(run, name)
@@ -188,34 +163,21 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
         for said in files.notes:
             if said.startswith(NOTHING_WRITTEN):
                 note(f"{name}: {said}")
-    if chains:
-        note(f"Engines of chains ({', '.join(chains)}) need a search of their own: treeopt search --for {chains[0]}")
     if others:
         note(f"Not exported for {', '.join(others)}: none of them decodes by {marked_rule(plan.acceptance or {})}.")
     return written
 
 
-def _write(folder: Path, written: Written) -> tuple[list[Path], Written]:
+def _write(folder: Path, files: Mapping[str, str]) -> list[Path]:
     """Write the files; those of the export before that are no more are deleted, and nothing else."""
-    record, texts = folder / WRITTEN, dict(written.files)
+    record, texts = folder / WRITTEN, dict(files)
     if texts:
         texts = {WRITTEN: "\n".join(texts), **texts}
     before = [*read_text(record).splitlines(), WRITTEN] if record.is_file() else []
     gone = [folder / name for name in before if name not in texts and Path(name).name == name]
     writers = {folder / name: partial(write_text, text=text) for name, text in texts.items()}
     replace_together(writers, [file for file in gone if file.is_file()])
-    return [folder / name for name in written.files], written
-
-
-def _other_runtime(plan: Plan, engine: str) -> tuple[str, ...]:
-    """A warning where the plan's latencies were measured in another runtime than the engine's."""
-    name = (plan.runtime or {}).get("name")
-    if name is None or str(name).startswith(engine):
-        return ()
-    return (
-        f"The plan was made with step latencies of {name}. Steps take another time in {engine}, and "
-        "another size may be faster there.",
-    )
+    return [folder / name for name in files]
 
 
 def convert(
@@ -235,7 +197,6 @@ def convert(
     revision : revision of a hub checkpoint
     weights  : format of the weights, for openvino: fp32 or int8; by default fp32
     """
-    from treeopt.engines.vllm import MEDUSA_UNTIL
     from treeopt.runtime.checkpoints import convert as write
 
     refusal = f"Another treeopt is writing to {output}: wait for it, or pass another `output`."
@@ -245,7 +206,7 @@ def convert(
         return _convert_for_openvino(drafter, output, model, revision, weights or "fp32"), ()
     if weights is not None:
         raise InvalidInput(f"`weights` is for `layout={OPENVINO}`, but got `layout={layout}`: leave it out.")
-    with sole_writer(output, lambda: [output], refusal):
+    with sole_writer(output, [output], refusal):
         base = None if model is None else located(model)
         heads, files = write(located(drafter), layout, output, base=base, revision=revision)
         with suppress(OSError):

@@ -55,14 +55,11 @@ def import_file(
         "machine": None,
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
-    calibration, trace, told = found.calibration, None, {"kind": drafter} if drafter else None
-    if calibration is None:
-        assert found.trace is not None
-        trace = replace(found.trace, meta={**found.trace.meta, "provenance": record, "drafter": told})
-        calibration = Calibration.from_trace(trace)
-    else:
-        calibration.meta["provenance"] = record
-        calibration.meta["drafter"] = told
+    about = {"provenance": record, "drafter": {"kind": drafter} if drafter else None}
+    trace = None if found.trace is None else replace(found.trace, meta=found.trace.meta | about)
+    calibration = found.calibration if trace is None else Calibration.from_trace(trace)
+    assert calibration is not None
+    calibration.meta.update(about)
     if calibration.meta.get("source") != ENGINE_LOG:
         calibration.meta["source"] = "imported"
     calibration.meta["notes"] = list(found.notes)

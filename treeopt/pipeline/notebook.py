@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import singledispatch
+from collections.abc import Callable, Sequence
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -36,37 +35,22 @@ WIDTH = 120  # characters
 STYLE = "overflow-x:auto;white-space:pre;line-height:normal;font-family:Menlo,'DejaVu Sans Mono',Consolas,monospace"
 
 
-@singledispatch
-def table(record: Any) -> RenderableType:
-    """The table of a result, as the command that makes it prints it."""
-    raise TypeError(f"there is no table of a {type(record).__name__}")
-
-
-table.register(Calibration, calibration_table)
-table.register(LatencyProfile, profile_table)
-table.register(Plan, plan_table)
-table.register(Benchmark, bench_table)
-table.register(Compared, compared_table)
-table.register(GroupsCompared, compared_table)
-table.register(DraftersCompared, compared_table)
-
-
-@table.register(RankTrace)
-def _(record: RankTrace) -> RenderableType:
-    return calibration_table(Calibration.from_trace(record))
-
-
-@table.register(Probe)
-def _(record: Probe) -> RenderableType:
-    return (
-        f"Probe of {len(record.accepted):,} steps of {record.num_sequences:,} answers: what each would "
-        f"have accepted of a tree of {len(record.tree)} rows"
-    )
-
-
-@table.register(Score)
-def _(record: Score) -> RenderableType:
-    return score_table(record, "the tree")
+# What makes the table of a result, as the command that makes it prints it.
+TABLES: dict[type, Callable[[Any], RenderableType]] = {
+    Calibration: calibration_table,
+    LatencyProfile: profile_table,
+    Plan: plan_table,
+    Benchmark: bench_table,
+    Compared: compared_table,
+    GroupsCompared: compared_table,
+    DraftersCompared: compared_table,
+    RankTrace: lambda trace: calibration_table(Calibration.from_trace(trace)),
+    Score: lambda score: score_table(score, "the tree"),
+    Probe: lambda probe: (
+        f"Probe of {len(probe.accepted):,} steps of {probe.num_sequences:,} answers: what each would have accepted of a tree "
+        f"of {len(probe.tree)} rows"
+    ),
+}
 
 
 def html(record: Any) -> str:
@@ -75,7 +59,7 @@ def html(record: Any) -> str:
 
     console = Console(file=StringIO(), width=WIDTH, highlight=False, markup=False, force_jupyter=False)
     parts = []
-    for segment in console.render(table(record)):
+    for segment in console.render(TABLES[type(record)](record)):
         bold = segment.style is not None and segment.style.bold and segment.text.strip()
         text = escape(printable(segment.text))
         parts.append(f"<b>{text}</b>" if bold else text)

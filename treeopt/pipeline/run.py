@@ -13,10 +13,9 @@ from treeopt.files.parameters import Count, Positive
 from treeopt.files.places import distinct, folder_name
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
-from treeopt.pipeline.calibrate import calibrate
+from treeopt.pipeline.calibrate import calibrate, probe_again
 from treeopt.pipeline.compare import compare_drafters
 from treeopt.pipeline.export import export, export_all
-from treeopt.pipeline.probe import probe_again
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import search
@@ -108,14 +107,9 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> tuple[
 
 
 def drafters_of(asked: str) -> list[str]:
-    """The drafters of a list with commas; one where there is a file or folder of that whole name.
-
-    >>> drafters_of("medusa, ngram"), drafters_of("my-heads")
-    (['medusa', 'ngram'], ['my-heads'])
-    """
-    if Path(asked).exists():
-        return [asked]
-    return [name.strip() for name in asked.split(",") if name.strip()]
+    """The drafters of a list with commas; one where there is a file or folder of that whole name."""
+    names = [asked] if Path(asked).exists() else asked.split(",")
+    return [name.strip() for name in names if name.strip()]
 
 
 def run_drafters(

@@ -18,10 +18,10 @@ from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
+from treeopt.pipeline.bench import check_decodes_here, verified
 from treeopt.pipeline.session import open_session, resolve
-from treeopt.pipeline.verify import check_decodes_here, verified
-from treeopt.planning.groups import Grouped
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
@@ -133,10 +133,10 @@ def plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile
         raise InvalidInput(
             "`for_groups=own` writes to the run directory: search that of the trace, not the trace alone."
         )
-    groups = Grouped.of(cast(RankTrace, record))
-    folders = distinct([folder_name(name) for name in groups.names])
-    for g, (name, folder) in enumerate(zip(groups.names, folders, strict=True)):
-        own, part = RunDirectory(run.path / "groups" / folder), groups.part(g)
+    parts = group_parts(cast(RankTrace, record))
+    folders = distinct([folder_name(name) for name in parts])
+    for (name, part), folder in zip(parts.items(), folders, strict=True):
+        own = RunDirectory(run.path / "groups" / folder)
         plan = plan_trees(part, latencies, request)
         with own.writing():
             own.replace_accuracies(Calibration.from_trace(part), part)
@@ -147,21 +147,19 @@ def plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile
         note(f"The plan of the group {name} is in {own.path}.")
 
 
-def _said(plan: Plan) -> Any:
-    """A plan's document without its provenance."""
-    return json.loads(to_json(replace(plan, provenance=None).document()))
-
-
 def _provenance(run: RunDirectory, plan: Plan) -> ProvenanceRecord:
     """The provenance of a new plan; the run's earlier one if the plan is unchanged, so that its benchmarks stay its own."""
+
+    def said(one: Plan) -> Any:
+        return json.loads(to_json(replace(one, provenance=None).document()))
+
     try:
         earlier = run.read_plan() if run.plan.exists() else None
     except InvalidInput:  # damaged, and about to be replaced
         earlier = None
-    if earlier and earlier.provenance and _said(earlier) == _said(plan):
+    if earlier and earlier.provenance and said(earlier) == said(plan):
         return earlier.provenance
-    known = {key: value for key, value in Provenance().record().items() if value is not None}
-    return cast(ProvenanceRecord, known)
+    return cast(ProvenanceRecord, {key: value for key, value in Provenance().record().items() if value is not None})
 
 
 def note_warnings(plan: Plan) -> None:

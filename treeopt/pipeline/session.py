@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -47,10 +46,8 @@ def resolve(
     source = located_source(source, earlier.get("model", demo.NAME))
     if (drawn := -(-4 * num_prompts // 3)) > MOST_DRAWN:  # a quarter is left for bench
         source["drawn"] = drawn
-    asked = source.get("model", earlier.get("model"))
-    if asked != earlier.get("model") and asked != located(
-        str(earlier.get("model"))
-    ):  # once it was kept as it was given
+    theirs = earlier.get("model")
+    if source.get("model", theirs) not in (theirs, located(str(theirs))):  # once it was kept as it was given
         return source
     kinds = {"model": str, "drawn": int, **get_type_hints(ModelOptions)}
     del kinds["trust_remote_code"]
@@ -59,15 +56,16 @@ def resolve(
         for name, value in earlier.items()
         if (kind := kinds.get(name)) and (type(value) is kind or (kind is float and type(value) is int))
     }
-    if "prompts" in source:  # another file has columns of its own
-        if known.pop("responses", None) and known.get("temperature"):  # of the given answers
+    gone: set[str] = set()
+    if "prompts" in source:  # another file has columns of its own; temperature was that of the given answers
+        gone |= {"responses", "column", "group_by", "split"}
+        if known.get("responses") and known.get("temperature"):
             known.setdefault("acceptance", "sample")
-        known = {k: v for k, v in known.items() if k not in ("column", "group_by", "split")}
     if "drafter" in source:
-        known.pop("draft_depth", None)
+        gone.add("draft_depth")
     if "acceptance" in source or "responses" in source:  # another rule has options of its own
-        known = {k: v for k, v in known.items() if k not in RULE_OPTIONS or k == "draft_depth"}
-    return {**known, **source}
+        gone |= {*RULE_OPTIONS} - {"draft_depth"}
+    return {**{name: value for name, value in known.items() if name not in gone}, **source}
 
 
 def located_source(source: Mapping[str, Any], model: str = demo.NAME) -> dict[str, Any]:
@@ -76,11 +74,9 @@ def located_source(source: Mapping[str, Any], model: str = demo.NAME) -> dict[st
     model : the target where the options do not name one
     """
     asked = {kind.asked for kind in DRAFTERS.values() if kind.asked}
-    reserved = {demo.NAME, "trace", *asked, *demo.DRAFTERS.get(source.get("model", model), ())}
-    paths = {
-        name: source[name] for name in ("model", "drafter", "prompts") if source.get(name) not in (None, *reserved)
-    }
-    return {**source, **{name: located(path) for name, path in paths.items()}}
+    reserved = {None, demo.NAME, "trace", *asked, *demo.DRAFTERS.get(source.get("model", model), ())}
+    paths = [name for name in ("model", "drafter", "prompts") if source.get(name) not in reserved]
+    return {**source, **{name: located(source[name]) for name in paths}}
 
 
 def session_of(
@@ -125,19 +121,6 @@ def with_session(
         return step(directory, session_of(directory, model, options), **asked)
 
 
-@contextmanager
-def compiled(session: Session, wanted: bool) -> Iterator[None]:
-    """Compile the session's target where it is wanted, and note in the end how that went."""
-    if not wanted:
-        yield
-        return
-    from treeopt.runtime.compiled import compile_target, compiled_note
-
-    compile_target(session.target)
-    yield
-    note(compiled_note(session.target))
-
-
 def open_session(source: dict[str, Any]) -> Session:
     """Load a model, its drafter and prompts, and note what was found strange."""
     import_torch()
@@ -145,9 +128,7 @@ def open_session(source: dict[str, Any]) -> Session:
 
     with progress("Loading", None):
         session = open_session(source)
-    for text in session.notes:
-        note(text)
-    return session
+    return _noted(session)
 
 
 def open_by_workers(run: RunDirectory, source: dict[str, Any], cluster: Cluster) -> Session:
@@ -159,6 +140,10 @@ def open_by_workers(run: RunDirectory, source: dict[str, Any], cluster: Cluster)
     with progress("Starting workers", None):
         cluster.start(1 if cluster.gpus else threads)
         session: Session = replace(cluster.call(open_outline, source, threads), cluster=cluster)
+    return _noted(session)
+
+
+def _noted(session: Session) -> Session:
     for text in session.notes:
         note(text)
     return session

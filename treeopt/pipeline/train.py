@@ -129,7 +129,7 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
         "another `output`."
     )
     try:
-        with writing.sole_writer(folder / "training", places, refusal, lock=lock):
+        with writing.sole_writer(folder / "training", places(), refusal, lock=lock):
             yield
     finally:
         with suppress(OSError):
@@ -145,7 +145,7 @@ def _check_folder(folder: Path, kind: str) -> None:
         return
     made, unfinished = folder / "training" / "training.json", folder / "training" / CHECKPOINT / "key.json"
     recipes = [
-        storage.read_json(made, "training", ("recipe",))["recipe"] if made.exists() else None,
+        storage.read_json(made, "training").get("recipe") if made.exists() else None,
         storage.load_json(unfinished) if unfinished.exists() else None,  # killed while it wrote the heads
     ]
     if kind not in [recipe.get("kind") for recipe in recipes if isinstance(recipe, dict)]:
@@ -357,9 +357,9 @@ class TrainingJob:
         writing.discard(self.work / CHECKPOINT)
 
     def draw_curves(self, log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+        from treeopt.report.figures.accuracy import training_chart
         from treeopt.report.figures.chart import draw
         from treeopt.report.figures.style import to_bytes
-        from treeopt.report.figures.training import training_chart
 
         with writing.atomic_writer(self.work / "curves.png") as stream:
             stream.write(to_bytes(draw(training_chart(log, record)), "png"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from treeopt.engines.diagnosis import Diagnosis, diagnose
+from treeopt.engines.reading import read_choices
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
@@ -36,8 +37,6 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
 
     Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
     """
-    from treeopt.engines.reading import read_choices
-
     if planned := _planned(path, batch_size):
         return planned
     try:
@@ -51,8 +50,12 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
             raise InvalidInput("it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it.")
         return Tree.from_choices(choices)
     except InvalidInput as error:
-        said = str(error)
-        raise InvalidInput(said if said.startswith(str(path)) else f"{path}: {said}") from None
+        raise _of(path, error) from None
+
+
+def _of(path: Path, error: InvalidInput) -> InvalidInput:
+    """The error with the file's name in it."""
+    return error if str(path) in str(error) else InvalidInput(f"{path}: {error}")
 
 
 def read_plan(path: Path) -> Plan | None:
@@ -82,17 +85,15 @@ def score(
     if calibration is not None and not isinstance(calibration, str | Path):
         with RunDirectory.holding(calibration) as held:
             return score(held, tree, batch_size=batch_size)
-    plan = read_plan(Path(tree)) if isinstance(tree, str | Path) and Path(tree).is_file() else None
-    grown_on = set(plan.inputs.values()) if plan else set()
-    asked = named_tree(str(tree), batch_size=batch_size) if isinstance(tree, str | Path) else tree
+    grown_on: set[str] = set()
+    if isinstance(tree, str | Path):
+        plan = read_plan(Path(tree)) if Path(tree).is_file() else None
+        grown_on, tree = set(plan.inputs.values()) if plan else set(), named_tree(str(tree), batch_size=batch_size)
     path, source = read_accuracies(run, None if calibration is None else str(calibration))
     if calibration is None and run.probe.exists():
-        note(
-            "Scored by greedy decoding. What a tree reaches under typical acceptance is measured by treeopt "
-            "bench --tree."
-        )
+        note("Scored by greedy decoding: treeopt bench --tree measures what a tree reaches under typical acceptance.")
     with progress("Scoring", None):
-        return score_tree(source, asked, grown_here=sha256_of(path) in grown_on)
+        return score_tree(source, tree, grown_here=sha256_of(path) in grown_on)
 
 
 def import_tree(file: Path, *, batch_size: int | None = None) -> Diagnosis:
@@ -102,5 +103,4 @@ def import_tree(file: Path, *, batch_size: int | None = None) -> Diagnosis:
     try:
         return diagnose(read_text(file))
     except InvalidInput as error:
-        said = str(error)
-        raise InvalidInput(said if str(file) in said else f"{file}: {said}") from None
+        raise _of(file, error) from None

@@ -56,7 +56,7 @@ def drawn_rates(
     return np.concatenate(found, axis=-1)
 
 
-def interval95(samples: NDArray[np.float64], n: int) -> list[float]:
+def interval95(samples: NDArray[np.float64], n: int) -> tuple[float, float]:
     """The 95 % interval of bootstrap draws over ``n`` things: percentiles, widened for few of them.
 
     A bootstrap draw varies by (n - 1) / n too little, and its normal tails are too thin; the expanded
@@ -69,10 +69,10 @@ def interval95(samples: NDArray[np.float64], n: int) -> list[float]:
     from scipy.special import ndtr, stdtrit  # of scipy.stats, which takes a second to import
 
     if n < 2 or len(samples) < 2:
-        return [float(samples.min()), float(samples.max())]
+        return float(samples.min()), float(samples.max())
     tail = float(ndtr(np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 - LEVEL) / 2)))
     low, high = np.quantile(samples, [tail, 1 - tail])
-    return [float(low), float(high)]
+    return float(low), float(high)
 
 
 def stderr(samples: NDArray[np.float64], n: int) -> float:

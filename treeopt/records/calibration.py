@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Required, TypedDict  # pydantic takes none of typing's before Python 3.12
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Count, NotNegative, Positive, Share
-from treeopt.records.display import Drawn
 from treeopt.records.figure import Rate
-from treeopt.records.origins import check_origins
+from treeopt.records.origins import Kept, Origins
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import Choice, IntArray, read_only
 
@@ -28,8 +28,51 @@ KEPT_PREFIXES = 1024  # most frequent rank prefixes that calibration.json lists
 ENGINE_LOG = "engine log"  # the source that calibrations of engines' counters name
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrefixCounts:
+    """The most frequent rank prefixes: how often each came, and how often its parent did with a trial."""
+
+    paths: list[Choice]
+    counts: list[Count]
+    visited: list[Count]
+
+    def __post_init__(self) -> None:
+        if not len(self.paths) == len(self.counts) == len(self.visited):
+            raise InvalidInput("prefix_counts must have as many counts and visited as paths.")
+
+
+class Counted(TypedDict, total=False):
+    """Hits and trials of all sequences, or of a group of them."""
+
+    hits: Required[list[list[Count]]]
+    trials: Required[list[Count]]
+    sequences: Positive | None
+    positions: Count | None
+
+
+class GroupCounts(Counted, total=False):
+    """The counts of a group of sequences."""
+
+    tokens_per_step: Rate | None
+    tokens_per_step_stderr: NotNegative | None
+
+
+class CalibrationFile(Counted, Origins, total=False):
+    """Types of what a file says."""
+
+    survival: list[Share] | None
+    survival_stderr: list[NotNegative] | None
+    loop_share: Share | None
+    target_agreement: Share | None
+    drafts: Positive | None
+    requests: Count | None
+    draft_lengths: dict[str, Count] | None
+    groups: dict[str, GroupCounts] | None
+    prefix_counts: PrefixCounts | None
+
+
 @dataclass(frozen=True, eq=False)
-class Calibration(Drawn):
+class Calibration(Kept):
     """Marginal counts of a drafter on a data set: ``calibration.json``.
 
     Raises InvalidInput for counts that cannot be: negative, more hits than trials, no trials.
@@ -39,6 +82,7 @@ class Calibration(Drawn):
     [[0.6, 0.2], [0.4, 0.1]]
     """
 
+    file_kind = "calibration"
     hits: IntArray
     trials: IntArray
     prefix_counts: dict[str, Any] | None = None
@@ -50,25 +94,23 @@ class Calibration(Drawn):
             if value.dtype.kind not in "iu":
                 raise InvalidInput(f"{name} must be counts (whole numbers), but got {value.dtype}.")
             object.__setattr__(self, name, read_only(value, np.int64))
-        if self.hits.ndim != 2 or self.trials.shape != self.hits.shape[:1] or 0 in self.hits.shape:
+        hits, trials = self.hits, self.trials
+        if hits.ndim != 2 or trials.shape != hits.shape[:1] or 0 in hits.shape:
             raise InvalidInput(
-                "hits must be a heads x ranks table and trials one count per head, but their shapes "
-                f"are {self.hits.shape} and {self.trials.shape}."
+                "hits must be a heads x ranks table and trials one count per head, but their shapes are "
+                f"{hits.shape} and {trials.shape}."
             )
-        if self.hits.min() < 0 or self.trials.min() < 1:
+        if hits.min() < 0 or trials.min() < 1:
             raise InvalidInput("hits must be at least 0 and trials at least 1.")
-        over = np.flatnonzero(self.hits.sum(1) > self.trials)
-        if len(over):
-            k = int(over[0])
+        for k in np.flatnonzero(hits.sum(1) > trials)[:1]:
             raise InvalidInput(
-                f"The hits of one head may not exceed its trials, but head {k + 1} has "
-                f"{self.hits[k].sum()} of {self.trials[k]}: its counts look cumulative (top-1, top-2, "
-                "...); subtract neighbours first."
+                f"The hits of one head may not exceed its trials, but head {k + 1} has {hits[k].sum()} of {trials[k]}: its "
+                "counts look cumulative (top-1, top-2, ...); subtract neighbours first."
             )
 
     @property
     def num_heads(self) -> int:
-        return int(self.hits.shape[0])
+        return len(self.hits)
 
     @property
     def top_k(self) -> int:
@@ -83,8 +125,7 @@ class Calibration(Drawn):
     @property
     def stderr(self) -> NDArray[np.float64]:
         """(K, top_k) binomial standard errors of `accept`."""
-        accept = self.accept
-        errors: NDArray[np.float64] = np.sqrt(accept * (1 - accept) / self.trials[:, None])
+        errors: NDArray[np.float64] = np.sqrt(self.accept * (1 - self.accept) / self.trials[:, None])
         return errors
 
     @classmethod
@@ -126,66 +167,16 @@ class Calibration(Drawn):
             "shown": {"num_heads": self.num_heads, "top_k": self.top_k},
         }
 
-    def save(self, path: str | Path) -> None:
-        storage.write_json(path, "calibration", self.document())
-
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
-        required = ("hits", "trials")
-        document = storage.read_json(path, "calibration", required)
-        check_origins(document, path)
-        meta = {k: v for k, v in document.items() if k not in (*required, "prefix_counts", "schema", "shown")}
+        rest = storage.read_json(path, "calibration")
+        storage.typed(CalibrationFile, rest, path)
+        hits, trials, prefixes = rest.pop("hits"), rest.pop("trials"), rest.pop("prefix_counts", None)
+        meta = {key: value for key, value in rest.items() if key not in ("schema", "shown")}
         try:
-            calibration = cls(
-                np.array(document["hits"]), np.array(document["trials"]), document.get("prefix_counts"), meta
-            )
-        except (InvalidInput, ValueError, TypeError) as error:
+            return cls(np.array(hits), np.array(trials), prefixes, meta)
+        except ValueError as error:
             raise InvalidInput(f"{path} is not a calibration: {error}") from None
-        storage.typed(CalibrationInfo, {**meta, "prefix_counts": calibration.prefix_counts}, path)
-        return calibration
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrefixCounts:
-    """The most frequent rank prefixes: how often each came, and how often its parent did with a trial."""
-
-    paths: list[Choice]
-    counts: list[Count]
-    visited: list[Count]
-
-    def __post_init__(self) -> None:
-        if not len(self.paths) == len(self.counts) == len(self.visited):
-            raise InvalidInput("prefix_counts must have as many counts and visited as paths.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupCounts:
-    """The counts of a group of sequences."""
-
-    hits: list[list[Count]]
-    trials: list[Count]
-    sequences: Count | None = None
-    positions: Count | None = None
-    tokens_per_step: Rate | None = None
-    tokens_per_step_stderr: NotNegative | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationInfo:
-    """Types of what a file says beside hits and trials."""
-
-    positions: Positive | None = None
-    sequences: Positive | None = None
-    survival: list[Share] | None = None
-    survival_stderr: list[NotNegative] | None = None
-    loop_share: Share | None = None
-    target_agreement: Share | None = None
-    drafts: Positive | None = None
-    requests: Count | None = None
-    draft_lengths: dict[str, Count] | None = None
-    groups: dict[str, GroupCounts] | None = None
-    prefix_counts: PrefixCounts | None = None
-    source: str | None = None
 
 
 def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray]:
@@ -201,14 +192,13 @@ def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray
 
 def group_counts(trace: RankTrace) -> dict[str, dict[str, Any]]:
     """Hits, trials, sequences and states of each group of sequences."""
-    assert trace.group is not None
     found = {}
     for g, name in enumerate(trace.group_names):
-        if (trace.group == g).any():
-            part = trace.select(np.flatnonzero(trace.group == g))
+        if len(sequences := np.flatnonzero(trace.group == g)):
+            part = trace.select(sequences)
             states = part.ranks[part.has_step]
             hits, trials = count_hits(states, trace.top_k)
-            found[name] = {"sequences": part.num_sequences, "positions": len(states), "hits": hits, "trials": trials}
+            found[name] = {"sequences": len(sequences), "positions": len(states), "hits": hits, "trials": trials}
     return found
 
 

@@ -7,7 +7,6 @@ block    prompts that were decoded together with one contender; contenders are i
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -118,11 +117,6 @@ class Contender:
         """Rows verified per sequence and step, root included."""
         return len(self.draft)
 
-    @property
-    def depth(self) -> int:
-        """Guesses that a step accepts at most."""
-        return self.draft.depth
-
     @cached_property
     def steps(self) -> int:
         """Decoding steps of all answers."""
@@ -141,14 +135,8 @@ class Contender:
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens per second of the timed blocks; None where nothing was timed."""
-        seconds = sum(self.decode_s)
+        seconds = sum(block.decode_s for block in self.blocks)
         return sum(block.tokens for block in self.blocks) / seconds if seconds else None
-
-    @property
-    def decode_s(self) -> list[float]:
-        """Seconds of the timed steps, of each round."""
-        rounds = itertools.groupby(self.blocks, key=lambda block: block.round)
-        return [sum(block.decode_s for block in same) for _, same in rounds]
 
     @property
     def identical(self) -> int:
@@ -182,13 +170,12 @@ class Contender:
     def stderr_of(self, group: str | None) -> float | None:
         """Standard error of tokens per step on the answers of a group alone."""
         answers = [answer for answer in self.sequences if group in (None, answer.group)]
-        names = {name: i for i, name in enumerate(dict.fromkeys(answer.id for answer in answers))}
-        if len(names) < 2:
+        places = {name: place for place, name in enumerate(dict.fromkeys(answer.id for answer in answers))}
+        if (n := len(places)) < 2:
             return None
-        which = [names[answer.id] for answer in answers]
-        tokens = np.bincount(which, [answer.emitted for answer in answers])
-        steps = np.bincount(which, [answer.steps for answer in answers])
-        return stderr(drawn_rates(tokens, steps, conversation_draws(len(names))), len(names))
+        which = [places[answer.id] for answer in answers]
+        tokens, steps = (np.bincount(which, [getattr(a, name) for a in answers]) for name in ("emitted", "steps"))
+        return stderr(drawn_rates(tokens, steps, conversation_draws(n)), n)
 
     @property
     def shown(self) -> dict[str, object]:

@@ -86,6 +86,7 @@ ENDS = (
     "that was served, and an estimate for others. A plan counts all rows up to the limit, and fewer are verified. Steps for "
     "which it found nothing are seldom counted by engines: real tokens per step are lower."
 )
+LOOKED_UP = 3  # tokens of the longest n-gram that is looked up, here and in engines that are told
 OF_YOUR_OWN = "their folder, file or hub id"
 
 DRAFTERS = {

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.files import shipped
+from treeopt.files import shipped, storage
 from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.bootstrap import SEED
@@ -29,6 +29,32 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 
 Accuracies = RankTrace | Probe | Calibration
+Result = Accuracies | LatencyProfile | Plan | Benchmark
+JSON: tuple[type[Calibration | LatencyProfile | Plan | Benchmark], ...] = (Calibration, LatencyProfile, Plan, Benchmark)
+INPUTS = ("trace.npz", "probe.npz", "calibration.json", "profile.json", "plan.json")  # of a run
+
+
+def load_result(path: str | Path) -> Result:
+    """What a file holds that a command wrote, or a shipped file of that name.
+
+    >>> load_result("vicuna-7b-medusa1").num_heads
+    5
+
+    Raises InvalidInput where it is no such file.
+    """
+    file = Path(path)
+    if not file.exists():
+        file = (shipped.shipped("calibration") | shipped.shipped("profiles")).get(str(path), file)
+    if file.suffix == ".npz":
+        return Probe.load(file) if is_probe(file) else RankTrace.load(file)
+    document = storage.load_json(file)
+    found = document.get("schema") if isinstance(document, dict) else None
+    kinds = {storage.schema(record.file_kind): record for record in JSON}
+    if not isinstance(found, str) or found not in kinds:
+        raise InvalidInput(
+            f'{file} must be a .npz file or have a "schema" of {", ".join(kinds)}, but it has {found!r}.'
+        )
+    return kinds[found].load(file)
 
 
 def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, RankTrace | Calibration]:
@@ -61,20 +87,18 @@ def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, 
 def find_accuracies(
     run: RunDirectory, given: str | None = None, *, otherwise: str | None = None
 ) -> tuple[Path, RankTrace | Calibration] | None:
-    """The accuracies of `read_accuracies`, or the shipped calibration ``otherwise``, or None, where nothing was given or calibrated."""
-    if given is None and not (run.trace.exists() or run.calibration.exists()):
-        given = otherwise
-        if given is None:
-            return None
-    return read_accuracies(run, given)
+    """Those of `read_accuracies`; where nothing was given or calibrated the shipped calibration ``otherwise``, or None."""
+    own = run.trace.exists() or run.calibration.exists()
+    given = given if given is not None or own else otherwise
+    return read_accuracies(run, given) if own or given is not None else None
 
 
 def read_planned(run: RunDirectory, given: str | None = None) -> tuple[Path, Accuracies]:
     """What trees are planned on: the run's probe where it has one, else as `read_accuracies` has it."""
     if given is None and run.probe.exists():
         return run.probe, run.read_probe()
-    if given is not None and given.endswith(".npz") and is_probe(Path(given)):
-        return Path(given), Probe.load(Path(given))
+    if given is not None and given.endswith(".npz") and is_probe(given):
+        return Path(given), Probe.load(given)
     return read_accuracies(run, given)
 
 
@@ -92,10 +116,9 @@ def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, 
     count = record.num_conversations
     if conversations >= count:
         return record, None
-    drawn = np.zeros(count, dtype=bool)
-    drawn[np.random.default_rng(SEED).choice(count, conversations, replace=False)] = True
+    drawn = np.random.default_rng(SEED).choice(count, conversations, replace=False)
     sample = Sample(conversations=conversations, of=count, seed=SEED)
-    return record.select(np.flatnonzero(drawn[record.clusters])), sample
+    return record.select(np.flatnonzero(np.isin(record.clusters, drawn))), sample
 
 
 def find_latencies(
@@ -118,8 +141,7 @@ def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = Fal
 
     or_gone : whether a file that is missing has changed too
     """
-    files = {file.name: file for file in (run.trace, run.probe, run.calibration, run.profile, run.plan)}
-    found = [(name, files[name], sha256) for name, sha256 in inputs.items() if name in files]
+    found = [(name, run.path / name, sha256) for name, sha256 in inputs.items() if name in INPUTS]
     return [name for name, file, sha256 in found if (sha256_of(file) != sha256 if file.is_file() else or_gone)]
 
 
@@ -156,6 +178,14 @@ def read_timed(run: RunDirectory, inputs: Mapping[str, str]) -> LatencyProfile |
     return run.read_profile() if name in inputs and not changed(run, {name: inputs[name]}, or_gone=True) else None
 
 
+def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | None:
+    """The accuracies among a plan's inputs, of the run or shipped; None where they have changed since."""
+    files = {file.name: file for file in shipped.shipped("calibration").values()}
+    files |= {file.name: file for file in (run.trace, run.probe, run.calibration)}
+    found = (files[name] for name in inputs if name in files and files[name].is_file())
+    return next((read_planned(run, str(file))[1] for file in found if sha256_of(file) == inputs[file.name]), None)
+
+
 def not_a_check(where: str, engine: str = "") -> str:
     """What a benchmark is worth where latencies were timed elsewhere, in a sentence."""
     return (
@@ -170,22 +200,10 @@ def other_origins(record: Accuracies, profile: LatencyProfile) -> list[tuple[str
     Drafters that differ in their weights only cost the same.
     """
     ours, theirs = ((info.get("provenance") or {}) for info in (record.meta, profile.info))
-    drafter, timed = record.meta.get("drafter") or {}, theirs.get("drafter") or {}
-    found: list[tuple[str, Any, Any]] = []
-    if not same_drafter(drafter, timed, weights=False):
+    drafters = [record.meta.get("drafter") or {}, theirs.get("drafter") or {}]
+    found: list[tuple[str, Any, Any]] = [(key, ours.get(key), theirs.get(key)) for key in ("model", "dtype", "device")]
+    if not same_drafter(*drafters, weights=False):
         keys = ("id", "kind", "num_heads", "num_layers")
-        names = [", ".join(f"{key} {one[key]}" for key in keys if one.get(key)) for one in (drafter, timed)]
-        found.append(("drafter", names[0], names[1]))
-    found += [(key, ours.get(key), theirs.get(key)) for key in ("model", "dtype", "device")]
+        mine, other = (", ".join(f"{key} {one[key]}" for key in keys if one.get(key)) for one in drafters)
+        found.insert(0, ("drafter", mine, other))
     return [(what, str(mine), str(other)) for what, mine, other in found if mine and other and mine != other]
-
-
-def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | None:
-    """The accuracies among a plan's inputs, of the run or shipped; None where they have changed since."""
-    files = {file.name: file for file in shipped.shipped("calibration").values()}
-    files |= {file.name: file for file in (run.trace, run.probe, run.calibration)}
-    for name, sha256 in inputs.items():
-        file = files.get(name)
-        if file and file.is_file() and sha256_of(file) == sha256:
-            return read_planned(run, str(file))[1]
-    return None

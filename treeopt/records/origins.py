@@ -1,22 +1,41 @@
-"""What records say of the drafter, the acceptance rule and the runtime that they were measured with.
+"""What result files share: how they are kept, and what they say of the drafter, the rule and the runtime behind them.
 
-They are kept as they were written, with the keys that the measuring session knew. `check_origins` checks their types.
+Origins are kept as they were written, with the keys that the measuring session knew; files are checked against these types.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-from typing_extensions import TypedDict  # pydantic takes none of typing's before Python 3.12
+from typing_extensions import Self, TypedDict  # pydantic takes none of typing's before Python 3.12
 
 from treeopt.errors import quoted
 from treeopt.files import storage
+from treeopt.files.fields import NotNegative, Share
+from treeopt.records.display import Drawn
 
 OURS = "treeopt"  # the runtime that decodes here
 TIMED = {"model": "of", "dtype": "in", "device": "on", "machine": "on"}  # what latencies depend on
+
+
+class Kept(Drawn):
+    """A dataclass that is a JSON file: its fields are the keys, and `treeopt.files.fields` has their ranges."""
+
+    file_kind: ClassVar[str]
+
+    def document(self) -> dict[str, object]:
+        """What the file says."""
+        return {"schema": storage.schema(self.file_kind), **storage.document(self)}
+
+    def save(self, path: str | Path) -> None:
+        storage.write_json(path, self.file_kind, self.document())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        return storage.typed(cls, storage.read_json(path, cls.file_kind), path)
 
 
 class DrafterRecord(TypedDict, total=False):
@@ -34,12 +53,12 @@ class RuleRecord(TypedDict, total=False):
     """An acceptance rule and its parameters; `treeopt.records.rules` says what they mean."""
 
     rule: Literal["greedy", "sample-then-match", "rejection", "typical"] | None
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    temperature: NotNegative | None
     top_p: Annotated[float, Field(gt=0, le=1)] | None
     top_k: Annotated[int, Field(ge=1)] | None
     seed: int | None
-    epsilon: Annotated[float, Field(ge=0, le=1)] | None
-    delta: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    epsilon: Share | None
+    delta: NotNegative | None
 
 
 class Runtime(TypedDict, total=False):
@@ -102,12 +121,10 @@ class Origins(TypedDict, total=False):
 
 
 def elsewhere(runtime: Mapping[str, Any], timed: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Where steps were timed, if not where is decoded now: "in vllm", "on cuda:0"; empty where nothing differs.
+    """Where steps were timed, if not where is decoded now: "in vllm", "on cuda:0"; empty where nothing known differs.
 
     runtime, timed : the runtime and the provenance of the latencies
     here           : the provenance of what is decoded now
-
-    What is not known may be the same.
 
     >>> elsewhere({"name": "vllm"}, {}, {}), elsewhere({"name": "treeopt"}, {"dtype": "float16"}, {"dtype": "float32"})
     ('in vllm', 'in float16')
@@ -116,10 +133,8 @@ def elsewhere(runtime: Mapping[str, Any], timed: Mapping[str, Any], here: Mappin
         return f"in {runtime['name']}"
     if runtime.get("weights"):
         return f"with {runtime['weights']}"
-    for key, word in TIMED.items():
-        if None not in (timed.get(key), here.get(key)) and timed[key] != here[key]:
-            return f"{word} {timed[key]}"
-    return ""
+    differ = (key for key in TIMED if timed.get(key) != here.get(key) and None not in (timed.get(key), here.get(key)))
+    return next((f"{TIMED[key]} {timed[key]}" for key in differ), "")
 
 
 def differing(there: Any, here: Any, name: str = "") -> list[str]:
@@ -132,8 +147,3 @@ def differing(there: Any, here: Any, name: str = "") -> list[str]:
         keys = [key for key in dict.fromkeys((*there, *here)) if key not in ("version", "versions")]
         return [said for key in keys for said in differing(there.get(key), here.get(key), f"{name} {key}".strip())]
     return [] if there == here else [f"{name.replace('_', ' ')} ({quoted(there)} there, {quoted(here)} here)"]
-
-
-def check_origins(record: Mapping[str, Any], file: str | Path) -> None:
-    """Raise InvalidInput, naming the place, unless what a record from ``file`` says of its origins is of these types."""
-    storage.typed(Origins, {key: record[key] for key in Origins.__annotations__ if key in record}, file)

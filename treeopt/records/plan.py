@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files import parameters, storage
+from treeopt.files import parameters
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
 from treeopt.records.contender import Predicted
-from treeopt.records.display import Drawn, Exported, viewer
+from treeopt.records.display import Exported, viewer
 from treeopt.records.figure import Figure, Rate, fastest
-from treeopt.records.origins import DrafterRecord, ProvenanceRecord, RuleRecord, Runtime
-from treeopt.records.ranges import BatchRange, check_schedule, each_its_own
+from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree, dynamic_form
 from treeopt.trees.dynamic import MOST_LEVELS, DynamicTree
 from treeopt.trees.shapes import Limits
@@ -199,7 +201,52 @@ class MixErrors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Drawn):
+class BatchRange:
+    """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the draft of ``entries[entry]``.
+
+    between : the largest share of the throughput that it costs at a batch size of the range between those that were
+              searched, by interpolated latencies; None where there is none, or no profile
+    """
+
+    first: Positive
+    last: Positive | None = None
+    entry: Count
+    between: Share | None = None
+
+    def __str__(self) -> str:
+        return f"from {self.first} to {'the end' if self.last is None else self.last}: entry {self.entry}"
+
+
+def each_its_own(batch_sizes: list[int]) -> list[BatchRange]:
+    """The schedule in which every entry serves the batch sizes from its own up to the next one's.
+
+    >>> print(*each_its_own([2, 8]), sep="; ")
+    from 1 to 7: entry 0; from 8 to the end: entry 1
+    """
+    sizes = sorted(set(batch_sizes))
+    begins, ends = [1, *sizes[1:]], [*(size - 1 for size in sizes[1:]), None]
+    return [
+        BatchRange(first=begin, last=end, entry=batch_sizes.index(size))
+        for size, begin, end in zip(sizes, begins, ends, strict=True)
+    ]
+
+
+def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
+    """Raise InvalidInput where ranges overlap, leave a gap, or name no entry."""
+    begin: int | None = 1
+    for part in schedule:
+        if part.first != begin or (part.last or begin) < begin or part.entry >= n_entries:
+            raise InvalidInput(
+                f"A schedule must have ranges from 1 on that follow each other, of the entries 0 to {n_entries - 1}, but has "
+                f"'{part}'."
+            )
+        begin = part.last and part.last + 1
+    if begin is not None:
+        raise InvalidInput("The last range of a schedule must be open: its 'last' is null.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Kept):
     """The drafts that a search chose, and what it knew when it did.
 
     runtime    : whose latencies these are
@@ -212,7 +259,8 @@ class Plan(Drawn):
     sample     : the conversations that were drawn to plan with; None for all
     """
 
-    entries: tuple[PlanEntry, ...]
+    file_kind = "plan"
+    entries: Annotated[tuple[PlanEntry, ...], Field(min_length=1)]
     objective: str | None = None
     drafter: DrafterRecord | None = None
     acceptance: RuleRecord | None = None
@@ -227,8 +275,6 @@ class Plan(Drawn):
     sample: Sample | None = None
 
     def __post_init__(self) -> None:
-        if not self.entries:
-            raise InvalidInput("A plan must have at least one entry.")
         if not self.schedule:
             object.__setattr__(self, "schedule", each_its_own([e.batch_size for e in self.entries]))
         check_schedule(self.schedule, len(self.entries))
@@ -330,14 +376,3 @@ class Plan(Drawn):
         parts = [{"from": part.first, "to": part.last, "loss": self.loss(part)} for part in self.schedule]
         mix = {"tokens_per_s": self.over_mix(lambda e: e.chosen), "speedup": self.mix_speedup} if self.mix else {}
         return {"schedule": parts, **({"mix": mix} if mix else {})}
-
-    def document(self) -> dict[str, object]:
-        """What ``plan.json`` says."""
-        return {"schema": storage.schema("plan"), **storage.document(self)}
-
-    def save(self, path: str | Path) -> None:
-        storage.write_json(path, "plan", self.document())
-
-    @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        return storage.typed(cls, storage.read_json(path, "plan", required=("entries",)), path)

@@ -12,7 +12,6 @@ Estimates from them are made by `treeopt.latency.estimate.StepCosts`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -20,21 +19,31 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import Field
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
-from treeopt.records.display import Drawn
-from treeopt.records.origins import Runtime, check_origins
+from treeopt.records.origins import Kept, Origins, Runtime
 from treeopt.trees.dynamic import MOST_TOPK
 
 Setting = tuple[int, int]  # batch_size, context_tokens
 
 
 @dataclass(frozen=True)
-class StepTiming:
+class AtSetting:
+    """Something of a batch size and a context."""
+
+    batch_size: Positive
+    context_tokens: Count
+
+    @property
+    def setting(self) -> Setting:
+        return self.batch_size, self.context_tokens
+
+
+@dataclass(frozen=True)
+class StepTiming(AtSetting):
     """Samples of one kind of step: drafts of ``size`` rows and ``depth``, for ``batch_size`` sequences.
 
     accepted_mean : guesses accepted per row and step · round : in which each sample was taken
@@ -43,11 +52,9 @@ class StepTiming:
     topk          : of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
     """
 
-    batch_size: Positive
-    context_tokens: Count
     size: Positive
     depth: Count
-    step_ms: tuple[Amount, ...]
+    step_ms: Annotated[tuple[Amount, ...], Field(min_length=1)]
     accepted_mean: NotNegative | None = None
     round: tuple[Count, ...] | None = None
     parts_ms: dict[str, tuple[NotNegative, ...]] | None = None
@@ -55,26 +62,22 @@ class StepTiming:
     topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
 
     def __post_init__(self) -> None:
-        if not self.step_ms or not all(np.isfinite(ms) and ms > 0 for ms in self.step_ms):
-            raise InvalidInput(f"step_ms must be positive samples in ms, but got {self.step_ms[:3]}.")
-        if self.batch_size < 1 or self.size < 1 or not min(self.size - 1, 1) <= self.depth < self.size:
+        if not min(self.size - 1, 1) <= self.depth < self.size:
             raise InvalidInput(
-                "A timing needs batch_size >= 1, size >= 1 and 1 <= depth < size (depth 0 for size 1), "
-                f"but got {self.batch_size}, {self.size}, {self.depth}."
+                f"A timing needs 1 <= depth < size (depth 0 for size 1), but got depth {self.depth} and size {self.size}."
             )
-        if self.expanding is not None:
-            _check_expanding(self.expanding, inf if self.topk else self.size, self.depth)
+        below = inf if self.topk else self.size
+        ways = self.expanding
+        if ways is not None and (len(ways) != self.depth or ways[:1] != (1,) * len(ways[:1]) or sum(ways) >= below):
+            raise InvalidInput(
+                f"expanding must say for each of {self.depth} levels how many nodes have children. It must begin with "
+                f"1, the root, and its sum must be below the size, {below:g}, but it is {list(ways)}."
+            )
         if self.round is not None and len(self.round) != len(self.step_ms):
             raise InvalidInput(f"round must be one for each of {len(self.step_ms)} samples, but has {len(self.round)}.")
         counts = {len(samples) for samples in (self.parts_ms or {}).values()}
         if len(counts) > 1 or 0 in counts:
-            raise InvalidInput(
-                f"parts_ms must have as many samples of every part, at least one, but has {sorted(counts)}."
-            )
-
-    @property
-    def setting(self) -> Setting:
-        return self.batch_size, self.context_tokens
+            raise InvalidInput(f"parts_ms must have as many samples of every part, but has {sorted(counts)}.")
 
     def by_round(self) -> dict[int, float]:
         """Median sample of every round; empty where rounds are not known."""
@@ -98,31 +101,19 @@ class StepTiming:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileSetting:
+class ProfileSetting(AtSetting):
     """A batch size and a context that were measured; ``nominal`` where rows were held at that context."""
 
-    batch_size: Positive
-    context_tokens: Count
     nominal: bool = True
-
-    @property
-    def setting(self) -> Setting:
-        return self.batch_size, self.context_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class BandwidthFloor:
+class BandwidthFloor(AtSetting):
     """The bytes that a plain step of a setting reads at least, and the memory bandwidth."""
 
-    batch_size: Positive
-    context_tokens: Count
     gb_per_s: Amount
     weight_bytes: Count
     cache_bytes: Count
-
-    @property
-    def setting(self) -> Setting:
-        return self.batch_size, self.context_tokens
 
     @property
     def floor_ms(self) -> float:
@@ -135,22 +126,21 @@ class BandwidthFloor:
         return {"floor_ms": self.floor_ms}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfileInfo:
+class ProfileInfo(Origins, total=False):
     """Types of what a file says beside its timings.
 
     precision : margin of error of every latency at which timing would have ended, as a share
     """
 
-    precision: NotNegative | None = None
-    settings: list[ProfileSetting] | None = None
-    bandwidth_floor: list[BandwidthFloor] | None = None
-    weight_bytes: dict[str, Count] | None = None
-    processor_share: Share | None = None
+    precision: NotNegative | None
+    settings: list[ProfileSetting] | None
+    bandwidth_floor: list[BandwidthFloor] | None
+    weight_bytes: dict[str, Count] | None
+    processor_share: Share | None
 
 
 @dataclass(frozen=True, eq=False)
-class LatencyProfile(Drawn):
+class LatencyProfile(Kept):
     """Measured step latencies: ``profile.json``.
 
     >>> point = StepTiming(1, 128, size=8, depth=2, step_ms=(3.0,))
@@ -159,22 +149,20 @@ class LatencyProfile(Drawn):
     [(1, 128)]
     """
 
+    file_kind = "profile"
     points: tuple[StepTiming, ...]
-    autoregressive: tuple[StepTiming, ...]
+    autoregressive: Annotated[tuple[StepTiming, ...], Field(min_length=1)]
     runtime: Runtime = field(default_factory=Runtime)
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
 
     def __post_init__(self) -> None:
-        if not self.autoregressive:
-            raise InvalidInput("A profile must have at least one autoregressive timing.")
-        known = set(self.settings)
         for point in self.points:
             if point.size == 1 and point.step_ms not in [p.step_ms for p in self.autoregressive]:
                 raise InvalidInput(
                     "A point of size 1 is the plain step and must have its samples, but the point of batch size "
                     f"{point.batch_size} has others: leave it out."
                 )
-            if point.setting not in known:
+            if point.setting not in self.settings:
                 raise InvalidInput(
                     "Every point of a profile must have a plain timing beside it, but batch size "
                     f"{point.batch_size} at context {point.context_tokens} has none."
@@ -201,43 +189,22 @@ class LatencyProfile(Drawn):
 
     def document(self) -> dict[str, object]:
         """What ``profile.json`` says."""
-        return {
-            "schema": storage.schema("profile"),
-            "points": storage.document(self.points),
-            "autoregressive": [
-                {key: value for key, value in storage.document(p).items() if key not in ("size", "depth")}
-                for p in self.autoregressive
-            ],
-            "runtime": self.runtime,
-            **storage.document(self.info),
-        }
-
-    def save(self, path: str | Path) -> None:
-        storage.write_json(path, "profile", self.document())
+        plain = storage.document(self.autoregressive)
+        for timing in plain:
+            del timing["size"], timing["depth"]
+        found = {"points": self.points, "autoregressive": plain, "runtime": self.runtime, **self.info}
+        return {"schema": storage.schema("profile"), **storage.document(found)}
 
     @classmethod
     def load(cls, path: str | Path) -> LatencyProfile:
-        document = storage.read_json(path, "profile", required=("points", "autoregressive"))
-        check_origins(document, path)
-        alone = document["autoregressive"]
-        alone = alone if isinstance(alone, list) else [alone]
-        plain = [{"size": 1, "depth": 0, **p} if isinstance(p, dict) else p for p in alone]
-        rest = ("schema", "points", "autoregressive", "runtime", "shown")
-        info = {k: v for k, v in document.items() if k not in rest}
-        info |= {k: v for k, v in vars(storage.typed(ProfileInfo, info, path)).items() if v is not None}
-        return replace(storage.typed(cls, {**document, "autoregressive": plain, "info": {}}, path), info=info)
-
-
-def _check_expanding(expanding: Sequence[int], size: float, depth: int) -> None:
-    """Raise InvalidInput unless a tree of so many rows and levels can have these expanding nodes."""
-    first = min(depth, 1)
-    if (
-        len(expanding) != depth
-        or min(expanding, default=1) < 1
-        or sum(expanding[:1]) != first
-        or sum(expanding) >= size
-    ):
-        raise InvalidInput(
-            f"expanding must say for each of {depth} levels how many nodes have children. It must begin with "
-            f"1, the root, and its sum must be below the size, {size:g}, but it is {list(expanding)}."
-        )
+        document = storage.read_json(path, "profile")
+        alone = document.get("autoregressive")
+        for timing in alone if isinstance(alone, list) else ():
+            if isinstance(timing, dict):
+                timing |= {"size": 1, "depth": 0, **timing}
+        profile = storage.typed(cls, {**document, "info": {}}, path)
+        rest = {
+            k: v for k, v in document.items() if k not in ("schema", "points", "autoregressive", "runtime", "shown")
+        }
+        known = storage.typed(ProfileInfo, rest, path).items()
+        return replace(profile, info={**rest, **{k: v for k, v in known if k not in Origins.__annotations__}})

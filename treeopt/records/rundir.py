@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -20,7 +21,11 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
-ENGINES = ("transformers", "openvino", "openvino-int8")  # other runtimes that decode here
+ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.runtime.engines`
+    "transformers": "transformers:opened",
+    "openvino": "openvino:in_fp32",
+    "openvino-int8": "openvino:in_int8",
+}
 BENCH = re.compile(rf"bench(?:-({'|'.join(ENGINES)}))?(?:-batch-size-(\d+))?", re.ASCII)
 MAKERS = {
     "calibration": "calibrate",
@@ -80,18 +85,13 @@ class RunDirectory:
         with TemporaryDirectory(prefix="treeopt-") as folder:
             run = cls(folder)
             run.is_held = True
+            files = {RankTrace: run.trace, Probe: run.probe, Calibration: run.calibration}
+            files |= {LatencyProfile: run.profile, Plan: run.plan, Benchmark: run.bench}
             for record in records:
-                record.save(run._file_of(record))
+                if type(record) not in files:
+                    raise TypeError(f"a result of treeopt is wanted, but this is a {type(record).__name__}")
+                record.save(files[type(record)])
             yield run
-
-    def _file_of(self, record: Any) -> Path:
-        """Under which name a result is kept."""
-        files = {RankTrace: self.trace, Probe: self.probe, Calibration: self.calibration}
-        files |= {LatencyProfile: self.profile, Plan: self.plan, Benchmark: self.bench}
-        for kind, file in files.items():
-            if isinstance(record, kind):
-                return file
-        raise TypeError(f"a result of treeopt is wanted, but this is a {type(record).__name__}")
 
     def bench_of(self, batch_size: int, engine: str | None = None) -> Path:
         """The benchmark of one batch size, where the plan has several."""
@@ -144,16 +144,13 @@ class RunDirectory:
             f"A run directory has one writer at a time, but another treeopt is writing to {self.path}: wait for it, or "
             "pass another `run`."
         )
-        with sole_writer(self.path, self._folders, refusal):
+        folders = chain((self.path, self.figures), self.export.glob("**"), self.path.glob("*.partial/**"))
+        with sole_writer(self.path, folders, refusal):
             self._is_writing = True
             try:
                 yield
             finally:
                 self._is_writing = False
-
-    def _folders(self) -> Iterator[Path]:
-        """The folders that commands write to."""
-        yield from (self.path, self.figures, *self.export.glob("**"), *self.path.glob("*.partial/**"))
 
     def replace_accuracies(
         self, calibration: Calibration, trace: RankTrace | None = None, probe: Probe | None = None

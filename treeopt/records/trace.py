@@ -27,14 +27,14 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
 from treeopt.files.fields import within
 from treeopt.records.display import Drawn
-from treeopt.records.origins import check_origins
+from treeopt.records.origins import Origins
 from treeopt.records.pools import Pools
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MOST_WEIGHT = 1000  # times that a sequence may count
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
 FOLDS = 5  # of cross-validation
-SCHEMA = f"treeopt.trace/{storage.VERSION}"
+SCHEMA = storage.schema("trace")
 
 
 class End(IntEnum):
@@ -295,8 +295,8 @@ def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) ->
     if not isinstance(meta, dict) or meta.get("schema", schema) != schema:
         found = meta.get("schema") if isinstance(meta, dict) else meta
         raise InvalidInput(f"{path} must have the schema {schema}, but has {quoted(found)}.")
-    storage.typed(Meta, {key: meta[key] for key in Meta.__annotations__ if key in meta}, path)
-    check_origins(meta, path)
+    storage.typed(Meta, meta, path)
+    storage.typed(Origins, meta, path)
     return meta
 
 

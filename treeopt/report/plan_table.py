@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import log
 from typing import TYPE_CHECKING
 
 from treeopt.planning.select import ASKED, NEGLIGIBLE
-from treeopt.records.plan import MixErrors, is_setting
+from treeopt.records.plan import MixErrors
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import doubts
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from treeopt.records.figure import Figure
-    from treeopt.records.plan import Plan, PlanEntry
-    from treeopt.records.ranges import BatchRange
+    from treeopt.records.plan import BatchRange, Plan, PlanEntry
     from treeopt.trees.tree import Choice, Tree
 
 
@@ -197,20 +195,8 @@ def _has_between(part: BatchRange, searched: list[int]) -> bool:
 
 
 def _range(part: BatchRange) -> str:
-    """The batch sizes of a range.
-
-    >>> from treeopt.records.ranges import BatchRange
-    >>> _range(BatchRange(first=1, last=4, entry=0)), _range(BatchRange(first=5, last=None, entry=0))
-    ('1–4', '5 on')
-    """
+    """The batch sizes of a range, "5 on" for the last."""
     return f"{part.first} on" if part.last is None else ranges(range(part.first, part.last + 1))
-
-
-def with_settings(plan: Plan) -> Plan:
-    """The plan for an engine of dynamic trees and chains: of every entry the draft that such an engine gets."""
-    served = [(entry, entry.serving(is_setting)) for entry in plan.entries]
-    entries = [e if s is e.chosen else replace(e, chosen=s, elsewhere=[], own=None) for e, s in served]
-    return replace(plan, entries=tuple(entries), mix_errors=None)
 
 
 def one_server(plan: Plan) -> str:
@@ -260,11 +246,7 @@ def _losses(plan: Plan, entry: PlanEntry) -> str:
 
 
 def _lost(losses: Sequence[tuple[int, float]]) -> str:
-    """What one tree loses at batch sizes against each one's own; empty without any.
-
-    >>> _lost([(1, 0.012), (8, 0.0)])
-    " Against each batch size's own tree it loses 1.2% at 1, 0.0% at 8."
-    """
+    """What one tree loses at batch sizes against each one's own; empty without any."""
     each = ", ".join(f"{max(loss, 0):.1%} at {size}" for size, loss in losses)
     return f" Against each batch size's own tree it loses {each}." if each else ""
 

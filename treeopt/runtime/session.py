@@ -12,8 +12,8 @@ import torch
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files.provenance import Provenance
+from treeopt.records.merging import WHOLE, Shard
 from treeopt.records.origins import Runtime
-from treeopt.records.shards import WHOLE, Shard
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
 from treeopt.runtime.cluster import Cluster

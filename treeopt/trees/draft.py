@@ -12,7 +12,7 @@ drafter's file. In files a draft is an object:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from treeopt.errors import InvalidInput, quoted
@@ -64,19 +64,16 @@ class TreeSize:
     depth: int
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or not min(self.rows - 1, 1) <= self.depth < self.rows:
+        if not min(self.rows - 1, 1) <= self.depth < self.rows:
             raise InvalidInput(
-                f"A tree needs rows >= 1 and 1 <= depth < rows (depth 0 for 1 row), but got {self.rows} and {self.depth}."
+                f"A tree needs 1 <= depth < rows (depth 0 for 1 row), but got {self.depth} and {self.rows}."
             )
 
     def __len__(self) -> int:
         return self.rows
 
+    cache_rows = property(__len__)
     topk = None
-
-    @property
-    def cache_rows(self) -> int:
-        return self.rows
 
     @property
     def name(self) -> str:
@@ -88,7 +85,7 @@ class TreeSize:
 
     @property
     def record(self) -> dict[str, Any]:
-        return {"rows": self.rows, "depth": self.depth}
+        return asdict(self)
 
     def expanding(self) -> list[int]:
         """One node of each depth, which is the least that there can be."""
@@ -108,10 +105,8 @@ def dynamic_form(draft: Draft) -> DynamicTree | None:
     >>> dynamic_form(Tree.chain(2)), dynamic_form(Tree.chain(0))
     (DynamicTree(levels=2, topk=1, rows=3), None)
     """
-    if draft.kind == "plain":
-        return None
-    if isinstance(draft, DynamicTree):
-        return draft
+    if draft.kind == "plain" or isinstance(draft, DynamicTree):
+        return draft if isinstance(draft, DynamicTree) else None
     if draft.kind != "chain" or draft.depth > MOST_LEVELS:
         raise InvalidInput(
             f"A dynamic tree has at most {MOST_LEVELS} levels, and this is a {draft.kind} of {draft.depth}."
@@ -137,14 +132,11 @@ def draft_of(record: object) -> Draft:
     """
     if isinstance(record, Draft):
         return record
-    if not isinstance(record, Mapping):
-        raise InvalidInput(f"A draft must be an object, but is {quoted(record)}.")
-    for keys, make in RECORDS.items():
-        if all(key in record for key in keys):
-            values = [record[key] for key in keys]
-            for key, value in zip(keys, values, strict=True):
-                wanted, said = (list, "a list") if key == "medusa_choices" else (int, "a whole number")
-                if not isinstance(value, wanted) or isinstance(value, bool):
-                    raise InvalidInput(f"{key} of a draft must be {said}, but is {quoted(value)}.")
-            return make(*values)
-    raise InvalidInput(f"A draft must have medusa_choices, or levels, topk and rows, but has {quoted(list(record))}.")
+    known = next((keys for keys in RECORDS if isinstance(record, Mapping) and record.keys() >= set(keys)), None)
+    if known is None or not isinstance(record, Mapping):
+        raise InvalidInput(f"A draft must have medusa_choices, or levels, topk and rows, but is {quoted(record)}.")
+    for key in known:
+        wanted, said = (list, "a list") if key == "medusa_choices" else (int, "a whole number")
+        if type(record[key]) is not wanted:
+            raise InvalidInput(f"{key} of a draft must be {said}, but is {quoted(record[key])}.")
+    return RECORDS[known](*(record[key] for key in known))

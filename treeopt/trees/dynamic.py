@@ -23,8 +23,8 @@ class DynamicTree:
     levels : how deep it is drafted · topk : nodes expanded on each level, and children of each
     rows   : rows verified per sequence and step, root included
 
-    >>> DynamicTree(5, 4, 16).pool
-    68
+    >>> DynamicTree(5, 4, 16).name
+    '5/4/16'
     """
 
     levels: int
@@ -32,24 +32,23 @@ class DynamicTree:
     rows: int
 
     def __post_init__(self) -> None:
-        for name, most in (("levels", MOST_LEVELS), ("topk", MOST_TOPK)):
-            if not 1 <= getattr(self, name) <= most:
-                raise InvalidInput(f"{name} of a dynamic tree must be 1 to {most}, but got {getattr(self, name)}.")
-        if not 2 <= self.rows <= min(self.pool + 1, MOST_ROWS):
-            raise InvalidInput(
-                f"rows of a dynamic tree of {self.levels} levels with topk {self.topk} must be 2 to "
-                f"{min(self.pool + 1, MOST_ROWS)}, but got {self.rows}."
-            )
+        rows = min(pool_size(self.levels, self.topk) + 1, MOST_ROWS)
+        limits = {"levels": (1, MOST_LEVELS), "topk": (1, MOST_TOPK), "rows": (2, rows)}
+        for name, (least, most) in limits.items():
+            if not least <= (value := getattr(self, name)) <= most:
+                raise InvalidInput(
+                    f"{name} of a dynamic tree must be {least} to {most}, but got {value} in {self.name}."
+                )
 
     def __len__(self) -> int:
         return self.rows
+
+    kind = "dynamic"
 
     @property
     def depth(self) -> int:
         """Depth of the deepest guess."""
         return self.levels
-
-    kind = "dynamic"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -63,11 +62,6 @@ class DynamicTree:
         [1, 4, 4]
         """
         return [1, *[self.topk] * (self.levels - 1)]
-
-    @property
-    def pool(self) -> int:
-        """Nodes that the best are chosen from."""
-        return pool_size(self.levels, self.topk)
 
     @property
     def name(self) -> str:

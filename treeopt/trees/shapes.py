@@ -37,20 +37,11 @@ def low_rank_expands(tree: Tree) -> bool:
     return sibling_closed(tree) and all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in expanding for p in expanding if p)
 
 
-def chain(tree: Tree) -> bool:
-    """Whether it is a chain of the likeliest guesses, or the lone root.
-
-    >>> chain(Tree.chain(3)), chain(Tree.from_choices([[0], [1]]))
-    (True, False)
-    """
-    return len(tree) == tree.depth + 1 and bool((tree.ranks[1:] == 0).all())
-
-
 SHAPES: dict[str, Callable[[Tree], bool]] = {
     "any": lambda tree: True,
     "sibling-closed": sibling_closed,
     "low-rank-expands": low_rank_expands,
-    "chain": chain,
+    "chain": lambda tree: tree.kind in ("plain", "chain"),
 }
 
 
@@ -74,15 +65,14 @@ class Limits:
     shape: str = "sibling-closed"
 
     def __post_init__(self) -> None:
-        for option, value, least, most in (
-            ("`budget`", self.budget, 1, MOST_NODES),
-            ("`max_rank`", self.max_rank, 0, MOST_RANK),
-            ("`max_depth`", self.max_depth, 1, MOST_DEPTH),
-        ):
+        limits = {"budget": (1, MOST_NODES), "max_rank": (0, MOST_RANK), "max_depth": (1, MOST_DEPTH)}
+        for option, (least, most) in limits.items():
+            value = getattr(self, option)
             if value is not None and not least <= value <= most:
                 said = f"at least {least}" if value < least else f"at most {most}"
-                raise InvalidInput(f"{option} must be {said}, but got {value}.")
-        check_shape(self.shape)
+                raise InvalidInput(f"`{option}` must be {said}, but got {value}.")
+        if self.shape not in SHAPES:
+            raise InvalidInput(f"`shape` must be one of {', '.join(SHAPES)}, but got {self.shape!r}.")
 
     def depth(self, num_heads: int) -> int:
         """Depth of the deepest node that a drafter with so many heads allows.
@@ -96,9 +86,3 @@ class Limits:
     def num_ranks(self) -> int:
         """How many ranks a node can have: a chain has rank 0 alone."""
         return 1 if self.shape == "chain" else self.max_rank + 1
-
-
-def check_shape(name: str) -> None:
-    """Raise InvalidInput for a name that is not one of `SHAPES`."""
-    if name not in SHAPES:
-        raise InvalidInput(f"`shape` must be one of {', '.join(SHAPES)}, but got {name!r}.")

@@ -41,34 +41,18 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Tree:
-    """A speculation tree in canonical order: by depth, then by path; the root first.
+    """A speculation tree: every node's path of ranks in canonical order, by depth and then by path; the root's is ().
 
-    parents : (n,)  index of each node's parent; -1 for the root
-    ranks   : (n,)  rank of each node among its head's candidates; -1 for the root
-
-    Build one with `from_choices`, `chain` or `dense`; the constructor only checks the invariants.
+    Build one with `from_choices`, `chain` or `dense`, which check what they are given.
 
     >>> tree = Tree.from_choices([[0], [1], [0, 0]])
     >>> len(tree), tree.depth, tree.parents.tolist()
     (4, 2, [-1, 0, 0, 1])
     """
 
-    parents: IntArray
-    ranks: IntArray
-
-    def __post_init__(self) -> None:
-        for name in ("parents", "ranks"):
-            object.__setattr__(self, name, read_only(getattr(self, name), np.int64))
-        n = len(self.parents)
-        if n == 0 or self.parents[0] != -1 or len(self.ranks) != n:
-            raise InvalidInput("A tree must have a root, and one parent and one rank per node.")
-        if n > 1 and not (self.parents[1:] >= 0).all() & (self.parents[1:] < np.arange(1, n)).all():
-            raise InvalidInput("Every node of a tree must come after its parent.")
-        order = [(len(path), path) for path in self.paths]
-        if order != sorted(set(order)) or min(self.ranks[1:], default=0) < 0:
-            raise InvalidInput("The nodes of a tree must be distinct and ordered by (depth, path).")
+    paths: tuple[Choice, ...]
 
     @classmethod
     def from_choices(cls, choices: Iterable[Sequence[int]]) -> Tree:
@@ -82,21 +66,16 @@ class Tree:
         """
         paths = [_as_choice(choice) for choice in islice(choices, MOST_NODES + 1)]
         check_size(len(paths))
-        known = set(paths)
-        if len(known) < len(paths):
+        known = {(), *paths}
+        if len(known) <= len(paths):
             twice = next(path for path, times in Counter(paths).items() if times > 1)
             raise InvalidInput(f"Every choice may be listed once, but {quoted(twice)} comes twice.")
         for path in paths:
-            if len(path) > 1 and path[:-1] not in known:
+            if path[:-1] not in known:
                 raise InvalidInput(
                     f"Every choice needs its parent in the list, but {quoted(path)} lacks {quoted(path[:-1])}."
                 )
-        ordered = [(), *sorted(paths, key=lambda path: (len(path), path))]
-        index = {path: i for i, path in enumerate(ordered)}
-        return cls(
-            parents=np.array([-1, *(index[path[:-1]] for path in ordered[1:])]),
-            ranks=np.array([-1, *(path[-1] for path in ordered[1:])]),
-        )
+        return cls(((), *sorted(paths, key=lambda path: (len(path), path))))
 
     @classmethod
     def chain(cls, depth: int) -> Tree:
@@ -125,14 +104,9 @@ class Tree:
 
     def __len__(self) -> int:
         """Rows verified per sequence and step, root included."""
-        return len(self.parents)
+        return len(self.paths)
 
-    @property
-    def rows(self) -> int:
-        """Rows verified per sequence and step: ``len(tree)``."""
-        return len(self)
-
-    cache_rows = rows  # that a cache has to hold behind the text
+    rows = cache_rows = property(__len__)  # verified, and that a cache has to hold behind the text
     topk = None  # the nodes are the same at every step
 
     @property
@@ -155,39 +129,33 @@ class Tree:
         """The object that files have for it."""
         return {"medusa_choices": self.choices}
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tree) and self.paths == other.paths
-
-    def __hash__(self) -> int:
-        return hash(self.paths)
-
-    @cached_property
-    def paths(self) -> tuple[Choice, ...]:
-        """Every node's path of ranks; the root's is ()."""
-        paths: list[Choice] = [()]
-        for parent, rank in zip(self.parents[1:].tolist(), self.ranks[1:].tolist(), strict=True):
-            paths.append((*paths[parent], rank))
-        return tuple(paths)
-
-    @property
-    def medusa_choices(self) -> list[list[int]]:
-        """`choices` by the name that Medusa gave them."""
-        return self.choices
-
     @property
     def choices(self) -> list[list[int]]:
         """``medusa_choices``: all paths but the root's, by (depth, path)."""
         return [list(path) for path in self.paths[1:]]
 
+    medusa_choices = choices
+
+    @cached_property
+    def parents(self) -> IntArray:
+        """(n,) index of each node's parent; -1 for the root."""
+        index = {path: i for i, path in enumerate(self.paths)}
+        return read_only([-1, *(index[path[:-1]] for path in self.paths[1:])], np.int64)
+
+    @cached_property
+    def ranks(self) -> IntArray:
+        """(n,) rank of each node among its head's candidates; -1 for the root."""
+        return read_only([-1, *(path[-1] for path in self.paths[1:])], np.int64)
+
     @cached_property
     def depths(self) -> IntArray:
         """(n,) each node's distance from the root; the row's position is length + depth."""
-        return read_only(np.array([len(path) for path in self.paths]), np.int64)
+        return read_only([len(path) for path in self.paths], np.int64)
 
     @property
     def depth(self) -> int:
         """Depth of the deepest node: how many heads the tree needs."""
-        return int(self.depths[-1])
+        return len(self.paths[-1])
 
     @cached_property
     def max_rank(self) -> int:
@@ -229,17 +197,16 @@ class Tree:
         [[0]]
         """
         top = self.max_rank if max_rank is None else max_rank
-        kept = [p for p in self.paths[1:] if len(p) <= max_depth and max(p) <= top]
-        return Tree.from_choices(kept)
+        return Tree.from_choices(p for p in self.paths[1:] if len(p) <= max_depth and max(p) <= top)
 
     def to_networkx(self) -> networkx.DiGraph[int]:
         """A directed graph root to leaves, with ``path``, ``rank`` and ``depth`` on each node."""
         import networkx
 
         graph: networkx.DiGraph[int] = networkx.DiGraph()
-        for i, path in enumerate(self.paths):
-            graph.add_node(i, path=path, rank=int(self.ranks[i]), depth=len(path))
-        graph.add_edges_from((int(self.parents[i]), i) for i in range(1, len(self)))
+        for i, (path, rank) in enumerate(zip(self.paths, self.ranks.tolist(), strict=True)):
+            graph.add_node(i, path=path, rank=rank, depth=len(path))
+        graph.add_edges_from((parent, i) for i, parent in enumerate(self.parents.tolist()) if i)
         return graph
 
 
@@ -270,10 +237,6 @@ class TreeFamily:
             if not len(self.members) or not self.members[:, 0].all() or (np.diff(self.sizes) < 1).any():
                 raise InvalidInput("The trees of a family must have the root, and each be larger than the last.")
 
-    @property
-    def nested(self) -> bool:
-        return self.members is None
-
     @cached_property
     def sizes(self) -> IntArray:
         """(n,) sizes that there are trees of, rising."""
@@ -290,7 +253,7 @@ class TreeFamily:
     def tree(self, size: int) -> Tree:
         """The tree of ``size`` nodes; InvalidInput where there is none of this size."""
         if size not in self.sizes:
-            have = f"1 to {len(self)}" if self.nested else ", ".join(map(str, self.sizes))
+            have = f"1 to {len(self)}" if self.members is None else ", ".join(map(str, self.sizes))
             raise InvalidInput(f"The family has trees of {have} nodes, but {size} was asked.")
         return Tree.from_choices(self.nodes(size)[1:])
 
@@ -325,10 +288,8 @@ class TreeFamily:
 def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:
     """``array`` with the given type, read-only: a copy, but of what is read-only itself or a file that was mapped."""
     kept = isinstance(array, np.ndarray) and array.dtype == dtype and not array.flags.writeable
-    if kept and (array.flags.owndata or isinstance(array.base, np.memmap)):
-        found: NDArray[Any] = array
-        return found
-    result = np.array(array, dtype=dtype)
+    owned = kept and (array.flags.owndata or isinstance(array.base, np.memmap))
+    result: NDArray[Any] = array if owned else np.array(array, dtype=dtype)
     result.setflags(write=False)
     return result
 

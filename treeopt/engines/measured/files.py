@@ -25,12 +25,8 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import MOST_DEPTH
 
 File = tuple[Any, Path]  # what a file holds, and its path
-LOGS = (
-    "'iterLatencyMS'",
-    "Decode batch",
-    "SpecDecoding metrics: ",
-    "draft acceptance",
-)  # in logs whose lines may begin as JSON does
+# In logs whose lines may begin as JSON does.
+LOGS = ("'iterLatencyMS'", "Decode batch", "SpecDecoding metrics: ", "draft acceptance")
 TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
 
 
@@ -72,12 +68,11 @@ def head_order(names: Collection[str], path: Path) -> list[str]:
     """
     if len(names) > MOST_DEPTH:
         raise InvalidInput(f"{path} may have {MOST_DEPTH} heads, but has {len(names):,}.")
-    numbers = {name: re.search(r"(\d{1,4})\Z", name, re.ASCII) for name in names}
-    ordered = sorted(names, key=lambda name: int(found[1]) if (found := numbers[name]) else -1)
-    counted = [int(found[1]) if (found := numbers[name]) else -1 for name in ordered]
-    if not counted or counted not in (list(range(len(counted))), list(range(1, len(counted) + 1))):
+    found = {name: re.search(r"(\d{1,4})\Z", name, re.ASCII) for name in names}
+    numbers = {name: int(digits[1]) for name, digits in found.items() if digits}
+    if not names or sorted(numbers.values()) not in [[i + first for i in range(len(names))] for first in (0, 1)]:
         raise InvalidInput(f"{path} must number its heads 0, 1, ... or 1, 2, ..., but has {quoted(list(names))}.")
-    return ordered
+    return sorted(numbers, key=numbers.__getitem__)
 
 
 def _documents(path: Path, text: str) -> Any:
@@ -124,6 +119,4 @@ def _arrays(path: Path) -> Any:
     except TreeoptError:
         raise
     except Exception:  # a flipped byte makes the parsers raise anything, from KeyError to MemoryError
-        raise InvalidInput(
-            f"{path} must be tensors saved by torch, but it is not readable as that: it may be cut off, or hold code."
-        ) from None
+        raise InvalidInput(f"{path} must be tensors saved by torch, but it is not readable as that.") from None

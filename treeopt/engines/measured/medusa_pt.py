@@ -58,13 +58,9 @@ def read(content: Any, path: Path) -> Found:
         rank = np.where(hits.any(1), hits.argmax(1), MISS)
         ranks[:, : steps - k, k] = rank.reshape(prompts, steps - k)
     meta = {"top_k": heads[0].shape[1], "acceptance": {"rule": "greedy", "temperature": 0.0}}
-    trace = RankTrace(
-        ranks=ranks.reshape(-1, len(heads)),
-        starts=np.arange(prompts + 1) * (steps + 1),
-        end=np.full(prompts, End.LIMIT),
-        meta=meta,
-    )
-    return Found(notes=(NO_EOS,), trace=trace)
+    starts, end = np.arange(prompts + 1) * (steps + 1), np.full(prompts, End.LIMIT)
+    trace = RankTrace(ranks.reshape(-1, len(heads)), starts, end=end, meta=meta)
+    return Found(None, (NO_EOS,), trace)
 
 
 def block_shape(rows: list[int]) -> tuple[int, int] | None:
@@ -84,12 +80,9 @@ def check_hits(tables: list[NDArray[Any]], path: Path) -> list[BoolArray]:
     """Tables of hits, rows x candidates; InvalidInput where they are not."""
     if len(tables) > MOST_DEPTH:
         raise InvalidInput(f"{path} may have {MOST_DEPTH} heads, but has {len(tables):,}.")
-    shapes = [table.shape for table in tables]
     if any(table.dtype.kind not in "biu" or not np.isin(table, (0, 1)).all() for table in tables):
         raise InvalidInput(f"{path} must hold hits, true or false, but it holds other numbers.")
-    if any(0 in shape for shape in shapes):
-        raise InvalidInput(f"{path} must have rows for every head, but its tables are of the shapes {shapes}.")
-    hits = [table.astype(bool) for table in tables]
+    hits, shapes = [table.astype(bool) for table in tables], [table.shape for table in tables]
     if any((table.sum(1) > 1).any() for table in hits):
         turned = all((table.sum(0) <= 1).all() for table in hits)
         raise InvalidInput(
@@ -97,9 +90,6 @@ def check_hits(tables: list[NDArray[Any]], path: Path) -> list[BoolArray]:
             + ("looks transposed: turn the tables round." if turned else "has several: its hits look cumulative.")
         )
     candidates = {shape[1] for shape in shapes}
-    if len(candidates) > 1 or max(candidates) > MOST_RANK:
-        raise InvalidInput(
-            f"{path} must hold tables of rows x candidates, as many candidates for every head, but their "
-            f"shapes are {shapes}."
-        )
+    if any(0 in shape for shape in shapes) or len(candidates) > 1 or max(candidates) > MOST_RANK:
+        raise InvalidInput(f"{path} must have rows and as many candidates for every head, but its shapes are {shapes}.")
     return hits

@@ -52,9 +52,8 @@ class Printed:
         for drafts in filter(self._fits, self._numbers_of_drafts()):
             fitting = fitting or drafts
             # Rounding may move the sum, also of the right number, but seldom of few drafts.
-            if self.drafted % drafts == 0 or sum(self._reached(drafts)) == self.accepted:
-                fitting = drafts
-                break
+            if self.drafted % drafts == 0 or sum(reached for reached, _, _ in self._bounds(drafts)) == self.accepted:
+                return drafts, self._summing(drafts)
         if fitting is None:
             raise InvalidInput(
                 f"{where} must have rates by position that sum to the accepted tokens of a draft, but they sum to "
@@ -62,25 +61,24 @@ class Printed:
             )
         return fitting, self._summing(fitting)
 
-    def beyond(self, drafts: int) -> int:
-        """Guesses beyond the printed positions, if so many drafts had them all; below zero where drafts were shorter."""
-        return self.drafted - drafts * len(self.rates)
-
-    def _reached(self, drafts: int) -> list[int]:
-        return [round(rate * drafts) for rate in self.rates]
-
-    def _bounds(self, drafts: int) -> list[tuple[int, int]]:
-        """The fewest and the most drafts at each depth that print as the rates."""
-        around = ((math.ceil((rate - RATE) * drafts), math.floor((rate + RATE) * drafts)) for rate in self.rates)
-        return [(max(low, 0), min(high, drafts)) for low, high in around]
+    def _bounds(self, drafts: int) -> list[tuple[int, int, int]]:
+        """At each depth the likeliest count of drafts, and the fewest and the most that print as the rate."""
+        return [
+            (
+                round(rate * drafts),
+                max(math.ceil((rate - RATE) * drafts), 0),
+                min(math.floor((rate + RATE) * drafts), drafts),
+            )
+            for rate in self.rates
+        ]
 
     def _summing(self, drafts: int) -> list[int]:
         """Counts that print as the rates and, where positions are not cut, sum to the accepted tokens; they never rise."""
-        reached = self._reached(drafts)
+        bounds = self._bounds(drafts)
+        reached = [likeliest for likeliest, _, _ in bounds]
         missing = self.accepted - sum(reached)
         for j in range(len(reached)) if missing > 0 else reversed(range(len(reached))):
-            low, high = self._bounds(drafts)[j]
-            moved = min(max(reached[j] + missing, low), high) - reached[j]
+            moved = min(max(reached[j] + missing, bounds[j][1]), bounds[j][2]) - reached[j]
             reached[j] += moved
             missing -= moved
         return reached
@@ -92,7 +90,7 @@ class Printed:
             return
         deepest = sum(rate > 0 for rate in self.rates) if self.accepted else len(self.rates)
         for length in range(len(self.rates), max(deepest, 1) - 1, -1):
-            if self.drafted and self.drafted % length == 0:
+            if self.drafted % length == 0:
                 yield self.drafted // length
         if self.accepted and self.mean > 1:
             middle = round(self.accepted / (self.mean - 1))
@@ -104,12 +102,10 @@ class Printed:
     def _fits(self, drafts: int) -> bool:
         if not 0 < drafts <= self.drafted or abs(1 + self.accepted / drafts - self.mean) > MEAN:
             return False
-        bounds = self._bounds(drafts)
-        fewest, most = (sum(one) for one in zip(*bounds, strict=True))
-        is_cut = self.may_be_cut and self.beyond(drafts) > 0
-        return (
-            all(low <= high for low, high in bounds) and fewest <= self.accepted and (is_cut or self.accepted <= most)
-        )
+        _, fewest, most = zip(*self._bounds(drafts), strict=True)
+        is_cut = self.may_be_cut and self.drafted > drafts * len(self.rates)
+        fits = all(low <= high for low, high in zip(fewest, most, strict=True)) and sum(fewest) <= self.accepted
+        return fits and (is_cut or self.accepted <= sum(most))
 
 
 def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Group], list[str]]:
@@ -130,7 +126,6 @@ def whole(digits: str) -> int:
 
 def number(text: str, path: Path, needed: str) -> float:
     """A number of a log line; InvalidInput says what ``needed`` to be there."""
-    found = float(text) if NUMBER.fullmatch(text) else math.inf
-    if math.isfinite(found):
-        return found
+    if NUMBER.fullmatch(text):
+        return float(text)
     raise InvalidInput(f"{path} must have {needed}, but has {quoted(text)}.")

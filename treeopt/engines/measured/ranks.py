@@ -60,26 +60,21 @@ def read(content: Any, path: Path) -> Found:
     """The trace of logged ranks."""
     lines = typed(list[Logged], content if isinstance(content, list) else [content], path)
     heads = len(lines[0].ranks[0]) if lines[0].ranks else 0
-    if heads > MOST_DEPTH or len({line.group for line in lines}) > MOST_GROUPS:
+    names = list(dict.fromkeys(line.group or "" for line in lines))
+    if heads > MOST_DEPTH or len(names) > MOST_GROUPS:
         raise InvalidInput(f"{path} may have {MOST_DEPTH} heads and {MOST_GROUPS} groups, but has more.")
     blocks = [sequence_ranks(line, heads, f"{path}, sequence {s + 1},") for s, line in enumerate(lines)]
-    names = list(dict.fromkeys(line.group or "" for line in lines))
-    number = {name: place for place, name in enumerate(names)}
-    ids: dict[Any, int] = {}
+    place = {name: i for i, name in enumerate(names)}
+    ids = [(s, None) if line.id is None else (type(line.id), line.id) for s, line in enumerate(lines)]
+    cluster = {one: i for i, one in enumerate(dict.fromkeys(ids))}
+    tokens = [token for line in lines for token in line.tokens or []]  # of all lines, or `RankTrace` refuses them
     trace = RankTrace(
         ranks=np.concatenate(blocks),
         starts=np.cumsum([0, *map(len, blocks)]),
-        tokens=_tokens(lines, path),
-        end=np.array([line.end or End.LIMIT for line in lines])
-        if any(line.end is not None for line in lines)
-        else None,
-        group=np.array([number[line.group or ""] for line in lines]) if any(names) else None,
-        cluster=np.array(
-            [
-                ids.setdefault(s if line.id is None else (type(line.id), line.id), len(ids))
-                for s, line in enumerate(lines)
-            ]
-        ),
+        tokens=None if all(line.tokens is None for line in lines) else np.array(tokens, np.int32),
+        end=None if all(line.end is None for line in lines) else np.array([line.end or End.LIMIT for line in lines]),
+        group=np.array([place[line.group or ""] for line in lines]) if any(names) else None,
+        cluster=np.array([cluster[one] for one in ids]),
         meta={"group_names": names if any(names) else []},
     )
     tried = (trace.ranks[trace.has_step] != NO_TRIAL).sum(0)
@@ -98,6 +93,8 @@ def sequence_ranks(line: Logged, heads: int, where: str) -> NDArray[np.int64]:
     """
     if heads < 1 or not line.ranks or any(len(row) != heads for row in line.ranks):
         raise InvalidInput(f"{where} must have one rank per head in every row, {heads} as in the file's first row.")
+    if line.tokens is not None and len(line.tokens) != len(line.ranks):
+        raise InvalidInput(f"{where} must have a token for every row of ranks.")
     ranks = np.array([[MISS if rank is None else rank for rank in row] for row in line.ranks])
     state, head = np.indices(ranks.shape)
     past = state + head + 2 > len(ranks)
@@ -110,16 +107,3 @@ def sequence_ranks(line: Logged, heads: int, where: str) -> NDArray[np.int64]:
     ranks[past] = MISS if line.end is End.EOS else NO_TRIAL
     ranks[-1] = NO_TRIAL
     return ranks
-
-
-def _tokens(lines: list[Logged], path: Path) -> NDArray[np.int32] | None:
-    """(P,) the emitted tokens, where every line has them."""
-    if all(line.tokens is None for line in lines):
-        return None
-    for s, line in enumerate(lines):
-        if line.tokens is None or len(line.tokens) != len(line.ranks):
-            raise InvalidInput(
-                f"{path} must have a token for every row of ranks, in all lines or in none, but sequence {s + 1} "
-                f"has {len(line.tokens or [])} for {len(line.ranks)}."
-            )
-    return np.array([token for line in lines for token in line.tokens or []], dtype=np.int32)

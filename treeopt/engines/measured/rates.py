@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,20 @@ from numpy.typing import NDArray
 
 from treeopt.engines.measured.files import Found, head_order
 from treeopt.errors import InvalidInput, quoted
+from treeopt.files.fields import MOST
 from treeopt.files.storage import typed
 from treeopt.records.calibration import Calibration
 from treeopt.trees.tree import MOST_DEPTH, MOST_RANK
 
 SLACK = 1e-3  # shares may sum to this much above one: tools round what they print
-MOST_TRIALS = 2**53  # whole numbers that a float tells apart
-
+K_NAME = re.compile(r"(?:recall@|top[-_ ]?|@)?([1-9]\d{0,4})\Z", re.ASCII | re.IGNORECASE)
+TOTALS = ("trials", "totals", "total", "total_predictions")
+NAMES = ("acceptance", "acceptance_rate_vector")
 CUMULATIVE = "The shares are cumulative (top-1, top-2, ...) and were turned into differences."
 PER_RANK = "The shares fall along the ranks, so they were taken as those of single ranks."
+ASSUMED = "The file has no counts: {} trials a head were assumed, and every standard error rests on that."
+LEFT_OUT = "Ranks beyond {} were left out: the file skips values of k after that."
+ALL_CHILDREN = "The vector sums to less than 1, so its last entry was taken as that of a child."
 
 
 def from_shares(
@@ -59,19 +65,21 @@ def from_shares(
     assumed : trials of every head where the file has none (--trials)
 
     >>> found = from_shares([[0.6, 0.8], [0.4, 0.5]], [10, 10], Path("x.json"))
-    >>> found.calibration.hits.tolist(), found.notes[0][:25]
+    >>> found.source.hits.tolist(), found.notes[0][:25]
     ([[6, 2], [4, 1]], 'The shares are cumulative')
     """
     shares = check_shares(rows, path)
+    falls = (np.diff(shares, axis=1) < 0).any(1)
     notes = []
     if cumulative is None:
-        cumulative = bool((np.diff(shares, axis=1) >= 0).all()) and shares.shape[1] > 1
+        cumulative = not falls.any() and shares.shape[1] > 1
         notes += [CUMULATIVE if cumulative else PER_RANK] if shares.shape[1] > 1 else []
     elif cumulative:
         notes.append(CUMULATIVE)
-    if cumulative and (np.diff(shares, axis=1) < 0).any():
-        k = int((np.diff(shares, axis=1) < 0).any(1).argmax())
-        raise InvalidInput(f"{path} must have cumulative shares that never fall, but those of head {k + 1} do.")
+    if cumulative and falls.any():
+        raise InvalidInput(
+            f"{path} must have cumulative shares that never fall, but those of head {falls.argmax() + 1} do."
+        )
     upto = shares if cumulative else shares.cumsum(1)
     if upto[:, -1].max() > 1 + SLACK:
         k = int(upto[:, -1].argmax())
@@ -79,11 +87,9 @@ def from_shares(
             f"{path} must have shares of single ranks that sum to 1 at most, or cumulative ones that never "
             f"fall, but those of head {k + 1} sum to {upto[k, -1]:.3g}."
         )
-    tried = known_trials(trials, len(shares), path, assumed)
-    if trials is None:
-        notes.append(assumption(tried[0]))
+    tried, assumption = known_trials(trials, len(shares), path, assumed)
     ends = np.rint(np.minimum(upto, 1) * np.array(tried)[:, None]).astype(np.int64)
-    return Found(counted(np.diff(ends, axis=1, prepend=0), tried, path), tuple(notes))
+    return Found(counted(np.diff(ends, axis=1, prepend=0), tried, path), (*notes, *assumption))
 
 
 def check_shares(rows: Sequence[Sequence[float]], path: Path) -> NDArray[np.float64]:
@@ -98,14 +104,15 @@ def check_shares(rows: Sequence[Sequence[float]], path: Path) -> NDArray[np.floa
             f"{path} may have {MOST_DEPTH} heads and {MOST_RANK + 1:,} ranks, but has {len(rows):,} and {max(widths):,}."
         )
     shares = np.array(rows, dtype=np.float64)
-    if not ((shares >= 0) & (shares <= 1)).all():
-        odd = shares[~((shares >= 0) & (shares <= 1))][0]
-        raise InvalidInput(f"{path} must have shares from 0 to 1, but has {odd:g}.")
+    if (odd := shares[~((shares >= 0) & (shares <= 1))]).size:
+        raise InvalidInput(f"{path} must have shares from 0 to 1, but has {odd[0]:g}.")
     return shares
 
 
-def known_trials(trials: Sequence[int] | None, heads: int, path: Path, assumed: int | None) -> list[int]:
-    """Trials of every head: the file's, or those that --trials assumes; never both."""
+def known_trials(
+    trials: Sequence[int] | None, heads: int, path: Path, assumed: int | None
+) -> tuple[list[int], list[str]]:
+    """Trials of every head, and a note on them: the file's, or those that --trials assumes; never both."""
     if (trials is None) == (assumed is None):
         raise InvalidInput(
             f"{path} does not say how many trials its shares rest on: pass `trials`."
@@ -113,18 +120,11 @@ def known_trials(trials: Sequence[int] | None, heads: int, path: Path, assumed: 
             else f"{path} says how many trials its shares rest on: leave `trials` out."
         )
     found = [assumed or 1] * heads if trials is None else list(trials)
-    if len(found) != heads or not all(1 <= n <= MOST_TRIALS for n in found):
+    if len(found) != heads or not all(1 <= n <= MOST for n in found):
         raise InvalidInput(
             f"{path} must have trials for each of its {heads} heads, at least 1, but has {quoted(found)}."
         )
-    return found
-
-
-def assumption(trials: int) -> str:
-    return (
-        f"The file has no counts: {trials} trials a head were assumed, as was said, and every standard "
-        "error rests on that."
-    )
+    return found, [ASSUMED.format(found[0])] * (trials is None)
 
 
 def counted(hits: NDArray[np.int64], trials: Sequence[int], path: Path) -> Calibration:
@@ -133,10 +133,6 @@ def counted(hits: NDArray[np.int64], trials: Sequence[int], path: Path) -> Calib
         return Calibration(hits, np.array(trials))
     except InvalidInput as error:
         raise InvalidInput(f"{path} cannot be a calibration: {error}") from None
-
-
-K_NAME = re.compile(r"(?:recall@|top[-_ ]?|@)?([1-9]\d{0,4})\Z", re.ASCII | re.IGNORECASE)
-TOTALS = ("trials", "totals", "total", "total_predictions")
 
 
 def is_recall(content: Any) -> bool:
@@ -150,23 +146,22 @@ def read_recall(content: Any, path: Path, *, trials: int | None = None) -> Found
         rows = typed(list[list[float]], table, path)
         return from_shares(rows, _totals(content, len(rows), path), path, assumed=trials)
     heads = typed(dict[str, dict[str, float]], table, path)
-    read_rows = [_row(heads[name], name, path) for name in head_order(heads, path)]
-    totals = _totals(content, len(heads), path)
-    found = from_shares([row for row, _ in read_rows], totals, path, assumed=trials, cumulative=True)
-    return Found(found.calibration, (*found.notes, *dict.fromkeys(note for _, note in read_rows if note)))
+    rows, notes = [], []
+    for name in head_order(heads, path):
+        rows.append(row := _row(heads[name], name, path))
+        notes += [LEFT_OUT.format(len(row))] * (len(row) < len(heads[name]))
+    found = from_shares(rows, _totals(content, len(heads), path), path, assumed=trials, cumulative=True)
+    return replace(found, notes=(*found.notes, *dict.fromkeys(notes)))
 
 
 def _named_heads(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """The entries that are objects with recall@k."""
-    return {
-        name: head
-        for name, head in content.items()
-        if isinstance(head, dict) and any(key.lower().startswith("recall@") for key in head)
-    }
+    heads = ((name, head) for name, head in content.items() if isinstance(head, dict))
+    return {name: head for name, head in heads if any(key.lower().startswith("recall@") for key in head)}
 
 
-def _row(shares: dict[str, float], name: str, path: Path) -> tuple[list[float], str | None]:
-    """Shares of k = 1, 2, ... as far as no k is left out, and a note of the rest."""
+def _row(shares: Mapping[str, float], name: str, path: Path) -> list[float]:
+    """Shares of k = 1, 2, ... as far as no k is left out."""
     by_k = {}
     for key, share in shares.items():
         match = K_NAME.fullmatch(key)
@@ -178,15 +173,7 @@ def _row(shares: dict[str, float], name: str, path: Path) -> tuple[list[float], 
         row.append(by_k[len(row) + 1])
     if not row:
         raise InvalidInput(f"{path} must have recall@1 for every head, but {quoted(name)} has none.")
-    if len(row) == len(by_k):
-        return row, None
-    return (
-        row,
-        (
-            f"Ranks beyond {len(row)} were left out: the file skips values of k after that, so single ranks "
-            "cannot be told apart."
-        ),
-    )
+    return row
 
 
 def _totals(content: Mapping[str, Any], n_heads: int, path: Path) -> list[int] | None:
@@ -196,15 +183,8 @@ def _totals(content: Mapping[str, Any], n_heads: int, path: Path) -> list[int] |
         totals = typed(dict[str, int], given, path)
         return [totals[name] for name in head_order(totals, path)]
     if given is None or isinstance(given, list):
-        return typed(list[int], given, path) if given is not None else None
+        return None if given is None else typed(list[int], given, path)
     return [typed(int, given, path)] * n_heads
-
-
-NAMES = ("acceptance", "acceptance_rate_vector")
-ALL_CHILDREN = (
-    "The vector sums to less than 1, so its last entry was taken as that of a child, not as the "
-    "chance that no child is accepted."
-)
 
 
 def is_vector(content: Any) -> bool:
@@ -225,8 +205,7 @@ def read_vector(content: Any, path: Path, *, trials: int | None = None, heads: i
     chances = typed(list[float], vector.tolist() if isinstance(vector, np.ndarray) else vector, path)
     if len(chances) < 3 or chances[0] != 0:
         raise InvalidInput(
-            f"{path} must have an unused entry of 0, one for each child and one for none of them, but it has "
-            f"{len(chances)} entries, the first {chances[0] if chances else 'missing'}."
+            f"{path} must have an unused entry of 0, one for each child and one for none of them, but has {quoted(chances)}."
         )
     total = float(check_shares([chances], path).sum())
     if total > 1 + SLACK:
@@ -234,5 +213,5 @@ def read_vector(content: Any, path: Path, *, trials: int | None = None, heads: i
     whole = total > 1 - SLACK
     children = chances[1:-1] if whole else chances[1:]
     found = from_shares([children] * heads, None, path, assumed=trials, cumulative=False)
-    notes = [f"One vector was taken for all {heads} depths.", *([] if whole else [ALL_CHILDREN])]
-    return Found(found.calibration, (*notes, *found.notes))
+    notes = [f"One vector was taken for all {heads} depths.", *[ALL_CHILDREN] * (not whole)]
+    return replace(found, notes=(*notes, *found.notes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,11 +27,11 @@ WRAPPERS = ("response", "body")  # of a batch's output lines
 def dense(histogram: Any) -> Any:
     """A histogram as a list; engines may leave its zeros out and have an object, by the number taken.
 
-    >>> dense({"0": 20, "3": 42}), dense([1, 2])
-    ([20, 0, 0, 42], [1, 2])
+    >>> dense({"0": 20, "3": 42}), dense([1, 2]), dense(None)
+    ([20, 0, 0, 42], [1, 2], [])
     """
     if not isinstance(histogram, dict):
-        return histogram
+        return [] if histogram is None else histogram
     for name in histogram:
         if not (name.isascii() and name.isdigit() and len(name) <= 4 and int(name) <= MOST_LENGTH):
             raise ValueError(
@@ -48,9 +48,9 @@ Histogram = Annotated[list[Drafted], Field(max_length=MOST_LENGTH + 1), BeforeVa
 
 @dataclass(frozen=True)
 class RequestDrafts:
-    """The drafts of one request. All but the histogram may be missing."""
+    """The drafts of one request; all may be missing. The histogram is as long as it comes."""
 
-    acceptance_histogram: Histogram | None = None
+    acceptance_histogram: Histogram = field(default_factory=list)
     num_spec_steps: Drafted | None = None
     num_accepted_draft_tokens: Drafted | None = None
     num_draft_tokens: Drafted | None = None
@@ -58,11 +58,6 @@ class RequestDrafts:
     mean_acceptance_length: float | None = None
     per_step_accepted: list[int] | None = None
     per_step_drafted: list[int] | None = None
-
-    @property
-    def histogram(self) -> list[int]:
-        """(a + 1,) as long as it comes."""
-        return self.acceptance_histogram or []
 
 
 def bodies(content: Any) -> Iterator[Body]:
@@ -114,12 +109,12 @@ def read_requests(
     """
     requests = typed(list[RequestDrafts], list(records), path)
     # The greatest length of the file stands in where a request does not tell its own.
-    longest = max((max(len(one.histogram) - 1, one.num_spec_tokens or 0) for one in requests), default=0)
+    longest = max((max(len(one.acceptance_histogram) - 1, one.num_spec_tokens or 0) for one in requests), default=0)
     groups: list[Group] = []
     for r, (one, record) in enumerate(zip(requests, records, strict=True), 1):
-        where = f"{path}, request {r},"
-        check_request(one, where, is_whole=isinstance(record.get("acceptance_histogram"), list) and not is_sparse)
-        if sum(one.histogram):
+        if any(one.acceptance_histogram):
+            where = f"{path}, request {r},"
+            check_request(one, where, is_whole=isinstance(record["acceptance_histogram"], list) and not is_sparse)
             groups.append(drafts_of(one, longest, where))
     said = list(notes)
     if silent := skipped + len(requests) - len(groups):
@@ -131,34 +126,31 @@ def read_requests(
 
 
 def check_request(one: RequestDrafts, where: str, *, is_whole: bool) -> None:
-    """InvalidInput where the figures of a request contradict one another.
+    """InvalidInput where the figures of a request that has drafts contradict one another.
 
     is_whole : whether the histogram has an entry for every number of tokens that a draft has
     """
-    histogram, length = one.histogram, one.num_spec_tokens
-    steps = sum(histogram)
-    taken = sum(a * n for a, n in enumerate(histogram))
-    for name, said, counted in (
-        ("steps", one.num_spec_steps, steps),
-        ("accepted tokens", one.num_accepted_draft_tokens, taken),
+    histogram, length = one.acceptance_histogram, one.num_spec_tokens
+    steps, taken = sum(histogram), sum(a * n for a, n in enumerate(histogram))
+    mean = 1 + taken / steps
+    for name, said, counted, slack in (
+        ("steps", one.num_spec_steps, steps, 0),
+        ("accepted tokens", one.num_accepted_draft_tokens, taken, 0),
+        ("tokens a step", one.mean_acceptance_length, mean, 0.01),
     ):
-        if said is not None and histogram and said != counted:
-            raise InvalidInput(f"{where} must have as many {name} as its histogram counts, {counted}, but has {said}.")
-    mean = one.mean_acceptance_length
-    if mean is not None and steps and not abs(mean - 1 - taken / steps) <= 0.01:
-        raise InvalidInput(
-            f"{where} must have the mean length of its histogram, {1 + taken / steps:.2f}, but has {mean:g}."
-        )
-    if length is not None and steps and (len(histogram) > length + 1 or (is_whole and len(histogram) <= length)):
+        if said is not None and not abs(said - counted) <= slack:
+            raise InvalidInput(
+                f"{where} must have as many {name} as its histogram counts, {counted:.10g}, but has {said:.10g}."
+            )
+    if length is not None and (len(histogram) > length + 1 or (is_whole and len(histogram) <= length)):
         raise InvalidInput(
             f"{where} must have a histogram of 0 to {length} tokens taken, as many as are drafted, but it has "
             f"{len(histogram)} entries."
         )
-    if length and steps and one.num_draft_tokens is not None and one.num_draft_tokens > length * steps:
+    if length and one.num_draft_tokens is not None and one.num_draft_tokens > length * steps:
         raise InvalidInput(
             f"{where} must draft chains of {length} tokens, but {one.num_draft_tokens} were drafted in {steps} "
-            "steps: these are the nodes of trees, and how deep a tree was accepted does not say how good its "
-            "first guesses are. Measure with a chain."
+            "steps: these are the nodes of trees, which do not tell how good the first guesses are. Measure with a chain."
         )
 
 
@@ -166,7 +158,7 @@ def drafts_of(one: RequestDrafts, longest: int, where: str) -> Group:
     """The drafts of a request by their lengths, or their sums where those are not told."""
     if by_length := _by_step(one):
         return by_length
-    histogram, drafted, length = one.histogram, one.num_draft_tokens, one.num_spec_tokens
+    histogram, drafted, length = one.acceptance_histogram, one.num_draft_tokens, one.num_spec_tokens
     each = drafted / sum(histogram) if drafted is not None else None
     if length is None and each is not None and each.is_integer() and len(histogram) - 1 <= each <= MOST_LENGTH:
         length = int(each)
@@ -181,7 +173,7 @@ def _by_step(one: RequestDrafts) -> Histograms:
     A draft of which a grammar left no guess is one whose first guess was wrong.
     """
     accepted, drafted = one.per_step_accepted or [], one.per_step_drafted or []
-    if len(accepted) != len(drafted) or Counter(accepted) != Counter(dict(enumerate(one.histogram))):
+    if len(accepted) != len(drafted) or Counter(accepted) != Counter(dict(enumerate(one.acceptance_histogram))):
         return {}
     steps = Counter(zip(drafted, accepted, strict=True))
     if not all(0 <= a <= k <= MOST_LENGTH for k, a in steps):

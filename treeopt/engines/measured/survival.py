@@ -17,8 +17,9 @@ known of the lengths, it bounds d_j, and S_j = c_j / d_j.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from treeopt.records.drafters import COUNTED
 from treeopt.trees.tree import MOST_DEPTH, IntArray
 
 Histograms = Mapping[int, Sequence[int]]  # by the length of the draft
+Floats = NDArray[np.float64]
 MOST_LENGTH = MOST_DEPTH  # guesses of a draft
 MOST_DRAFTS = 2**45  # of one count
 MOST_COUNTS = 2**22  # requests, by the guesses of a draft
@@ -71,33 +73,28 @@ class Summed:
     most: IntArray
 
     @classmethod
-    def of(cls, drafts: int, reached: Sequence[int], drafted: int) -> Summed:
-        """Bounds by the guesses of all drafts; a grammar may have left none of some.
+    def of(cls, drafts: int, reached: Sequence[int], drafted: int, off: int = 0, slack: int = 0) -> Summed:
+        """Bounds by the guesses of all drafts, which may be off by ``slack``, and the drafts by ``off``.
 
         The drafts that really had a guess j never rise with j, are c_j at least and sum to ``drafted``.
         """
-        fewest, most = [drafts], [drafts]
+        fewest, most, total = [drafts], [drafts], drafts + off
         accepted = np.cumsum([0, *reached], dtype=np.int64)
         for j, count in enumerate(reached[1:], 2):
-            fewest.append(max(count, -((drafts * (j - 1) - drafted) // (len(reached) - j + 1))))
+            least = -((total * (j - 1) - (drafted - slack)) // (len(reached) - j + 1))
+            fewest.append(min(max(count, least), drafts))
             # As many as at j had each guess before, or those accepted; those accepted had the guesses behind.
-            left = drafted - (accepted[-1] - accepted[j]) - accepted[:j]
+            left = drafted + slack - (accepted[-1] - accepted[j]) - accepted[:j]
             most.append(min(drafts, int((left // np.arange(j, 0, -1)).min())))
         return cls(*(np.array(counts, dtype=np.int64) for counts in (reached, fewest, most)))
 
-    def rounded(self, drafted: int, off: int, slack: int) -> Summed:
-        """Bounds where the drafts may be ``off`` and the guesses by ``slack``, since an engine rounds its totals."""
-        drafts, reached = int(self.most[0]), self.reached.tolist()
-        least = Summed.of(drafts + off, reached, drafted - slack).fewest
-        most = Summed.of(drafts + off, reached, drafted + slack).most
-        return replace(self, fewest=np.minimum(least, drafts), most=np.minimum(most, drafts))
-
-    def counts(self, share: float) -> tuple[NDArray[np.float64], IntArray]:
-        """(K,) tried and passed if d is at that ``share`` of the way from the fewest to the most."""
+    def tried(self, share: float) -> Floats:
+        """(K,) tried, if d is at that ``share`` of the way from the fewest to the most."""
         had = self.fewest + share * (self.most - self.fewest)
         survival = np.divide(self.reached, had, out=np.zeros(len(had)), where=had > 0)
         before = np.minimum.accumulate(np.concatenate([[1.0], survival[:-1]]))
-        return np.maximum(before * had, self.reached), self.reached
+        counts: Floats = np.maximum(before * had, self.reached)
+        return counts
 
     @property
     def lengths(self) -> dict[int, int]:
@@ -119,13 +116,13 @@ class Drafts:
     ([[1000.0, 800.0, 600.0]], [[800, 600, 420]])
     """
 
-    tried: NDArray[np.float64]  # whole, but for drafts of which only sums are known
+    tried: Floats  # whole, but for drafts of which only sums are known
     passed: IntArray
     lengths: Mapping[int, int]  # drafts of each length; empty where that is not known of all
 
     @classmethod
     def of(cls, groups: Sequence[Group], share: float = 0.5) -> Drafts:
-        """The counts of groups, a row for each; ``share`` as `Summed.counts` has it."""
+        """The counts of groups, a row for each; ``share`` as `Summed.tried` has it."""
         depth = longest(groups)
         if len(groups) * depth > MOST_COUNTS:
             raise InvalidInput(
@@ -134,29 +131,26 @@ class Drafts:
             )
         tried = np.zeros((len(groups), depth))
         passed = np.zeros((len(groups), depth), dtype=np.int64)
-        lengths: dict[int, int] = {}
-        is_known = True
+        lengths: Counter[int] = Counter()
         for g, group in enumerate(groups):
             if isinstance(group, Summed):
                 k = len(group.reached)
-                tried[g, :k], passed[g, :k] = group.counts(share)
-                is_known &= bool(group.lengths)
-                for k, n in group.lengths.items():
-                    lengths[k] = lengths.get(k, 0) + n
+                tried[g, :k], passed[g, :k] = group.tried(share), group.reached
+                lengths.update(group.lengths)
                 continue
             for k, histogram in group.items():
                 reached = np.cumsum(histogram[::-1], dtype=np.int64)[::-1]  # (k + 1,) c_0 ... c_k
                 tried[g, :k] += reached[:-1]
                 passed[g, :k] += reached[1:]
-                lengths[k] = lengths.get(k, 0) + int(reached[0])
+                lengths[k] += int(reached[0])
+        is_known = all(group.lengths for group in groups if isinstance(group, Summed))
         return cls(tried, passed, {k: n for k, n in sorted(lengths.items()) if n and is_known})
 
     @property
-    def survival(self) -> NDArray[np.float64]:
+    def survival(self) -> Floats:
         """(K,) over all rows; 0 beyond what was tried."""
         tried, passed = self.tried.sum(0), self.passed.sum(0)
-        rates = np.divide(passed, tried, out=np.zeros(len(tried)), where=tried > 0)
-        product: NDArray[np.float64] = np.cumprod(rates)
+        product: Floats = np.cumprod(np.divide(passed, tried, out=np.zeros(len(tried)), where=tried > 0))
         return product
 
 
@@ -174,19 +168,14 @@ def chain_histogram(drafts: int, reached: Sequence[int], where: object, accepted
     >>> chain_histogram(1000, [800, 600, 420], "x")
     {3: [200, 200, 180, 420]}
     """
-    if not reached or len(reached) > MOST_LENGTH:
+    if not 1 <= len(reached) <= MOST_LENGTH:
         raise InvalidInput(f"{where} must have counts for 1 to {MOST_LENGTH} positions, but has {len(reached)}.")
     if min(drafts, *reached) < 0 or max(drafts, *reached) > MOST_DRAFTS:
         raise InvalidInput(f"{where} must have counts from 0 to {MOST_DRAFTS}, but has others.")
-    if reached[0] > drafts:
-        raise InvalidInput(
-            f"{where} must accept no more first guesses than there were drafts, but has {reached[0]} of {drafts}."
-        )
     counts = [upper - lower for upper, lower in pairwise([drafts, *reached, 0])]
     if min(counts) < 0:
         raise InvalidInput(
-            f"{where} must have counts by position that never rise, since a guess counts only behind those before "
-            f"it, but has {list(reached)}."
+            f"{where} must have counts by position that never rise, the drafts first, but has {list(reached)} of {drafts}."
         )
     if accepted is not None and sum(reached) != accepted:
         raise InvalidInput(
@@ -197,7 +186,14 @@ def chain_histogram(drafts: int, reached: Sequence[int], where: object, accepted
 
 
 def group_of(
-    drafts: int, reached: Sequence[int], drafted: int | None, where: object, accepted: int | None = None
+    drafts: int,
+    reached: Sequence[int],
+    drafted: int | None,
+    where: object,
+    accepted: int | None = None,
+    *,
+    off: int = 0,
+    slack: int = 0,
 ) -> Group:
     """Drafts of one length, where the guesses of all of them show that it was one; else their sums.
 
@@ -214,7 +210,7 @@ def group_of(
     length, left = divmod(drafted, drafts)
     if length and not left and not any(reached[length:]):
         return {length: histogram[: length + 1]}
-    return Summed.of(drafts, reached, drafted)
+    return Summed.of(drafts, reached, drafted, off, slack)
 
 
 @dataclass(frozen=True)
@@ -236,46 +232,84 @@ class CountedDrafts:
     off: float = 0.0
 
     def calibration(self, drafter: str | None = None) -> Found:
-        """Survival, by drafts that a drafter of that kind made; InvalidInput where lengths hide too much of it."""
+        """Counts conditional on the guesses before being right, with the survival that they multiply to.
+
+        drafter : the kind that made the drafts
+
+        Raises InvalidInput where lengths hide too much of survival.
+        """
         about = COUNTED.get(drafter or "")
-        said = [about.note] if about and about.note else []
         groups = self.groups
         has_ends = about is not None and about.ends_itself
         if has_ends:  # the end of a draft is a miss
             groups = [_with_ends_missed(group, longest(groups)) for group in groups]
-        groups, unsure, notes = self._sure(groups)
-        return _to_calibration(groups, replace(self, notes=[*self.notes, *notes, *said]), unsure, has_ends)
+        groups, unsure, said = self._sure(groups)
+        drafts = Drafts.of(groups)
+        passed = drafts.passed.sum(0)
+        tried = np.maximum(np.rint(drafts.tried.sum(0)).astype(np.int64), passed)
+        if not tried.size or tried[0] < 1:
+            raise InvalidInput(NONE.format(self.path))
+        reached = int((tried > 0).sum())  # never rises
+        calibration = counted(passed[:reached, None], tried[:reached].tolist(), self.path)
+        rows = drafts.tried[:, 0] > 0
+        clustered = self.are_requests and rows.sum() > 1
+        errors = (
+            _bootstrapped(drafts.tried[rows, :reached], drafts.passed[rows, :reached])
+            if clustered
+            else greenwood(tried[:reached], passed[:reached])
+        )
+        survival = np.cumprod(calibration.accept[:, 0])
+        lengths = {} if has_ends else dict(drafts.lengths)
+        calibration.meta.update(
+            source=ENGINE_LOG,
+            drafts=int(tried[0]),
+            requests=int(rows.sum()) if self.are_requests else None,
+            draft_length=next(iter(lengths)) if len(lengths) == 1 else None,
+            draft_lengths={str(k): n for k, n in lengths.items()},
+            ends_are_misses=has_ends,
+            survival=survival.tolist(),
+            survival_stderr=np.hypot(errors, unsure[:reached] + survival * self.off).tolist(),
+            survival_stderr_is_optimistic=not clustered,
+        )
+        notes = [MIXED] * (len(lengths) != 1 and not has_ends) + [*self.notes, *said]
+        notes += [about.note] if about and about.note else []
+        served = ", ".join(map(str, lengths)) or f"up to {longest(groups)}"
+        start = (
+            f"Survival was measured with drafts of {served} tokens. For any other length it is an estimate, "
+            f"since steps of decoding then start at other places. Beyond depth {reached} nothing is known."
+        )
+        return Found(calibration, tuple(dict.fromkeys([*notes, start, CHAIN, *[OPTIMISTIC] * (not clustered)])))
 
-    def _sure(self, groups: Sequence[Group]) -> tuple[Sequence[Group], NDArray[np.float64], list[str]]:
+    def _sure(self, groups: Sequence[Group]) -> tuple[Sequence[Group], Floats, list[str]]:
         """Groups whose lengths are known well enough, (K,) what survival may be off by, and notes."""
         if not any(isinstance(group, Summed) for group in groups):
             return groups, np.zeros(longest(groups)), []
-        kept, notes = groups, []
         low, high, unsure = _bounds(groups)
+        kept, notes = groups, []
         if self.may_leave_out and unsure.max() > UNSURE:
             kept = [group for group in groups if _bounds([group])[2].max() <= UNSURE] or groups
             low, high, unsure = _bounds(kept)
         if left := len(groups) - len(kept):
             notes.append(
-                f"{left} of {len(groups)} stretches of time have drafts of mixed lengths, which leave survival too unsure. They "
-                "were left out."
+                f"{left} of {len(groups)} stretches of time have drafts of mixed lengths, which leave survival too unsure. "
+                "They were left out."
             )
-        if unsure.max() <= UNSURE:
-            if unsure.any():
-                said = (
-                    "Drafts had several lengths, but the file has only their sum. It leaves survival unsure by up to "
-                )
-                notes.append(f"{said}{unsure.max():.3f}, which is in the standard errors.")
-            return kept, unsure, notes
-        j = int(unsure.argmax())
-        raise InvalidInput(
-            f"{self.path} sums drafts of several lengths and does not say how many had each: survival at depth {j + 1} may "
-            f"be anything from {low[j]:.2f} to {high[j]:.2f}. Measure with one length{self.way}. If the drafter itself ends "
-            f"its drafts, name it by `drafter`: {', '.join(name for name, one in COUNTED.items() if one.ends_itself)}."
-        )
+        if unsure.max() > UNSURE:
+            j = int(unsure.argmax())
+            raise InvalidInput(
+                f"{self.path} sums drafts of several lengths and does not say how many had each: survival at depth {j + 1} "
+                f"may be anything from {low[j]:.2f} to {high[j]:.2f}. Measure with one length{self.way}. If the drafter itself "
+                f"ends its drafts, name it by `drafter`: {', '.join(name for name, one in COUNTED.items() if one.ends_itself)}."
+            )
+        if unsure.any():
+            notes.append(
+                "Drafts had several lengths, but the file has only their sum. It leaves survival unsure by up to "
+                f"{unsure.max():.3f}, which is in the standard errors."
+            )
+        return kept, unsure, notes
 
 
-def _bounds(groups: Sequence[Group]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def _bounds(groups: Sequence[Group]) -> tuple[Floats, Floats, Floats]:
     """(K,) low and high survival, and what that in the middle may be off by.
 
     d is at its most, or its fewest, in all groups at once. With several groups that is not quite the extreme:
@@ -293,57 +327,7 @@ def _with_ends_missed(group: Group, depth: int) -> Histograms:
     return {depth: [sum(column) for column in zip(*rows, strict=True)]}
 
 
-def _to_calibration(
-    groups: Sequence[Group], counts: CountedDrafts, unsure: NDArray[np.float64], has_ends: bool
-) -> Found:
-    """Counts conditional on the guesses before being right, and the survival that they multiply to."""
-    drafts = Drafts.of(groups)
-    passed = drafts.passed.sum(0)
-    tried = np.maximum(np.rint(drafts.tried.sum(0)).astype(np.int64), passed)
-    if not tried.size or tried[0] < 1:
-        raise InvalidInput(NONE.format(counts.path))
-    reached = int((tried > 0).sum())  # never rises
-    calibration = counted(passed[:reached, None], tried[:reached].tolist(), counts.path)
-    rows = drafts.tried[:, 0] > 0
-    requests = int(rows.sum()) if counts.are_requests else None
-    clustered = requests is not None and requests > 1
-    errors = (
-        _bootstrapped(drafts.tried[rows, :reached], drafts.passed[rows, :reached])
-        if clustered
-        else greenwood(tried[:reached], passed[:reached])
-    )
-    survival = np.cumprod(calibration.accept[:, 0])
-    lengths = {} if has_ends else dict(drafts.lengths)
-    calibration.meta.update(
-        source=ENGINE_LOG,
-        drafts=int(tried[0]),
-        requests=requests,
-        draft_length=next(iter(lengths)) if len(lengths) == 1 else None,
-        draft_lengths={str(k): n for k, n in lengths.items()},
-        ends_are_misses=has_ends,
-        survival=survival.tolist(),
-        survival_stderr=np.hypot(errors, unsure[:reached] + survival * counts.off).tolist(),
-        survival_stderr_is_optimistic=not clustered,
-    )
-    said = [*counts.notes, step_start(lengths or {longest(groups): 0}, reached), CHAIN]
-    if len(lengths) != 1 and not has_ends:
-        said.insert(0, MIXED)
-    if not clustered:
-        said.append(OPTIMISTIC)
-    return Found(calibration, tuple(dict.fromkeys(said)))
-
-
-def step_start(lengths: Mapping[int, int], reached: int) -> str:
-    """A note on survival at other lengths than those that were served; without drafts they are a limit."""
-    served = " and ".join(filter(None, [", ".join(map(str, list(lengths)[:-1])), str(list(lengths)[-1])]))
-    limit = "" if all(lengths.values()) else "up to "
-    return (
-        f"Survival was measured with drafts of {limit}{served} tokens. For any other length it is an estimate, "
-        f"since steps of decoding then start at other places. Beyond depth {reached} nothing is known."
-    )
-
-
-def greenwood(tried: IntArray, passed: IntArray) -> NDArray[np.float64]:
+def greenwood(tried: IntArray, passed: IntArray) -> Floats:
     """(K,) standard errors of survival if drafts were independent: Greenwood's, binomial for one length.
 
     Half a draft that passed and half a one that did not are added to each depth, so that none or all of a few
@@ -354,11 +338,11 @@ def greenwood(tried: IntArray, passed: IntArray) -> NDArray[np.float64]:
     """
     tries, passes = np.add(tried, 1.0), np.add(passed, 0.5)
     failed = (tries - passes) / (tries * passes)
-    errors: NDArray[np.float64] = np.cumprod(passes / tries) * np.sqrt(np.cumsum(failed))
+    errors: Floats = np.cumprod(passes / tries) * np.sqrt(np.cumsum(failed))
     return errors
 
 
-def _bootstrapped(tried: NDArray[np.float64], passed: IntArray) -> NDArray[np.float64]:
+def _bootstrapped(tried: Floats, passed: IntArray) -> Floats:
     """(K,) standard errors of survival over requests drawn again; a depth without a try has the pooled rate."""
     n = len(tried)
     draws = conversation_draws(n)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,9 @@ import numpy as np
 from pydantic import BaseModel
 
 from treeopt.engines.measured.files import Found, head_order
-from treeopt.engines.measured.rates import CUMULATIVE, assumption, counted, from_shares, known_trials
+from treeopt.engines.measured.rates import CUMULATIVE, counted, from_shares, known_trials
 from treeopt.errors import InvalidInput, quoted
-from treeopt.files.bounds import MOST_ROWS, limit_rows
+from treeopt.files.bounds import limit_rows
 from treeopt.files.fields import Count, Positive, Share, checked
 
 MOST_COLUMNS = 1000
@@ -41,66 +41,61 @@ class TableRow(BaseModel):
 
 
 def matches(content: Any) -> bool:
-    return isinstance(content, str) and "head" in _cells(_header(content))
+    return isinstance(content, str) and "head" in _cells(content.partition("\n")[0])
 
 
 def read(content: Any, path: Path, *, trials: int | None = None) -> Found:
     """Counts of a table, long or wide."""
-    header = _cells(_header(content))
-    if len(set(header)) < len(header):
-        raise InvalidInput(f"{path} must name every column once, but its header is {quoted(header)}.")
-    if len(header) > MOST_COLUMNS:
-        raise InvalidInput(f"{path} may have {MOST_COLUMNS:,} columns, but has {len(header):,}.")
+    header = _cells(content.partition("\n")[0])
+    if len(set(header)) < len(header) or len(header) > MOST_COLUMNS:
+        raise InvalidInput(f"{path} must name up to {MOST_COLUMNS:,} columns, each once, but has {quoted(header)}.")
     wide = {name: int(found[1]) for name in header if (found := WIDE.fullmatch(name))}
-    place, value = _one(("top_k", "rank"), header, path), _one(("hits", "accuracy"), header, path)
-    if wide and not place and not value:
+    places = [name for name in ("top_k", "rank") if name in header]
+    values = [name for name in ("hits", "accuracy") if name in header]
+    if wide and not places and not values:
         head_order(wide, path)  # refuses columns that leave a k out
-        place, value = "top_k", "accuracy"
-    else:
-        wide = {}
-    if not place or not value:
+        places, values = ["top_k"], ["accuracy"]
+    elif (len(places), len(values)) != (1, 1):
         raise InvalidInput(
             f"{path} must have the columns head, rank or top_k, accuracy or hits, or head, top1, top2, ..., "
             f"but has {quoted(header)}."
         )
-    rows = _rows(content, header, wide, path)
-    heads = head_order(dict.fromkeys(row.head for row in rows), path)
-    by_head: dict[str, list[TableRow]] = {head: [] for head in heads}
-    for row in rows:
-        by_head[row.head].append(row)
-    read_heads = [_of_head(of_head, place, value, path) for of_head in by_head.values()]
-    table = [values for values, _ in read_heads]
-    given = [tried for _, tried in read_heads if tried is not None] or None
+    else:
+        wide = {}
+    (place,), (value,) = places, values
+    by_head: dict[str, list[TableRow]] = {}
+    for row in limit_rows(_rows(content, header, wide, path), path):
+        by_head.setdefault(row.head, []).append(row)
+    if not by_head:
+        raise InvalidInput(f"{path} must have lines below its header, but it has none.")
+    heads = [_of_head(by_head[head], place, value, path) for head in head_order(by_head, path)]
+    table = [row for row, _ in heads]
+    given = [tried for _, tried in heads if tried is not None] or None
     if value == "accuracy":
         return from_shares(table, given, path, assumed=trials, cumulative=place == "top_k")
     if len({len(row) for row in table}) > 1:
         raise InvalidInput(f"{path} must have as many ranks for every head, but has {quoted([len(r) for r in table])}.")
-    known = known_trials(given, len(heads), path, trials)
-    notes = [CUMULATIVE] * (place == "top_k") + [assumption(known[0])] * (given is None)
+    known, assumption = known_trials(given, len(heads), path, trials)
     hits = np.array(table, dtype=np.int64)
-    return Found(counted(np.diff(hits, axis=1, prepend=0) if place == "top_k" else hits, known, path), tuple(notes))
+    if place == "rank":
+        return Found(counted(hits, known, path), tuple(assumption))
+    return Found(counted(np.diff(hits, axis=1, prepend=0), known, path), (CUMULATIVE, *assumption))
 
 
-def _rows(content: str, header: list[str], wide: dict[str, int], path: Path) -> list[TableRow]:
+def _rows(content: str, header: list[str], wide: dict[str, int], path: Path) -> Iterator[TableRow]:
     """One row a line, or of ``wide`` columns (name to k) one for each; empty cells are left out."""
-    rows: list[TableRow] = []
-    for number, line in enumerate(limit_rows(content.splitlines()[1:], path), 2):
+    for number, line in enumerate(content.splitlines()[1:], 2):
         if not line.strip():
             continue
-        if len(rows) > MOST_ROWS:
-            raise InvalidInput(f"{path} may have {MOST_ROWS:,} cells, but has more.")
         cells = _cells(line)
         if len(cells) != len(header):
             raise InvalidInput(f"{path} line {number} must have {len(header)} cells, but it has {len(cells)}.")
         record: dict[str, object] = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
         spread = [{**record, "top_k": k, "accuracy": record.get(name, "")} for name, k in wide.items()]
         try:
-            rows += [checked(TableRow, one) for one in spread or [record]]
+            yield from [checked(TableRow, one) for one in spread or [record]]
         except InvalidInput as error:
             raise InvalidInput(f"{path} line {number}: {error}") from None
-    if not rows:
-        raise InvalidInput(f"{path} must have lines below its header, but it has none.")
-    return rows
 
 
 def _of_head(rows: Sequence[TableRow], place: str, value: str, path: Path) -> tuple[list[float], int | None]:
@@ -117,18 +112,6 @@ def _of_head(rows: Sequence[TableRow], place: str, value: str, path: Path) -> tu
     if len(trials) > 1:
         raise InvalidInput(f"{path} must give a head the same trials in all its lines, but has {quoted(trials)}.")
     return [cells[at] for at in wanted], trials.pop()
-
-
-def _one(names: tuple[str, ...], header: list[str], path: Path) -> str | None:
-    """Which of two columns is there."""
-    there = [name for name in names if name in header]
-    if len(there) > 1:
-        raise InvalidInput(f"{path} must have one of the columns {' and '.join(names)}, but has both.")
-    return there[0] if there else None
-
-
-def _header(content: str) -> str:
-    return content.partition("\n")[0]
 
 
 def _cells(line: str) -> list[str]:

@@ -2,10 +2,7 @@
 
 template  the command, with {size} {batch_size} {depth} {context} {tree} in it; size 1 is plain decoding
 tree      a JSON file with the medusa_choices to run, an empty list for plain decoding
-call      one run of the command and a block of the journal, so that a killed profile goes on behind it
-
-Its last line of output is the answer: milliseconds per step, or a JSON object with step_ms (a number or a list)
-or with tokens_per_s and tokens_per_step.
+answer    the last line of output: milliseconds, or JSON with step_ms (a number or a list), or tokens_per_s and tokens_per_step
 """
 
 from __future__ import annotations
@@ -116,11 +113,7 @@ class Template:
 
     @classmethod
     def parse(cls, text: str) -> Template:
-        """Split as a shell does, without running one; InvalidInput for places that are not known.
-
-        >>> Template.parse("bench.sh --nodes {size}").filled(size=8)
-        ['bench.sh', '--nodes', '8']
-        """
+        """Split as a shell does, without running one; InvalidInput for places that are not known."""
         try:
             found = cls(tuple(shlex.split(text)))
         except ValueError as error:
@@ -226,11 +219,7 @@ class Step(BaseModel):
 
 
 def samples_of(line: str, batch_size: int) -> list[float]:
-    """The latencies [ms] that a last line of output gives.
-
-    >>> samples_of('{"tokens_per_s": 250, "tokens_per_step": 2.5}', 1)
-    [10.0]
-    """
+    """The latencies [ms] that a last line of output gives."""
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError):

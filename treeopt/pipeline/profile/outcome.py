@@ -90,16 +90,13 @@ def tell(result: LatencyProfile, remedy: str = "a longer `time_limit_s` helps") 
         weights = result.info["weight_bytes"]
         note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
     for plain in result.autoregressive:
-        step = f"Plain steps at batch size {plain.batch_size}"
-        if abs(slower := drift(plain)) > TOLD_DRIFT:
+        step, slower, floor = f"Plain steps at batch size {plain.batch_size}", drift(plain), floors.get(plain.setting)
+        if abs(slower) > TOLD_DRIFT:
             how = f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
             note(f"{step} became {how} while they were timed; trees are compared with those of their own round.")
-        if floor := floors.get(plain.setting):
-            times = median_latency(plain.step_ms).ms / floor.floor_ms
-            note(
-                f"{step} take {times:.2f} times the {floor.floor_ms:.2f} ms that {floor.gb_per_s:g} GB/s need for weights "
-                "and cache."
-            )
+        if floor:
+            least = f"{floor.floor_ms:.2f} ms that {floor.gb_per_s:g} GB/s need for weights and cache"
+            note(f"{step} take {median_latency(plain.step_ms).ms / floor.floor_ms:.2f} times the {least}.")
 
 
 def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
@@ -126,11 +123,12 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
         found = [*(one for one in before or () if one.setting in kept), *(now or ())]
         return sorted(found, key=lambda one: one.setting)
 
-    info = {**later.info, "inputs": {**(earlier.info.get("inputs") or {}), **(later.info.get("inputs") or {})}}
-    for key in ("settings", "bandwidth_floor"):
-        if key in earlier.info or key in later.info:
-            info[key] = both(earlier.info.get(key), later.info.get(key))
-    if "precision" not in earlier.info:  # some latencies have one sample
+    then, now = earlier.info, later.info
+    info = {**now, "inputs": {**(then.get("inputs") or {}), **(now.get("inputs") or {})}}
+    info |= {
+        key: both(then.get(key), now.get(key)) for key in ("settings", "bandwidth_floor") if key in {**then, **now}
+    }
+    if "precision" not in then:  # some latencies have one sample
         info.pop("precision", None)
     points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.topk or 0))
     plain = both(earlier.autoregressive, later.autoregressive)

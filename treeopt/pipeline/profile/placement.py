@@ -1,11 +1,8 @@
 """Which steps a profile times: sizes beside the edges of tiles, every depth, and what is likely to be chosen.
 
 What a step costs depends on size and depth, hardly on the shape. Over rows = batch size x size it is a
-staircase whose steps are as wide as the hardware's tiles, so sizes are placed where a tile is just full and
+staircase whose steps are as wide as the hardware's tiles, so sizes are placed where a tile is just full (an edge) and
 one row further on. Depth costs by the head: all sizes are timed at the full depth, three at each other one.
-
-edge     a size at which batch size x size reaches a multiple of a tile: the last before the next tile
-family   the trees of one depth limit, of which the timed ones are taken (`grow`)
 """
 
 from __future__ import annotations
@@ -139,11 +136,7 @@ def deepest_trees(families: Sequence[TreeFamily], sizes: Sequence[int]) -> list[
 
 
 def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
-    """The family's tree of ``size`` rows, with the chain of best guesses down to ``depth`` in it.
-
-    >>> shaped(TreeFamily(((), (0,), (1,), (2,)), np.ones(4)), 4, 2).choices
-    [[0], [1], [0, 0]]
-    """
+    """The family's tree of ``size`` rows, with the chain of best guesses down to ``depth`` in it."""
     tree = family.tree(size)
     chain = Tree.chain(depth).paths[1:]
     others = [path for path in family.nodes(size)[1:] if path not in chain]

@@ -2,17 +2,14 @@
 
 stage one   trees at the edges of tiles and of every depth (`placement`); of an engine the chains and trees that it takes
 stage two   what a plan on those latencies would choose, and its rivals, timed for themselves; not in an engine
-setting     a batch size at a context length; None is that of the prompts as they are
-
-Every setting and stage has a journal of its rounds, and what is done next depends on those rounds alone, so
-a killed run goes on to what it would have done.
+journals    of the rounds of every setting and stage; what is done next depends on those alone, so a killed run goes on
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +31,6 @@ from treeopt.pipeline.profile.placement import (
     timing_trees,
     tree_families,
 )
-from treeopt.pipeline.session import compiled as with_compiled
 from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -60,7 +56,7 @@ SPARE = 1.2  # times the limit that is kept without a word
 RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
 RANDOM_CONTEXT = 512
 
-Context = int | None  # tokens that rows are held at; None: as long as the prompts make them
+Place = tuple[int, int | None]  # batch size; tokens that rows are held at, None: as long as the prompts make them
 
 
 def profile(
@@ -100,11 +96,11 @@ def profile(
     if opened is None:
         check_sizes(wanted.sizes or (), stages.families)
     settle_threads(run, session)
-    with with_compiled(session, compiled):
+    with _compiled(session) if compiled else nullcontext():
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
         check_can_join(run, runtime, session.provenance(seed=0).record(), overwrite=overwrite)
         stages.measure()
-        points, plain = all_timings(list(stages.found.values()))
+        points, plain = all_timings(stages.found)
         info = _info(session, stages, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
         return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
@@ -124,49 +120,19 @@ def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, 
     return opened
 
 
-@dataclass
-class MeasuredSetting:
-    """The rounds of each stage of a setting."""
+@contextmanager
+def _compiled(session: Session) -> Iterator[None]:
+    """Compile the session's target, and note in the end how that went."""
+    from treeopt.runtime.compiled import compile_target, compiled_note
 
-    batch_size: int
-    context: Context
-    stages: list[Rounds] = field(default_factory=list)
-
-    @property
-    def trees(self) -> list[Draft]:
-        return [tree for stage in self.stages for tree in stage.trees]
-
-    @property
-    def visits(self) -> list[Visit]:
-        return [visit for stage in self.stages for round_ in stage.rounds for visit in round_.visits]
-
-    @property
-    def seconds(self) -> float:
-        return sum(stage.seconds for stage in self.stages)
-
-    def timings(self) -> tuple[list[StepTiming], StepTiming]:
-        """All trees' timings, and the plain one over the rounds of all stages."""
-        points: list[StepTiming] = []
-        plains: list[StepTiming] = []
-        context, first_round = self.context, 0
-        for stage in self.stages:
-            timed, plain = stage.timings(context, first_round)
-            points += timed
-            plains.append(plain)
-            context, first_round = plain.context_tokens, first_round + len(stage.rounds)
-        parts = plains[0].parts_ms
-        whole = replace(
-            plains[0],
-            step_ms=tuple(ms for plain in plains for ms in plain.step_ms),
-            round=tuple(number for plain in plains for number in plain.round or ()),
-            parts_ms=parts and {part: tuple(ms for p in plains for ms in (p.parts_ms or {})[part]) for part in parts},
-        )
-        return points, whole
+    compile_target(session.target)
+    yield
+    note(compiled_note(session.target))
 
 
-def all_timings(found: Sequence[MeasuredSetting]) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:
+def all_timings(found: Mapping[Place, Rounds]) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:
     """The points of several settings, and the plain step of each."""
-    timed = [measured.timings() for measured in found]
+    timed = [rounds.timings(context) for (_, context), rounds in found.items()]
     return tuple(point for points, _ in timed for point in points), tuple(plain for _, plain in timed)
 
 
@@ -183,7 +149,7 @@ class Stages:
     source: Source | None
     max_new_tokens: int
     engine: Stepper | None
-    found: dict[tuple[int, Context], MeasuredSetting] = field(default_factory=dict)
+    found: dict[Place, Rounds] = field(default_factory=dict)
 
     @cached_property
     def families(self) -> Sequence[TreeFamily]:
@@ -203,12 +169,10 @@ class Stages:
         if has_second and self.source is not None:
             self._second(self.source)
 
-    def _first_at(self, batch_size: int, *, context: Context, limit_s: float) -> None:
+    def _first_at(self, batch_size: int, *, context: int | None, limit_s: float) -> None:
         """Stage one at one setting, unless a larger batch was halved to it before."""
-        if (batch_size, context) not in self.found:
-            measured = MeasuredSetting(batch_size, context)
-            measured.stages.append(self._rounds(measured, self._trees_at(batch_size), limit_s))
-            self.found[batch_size, context] = measured
+        if (at := (batch_size, context)) not in self.found:
+            self.found[at] = self._rounds(at, self._trees_at(batch_size), limit_s)
 
     def _trees_at(self, batch_size: int) -> list[Draft]:
         """The trees of stage one."""
@@ -225,45 +189,45 @@ class Stages:
         if answers is not None and answers.num_conversations < 2:  # one conversation: nothing to hold out
             record = source.calibration or record
         limits = Limits(self.wanted.budget, max_rank=min(MAX_RANK, drafter.draft_vocab_size - 1))
-        waiting: list[tuple[MeasuredSetting, list[Draft]]] = []
+        waiting: dict[Place, list[Draft]] = {}
         started = time.perf_counter()
-        for context in dict.fromkeys(measured.context for measured in self.found.values()):
-            here = [measured for measured in self.found.values() if measured.context == context]
-            request = PlanRequest(limits, [measured.batch_size for measured in here], "joint", dynamic=None)
+        for context in dict.fromkeys(context for _, context in self.found):
+            here = {at: rounds for at, rounds in self.found.items() if at[1] == context}
+            request = PlanRequest(limits, [batch_size for batch_size, _ in here], "joint", dynamic=None)
             with progress("Planning", None):
                 plan = plan_trees(record, LatencyProfile(*all_timings(here)), request)
-            waiting += [(measured, self._rivals(plan.entry(measured.batch_size), measured.trees)) for measured in here]
-        waiting, planned_s = [(measured, trees) for measured, trees in waiting if trees], time.perf_counter() - started
-        for i, (measured, trees) in enumerate(waiting):
+            waiting |= {at: self._rivals(plan.entry(at[0]), rounds.trees) for at, rounds in here.items()}
+        planned_s, waiting = time.perf_counter() - started, {at: trees for at, trees in waiting.items() if trees}
+        for i, (at, trees) in enumerate(waiting.items()):
             share_s = (self.wanted.time_limit_s - planned_s - self._seconds()) / (len(waiting) - i)
-            step_s = sum(v.seconds for v in measured.visits) / sum(len(v.lengths) for v in measured.visits)
-            if share_s < LEAST_STEPS * step_s:
-                note(f"No time is left to time the plan's own candidates at batch size {measured.batch_size}.")
+            visits = self.found[at].visits
+            if share_s < LEAST_STEPS * sum(v.seconds for v in visits) / sum(len(v.lengths) for v in visits):
+                note(f"No time is left to time the plan's own candidates at batch size {at[0]}.")
                 continue
-            measured.stages.append(self._rounds(measured, trees, share_s, stage="-refined"))
+            self.found[at] = self.found[at].followed_by(self._rounds(at, trees, share_s, stage="-refined"))
 
     def _rivals(self, entry: PlanEntry, measured: Sequence[Draft]) -> list[Draft]:
         """The trees that a plan would choose between, but for those ``measured``."""
-        return [
-            shaped(self.families[depth - 1], size, depth)
-            for size, depth in rivals(entry, {(len(tree), tree.depth) for tree in measured if tree.topk is None})
-            if depth <= len(self.families) and size <= len(self.families[depth - 1])
-        ]
+        known = {(len(tree), tree.depth) for tree in measured if tree.topk is None}
+        fits = {depth: len(family) for depth, family in enumerate(self.families, 1)}
+        found = [(size, depth) for size, depth in rivals(entry, known) if size <= fits.get(depth, 0)]
+        return [shaped(self.families[depth - 1], size, depth) for size, depth in found]
 
     def _seconds(self) -> float:
-        return sum(measured.seconds for measured in self.found.values())
+        return sum(rounds.seconds for rounds in self.found.values())
 
-    def _rounds(self, at: MeasuredSetting, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
+    def _rounds(self, at: Place, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
         """The rounds of one setting and stage, through its journal."""
         from treeopt.runtime.decode import Decoder
         from treeopt.runtime.stepper import StepVisits, rows_at
 
+        batch_size, context = at
         session, stepper = self.session, self.engine
         prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
         if stepper is None:
             setup = replace(session.setup(self.max_new_tokens), acceptance=_acceptance(session, self.source))
-            if at.context is not None:
-                prompts, stop = rows_at(at.context, prompts, session.target)
+            if context is not None:
+                prompts, stop = rows_at(context, prompts, session.target)
                 setup = replace(setup, stop=stop)
             stepper = Decoder(setup)
         known = {
@@ -272,18 +236,18 @@ class Stages:
             "command": None,
             "compiled": session.target.compiled,
             "runtime": [stepper.name, stepper.version],
-            "batch_size": at.batch_size,
-            "context": at.context,
+            "batch_size": batch_size,
+            "context": context,
             "trees": [tree.record for tree in trees],
             "precision": self.wanted.precision,
             "time_limit_s": self.wanted.time_limit_s,
             "max_new_tokens": self.max_new_tokens,
         }
-        held = "" if at.context is None else f"-context-{at.context}"
+        held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
-        journal = Journal(self.run.partial("profile") / f"{of}batch-size-{at.batch_size}{held}{stage}", known)
-        title = f"Timing {len(trees)} trees, batch size {at.batch_size}" + held.replace("-", " ")
-        visits = StepVisits(stepper, prompts, trees, at.batch_size)
+        journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
+        title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
+        visits = StepVisits(stepper, prompts, trees, batch_size)
         with progress(title, max(limit_s, 0.0)) as advance, closing(visits):
 
             def heard(event: Planned | Visit) -> None:
@@ -297,9 +261,9 @@ class Stages:
             )
 
 
-def _say_planned(at: MeasuredSetting, trees: Sequence[Draft], limit_s: float, planned: Planned) -> None:
+def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, planned: Planned) -> None:
     """Before the first round: what the time limit has no room for."""
-    where = f"at batch size {at.batch_size}" + ("" if at.context is None else f", context {at.context}")
+    where = f"at batch size {at[0]}" + ("" if at[1] is None else f", context {at[1]}")
     if len(planned.kept) < len(trees):
         kept = sorted({len(trees[i]) for i in planned.kept})
         note(
@@ -326,14 +290,13 @@ def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_
     """Notes of the file on the model, the machine and the measurement."""
     from treeopt.runtime.memory import bandwidth_floor, weight_bytes
 
-    found = list(stages.found.values())
     info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0).record()}
     info["settings"] = [
-        ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=at.context is not None)
-        for p, at in zip(plain, found, strict=True)
+        ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None)
+        for p, (_, context) in zip(plain, stages.found, strict=True)
     ]
     if session.target.device.type == "cpu":
-        info["processor_share"] = processor_share([visit for measured in found for visit in measured.visits])
+        info["processor_share"] = processor_share([v for rounds in stages.found.values() for v in rounds.visits])
     weights = weight_bytes(session.target, session.drafter)
     info |= {"weight_bytes": weights} if stages.engine is None else {}
     if gb_per_s is not None:

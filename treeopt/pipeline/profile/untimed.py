@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,58 +37,41 @@ SYNONYMS = {
 UNREAD = ("machine", "versions")  # keys of a provenance that a file does not tell
 
 
-@dataclass(frozen=True)
-class LatencyRow:
-    """One sample, as the file has it; None for what it does not say."""
-
-    batch_size: int
-    size: int
-    step_ms: float
-    context_tokens: int | None = None
-    depth: int | None = None
-    round: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.step_ms < math.inf:
-            raise InvalidInput(f"a step must take a finite time above 0, but got {self.step_ms:g} ms.")
-        if self.size > 1 and self.depth is not None and not 1 <= self.depth < self.size:
-            raise InvalidInput(
-                "depth must be at least 1 and less than size, which counts the root, but they are "
-                f"{self.depth} and {self.size}."
-            )
-
-
-class LatencyLine(BaseModel):
-    """A line of a table, or of JSON with the same names, once `SYNONYMS` are replaced."""
+class LatencyRow(BaseModel):
+    """One sample: a line of a table, or of JSON with the same names, once `SYNONYMS` are replaced."""
 
     batch_size: Positive
+    size: Positive = 0  # with the root; 0 where it is not said
+    step_ms: Amount = 0.0
     context_tokens: Positive | None = None
-    size: Positive | None = None
+    depth: Count | None = None
+    round: Count | None = None
     nodes: Count | None = None  # without the root
     num_speculative_tokens: Count | None = None  # nodes of a chain
-    depth: Count | None = None
-    step_ms: Amount | None = None
     tokens_per_s: Amount | None = None
     tokens_per_step: Amount | None = None
-    round: Count | None = None
 
-    def row(self) -> LatencyRow:
-        """The sample; InvalidInput where the line says too little, or contradicts itself."""
-        nodes = (None if self.size is None else self.size - 1, self.nodes, self.num_speculative_tokens)
-        sizes = [n + 1 for n in nodes if n is not None]
+    def whole(self) -> LatencyRow:
+        """The row with size and latency; InvalidInput where it says too little, or contradicts itself."""
+        sizes = [n + 1 for n in (self.nodes, self.num_speculative_tokens) if n is not None]
+        sizes += [self.size] if self.size else []
         if len(sizes) != 1:
             raise InvalidInput(
                 "a row must have a size (with the root) or a number of nodes (num_draft_tokens, "
                 "num_speculative_tokens, nodes or choices, without it), one of them."
             )
-        ms = self.step_ms
-        if ms is None:
-            if self.tokens_per_s is None or self.tokens_per_step is None:
-                raise InvalidInput("a row must have step_ms, or tokens_per_s and tokens_per_step.")
+        size, ms, depth = sizes[0], self.step_ms, self.num_speculative_tokens if self.depth is None else self.depth
+        if not ms and self.tokens_per_s and self.tokens_per_step:
             ms = ms_of_speed(self.batch_size, self.tokens_per_s, self.tokens_per_step)
-        depth = self.num_speculative_tokens if self.depth is None else self.depth
-        depth = depth if sizes[0] > 1 else 0
-        return LatencyRow(self.batch_size, sizes[0], ms, self.context_tokens, depth, self.round)
+        elif not ms:
+            raise InvalidInput("a row must have step_ms, or tokens_per_s and tokens_per_step.")
+        if not 0 < ms < math.inf:
+            raise InvalidInput(f"a step must take a finite time above 0, but got {ms:g} ms.")
+        if size > 1 and depth is not None and not 1 <= depth < size:
+            raise InvalidInput(
+                f"depth must be at least 1 and less than size, which counts the root, but they are {depth} and {size}."
+            )
+        return self.model_copy(update={"size": size, "step_ms": ms, "depth": depth if size > 1 else 0})
 
 
 class SglangLine(BaseModel):
@@ -102,7 +84,8 @@ class SglangLine(BaseModel):
 
     def row(self) -> LatencyRow:
         size = max(1, self.num_draft_tokens)
-        return LatencyRow(self.batch_size, size, 1e3 * self.step_time, depth=min(self.steps, size - 1))
+        ms, depth = 1e3 * self.step_time, min(self.steps, size - 1)
+        return LatencyRow.model_construct(batch_size=self.batch_size, size=size, step_ms=ms, depth=depth).whole()
 
 
 def profile_from_file(
@@ -127,10 +110,11 @@ def profile_from_file(
     if not contexts and any(row.context_tokens is None for row in rows):
         note(f"Some rows do not say their context. It is written as {UNKNOWN_CONTEXT}; pass it with `contexts`.")
     context = contexts[0] if contexts else UNKNOWN_CONTEXT
-    rows = [replace(r, context_tokens=r.context_tokens or context) for r in rows]
+    rows = [row.model_copy(update={"context_tokens": row.context_tokens or context}) for row in rows]
     if any(row.depth is None for row in rows):
         deepest = num_heads or calibrated_heads(run) or NUM_HEADS
-        rows = [replace(r, depth=min(r.size - 1, deepest)) if r.depth is None else r for r in rows]
+        depths = [min(row.size - 1, deepest) if row.depth is None else row.depth for row in rows]
+        rows = [row.model_copy(update={"depth": depth}) for row, depth in zip(rows, depths, strict=True)]
         if any(row.size > 2 for row in rows):
             note(
                 f"The file has no depths: trees are taken to be {deepest} deep, or as deep as their rows allow. Give it by a "
@@ -185,10 +169,10 @@ def read_rows(file: Path) -> list[LatencyRow]:
                 found.append(checked(SglangLine, record).row())
                 continue
             named = _by_meaning(record)
-            found.append(checked(LatencyLine, named).row())
+            found.append(checked(LatencyRow, named).whole())
         except InvalidInput as error:
             raise InvalidInput(f"{file} line {line}: {error}") from None
-        unused |= named.keys() - LatencyLine.model_fields.keys()
+        unused |= named.keys() - LatencyRow.model_fields.keys()
     if not found:
         raise InvalidInput(f"{file} must have rows of timings, but it has none.")
     if len({row.round is None for row in found}) > 1:
@@ -245,11 +229,7 @@ def _by_meaning(record: Mapping[str, object]) -> dict[str, object]:
 
 
 def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) -> float:
-    """Latency of a step [ms] of a batch that emits so much together.
-
-    >>> ms_of_speed(8, 1600.0, 2.5)
-    12.5
-    """
+    """Latency of a step [ms] of a batch that emits so much together."""
     return 1e3 * batch_size * tokens_per_step / tokens_per_s
 
 

@@ -37,7 +37,6 @@ from treeopt.runtime.acceptance.sampling import (
 from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
 from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
-from treeopt.trees.shapes import chain
 from treeopt.trees.tree import Tree
 
 
@@ -146,7 +145,7 @@ class ChainDraft(ModelDraft):
         super().prefill(prompts, hidden)
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        if not chain(plan.tree):
+        if plan.tree.kind not in ("plain", "chain"):
             raise InvalidInput(f"Rejection takes chains only, but got a tree of {len(plan.tree)} rows.")
         tokens, shares, seed = [roots[:, None]], [], self.drafter.sampling.seed
         hidden = self.catch_up(roots)[:, None]

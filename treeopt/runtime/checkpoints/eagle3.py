@@ -153,9 +153,7 @@ def _build(stored: StoredTensors, names: dict[str, str], base: Base) -> LoadedHe
     absent = [name for name in norms if name not in names]
     if 0 < len(absent) < len(norms):
         name = names["fc_norm.0.weight"].replace("fc_norm.0.weight", absent[0])
-        raise InvalidInput(
-            f"fc_norm must norm each of the {len(norms)} states, but {stored.origin} lacks {quoted(name)}."
-        )
+        raise InvalidInput(f"fc_norm must norm all {len(norms)} states, but {stored.origin} lacks {quoted(name)}.")
     vectors = dict.fromkeys((FC_BIAS, "norm.weight"), (d,))
     shapes = {"fc.weight": (d, columns), FUSE_NORM: (columns,), HEAD: (rows, d), EMBEDDING: (vocab_size, d)}
     what = f"a layer of width {d} for {rows} of the {vocab_size} tokens of a target of width {width}"

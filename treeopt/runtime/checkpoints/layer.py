@@ -59,9 +59,7 @@ def build_layer_config(
     for name in LAYER[:-1]:
         if tensors[name].ndim != 2:
             shape = tuple(tensors[name].shape)
-            raise InvalidInput(
-                f"A projection of a layer must be a matrix, but {reading.said(name)} has the shape {shape}."
-            )
+            raise InvalidInput(f"{reading.said(name)} must be a matrix, but it has the shape {shape}.")
     if frequencies is not None and frequencies.ndim == 1:
         head_width, told_by = 2 * len(frequencies), reading.names[FREQUENCIES]
     elif heads := getattr(like, "num_attention_heads", None):
@@ -82,10 +80,10 @@ def build_layer_config(
         config = layer_config(
             like,
             width,
-            heads=query_rows // head_width,
-            key_heads=key_rows // head_width,
-            head_width=head_width,
-            inner_width=most_common([gate, up, tensors[LAYER[6]].shape[1]]),
+            num_attention_heads=query_rows // head_width,
+            num_key_value_heads=key_rows // head_width,
+            head_dim=head_width,
+            intermediate_size=most_common([gate, up, tensors[LAYER[6]].shape[1]]),
         )
         weights = make(config, device="meta").weights  # finds what a config alone does not
     reading.check_shapes({name: tuple(weight.shape) for name, weight in weights.items()}, what)

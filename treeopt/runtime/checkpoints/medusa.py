@@ -119,10 +119,7 @@ def recognise(stored: StoredTensors) -> RecognisedHeads | None:
     if layout in ("merged", "modelopt") and (stored.own or len(found) == len(stored.parts)):
         layout = "medusa"  # the heads alone, saved with their prefix
     if stored.ranks and layout != "tensorrt-llm":
-        name = quoted(next(iter(found)))
-        raise InvalidInput(
-            f"Rank files must hold TensorRT-LLM's tensors, but {stored.origin} has names such as {name}."
-        )
+        raise InvalidInput(f"{stored.origin} must hold TensorRT-LLM's tensors, but it has {quoted(next(iter(found)))}.")
 
     # A projection's own number of blocks counts most, where names tell it.
     kinds = {kind for _, _, kind in found.values()}
@@ -291,9 +288,7 @@ def _truncated(
         raise config.wrong("truncated_vocab_size", f"that of token_map, {len(token_map)}")
     token_ids, order = token_map.sort()
     if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or bool((token_ids.diff() == 0).any()):
-        raise InvalidInput(
-            f"token_map must have distinct token ids below the vocabulary's {vocab_size}, but that in {origin} does not."
-        )
+        raise InvalidInput(f"token_map in {origin} must have distinct token ids below {vocab_size}, but does not.")
     picked = order if rows == len(token_map) else token_ids
     return [tensor[picked] for tensor in projections], token_ids, vocab_size
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.records.drafters import DRAFTERS
+from treeopt.records.drafters import DRAFTERS, LOOKED_UP
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
@@ -51,7 +51,7 @@ class PromptLookup:
 
     vocab_size: int
     num_heads: int = 5
-    longest: int = 3
+    longest: int = LOOKED_UP
     shortest: int = 1
     most_children: int = 16
     most_matches: int = 64

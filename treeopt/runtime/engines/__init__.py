@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from treeopt.errors import Unsupported
+from treeopt.records.rundir import ENGINES
 from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.stepper import Stepper
 
@@ -15,21 +16,18 @@ def open_stepper(name: str | None, setup: Setup, say: Callable[[str], None] = la
 
     say : told what takes long, such as a conversion
     """
-    from treeopt.engines.registry import ENGINES, runners
-
     if name is None:
         return Decoder(setup)
-    engines = {name: place for engine in ENGINES.values() for name, place in engine.runs.items()}
-    if name not in engines:
-        raise Unsupported(f"`engine` must be one of {', '.join(engines)}, but got {name!r}.")
-    place, _, function = engines[name].partition(":")
-    module = import_module(place)
+    if name not in ENGINES:
+        raise Unsupported(f"`engine` must be one of {', '.join(ENGINES)}, but got {name!r}.")
+    place, _, function = ENGINES[name].partition(":")
+    module = import_module(f"{__name__}.{place}")
     assert setup.drafter is not None, "an engine guesses by a drafter"
     kind = setup.drafter.kind
     if kind not in module.DRAFTERS:
         raise Unsupported(
             f"`engine={name}` decodes with drafters of the kinds {', '.join(module.DRAFTERS)}, but this drafter is {kind}. "
-            f"It runs in {', '.join(['treeopt itself', *runners(kind)])}."
+            "It runs in treeopt itself: leave `engine` out."
         )
     stepper: Stepper = getattr(module, function)(setup.target, setup.drafter, setup.stop, say)
     return stepper

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from treeopt.engines.chains import LOOKED_UP
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads
 from treeopt.runtime.drafters.lookup import PromptLookup

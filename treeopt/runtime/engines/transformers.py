@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from treeopt.engines.chains import LOOKED_UP
+from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from treeopt.files.journal import Journal
 from treeopt.files.storage import typed
-from treeopt.records.stopping import LOOKS, loses_by_far
+from treeopt.records.benchmark import LOOKS, loses_by_far
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stepper import BlockRun, Prompts
 from treeopt.runtime.target import Target

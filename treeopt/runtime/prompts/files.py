@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from treeopt.errors import InvalidInput, first_line
-from treeopt.files.bounds import open_regular
+from treeopt.files.bounds import limit_rows, open_regular
 from treeopt.files.places import find_local
 from treeopt.files.storage import sha256_of
 
@@ -80,9 +80,7 @@ def read_rows(source: str, *, split: str | None = None) -> Rows:
     if split is not None:
         raise InvalidInput(f"`split` is for a dataset, but `prompts` is {source}. Leave it out.")
     if reader is None:
-        raise InvalidInput(
-            f"A file of `prompts` must end in {', '.join(READERS)}, or in .gz behind it, but got {source}."
-        )
+        raise InvalidInput(f"`prompts` must end in {', '.join(READERS)}, or in .gz behind it, but got {source}.")
     return Rows(path.name, _read(path, reader), partial(sha256_of, path))
 
 
@@ -94,10 +92,7 @@ def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Iterato
             if mark[:2] in (b"\xff\xfe", b"\xfe\xff"):
                 raise ValueError("it is in UTF-16; save it as UTF-8")
             stream.seek(3 if mark == b"\xef\xbb\xbf" else 0)
-            for number, found in enumerate(reader(stream)):
-                if number == MOST_ROWS:
-                    raise ValueError(f"it has more than {MOST_ROWS:,} rows; keep a part of them (head -n {MOST_ROWS})")
-                yield found
+            yield from limit_rows(reader(stream), "it", MOST_ROWS)
     except (OSError, ValueError) as error:
         raise InvalidInput(f"`prompts` must be a readable file, but {path}: {first_line(error)}.") from None
 
@@ -308,9 +303,8 @@ def _loading(source: str) -> Iterator[None]:
         raise
     except Exception as error:
         cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" else None  # says nothing itself
-        raise InvalidInput(
-            f"`prompts` must be a file, a folder or a hub dataset, but {source} cannot be loaded: {first_line(cause or error)}."
-        ) from None
+        reason = first_line(cause or error)
+        raise InvalidInput(f"`prompts` must be a file, a folder or a hub dataset, but {source}: {reason}.") from None
 
 
 # Small services, also for those who read the records.

@@ -114,10 +114,7 @@ class PromptSet:
 def check_tokenizer(target: Target) -> None:
     """Raise InvalidInput where the tokenizer can make ids that the model has no embedding for."""
     if len(target.tokenizer) > target.vocab_size:
-        raise InvalidInput(
-            f"The tokenizer must belong to the model, but it has {len(target.tokenizer)} tokens and "
-            f"the model {target.vocab_size}."
-        )
+        raise InvalidInput(f"The tokenizer must belong to the model, but has more tokens, {len(target.tokenizer)}.")
 
 
 def load_prompts(
@@ -174,9 +171,7 @@ def load_prompts(
         )
     n_groups = len({conversation.group for conversation in found})
     if n_groups > MOST_GROUPS:
-        raise InvalidInput(
-            f"`group_by` must name a column with at most {MOST_GROUPS} different values, but {group_by} has {n_groups}."
-        )
+        raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has {n_groups}.")
     prompts = _prompt_set(found, rows.name, rows.fingerprint(), chat, order.seed)
     n_duplicates = prompts.n_duplicates + drawn.n_duplicates
     return replace(prompts, skipped=tuple(skipped), n_skipped=n_skipped, n_duplicates=n_duplicates)
