@@ -164,15 +164,6 @@ def padded(texts: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], dtype=torch.long)
 
 
-def open_target(model: str, **options: Any) -> Target:
-    """The target that --model names: `load_target`, or the embedded model for "demo"."""
-    if model != demo.NAME:
-        return load_target(model, **options)
-    target = load_target(str(demo.MODEL), **options)
-    target.name = demo.TITLE
-    return target
-
-
 def load_target(
     path_or_id: str,
     *,
@@ -184,7 +175,7 @@ def load_target(
     quantization: Any = None,
     option: str = "`model`",
 ) -> Target:
-    """A model and its tokenizer from a folder, a GGUF file or a hub id, in evaluation mode; "smollm2" is one of the former.
+    """A model and its tokenizer from a folder, a GGUF file or a hub id, in evaluation mode; or "demo" or "smollm2".
 
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
     ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one.
@@ -201,7 +192,7 @@ def load_target(
             raise InvalidInput("`device` and `device_map` exclude each other.")
         if importlib.util.find_spec("accelerate") is None:
             raise Unsupported("`device_map` needs accelerate. Install it with: pip install accelerate")
-    folder = find_model(path_or_id, option)
+    folder = demo.MODEL if path_or_id == demo.NAME else find_model(path_or_id, option)
     device = check_device(device)
     wanted = wanted_dtype(dtype, "several" if device_map else device) or "auto"
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -228,7 +219,8 @@ def load_target(
         model.eval().requires_grad_(False)
         if model.dtype == torch.float64:  # which grouped products of experts do not take
             model.set_experts_implementation("eager")
-        target = Target(model, tokenizer, name=path_or_id, revision=revision)
+        title = demo.TITLE if path_or_id == demo.NAME else path_or_id
+        target = Target(model, tokenizer, name=title, revision=revision)
         target.stored_dtype = config.dtype
         return target
 

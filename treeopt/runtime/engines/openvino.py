@@ -8,7 +8,6 @@ error is not used again.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -22,7 +21,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads
-from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.engines.conversion import Say, converted, converted_drafter
 from treeopt.runtime.folder import loadable
@@ -33,16 +32,12 @@ from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 DRAFTERS = ("draft-model", "eagle3", "ngram")
-NAMES: Mapping[str, str] = {"openvino": "fp32", "openvino-int8": "int8"}  # engine to the format of the target's weights
+NAMES = {"fp32": "openvino", "int8": "openvino-int8"}  # by the format of the target's weights
 OWN_LENGTH = 5  # guesses that `LLMPipeline.generate` asks for where nobody says how many
 # Rounding decides which token is likelier, so all that can be computed in float32 is. With weights of 8 bits the engine else
 # rounds activations to 8 bits as well, and a chain or a tree changes more than half of the texts.
 EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 MOST_TOKENS = 2**20  # of a pass: no prompt is read in parts, and no request waits for others
-LOOKUP = (
-    f"OpenVINO GenAI copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The drafter "
-    "ngram of treeopt has all such places vote, so the prediction is not of these guesses; that of ngram:earliest is."
-)
 INT8 = "The engine's target has weights of 8 bits, so the prediction is of a model that is not quite the same."
 
 
@@ -51,17 +46,20 @@ class OpenVino(Stepper):
 
     most_rows = 64
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, weights: str, say: Say) -> None:
-        import openvino_genai
-
+    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, say: Say, *, weights: str) -> None:
+        try:
+            import openvino_genai
+        except ImportError:
+            raise Unsupported(
+                "`engine=openvino` needs openvino-genai. Install it with: pip install 'treeopt[openvino]'"
+            ) from None
         self.genai: Any = openvino_genai
-        self.name = next(name for name, format_ in NAMES.items() if format_ == weights)
+        self.name = NAMES[weights]
         self.version: str = openvino_genai.__version__.partition("-")[0]
         self.target, self.drafter, self.stop, self.weights, self.say = target, drafter, stop, weights, say
         self.takes_trees = drafter.kind == "eagle3"
         self.own_length = None if drafter.kind == "ngram" else OWN_LENGTH
-        other_guesses = isinstance(drafter, PromptLookup) and not drafter.earliest
-        self.about = " ".join([*[LOOKUP] * other_guesses, *[INT8] * (weights != "fp32")])
+        self.about = f"{about_lookup('OpenVINO GenAI', drafter)} {INT8 * (weights != 'fp32')}".strip()
         self._pipelines: dict[bool, Any] = {}
 
     def answer(
@@ -152,11 +150,4 @@ def _read(request: Any) -> list[int]:
     return [token for output in request.read().values() for token in output.generated_ids] if request.can_read() else []
 
 
-def opened(target: Target, drafter: Drafter, stop: StopRule, say: Say, *, weights: str) -> OpenVino:
-    """The engine with weights of a format; Unsupported where the package is missing."""
-    if importlib.util.find_spec("openvino_genai") is None:
-        raise Unsupported("`engine=openvino` needs openvino-genai. Install it with: pip install 'treeopt[openvino]'")
-    return OpenVino(target, drafter, stop, weights, say)
-
-
-in_fp32, in_int8 = partial(opened, weights="fp32"), partial(opened, weights="int8")
+in_fp32, in_int8 = partial(OpenVino, weights="fp32"), partial(OpenVino, weights="int8")

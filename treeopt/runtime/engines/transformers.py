@@ -18,7 +18,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
-from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable
 from treeopt.runtime.stepper import Pass, Stepper
@@ -29,10 +29,6 @@ from treeopt.trees.draft import Draft
 DRAFTERS = ("draft-model", "early-exit", "ngram")
 # Of the assistant's generation config: where it is not told otherwise, guesses end where it is not confident.
 SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-LOOKUP = (
-    f"transformers copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The "
-    "drafter ngram of treeopt has all such places vote, so the prediction is not of these guesses; that of ngram:earliest is."
-)
 OTHER_ROWS = (
     "The two models have another number of rows in their vocabularies, so transformers guesses text and splits it into "
     "tokens again. The prediction may not be of these guesses."
@@ -49,12 +45,12 @@ class Transformers(Stepper):
     name, version = "transformers", transformers.__version__
     most_rows, is_stepwise = 1, False
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule) -> None:
+    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, say: object = None) -> None:
         self.target, self.kind, self.stop = target, drafter.kind, stop
         self.assistant: Any = None  # the model whose generation config has the settings
         self._assisted: dict[str, object] = {}  # arguments of `generate`
         self._own: Mapping[str, Any] = {}
-        self.about = LOOKUP if isinstance(drafter, PromptLookup) and not drafter.earliest else ""
+        self.about = about_lookup("transformers", drafter)
         if isinstance(drafter, DraftModel):
             self.assistant, self.exit = target.model, drafter.model.num_layers
             if drafter.kind == "draft-model":
@@ -144,8 +140,3 @@ class PassStream(StoppingCriteria):
         if not self._guesses:
             self._watch.take([int(input_ids[0, -1])])
         return torch.full((len(input_ids),), self._watch.reason is not None, device=input_ids.device)
-
-
-def opened(target: Target, drafter: Drafter, stop: StopRule, _: object) -> Transformers:
-    """The engine for a target and a drafter."""
-    return Transformers(target, drafter, stop)
