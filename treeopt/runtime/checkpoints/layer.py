@@ -68,10 +68,10 @@ def build_layer_config(
         config = layer_config(
             like,
             width,
-            heads=query_rows // head_width,
-            key_heads=key_rows // head_width,
-            head_width=head_width,
-            inner_width=most_common([gate, up, tensors[LAYER[6]].shape[1]]),
+            num_attention_heads=query_rows // head_width,
+            num_key_value_heads=key_rows // head_width,
+            head_dim=head_width,
+            intermediate_size=most_common([gate, up, tensors[LAYER[6]].shape[1]]),
         )
         weights = make(config, device="meta").weights  # finds what a config alone does not
     reading.check_shapes({name: tuple(weight.shape) for name, weight in weights.items()}, what)
