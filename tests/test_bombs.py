@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from treeopt import demo
-from treeopt.engines.diagnosis import diagnose
 from treeopt.engines.imports import read_measurement
+from treeopt.engines.reading import diagnose
 from treeopt.errors import InvalidInput
 from treeopt.files import npz
 from treeopt.files.bounds import MOST_NESTED, MOST_ROWS, limit_rows, loads, parse_yaml

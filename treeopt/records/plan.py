@@ -286,16 +286,13 @@ class Plan(Kept):
         """
         if batch_size is None and len(self.entries) == 1:
             return self.entries[0]
-        have = ", ".join(str(e.batch_size) for e in self.entries)
         for entry in self.entries:
             if entry.batch_size == batch_size:
                 return entry
+        have = f"The plan has trees for batch sizes {', '.join(str(e.batch_size) for e in self.entries)}"
         if batch_size is None:
-            raise OutOfRange(f"The plan has trees for batch sizes {have}: say which with `batch_size`.")
-        raise OutOfRange(
-            f"The plan has trees for batch sizes {have}, but {batch_size} was asked: search again with "
-            f"`batch_size` {batch_size}."
-        )
+            raise OutOfRange(f"{have}: say which with `batch_size`.")
+        raise OutOfRange(f"{have}, but {batch_size} was asked: search again with `batch_size` {batch_size}.")
 
     def limits(self, default: Limits) -> Limits:
         """The limits of the search; where the plan does not say, those of ``default``."""
@@ -330,9 +327,8 @@ class Plan(Kept):
         entry = self.entries[part.entry]
         if entry.chosen.step_ms is None:
             return None
-        inside = [e.batch_size for e in self.entries if part.first <= e.batch_size <= (part.last or e.batch_size)]
-        losses = self.losses(entry)
-        return max((losses.get(size, 0.0) for size in inside), default=0.0)
+        sizes, losses = [e.batch_size for e in self.entries], self.losses(entry)
+        return max((losses.get(n, 0.0) for n in sizes if part.first <= n <= (part.last or n)), default=0.0)
 
     @property
     def speculates(self) -> bool:
@@ -374,5 +370,5 @@ class Plan(Kept):
     def shown(self) -> dict[str, object]:
         """What follows from the other keys, for readers of JSON."""
         parts = [{"from": part.first, "to": part.last, "loss": self.loss(part)} for part in self.schedule]
-        mix = {"tokens_per_s": self.over_mix(lambda e: e.chosen), "speedup": self.mix_speedup} if self.mix else {}
-        return {"schedule": parts, **({"mix": mix} if mix else {})}
+        mix = {"tokens_per_s": self.over_mix(lambda e: e.chosen), "speedup": self.mix_speedup}
+        return {"schedule": parts, **({"mix": mix} if self.mix else {})}

@@ -110,9 +110,8 @@ class RunDirectory:
         """All that other runtimes decoded: one for each batch size, or the last one where the plan has a single one."""
         found: list[Path] = []
         for last in map(self.bench_in, ENGINES):
-            sizes = [file for file in self.benches() if file.stem.startswith(f"{last.stem}-batch-size-")]
-            found += sizes or ([last] if last.exists() else [])
-        return found
+            found += [file for file in self.benches() if file.stem.startswith(f"{last.stem}-batch-size-")] or [last]
+        return [file for file in found if file.exists()]
 
     def benches(self) -> list[Path]:
         """All benchmarks that there are; a copy under a name of its own is none."""
