@@ -124,13 +124,6 @@ def test_calibrations_of_different_prompts_merge_in_any_order_to_the_same_bytes(
     assert merged.meta["skipped"].count(SKIPPED[0]) == 4
 
 
-def test_missing_shards_are_known(stored):
-    blocks, hashes, _ = calibration(0, 5)
-    found = merge([("a", shard(blocks, hashes, [0, 3])), ("b", shard(blocks, hashes, [1]))])
-    assert [part["key"] for part in found.meta["shard"]["blocks"]] == [0, 1, 3]
-    assert found.num_sequences == sum(blocks[place].num_sequences for place in (0, 1, 3))
-
-
 def with_meta(trace, **changes):
     return replace(trace, meta={**trace.meta, **changes})
 
@@ -180,14 +173,6 @@ def test_a_shard_that_contradicts_itself_is_refused(record):
     bad = with_meta(bad, shard={**bad.meta["shard"], **record})
     with pytest.raises(InvalidInput, match=r"b is not as it should be|b contradicts itself"):
         merge([("a", good), ("b", bad)])
-
-
-@pytest.mark.parametrize("share", [0.0, -1.0])
-def test_a_share_of_nothing_is_refused(share):
-    merged = merge([("x", ONE), ("y", OTHER)], [1, 3])
-    damaged = with_meta(merged, merged=[{**merged.meta["merged"][0], "share": share}, merged.meta["merged"][1]])
-    with pytest.raises(InvalidInput, match=r"b is not as it should be at merged\.0\.share: .*above 0"):
-        merge([("a", calibration(6, 1)[2]), ("b", damaged)], [1, 1])
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "١/٣"])

@@ -10,7 +10,7 @@ from hypothesis import given
 from treeopt.errors import InvalidInput
 from treeopt.growth.probed import probe_tree
 from treeopt.records.calibration import Calibration
-from treeopt.records.probe import _ARRAYS, PER_SEQUENCE, Probe, is_probe
+from treeopt.records.probe import _ARRAYS, Probe, is_probe
 from treeopt.trees.shapes import sibling_closed
 from treeopt.trees.tree import Tree
 
@@ -124,14 +124,6 @@ def test_a_probe_is_told_from_a_trace(tmp_path, probe):
     (tmp_path / "text").write_text("{}")
     for name in ("array.npz", "text", "nothing", "."):
         assert not is_probe(tmp_path / name)
-
-
-def test_a_probe_is_read_only(probe):
-    for name in ("accepted", "ends", "starts", *PER_SEQUENCE):
-        array = getattr(probe, name)
-        if array is not None:
-            with pytest.raises(ValueError, match="read-only"):
-                array[0] = 0
 
 
 @pytest.mark.parametrize("size", [2, 40, 256])

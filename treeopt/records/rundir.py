@@ -22,7 +22,7 @@ from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
 ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.runtime.engines`
-    "transformers": "transformers:opened",
+    "transformers": "transformers:Transformers",
     "openvino": "openvino:in_fp32",
     "openvino-int8": "openvino:in_int8",
 }
