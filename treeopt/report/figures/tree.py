@@ -65,12 +65,6 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
 
     ``in_sample`` says that the tree was grown on this trace, which the caption then tells.
     Raises OutOfRange for a calibration that lacks the tree's heads or ranks.
-
-    >>> from treeopt.records.trace import RankTrace
-    >>> trace = RankTrace(np.array([[0], [1], [3], [-2]]), np.array([0, 4]))
-    >>> data = tree_data(Tree.chain(1), trace)
-    >>> data.visits.tolist(), data.steps, data.probabilities.tolist()
-    ([2, 1], 2, [1.0, 0.5])
     """
     source = source_of(record)
     about, who = source.meta, depth_noun(source.meta.get("drafter"))
@@ -122,20 +116,12 @@ def columns(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float6
 
 
 def node_gid(path: tuple[int, ...]) -> str:
-    """The id of a node's element in the SVG.
-
-    >>> node_gid((0, 2)), node_gid(())
-    ('node-0-2', 'node-root')
-    """
+    """The id of a node's element in the SVG: node-0-2, node-root."""
     return "node-" + ("-".join(map(str, path)) or "root")
 
 
 def shape_words(tree: Tree) -> str:
-    """Rows, depth and widths.
-
-    >>> shape_words(Tree.dense([2, 1]))
-    '5 rows, depth 2, widths 2 2'
-    """
+    """Rows, depth and widths."""
     return f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
 
 
