@@ -33,7 +33,7 @@ from treeopt.records.rules import marked_rule, rule_of, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
-from treeopt.report.figures.batches import drafters_chart
+from treeopt.report.figures.bench import drafters_chart
 from treeopt.report.figures.chart import draw
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.terminal import progress
