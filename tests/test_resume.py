@@ -190,17 +190,6 @@ def test_a_command_that_fails_leaves_no_empty_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_journal_is_of_one_measurement(tmp_path):
-    journal = Journal(tmp_path / "a.partial", {"seed": 1})
-    journal.append({"n": 0})
-    journal.append({"n": 1})
-    again = Journal(tmp_path / "a.partial", {"seed": 1})
-    assert [block["n"] for block in again.documents()] == [0, 1]
-    assert Journal(tmp_path / "a.partial", {"seed": 2}).documents() == []
-    discard(tmp_path / "a.partial")
-    assert not (tmp_path / "a.partial").exists()
-
-
 def test_blocks_that_were_damaged_or_are_another_runs_are_not_taken_for_finished(tmp_path):
     mine, other = (Journal(tmp_path / name, {"seed": name}) for name in ("mine", "other"))
     for number in range(4):
@@ -220,20 +209,6 @@ def test_blocks_that_were_damaged_or_are_another_runs_are_not_taken_for_finished
     for key in ("", "[" * 5000, "[1]"):
         (tmp_path / "mine/key.json").write_text(key)
         assert Journal(tmp_path / "mine", {"seed": "mine"}).documents() == []
-
-
-def test_memory_that_runs_out_halves_the_batch():
-    tried, said = [], []
-
-    def attempt(rows):
-        tried.append(rows)
-        if rows > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return np.zeros(rows)
-
-    result, rows = with_less_memory(attempt, 16, said.append)
-    assert (len(result), rows, tried) == (2, 2, [16, 8, 4, 2])
-    assert said[-1] == "Out of memory with 4 rows at once: going on with 2."
 
 
 def test_other_errors_are_not_taken_for_memory_and_one_row_is_the_least():
