@@ -302,9 +302,8 @@ def collect_probes(run: RunDirectory, session: Session, trace: RankTrace, *, bat
     for number in range(1, rounds + 1):
         policy = next_policy(run, found) if found else family.tree(len(family))
         file = run.partial("probe") / f"round-{number}.npz"
-        found = _finished(file, session, trace, policy) or collect_round(
-            session, trace, policy, batch_size=batch_size, title=f"Probing, round {number}"
-        )
+        title = f"Probing, round {number}"
+        found = _finished(file, session, trace, policy) or collect_round(session, trace, policy, batch_size, title)
         found.save(file)
     assert found is not None, "there is a round at least"
     return found
@@ -315,11 +314,10 @@ def probe_again(run: RunDirectory, session: Session) -> None:
     probe = run.read_probe()
     policy = next_policy(run, probe)
     if policy != probe.policy:
-        title = "Probing, round 2"
-        collect_round(session, run.read_trace(), policy, batch_size=16, title=title).save(run.probe)
+        collect_round(session, run.read_trace(), policy, 16, "Probing, round 2").save(run.probe)
 
 
-def collect_round(session: Session, trace: RankTrace, policy: Tree, *, batch_size: int, title: str) -> Probe:
+def collect_round(session: Session, trace: RankTrace, policy: Tree, batch_size: int, title: str) -> Probe:
     """The probe of the trace's prompts under a policy."""
     from treeopt.runtime.measure.probe import collect_probe
     from treeopt.runtime.measure.ranks import turn_prompts

@@ -16,7 +16,7 @@ from treeopt.files import shipped, storage
 from treeopt.files.places import distinct
 from treeopt.files.writing import atomic_writer
 from treeopt.growth.drift import measure_for, shifts
-from treeopt.growth.source import source_of
+from treeopt.growth.source import Source, source_of
 from treeopt.pipeline.search import request_of
 from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared
 from treeopt.planning.groups import group_losses
@@ -54,6 +54,10 @@ class Side:
     profile: LatencyProfile | None = None
     sha256: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> Source | None:
+        return source_of(self.record) if self.record is not None else None
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -103,7 +107,6 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         plan = planned(a, latencies, batch_size, budget)
         losses = plan_losses(plan, b.record, latencies)
         moved = shifts(a.record, b.record) if a.record is not None else []
-    sources = {side.name: source_of(side.record) for side in (a, b) if side.record is not None}
     tells_chains = source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
     said = {
         f"The trace that {a.name} was made from is not at hand, so depths are not compared.": a.record is None,
@@ -114,10 +117,11 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         "The plan has one tree for a mix. It is compared with the best tree for each batch size alone.": plan.mix,
         f"{b.name} tells of chains alone, so the plan's best chain is judged, not its tree.": tells_chains,
     }
-    for name, source in sources.items():
-        said[
-            f"{name} has no conversations: its counts are taken as independent, so its noise is larger than is said."
-        ] = source.answers is None
+    bare = [side.name for side in (a, b) if side.source and side.source.answers is None]
+    said |= {
+        f"{name} has no conversations: its counts are taken as independent, so its noise is larger.": True
+        for name in bare
+    }
     return Compared(
         names=(a.name, b.name),
         measure=measure_for(*(side.record for side in (a, b) if side.record is not None)),
@@ -143,7 +147,7 @@ def planned(side: Side, latencies: LatencyProfile | None, batch_size: int | None
 
 def compare_groups(side: Side, batch_size: int | None, budget: int, tolerance: float) -> GroupsCompared:
     """What the groups of a run lose by sharing its plan."""
-    source = source_of(side.record) if side.record is not None else None
+    source = side.source
     if source is None or not source.is_exact:
         raise InvalidInput(
             f"One source alone has its groups compared, which takes a trace, but {side.name} has none: pass a second source."
@@ -260,7 +264,16 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
         entries = [entry for entry in plan.entries if batch_size in (None, entry.batch_size)]
         figures = [figure_of(name, entry, benches.get(entry.batch_size)) for entry in entries]
         found += [figure for figure in figures if figure]
-    _check_same(names, origins)
+    known: dict[str, tuple[str, Any]] = {}  # by the first run that says it
+    for name, key, value in [
+        (name, *item) for name, origin in zip(names, origins, strict=True) for item in origin.items()
+    ]:
+        first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
+        if differs := differing({key: there}, {key: value}):
+            raise InvalidInput(
+                f"Drafters are compared for one model on one machine, but {first} (there) and {name} (here) differ in "
+                f"{', '.join(differs)}."
+            )
     if not found:
         which = "" if batch_size is None else f" at batch size {batch_size}"
         raise OutOfRange(
@@ -272,19 +285,6 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
     about = ", ".join(str(origins[0][key]) for key in ("model", "dtype", "device") if origins[0].get(key))
     settings = tuple(sorted(found, key=lambda one: one.batch_size))
     return DraftersCompared(settings=settings, about=about, notes=notes)
-
-
-def _check_same(names: Sequence[str], origins: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidInput where two runs differ in what both are known to be of."""
-    known: dict[str, tuple[str, Any]] = {}  # by the first run that says it
-    for name, origin in zip(names, origins, strict=True):
-        for key, value in origin.items():
-            first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
-            if differs := differing({key: there}, {key: value}):
-                raise InvalidInput(
-                    f"Drafters are compared for one model on one machine, but {first} (there) and {name} (here) differ in "
-                    f"{', '.join(differs)}."
-                )
 
 
 def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:

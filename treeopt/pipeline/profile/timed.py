@@ -171,17 +171,16 @@ class Stages:
 
     def _first_at(self, batch_size: int, *, context: int | None, limit_s: float) -> None:
         """Stage one at one setting, unless a larger batch was halved to it before."""
-        if (at := (batch_size, context)) not in self.found:
-            self.found[at] = self._rounds(at, self._trees_at(batch_size), limit_s)
-
-    def _trees_at(self, batch_size: int) -> list[Draft]:
-        """The trees of stage one."""
-        wanted, source = self.wanted, self.source
+        at, wanted, source = (batch_size, context), self.wanted, self.source
+        if at in self.found:
+            return
         if self.engine is not None:
             assert source is not None, "an engine is timed with a run's own trace"
-            return engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
-        trees = timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))
-        return [*trees, *(() if wanted.sizes else dynamic_trees(source.pooled if source else None, wanted.budget))]
+            trees = engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
+        else:
+            trees = [*timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))]
+            trees += () if wanted.sizes else dynamic_trees(source.pooled if source else None, wanted.budget)
+        self.found[at] = self._rounds(at, trees, limit_s)
 
     def _second(self, source: Source) -> None:
         """Stage two: at every setting the trees that a plan on stage one would choose between."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from treeopt.files.storage import read_text
 from treeopt.latency.hardware import DTYPES, ITEMSIZE, device_of, shape_of
 from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.latency.rounds import PRECISION
-from treeopt.pipeline.profile.outcome import check_can_join, save, tell, with_earlier
+from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import NUM_HEADS, Wanted
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
@@ -126,16 +126,12 @@ def profile_from_file(
     check_can_join(run, result.runtime, provenance, overwrite=overwrite)
     result.info.update(measures="step", provenance=provenance, inputs=inputs_of(file))
     timings = (*result.points, *result.autoregressive)
-    if few := sum(len(timing.step_ms) < 2 for timing in timings):
+    few = sum(len(timing.step_ms) < 2 for timing in timings)
+    if few:
         note(f"{few} of {len(timings)} latencies have one sample each, so their error is unknown.")
-    else:
-        result.info["precision"] = PRECISION
-        tell(result, "more rows of them help")
     if not overwrite:
         check_nothing_lost(run, result)
-        result = with_earlier(run, result)
-    save(run, result)
-    return result
+    return finish(run, result, None if few else PRECISION, remedy="more rows of them help", alone=overwrite)
 
 
 def profile_of(rows: Sequence[LatencyRow], name: str) -> LatencyProfile:
@@ -168,11 +164,14 @@ def read_rows(file: Path) -> list[LatencyRow]:
             if {"step_time", "num_draft_tokens", "steps"} <= record.keys():
                 found.append(checked(SglangLine, record).row())
                 continue
-            named = _by_meaning(record)
-            found.append(checked(LatencyRow, named).whole())
+            names: dict[str, str] = {}
+            for name in record:
+                if (other := names.setdefault(SYNONYMS.get(name, name), name)) != name:
+                    raise InvalidInput(f"a row must give each value once, but has {other} and {name}.")
+            found.append(checked(LatencyRow, {meaning: record[name] for meaning, name in names.items()}).whole())
         except InvalidInput as error:
             raise InvalidInput(f"{file} line {line}: {error}") from None
-        unused |= named.keys() - LatencyRow.model_fields.keys()
+        unused |= names.keys() - LatencyRow.model_fields.keys()
     if not found:
         raise InvalidInput(f"{file} must have rows of timings, but it has none.")
     if len({row.round is None for row in found}) > 1:
@@ -216,16 +215,6 @@ def _table_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]
                 raise InvalidInput(f"{file} must name every column once, but has {', '.join(header)}.")
     except csv.Error as error:
         raise InvalidInput(f"{file} line {reader.line_num} is not a row of a table: {error}.") from None
-
-
-def _by_meaning(record: Mapping[str, object]) -> dict[str, object]:
-    """The record without synonyms; InvalidInput where it says a thing twice."""
-    names: dict[str, str] = {}
-    for name in record:
-        other = names.setdefault(SYNONYMS.get(name, name), name)
-        if other != name:
-            raise InvalidInput(f"a row must give each value once, but has {other} and {name}.")
-    return {meaning: record[name] for meaning, name in names.items()}
 
 
 def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) -> float:
