@@ -118,13 +118,6 @@ def test_nobodys_code_is_trusted_because_a_file_says_so(line):
     assert resolve(planted, {}) == {"model": "somebody/evil", "drafter": "x"}
 
 
-def test_bench_holds_its_prompts_out(line):
-    seen = set(RankTrace.load(line / "trace.npz").meta["prompt_sha256"])
-    for contender in benched(line, "--num-prompts", "3", batch_size=2):
-        assert (len(contender.sequences), contender.batch_size) == (3, 2)
-        assert not seen & {answer.id for answer in contender.sequences}
-
-
 def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
     """Nothing of treeopt here: numpy and the definitions alone."""
     with np.load(line / "trace.npz", allow_pickle=False) as archive:
@@ -148,15 +141,6 @@ def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
             t, steps = t + 1 + d, steps + 1
     tree = Tree.from_choices([list(n) for n in nodes])
     assert replay(RankTrace.load(line / "trace.npz"), tree).steps.sum() == steps
-
-
-def test_calibration_does_not_depend_on_the_batch_size(tmp_path):
-    options = (*QUICK, "--dtype", "float64")
-    for batch_size in (1, 5):
-        treeopt("calibrate", "--run", tmp_path / str(batch_size), *options, "--batch-size", batch_size)
-    one, five = (RankTrace.load(tmp_path / n / "trace.npz") for n in ("1", "5"))
-    np.testing.assert_array_equal(one.ranks, five.ranks)
-    np.testing.assert_array_equal(one.tokens, five.tokens)
 
 
 def test_export_and_show(line, tmp_path):
@@ -209,13 +193,6 @@ def test_a_model_and_heads_of_ones_own(tmp_path):
     # The run remembers its model: no option is needed again.
     document = json.loads(treeopt("bench", "--run", tmp_path / "run", "--rounds", "1", "--num-prompts", "2", "--json"))
     assert document["provenance"]["model"] == str(tmp_path / "model")
-
-
-def test_planning_needs_no_model(tmp_path):
-    out = treeopt("search", "--run", tmp_path, "--calibration", "vicuna-7b-medusa1", "--budget", 39, "--json")
-    entry = json.loads(out)["entries"][0]
-    assert len(entry["growth_order"]) == 38
-    assert entry["growth_order"][0][0] == [0]
 
 
 def wrong(tmp_path):

@@ -233,14 +233,6 @@ def test_a_command_is_run_for_every_tree_and_plain_decoding_in_every_round(run, 
     assert not run.partial("profile").exists()
 
 
-def test_rounds_go_on_until_latencies_are_known(run, tmp_path):
-    """A quiet command is believed after five rounds."""
-    pipeline.profile_command(
-        run, bench(tmp_path), batch_sizes=(1,), contexts=(9,), sizes=(4,), num_heads=1, time_limit_s=600
-    )
-    assert len((tmp_path / "log").read_text().splitlines()) == 5 * 2
-
-
 def test_another_batch_size_is_added_to_what_the_same_command_measured(run, tmp_path):
     for batch_size in (1, 4):
         pipeline.profile_command(
