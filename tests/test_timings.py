@@ -136,7 +136,7 @@ WRONG = [
     ("batch,size,tokens_per_s\n1,1,3\n", "line 2: a row must have step_ms, or"),
     ("batch,batch_size,size,ms\n1,1,1,2\n", "line 2: a row must give each value once, but has batch and batch_size"),
     ("batch,size,size,ms\n1,1,1,2\n", "must name every column once"),
-    (HEAD + "\n1,1,10\n1,8\n", "line 3 must have 3 cells, but it has 2"),
+    (HEAD + "\n1,1,10\n1,8\n", "line 3 must have 3 cells, not 2"),
     (HEAD + "\n1,1,10\nx,8,12\n", "line 3: batch_size must be a whole number of at least 1, but got 'x'"),
     (HEAD + "\n0,1,10\n", "line 2: batch_size must be a whole number of at least 1"),
     (HEAD + "\n1,1.5,10\n", "line 2: size must be a whole number"),

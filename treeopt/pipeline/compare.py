@@ -97,10 +97,7 @@ def compare(
 def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, tolerance: float) -> Compared:
     """How B differs from A, and what A's plan loses there."""
     if b.record is None:
-        raise InvalidInput(
-            f"{b.name} must have the accuracies of other traffic, but it is a plan whose trace is not at hand: pass a "
-            "trace, a calibration, a run directory, or what an engine counted."
-        )
+        raise InvalidInput(f"{b.name} must have accuracies, but is a plan whose trace is not at hand: pass that.")
     check_alike(a, b)
     latencies = a.profile or b.profile
     with progress("Comparing", None):
@@ -149,9 +146,7 @@ def compare_groups(side: Side, batch_size: int | None, budget: int, tolerance: f
     """What the groups of a run lose by sharing its plan."""
     source = side.source
     if source is None or not source.is_exact:
-        raise InvalidInput(
-            f"One source alone has its groups compared, which takes a trace, but {side.name} has none: pass a second source."
-        )
+        raise InvalidInput(f"Groups are compared in a trace, but {side.name} has none: pass a second source.")
     trace = cast(RankTrace, source.answers)
     with progress("Comparing groups", None):
         plan = planned(side, side.profile, batch_size, budget)
@@ -184,10 +179,7 @@ def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
         kind, measured = read_measurement(paths, drafter=drafter)
         return Side(f"{paths[-1].name} ({kind})", measured.source, notes=measured.notes)
     if len(given) > 1:
-        raise InvalidInput(
-            "B may be several files of an engine's counters, run directories of several drafters, or one source, but "
-            f"got {len(given)} with {one} among them."
-        )
+        raise InvalidInput(f"B may be several files of an engine's counters, or one source, but got {len(given)}.")
     if _is_run(one):
         return _side_of_run(RunDirectory.of(one))
     if not isinstance(one, str | Path):
@@ -209,9 +201,7 @@ def _side_of_run(run: RunDirectory) -> Side:
 
 def _side_of_result(name: str, result: Result, folder: RunDirectory | None = None) -> Side:
     if isinstance(result, LatencyProfile | Benchmark):
-        raise InvalidInput(
-            f"Traces, calibrations, plans, run directories and engines' counters are compared, but {name} is none of them."
-        )
+        raise InvalidInput(f"Traces, calibrations, plans, runs and counters are compared, but {name} is none of them.")
     if not isinstance(result, Plan):
         return Side(name, result)
     if folder is None:
@@ -271,14 +261,11 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
         first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
         if differs := differing({key: there}, {key: value}):
             raise InvalidInput(
-                f"Drafters are compared for one model on one machine, but {first} (there) and {name} (here) differ in "
-                f"{', '.join(differs)}."
+                f"Drafters are compared alike, but {first} (there) and {name} (here) differ in {differs[0]}."
             )
     if not found:
         which = "" if batch_size is None else f" at batch size {batch_size}"
-        raise OutOfRange(
-            f"The runs must have plans with latencies{which}, but have none: treeopt profile, treeopt search."
-        )
+        raise OutOfRange(f"The runs must have plans with latencies{which}: treeopt profile, treeopt search.")
     notes: tuple[str, ...] = ()
     if predicted := sorted({f"{one.drafter} at batch size {one.batch_size}" for one in found if not one.is_measured}):
         notes = (f"Predicted, not decoded: {', '.join(predicted)}. treeopt bench decodes.",)

@@ -49,12 +49,9 @@ def search_in_memory(
     default: str,
     **options: Any,
 ) -> Plan:
-    """The plan of a search in the run directory, or beside it on results that are given as they are.
+    """The plan of a search in the run directory, or beside it on given results, which are laid out as files.
 
-    Beside it the plan is kept only where ``run`` is said. Given results are laid out as files, so that `search` does with
-    them what the command does.
-
-    default : the run directory where none is said and nothing is given
+    Beside it the plan is kept only where ``run`` is said; ``default`` is the run where nothing is given.
     """
     given = {"calibration": calibration, "profile": profile}
     records = [one for one in given.values() if one is not None and not isinstance(one, str | Path)]
@@ -130,9 +127,7 @@ def plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile
     if not source.is_exact:
         raise InvalidInput(f"`for_groups=own` needs a trace with groups, but got a {source.kind}.")
     if run.is_held:
-        raise InvalidInput(
-            "`for_groups=own` writes to the run directory: search that of the trace, not the trace alone."
-        )
+        raise InvalidInput("`for_groups=own` writes to the run directory: search a run, not a trace alone.")
     groups = Grouped.of(cast(RankTrace, record))
     folders = distinct([folder_name(name) for name in groups.names])
     for g, (name, folder) in enumerate(zip(groups.names, folders, strict=True)):
@@ -231,10 +226,7 @@ def way_for(
         return way if method or trees is None else trees
     if way.dynamic:
         lacking = "profile has no dynamic trees" if has_pools else "calibration has no pools of dynamic trees"
-        raise InvalidInput(
-            f"{engine} with {way.name} takes dynamic trees, but the {lacking}: record some with treeopt calibrate "
-            "--topk 2,4,8, then treeopt profile, then search again."
-        )
+        raise InvalidInput(f"{engine} with {way.name} takes dynamic trees, but the {lacking}: calibrate with `topks`.")
     return way
 
 
@@ -262,9 +254,7 @@ def limits_for(engine: str, way: Method, given: Limits, max_rank: int | None, sh
     """The given limits and those of an engine's method together; ``max_rank`` and ``shape`` are the engine's by default."""
     wanted, names = shape or (given.shape if way.shape == "any" else way.shape), list(SHAPES)
     if wanted in names and names.index(wanted) < names.index(way.shape):
-        raise InvalidInput(
-            f"`shape` must be {way.shape} or stricter for {engine}, but got {wanted}: leave `shape` out."
-        )
+        raise InvalidInput(f"`shape` must be {way.shape} or stricter for {engine}, but got {wanted}.")
     budget = given.budget if way.max_nodes is None else min(given.budget, way.max_nodes + 1)
     depths, ranks = (
         [n for n in pair if n is not None] for pair in ((given.max_depth, way.max_depth), (max_rank, way.max_rank))

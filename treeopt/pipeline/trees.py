@@ -24,9 +24,7 @@ def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
     if Path(tree).is_file():
         return read_tree(Path(tree), batch_size=batch_size)
     if tree not in PUBLISHED_TREES:
-        raise InvalidInput(
-            f"There is no file {tree}, nor a published tree of that name ({', '.join(PUBLISHED_TREES)})."
-        )
+        raise InvalidInput(f"There is no file {tree}, nor a tree of that name ({', '.join(PUBLISHED_TREES)}).")
     if batch_size is not None:
         raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {tree} is one tree: leave it out.")
     return published_tree(tree)
@@ -42,10 +40,7 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
     try:
         choices = read_choices(read_text(path))
         if choices is None or not all(isinstance(choice, list | tuple) for choice in choices):
-            raise InvalidInput(
-                "it must hold a list of paths, an object with 'medusa_choices', a plan, or an engine's "
-                "configuration that treeopt export writes."
-            )
+            raise InvalidInput("it must hold a list of paths, 'medusa_choices', a plan, or what treeopt export writes.")
         if len({type(choice) for choice in choices}) > 1:
             raise InvalidInput("it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it.")
         return Tree.from_choices(choices)

@@ -229,19 +229,11 @@ class Stages:
                 prompts, stop = rows_at(context, prompts, session.target)
                 setup = replace(setup, stop=stop)
             stepper = Decoder(setup)
-        known = {
-            **session.provenance(seed=0).record(),
-            "time": None,
-            "command": None,
-            "compiled": session.target.compiled,
-            "runtime": [stepper.name, stepper.version],
-            "batch_size": batch_size,
-            "context": context,
-            "trees": [tree.record for tree in trees],
-            "precision": self.wanted.precision,
-            "time_limit_s": self.wanted.time_limit_s,
-            "max_new_tokens": self.max_new_tokens,
-        }
+        at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
+        asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
+        limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
+        known = {**session.provenance(seed=0).record(), "time": None, "command": None, **at_hand, **asked, **limits}
+        known["max_new_tokens"] = self.max_new_tokens
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
         journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
@@ -270,9 +262,7 @@ def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, planned: Pla
             f"{max(limit_s - planned.warm_up_s, 0):.0f} s. Timed are {len(kept)} sizes: {', '.join(map(str, kept))}."
         )
     if planned.least_s > SPARE * limit_s:
-        note(
-            f"The least that can be timed {where} takes about {planned.least_s:.0f} s, more than the time limit leaves."
-        )
+        note(f"The least that can be timed {where} takes about {planned.least_s:.0f} s, longer than the limit.")
 
 
 def _acceptance(session: Session, source: Source | None) -> Acceptance:

@@ -56,10 +56,7 @@ class LatencyRow(BaseModel):
         sizes = [n + 1 for n in (self.nodes, self.num_speculative_tokens) if n is not None]
         sizes += [self.size] if self.size else []
         if len(sizes) != 1:
-            raise InvalidInput(
-                "a row must have a size (with the root) or a number of nodes (num_draft_tokens, "
-                "num_speculative_tokens, nodes or choices, without it), one of them."
-            )
+            raise InvalidInput("a row must have a size (with the root) or a number of nodes (without it), one of them.")
         size, ms, depth = sizes[0], self.step_ms, self.num_speculative_tokens if self.depth is None else self.depth
         if not ms and self.tokens_per_s and self.tokens_per_step:
             ms = ms_of_speed(self.batch_size, self.tokens_per_s, self.tokens_per_step)
@@ -68,9 +65,7 @@ class LatencyRow(BaseModel):
         if not 0 < ms < math.inf:
             raise InvalidInput(f"a step must take a finite time above 0, but got {ms:g} ms.")
         if size > 1 and depth is not None and not 1 <= depth < size:
-            raise InvalidInput(
-                f"depth must be at least 1 and less than size, which counts the root, but they are {depth} and {size}."
-            )
+            raise InvalidInput(f"depth must be at least 1 and less than size, but they are {depth} and {size}.")
         return self.model_copy(update={"size": size, "step_ms": ms, "depth": depth if size > 1 else 0})
 
 
@@ -116,10 +111,7 @@ def profile_from_file(
         depths = [min(row.size - 1, deepest) if row.depth is None else row.depth for row in rows]
         rows = [row.model_copy(update={"depth": depth}) for row, depth in zip(rows, depths, strict=True)]
         if any(row.size > 2 for row in rows):
-            note(
-                f"The file has no depths: trees are taken to be {deepest} deep, or as deep as their rows allow. Give it by a "
-                "column depth, or by `num_heads`."
-            )
+            note(f"The file has no depths: trees are taken to be {deepest} deep where they can; `num_heads` says.")
     result = profile_of(rows, str(file))
     provenance = Provenance().record() | dict.fromkeys(UNREAD)
     result.runtime["name"] = runtime or file.stem
@@ -205,9 +197,7 @@ def _table_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]
             if not any(values):
                 continue
             if header and len(values) != len(header):
-                raise InvalidInput(
-                    f"{file} line {reader.line_num} must have {len(header)} cells, but it has {len(values)}."
-                )
+                raise InvalidInput(f"{file} line {reader.line_num} must have {len(header)} cells, not {len(values)}.")
             if header:
                 yield reader.line_num, {k: v for k, v in zip(header, values, strict=True) if v}
             header = header or [name.lower() for name in values]
@@ -264,8 +254,7 @@ def profile_analytical(
     wanted = Wanted(**options)
     if run.profile.exists() and not overwrite and run.read_profile().info.get("measures") != MEASURES:
         raise InvalidInput(
-            f"A measured profile is not replaced by a computed one unasked, but {run.profile} is one: pass another `run`, "
-            "or `overwrite`."
+            f"{run.profile} was measured and is not replaced unasked: pass `overwrite` or another `run`."
         )
     if dtype not in (None, *DTYPES):
         raise Unsupported(f"`analytical` knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
