@@ -36,10 +36,11 @@ from treeopt.pipeline.profile.placement import (
     timing_trees,
     tree_families,
 )
+from treeopt.pipeline.profile.timed import all_timings
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT, ms_of_speed
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.origins import Runtime
-from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
+from treeopt.records.profile import LatencyProfile, ProfileSetting
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 from treeopt.trees.tree import Tree
@@ -72,8 +73,7 @@ def profile_command(
     source = source_of(record) if record else None
     families = tree_families(source, num_heads or (source.num_heads if source else NUM_HEADS), wanted.largest)
     check_sizes(wanted.sizes or (), families)
-    points: list[StepTiming] = []
-    plain: list[StepTiming] = []
+    found: dict[tuple[int, int | None], Rounds] = {}
     left_s, places = wanted.time_limit_s, wanted.settings(UNKNOWN_CONTEXT)
     for i, (batch_size, context) in enumerate(places):
         sizes = wanted.sizes_at(batch_size)
@@ -86,18 +86,12 @@ def profile_command(
         folder = run.partial("profile") / f"command-batch-size-{batch_size}-context-{context}"
         calls = Calls(template, batch_size, context, trees, folder / "trees")
         rounds = calls.rounds(left_s / (len(places) - i), wanted.precision, Journal(folder, key))
-        left_s -= rounds.seconds
-        timed, reference = rounds.timings(context)
-        points += timed
-        plain.append(reference)
+        left_s, found[batch_size, context] = left_s - rounds.seconds, rounds
+    points, plain = all_timings(found)
     settings = [ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens) for p in plain]
-    info = {
-        "measures": "step",
-        "settings": settings,
-        "provenance": provenance,
-        "inputs": inputs_of(*([used] if used else [])),
-    }
-    return finish(run, LatencyProfile(tuple(points), tuple(plain), whose, info), wanted.precision)
+    info = {"measures": "step", "settings": settings, "provenance": provenance}
+    info |= {"inputs": inputs_of(used) if used else {}}
+    return finish(run, LatencyProfile(points, plain, whose, info), wanted.precision)
 
 
 @dataclass(frozen=True)
