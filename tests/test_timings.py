@@ -291,21 +291,21 @@ def test_a_failing_command_ends_with_one_sentence(run, tmp_path, body, message):
     assert not run.profile.exists()
 
 
-def test_templates_are_checked_before_anything_is_run(run):
-    for command, message in (
-        ("bench {size", "exactly|neither"),
-        ("bench '{size}", "No closing quotation"),
-        ("bench", "neither"),
-        ("bench {sizes}", r"but got \{sizes\}"),
-        ("/no/such/program {size}", "must be a program"),
-        ("bench {size} {context}", "needs contexts"),
-    ):
-        with pytest.raises(InvalidInput, match=message):
-            pipeline.profile_command(run, command, batch_sizes=(1,), sizes=(2,))
-    with pytest.raises(InvalidInput, match=r"place \{batch_size\}"):
-        pipeline.profile_command(run, "bench {size}", batch_sizes=(1, 2))
-    with pytest.raises(InvalidInput, match=r"place \{context\}"):
-        pipeline.profile_command(run, "bench {size}", batch_sizes=(1,), contexts=(1, 2))
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("bench '{size}", {}, "No closing quotation"),
+        ("bench", {}, "neither"),
+        ("bench {sizes}", {}, r"but got \{sizes\}"),
+        ("/no/such/program {size}", {"sizes": (2,)}, "must be a program"),
+        ("bench {size} {context}", {}, "needs contexts"),
+        ("bench {size}", {"batch_sizes": (1, 2)}, r"place \{batch_size\}"),
+        ("bench {size}", {"contexts": (1, 2)}, r"place \{context\}"),
+    ],
+)
+def test_templates_are_checked_before_anything_is_run(run, command, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        pipeline.profile_command(run, command, **{"batch_sizes": (1,), **options})
 
 
 def test_no_shell_reads_the_command():

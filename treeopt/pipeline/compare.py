@@ -182,10 +182,17 @@ def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
         raise InvalidInput(f"B may be several files of an engine's counters, or one source, but got {len(given)}.")
     if _is_run(one):
         return _side_of_run(RunDirectory.of(one))
-    if not isinstance(one, str | Path):
-        return _side_of_result("the given result", cast(Result, one))
-    found = _side_of_result(Path(one).name, load_result(one), RunDirectory(Path(one).parent))
-    return replace(found, sha256=storage.sha256_of(Path(one))) if Path(one).is_file() else found
+    folder = RunDirectory(Path(one).parent) if isinstance(one, str | Path) else None
+    name = Path(str(one)).name if folder else "the given result"
+    result = load_result(str(one)) if folder else cast(Result, one)
+    if isinstance(result, LatencyProfile | Benchmark):
+        raise InvalidInput(f"Traces, calibrations, plans, runs and counters are compared, but {name} is none of them.")
+    sha256 = storage.sha256_of(Path(str(one))) if folder and Path(str(one)).is_file() else ""
+    if not isinstance(result, Plan):
+        return Side(name, result, sha256=sha256)
+    if folder is None:
+        return Side(name, None, result)
+    return Side(name, read_grown_on(folder, result.inputs), result, read_timed(folder, result.inputs), sha256)
 
 
 def _side_of_run(run: RunDirectory) -> Side:
@@ -197,16 +204,6 @@ def _side_of_run(run: RunDirectory) -> Side:
     names = changed(run, plan.inputs) if plan else []
     stale = tuple(f"{run.plan} was made from another {name} than is there now." for name in names)
     return Side(str(run.path), record, plan, profile, storage.sha256_of(path), stale)
-
-
-def _side_of_result(name: str, result: Result, folder: RunDirectory | None = None) -> Side:
-    if isinstance(result, LatencyProfile | Benchmark):
-        raise InvalidInput(f"Traces, calibrations, plans, runs and counters are compared, but {name} is none of them.")
-    if not isinstance(result, Plan):
-        return Side(name, result)
-    if folder is None:
-        return Side(name, None, result)
-    return Side(name, read_grown_on(folder, result.inputs), result, read_timed(folder, result.inputs))
 
 
 def _is_run(given: Given) -> TypeGuard[str | Path | RunDirectory]:
