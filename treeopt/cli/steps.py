@@ -195,8 +195,7 @@ def score(run: RunDirectory, as_json: bool, tree: str, **options: Any) -> None:
     from treeopt.report.terminal import note
 
     found = treeopt.score(tree, run=run, **options)
-    for text in found.notes:
-        note(text)
+    note(*found.notes)
     document = {"schema": schema("score"), "tree": tree, **found.document()}
     show_result(document, score_table(found, tree), as_json)
 

@@ -67,8 +67,7 @@ def bench(
     of_probe = plan.objective == COVERAGE
     found = (probe or run.read_probe()) if of_probe else trace
     entry = _entry(run, plan, opened, batch_size)
-    for said in stale_plan(run, plan):
-        note(said)
+    note(*stale_plan(run, plan))
     settle_threads(run, session)
     source, folder = source_of(found), run.partial("bench" if engine is None else f"bench-{engine}")
     if opened is None:
@@ -104,8 +103,7 @@ def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Steppe
     if rule_of(rule := session.acceptance.record) != "greedy":
         raise Unsupported(f"`engine={engine}` decodes greedily, but the plan is for {marked_rule(rule)}.")
     opened = open_stepper(engine, session.setup(max_new_tokens), note)
-    for said in filter(None, (opened.about, opened.without_own)):
-        note(said)
+    note(opened.about, opened.without_own)
     return opened
 
 
@@ -136,8 +134,8 @@ def held_out(
     if len(conversations) < wanted:
         note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
     groups = [conversation.group for conversation in conversations]
-    if any(groups) and (names := trace.conversation_groups()) and (caution := other_groups(names, groups)):
-        note(caution)
+    if any(groups) and (names := trace.conversation_groups()):
+        note(other_groups(names, groups))
     return conversations
 
 

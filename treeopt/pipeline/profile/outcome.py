@@ -84,8 +84,7 @@ def tell(result: LatencyProfile, remedy: str) -> None:
             f"{known.missed} of {known.timings} latencies are not known to {known.wanted:.1%} yet, the worst to "
             f"{known.worst:.1%}: {remedy}."
         )
-    if caution := busy(result.info.get("processor_share")):
-        note(caution)
+    note(busy(result.info.get("processor_share")))
     floors = {floor.setting: floor for floor in result.info.get("bandwidth_floor") or ()}
     if floors or "weights" in result.runtime:
         weights = result.info["weight_bytes"]
