@@ -18,7 +18,6 @@ import torch
 from treeopt import pipeline
 from treeopt.files.provenance import cpu
 from treeopt.growth.replay import replay, tells
-from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.decoding import Decoding, decode
@@ -108,15 +107,11 @@ def rate(trace: RankTrace, tree: Draft) -> Predicted:
 
 def costs(profile: LatencyProfile, entry: PlanEntry, trees: Mapping[str, Draft]) -> dict[str, float]:
     """Step latency over a plain step's, by the profile; NaN where it knows none."""
-    plain = StepCosts(profile, entry.batch_size)
-    dynamic, found = DynamicCosts.of(plain, profile), {}
-    for name, tree in trees.items():
-        if tree.topk is None:
-            size, depth = len(tree), tree.depth
-            found[name] = float(plain.ms([size], [depth])[0]) / plain.plain.ms
-        else:
-            found[name] = float(dynamic.ms([tree])[0]) / plain.plain.ms
-    return found
+    costs = StepCosts(profile, entry.batch_size)
+    return {
+        name: float(costs.ms([len(tree)], [tree.depth], tree.topk or 0)[0]) / costs.plain.ms
+        for name, tree in trees.items()
+    }
 
 
 def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping[str, float]) -> Iterator[str]:

@@ -16,19 +16,7 @@ from typing import Any
 
 import yaml
 
-from treeopt.engines import (
-    eagle1,
-    exllamav3,
-    fastrl,
-    hydra,
-    modelopt,
-    neuron,
-    programs,
-    sglang,
-    tensorrt_llm,
-    triton,
-    vllm,
-)
+from treeopt.engines import eagle1, exllamav3, fastrl, medusa, neuron, programs, sglang, tensorrt_llm, triton, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, Lengths, Settings
 from treeopt.engines.chains import LAST, Ranges, Value, merged
@@ -112,7 +100,7 @@ def read_medusa(files: Files) -> Tree:
 
 def read_hydra(files: Files) -> Tree:
     """The tree that is verified, and drafted."""
-    return same([read_medusa(files), *map(hydra.drafted, lists_of(files))])
+    return same([read_medusa(files), *map(medusa.drafted, lists_of(files))])
 
 
 def read_eagle1(files: Files) -> Tree:
@@ -123,10 +111,7 @@ def read_eagle1(files: Files) -> Tree:
 
 
 def read_modelopt(files: Files) -> Tree:
-    """The tree of the file, by the benchmark's buffers and by the library's own check."""
-    choices = yaml.safe_load(files[modelopt.FILE])["engine_args"]["medusa_choices"]
-    assert modelopt.total_nodes(choices) == len(choices) + 1
-    return decoded(medusa_buffers(choices))
+    return decoded(medusa_buffers(yaml.safe_load(files[medusa.FILE])["engine_args"]["medusa_choices"]))
 
 
 def read_tensorrt_trees(files: Files) -> Tree:

@@ -6,12 +6,14 @@ M tokens of a text so far · d width
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import numpy as np
 import torch
 
 from treeopt.records.trace import MISS, NO_TRIAL, End
 from treeopt.runtime.drafters.protocol import GivenText, TreeTensors
+from treeopt.runtime.drafters.states import Heads
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, tiny_model
@@ -24,6 +26,12 @@ TREES = [
     Tree.from_choices([[1], [1, 0], [1, 0, 4], [1, 0, 4, 0], [1, 0, 4, 1]]),
     Tree.chain(0),
 ]
+
+
+@cache
+@torch.inference_mode(False)
+def small_model():
+    return tiny_model()
 
 
 def slow_norm(layer, v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -133,13 +141,27 @@ def in_order(logits: torch.Tensor) -> list[int]:
     return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
 
 
+@torch.inference_mode()
+def slow_model(drafter, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
+    """The same for a draft model, by a pass without a cache; none after a text beyond its context."""
+    model, tokens = drafter.model, [*text, root, *path]
+    if len(tokens) > model.context:
+        return []
+    ids = torch.tensor([tokens]).clamp_max(model.vocab_size - 1)
+    states = model.decoder(input_ids=ids, use_cache=False).last_hidden_state
+    return in_order(model.lm_head(states[0, -1])[: drafter.vocab_size])
+
+
 class Text:
     """Random tokens and the hidden states that a small model has for them, with those that the drafter reads between."""
 
-    def __init__(self, model, rng: random.Random, length: int, heads) -> None:
-        self.tokens = [rng.randrange(VOCABULARY) for _ in range(length)]
+    def __init__(self, model, rng: random.Random, length: int, drafter, letters: int) -> None:
+        self.tokens = [rng.randrange(letters) for _ in range(length)]
+        if not isinstance(drafter, Heads):
+            self.hidden = torch.zeros(length, 5, dtype=torch.float64)
+            return
         output = model.model(torch.tensor([self.tokens]), output_hidden_states=True)
-        layers = heads.form.layers if heads.kind == "eagle3" else ()
+        layers = drafter.form.layers if drafter.kind == "eagle3" else ()
         self.hidden = torch.cat([output.last_hidden_state[0], *(output.hidden_states[i][0] for i in layers)], 1)
 
 
@@ -148,14 +170,14 @@ def pad_rows(rows: list[torch.Tensor]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def check_proposals(heads, slow, *, seed: int, steps: int = 6) -> None:
-    """Ragged rows that come and go, plain steps between tree steps: every node is what the slow way says."""
-    rng, model, trees = random.Random(seed), tiny_model(), [tree for tree in TREES if tree.depth <= heads.num_heads]
+def check_proposals(heads, slow, *, seed: int, steps: int = 6, trees=TREES, letters: int = VOCABULARY) -> None:
+    """Ragged rows that come and go, plain steps between tree steps: every node is what the slow way says, -1 for nothing."""
+    rng, model, trees = random.Random(seed), small_model(), [tree for tree in trees if tree.depth <= heads.num_heads]
     draft = heads.start(4, 90)
     rows: list[tuple[Text, int]] = []  # text and how much of it is committed
 
     def fill(prompts: list[int]) -> None:
-        new = [(Text(model, rng, 60, heads), length) for length in prompts]
+        new = [(Text(model, rng, 60, heads, letters), length) for length in prompts]
         draft.prefill([t.tokens[:n] for t, n in new], pad_rows([t.hidden[:n] for t, n in new]))
         rows.extend(new)
 
@@ -166,7 +188,7 @@ def check_proposals(heads, slow, *, seed: int, steps: int = 6) -> None:
         if step % 3 != 2:  # a plain step does not draft
             parts: list[str] = []
             tokens = draft.propose(TreeTensors.of(tree, CPU), roots, parts.append)
-            assert parts == [f"draft {d}" for d in range(tree.depth)]
+            assert parts in ([f"draft {d}" for d in range(tree.depth)], ["draft"])
             for (text, n), row in zip(rows, tokens.tolist(), strict=True):
                 check_row(heads, slow, tree, text, n, row)
         counts = [rng.choice([1, 1, 2, 4]) for _ in rows]
@@ -207,16 +229,17 @@ def check_row(heads, slow, tree, text, n, row) -> None:
             parent = int(tree.parents[parent])
         if tuple(path) not in orders:
             orders[tuple(path)] = slow(heads, text.tokens[:n], text.hidden[:n], root, path)
-        assert row[node] == orders[tuple(path)][tree.ranks[node]], (node, path)
+        order, rank = orders[tuple(path)], tree.ranks[node]
+        assert row[node] == (order[rank] if rank < len(order) else -1), (node, path)
 
 
 @torch.inference_mode()
-def check_ranks(heads, slow, *, seed: int, top_k: int = 20) -> None:
+def check_ranks(heads, slow, *, seed: int, top_k: int = 20, letters: int = VOCABULARY, enough: int = 5) -> None:
     """Answers of many lengths and ends together, against the order in which the slow way has the true token."""
-    rng, model = random.Random(seed), tiny_model()
+    rng, model = random.Random(seed), small_model()
     answers, expected = [], []
     for prompt, n, end in [(4, 6, End.EOS), (1, 9, End.LIMIT), (11, 1, End.LIMIT), (2, 2, End.EOS), (6, 4, End.LIMIT)]:
-        text = Text(model, rng, prompt + n, heads)
+        text = Text(model, rng, prompt + n, heads, letters)
         first = 0 if heads.reads_prompt else prompt - 1
         answers.append(GivenText(text.tokens[:prompt], text.tokens[prompt:], end, text.hidden[first : prompt + n - 1]))
         table = np.zeros((n, heads.num_heads), dtype=np.int16)
@@ -238,5 +261,5 @@ def check_ranks(heads, slow, *, seed: int, top_k: int = 20) -> None:
     assert [table.dtype for table in found] == [np.int16] * len(expected)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert sum(int((table >= 0).sum()) for table in expected) > 5  # enough of them are trials
+    assert sum(int((table >= 0).sum()) for table in expected) > enough  # of them are trials
     assert heads.ranks([], top_k) == []

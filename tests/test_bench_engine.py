@@ -18,9 +18,8 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.pipeline.decoding import Contest
 from treeopt.pipeline.entrants import Entrant
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.pools import Counts
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import End, RankTrace
+from treeopt.records.trace import RankTrace
 from treeopt.report.bench_table import bench_tables, closing
 from treeopt.report.verdict import measured
 from treeopt.runtime.acceptance.sampling import Sampling
@@ -30,7 +29,7 @@ from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.engines.transformers import Transformers
 from treeopt.runtime.measure.bench import BlockVisit
-from treeopt.runtime.measure.ranks import Prompt, rank_answers
+from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stepper import decode_block
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
@@ -186,14 +185,6 @@ def test_lookup_looks_for_as_many_tokens_as_it_is_said_to():
     passes = said(Transformers(target, drafter, STOP), prompt, 4)
     assert passes == oracle(target, drafter, prompt, 4)
     assert len(passes[0]) > 1
-
-
-def test_the_ends_of_an_engines_answers_are_known():
-    target = Target(tiny_model())
-    setup = Setup(target, early_exit(target, 2), STOP)
-    answers = [[7, 8, 3], [7, 8] * 8, [7, 8, 9]]
-    ends = rank_answers(setup, [[1]] * 3, answers, batch_size=2, counts=Counts(1)).end
-    assert ends.tolist() == [End.EOS, End.LOOP, End.LIMIT]
 
 
 def test_guesses_that_are_split_again_may_be_more_than_were_told():

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from treeopt import demo
-from treeopt.engines.diagnosis import diagnose
 from treeopt.engines.imports import read_measurement
+from treeopt.engines.reading import diagnose
 from treeopt.errors import InvalidInput
 from treeopt.files import npz
 from treeopt.files.bounds import MOST_NESTED, MOST_ROWS, limit_rows, loads, parse_yaml
@@ -139,6 +139,7 @@ def model_with(file, change):
     return write
 
 
+SERIES = 'vllm:spec_decode_num_drafts_total{{engine="{}"}} 1.0\n'
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 SMALL_BATCH = ("--num-prompts", "2", "--max-new-tokens", "4")
 MODEL = ("calibrate", "--model", "x", "--drafter", "ngram", "--prompts", "p.jsonl", *SMALL_BATCH)
@@ -149,11 +150,7 @@ BOMBS = {
     **{f"JSON: {name}": (("search", "--calibration"), ".json", text) for name, (text, _) in JSON.items()},
     **{f"tree: {name}": (("import-tree",), ".txt", text) for name, text in TREES.items()},
     **{f"import: {kind}": (("import", "--from", kind), ".txt", text) for kind, text in LOGS.items()},
-    "import: many series": (
-        ("import",),
-        ".txt",
-        "".join(map('vllm:spec_decode_num_drafts_total{{engine="{}"}} 1.0\n'.format, range(20_000))),
-    ),
+    "import: many series": (("import",), ".txt", "".join(map(SERIES.format, range(20_000)))),
     "import: packed tensors": (("import",), ".pt", packed_tensors),
     "drafter: packed tensors": (("calibrate", *SMALL_BATCH, "--drafter"), ".pt", packed_tensors),
     "model: a billion layers": (MODEL, "", model_with("config.json", {"num_hidden_layers": 10**9})),
@@ -253,6 +250,7 @@ def long_trace(path):
     np.savez_compressed(path, ranks=ranks, starts=np.arange(0, len(ranks) + 1, 2**12))
 
 
+TIMED, ROWS, PROMPT = ("profile", "--from-csv"), "batch_size,size,step_ms\n", b'{"prompt": "a"}\n'
 # Files of hundreds of megabytes, or that unpack to them; made when they are needed.
 LARGE = {
     "trace: as long as may be": (("search", "--calibration"), ".npz", long_trace),
@@ -260,17 +258,9 @@ LARGE = {
     "import: more than is read": (("import",), ".txt", lambda path: path.write_text("a" * (2**27 + 1))),
     "import: lists": (("import",), ".txt", lambda path: path.write_text("[" + "[]," * 2**22 + "[]]")),
     "import: lines": (("import",), ".txt", lambda path: path.write_text("[]\n" * 2**21)),
-    "latencies: a million rows": (
-        ("profile", "--from-csv"),
-        ".csv",
-        lambda path: path.write_text("batch_size,size,step_ms\n" + "1,1,2.0\n" * 10**6),
-    ),
+    "latencies: a million rows": (TIMED, ".csv", lambda path: path.write_text(ROWS + "1,1,2.0\n" * 10**6)),
     "prompts: blank lines": (PROMPTS, ".jsonl.gz", lambda path: path.write_bytes(gzip.compress(b"\n" * 2**28))),
-    "prompts: ten million rows": (
-        PROMPTS,
-        ".jsonl.gz",
-        lambda path: path.write_bytes(gzip.compress(b'{"prompt": "a"}\n' * 10**7)),
-    ),
+    "prompts: ten million rows": (PROMPTS, ".jsonl.gz", lambda path: path.write_bytes(gzip.compress(PROMPT * 10**7))),
     "prompts: one line": (PROMPTS, ".txt", lambda path: path.write_text("a" * 2**28)),
     "prompts: one text": (PROMPTS, ".json", lambda path: path.write_text('["' + "a" * 2**27 + '"]')),
     "prompts: one cell": (PROMPTS, ".csv", lambda path: path.write_text('prompt\n"' + "a" * 2**27)),
@@ -328,10 +318,14 @@ def test_the_largest_tree_is_read_and_diagnosed():
         Tree.chain(MOST_DEPTH + 1)
 
 
-@pytest.mark.parametrize("limit", [{"budget": MOST_NODES + 1}, {"max_depth": 257}, {"max_rank": 32768}])
-def test_limits_are_those_of_trees(limit):
-    with pytest.raises(InvalidInput, match="must be at most"):
-        Limits(**limit)
+@pytest.mark.parametrize(
+    ("limit", "least", "most"), [("budget", 1, MOST_NODES), ("max_depth", 1, 256), ("max_rank", 0, 32767)]
+)
+def test_limits_are_those_of_trees(limit, least, most):
+    Limits(**{limit: least}), Limits(**{limit: most})
+    for value, said in ((least - 1, "at least"), (most + 1, "at most")):
+        with pytest.raises(InvalidInput, match=f"must be {said}"):
+            Limits(**{limit: value})
 
 
 def test_texts_in_lists_stay_as_they_are():
@@ -353,11 +347,6 @@ def test_tensors_are_not_taken_more_often_than_fits(tmp_path):
         read_measurement(tmp_path / "hits.pt")
 
 
-def model_that_says(folder, **changes):
-    model_with("config.json", changes)(folder)
-    return str(folder)
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -369,16 +358,17 @@ def model_that_says(folder, **changes):
     ],
 )
 def test_a_config_of_another_model_is_refused_at_once(tmp_path, changes, said):
-    folder = model_that_says(tmp_path / "copy", **changes)
+    model_with("config.json", changes)(tmp_path / "copy")
     with pytest.raises(InvalidInput, match=said):
-        load_target(folder)
+        load_target(str(tmp_path / "copy"))
     if "1000" in said:
         with pytest.raises(InvalidInput, match=said):
-            random_target(folder, dtype=None, device="cpu", seed=0)
+            random_target(str(tmp_path / "copy"), dtype=None, device="cpu", seed=0)
 
 
 def test_numbers_of_configs_may_be_long(tmp_path):
-    assert load_target(model_that_says(tmp_path / "copy", model_max_length=10**30)).num_layers
+    model_with("config.json", {"model_max_length": 10**30})(tmp_path / "copy")
+    assert load_target(str(tmp_path / "copy")).num_layers
 
 
 @pytest.mark.parametrize(("said", "ids"), [([2, -1], {2}), (-1, set())])

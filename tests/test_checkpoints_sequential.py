@@ -81,8 +81,8 @@ def random_heads(kind: str, model, *, num_layers=2, seed=0):
     if kind == "eagle-1":
         heads = EagleHeads(layer_config(model.config, WIDTH), embedding=embedding, lm_head=lm_head, bias=False)
     else:
-        like = model.config if kind == "hydra++" else None
-        heads = HydraHeads.untrained(embedding, lm_head, 3, num_layers, like=like)
+        prefix = layer_config(model.config, WIDTH) if kind == "hydra++" else None
+        heads = HydraHeads(3, num_layers, VOCAB, embedding=embedding, prefix=prefix)
     for weight in heads.parameters():
         torch.nn.init.normal_(weight)
     return heads.requires_grad_(False)

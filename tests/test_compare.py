@@ -15,9 +15,8 @@ from treeopt.growth.heldout import folds
 from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
 from treeopt.planning.compared import DrafterFigure, winner
-from treeopt.planning.groups import Grouped, group_losses
 from treeopt.planning.planner import plan_trees
-from treeopt.planning.regret import drawn_accept, plan_losses, tokens_of
+from treeopt.planning.regret import drawn_accept, group_losses, group_parts, plan_losses, tokens_of
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import conversation_draws
 from treeopt.records.calibration import ENGINE_LOG, Calibration
@@ -226,7 +225,7 @@ def test_the_losses_of_two_groups_by_hand():
 
 def test_a_trace_without_groups_has_none_to_compare():
     with pytest.raises(InvalidInput, match="group_by"):
-        Grouped.of(constant([0]))
+        group_parts(constant([0]))
 
 
 # Drafters.

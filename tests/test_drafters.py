@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth.replay import accepted_counts, replay, replay_dynamic
+from treeopt.growth.replay import accepted_lengths, length_counts, replay, replay_dynamic
 from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Greedy
@@ -167,7 +167,7 @@ class TestContract:
         assert [row.end for row in rows] == trace.end.tolist()
         assert [row.steps for row in rows] == replay(trace, tree).steps.tolist()
         accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
-        assert accepted.tolist() == accepted_counts(trace, tree.paths).tolist()
+        assert accepted.tolist() == length_counts(trace, accepted_lengths(trace, tree), tree.depth).tolist()
 
     @pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.long)], ids=["some", "every"])
     def test_an_end_token_inside_an_accepted_path_ends_the_text_there(self, both, rule, most):

@@ -249,6 +249,11 @@ def with_pools(rng, lengths, levels, topks, *, turns=1) -> RankTrace:
     )
 
 
+def numbers(trees) -> list[list[int]]:
+    """Rows, levels and topks."""
+    return [[getattr(tree, name) for tree in trees] for name in ("rows", "levels", "topk")]
+
+
 def slow_replay(trace, accepted) -> list[list[int]]:
     """(S,) the states at which each sequence takes a step that accepts so many guesses."""
     found = []

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from treeopt.errors import InvalidInput
-from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -20,7 +19,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace
-from .test_dynamic import slow_lengths, slow_replay, with_pools
+from .test_dynamic import numbers, slow_lengths, slow_replay, with_pools
 from .test_figures import some_profile
 
 # Drafts, as files have them.
@@ -84,26 +83,25 @@ def timings(extra_ms, contexts=(100,)) -> LatencyProfile:
 
 def test_dynamic_steps_cost_the_line_through_those_that_were_timed():
     timed = timings({(2, 2): 0.5, (2, 6): 1.3, (8, 4): 0.9})
-    costs = DynamicCosts.of(StepCosts(timed, 2), timed)
-    trees = [DynamicTree(*numbers) for numbers in ((2, 2, 7), (4, 2, 12), (5, 2, 7), (3, 8, 40), (5, 8, 12), (3, 4, 9))]
-    line = [0.5, 0.9, 1.1, 0.9, 0.9, np.nan]
-    fixed = costs.costs.ms([tree.rows for tree in trees], [tree.levels for tree in trees])
-    np.testing.assert_allclose(costs.ms(trees), fixed + line)
-    np.testing.assert_allclose(costs.ms([DynamicTree(4, 2, 12)]), [4.1])
-    draws = costs.draws_ms(trees[:5], 50, np.random.default_rng(0))
+    costs, line = StepCosts(timed, 2), [0.5, 0.9, 1.1, 0.9, 0.9, np.nan]
+    rows, levels, topks = np.array([(7, 2, 2), (12, 4, 2), (7, 5, 2), (40, 3, 8), (12, 5, 8), (9, 3, 4)]).T
+    fixed = costs.ms(rows, levels)
+    np.testing.assert_allclose(costs.ms(rows, levels, topks), fixed + line)
+    np.testing.assert_allclose(costs.ms([12], [4], 2), [4.1])
+    draws = costs.draws_ms(rows[:5], levels[:5], 50, np.random.default_rng(0), topks[:5])
     np.testing.assert_allclose(draws, np.repeat((fixed + line)[:5, None], 50, axis=1))
-    assert np.isnan(costs.ms([DynamicTree(4, 2, 13), DynamicTree(2, 8, 41)])).tolist() == [False, True]
+    assert np.isnan(costs.ms([13, 41], [4, 2], [2, 8])).tolist() == [False, True]
 
 
 def test_a_drafter_that_reads_the_levels_above_again_pays_for_their_nodes():
     timed = timings({(2, 2): 0.5, (2, 6): 1.3, (8, 2): 0.9, (8, 6): 4.1})  # 0.2 and 0.8 ms a level: 0.1 ms a node
-    once, again = (DynamicCosts.of(StepCosts(timed, 2), timed, redrafts=redrafts) for redrafts in (False, True))
+    once, again = (StepCosts(timed, 2, redrafts=redrafts) for redrafts in (False, True))
     timed_with_chains = np.polyfit([1, 2, 8], [0.0, 0.2, 0.8], 1)[0]
     for levels in range(1, 7):
         for topk in (1, 2, 8):
-            tree = DynamicTree(levels, topk, levels + 1)
+            tree = [12], [levels], topk
             nodes = sum(topk * level for level in range(1, levels)) - topk * (levels - 1) if topk > 1 else 0
-            assert again.extra_ms(tree) - once.extra_ms(tree) == pytest.approx(nodes * timed_with_chains, abs=1e-12)
+            assert again.ms(*tree) - once.ms(*tree) == pytest.approx(nodes * timed_with_chains, abs=1e-12)
 
 
 # Plans.
@@ -138,10 +136,6 @@ def plan(trace, profile) -> Plan:
     return plan_trees(trace, profile, PlanRequest(Limits(BUDGET), batch_sizes=BATCH_SIZES))
 
 
-def costs(profile, batch_size) -> DynamicCosts:
-    return DynamicCosts.of(StepCosts(profile, batch_size, 512), profile)
-
-
 def tokens_per_step(trace, tree) -> float:
     steps = slow_replay(trace, slow_lengths(trace, tree.levels, tree.topk, tree.rows))
     return (trace.lengths - 1).sum() / sum(map(len, steps))
@@ -149,14 +143,14 @@ def tokens_per_step(trace, tree) -> float:
 
 @pytest.mark.parametrize("batch_size", BATCH_SIZES)
 def test_the_dynamic_tree_of_a_plan_is_among_the_fastest_of_all_settings(trace, profile, plan, batch_size):
-    found, of = plan[batch_size].best("dynamic"), costs(profile, batch_size)
+    found, of = plan[batch_size].best("dynamic"), StepCosts(profile, batch_size, 512)
     trees = [
         DynamicTree(levels, topk, rows)
         for topk in TOPKS[1:]
         for levels in range(1, LEVELS + 1)
         for rows in range(max(levels + 1, 2), min(pool_size(levels, topk) + 1, MOST_ROWS, BUDGET) + 1)
     ]
-    rates, ms = np.array([tokens_per_step(trace, tree) for tree in trees]), of.ms(trees)
+    rates, ms = np.array([tokens_per_step(trace, tree) for tree in trees]), of.ms(*numbers(trees))
     i = trees.index(found.draft)
     assert found.tokens_per_step == pytest.approx(rates[i])
     assert found.step_ms == pytest.approx(ms[i])

@@ -11,7 +11,6 @@ from treeopt.engines.chains import merged
 from treeopt.engines.plans import batch_sizes_to_export, export_plan, method_for_plan, planned_trees
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates, replay
-from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import export, search
 from treeopt.pipeline.export import export_to
@@ -27,6 +26,7 @@ from treeopt.trees.dynamic import DynamicLimits, DynamicTree, pool_size
 from treeopt.trees.tree import Tree
 
 from .test_bench_table import shown
+from .test_dynamic import numbers
 
 SIZES, LEVELS, TOPKS = (1, 4, 64), 3, (2, 4)
 WITHIN = DynamicLimits(rows=12, chains=True)
@@ -93,8 +93,8 @@ def planned(run, engine=None, **options) -> Plan:
 
 def rates_of(batch_size, within=WITHIN):
     """Tokens per second of every setting at a batch size, and of plain decoding."""
-    costs, rates = StepCosts(timed(), batch_size, 128), dynamic_rates(measured(), within)
-    ms = DynamicCosts.of(costs, timed(), redrafts=within.redrafts).ms(rates.trees)
+    costs, rates = StepCosts(timed(), batch_size, 128, redrafts=within.redrafts), dynamic_rates(measured(), within)
+    ms = costs.ms(*numbers(rates.trees))
     speed = 1e3 * batch_size * rates.tokens.sum() / rates.steps.sum(1) / ms
     return dict(zip(rates.trees, speed.tolist(), strict=True)), 1e3 * batch_size / costs.plain.ms
 

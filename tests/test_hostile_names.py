@@ -118,7 +118,7 @@ def test_what_a_file_says_of_its_drafter_is_typed_and_reaches_no_script(tmp_path
     calibration = Calibration.from_trace(RankTrace(ranks, starts))
     calibration.meta["drafter"] = drafter
     calibration.save(run.calibration)
-    profile = {"points": [], "autoregressive": {"batch_size": 1, "context_tokens": 1, "step_ms": [1.0]}}
+    profile = {"points": [], "autoregressive": [{"batch_size": 1, "context_tokens": 1, "step_ms": [1.0]}]}
     run.profile.write_text(json.dumps({"schema": "treeopt.profile/2", **profile, "provenance": {"drafter": drafter}}))
     if not isinstance(value, int) or isinstance(value, bool):
         for load in (RankTrace.load, Calibration.load, LatencyProfile.load):

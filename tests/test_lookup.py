@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections import Counter
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.records.trace import MISS, NO_TRIAL, End
+from treeopt.records.trace import End
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import GivenText, TreeTensors
 from treeopt.trees.tree import Tree
 
-from .conftest import DATA, VOCABULARY, trees
-from .test_draft_model import guesses, play
+from .conftest import DATA, VOCABULARY, examples, trees
+from .slow_drafters import check_proposals, check_ranks
 
 LOOKUPS = st.builds(
     lambda shortest, more, children, matches: PromptLookup(
@@ -58,63 +57,23 @@ def followers(lookup: PromptLookup, text: list[int], path: list[int]) -> list[in
     return sorted(passing, key=order, reverse=True)[: lookup.most_children]
 
 
+def slow_lookup(lookup: PromptLookup, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
+    """The same behind a path; below a child that is not kept there is nothing, though the text has it."""
+    kept = all(token in followers(lookup, [*text, root], path[:i]) for i, token in enumerate(path))
+    return followers(lookup, [*text, root], path) if kept else []
+
+
+@examples(25)
 @given(
     lookup=LOOKUPS, tree=trees(most_nodes=14, depth=5, ranks=4), seed=st.integers(0, 10**6), letters=st.integers(1, 4)
 )
 def test_guesses_follow_the_definition(lookup, tree, seed, letters):
-    for text, tokens, _ in play(lookup, seed, tree, vocab_size=letters, rounds=12):
-
-        def ranked(texts: list[list[int]], text: list[int] = text) -> list[list[int]]:
-            return [followers(lookup, text, path[len(text) :]) for path in texts]
-
-        assert [tokens] == guesses(tree, [text], ranked)
+    check_proposals(lookup, slow_lookup, seed=seed, trees=[tree], letters=letters)
 
 
-@given(
-    lookup=LOOKUPS,
-    seed=st.integers(0, 10**6),
-    letters=st.integers(1, 4),
-    end=st.sampled_from(End),
-    top_k=st.integers(1, 5),
-)
-def test_ranks_are_places_in_what_would_be_proposed(lookup, seed, letters, end, top_k):
-    rng = random.Random(seed)
-    answers = []
-    for _ in range(2):
-        prompt, tokens = ([rng.randrange(letters) for _ in range(rng.randint(1, 15))] for _ in range(2))
-        answers.append(GivenText(prompt, tokens, end, torch.zeros(0)))
-    for answer, ranks in zip(answers, lookup.ranks(answers, top_k), strict=True):
-        expected = answer.labels(lookup.num_heads).tolist()
-        for t, row in enumerate(expected):
-            text, path = [*answer.prompt, *answer.tokens[: t + 1]], []
-            for k, label in enumerate(row):
-                if label >= 0:
-                    found = followers(lookup, text, path)
-                    row[k] = found.index(label) if label in found[:top_k] else MISS
-                    # Below a child that is not kept there is nothing, though the text has it.
-                    path = [*path, label] if label in found else [-1]
-        assert ranks.dtype == "int16"
-        assert ranks.tolist() == expected
-
-
-@given(seed=st.integers(0, 10**6), letters=st.integers(2, 4))
-def test_the_ranks_along_the_text_are_those_of_the_proposal(seed, letters):
-    """Without the definition: every state's proposal on a full tree against the trace."""
-    rng = random.Random(seed)
-    lookup = PromptLookup(VOCABULARY, num_heads=3, longest=2)
-    prompt, tokens = ([rng.randrange(letters) for _ in range(12)] for _ in range(2))
-    (ranks,) = lookup.ranks([GivenText(prompt, tokens, End.LIMIT, torch.zeros(0))], 4)
-    tree = Tree.dense([4, 4, 4])
-    plan, draft = TreeTensors.of(tree, torch.device("cpu")), lookup.start(1, 0)
-    draft.prefill([prompt], torch.zeros(1, 12, 3))
-    for t, root in enumerate(tokens[:-1]):
-        (found,) = draft.propose(plan, torch.tensor([root]), lambda part: None).tolist()
-        node = 0
-        for k, true in enumerate(tokens[t + 1 : t + 4]):
-            children = [c for c in range(len(tree)) if node >= 0 and tree.parents[c] == node]
-            node = next((c for c in children if found[c] == true), -1)
-            assert ranks[t, k] == (tree.ranks[node] if node >= 0 else MISS)
-        draft.extend([[root]], torch.zeros(1, 1, 3), [[0]])
+@given(lookup=LOOKUPS, seed=st.integers(0, 10**6), letters=st.integers(1, 4), top_k=st.integers(1, 5))
+def test_ranks_are_places_in_what_would_be_proposed(lookup, seed, letters, top_k):
+    check_ranks(lookup, slow_lookup, seed=seed, top_k=top_k, letters=letters, enough=-1)
 
 
 def proposed(lookup: PromptLookup, text: list[int], tree: Tree) -> list[int]:
@@ -149,12 +108,6 @@ def test_only_so_many_matches_and_children_are_read():
     assert proposed(PromptLookup(9, longest=1, most_matches=2), text, three) == [3, 2, -1]
     assert proposed(PromptLookup(9, longest=1, most_children=2), text, three) == [1, 3, -1]
     assert PromptLookup(9, most_children=2).draft_vocab_size == 2
-
-
-def test_guesses_past_eos_are_misses_and_past_the_limit_no_trials():
-    for end, beyond in ((End.EOS, MISS), (End.LIMIT, NO_TRIAL), (End.CONTEXT, NO_TRIAL), (End.LOOP, NO_TRIAL)):
-        (ranks,) = PromptLookup(9, num_heads=2).ranks([GivenText([1, 2, 3], [1, 2, 3], end, torch.zeros(0))], 4)
-        assert ranks.tolist() == [[0, 0], [0, beyond], [NO_TRIAL, NO_TRIAL]]
 
 
 def test_shorter_matches_behind_the_longest_accept_more():

@@ -229,7 +229,7 @@ def other(kind):
     ("kind", "message"),
     [
         ("qwen3", "MTP layer like that of deepseek_v3 or glm4_moe, but qwen3 models have none"),
-        ("ernie4_5_moe", "transformers drops those of ernie4_5_moe when it loads .* would need num_mtp_layers"),
+        ("ernie4_5_moe", "transformers drops those of ernie4_5_moe when it loads the model"),
         ("mellum", "but this is mellum, whose layer has not been tested"),
     ],
 )
@@ -243,7 +243,7 @@ def test_other_families_are_refused_by_name(kind, message):
     [
         ({"num_mtp_layers": 0}, "needs a target with one MTP layer, but y has none"),
         ({"num_mtp_layers": 3}, "with one MTP layer, but y says that it has 3"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "weights that are not quantized, .* but y is quantized"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "weights that are not quantized, but y is quantized"),
     ],
 )
 def test_layers_that_cannot_be_run_are_refused(changes, message):

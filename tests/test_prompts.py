@@ -57,7 +57,6 @@ def test_known_datasets_load_without_an_option_for_their_column(demo_target, tmp
     path = tmp_path / f"{name}.jsonl"
     path.write_text("\n".join(json.dumps(KNOWN[name](i)) for i in range(rows)), encoding="utf-8")
     prompts = load_prompts(demo_target, str(path), **options)
-    assert len(prompts.conversations) + len(prompts.skipped) + prompts.n_duplicates == rows
     assert len(prompts.conversations) > 0.98 * rows
     assert len({c.group for c in prompts.conversations}) == groups
     assert all(c.num_turns == (2 if name == "mt_bench" else 1) for c in prompts.conversations)
@@ -149,7 +148,6 @@ def test_duplicates_are_left_out_and_known_prompts_can_be(tmp_path):
     rows = [{"prompt": p, "answer": str(i)} for i, p in enumerate("abacb")]
     prompts = load(tmp_path, rows, responses="answer")
     assert [c.row for c in prompts.conversations] == [1, 2, 4]
-    assert prompts.n_duplicates == 2
     rest = prompts.without([prompts.conversations[1].sha256])
     assert [c.row for c in rest.conversations] == [1, 4]
     assert rest.fingerprint == prompts.fingerprint
@@ -160,7 +158,7 @@ def test_groups_are_named_by_a_column_and_few(tmp_path):
     prompts = load(tmp_path, [*rows, '{"prompt": "x", "k": NaN}', {"prompt": "y"}], group_by="k")
     assert [c.group for c in prompts.conversations] == ["a", "1", "(none)", "(none)", "True", "1.5", "(none)", "(none)"]
     assert reasons(prompts) == [(7, "k must be a plain value to group by, but is a list")]
-    with pytest.raises(InvalidInput, match="at most 64 different values, but k has 65"):
+    with pytest.raises(InvalidInput, match="may have 64 different values, but k has 65"):
         load(tmp_path, [{"prompt": str(i), "k": i} for i in range(65)], group_by="k")
 
 

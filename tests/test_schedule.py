@@ -41,7 +41,7 @@ def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[C
     rates = np.array(throughput)
     ms = np.full(len(rates), 1e3 * batch_size)
     table = [Candidate("grown", size, depth) for depth, size in enumerate(SIZES[: len(rates)])]
-    c = Candidates(batch_size, 1, table, rates, rates[:, None], ms, ms[:, None], ms, ms[:2])
+    c = Candidates(batch_size, 1, table, rates, rates[:, None], ms, ms[:, None])
     best = int(rates.argmax())
     return c, Selection(best, np.array(sorted({best, *tied})), None, (1, 1))
 
@@ -50,7 +50,7 @@ def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[C
 def test_ranges_are_the_fewest_that_tied_trees_allow(cases):
     pairs = [option(2**i, list(t), sorted(tied)) for i, (t, tied) in enumerate(cases)]
     options, selections = [c for c, _ in pairs], [s for _, s in pairs]
-    found = schedule_of(options, selections)
+    found, _ = schedule_of(options, selections)
     chosen = [s.chosen for s in selections]
     allowed = [{i for i, key in enumerate(chosen) if key in s.tied} for s in selections]  # entries by option
     assert [part.first for part in found] == sorted({1, *(part.first for part in found)})
@@ -363,7 +363,7 @@ def test_a_tree_whose_latency_is_not_known_everywhere_is_not_advised_for_one_ser
 
 def test_a_gap_that_is_not_known_is_not_left_out_of_what_a_range_loses():
     pairs = [option(1, [1.0, 1.1, 1.2, 1.3], []), option(4, [1.0, 1.1, 1.2, 1.3], []), option(8, [1.3, 1.2], [])]
-    found = schedule_of([c for c, _ in pairs], [s for _, s in pairs])
+    found, _ = schedule_of([c for c, _ in pairs], [s for _, s in pairs])
     assert [(part.first, part.last, part.between) for part in found] == [(1, 7, None), (8, None, None)]
     plan = searched(1, 4, 8)
     parts = [replace(part, between=None if part.last else 0.1) for part in plan.schedule]
@@ -372,6 +372,9 @@ def test_a_gap_that_is_not_known_is_not_left_out_of_what_a_range_loses():
 
 def test_two_far_batch_sizes_are_no_more_work():
     pairs = [option(1, [1.0, 1.1, 1.2, 1.3], []), option(10**9, [1.3, 1.2, 1.1, 1.0], [])]
-    first, second = schedule_of([c for c, _ in pairs], [s for _, s in pairs])
+    (first, second), errors = schedule_of([c for c, _ in pairs], [s for _, s in pairs])
     assert 1 < second.first <= 10**9
     assert first.between >= 0
+    assert errors == []  # nothing was left out, and with one tree on both sides there is nothing to choose
+    same = [option(size, [1.0, 1.3], []) for size in (1, 2, 4)]
+    assert schedule_of([c for c, _ in same], [s for _, s in same])[1] == []

@@ -15,7 +15,6 @@ import treeopt as api
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.replay import accepted_lengths, record_for, replay_lengths
-from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.rounds import PLAIN_VISITS, time_rounds
 from treeopt.pipeline.decoding import behind
@@ -35,6 +34,7 @@ from treeopt.trees.tree import Tree
 
 from . import test_openvino
 from .conftest import random_prompts, tiny_heads, tiny_model, treeopt
+from .test_dynamic import numbers
 
 TREES = [Tree.chain(1), Tree.chain(3), DynamicTree(3, 4, 9)]
 
@@ -303,16 +303,21 @@ def test_costs_of_dynamic_trees_lie_between_those_that_were_timed():
     points = [step(n + 1, n, 10.0 + n) for n in (1, 2, 3, 8)]
     points += [step(rows, levels, 10.0 + rows + 2 * levels, 4) for rows in (6, 16) for levels in (2, 4)]
     profile = LatencyProfile(tuple(points), (step(1, 0, 10.0),))
-    costs = DynamicCosts.of(StepCosts(profile, 1), profile)
+    costs = StepCosts(profile, 1)
     trees = [DynamicTree(4, 4, rows) for rows in (6, 8, 12, 16)]
-    ms = costs.ms(trees)
+    ms = costs.ms(*numbers(trees))
     assert (ms[0], ms[-1]) == (24.0, 34.0)
     assert all(a < b for a, b in pairwise(ms.tolist()))
     known = [DynamicTree(2, 4, 6), DynamicTree(3, 4, 6), DynamicTree(3, 1, 4)]
-    assert costs.ms(known).tolist() == [20.0, 24.0, 13.0]  # as much as the next deeper one; a chain is a chain
-    assert np.isnan(costs.ms([DynamicTree(4, 4, 17), DynamicTree(5, 4, 8), DynamicTree(2, 2, 4)])).all()
-    draws = costs.draws_ms([*trees, *known], 400, np.random.default_rng(0))
-    assert np.median(draws, axis=1) == pytest.approx(costs.ms([*trees, *known]), rel=0.03)
+    assert costs.ms(*numbers(known)).tolist() == [
+        20.0,
+        24.0,
+        13.0,
+    ]  # as much as the next deeper one; a chain is a chain
+    assert np.isnan(costs.ms([17, 8, 4], [4, 5, 2], [4, 4, 2])).all()
+    sizes, levels, topks = numbers([*trees, *known])
+    draws = costs.draws_ms(sizes, levels, 400, np.random.default_rng(0), topks)
+    assert np.median(draws, axis=1) == pytest.approx(costs.ms(sizes, levels, topks), rel=0.03)
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from transformers import CohereConfig, CohereForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from treeopt.errors import InvalidInput
+from treeopt.report.figures.accuracy import training_chart
 from treeopt.report.figures.chart import draw
 from treeopt.report.figures.style import to_bytes
-from treeopt.report.figures.training import training_chart
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import (

@@ -83,7 +83,6 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
     batch_size : which of a plan's trees, where FILE is a plan
     """
     from treeopt import pipeline
-    from treeopt.engines.diagnosis import document
     from treeopt.files.storage import schema, write_json
     from treeopt.report.terminal import note
 
@@ -91,7 +90,7 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
     note(*found.repaired)
     for reading in found.readings:
         note(f"{reading.engine} reads {reading.reads}: {reading.why}")
-    tree = document(found)
+    tree = found.document
     if output is not None:
         write_json(output, "tree", tree)
     shown = {"schema": schema("tree"), **tree, **({"files": [str(output)]} if output is not None else {})}

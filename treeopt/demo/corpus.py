@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from treeopt.errors import InvalidInput
 
@@ -19,8 +19,7 @@ LEFT_OUT = frozenset({"encodings", "pydoc_data", "test", "tests", "idlelib", "li
 HELD_OUT_SHARE = 0.10
 
 
-@dataclass(frozen=True)
-class Module:
+class Module(NamedTuple):
     """One source file of the standard library."""
 
     name: str  # path below the library's folder, with '/' on every system
@@ -42,24 +41,12 @@ def standard_library(*, held_out: bool) -> list[Module]:
 
     Raises InvalidInput where the sources are not installed (some minimal images drop them).
     """
-    root = Path(sysconfig.get_paths()["stdlib"])
-    packages = [
-        path
-        for path in root.iterdir()
-        if path.name not in LEFT_OUT and is_held_out(path.name.removesuffix(".py")) == held_out
-    ]
-    modules = []
-    for path in sorted(file for package in packages for file in (package, *package.rglob("*.py"))):
+    root, modules = Path(sysconfig.get_paths()["stdlib"]), []
+    tops = [top for top in root.iterdir() if top.name not in LEFT_OUT and is_held_out(top.stem) == held_out]
+    for path in sorted(path for top in tops for path in (top, *top.rglob("*.py")) if path.suffix == ".py"):
         parts = path.relative_to(root).parts
-        package = parts[0].removesuffix(".py")
-        if (
-            path.suffix != ".py"
-            or package.startswith("_sysconfigdata")
-            or "-" in package
-            or LEFT_OUT.intersection(parts)
-        ):
-            continue
-        modules.append(Module("/".join(parts), path.read_text(encoding="utf-8", errors="replace")))
+        if not parts[0].startswith("_sysconfigdata") and "-" not in parts[0] and LEFT_OUT.isdisjoint(parts):
+            modules.append(Module("/".join(parts), path.read_text(encoding="utf-8", errors="replace")))
     if not modules:
         raise InvalidInput(
             f"The demo needs the sources of the Python standard library, but {root} has none. "

@@ -10,5 +10,5 @@ write.py     the checks, and files for a request · plans.py  a plan as a reques
 chains.py    chains, schedules and flags as data · programs.py  Python programs · lists.py  lists of choices
 tensorrt_trees.py  trees of TensorRT-LLM's old engines, which Triton serves as well
 imports.py   measurements from files · measured/  what they share, and formats of no engine
-reading.py   trees from files of all engines · diagnosis.py  what each makes of a list that is not as it should be
+reading.py   trees from files of all engines, and what each makes of a list that is not as it should be
 """

@@ -9,8 +9,6 @@ A tree method gets a tree; a chain method gets lengths by batch size, of which t
 of dynamic trees gets settings by batch size, three numbers each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

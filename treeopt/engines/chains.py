@@ -4,8 +4,6 @@ ranges : (from, to, what) of batch sizes, from 1 on without a gap, the last with
          or a dynamic tree, None for none
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -60,20 +58,17 @@ def said(ranges: Ranges[Value]) -> str:
 
 def only_length(request: Request, engine: str) -> int:
     """The one length for all batch sizes; InvalidInput where the schedule has several."""
-    return _only(merged(request.lengths), f"{engine} takes one chain length")
+    return only(request.lengths, f"{engine} takes one chain length")
 
 
-def only_setting(request: Request, engine: str) -> DynamicTree | None:
-    """The one dynamic tree for all batch sizes, None for no speculation; InvalidInput where the plan has several."""
-    return _only(merged(request.dynamics), f"{engine} takes one dynamic tree")
-
-
-def _only(ranges: Ranges[Value], takes: str) -> Value:
-    if len(ranges) > 1:
+def only(ranges: Ranges[Value], takes: str) -> Value:
+    """What all batch sizes get; InvalidInput where the ranges differ."""
+    (_, _, first), *others = ranges = merged(ranges)
+    if others:
         raise InvalidInput(
             f"{takes} for all batch sizes, but the plan has {said(ranges)}: export one of them with `batch_size`."
         )
-    return ranges[0][2]
+    return first
 
 
 def within_heads(length: int, request: Request, engine: str) -> int:

@@ -5,8 +5,6 @@ candidate 1 + rank + 10 x (expanding nodes before its parent) (eagle/model/utils
 expand, a table a depth (eagle/model/utils_c.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from treeopt.engines.base import Choices, Method, Request, ServingEngine, Written
@@ -14,6 +12,12 @@ from treeopt.engines.lists import TOPK, as_lists, in_order, listed, medusa_buffe
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import shell_word
 from treeopt.trees.tree import MAX_RANK, Choice, Tree
+
+NOTES = (
+    "The tree is heeded on branch v1 of SafeAILab/EAGLE only: git checkout v1. On main, EAGLE-2 and EAGLE-3 make their "
+    "trees while they decode, and --tree-choices is ignored.",
+    "--temperature is 1 unless it is given, and then EAGLE-1 samples.",
+)
 
 
 def write(request: Request) -> Written:
@@ -29,34 +33,14 @@ def write(request: Request) -> Written:
         "python -m eagle.evaluation.gen_ea_answer_vicuna --base-model-path MODEL --ea-model-path DRAFTER "
         f"--tree-choices {shell_word(choices)} --temperature 0"
     )
-    notes = [
-        "The tree is heeded on branch v1 of SafeAILab/EAGLE only: git checkout v1. On main, EAGLE-2 and EAGLE-3 make their "
-        "trees while they decode, and --tree-choices is ignored.",
-        "--temperature is 1 unless it is given, and then EAGLE-1 samples.",
+    misdrafted_note = [
+        f"EAGLE-1 drafts below {list(path)} from another node's guesses, because a node before its "
+        "parent has children but no grandchildren. The text stays right, but fewer guesses are accepted "
+        "than planned."
+        for path in misdrafted(tree.choices)[:1]
     ]
-    wrong = misdrafted(tree.choices)
-    if wrong:
-        notes.append(
-            f"EAGLE-1 drafts below {list(wrong[0])} from another node's guesses, because a node before its "
-            "parent has children but no grandchildren. The text stays right, but fewer guesses are accepted "
-            "than planned."
-        )
     files = {"choices.py": f"treeopt_{len(tree) - 1} = {choices}\n"}
-    return Written(files=files, command=command, notes=tuple(notes))
-
-
-def tree_indices(choices: Sequence[Sequence[int]]) -> list[int]:
-    """The candidate that each node verifies; it begins anew, ten further, wherever the parent changes.
-
-    >>> tree_indices([[0], [1], [0, 0], [1, 0]])
-    [0, 1, 2, 11, 21]
-    """
-    indices, block, parent = [0], -1, None
-    for path in in_order(map(tuple, choices)):
-        if path[:-1] != parent:
-            block, parent = block + 1, path[:-1]
-        indices.append(1 + path[-1] + TOPK * block)
-    return indices
+    return Written(files=files, command=command, notes=(*NOTES, *misdrafted_note))
 
 
 def verified(choices: Sequence[Sequence[int]]) -> Tree:
@@ -68,11 +52,11 @@ def verified(choices: Sequence[Sequence[int]]) -> Tree:
     """
     medusa_buffers(choices)  # the mask is Medusa's, and fails where that does
     ordered = in_order(map(tuple, choices))
-    expanding = in_order({path[:-1] for path in ordered})
-    for path, index in zip(ordered, tree_indices(choices)[1:], strict=True):
-        block, rank = divmod(index - 1, TOPK)
-        owner = list(expanding[block]) if block < len(expanding) else "no node"
-        if owner != list(path[:-1]):
+    parents = list(dict.fromkeys(path[:-1] for path in ordered))  # each has ten candidates
+    for path in ordered:
+        block, rank = divmod(parents.index(path[:-1]) * TOPK + path[-1], TOPK)
+        if rank != path[-1]:
+            owner = list(parents[block]) if block < len(parents) else "no node"
             raise InvalidInput(f"EAGLE-1 would verify rank {rank} below {owner} for {list(path)}.")
     return Tree.from_choices(ordered)
 

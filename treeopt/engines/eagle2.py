@@ -7,8 +7,6 @@ top-k        nodes expanded on each level
 ``threshold`` of its loader is stored and never used, and --tree-choices is ignored.
 """
 
-from __future__ import annotations
-
 from treeopt.engines import chains
 from treeopt.engines.base import Method, Request, ServingEngine, Written
 from treeopt.errors import InvalidInput
@@ -24,7 +22,7 @@ NOTES = (
 def write(request: Request) -> Written:
     """The three options of the evaluation script, which hands them to ``EaModel.from_pretrained``."""
     flag = DRAFTERS[request.kind]
-    tree = chains.only_setting(request, "EAGLE's repository")
+    tree = chains.only(request.dynamics, "EAGLE's repository takes one dynamic tree")
     temperature = _temperature(request)
     if tree is None:
         command = f"python -m eagle.evaluation.gen_baseline_answer_llama3chat {MODELS}{temperature}"

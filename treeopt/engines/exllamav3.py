@@ -1,7 +1,5 @@
 """ExLlamaV3, a library: generate.py takes the options of its own loader, ``exllamav3.model_init``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from treeopt.engines.base import Method, Request, ServingEngine, Written

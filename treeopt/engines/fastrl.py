@@ -7,8 +7,6 @@ Its algorithm PREDEFINED takes the settings by their rows, the most first, whate
 at most `MOST_ROWS` rows of all sequences together. Others of its algorithms try settings out while they serve.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from treeopt.engines import chains, sglang

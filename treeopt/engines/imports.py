@@ -4,8 +4,6 @@ A kind is recognised by what the file holds. Where ranks are known state by stat
 out, so that trees can be replayed; else a `Calibration` of marginal counts, or of those that a chain needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -7,12 +7,11 @@ candidates lie in one row: the root's token, then ten of every head. A node poin
 n nodes, root included · c candidates
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,9 +34,8 @@ def listed(tree: Tree) -> str:
 
 def in_python(request: Request, engine: str) -> Written:
     """The list as Python, and the benchmark with it, as Medusa's repository and its fork Hydra have them."""
-    tree = request.tree_of(engine)
+    tree, rule = request.tree_of(engine), request.acceptance or {}
     choices = listed(tree)
-    rule = request.acceptance or {}
     names = {"temperature": "temperature", "epsilon": "posterior_threshold", "delta": "posterior_alpha"}
     given = {name: rule[key] for key, name in names.items() if rule.get(key) is not None}
     flags = "".join(f" --{name.replace('_', '-')} {value:g}" for name, value in given.items())
@@ -51,28 +49,20 @@ def in_python(request: Request, engine: str) -> Written:
     )
 
 
-def the_list(text: str) -> Choices:
-    """The one list in a Python file or in JSON, its items as they are; InvalidInput for several or none.
+def the_list(text: str) -> Choices | None:
+    """The one list in a Python file or in JSON, its items as they are; None without one, InvalidInput for several.
 
     >>> the_list("mine = [(0,), (0, 0)]")
     [(0,), (0, 0)]
     """
     try:
-        found = {
-            ast.unparse(statement.targets[0]) if isinstance(statement, ast.Assign) else "": ast.literal_eval(
-                statement.value
-            )
-            for statement in parse_python(text).body
-            if isinstance(statement, ast.Assign | ast.Expr) and isinstance(statement.value, ast.List)
-        }
+        statements = [one for one in parse_python(text).body if isinstance(one, ast.Assign | ast.Expr)]
+        found = [ast.literal_eval(one.value) for one in statements if isinstance(one.value, ast.List)]
     except (ValueError, TypeError, MemoryError, RecursionError):
-        found = {}
+        return None
     if len(found) > 1:
-        raise InvalidInput(f"it must hold one list of choices, but it has {', '.join(found)}: keep one of them.")
-    if not found:
-        raise InvalidInput("it must hold a list of choices, but it has none.")
-    choices: Choices = next(iter(found.values()))
-    return choices
+        raise InvalidInput(f"it must hold one list of choices, but it has {len(found)}: keep one of them.")
+    return found[0] if found else None
 
 
 def once(choices: Choices) -> Choices:
@@ -115,31 +105,25 @@ def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
     [0, 1, 11, 11]
     """
     paths = in_order(choices)
-    counts: list[int] = []  # nodes of every depth
-    for path in paths:
-        if not path:
-            raise IndexError("the root is among the choices")
-        if len(path) > len(counts) + 1:
-            raise IndexError("a whole depth is missing")
-        if len(path) > len(counts):
-            counts.append(0)
-        counts[len(path) - 1] += 1
     if not paths:
         raise ValueError("the list is empty")
-    n = len(paths) + 1
-    mask = np.eye(n, dtype=bool)
+    depths = [0, *map(len, paths)]
+    if 0 in depths[1:]:
+        raise IndexError("the root is among the choices")
+    if any(below > above + 1 for above, below in pairwise(depths)):
+        raise IndexError("a whole depth is missing")
+    mask = np.eye(len(depths), dtype=bool)
     mask[:, 0] = True
-    indices = np.zeros(n, dtype=np.int64)
     places: dict[tuple[Any, ...], int] = {}  # of lists and tuples apart, as Python compares them
     for i, path in enumerate(paths, 1):
-        indices[i] = 1 + path[-1] + TOPK * (len(path) - 1)
         places.setdefault((type(path), *path), i)
         if len(path) > 1:
             parent = places.get((type(path), *path[:-1]))
             if parent is None:
                 raise ValueError(f"{path[:-1]!r} is not in list")
             mask[i] |= mask[parent]
-    return Buffers(indices, np.repeat(np.arange(len(counts) + 1), [1, *counts]), mask)
+    indices = [0, *(1 + path[-1] + TOPK * (len(path) - 1) for path in paths)]
+    return Buffers(np.array(indices), np.array(depths), mask)
 
 
 def decoded(buffers: Buffers) -> Tree:
@@ -154,11 +138,10 @@ def decoded(buffers: Buffers) -> Tree:
     treeopt.errors.InvalidInput: Node 2 at depth 1 would verify rank 0 of head 2.
     """
     paths: list[Choice] = [()]
-    for i in range(1, len(buffers.tree_indices)):
-        head, rank = divmod(int(buffers.tree_indices[i]) - 1, TOPK)
-        depth = int(buffers.position_ids[i])
+    for i, (index, depth) in enumerate(zip(buffers.tree_indices[1:], buffers.position_ids[1:], strict=True), 1):
+        head, rank = divmod(int(index) - 1, TOPK)
         if head != depth - 1:
             raise InvalidInput(f"Node {i} at depth {depth} would verify rank {rank} of head {head + 1}.")
-        above = [j for j in np.flatnonzero(buffers.attention_mask[i]) if j != i]
-        paths.append((*paths[max(above, key=lambda j: len(paths[j]))], rank))
+        parent = max((j for j in np.flatnonzero(buffers.attention_mask[i]) if j != i), key=lambda j: len(paths[j]))
+        paths.append((*paths[parent], rank))
     return Tree.from_choices(paths[1:])

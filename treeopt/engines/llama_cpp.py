@@ -15,8 +15,6 @@ read where there are some, since only they tell requests apart; both count the s
 /metrics have six digits, its counters by position have all.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

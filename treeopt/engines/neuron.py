@@ -3,8 +3,6 @@
 ``speculation_length`` counts the root, so both are the tree's size.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ ngram_size        matches the last N - 1 tokens, no fewer; 0 for none
 model.draft       in MODEL's genai_config.json: the draft model's decoder, beside that of the target
 """
 
-from __future__ import annotations
-
 from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.programs import Library, Way
 from treeopt.records.drafters import LOOKED_UP

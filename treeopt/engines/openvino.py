@@ -4,8 +4,6 @@ With ``tree_depth`` EAGLE-3 makes a dynamic tree of so many levels, of which the
 beside the root.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from treeopt.engines import chains
@@ -49,7 +47,7 @@ lookup = Library("OpenVINO GenAI", PROGRAM, {"ngram": LOOKUP}, (ROUNDING,))
 
 def write_tree(request: Request) -> Written:
     """A dynamic tree of EAGLE-3; a chain is written as one."""
-    tree = chains.only_setting(request, "OpenVINO GenAI")
+    tree = chains.only(request.dynamics, "OpenVINO GenAI takes one dynamic tree")
     if tree is None or tree.topk == 1:
         return draft(replace(request, lengths=((1, None, tree.levels if tree else 0),)))
     way = replace(TREE, settings={"tree_depth": tree.levels, "branching_factor": tree.topk})

@@ -1,7 +1,5 @@
 """A plan on its way to an engine: asked once, here, for a `Request` of every batch size that is to be written."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 A chain is written as keys of the settings; how guesses are made are lines and arguments of generate.py.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

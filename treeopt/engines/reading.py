@@ -1,20 +1,26 @@
-"""Trees from files of every engine: the choices as they stand there, whatever is wrong with them.
+"""Trees from files of every engine: what was meant, what was repaired, and what each engine makes of the list as it stood.
 
 Read are lists in Python, JSON or YAML, objects with a list under one of `KEYS`, launch commands with one behind a
 flag, Triton's braces, Neuron's lists of children, vLLM's string of tuples, and chain lengths.
+
+Repaired is what has one repair: order, duplicates, a listed root, tuples, an unclosed brace, and lists of leaves,
+whose parents are added. A parent that is missing beside others that are there has none, and is refused.
 """
 
-from __future__ import annotations
-
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from treeopt.engines.base import Choices
-from treeopt.engines.lists import the_list
-from treeopt.errors import InvalidInput
+from treeopt.engines import neuron, triton
+from treeopt.engines.base import Choices, Unknown
+from treeopt.engines.lists import in_order, the_list
+from treeopt.engines.registry import ENGINES
+from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import loads, parse_literal, parse_yaml
-from treeopt.trees.tree import Tree, check_size
+from treeopt.trees.tree import Choice, Tree, check_size
 
 MOST_CHARS = 2**20  # of a tree's file
 KEYS = ("medusa_choices", "hydra_choices", "eagle_choices", "tree_choices", "medusa_tree")
@@ -31,45 +37,162 @@ PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*(?:,\s*)?value:\s*\{\s*
 ARGUMENT = re.compile(r"((?:(?<![^'\"\s])[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")
 BARE = re.compile(r"\A\s*(\{\s*(?:\{\s*)?-?\d[^\"]*)\Z")
 PLAIN = re.compile(r"(?:# For .*\n)?# No (?:tree|chain) pays")  # begins files for serving without speculation
+NO_RANKS = "Every choice must be a list of ranks 0, 1, ..., but there is {}."
+UNREADABLE = "The file must hold a tree: a list of choices, an object with 'medusa_choices', a plan, or an engine's configuration."
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an engine reads a list: reads is "the same", "another tree" or "nothing"."""
+
+    engine: str
+    reads: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The tree that was meant, what was repaired to get it, and the engines that read the list otherwise."""
+
+    tree: Tree
+    repaired: tuple[str, ...]
+    readings: tuple[Reading, ...]
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The answer of ``treeopt import-tree``, JSON-ready."""
+        tree, engines = self.tree, [asdict(reading) for reading in self.readings]
+        about = {"size": len(tree), "depth": tree.depth, "repaired": list(self.repaired), "engines": engines}
+        return {"medusa_choices": tree.choices, **about}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The choices that a text means, what was repaired in its syntax, and why Triton's backend reads that otherwise."""
+
+    choices: Choices
+    repaired: tuple[str, ...] = ()
+    triton: str = ""
 
 
 def read_choices(text: str) -> Choices | None:
-    """The choices of a text; None where it is no file that an engine reads.
+    """The choices of a text as they stand there; None where it is no file that an engine reads.
 
     >>> read_choices("- [0]\\n- [1]\\n"), read_choices("{0},{0, 1}"), read_choices("nothing")
     ([[0], [1]], [[0], [0, 1]], None)
     """
+    found = _listed(text)
+    if found and (why := found.triton or "".join(found.repaired)):
+        raise InvalidInput(f"{why} Repair it with treeopt import-tree.")
+    return found.choices if found else None
+
+
+def diagnose(text: str) -> Diagnosis:
+    """The tree of a text; InvalidInput where it is none, or where no repair is obvious.
+
+    >>> found = diagnose("[[1, 0], [0]]")
+    >>> found.tree.choices, found.repaired
+    ([[0], [1], [1, 0]], ('The list has only leaves: 1 parent was added.',))
+    """
+    found = _listed(text)
+    if found is None:
+        raise InvalidInput(UNREADABLE)
+    tree, more = repair(found.choices)
+    readings = _readings(found.choices, tree)
+    if found.triton:
+        readings[triton.TITLE] = Reading(triton.TITLE, "another tree", found.triton)
+    others = tuple(reading for reading in readings.values() if reading.reads != "the same")
+    return Diagnosis(tree, (*found.repaired, *more), others)
+
+
+def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
+    """The tree that a list means, and what had to be repaired.
+
+    >>> repair([(0,), (0,), ()])[1]
+    ('The root was listed. It is left out.', 'Choices that came twice are kept once: [0].')
+    """
+    for choice in choices:
+        if not (isinstance(choice, list | tuple) and all(type(rank) is int and rank >= 0 for rank in choice)):
+            raise InvalidInput(NO_RANKS.format(quoted(choice)))
+    repaired = ["Lists and tuples were mixed. All are lists now."] * (len(set(map(type, choices))) > 1)
+    times = Counter(tuple(choice) for choice in choices)
+    if times.pop((), 0):
+        repaired.append("The root was listed. It is left out.")
+    if twice := [quoted(list(path)) for path in times if times[path] > 1]:
+        more = f" and {len(twice) - 3} more" if len(twice) > 3 else ""
+        repaired.append(f"Choices that came twice are kept once: {', '.join(twice[:3])}{more}.")
+    added: dict[Choice, None] = {}
+    for path in times:
+        added |= {path[:depth]: None for depth in range(1, len(path)) if path[:depth] not in times}
+    if added and any(path[:depth] in times for path in times for depth in range(1, len(path))):
+        orphan = next(path for path in times if len(path) > 1 and path[:-1] not in times)
+        raise InvalidInput(
+            f"Every choice needs its parent in the list, but {quoted(list(orphan))} lacks {quoted(list(orphan[:-1]))} where "
+            "others have theirs: add it, or leave the choice out. Engines fail on it, or silently take another tree."
+        )
+    if added:
+        repaired.append(
+            f"The list has only leaves: {len(added)} {'parents were' if len(added) > 1 else 'parent was'} added."
+        )
+    elif in_order(times) != list(times):
+        repaired.append("The choices were in another order. That makes no difference to the engines.")
+    return Tree.from_choices([*times, *added]), tuple(repaired)
+
+
+def _readings(choices: Choices, tree: Tree) -> dict[str, Reading]:
+    """How every engine of trees reads a list as it stands, by the ports of their rules."""
+    rows, meant = len(choices) + 1, len({tuple(choice) for choice in choices}) + 1
+    found = {}
+    for engine in ENGINES.values() if choices else ():
+        for name, reader in engine.readers.items():
+            reads, why = "another tree", ""
+            try:
+                read = reader(choices, tree)
+                kept = len(set(read.paths) & set(tree.paths)) - 1
+                if read != tree:
+                    why = f"It uses {len(read) - 1} choices, of which {kept} are among these {len(tree) - 1}."
+                elif rows > meant and name in engine.counting:
+                    why = f"It verifies {rows} rows, of which {meant} differ: a choice that comes twice takes two."
+                else:
+                    reads = "the same"
+            except Unknown:
+                continue
+            except InvalidInput as error:
+                why = str(error)
+            except (LookupError, ValueError, TypeError) as error:
+                reads, why = "nothing", f"It fails: {type(error).__name__}, {error}."
+            found[name] = Reading(name, reads, why)
+    return found
+
+
+def _listed(text: str) -> Listed | None:
+    """What a text means; None where it is no file that an engine reads."""
     if PLAIN.match(text):
-        return []
-    check_chars(text)
-    for reader in (_document, _python, _flag, _braces, _length):
-        found = reader(text)
-        if found is not None:
-            check_size(
-                len(found), max((len(choice) for choice in found if isinstance(choice, list | tuple)), default=0)
-            )
-            return found
+        return Listed([])
+    if len(text) > MOST_CHARS:
+        raise InvalidInput(f"A tree's file may have {MOST_CHARS:,} characters, but this one has {len(text):,}.")
+    for form in (PBTXT, ARGUMENT, BARE):
+        if found := form.search(text):
+            return _braces(found[1], form is ARGUMENT)
+    document = _document(text)
+    if isinstance(document, dict) and all(isinstance(row, list) for row in document.values()) and "0" in document:
+        return _children(document)
+    for read in (partial(in_document, document), partial(the_list, text), partial(_flag, text), partial(_length, text)):
+        choices = read()
+        if choices is not None:
+            check_size(len(choices), max((len(one) for one in choices if isinstance(one, list | tuple)), default=0))
+            return Listed(choices)
     return None
 
 
-def check_chars(text: str) -> None:
-    """InvalidInput for a text that is too long for a tree's file."""
-    if len(text) > MOST_CHARS:
-        raise InvalidInput(f"A tree's file may have {MOST_CHARS:,} characters, but this one has {len(text):,}.")
-
-
-def _document(text: str) -> Choices | None:
-    """JSON or YAML."""
-    try:
-        document = loads(text)
-    except ValueError:
+def _document(text: str) -> Any:
+    """JSON or YAML; None where it is neither."""
+    for read in (loads, parse_yaml):
         try:
-            document = parse_yaml(text)
+            return read(text)
         except ValueError:
-            return None
-        if isinstance(document, dict) and not all(isinstance(key, str) for key in document):
-            return None  # braces are a mapping to YAML
-    return in_document(document)
+            pass
+    return None
 
 
 def in_document(document: Any) -> Choices | None:
@@ -80,10 +203,10 @@ def in_document(document: Any) -> Choices | None:
         return document if all(isinstance(item, list) for item in document) else None
     if not isinstance(document, dict):
         return None
-    if document and all(re.fullmatch(r"\d+", key) for key in document):
-        return _children(document)
+    if document and all(isinstance(key, str) and key.isdigit() for key in document):
+        raise InvalidInput("A token tree must give the root, 0, at least one child, and all nodes lists of numbers.")
     for found in _values(document, KEYS):
-        return _python(found) if isinstance(found, str) else in_document(found)
+        return the_list(found) if isinstance(found, str) else in_document(found)
     for found in _values(document, ("speculative_token_tree",)):
         return _literal(found) if isinstance(found, str) else None
     for found in _values(document, LENGTHS):
@@ -101,26 +224,15 @@ def _values(document: Mapping[str, Any], keys: tuple[str, ...], depth: int = 3) 
             yield from _values(value, keys, depth - 1)
 
 
-def _children(document: Mapping[str, Any]) -> Choices | None:
+def _children(document: Mapping[str, list[Any]]) -> Listed:
     """Neuron's lists of children by number."""
-    from treeopt.engines.neuron import token_tree
-
-    if not all(isinstance(row, list) for row in document.values()):
-        return None
     try:
-        return token_tree(document).choices
+        choices = neuron.token_tree(document).choices
     except (ValueError, TypeError) as error:
         raise InvalidInput(f"A token tree must have lists of numbers: {error!s:.100}.") from None
-
-
-def _python(text: str) -> Choices | None:
-    """A list in Python."""
-    try:
-        return the_list(text)
-    except InvalidInput as error:
-        if "keep one of them" in str(error):
-            raise
-        return None
+    lost = len({*document, *(str(child) for row in document.values() for child in row)}) - 1 - len(choices)
+    note = f"{lost} nodes that the root does not reach are left out, as Neuron silently does."
+    return Listed(choices, (note,) * (lost > 0))
 
 
 def _literal(text: str) -> Choices | None:
@@ -137,39 +249,43 @@ def _flag(text: str) -> Choices | None:
     return _literal(found[2]) if found else None
 
 
-def in_braces(text: str) -> tuple[str, bool] | None:
-    """Triton's value, and whether it stands in an argument of fill_template.py; None where there is none."""
-    for form in (PBTXT, ARGUMENT, BARE):
-        if found := form.search(text):
-            return found[1], form is ARGUMENT
-    return None
-
-
-def _braces(text: str) -> Choices | None:
-    """Triton's paths in braces, as its backend reads them."""
-    from treeopt.engines import triton
-
-    found = in_braces(text)
-    if found is None:
-        return None
-    value, argument = found
-    check_size(value.count("{"))
-    if argument:
-        value = next(v for k, v in triton.filled_in(value).items() if k.endswith("_choices"))
-    read = triton.vectors(value)
-    if len(read) < value.count("{"):
-        raise InvalidInput(
-            f"Triton's backend would read {len(read)} of the {value.count('{')} paths in braces and drop the others: "
-            "repair it with treeopt import-tree."
-        )
-    return list(read)
-
-
 def _length(text: str) -> Choices | None:
     """A chain length behind a flag."""
     found = LENGTH_FLAG.search(text)
     if found is None:
         config = re.search(r"--speculative-config[= ]+'(.*?)'", text, re.S)
-        return _document(config[1]) if config else None
+        return in_document(_document(config[1])) if config else None
     rows = found[1] in ROWS and "lmdeploy" not in found[0]
     return Tree.chain(max(0, int(found[2]) - rows)).choices
+
+
+def _braces(value: str, argument: bool) -> Listed:
+    """Triton's string: every path that stands in it, and what its tools and its backend make of it."""
+    check_size(value.count("{") + value.count("["))
+    repaired, given = [], value
+    if argument:
+        value = value.partition("_choices:")[2]
+        try:
+            given = next((v for k, v in triton.filled_in(given).items() if k.endswith("_choices")), "")
+        except InvalidInput as error:
+            repaired.append(f"{str(error)[:-1]}, as is done here.")
+            given = value
+        value = value.replace("\\,", ",")
+    try:
+        if value.lstrip().startswith("["):
+            choices = list(parse_literal(value))
+        else:
+            pieces = re.findall(r"\{([^{}]*)", value)
+            choices = [[int(rank) for rank in piece.split(",")] for piece in pieces if piece.strip()]
+    except (ValueError, TypeError):
+        raise InvalidInput(NO_RANKS.format(quoted(value))) from None
+    if value.count("{") > value.count("}"):
+        repaired.append("A brace was not closed. It was closed.")
+    elif value.lstrip().startswith("{{"):
+        repaired.append("Braces around the whole list are left out.")
+    try:
+        read = triton.vectors(given)
+        dropped = f"It reads {len(read)} of the {len(choices)} choices, and silently drops the others."
+        return Listed(choices, tuple(repaired), dropped if read != choices else "")
+    except InvalidInput as error:
+        return Listed(choices, tuple(repaired), str(error))

@@ -1,7 +1,5 @@
 """All engines, read from this folder: a new one is a file with `ENGINE` (or `ENGINES`), and nothing else knows its name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from importlib import import_module
@@ -20,7 +18,9 @@ def _engines() -> Iterable[ServingEngine]:
             yield from told if isinstance(told, tuple) else (told,)
 
 
-ENGINES: dict[str, ServingEngine] = {engine.name: engine for engine in _engines()}  # in the order of their files
+ENGINES: dict[str, ServingEngine] = {
+    engine.name: engine for engine in sorted(_engines(), key=lambda engine: engine.name)
+}
 
 
 def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:

@@ -14,8 +14,6 @@ spec_accept_length is no mean of it (the prefill's first token is in it), the ra
 trees are drafted: neither is read. Log, Prometheus and benchmarks have means only, and are refused.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,7 +76,7 @@ def write_adaptive(request: Request) -> Written:
 
 def write_tree(request: Request) -> Written:
     """One dynamic tree for all batch sizes: three flags."""
-    tree = chains.only_setting(request, "SGLang")
+    tree = chains.only(request.dynamics, "SGLang takes one dynamic tree")
     if tree is None:
         return chains.plain(SERVE, "tree")
     notes = (ONE_SETTING, *tree_notes([tree]), *_notes(request))

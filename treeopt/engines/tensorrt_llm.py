@@ -18,11 +18,9 @@ choices[].speculative_decoding.acceptance_histogram                  with per_re
 have means only. Of drafts of one token a mean is all there is to know, so those are read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,7 +90,7 @@ def _launch(options: Mapping[str, object], notes: Iterable[str], flag: str = "--
 
 def write_tree(request: Request) -> Written:
     """The options of ``trtllm-serve`` for a dynamic tree; a chain is written as one."""
-    tree = chains.only_setting(request, "TensorRT-LLM")
+    tree = chains.only(request.dynamics, "TensorRT-LLM takes one dynamic tree")
     if tree is None:
         return chains.plain("trtllm-serve MODEL", "tree")
     if tree.topk == 1:
@@ -164,13 +162,7 @@ ASK = (
 )
 
 
-@dataclass(frozen=True)
-class Iteration:
-    """The draft statistics of an iteration, by the names that TensorRT-LLM gives them."""
-
-    numDraftTokens: int = 0  # noqa: N815
-    numAcceptedTokens: int = 0  # noqa: N815
-    numRequestsWithDraftTokens: int = 0  # noqa: N815
+ITERATION = ("numDraftTokens", "numAcceptedTokens", "numRequestsWithDraftTokens")
 
 
 def is_of_drafts(content: Any) -> bool:
@@ -185,12 +177,9 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
     if counters := counters_among(files, PREFIX, COUNTERS):
         return CountedDrafts([from_counters(counters)], path, counters.notes)
     records, skipped = gather(files, records_of)
-    drafted = accepted = steps = 0
-    for content, one in files:
-        for stats in typed(list[Iteration], list(_iterations(content)), one):
-            drafted += stats.numDraftTokens
-            accepted += stats.numAcceptedTokens
-            steps += stats.numRequestsWithDraftTokens
+    counts = [[stats.get(name, 0) for name in ITERATION] for content, _ in files for stats in _iterations(content)]
+    columns = zip(*typed(list[tuple[int, int, int]], [(0, 0, 0), *counts], path), strict=True)
+    drafted, accepted, steps = map(sum, columns)
     if any(record.get("acceptance_histogram") for record in records):
         named = [{ours: r.get(ours, r.get(theirs)) for ours, theirs in TOTALS.items()} for r in records]
         return read_requests([{**r, **n} for r, n in zip(records, named, strict=True)], path, skipped=skipped, way=WAY)
@@ -224,17 +213,15 @@ def records_of(body: Body) -> list[Body]:
 
 
 def _iterations(content: Any) -> Iterator[Body]:
-    """The draft statistics of iterations, from JSON or from lines of Python's repr."""
-    for body in bodies(content) if not isinstance(content, str) else map(_literal, content.splitlines()):
-        stats = body.get(STATS) if isinstance(body, dict) else None
-        if isinstance(stats, dict):
-            yield stats
+    """The draft statistics of iterations, from JSON or from lines of Python's repr, of which nothing is run."""
+    if isinstance(content, str):
+        content = [_literal(line) for line in content.splitlines() if len(line) < MOST_LINE_CHARS and STATS in line]
+    return (stats for body in bodies(content) if isinstance(stats := body.get(STATS), dict))
 
 
 def _literal(line: str) -> Any:
-    """A line as a literal; None where it is none, or too long to be an iteration's. Nothing in it is run."""
     try:
-        return parse_literal(line) if len(line) < MOST_LINE_CHARS and STATS in line else None
+        return parse_literal(line)
     except ValueError:
         return None
 

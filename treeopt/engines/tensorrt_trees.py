@@ -5,14 +5,14 @@ For Medusa ``max_draft_len`` is the number of choices, root left out, and every 
 rows: build and tree must agree. For EAGLE it is the depth.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 from treeopt.engines.base import COMMANDS, Choices, Request, Unknown, Written
 from treeopt.engines.chains import launch
-from treeopt.engines.lists import as_lists, in_order, listed
+from treeopt.engines.lists import as_lists, listed
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import shell_word
 from treeopt.trees.tree import Choice, Tree
@@ -51,20 +51,17 @@ trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE \\
 # Or time it; trtllm-bench decodes one request at a time with Medusa.
 trtllm-bench --model MODEL latency --engine_dir ENGINE --medusa_choices {BENCH}
 """
-    files = {
-        OPTIONS: (
-            "speculative_config:\n"
-            "  decoding_type: Medusa\n"
-            f"  max_draft_len: {built}\n"
-            f"  num_medusa_heads: {request.num_heads}\n"
-            "  speculative_model_dir: HEADS\n"
-            f"  medusa_choices: {literal}\n"
-        ),
-        BENCH: "".join(f"- {json.dumps(choice)}\n" for choice in tree.choices),
-        COMMANDS: commands,
-    }
+    options = f"""\
+speculative_config:
+  decoding_type: Medusa
+  max_draft_len: {built}
+  num_medusa_heads: {request.num_heads}
+  speculative_model_dir: HEADS
+  medusa_choices: {literal}
+"""
+    listed_alone = "".join(f"- {json.dumps(choice)}\n" for choice in tree.choices)
     notes.append("It reads the heads from medusa_lm_head.pt: treeopt convert DRAFTER --to medusa-pt --output HEADS")
-    return Written(files=files, command=run, notes=tuple(notes))
+    return Written(files={OPTIONS: options, BENCH: listed_alone, COMMANDS: commands}, command=run, notes=tuple(notes))
 
 
 def _draft_len(request: Request, tree: Tree) -> tuple[int, list[str]]:
@@ -75,42 +72,40 @@ def _draft_len(request: Request, tree: Tree) -> tuple[int, list[str]]:
             f"A tree may have as many choices as the engine's max_draft_len, {built}, but this one has {n}: "
             f"search again with `budget={built + 1}`, or build the engine anew."
         )
-    notes = [f"Every step costs max_draft_len + 1 rows, whatever the tree: build the engine with max_draft_len {n}."]
+    note = f"Every step costs max_draft_len + 1 rows, whatever the tree: build the engine with max_draft_len {n}."
     if n < built:
-        notes = [f"The engine was built for {built} choices and pays for all: this tree's {n} save nothing."]
-    return built, [*notes, *mask_note(n, built)]
+        note = f"The engine was built for {built} choices and pays for all: this tree's {n} save nothing."
+    return built, [note, *mask_note(n, built)]
 
 
 def mask_note(n: int, built: int) -> list[str]:
     """A warning where the last node's bit falls out of the packed mask, which has no word for it."""
-    if n != built or built % WORD:
-        return []
-    return [
+    note = (
         f"With {n} choices and the same max_draft_len, the packed mask of the C++ runtime has no bit for "
         f"the last node: take one choice less, or build for one more (`max_draft_len={n + 1}`)."
-    ]
+    )
+    return [note] * (n == built and built % WORD == 0)
 
 
 def write_eagle(request: Request) -> Written:
     """``eagle_choices`` of the two-model EAGLE, in the YAML of the LLM API and on the command line."""
     tree = request.tree_of("tensorrt-llm")
-    literal = listed(tree)
-    text = (
-        "speculative_config:\n"
-        "  decoding_type: Eagle\n"
-        "  eagle3_one_model: false\n"
-        f"  max_draft_len: {tree.depth}\n"
-        "  speculative_model_dir: DRAFTER\n"
-        f"  eagle_choices: {literal}\n"
-    )
+    literal, n = listed(tree), len(tree) - 1
+    text = f"""\
+speculative_config:
+  decoding_type: Eagle
+  eagle3_one_model: false
+  max_draft_len: {tree.depth}
+  speculative_model_dir: DRAFTER
+  eagle_choices: {literal}
+"""
     run = f"python examples/run.py --engine_dir ENGINE --tokenizer_dir MODEL --eagle_choices {shell_word(literal)}"
     notes = (
         "eagle_choices works with two-model EAGLE only, and was removed in PR #18210 of August 2026.",
-        f"For EAGLE max_draft_len is the depth, {tree.depth}; the number of choices is max_total_draft_tokens, "
-        f"{len(tree) - 1}.",
+        f"For EAGLE max_draft_len is the depth, {tree.depth}; the number of choices is max_total_draft_tokens, {n}.",
         f"The C++ runtime of examples/eagle needs an engine of num_eagle_layers {tree.depth}, --max_draft_len "
-        f"{len(tree) - 1} and every path to go down to that depth.",
-        *mask_note(len(tree) - 1, len(tree) - 1),
+        f"{n} and every path to go down to that depth.",
+        *mask_note(n, n),
     )
     return launch(run, notes, {OPTIONS: text})
 
@@ -131,10 +126,7 @@ def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int)
         raise InvalidInput(f"TensorRT-LLM checks numChoices <= {max_draft_len}, but there are {len(choices)}.")
 
     def packed(path: Sequence[int]) -> int:
-        bits = 0
-        for i, rank in enumerate(reversed(path)):
-            bits |= rank << (RANK_BITS * i % 32)
-        return bits
+        return reduce(or_, (rank << (RANK_BITS * i % 32) for i, rank in enumerate(reversed(path))), 0)
 
     before: dict[int, Choice] = {0: ()}
     level: dict[int, Choice] = {}
@@ -158,37 +150,16 @@ def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int)
 
 
 def in_python(choices: Sequence[Sequence[int]]) -> Tree:
-    """The tree of the Python runtime (tensorrt_llm/runtime/medusa_utils.py).
+    """The tree of the Python runtime (tensorrt_llm/runtime/medusa_utils.py), which adds parents that are missing.
 
-    Where the first path longer than 1 has not its own first node in the list, the parents of all are added.
-    Nodes of depth 1 are numbered by rank, so a gap there gives two nodes one number: InvalidInput.
+    It numbers nodes of depth 1 by rank, so a gap there gives two nodes one number: InvalidInput.
 
     >>> in_python([[0, 0], [1]]).choices  # leaves alone
     [[0], [1], [0, 0]]
     """
-    paths = [tuple(path) for path in choices]
-    longer = next((path for path in paths if len(path) > 1), None)
-    if longer and longer[:1] not in paths:
-        paths = list({path[:depth]: None for path in paths for depth in range(1, len(path) + 1)})
-    ids = numbered(paths)
-    if len(ids) > len({path[:depth] for path in paths for depth in range(1, len(path) + 1)}):
-        raise InvalidInput(
-            "TensorRT-LLM's Python runtime makes nodes that nobody listed, or gives two nodes one place: ranks have a "
-            "gap at depth 1."
-        )
-    return Tree.from_choices(ids)
-
-
-def numbered(paths: Sequence[Choice]) -> dict[Choice, int]:
-    """The number of every node: at depth 1 the ranks up to the largest, listed or not; then as many on as are listed.
-
-    >>> numbered([(0,), (2,), (0, 0), (2, 0)])  # 5 nodes for 4 choices, two of them in one place
-    {(0,): 0, (1,): 1, (2,): 2, (0, 0): 2, (2, 0): 3}
-    """
-    ids: dict[Choice, int] = {(rank,): rank for rank in range(1 + max(path[0] for path in paths))}
-    deeper = in_order({path[:depth] for path in paths for depth in range(2, len(path) + 1)})
-    begin = len({path[0] for path in paths})
-    return ids | {path: begin + i for i, path in enumerate(deeper)}
+    if len(first := {path[0] for path in choices}) <= max(first):
+        raise InvalidInput("TensorRT-LLM's Python runtime gives two nodes one place: ranks have a gap at depth 1.")
+    return Tree.from_choices({tuple(path[:depth]) for path in choices for depth in range(1, len(path) + 1)})
 
 
 def _plain(batch_size: int) -> Written:

@@ -3,8 +3,6 @@
 The launcher's --model-id names the folder of the heads, whose config.json names the base model.
 """
 
-from __future__ import annotations
-
 from treeopt.engines.base import Method, Request, ServingEngine
 from treeopt.engines.chains import Flags
 

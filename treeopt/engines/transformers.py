@@ -4,8 +4,6 @@ That is the draft model's own, or the target's own for n-grams and early exits. 
 ``generate`` is ignored, and an ``assistant_early_exit`` in the file would make the exit draft with exits of its own.
 """
 
-from __future__ import annotations
-
 import re
 
 from treeopt.engines.base import Method, Request, ServingEngine

@@ -4,8 +4,6 @@ A string that its parser cannot read is logged as a warning, and the default tre
 it can read only in part is cut silently; `vectors` is a port of the parser.
 """
 
-from __future__ import annotations
-
 import re
 
 from treeopt.engines import tensorrt_trees

@@ -14,8 +14,6 @@ the rates only those by position are used: the plain acceptance rate is in perce
 Steps without a draft are not counted. Older log lines have means only.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """An engine's files for what a request asks: what it can take is checked, then its own file writes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -78,12 +78,11 @@ class TreeRates:
 class HeldOut:
     """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
 
-    family  : grown on all sequences; its trees are the ones delivered
-    steps   : (n, C) cross-fitted replayed steps of every conversation, None without a trace or a probe
-    tokens  : (C,)   tokens emitted by them; of a probe (n, C), and the steps are the same for all trees
-    product : (n,)   tokens per step by held-out marginals
-    joint   : (n,)   tokens per step averaged over all held-out states, None without a trace
-    grown   : of every fold the sequences held out, and the trees grown on the others
+    family        : grown on all sequences; its trees are the ones delivered
+    steps, tokens : (n, C) cross-fitted steps of every conversation, and the tokens emitted by them; None for accuracies alone
+    product       : (n,) tokens per step by held-out marginals
+    joint         : (n,) tokens per step averaged over all held-out states, None without a trace
+    grown         : of every fold the sequences held out, and the trees grown on the others
     """
 
     family: TreeFamily
@@ -98,30 +97,29 @@ class HeldOut:
         """(n,) the best figure that is known: replayed, or the product where nothing can be replayed."""
         if self.steps is None or self.tokens is None:
             return self.product
-        rates: NDArray[np.float64] = self.tokens.sum(-1) / np.maximum(self.steps.sum(1), 1)
+        rates: NDArray[np.float64] = self.tokens.sum(1) / np.maximum(self.steps.sum(1), 1)
         return rates
-
-    @property
-    def conversations(self) -> int:
-        """How many there are to draw again; 0 where nothing can be replayed."""
-        return 0 if self.tokens is None else self.tokens.shape[-1]
 
     @cached_property
     def draws(self) -> NDArray[np.float64]:
         """(n, B) tokens per step of resampled sets of conversations; (n, 1) where nothing can be replayed."""
         if self.steps is None or self.tokens is None:
             return self.product[:, None]
-        return drawn_rates(self.tokens, self.steps, conversation_draws(self.conversations))
+        return draws_of(self.steps, self.tokens)
 
     def rates(self, size: int) -> TreeRates:
         """The held-out figures of one size."""
-        i, tokens = self.family.index(size), self.tokens
-        return TreeRates(
-            product=float(self.product[i]),
-            joint=None if self.joint is None else float(self.joint[i]),
-            steps=None if self.steps is None else self.steps[i],
-            tokens=tokens if tokens is None or tokens.ndim == 1 else tokens[i],
+        i = self.family.index(size)
+        joint, steps, tokens = (
+            None if values is None else values[i] for values in (self.joint, self.steps, self.tokens)
         )
+        return TreeRates(float(self.product[i]), None if joint is None else float(joint), steps, tokens)
+
+
+def draws_of(steps: IntArray, tokens: IntArray) -> NDArray[np.float64]:
+    """(n, B) tokens per step of resampled sets of conversations, by (n, C) steps and tokens."""
+    shared = tokens[0] if (tokens == tokens[0]).all() else tokens
+    return drawn_rates(shared, steps, conversation_draws(steps.shape[1]))
 
 
 def rates_by_group(steps: IntArray, tokens: IntArray, answers: Answers) -> dict[str, tuple[float, float | None]]:
@@ -251,7 +249,7 @@ class ReplayCrossfit:
         return HeldOut(
             family,
             steps,
-            tokens,
+            np.broadcast_to(tokens, steps.shape),
             np.sum(product, axis=0) / states,
             (states + np.sum(accepted, axis=0)) / states,
             tuple(zip(tests, others, strict=True)),

@@ -85,19 +85,13 @@ def record_for(drafts: Iterable[Draft], ranks: int = 1) -> Counts:
 def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
     """(P,) guesses that a step at each state accepts; OutOfRange where the trace does not tell that."""
     if isinstance(draft, Tree):
-        return _accepted(trace, draft.paths)
+        found = np.empty(len(trace.ranks), dtype=np.int16)
+        for here in portions(len(found)):
+            found[here] = (growth_index(trace.ranks[here], draft.paths) < len(draft)).sum(1)
+        return found
     if not isinstance(draft, DynamicTree) or trace.pools is None or not tells(trace, draft):
         raise OutOfRange(f"The trace does not tell what {draft.name} would accept.")
-    found: IntArray = (trace.pools.places_in(draft.levels, draft.topk) <= draft.rows - 2).sum(1)
-    return found
-
-
-def _accepted(trace: RankTrace, paths: tuple[Choice, ...]) -> NDArray[np.int16]:
-    """(P,) guesses that a step at each state accepts with the tree of these nodes."""
-    found = np.empty(len(trace.ranks), dtype=np.int16)
-    for here in portions(len(found)):
-        found[here] = (growth_index(trace.ranks[here], paths) < len(paths)).sum(1)
-    return found
+    return np.asarray((trace.pools.places_in(draft.levels, draft.topk) <= draft.rows - 2).sum(1))
 
 
 def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> Replay:
@@ -113,18 +107,13 @@ def sequence_of(trace: RankTrace, states: IntArray) -> IntArray:
 
 
 def length_counts(trace: RankTrace, accepted: NDArray[Any], depth: int) -> IntArray:
-    """(D+1,) how many steps of that replay emit 0, 1, ... D accepted guesses."""
-    return np.bincount(accepted[visited(trace, accepted)], minlength=1 + depth)
-
-
-def accepted_counts(trace: RankTrace, paths: tuple[Choice, ...]) -> IntArray:
-    """(D+1,) how many steps of the replay with the tree of these nodes emit 0, 1, ... D accepted guesses.
+    """(D+1,) how many steps of that replay emit 0, 1, ... D accepted guesses.
 
     >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
-    >>> accepted_counts(trace, Tree.chain(1).paths).tolist()
+    >>> length_counts(trace, accepted_lengths(trace, Tree.chain(1)), 1).tolist()
     [0, 2]
     """
-    return length_counts(trace, _accepted(trace, paths), max(map(len, paths)))
+    return np.bincount(accepted[visited(trace, accepted)], minlength=1 + depth)
 
 
 def count_visits(trace: RankTrace, tree: Tree) -> IntArray:

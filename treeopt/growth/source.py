@@ -15,19 +15,20 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.growth import probed
+from treeopt.growth import probed, replay
 from treeopt.growth.heldout import HeldOut, Reached, ReplayCrossfit, TreeRates, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.probed import COVERAGE, grow_coverage
-from treeopt.growth.replay import accepted_counts, by_conversation, count_visits, growth_index, replay, replay_trees
+from treeopt.growth.replay import DynamicRates, by_conversation
 from treeopt.growth.worth import product_values
 from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import Draft, draft_tree
+from treeopt.trees.dynamic import DynamicLimits
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
+from treeopt.trees.tree import MOST_DEPTH, BoolArray, Choice, IntArray, Tree, TreeFamily
 
 Floats = NDArray[np.float64]
 
@@ -36,9 +37,13 @@ Floats = NDArray[np.float64]
 class Source(ABC):
     """Accuracies, asked in the same words whatever record they are.
 
-    kind       : trace, probe or calibration
-    objectives : that trees can be grown by
-    is_exact   : whether the text is the same with every tree, so that replay tells what decoding takes
+    kind        : trace, probe or calibration
+    objectives  : that trees can be grown by
+    is_exact    : whether the text is the same with every tree, so that replay tells what decoding takes
+    answers     : the sequences that were recorded; None for accuracies alone
+    pooled      : the trace, if dynamic trees can be replayed on it
+    approximate : says of which trees the figures are approximate; None for none
+    calibration : the accuracies by head and rank; None where there are none
     """
 
     record: Accuracies
@@ -63,12 +68,10 @@ class Source(ABC):
 
     @property
     def answers(self) -> RankTrace | Probe | None:
-        """The sequences that were recorded; None for accuracies alone."""
         return None
 
     @property
     def pooled(self) -> RankTrace | None:
-        """The trace, if dynamic trees can be replayed on it."""
         return None
 
     @property
@@ -78,12 +81,10 @@ class Source(ABC):
 
     @property
     def approximate(self) -> str | None:
-        """Says of which trees the figures are approximate; None for none."""
         return None
 
     @property
     def calibration(self) -> Calibration | None:
-        """The accuracies by head and rank; None where there are none."""
         return None
 
     @property
@@ -114,13 +115,17 @@ class Source(ABC):
         """Tokens per step of the chains of 1 ... ``longest`` guesses."""
         return [self.rate(Tree.chain(depth)) for depth in range(1, longest + 1)]
 
+    def dynamic(self, limits: DynamicLimits) -> DynamicRates | None:
+        """The dynamic trees within limits that can be replayed; None for none."""
+        return None
+
     def visits(self, tree: Tree) -> IntArray | None:
         """(n,) steps at which each node is accepted, all steps for the root; None for accuracies alone."""
         return None
 
     @abstractmethod
-    def guess_shares(self, tree: Tree) -> Floats:
-        """(D+1,) share of the steps that emit 0, 1, ... guesses with a given tree."""
+    def guess_shares(self, draft: Draft) -> Floats:
+        """(D+1,) share of the steps that emit 0, 1, ... guesses with a given draft."""
 
     @abstractmethod
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
@@ -146,8 +151,8 @@ class AnswersSource(Source):
         """Steps and tokens of n trees over the nodes ``paths``, by (n, N) which of these each has."""
 
     @abstractmethod
-    def guess_counts(self, paths: tuple[Choice, ...]) -> IntArray:
-        """(D+1,) how many steps emit 0, 1, ... guesses with the tree of these nodes."""
+    def guess_counts(self, draft: Draft) -> IntArray:
+        """(D+1,) how many steps emit 0, 1, ... guesses with a draft."""
 
     def _part(self, sequences: IntArray) -> AnswersSource:
         return type(self)(self.record.select(sequences))
@@ -159,16 +164,17 @@ class AnswersSource(Source):
             trees = self._part(train).grow(limits, objective)
             grown.append((test, trees))
             found.append(self._part(test).reach(trees.paths, trees.members_of(family.sizes)))
-        order = np.argsort(np.concatenate([test for _, test in splits]))
+        order = np.argsort(np.concatenate([test for test, _ in grown]))
         steps, tokens = (
-            by_conversation(self.record, np.concatenate(parts, axis=-1)[..., order])
-            for parts in ([part.steps for part in found], [part.tokens for part in found])
+            by_conversation(self.record, np.concatenate([getattr(part, name) for part in found], axis=-1)[..., order])
+            for name in ("steps", "tokens")
         )
         states = sum(part.states for part in found)
         accepted = [part.accepted for part in found if part.accepted is not None]
+        steps, tokens = (np.broadcast_to(each, (len(family.sizes), each.shape[-1])) for each in (steps, tokens))
         return HeldOut(
             family,
-            np.broadcast_to(steps, (len(family.sizes), steps.shape[-1])),
+            steps,
             tokens,
             np.sum([part.states * part.product for part in found], axis=0) / states,
             (states + np.sum(accepted, axis=0)) / states if accepted else None,
@@ -182,18 +188,17 @@ class AnswersSource(Source):
         joint = None if found.accepted is None else 1 + float(found.accepted[0]) / max(found.states, 1)
         return TreeRates(float(found.product[0]), joint, steps, tokens)
 
-    def guess_shares(self, tree: Tree) -> Floats:
-        counts = self.guess_counts(tree.paths)
+    def guess_shares(self, draft: Draft) -> Floats:
+        counts = self.guess_counts(draft)
         return np.asarray(counts / max(int(counts.sum()), 1))
 
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        found = [self._part(test).guess_counts(family.nodes(size)) for test, family in held_out.grown]
-        depth = max(map(len, held_out.family.nodes(size)))
-        counts = np.zeros(max([depth + 1, *map(len, found)]), dtype=np.int64)
-        for part in found:
+        depth, counts = held_out.family.tree(size).depth, np.zeros(MOST_DEPTH + 1)
+        for test, family in held_out.grown:
+            part = self._part(test).guess_counts(Tree.from_choices(family.nodes(size)[1:]))
             counts[: len(part)] += part
         most = int(np.flatnonzero(counts).max(initial=depth))
-        return np.asarray(counts[: 1 + most] / max(int(counts.sum()), 1))
+        return np.asarray(counts[: 1 + most] / max(counts.sum(), 1))
 
 
 @dataclass(frozen=True)
@@ -237,34 +242,37 @@ class TraceSource(AnswersSource):
 
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
         trace, states = self.record, self.record.has_step
-        nodes = np.bincount(growth_index(trace.ranks[states], paths).ravel(), minlength=len(paths))[: len(paths)]
+        nodes = np.bincount(replay.growth_index(trace.ranks[states], paths).ravel(), minlength=len(paths))[: len(paths)]
         hits, trials = count_hits(trace.ranks[states], trace.top_k)
         product = members @ product_values(hits / np.maximum(trials, 1)[:, None], paths)
-        steps = replay_trees(trace, paths, members)
+        steps = replay.replay_trees(trace, paths, members)
         return Reached(steps, trace.lengths - 1, product, members @ nodes, int(states.sum()))
 
     def rate(self, draft: Draft) -> TreeRates:
         if draft.topk is None:
             return super().rate(draft)
-        return self._replayed(replay(self.record, draft).steps)
+        return self._replayed(replay.replay(self.record, draft).steps)
 
     def chains(self, longest: int) -> list[TreeRates]:
         """Tokens per step of the chains of 1 ... ``longest`` guesses by replay, all in one walk over the states."""
         if not longest:
             return []
         members = np.tri(longest, longest + 1, 1, dtype=bool)
-        return [self._replayed(row) for row in replay_trees(self.record, Tree.chain(longest).paths, members)]
+        return [self._replayed(row) for row in replay.replay_trees(self.record, Tree.chain(longest).paths, members)]
 
     def _replayed(self, steps: IntArray) -> TreeRates:
         """Rates of a draft that takes (S,) steps."""
         tokens = self.record.lengths - 1
         return TreeRates(None, None, by_conversation(self.record, steps), by_conversation(self.record, tokens))
 
-    def visits(self, tree: Tree) -> IntArray:
-        return count_visits(self.record, tree)
+    def dynamic(self, limits: DynamicLimits) -> DynamicRates | None:
+        return replay.dynamic_rates(self.record, limits)
 
-    def guess_counts(self, paths: tuple[Choice, ...]) -> IntArray:
-        return accepted_counts(self.record, paths)
+    def visits(self, tree: Tree) -> IntArray:
+        return replay.count_visits(self.record, tree)
+
+    def guess_counts(self, draft: Draft) -> IntArray:
+        return replay.length_counts(self.record, replay.accepted_lengths(self.record, draft), draft.depth)
 
 
 @dataclass(frozen=True)
@@ -288,15 +296,11 @@ class ProbeSource(AnswersSource):
         rows = len(self.record.policy)
         return f"approximate, except for the tree that was probed with ({rows} row{'s' * (rows > 1)})"
 
-    @cached_property
-    def _nodes(self) -> frozenset[tuple[int, ...]]:
-        return frozenset(self.record.tree.paths)
-
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow_coverage(self.record, limits)
 
     def knows(self, tree: Tree) -> bool:
-        return self._nodes.issuperset(tree.paths)
+        return set(self.record.tree.paths).issuperset(tree.paths)
 
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
         probe, tokens = self.record, probed.tokens_of_trees(self.record, paths, members)
@@ -306,17 +310,17 @@ class ProbeSource(AnswersSource):
     def visits(self, tree: Tree) -> IntArray:
         return probed.node_visits(self.record, tree)
 
-    def guess_counts(self, paths: tuple[Choice, ...]) -> IntArray:
-        return probed.guess_counts(self.record, paths)
+    def guess_counts(self, draft: Draft) -> IntArray:
+        return probed.guess_counts(self.record, draft_tree(draft).paths)
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         found, policy, rows = [], self.record.policy, len(self.record.tree)
         if tree != policy:
             other = f"another tree ({len(policy)} rows; this one has {len(tree)})"
-            found += [
+            found.append(
                 f"These tokens per step are approximate. The probe was decoded with {other}, so its steps begin at "
                 "other places. treeopt bench measures them."
-            ]
+            )
         if rows == most < budget:
             found.append(f"The probe tree has {rows} rows, so larger trees were left out.")
         return found
@@ -357,7 +361,8 @@ class CalibrationSource(Source):
         known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
         return TreeRates(float(product_values(self.record.accept, known.paths).sum()))
 
-    def guess_shares(self, tree: Tree) -> Floats:
+    def guess_shares(self, draft: Draft) -> Floats:
+        tree = draft_tree(draft)
         reached = np.bincount(tree.depths, product_values(self.record.accept, tree.paths))
         return np.asarray(reached - np.append(reached[1:], 0.0))
 

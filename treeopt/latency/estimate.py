@@ -10,20 +10,27 @@ staircase over rows = batch size x size, since matrix products cost by the tile 
 sizes of the profile together (`fit_staircase`). A depth that was not measured costs as much as the next deeper one
 that was. Between two contexts the interpolation is linear. Sizes and depths beyond the measured ones give NaN.
 
+A dynamic tree costs as much as a fixed one of its rows and levels and an *extra*: what drafting ``topk`` nodes a level and
+ranking the pool adds, taken to rise evenly with the levels, fitted for each topk to those that were timed. An engine that
+verifies chains and dynamic trees alone has no fixed trees to begin with: there the trees of each topk are a *table* of
+their own. A chain is a fixed tree.
+
 n steps asked for · A steps measured, at the one or two contexts next to that asked for · B bootstrap draws
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.latency.interpolation import Curve, fit_staircase, size_weights, way_to
+from treeopt.latency.interpolation import Curve, fit_staircase, rising_line, size_weights, way_to
 from treeopt.latency.paired import Latency, median_latency, paired_latency, paired_ratios
 from treeopt.records.profile import LatencyProfile, Setting, StepTiming
 from treeopt.trees.tree import BoolArray, IntArray
@@ -36,6 +43,14 @@ ANOTHER_TIME = 0.03
 Floats = NDArray[np.float64]
 
 
+class Extra(NamedTuple):
+    """Cost of a dynamic step beyond that of a fixed tree of as many rows and levels: ms + ms_per_level x (levels - 1)."""
+
+    ms: float = 0.0
+    ms_per_level: float = 0.0
+    stderr_ms: float = 0.0
+
+
 class StepCosts:
     """Latencies of steps at one batch size and context of a profile.
 
@@ -44,9 +59,8 @@ class StepCosts:
     reach          : the largest size and the largest depth measured; between two contexts the smaller of both
     below_plain    : whether a tree was timed noticeably faster than a plain step
 
-    With ``as_measured`` latencies below the
-    plain step's stay as they are. Raises OutOfRange for a batch size
-    that was not measured.
+    With ``as_measured`` latencies below the plain step's stay as they are; with ``redrafts`` the drafter reads the nodes of all
+    levels above again, so that level i costs what i x topk nodes cost. Raises OutOfRange for a batch size that was not measured.
 
     >>> point, plain = StepTiming(1, 128, 9, 2, (4.0,)), StepTiming(1, 128, 1, 0, (2.0,))
     >>> costs = StepCosts(LatencyProfile((point,), (plain,)), 1)
@@ -55,38 +69,47 @@ class StepCosts:
     """
 
     def __init__(
-        self, profile: LatencyProfile, batch_size: int, context: float | None = None, *, as_measured: bool = False
+        self,
+        profile: LatencyProfile,
+        batch_size: int,
+        context: float | None = None,
+        *,
+        as_measured: bool = False,
+        redrafts: bool = False,
     ) -> None:
         contexts = [tokens for batch, tokens in profile.settings if batch == batch_size]
         if not contexts:
-            raise OutOfRange(
-                f"The profile covers batch sizes {', '.join(map(str, profile.batch_sizes))}, but {batch_size} was "
-                "asked."
-            )
-        self.profile, self.batch_size = profile, batch_size
+            known = ", ".join(map(str, profile.batch_sizes))
+            raise OutOfRange(f"The profile covers batch sizes {known}, but {batch_size} was asked.")
+        self.profile, self.batch_size, self._redrafts = profile, batch_size, redrafts
         self.context_tokens = int(min(max(context or 0, contexts[0]), contexts[-1]))
         low = max(tokens for tokens in contexts if tokens <= self.context_tokens)
         high = min(tokens for tokens in contexts if tokens >= self.context_tokens)
-        measurements, staircase = measured_by(profile)
-        self._near = [measurements[batch_size, tokens] for tokens in sorted({low, high})]
+        measurements, self._staircase = measured_by(profile)
+        self._near = near = [measurements[batch_size, tokens] for tokens in sorted({low, high})]
+        self._ms, self._stderr_ms = (np.concatenate([getattr(m, name) for m in near]) for name in ("ms", "stderr_ms"))
+        self.below_plain = any(bool((m.ms < (1 - NOTICEABLE) * m.ms[0]).any()) for m in near)
+        self.reach = min(int(m.sizes.max()) for m in near), min(int(m.depths.max()) for m in near)
         far = float(way_to(self.context_tokens, low, high))
-        self._shares = [1 - far, far][: len(self._near)]
-        self._staircase = staircase
-        self._ms = np.concatenate([near.ms for near in self._near])
-        self._stderr_ms = np.concatenate([near.stderr_ms for near in self._near])
-        self._plain = self._weights([1], [0])[0]
+        self._shares = [1 - far, far][: len(near)]
+        self._plain = np.concatenate([share * (m.sizes == 1) for share, m in zip(self._shares, near, strict=True)])
         self.plain = Latency(float(self._plain @ self._ms), float(self._plain @ self._stderr_ms))
         self._least_ms = 0.0 if as_measured else self.plain.ms
-        self.below_plain = any(bool((near.ms < (1 - NOTICEABLE) * near.ms[0]).any()) for near in self._near)
-        self.reach = min(int(m.sizes.max()) for m in self._near), min(int(m.depths.max()) for m in self._near)
 
-    def ms(self, sizes: ArrayLike, depths: ArrayLike) -> Floats:
-        """(n,) [ms] of steps with trees of these sizes and depths; NaN for those that no measurements enclose."""
-        weights = self._weights(sizes, depths)
-        return self._raised(np.where(weights.any(1), weights @ self._ms, np.nan))
+    def ms(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> Floats:
+        """(n,) [ms] of steps with drafts of these sizes and depths; NaN for those that no measurements enclose.
+
+        topks : of dynamic trees, 0 of fixed ones; NaN, too, for one that was not timed
+        """
+        sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
+        found = np.full(len(sizes), np.nan)
+        for costs, mine in self._parts(topks):
+            weights = costs._weights(sizes[mine], depths[mine])
+            found[mine] = costs._raised(np.where(weights.any(1), weights @ costs._ms, np.nan))
+        return found + self._extra_ms(depths, topks)
 
     def latencies(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats]:
-        """(n,) the same, and (n,) standard errors, with the doubt of the way between measured sizes in them."""
+        """(n,) the same of fixed trees, and (n,) standard errors, with the doubt of the way between measured sizes in them."""
         weights, ms, doubt_ms = self._estimates(sizes, depths)
         stderr_ms = np.hypot(weights @ self._stderr_ms, doubt_ms)
         return self._raised(ms), np.where(ms < self._least_ms, np.maximum(stderr_ms, self.plain.stderr_ms), stderr_ms)
@@ -102,8 +125,30 @@ class StepCosts:
         found: BoolArray = used == np.count_nonzero(self._shares)
         return found
 
-    def draws_ms(self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator) -> Floats:
-        """(n, B) what each would be with other rounds, the same for all steps, another way between sizes, at another time."""
+    def draws_ms(
+        self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator, topks: ArrayLike = 0
+    ) -> Floats:
+        """(n, B) what each would be with other rounds, the same for all, another way between sizes, at another time.
+
+        The extras of one topk err together.
+        """
+        sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
+        found = np.full((len(sizes), n), np.nan)
+        for costs, mine in self._parts(topks):
+            if mine.any():
+                here = deepcopy(rng)
+                found[mine] = costs._draws_ms(sizes[mine], depths[mine], n, here)
+        dynamic = topks > 0
+        if dynamic.any() and not self._tables:
+            noise = {topk: extra.stderr_ms * here.standard_normal(n) for topk, extra in sorted(self._extras.items())}
+            extra_ms = self._extra_ms(depths, topks)[dynamic, None] + [noise[topk] for topk in topks[dynamic].tolist()]
+            base = found[dynamic]
+            fixed = self.ms(sizes[dynamic], depths[dynamic])
+            found[dynamic] = np.maximum(base + extra_ms * (base / fixed[:, None]), base / 4)
+        return found
+
+    def _draws_ms(self, sizes: IntArray, depths: IntArray, n: int, rng: np.random.Generator) -> Floats:
+        """(n, B) the draws of fixed trees."""
         another_time = np.exp(ANOTHER_TIME * rng.standard_normal(n))  # first, so that trees asked for later share it
         weights, ms, doubt_ms = self._estimates(sizes, depths)
         used = np.split(weights.any(0) | (self._plain > 0), np.cumsum([len(near.ms) for near in self._near])[:-1])
@@ -113,8 +158,7 @@ class StepCosts:
         np.maximum(found, ms[:, None] / 4, out=found)
         found *= (self._raised(ms) / ms)[:, None]  # about the raised latency, with the noise on both sides of it
         if all(len(near.plain_rounds) for near in self._near):
-            trees = np.asarray(sizes) > 1
-            found[trees] *= another_time
+            found[sizes > 1] *= another_time
         return found
 
     def _raised(self, ms: Floats) -> Floats:
@@ -135,6 +179,63 @@ class StepCosts:
         tables = [size_weights(sizes, depths, m.sizes, m.depths, m.plain_ends, curve=curve) for m in self._near]
         known = np.all([table.any(1) for table in tables], axis=0)
         return np.hstack([share * table * known[:, None] for share, table in zip(self._shares, tables, strict=True)])
+
+    def _parts(self, topks: IntArray) -> Iterator[tuple[StepCosts, BoolArray]]:
+        """What tells the costs of (n,) drafts as if they were fixed trees, and of which of them."""
+        yield self, topks == 0
+        if not self._tables:
+            yield self, topks > 0
+        for topk, table in self._tables.items():
+            yield table, topks == topk
+
+    @cached_property
+    def _tables(self) -> dict[int, StepCosts]:
+        """The costs by rows and levels of the dynamic trees of each topk, where chains alone were timed besides."""
+        here = [p for p in self.profile.points if p.batch_size == self.batch_size]
+        topks = {p.topk for p in here if p.topk is not None}
+        if not topks or any(p.size != p.depth + 1 for p in here if p.topk is None):
+            return {}
+        found = {1: self}
+        for topk in topks - {1}:
+            points = tuple(replace(p, topk=None) for p in self.profile.dynamic if p.topk == topk)
+            profile = LatencyProfile(points, self.profile.autoregressive)
+            found[topk] = StepCosts(profile, self.batch_size, self.context_tokens)
+        return found
+
+    @cached_property
+    def _extras(self) -> dict[int, Extra]:
+        """The extra of each topk, by the timings of the nearest context that has some."""
+        contexts = {p.context_tokens for p in self.profile.dynamic if p.batch_size == self.batch_size}
+        if not contexts:
+            return {1: Extra()}
+        setting = self.batch_size, min(contexts, key=lambda tokens: abs(tokens - self.context_tokens))
+        there, found = StepCosts(self.profile, *setting), dict[int, list[tuple[int, float, float]]]()
+        plain = pooled([p for p in self.profile.autoregressive if p.setting == setting])
+        for (topk, size, depth), same in by_kind([p for p in self.profile.dynamic if p.setting == setting]).items():
+            if fixed := there.step(size, depth):
+                latency = paired_latency(pooled(same), plain)
+                error = float(np.hypot(latency.stderr_ms, fixed.stderr_ms))
+                found.setdefault(topk, []).append((depth - 1, latency.ms - fixed.ms, error))
+        extras = {1: Extra()}
+        for topk, points in found.items():
+            levels, extra, errors = zip(*points, strict=True)
+            extras[topk] = Extra(*rising_line(levels, extra), float(np.sqrt(np.square(errors).mean())))
+        return extras
+
+    def _extra_ms(self, depths: IntArray, topks: IntArray) -> Floats:
+        """(n,) [ms] beyond a fixed tree of as many rows and levels; NaN where the topk was not timed."""
+        if self._tables:
+            return np.zeros(len(topks))
+        found = np.where(topks > 0, np.nan, 0.0)
+        if not topks.any():
+            return found
+        node_ms = rising_line(list(self._extras), [extra.ms_per_level for extra in self._extras.values()])[1]
+        for topk, extra in self._extras.items():
+            here = topks == topk
+            found[here] = extra.ms + extra.ms_per_level * (depths[here] - 1)
+            if self._redrafts and topk > 1:  # a chain is drafted as one
+                found[here] += node_ms * topk * (depths[here] - 1) * (depths[here] - 2) / 2
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,11 +261,7 @@ class Measurements:
         """The measurements of a setting, repeated timings of one size and depth pooled."""
         points = [p for p in profile.fixed if p.setting == setting]
         plain = pooled([p for p in profile.autoregressive if p.setting == setting])
-        kinds: dict[tuple[int, int], list[StepTiming]] = {}
-        for p in points:
-            if p.size > 1:
-                kinds.setdefault((p.size, p.depth), []).append(p)
-        timings = [pooled(kinds[kind]) for kind in sorted(kinds)]
+        timings = [pooled(same) for _, same in sorted(by_kind([p for p in points if p.size > 1]).items())]
         rounds = list(plain.by_round().values())
         # Samples of a round are alike, so the plain step's error is that of its rounds.
         reference = Latency(median_latency(plain.step_ms).ms, median_latency(rounds or plain.step_ms).stderr_ms)
@@ -219,6 +316,14 @@ def measured_by(profile: LatencyProfile) -> tuple[dict[Setting, Measurements], C
         depths += here.depths[first:].tolist()
         ms += here.ms[first:].tolist()
     return found, fit_staircase(rows=rows, offsets=[settings, depths], step_ms=np.array(ms))
+
+
+def by_kind(timings: Sequence[StepTiming]) -> dict[tuple[int, int, int], list[StepTiming]]:
+    """Timings by topk (0 of fixed trees), size and depth."""
+    found: dict[tuple[int, int, int], list[StepTiming]] = {}
+    for p in timings:
+        found.setdefault((p.topk or 0, p.size, p.depth), []).append(p)
+    return found
 
 
 def pooled(timings: Sequence[StepTiming]) -> StepTiming:

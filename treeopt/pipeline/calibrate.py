@@ -108,7 +108,7 @@ def summary(trace: RankTrace, provenance: dict[str, Any]) -> Calibration:
         whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")
         assert whole.steps is not None
         assert whole.tokens is not None
-        for name, (rate, error) in rates_by_group(whole.steps[-1], whole.tokens, trace).items():
+        for name, (rate, error) in rates_by_group(whole.steps[-1], whole.tokens[-1], trace).items():
             calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     return calibration
 

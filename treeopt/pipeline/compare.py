@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from treeopt.engines.imports import read_measurement
+from treeopt.engines.plans import planned_trees
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import shipped, storage
 from treeopt.files.places import distinct
@@ -19,9 +20,9 @@ from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import Source, source_of
 from treeopt.pipeline.search import request_of
 from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared
-from treeopt.planning.groups import group_losses
 from treeopt.planning.planner import plan_trees
-from treeopt.planning.regret import plan_losses
+from treeopt.planning.regret import group_losses, plan_losses
+from treeopt.planning.request import DYNAMIC
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.drafters import COUNTED
 from treeopt.records.inputs import Accuracies, Result, changed, load_result, read_grown_on, read_planned, read_timed
@@ -32,7 +33,7 @@ from treeopt.records.rules import marked_rule, rule_of, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
-from treeopt.report.figures.batches import drafters_chart
+from treeopt.report.figures.bench import drafters_chart
 from treeopt.report.figures.chart import draw
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.terminal import progress
@@ -102,7 +103,8 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
     latencies = a.profile or b.profile
     with progress("Comparing", None):
         plan = planned(a, latencies, batch_size, budget)
-        losses = plan_losses(plan, b.record, latencies)
+        way = planned_trees(plan)
+        losses = plan_losses(plan, b.record, latencies, way.dynamic_limits if way else DYNAMIC)
         moved = shifts(a.record, b.record) if a.record is not None else []
     tells_chains = source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
     said = {

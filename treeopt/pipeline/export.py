@@ -1,7 +1,5 @@
 """What leaves the run: an engine's configuration, a checkpoint in another layout."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +11,7 @@ from treeopt.engines.base import Request, Written
 from treeopt.engines.plans import ask, method_for_plan
 from treeopt.engines.registry import runners
 from treeopt.engines.vllm import MEDUSA_UNTIL
-from treeopt.engines.write import check_rule_of, export_request, write_request
+from treeopt.engines.write import export_request, write_request
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word
@@ -23,7 +21,7 @@ from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import stale_plan
 from treeopt.records.plan import Plan
-from treeopt.records.rules import marked_rule
+from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import written_for
@@ -140,18 +138,19 @@ def export_all(run: RunDirectory, plan: Plan) -> list[str]:
     """Write the files of every engine that takes the plan's drafter, rule and trees, and name the others: those written."""
     kind = (plan.drafter or {}).get("kind")
     able, written, others = runners(kind), [], []
-    if not plan.speculates:
-        note("The plan is not to speculate: nothing was exported.")
+    if not plan.speculates or not able:
+        reason = (
+            f"No engine that treeopt knows runs drafters of the kind {kind}"
+            if plan.speculates
+            else "The plan is not to speculate"
+        )
+        note(f"{reason}: nothing was exported.")
         return []
-    if not able:
-        note(f"No engine that treeopt knows runs drafters of the kind {kind}: nothing was exported.")
     for name in able:
         way = method_for_plan(plan, name)
         if way.dynamic and not all(entry.best("dynamic") for entry in plan.entries):
             continue
-        try:
-            check_rule_of(plan.acceptance, way, name)
-        except InvalidInput:
+        if rule_of(plan.acceptance) not in way.rules:
             others.append(name)
             continue
         try:
@@ -199,13 +198,11 @@ def convert(
     """
     from treeopt.runtime.checkpoints import convert as write
 
-    refusal = f"Another treeopt is writing to {output}: wait for it, or pass another `output`."
-    if weights is not None and model is not None:
-        raise InvalidInput("`weights` is for a whole model, but with `model` a drafter is converted: leave it out.")
+    if weights is not None and (model is not None or layout != OPENVINO):
+        raise InvalidInput(f"`weights` is for a whole model in `layout={OPENVINO}`: leave it out.")
     if layout == OPENVINO:
         return _convert_for_openvino(drafter, output, model, revision, weights or "fp32"), ()
-    if weights is not None:
-        raise InvalidInput(f"`weights` is for `layout={OPENVINO}`, but got `layout={layout}`: leave it out.")
+    refusal = f"Another treeopt is writing to {output}: wait for it, or pass another `output`."
     with sole_writer(output, [output], refusal):
         base = None if model is None else located(model)
         heads, files = write(located(drafter), layout, output, base=base, revision=revision)
@@ -221,16 +218,15 @@ def _convert_for_openvino(name: str, folder: Path, model: str | None, revision: 
     from treeopt.runtime.drafters.eagle3 import Eagle3Heads
     from treeopt.runtime.drafters.open import open_drafter
     from treeopt.runtime.engines.conversion import FORMATS, converted, converted_drafter
-    from treeopt.runtime.target import open_target
+    from treeopt.runtime.target import load_target
 
     if weights not in FORMATS:
         raise InvalidInput(f"`weights` must be one of {', '.join(FORMATS)}, but got {weights!r}.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidInput(f"`output` must be a new or empty folder, but {folder} is not.")
-    target = open_target(model or name, revision=None if model else revision, device="cpu")
+    target = load_target(model or name, revision=None if model else revision, device="cpu")
     made = None if model is None else open_drafter(name, target, revision=revision).drafter
     if made is not None and not isinstance(made, DraftModel | Eagle3Heads):
         raise Unsupported(f"OpenVINO GenAI decodes with draft models and EAGLE-3 layers, but {name} is {made.kind}.")
-    source = converted(target, weights, note) if made is None else converted_drafter(made, target, note)
-    copy_folder(source, folder)
+    copy_folder(converted(target, weights, note) if made is None else converted_drafter(made, target, note), folder)
     return sorted(folder.iterdir())

@@ -1,7 +1,5 @@
 """Import: what another tool measured, as the run's trace and calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

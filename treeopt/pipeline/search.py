@@ -20,8 +20,8 @@ from treeopt.growth.source import source_of
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.pipeline.bench import check_decodes_here, verified
 from treeopt.pipeline.session import open_session, resolve
-from treeopt.planning.groups import Grouped
 from treeopt.planning.planner import plan_trees
+from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
@@ -128,10 +128,10 @@ def plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile
         raise InvalidInput(f"`for_groups=own` needs a trace with groups, but got a {source.kind}.")
     if run.is_held:
         raise InvalidInput("`for_groups=own` writes to the run directory: search a run, not a trace alone.")
-    groups = Grouped.of(cast(RankTrace, record))
-    folders = distinct([folder_name(name) for name in groups.names])
-    for g, (name, folder) in enumerate(zip(groups.names, folders, strict=True)):
-        own, part = RunDirectory(run.path / "groups" / folder), groups.part(g)
+    parts = group_parts(cast(RankTrace, record))
+    folders = distinct([folder_name(name) for name in parts])
+    for (name, part), folder in zip(parts.items(), folders, strict=True):
+        own = RunDirectory(run.path / "groups" / folder)
         plan = plan_trees(part, latencies, request)
         with own.writing():
             own.replace_accuracies(Calibration.from_trace(part), part)

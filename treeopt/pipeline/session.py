@@ -139,7 +139,7 @@ def open_by_workers(run: RunDirectory, source: dict[str, Any], cluster: Cluster)
 
     threads = source.get("threads") or next(recorded_threads(run), 1)
     with progress("Starting workers", None):
-        cluster.start(1 if cluster.workers.gpus else threads)
+        cluster.start(1 if cluster.gpus else threads)
         session: Session = replace(cluster.call(open_outline, source, threads), cluster=cluster)
     note(*session.notes)
     return session

@@ -357,9 +357,9 @@ class TrainingJob:
         writing.discard(self.work / CHECKPOINT)
 
     def draw_curves(self, log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
+        from treeopt.report.figures.accuracy import training_chart
         from treeopt.report.figures.chart import draw
         from treeopt.report.figures.style import to_bytes
-        from treeopt.report.figures.training import training_chart
 
         with writing.atomic_writer(self.work / "curves.png") as stream:
             stream.write(to_bytes(draw(training_chart(log, record)), "png"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treeopt.engines.diagnosis import Diagnosis, diagnose
-from treeopt.engines.reading import read_choices
+from treeopt.engines.reading import Diagnosis, diagnose, read_choices
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree

@@ -15,20 +15,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import HeldOut
-from treeopt.growth.replay import DynamicRates, dynamic_rates
+from treeopt.growth.heldout import HeldOut, TreeRates, draws_of, rates_by_group
+from treeopt.growth.replay import DynamicRates
 from treeopt.growth.source import Source, objective_for
-from treeopt.latency.dynamic import DynamicCosts
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.request import PlanRequest
-from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, drawn_rates
-from treeopt.records.profile import LatencyProfile
+from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.trees.draft import Draft
 from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.shapes import Limits
@@ -36,26 +33,23 @@ from treeopt.trees.tree import IntArray, Tree
 
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
 MOST_DYNAMIC = 64  # dynamic trees, the fastest by estimate, that are in the table
+UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
 
 Floats = NDArray[np.float64]
 Key = tuple[str, int, int, int]  # group of candidates, rows, depth, topk
+NOTHING = TreeRates()
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A draft that can be chosen: its group, size and depth, and how it is made.
-
-    held_out      : of a grown tree the family that it comes from
-    steps, tokens : (C,) of every conversation; None where nothing can be replayed
-    """
+    """A draft that can be chosen: its group, size and depth, and of a grown tree its family, else what it reaches."""
 
     group: str
     size: int
     depth: int
-    topk: int = 0
     held_out: HeldOut | None = None
-    steps: IntArray | None = None
-    tokens: IntArray | None = None
+    reached: TreeRates = NOTHING
+    topk: int = 0
 
     @property
     def key(self) -> Key:
@@ -69,19 +63,25 @@ class Candidate:
             return self.held_out.family.tree(self.size)
         return DynamicTree(self.depth, self.topk, self.size) if self.topk else Tree.chain(self.depth)
 
+    @cached_property
+    def rates(self) -> TreeRates:
+        """Its tokens per step."""
+        return self.held_out.rates(self.size) if self.held_out else self.reached
+
     @property
     def conversations(self) -> int:
         """How many there are to draw again; 0 where nothing can be replayed."""
-        return 0 if self.tokens is None else len(self.tokens)
+        return 0 if self.rates.tokens is None else len(self.rates.tokens)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """All that can be chosen at one batch size.
 
-    rates : (n,) held-out tokens per step, rate_draws (n, B)
-    ms    : (n,) latency of a step, ms_draws (n, B), ms_stderr (n,); plain_ms (1 + B,) of a plain step
-            first the estimate. All None without a profile.
+    context  : tokens that sequences have; None without latencies
+    rates    : (n,) held-out tokens per step, rate_draws (n, B)
+    ms       : (n,) latency of a step, ms_draws (n, B); without latencies all the same
+    warnings : what the latencies do not tell
     """
 
     batch_size: int
@@ -89,10 +89,9 @@ class Candidates:
     all: Sequence[Candidate]
     rates: Floats
     rate_draws: Floats
-    ms: Floats | None = None
-    ms_draws: Floats | None = None
-    ms_stderr: Floats | None = None
-    plain_ms: Floats | None = None
+    ms: Floats
+    ms_draws: Floats
+    warnings: tuple[str, ...] = ()
 
     @cached_property
     def sizes(self) -> IntArray:
@@ -110,26 +109,38 @@ class Candidates:
         return {candidate.key: i for i, candidate in enumerate(self.all)}
 
     @cached_property
+    def plain(self) -> int:
+        """Where the lone root is."""
+        return int(self.sizes.argmin())
+
+    @cached_property
+    def ms_stderr(self) -> Floats:
+        """(n,) standard errors of the latencies."""
+        spread = self.ms_draws.std(axis=1)
+        return np.asarray(np.where(spread > ROUNDING * self.ms, spread, 0.0))
+
+    @cached_property
+    def is_noisy(self) -> bool:
+        """Whether anything is known of how uncertain throughputs are."""
+        return self.all[0].rates.steps is not None or bool(self.ms_stderr.any())
+
+    @cached_property
     def throughput(self) -> Floats:
         """(n,) tokens per second; tokens per step where no latency is known."""
-        return self.rates if self.ms is None else 1e3 * self.batch_size * self.rates / self.ms
+        return np.asarray(1e3 * self.batch_size * self.rates / self.ms)
 
     @cached_property
     def throughput_draws(self) -> Floats:
         """(n, B) tokens per second, or per step, with other conversations and rounds."""
-        if self.ms_draws is None:
-            return self.rate_draws
-        found: Floats = 1e3 * self.batch_size * self.rate_draws / self.ms_draws
-        return found
+        return np.asarray(1e3 * self.batch_size * self.rate_draws / self.ms_draws)
 
     def only(self, which: IntArray) -> Candidates:
         """The table of some of the candidates."""
-
-        def part(values: Floats | None) -> Floats | None:
-            return None if values is None else values[which]
-
-        parts = {name: part(getattr(self, name)) for name in ("rates", "rate_draws", "ms", "ms_draws", "ms_stderr")}
-        return replace(self, all=[self.all[i] for i in which], **parts)  # type: ignore[arg-type]
+        rates, rate_draws, ms, ms_draws = (
+            values[which] for values in (self.rates, self.rate_draws, self.ms, self.ms_draws)
+        )
+        some = [self.all[i] for i in which]
+        return replace(self, all=some, rates=rates, rate_draws=rate_draws, ms=ms, ms_draws=ms_draws)
 
     def best_of(self, *groups: str) -> int | None:
         """The fastest of some groups by estimate, more than a lone root; None where there is none."""
@@ -137,173 +148,122 @@ class Candidates:
         return int(among[self.throughput[among].argmax()]) if len(among) else None
 
 
-@dataclass(frozen=True, eq=False)
-class DraftPool:
-    """All drafts that are looked at, with their tokens per step, before any batch size.
+def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> list[Candidates]:
+    """What can be chosen at each batch size; without latencies every size of the deepest trees, and chains.
 
-    families : grown under the depth limits 1, 2, ...; without latencies under the deepest alone
-    dynamic  : None where nothing is known of dynamic trees
+    limits : with the deepest that the source can judge
+    costs  : batch size to what steps cost; empty without a profile
     """
-
-    families: list[HeldOut]
-    chains: list[Candidate]
-    chain_rates: Floats
-    dynamic: DynamicRates | None = None
-
-    @classmethod
-    def of(cls, source: Source, limits: Limits, request: PlanRequest, profile: LatencyProfile | None) -> DraftPool:
-        """The drafts within the limits of a request."""
-        families = families_of(source, limits, request.objective, timed=profile is not None)
-        longest = 0 if limits.shape == "chain" else min(limits.depth(source.num_heads), limits.budget - 1)
-        found = source.chains(longest)
-        chains = [Candidate("chain", d + 1, d, 0, None, r.steps, r.tokens) for d, r in enumerate(found, 1)]
-        rates, dynamic = np.array([r.tokens_per_step for r in found]), None
-        trace, wanted = source.pooled, request.dynamic
-        if trace is not None and trace.num_conversations > 1 and profile and profile.dynamic and wanted:
-            levels = min(wanted.levels, limits.max_depth or wanted.levels)
-            rows = min(wanted.rows, limits.budget)
-            dynamic = dynamic_rates(trace, replace(wanted, levels=levels, rows=rows, chains=False))
-        return cls(families, chains, rates, dynamic)
-
-    def fastest_dynamic(self, costs: Mapping[int, DynamicCosts]) -> IntArray:
-        """Places of the dynamic trees that are fastest by estimate at some batch size, in their order."""
-        if self.dynamic is None:
-            return np.zeros(0, dtype=np.int64)
-        found = []
-        for cost in costs.values():
-            throughput = self.dynamic.tokens_per_step / cost.ms(self.dynamic.trees)
-            known = np.flatnonzero(~np.isnan(throughput))
-            found.append(known[np.argsort(-throughput[known], kind="stable")][:MOST_DYNAMIC])
-        return np.unique(np.concatenate(found))
+    deepest, objective = limits.max_depth or 0, objective_for(source, request.objective)
+    found: list[Candidate] = []
+    for depth in range(1 if costs else deepest, deepest + 1):  # each tree is seen under its own limit
+        found += _grown(source.crossfit(replace(limits, max_depth=depth), objective), depth if costs else None)
+    longest = 0 if limits.shape == "chain" else min(deepest, limits.budget - 1)
+    found += [Candidate("chain", d + 1, d, None, rates) for d, rates in enumerate(source.chains(longest), 1)]
+    if request.dynamic is not None and any(cost.profile.dynamic for cost in costs.values()):
+        levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
+        settings = source.dynamic(replace(request.dynamic, levels=levels, rows=rows, chains=False))
+        found += _dynamic(settings, costs) if settings else []
+    rates, draws = _drawn([one.rates for one in found])
+    tables = []
+    for batch_size in request.sizes:
+        ms, shape = np.full(len(found), 1e3 * batch_size), (len(found), _count(draws))
+        table = Candidates(batch_size, None, found, rates, draws, ms, np.broadcast_to(ms[:, None], shape), (UNTIMED,))
+        tables.append(_priced(table, costs[batch_size], deepest, request) if costs else table)
+    return tables
 
 
-def families_of(source: Source, limits: Limits, objective: str, *, timed: bool) -> list[HeldOut]:
-    """The trees of depth limits 1, 2, ..., and what they reach on answers that they were not grown on.
-
-    timed : whether there are latencies; without them the deepest limit is all that is looked at
-    """
-    objective, deepest = objective_for(source, objective), limits.depth(source.num_heads)
-    depths = range(1 if timed else deepest, deepest + 1)
-    return [source.crossfit(replace(limits, max_depth=depth), objective) for depth in depths]
-
-
-def tables_of(
-    drafts: DraftPool, batch_sizes: Sequence[int], costs: Mapping[int, StepCosts], request: PlanRequest
-) -> list[Candidates]:
-    """What can be chosen at each batch size; without latencies every size of the deepest family, and chains.
-
-    costs : batch size to what steps cost; empty without a profile
-    """
-    if not costs:
-        grown = _grown(drafts.families[-1], np.arange(len(drafts.families[-1].family.sizes)))
-        return [_table(size, None, [grown, _chains(drafts)]) for size in batch_sizes]
-    profile, redrafts = next(iter(costs.values())).profile, bool(request.dynamic and request.dynamic.redrafts)
-    dynamic = {b: DynamicCosts.of(costs[b], profile, redrafts=redrafts) for b in batch_sizes} if drafts.dynamic else {}
-    which = drafts.fastest_dynamic(dynamic)
-    tables = [_priced(drafts, costs[b], dynamic.get(b), which) for b in batch_sizes]
-    return [_timed(c, costs[c.batch_size]) for c in tables] if request.measured_only else tables
+def _grown(held_out: HeldOut, own: int | None) -> list[Candidate]:
+    """The trees of a family; of those grown under a depth limit that are as deep."""
+    sizes, depths = held_out.family.sizes.tolist(), held_out.family.depths().tolist()
+    return [
+        Candidate("grown", size, depth, held_out)
+        for size, depth in zip(sizes, depths, strict=True)
+        if own is None or max(depth, 1) == own
+    ]
 
 
-Part = tuple[list[Candidate], Floats, Floats]  # candidates with their rates (m,) and draws (m, B)
-
-
-def _grown(held_out: HeldOut, rows: IntArray) -> Part:
-    """Some trees of a family."""
-    family, steps, tokens = held_out.family, held_out.steps, held_out.tokens
-    depths = family.depths()
-    every = None if steps is None or tokens is None else np.broadcast_to(tokens, steps.shape)
-    found = [
+def _dynamic(rates: DynamicRates, costs: Mapping[int, StepCosts]) -> list[Candidate]:
+    """The dynamic trees that are fastest by estimate at some batch size."""
+    numbers, which = np.array([(tree.rows, tree.levels, tree.topk) for tree in rates.trees]).T, set[int]()
+    for cost in costs.values():
+        throughput = rates.tokens_per_step / cost.ms(*numbers)
+        best = np.argsort(-throughput, kind="stable")[:MOST_DYNAMIC]
+        which.update(best[~np.isnan(throughput[best])].tolist())
+    return [
         Candidate(
-            "grown",
-            int(family.sizes[i]),
-            int(depths[i]),
-            0,
-            held_out,
-            None if steps is None else steps[i],
-            None if every is None else every[i],
+            "dynamic", tree.rows, tree.levels, None, TreeRates(steps=rates.steps[i], tokens=rates.tokens), tree.topk
         )
-        for i in rows
+        for i, tree in ((i, rates.trees[i]) for i in sorted(which))
     ]
-    return found, held_out.tokens_per_step[rows], held_out.draws[rows]
 
 
-def _chains(drafts: DraftPool, known: IntArray | None = None) -> Part:
-    """All chains, or some of them."""
-    which = np.arange(len(drafts.chains)) if known is None else known
-    found, rates = [drafts.chains[i] for i in which], drafts.chain_rates[which]
-    if found and found[0].steps is not None and found[0].tokens is not None:
-        steps = np.stack([candidate.steps for candidate in found if candidate.steps is not None])
-        return found, rates, drawn_rates(found[0].tokens, steps, conversation_draws(steps.shape[1]))
-    width = drafts.families[-1].draws.shape[1]
-    return found, rates, np.repeat(rates[:, None], width, axis=1)
+def _drawn(all_rates: Sequence[TreeRates]) -> tuple[Floats, Floats]:
+    """(n,) tokens per step, and (n, B) what they would be with other conversations; (n, 1) where there are none."""
+    steps, tokens = ([getattr(one, name) for one in all_rates] for name in ("steps", "tokens"))
+    if steps[0] is None:
+        rates = np.array([one.tokens_per_step for one in all_rates])
+        return rates, rates[:, None]
+    taken, emitted = np.stack(steps), np.stack(tokens)
+    return emitted.sum(1) / np.maximum(taken.sum(1), 1), draws_of(taken, emitted)
 
 
-def _dynamic(rates: DynamicRates, which: IntArray) -> Part:
-    """Some of the dynamic trees."""
-    found = [
-        Candidate("dynamic", tree.rows, tree.levels, tree.topk, None, rates.steps[i], rates.tokens)
-        for i, tree in ((i, rates.trees[i]) for i in which)
-    ]
-    return found, rates.tokens_per_step[which], rates.draws(which)
+def _count(draws: Floats) -> int:
+    """B of latencies beside (n, B) draws of tokens per step."""
+    return draws.shape[1] if draws.shape[1] > 1 else BOOTSTRAPS
 
 
-def _table(batch_size: int, context: int | None, parts: Sequence[Part]) -> Candidates:
-    """A table without latencies."""
-    some = [part for part in parts if part[0]]
-    everything = [candidate for candidates, _, _ in some for candidate in candidates]
-    rates, draws = (np.concatenate([part[i] for part in some]) for i in (1, 2))
-    return Candidates(batch_size, context, everything, rates, draws)
-
-
-def _priced(drafts: DraftPool, costs: StepCosts, dynamic: DynamicCosts | None, which: IntArray) -> Candidates:
-    """The table of a batch size with latencies: every draft whose latency is known."""
-    parts: list[Part] = []
-    for max_depth, held_out in enumerate(drafts.families, 1):
-        sizes, depths = held_out.family.sizes, held_out.family.depths()
-        own = np.maximum(depths, 1) == max_depth  # a shallower tree was seen under its own limit
-        parts.append(_grown(held_out, np.flatnonzero(own & ~np.isnan(costs.ms(sizes, depths)))))
-    if sum(len(part[0]) for part in parts) == 1:
-        _refuse_untimed(drafts.families, costs)
-    lengths = np.arange(1, len(drafts.chains) + 1)
-    parts.append(_chains(drafts, np.flatnonzero(~np.isnan(costs.ms(lengths + 1, lengths)))))
-    n_fixed = sum(len(part[0]) for part in parts)
-    trees: list[DynamicTree] = []
-    if drafts.dynamic is not None and dynamic is not None:
-        trees = [drafts.dynamic.trees[i] for i in which]
-        known = ~np.isnan(dynamic.ms(trees))
-        which, trees = which[known], [tree for tree, is_known in zip(trees, known, strict=True) if is_known]
-        parts.append(_dynamic(drafts.dynamic, which))
-    c = _table(costs.batch_size, costs.context_tokens, parts)
-    count = c.rate_draws.shape[1] if c.rate_draws.shape[1] > 1 else BOOTSTRAPS
-    fixed = c.sizes[:n_fixed], np.array([candidate.depth for candidate in c.all[:n_fixed]])
-    ms, ms_draws = costs.ms(*fixed), costs.draws_ms(*fixed, count, np.random.default_rng([SEED, costs.batch_size]))
-    if trees and dynamic is not None:
-        ms = np.append(ms, dynamic.ms(trees))
-        drawn = dynamic.draws_ms(trees, count, np.random.default_rng([SEED, costs.batch_size]))
-        ms_draws = np.concatenate([ms_draws, drawn])
-    spread, lone = ms_draws.std(axis=1), c.sizes.tolist().index(1)
-    return replace(
-        c,
-        ms=ms,
-        ms_draws=ms_draws,
-        ms_stderr=np.where(spread > ROUNDING * ms, spread, 0.0),
-        plain_ms=np.append(ms[lone], ms_draws[lone]),
-    )
-
-
-def _timed(c: Candidates, costs: StepCosts) -> Candidates:
-    """The candidates with sizes and depths that were timed themselves, and plain decoding."""
-    return c.only(np.flatnonzero(costs.is_timed(c.sizes, [one.depth for one in c.all]) | (c.sizes == 1)))
-
-
-def _refuse_untimed(families: Sequence[HeldOut], costs: StepCosts) -> None:
-    """Raise OutOfRange where the profile has timed nothing that could be chosen but a plain step."""
-    known: list[Any] = sorted({int(n) for held_out in families for n in held_out.family.sizes if n > 1})
-    if known:
+def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequest) -> Candidates:
+    """The drafts whose latency is known; OutOfRange where nothing that could be chosen was timed but a plain step."""
+    grown, rng = table.groups == "grown", np.random.default_rng([SEED, costs.batch_size])
+    numbers = np.array([(one.size, one.depth, one.topk) for one in table.all]).T
+    ms = costs.ms(*numbers)
+    known = np.flatnonzero(~np.isnan(ms))
+    sizes, depths, topks = numbers[:, known]
+    timed = costs.is_timed(sizes, depths) | (sizes == 1) | (not request.measured_only)
+    ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), rng, topks)
+    wanted, found = (set(some.tolist()) for some in (table.sizes[grown], sizes[grown[known]]))
+    if found == {1} != wanted:
+        some = ", ".join(map(str, sorted(wanted - {1})[:4]))
         raise OutOfRange(
-            f"The profile must have timed some of the trees that can be planned, but at batch size {costs.batch_size} "
-            f"it has none: time sizes {', '.join(map(str, known[:4]))}."
+            "The profile must have timed some of the trees that can be planned, but at batch size "
+            f"{costs.batch_size} it has none: time sizes {some}."
         )
+    warnings = _warnings(costs, request, sorted(wanted - found), max(wanted), deepest)
+    c = replace(table, context=costs.context_tokens, warnings=warnings).only(known[timed])
+    return replace(c, ms=ms[known[timed]], ms_draws=ms_draws[timed])
+
+
+def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: int, deepest: int) -> tuple[str, ...]:
+    """What a profile does not tell: sizes and depths that it does not cover, the context that is wanted."""
+    largest, timed_depth = costs.reach
+    gaps = [size for size in untimed if size <= largest]
+    said = [
+        (
+            costs.below_plain,
+            "Some trees were timed faster than a plain step. That is noise, so they are taken to cost as much as one.",
+        ),
+        (
+            bool(gaps),
+            f"The profile has no latency for trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
+            "they were left out.",
+        ),
+        (
+            request.context not in (None, costs.context_tokens),
+            f"The profile has no context of {request.context} tokens. The nearest measured one was taken: "
+            f"{costs.context_tokens}.",
+        ),
+        (
+            largest < most,
+            f"The profile covers sizes up to {largest}, so larger trees were left out, although the budget is "
+            f"{request.limits.budget:,}: time larger sizes to have them considered.",
+        ),
+        (
+            timed_depth < deepest,
+            f"The profile covers depths up to {timed_depth}, so deeper trees (to {deepest}) were left out.",
+        ),
+    ]
+    return tuple(warning for is_so, warning in said if is_so)
 
 
 def common(options: list[Candidates]) -> list[Candidates]:
@@ -311,3 +271,48 @@ def common(options: list[Candidates]) -> list[Candidates]:
     shared = set(options[0].places).intersection(*(c.places for c in options[1:]))
     keys = [key for key in options[0].places if key in shared]
     return [c.only(np.array([c.places[key] for key in keys])) for c in options]
+
+
+def mixed(options: list[Candidates], shares: Sequence[float]) -> Candidates:
+    """The table of a mix: throughputs are those of the batch sizes together, each for its share of the time."""
+    first = options[0]
+    total, draws = (
+        np.sum([share * getattr(c, name) for share, c in zip(shares, options, strict=True)], axis=0)
+        for name in ("throughput", "throughput_draws")
+    )
+    tokens = 1e3 * first.batch_size
+    return replace(first, ms=tokens * first.rates / total, ms_draws=tokens * first.rate_draws / draws)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the record says of a draft that was chosen, and the best fixed tree: itself, or that beside it.
+
+    accepted : share of the steps that emit 0, 1, ... guesses
+    groups   : tokens per step on the conversations of each group, and standard errors
+    """
+
+    tree: Tree
+    grown: HeldOut | None
+    sequences: int | None
+    accepted: list[float]
+    groups: dict[str, tuple[float, float | None]]
+    caveats: list[str]
+
+
+def evidence_of(source: Source, c: Candidates, i: int, budget: int) -> Evidence:
+    """The evidence for the i-th candidate; ``budget`` rows were asked for."""
+    one, answers = c.all[i], source.answers
+    best = i if one.held_out else c.best_of("grown")
+    grown = None if best is None else c.all[best].held_out
+    tree = grown.family.tree(c.all[best].size) if grown and best is not None else Tree.chain(0)
+    held_out, steps, tokens = one.held_out, one.rates.steps, one.rates.tokens
+    shares = source.held_out_shares(held_out, one.size) if held_out else source.guess_shares(one.draft)
+    return Evidence(
+        tree,
+        grown,
+        None if answers is None else answers.num_sequences,
+        shares.tolist(),
+        {} if answers is None or steps is None or tokens is None else rates_by_group(steps, tokens, answers),
+        source.caveats(tree, budget=budget, most=len(grown.family) if grown else len(tree)),
+    )

@@ -8,8 +8,7 @@ from math import log
 
 from treeopt.files.storage import document
 from treeopt.growth.drift import Shift
-from treeopt.planning.groups import GroupLoss
-from treeopt.planning.regret import Loss, PlanLoss
+from treeopt.planning.regret import GroupLoss, Loss, PlanLoss
 from treeopt.records.bootstrap import LEVEL
 from treeopt.records.display import Displayed
 from treeopt.records.figure import Figure, Ratio

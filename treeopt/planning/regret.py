@@ -7,6 +7,9 @@ fifth by the others: neither growing nor choosing flatters it. Conversations and
 both trees together, so that what is common to them cancels. A calibration has no conversations: its counts are drawn
 again, and its best tree is not held out.
 
+One plan for several groups of prompts is judged alike: *shared* is the tree grown on all answers as they came, so that large
+groups count more, *own* the one grown on the answers of a group.
+
 C conversations · n candidates · K depths · R ranks · B bootstrap draws
 """
 
@@ -16,23 +19,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treeopt.errors import OutOfRange
+from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.dynamic import price
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import Candidates, DraftPool, Floats, tables_of
+from treeopt.planning.candidates import Candidates, Floats, tables_of
 from treeopt.planning.entries import figure_of
-from treeopt.planning.request import PlanRequest
+from treeopt.planning.request import DYNAMIC, PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.records.figure import Errors, Figure
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.trace import Answers, fold_numbers
+from treeopt.records.trace import RankTrace, fold_numbers
 from treeopt.trees.draft import Draft, draft_tree
+from treeopt.trees.dynamic import DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, Tree
+
+FEWEST = 5  # conversations of a group that a plan of its own is judged by: one for each fold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +51,7 @@ class Loss:
     @classmethod
     def of(cls, samples: Floats, n: int) -> Loss:
         """The loss by (1 + B,) shares over ``n`` conversations, first the estimate."""
-        low, high = interval95(samples[1:], n)
-        return cls(share=float(samples[0]), stderr=stderr(samples[1:], n), interval95=(low, high))
+        return cls(share=float(samples[0]), stderr=stderr(samples[1:], n), interval95=interval95(samples[1:], n))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +73,22 @@ class PlanLoss:
         return self.reached.batch_size
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupLoss:
+    """What a group of prompts loses with the tree that all groups share, against its ``own``."""
+
+    batch_size: int
+    group: str
+    conversations: int
+    own: Figure
+    shared: Loss
+
+
 @dataclass(frozen=True, eq=False)
 class Taken:
     """What decoding takes, conversation by conversation, with what was chosen for each.
 
-    steps, tokens : (C,) · which : (C,) row of ms · ms : (n, 1 + B) latency of a step, first the estimate; (n, 1) without
+    steps, tokens : (C,) · which : (C,) row of ms · ms : (n, 1 + B) latency of a step, first the estimate
     """
 
     steps: IntArray
@@ -81,33 +96,32 @@ class Taken:
     which: IntArray
     ms: Floats
 
-    @property
-    def rate(self) -> float:
-        """Tokens over time."""
-        return float(self.tokens.sum() / max((self.steps * self.ms[self.which, 0]).sum(), 1e-12))
-
     def on(self, among: IntArray) -> Taken:
         """What is taken on some of the conversations."""
         return replace(self, steps=self.steps[among], tokens=self.tokens[among], which=self.which[among])
 
-    def draws(self) -> Floats:
-        """(B,) its rate with other conversations and rounds of timing, drawn alike for all."""
+    def rates(self) -> Floats:
+        """(1 + B,) tokens over time, then with other conversations and rounds of timing, drawn alike for all."""
         drawn = conversation_draws(len(self.steps))
-        ms = self.ms[:, 1 : 1 + len(drawn)] if self.ms.shape[1] > 1 else self.ms
+        ms = self.ms[:, 1 : 1 + len(drawn)]
         time = sum((drawn @ np.where(self.which == k, self.steps, 0)) * ms[k] for k in np.unique(self.which))
-        found: Floats = drawn @ self.tokens / np.maximum(time, 1e-12)
-        return found
+        rate = self.tokens.sum() / max((self.steps * self.ms[self.which, 0]).sum(), 1e-12)
+        return np.append(rate, drawn @ self.tokens / np.maximum(time, 1e-12))
 
     def loss(self, best: Taken) -> Loss:
         """What it loses against another on the same conversations."""
-        return Loss.of(1 - np.append(self.rate / best.rate, self.draws() / best.draws()), len(self.steps))
+        return Loss.of(1 - self.rates() / best.rates(), len(self.steps))
 
 
-def plan_losses(plan: Plan, record: Accuracies, profile: LatencyProfile | None = None) -> list[PlanLoss]:
+def plan_losses(
+    plan: Plan, record: Accuracies, profile: LatencyProfile | None = None, dynamic: DynamicLimits | None = DYNAMIC
+) -> list[PlanLoss]:
     """What each of a plan's trees loses on a record, within the limits that the plan had.
 
     Without latencies the best has as many rows as the plan's tree at most. Where a record tells of chains alone, the
     plan's best chain is judged, among chains.
+
+    dynamic : what dynamic trees the plan's engine takes
 
     >>> from treeopt.planning.planner import plan_trees
     >>> before, after = (Calibration(np.array([[60, 20]]), np.array([100])), Calibration(np.array([[60, 30]]), np.array([100])))
@@ -117,94 +131,121 @@ def plan_losses(plan: Plan, record: Accuracies, profile: LatencyProfile | None =
     """
     source, found = source_of(record), []
     for entry in plan.entries:
-        draft, limits = judged(entry, source, plan.limits(Limits()))
+        draft, limits = _judged(entry, source, plan.limits(Limits()))
         limits = limits if profile else replace(limits, budget=len(draft))
-        costs = costs_of(profile, entry, source)
-        options = options_of(source, limits, costs, entry.batch_size, plan.objective or "replay")
-        given, rates = ms_of(draft, options, costs), source.rate(draft)
-        i = int(options.throughput.argmax())
+        options, costs = _options(source, plan, entry, limits, profile, dynamic)
+        ms, rates, best = _ms_of(draft, options, costs), source.rate(draft), int(options.throughput.argmax())
         if rates.steps is None or rates.tokens is None:
-            loss = _loss_by_counts(source, draft, given, options, i)
+            loss = _loss_by_counts(source, draft, ms, options, best)
         else:
-            ours = Taken(rates.steps, rates.tokens, np.zeros(len(rates.steps), dtype=np.int64), given)
+            ours = Taken(rates.steps, rates.tokens, np.zeros(len(rates.steps), dtype=np.int64), ms[None])
             loss = ours.loss(best_of(options, source))
         reached = Figure(
             draft=draft,
             batch_size=entry.batch_size,
             tokens_per_step=rates.tokens_per_step,
-            step_ms=None if costs is None else float(given[0, 0]),
-            plain_ms=None if options.plain_ms is None else float(options.plain_ms[0]),
+            step_ms=None if costs is None else float(ms[0]),
+            plain_ms=None if costs is None else float(options.ms[options.plain]),
             stderr=Errors(tokens_per_step=rates.stderr),
         )
         planned = entry.chosen.tokens_per_step if draft == entry.draft else None
-        found.append(PlanLoss(planned=planned, reached=reached, best=figure_of(options, i), loss=loss))
+        found.append(PlanLoss(planned=planned, reached=reached, best=figure_of(options, best), loss=loss))
     return found
 
 
-def judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
+def group_parts(trace: RankTrace) -> dict[str, RankTrace]:
+    """The sequences of each group that can be judged; InvalidInput where there are fewer than two of enough conversations."""
+    names, found = np.array(trace.conversation_groups()), {}
+    for name in np.unique(names).tolist():
+        if (names == name).sum() >= FEWEST:
+            found[name] = trace.select(np.flatnonzero((names == name)[trace.clusters]))
+    if len(found) < 2:
+        raise InvalidInput(
+            f"Plans for groups need two groups of {FEWEST} conversations at least, but the trace has {len(found)}: "
+            "calibrate with `group_by` on more prompts."
+        )
+    return found
+
+
+def group_losses(plan: Plan, trace: RankTrace, profile: LatencyProfile | None) -> list[GroupLoss]:
+    """What each group loses at each batch size with the best tree for all, within the limits of the shared ``plan``."""
+    parts, limits, found = group_parts(trace), plan.limits(Limits()), []
+    whole, sources = source_of(trace), {name: source_of(part) for name, part in parts.items()}
+    names = np.array(trace.conversation_groups())
+    for entry in plan.entries:
+        shared = best_of(_options(whole, plan, entry, limits, profile, DYNAMIC)[0], whole)
+        for name, part in sources.items():
+            own, among = _options(part, plan, entry, limits, profile, DYNAMIC)[0], np.flatnonzero(names == name)
+            loss = GroupLoss(
+                batch_size=entry.batch_size,
+                group=name,
+                conversations=len(among),
+                own=figure_of(own, int(own.throughput.argmax())),
+                shared=shared.on(among).loss(best_of(own, part)),
+            )
+            found.append(loss)
+    return found
+
+
+def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
     """The draft of an entry, or its best chain where the source tells of chains alone; the limits of its rivals."""
     draft = entry.draft if source.pooled or entry.draft.kind != "dynamic" else entry.tree
-    if source.num_ranks > 1 or draft.kind in ("chain", "plain"):
-        return draft, limits if source.num_ranks > 1 else replace(limits, shape="chain")
-    chain = entry.best("chain")
-    return Tree.chain(chain.depth if chain else entry.chosen.depth), replace(limits, shape="chain")
+    if source.num_ranks > 1:
+        return draft, limits
+    if draft.kind not in ("chain", "plain"):
+        chain = entry.best("chain")
+        draft = Tree.chain(chain.depth if chain else entry.chosen.depth)
+    return draft, replace(limits, shape="chain")
 
 
-def costs_of(profile: LatencyProfile | None, entry: PlanEntry, source: Source) -> StepCosts | None:
-    """What steps cost at an entry's batch size, in the context of the source, or else of the entry."""
-    context = source.usual_context or entry.context_tokens
-    return None if profile is None else StepCosts(profile, entry.batch_size, context)
+def _options(
+    source: Source,
+    plan: Plan,
+    entry: PlanEntry,
+    limits: Limits,
+    profile: LatencyProfile | None,
+    dynamic: DynamicLimits | None,
+) -> tuple[Candidates, StepCosts | None]:
+    """All drafts that could be chosen for a source at an entry's batch size, in the source's context or else the entry's."""
+    limits = replace(limits, max_depth=limits.depth(source.num_heads))
+    request, costs = PlanRequest(limits, [entry.batch_size], plan.objective or "replay", dynamic=dynamic), None
+    if profile is not None:
+        context = source.usual_context or entry.context_tokens
+        costs = StepCosts(profile, entry.batch_size, context, redrafts=request.redrafts)
+        limits = replace(limits, budget=min(limits.budget, max(costs.reach[0], 2)))
+    (found,) = tables_of(source, limits, request, {} if costs is None else {entry.batch_size: costs})
+    return found, costs
 
 
-def options_of(source: Source, limits: Limits, costs: StepCosts | None, batch_size: int, objective: str) -> Candidates:
-    """All drafts that could be chosen for a source at a batch size."""
-    most = limits.budget if costs is None else min(limits.budget, max(costs.reach[0], 2))
-    request = PlanRequest(replace(limits, budget=most), [batch_size], objective)
-    drafts = DraftPool.of(source, request.limits, request, None if costs is None else costs.profile)
-    return tables_of(drafts, [batch_size], {} if costs is None else {batch_size: costs}, request)[0]
-
-
-def ms_of(draft: Draft, options: Candidates, costs: StepCosts | None) -> Floats:
-    """(1, 1 + B) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
-    if costs is None:
-        return np.ones((1, 1))
-    same = [i for i, one in enumerate(options.all) if (one.size, one.depth) == (len(draft), draft.depth)]
-    same = [i for i in same if (options.all[i].group == "dynamic") == (draft.kind == "dynamic")]
-    same = [i for i in same if draft.kind != "dynamic" or options.all[i].draft == draft]
-    if same and options.ms is not None and options.ms_draws is not None:
-        return np.append(options.ms[same[0]], options.ms_draws[same[0]])[None]
-    count = BOOTSTRAPS if options.ms_draws is None else options.ms_draws.shape[1]
-    rng = np.random.default_rng([SEED, options.batch_size])
-    ms, draws = price(costs, draft, count, rng)
-    if np.isnan(ms):
+def _ms_of(draft: Draft, options: Candidates, costs: StepCosts | None) -> Floats:
+    """(1 + B,) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
+    topk = draft.topk or 0
+    for i, one in enumerate(options.all):
+        if costs is None or (one.size, one.depth, one.topk) == (draft.rows, draft.depth, topk):
+            return np.append(options.ms[i], options.ms_draws[i])
+    assert costs is not None
+    ms = costs.ms([draft.rows], [draft.depth], topk)
+    if np.isnan(ms[0]):
         raise OutOfRange(
             f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep, but ends at "
             f"{costs.reach[0]} rows, {costs.reach[1]} deep: add it with treeopt profile --sizes {len(draft)}."
         )
-    return np.append(ms, draws)[None]
+    rng = np.random.default_rng([SEED, options.batch_size])
+    return np.append(ms, costs.draws_ms([draft.rows], [draft.depth], options.ms_draws.shape[1], rng, topk))
 
 
 def best_of(options: Candidates, source: Source) -> Taken:
     """What the best candidate takes: for the conversations of each fold the one that is fastest on all others."""
     assert source.answers is not None
-    steps = np.stack([one.steps for one in options.all if one.steps is not None])
-    tokens = np.stack([one.tokens for one in options.all if one.tokens is not None])
-    ms = np.ones((len(steps), 1))
-    if options.ms is not None and options.ms_draws is not None:
-        ms = np.column_stack([options.ms, options.ms_draws])
-    folds, which = conversation_folds(source.answers), np.zeros(steps.shape[1], dtype=np.int64)
+    steps = np.stack([one.rates.steps for one in options.all if one.rates.steps is not None])
+    tokens = np.stack([one.rates.tokens for one in options.all if one.rates.tokens is not None])
+    every, which = np.arange(steps.shape[1]), np.zeros(steps.shape[1], dtype=np.int64)
+    folds = fold_numbers(source.answers)[np.unique(source.answers.clusters, return_index=True)[1]]
     for fold in np.unique(folds):
         others = folds != fold
-        rate = tokens[:, others].sum(1) / np.maximum(steps[:, others].sum(1) * ms[:, 0], 1e-12)
+        rate = tokens[:, others].sum(1) / np.maximum(steps[:, others].sum(1) * options.ms, 1e-12)
         which[folds == fold] = int(rate.argmax())
-    every = np.arange(len(which))
-    return Taken(steps[which, every], tokens[which, every], which, ms)
-
-
-def conversation_folds(answers: Answers) -> IntArray:
-    """(C,) the fold of each conversation."""
-    found: IntArray = fold_numbers(answers)[np.unique(answers.clusters, return_index=True)[1]]
-    return found
+    return Taken(steps[which, every], tokens[which, every], which, np.column_stack([options.ms, options.ms_draws]))
 
 
 def _loss_by_counts(source: Source, draft: Draft, ms: Floats, options: Candidates, best: int) -> Loss:
@@ -214,10 +255,7 @@ def _loss_by_counts(source: Source, draft: Draft, ms: Floats, options: Candidate
     accept = drawn_accept(source.calibration)
     theirs = tokens_of(rival, accept)
     ours = tokens_of(tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1), accept)
-    ratio = ours / theirs
-    if options.ms is not None and options.ms_draws is not None:
-        ratio *= np.append(options.ms[best], options.ms_draws[best]) / ms[0]
-    return Loss.of(1 - ratio, BOOTSTRAPS)
+    return Loss.of(1 - ours / theirs * np.append(options.ms[best], options.ms_draws[best]) / ms, BOOTSTRAPS)
 
 
 def drawn_accept(calibration: Calibration) -> Floats:

@@ -43,10 +43,10 @@ class PlanRequest:
         if self.context is not None and self.context < 1:
             raise InvalidInput(f"`context` must be at least 1, but got {self.context}.")
         check_objective(self.objective)
-        for batch_size, share in (self.mix or {}).items():
+        for size, share in (self.mix or {}).items():
             if not 0 < share < float("inf"):
                 raise InvalidInput(
-                    f"A mix needs a positive share of the time for every batch size, but {batch_size} has {share}."
+                    f"A mix needs a positive share of the time for every batch size, but {size} has {share}."
                 )
         if not self.sizes or self.sizes[0] < 1:
             raise InvalidInput(f"Batch sizes must be at least 1, but got {self.sizes}.")
@@ -61,9 +61,12 @@ class PlanRequest:
         """Batch size -> share of the time, where one tree is asked for."""
         return dict(self.batch_sizes) if isinstance(self.batch_sizes, Mapping) else None
 
+    @property
+    def redrafts(self) -> bool:
+        """Whether drafters of dynamic trees read the nodes of all levels above again."""
+        return self.dynamic is not None and self.dynamic.redrafts
+
     def unconstrained(self) -> Limits:
         """The limits that nobody set: without them the trees may be deeper, and have more ranks and shapes."""
-        wide = (
-            Limits(self.limits.budget, None, max(self.limits.max_rank, MAX_RANK)) if self.wider is None else self.wider
-        )
+        wide = self.wider or Limits(self.limits.budget, None, max(self.limits.max_rank, MAX_RANK))
         return replace(wide, shape="any" if self.limits.shape == "any" else "sibling-closed")

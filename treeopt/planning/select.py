@@ -7,12 +7,11 @@ one, which is more to run, and the smallest of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.planning.candidates import Candidates, Floats
+from treeopt.planning.candidates import Candidates
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import IntArray
 
@@ -28,70 +27,49 @@ class Selection:
 
     chosen    : of the tied ones that cost at most `NEGLIGIBLE` throughput a fixed one, and the smallest
     tied      : all that the data cannot tell from the fastest
-    runner_up : the fastest of another size; None where there is no other
+    runner_up : the fastest of another size; None where there is no other, or no latency is known
     sizes95   : 95 % interval of the fastest size over the draws
+    prompts   : conversations that would tell the runner-up from the chosen one; None where more would not
     """
 
     chosen: int
     tied: IntArray
     runner_up: int | None
     sizes95: tuple[int, int]
+    prompts: int | None = None
 
 
-def select(options: list[Candidates], shares: Sequence[float], *, take: Draft | None = None) -> Selection:
-    """The best candidate for the batch sizes together, each with its share of the time.
-
-    take : the draft to choose whatever the prediction says
-    """
-    first, total = options[0], throughput(options, shares)
-    if first.ms is None:  # nothing says what a step costs: the whole budget
-        chosen = _place(first, take) if take else int(np.where(first.groups == "grown", first.sizes, 0).argmax())
-        return Selection(chosen, np.array([chosen]), None, (int(first.sizes[chosen]),) * 2)
-    draws = throughput_draws(options, shares)
+def select(c: Candidates, *, take: Draft | None = None) -> Selection:
+    """The best candidate, or ``take`` whatever the prediction says."""
+    wanted = None
+    if take is not None:
+        same = [i for i, one in enumerate(c.all) if (one.size, one.depth) == (take.rows, take.depth)]
+        wanted = next(i for i in same if c.all[i].draft == take)
+    if c.context is None:  # nothing says what a step costs: the whole budget
+        chosen = int(np.where(c.groups == "grown", c.sizes, 0).argmax()) if wanted is None else wanted
+        return Selection(chosen, np.array([chosen]), None, (int(c.sizes[chosen]),) * 2)
+    total, draws = c.throughput, c.throughput_draws
     fastest = int(total.argmax())
     near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)
     # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
     tied = np.array([i for i in near if i == fastest or ((draws > draws[i]).mean(axis=1) < CERTAIN).all()])
     good = [i for i in tied.tolist() if total[i] >= (1 - NEGLIGIBLE) * total[fastest]]
-    chosen = min(good, key=lambda i: (first.all[i].group == "dynamic", first.sizes[i], -total[i]))
-    if take is not None:
-        chosen = _place(first, take)
-    others = np.flatnonzero(first.sizes != first.sizes[chosen])
+    chosen = min(good, key=lambda i: (c.all[i].group == "dynamic", c.sizes[i], -total[i])) if wanted is None else wanted
+    others = np.flatnonzero(c.sizes != c.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None
-    winners = np.sort(first.sizes[draws.argmax(0)])
+    winners = np.sort(c.sizes[draws.argmax(0)])
     low, high = (int(winners[int(share * (len(winners) - 1))]) for share in (0.025, 0.975))
-    return Selection(chosen, tied, runner_up, (low, high))
+    prompts = None if runner_up is None else _prompts(c, chosen, runner_up)
+    return Selection(chosen, tied, runner_up, (low, high), prompts)
 
 
-def throughput(options: list[Candidates], shares: Sequence[float]) -> Floats:
-    """(n,) tokens per second over the batch sizes, each for its share of the time."""
-    found: Floats = np.sum([w * c.throughput for w, c in zip(shares, options, strict=True)], axis=0)
-    return found
-
-
-def throughput_draws(options: list[Candidates], shares: Sequence[float]) -> Floats:
-    """(n, B) tokens per second with other conversations and rounds."""
-    found: Floats = np.sum([w * c.throughput_draws for w, c in zip(shares, options, strict=True)], axis=0)
-    return found
-
-
-def _place(c: Candidates, wanted: Draft) -> int:
-    """Where a draft is in the table."""
-    alike = [i for i, one in enumerate(c.all) if (one.size, one.depth) == (len(wanted), wanted.depth)]
-    return next(i for i in alike if c.all[i].draft == wanted)
-
-
-def prompts_to_separate(options: list[Candidates], shares: Sequence[float], selection: Selection) -> int | None:
-    """How many conversations would tell the chosen candidate from the runner-up in four of five cases.
+def _prompts(c: Candidates, i: int, j: int) -> int | None:
+    """How many conversations would tell two candidates apart in four of five cases.
 
     None where there are as many already, or none to draw: more would make tokens per step surer, but not the latencies,
     which need a longer profile. At most `ASKED` and one.
     """
-    c, i, j = options[0], selection.chosen, selection.runner_up
-    if j is None or c.ms is None:
-        return None
-    total = throughput(options, shares)
-    behind = float(np.log(total[i] / total[j]))
+    behind = float(np.log(c.throughput[i] / c.throughput[j]))
     of_prompts = float(np.log(c.rate_draws[i] / c.rate_draws[j]).std())
     n = c.all[i].conversations
     needed = n * (POWER * of_prompts / behind) ** 2 if behind else np.inf

@@ -1,9 +1,6 @@
 """A figure: a draft with what its steps bring and what they cost, predicted, replayed or measured.
 
-    tokens per second = batch_size x tokens_per_step / step_ms
-    speedup           = tokens per second over those of plain decoding, 1e3 x batch_size / plain_ms
-
-A figure keeps the factors and what is known of their noise; the rest follows, and is written for readers under "shown".
+It keeps the factors and what is known of their noise; the rest follows, and is written for readers under "shown".
 """
 
 from __future__ import annotations
@@ -158,8 +155,5 @@ def _ratio(value: float, ends: Sequence[float] | None) -> Ratio:
 
 
 def fastest(figures: Sequence[Figure]) -> Figure | None:
-    """The figure with the most tokens per second (per step where no latency is known); None of none.
-
-    A faster one by estimate alone is taken: noise is weighed where drafts are chosen.
-    """
+    """The figure with the most tokens per second (per step where no latency is known) by estimate; None of none."""
     return max(figures, key=lambda figure: figure.rate, default=None)

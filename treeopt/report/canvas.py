@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from treeopt.records.figure import Figure as DraftFigure
 from treeopt.records.plan import PlanEntry
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.figures.style import SEQUENTIAL, Z95, runs
-from treeopt.report.figures.tree import RAREST, TreeData, columns, node_gid, tree_data
+from treeopt.report.figures.tree import RAREST, TreeData, columns, node_gid, shape_words, tree_data
 from treeopt.trees.tree import Choice
 
+Texts = list[tuple[str, str]]
 COLUMN, MOST_COLUMN, TREE_WIDTH, LEVEL = 20.0, 64.0, 1040.0, 60.0  # pixels of the tree's layout
 
 
@@ -40,8 +42,8 @@ class Mark:
     x: float
     y: float
     title: str
-    rows: list[tuple[str, str]]
-    examples: list[tuple[str, str]] = field(default_factory=list)
+    rows: Texts
+    examples: Texts = field(default_factory=list)
     text: str = ""
     kind: str = ""
     look: str = ""
@@ -77,67 +79,46 @@ class Canvas:
     error: tuple[float, float, float] | None = None
 
 
-def tree_canvas(
-    inputs: Inputs, entry: PlanEntry, examples: Mapping[Choice, list[tuple[str, str]]], prefix: str
-) -> Canvas | None:
+def tree_canvas(inputs: Inputs, entry: PlanEntry, examples: Mapping[Choice, Texts], prefix: str) -> Canvas | None:
     """The chosen tree, its nodes shaded by how often they are accepted; None for a lone root."""
     tree = entry.tree
     if len(tree) == 1:
         return None
     gains: dict[Choice, float] = {(): 1.0, **dict(entry.growth_order)}
-    data, shades = None, []
-    try:
+    data: TreeData | None = None
+    with suppress(OutOfRange):
         data = tree_data(tree, inputs.source, in_sample=inputs.grown_on is not None)
-        places, caption = data.columns, data.caption
-        shades = [(_shade(p), f"{p:g}") for p in (RAREST, 0.01, 0.1, 1.0)]
-    except OutOfRange:
-        places = columns(tree, np.array([gains.get(path, 0.0) for path in tree.paths]))
-        caption = "How often nodes are accepted is not known"
+    places = data.columns if data else columns(tree, np.array([gains.get(path, 0.0) for path in tree.paths]))
     span = float(places.max()) + 1
     step = min(max(COLUMN, TREE_WIDTH / span), MOST_COLUMN)
     x, y = (80 + step * places).tolist(), (30 + LEVEL * tree.depths).tolist()
     marks, lines = [], []
     for i, path in enumerate(tree.paths):
-        name, parent = f"{prefix}-{node_gid(path)}", int(tree.parents[i])
-        look, kind, thick = "", "" if path else "root", 1.0
-        if data is not None:
-            p = float(data.probabilities[i])
-            look, kind, thick = _shade(p), kind if p else "never", 0.6 + 5 * math.sqrt(p)
-        marks.append(
-            Mark(
-                name,
-                x[i],
-                y[i],
-                f"path {list(path)}" if path else "root: the target's own token",
-                _node_rows(data, i, gains.get(path)),
-                examples.get(path, []),
-                str(path[-1]) if path else "",
-                kind,
-                look,
-                parent=f"{prefix}-{node_gid(path[:-1])}" if path else None,
-            )
-        )
+        name, title = node_gid(path), f"path {list(path)}" if path else "root: the target's own token"
+        p = float(data.probabilities[i]) if data else None
+        mark = Mark(f"{prefix}-{name}", x[i], y[i], title, _node_rows(data, i, gains.get(path)), examples.get(path, []))
+        kind = "never" if p == 0 else "" if path else "root"
+        marks.append(replace(mark, kind=kind, look="" if p is None else _shade(p), text=str(path[-1]) if path else ""))
         if path:
+            parent = tree.parents[i]
+            marks[-1] = replace(marks[-1], parent=f"{prefix}-{node_gid(path[:-1])}")
             middle = (y[parent] + y[i]) / 2
             bend = f"C{x[parent]:.1f} {middle} {x[i]:.1f} {middle} {x[i]:.1f} {y[i]}"
-            lines.append((f"M{x[parent]:.1f} {y[parent]}{bend}", thick))
-    marks.sort(key=lambda mark: (mark.y, mark.x))  # as the eye goes
-    depths = [(30 + LEVEL * d, f"depth {d}" if d else "root") for d in range(tree.depth + 1)]
-    shape = f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
+            lines.append((f"M{x[parent]:.1f} {y[parent]}{bend}", 1.0 if p is None else 0.6 + 5 * math.sqrt(p)))
     return Canvas(
-        f"The {'best fixed' if entry.draft.topk else 'chosen'} tree: {shape}",
-        caption,
+        f"The {'best fixed' if entry.draft.topk else 'chosen'} tree: {shape_words(tree)}",
+        data.caption if data else "How often nodes are accepted is not known",
         110 + step * (span - 1),
         60 + LEVEL * tree.depth,
-        marks,
+        sorted(marks, key=lambda mark: (mark.y, mark.x)),  # as the eye goes
         lines,
-        depths,
-        shades=shades,
+        [(30 + LEVEL * d, f"depth {d}" if d else "root") for d in range(tree.depth + 1)],
+        shades=[(_shade(p), f"{p:g}") for p in (RAREST, 0.01, 0.1, 1.0)] if data else [],
         radius=min(11, 0.43 * step),
     )
 
 
-def _node_rows(data: TreeData | None, node: int, gain: float | None) -> list[tuple[str, str]]:
+def _node_rows(data: TreeData | None, node: int, gain: float | None) -> Texts:
     """(name, value) that a node of the tree shows under the pointer."""
     rows = []
     if data is not None:
@@ -169,8 +150,8 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
     points = [p for _, p in sorted({p.size: p for p in timed or entry.curve if p.size >= 1}.items())]
     if len(points) < 2:
         return None
-    values = [p.rate for p in points]
-    spread = Z95 * ((entry.chosen.stderr.tokens_per_s if timed else entry.chosen.stderr.tokens_per_step) or 0.0)
+    values, stderr, is_fixed = [p.rate for p in points], entry.chosen.stderr, not entry.draft.topk
+    spread = Z95 * ((stderr.tokens_per_s if timed else stderr.tokens_per_step) or 0.0)
     left, right, top, bottom = 76.0, 840.0, 16.0, 274.0  # as the template has them
     down = list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(0, max(*values, 1e-9) + spread))
     logs = [math.log2(p.size) for p in points]
@@ -185,49 +166,37 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
     marks, error = [], None
     for i, (point, value) in enumerate(zip(points, values, strict=True)):
         kind, said = "", "; tied: as good, inside the noise" if point.size in entry.tied_sizes else ""
-        if point.size == entry.chosen.size and not entry.draft.topk:
+        if is_fixed and point.size == entry.chosen.size:
             kind, said, error = "chosen", "; chosen", (x[i], at(value + spread), at(value - spread))
-        marks.append(
-            Mark(
-                f"{prefix}-size-{point.size}",
-                x[i],
-                at(value),
-                f"size {point.size}, depth {point.depth}{said}",
-                _point_rows(point, plain),
-                kind=kind,
-                hit=(edges[i], edges[i + 1] - edges[i]),
-            )
-        )
-    path = "M" + "L".join(f"{mark.x:.1f} {mark.y:.1f}" for mark in marks)
-    powers = range(math.ceil(logs[0]), math.floor(logs[-1]) + 1)
-    across = [(left + scale * (power - logs[0]), str(2**power)) for power in powers]
-    title = f"Predicted {'throughput' if timed else 'tokens per step'} of the best tree of every size"
-    signs = [] if entry.draft.topk else ["★ chosen" + (", with its 95 % interval" if spread else "")]
-    bands = [(edges[a], edges[b + 1] - edges[a]) for a, b in runs([p.size in entry.tied_sizes for p in points])]
-    signs += ["shaded: tied sizes, as good inside the noise"] if len(entry.tied_sizes) > 1 and bands else []
+        name, title = f"{prefix}-size-{point.size}", f"size {point.size}, depth {point.depth}{said}"
+        hit = (edges[i], edges[i + 1] - edges[i])
+        marks.append(Mark(name, x[i], at(value), title, _point_rows(point, plain), kind=kind, hit=hit))
+    tied = [p.size in entry.tied_sizes for p in points] if len(entry.tied_sizes) > 1 else []
+    bands = [(edges[a], edges[b + 1] - edges[a]) for a, b in runs(tied)]
+    signs = [f"★ chosen{', with its 95 % interval' if spread else ''}"] if is_fixed else []
+    signs += ["shaded: tied sizes, as good inside the noise"] if bands else []
     signs += ["dashed: plain decoding"] if plain else []
+    powers = range(math.ceil(logs[0]), math.floor(logs[-1]) + 1)
     return Canvas(
-        title,
+        f"Predicted {'throughput' if timed else 'tokens per step'} of the best tree of every size",
         " · ".join(signs),
         860,
         320,
         marks,
-        [(path, 2.0)],
+        [("M" + "L".join(f"{mark.x:.1f} {mark.y:.1f}" for mark in marks), 2.0)],
         [(at(v), f"{v:,.6g}") for v in down],
-        across,
+        [(left + scale * (power - logs[0]), str(2**power)) for power in powers],
         unit="tokens per second" if timed else "tokens per step",
-        bands=bands if len(entry.tied_sizes) > 1 else [],
+        bands=bands,
         plain=at(plain) if plain else None,
         error=error if spread else None,
     )
 
 
-def _point_rows(point: DraftFigure, plain: float | None) -> list[tuple[str, str]]:
+def _point_rows(point: DraftFigure, plain: float | None) -> Texts:
     """(name, value) that a point of the curve shows under the pointer; ``plain`` is the rate of plain decoding."""
+    rate = point.tokens_per_s
     rows = [("tokens/step", f"{point.tokens_per_step:.3f}")]
-    if point.step_ms is not None:
-        rows.append(("step ms", f"{point.step_ms:.3f}"))
-    if point.tokens_per_s:
-        rows.append(("tokens/s", f"{point.tokens_per_s:,.1f}"))
-        rows += [("over plain", f"{point.tokens_per_s / plain:.2f}")] if plain else []
-    return rows
+    rows += [("step ms", f"{point.step_ms:.3f}")] if point.step_ms is not None else []
+    rows += [("tokens/s", f"{rate:,.1f}")] if rate else []
+    return rows + ([("over plain", f"{rate / plain:.2f}")] if rate and plain else [])

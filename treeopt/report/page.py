@@ -30,12 +30,12 @@ from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.bench_table import about_rule, bench_tables, group_table, has_one_text, text_price
-from treeopt.report.canvas import Canvas, Mark, curve_canvas, tree_canvas
+from treeopt.report.canvas import Canvas, Mark, Texts, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, kinds_table, mixture, price, schedule, trees_table
-from treeopt.report.verdict import NO_TREE_PAYS, doubts, entry_doubts, measured_ties, speedup_over
-from treeopt.report.wording import count, pm
+from treeopt.report.verdict import NO_TREE_PAYS, doubts, entry_doubts, speedup_over, weighed
+from treeopt.report.wording import count, told
 from treeopt.trees.tree import Choice
 
 INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
@@ -49,7 +49,7 @@ class Example:
     """Real texts in which a path was accepted: (what came before, accepted guesses)."""
 
     path: Choice
-    texts: list[tuple[str, str]]
+    texts: Texts
 
 
 @dataclass(frozen=True)
@@ -81,26 +81,20 @@ class ReportSources:
         record = {**(notes.provenance or {}), **{key: info.get(key) for key in SHOWN}, **more}
         if isinstance(rule := record.get("acceptance"), Mapping):
             record["acceptance"] = option_of(rule)
-        if notes.inputs:
-            record["made from"] = {name: f"sha256 {sha256[:12]}" for name, sha256 in notes.inputs.items()}
-        if notes.answers:
-            record["answers"] = _answers(notes.answers)
-        if notes.loop_share is not None:
-            record["ended in a loop"] = f"{notes.loop_share:.0%} of the answers, cut there"
+        made_from = {name: f"sha256 {sha256[:12]}" for name, sha256 in (notes.inputs or {}).items()}
+        record |= {"made from": made_from} if made_from else {}
+        record |= {"answers": _answers(notes.answers)} if notes.answers else {}
+        looped = notes.loop_share
+        record |= {} if looped is None else {"ended in a loop": f"{looped:.0%} of the answers, cut there"}
         self.records[file.name] = record
 
     def add_bench(self, file: Path, bench: Benchmark) -> None:
         """Add a benchmark that was read."""
-        info = {name: getattr(bench, name) for name in BENCH_NOTES}
-        self.add(file, info, dtype=bench.dtype, rounds=bench.rounds)
+        self.add(file, {name: getattr(bench, name) for name in BENCH_NOTES}, dtype=bench.dtype, rounds=bench.rounds)
 
-    def examples(self) -> dict[Choice, list[tuple[str, str]]]:
+    def examples(self) -> dict[Choice, Texts]:
         """Path -> real texts in which it was accepted."""
         return {example.path: example.texts for notes in self.notes.values() for example in notes.examples or ()}
-
-    def skipped(self) -> list[str]:
-        """Prompts and turns that were left out, each once."""
-        return list(dict.fromkeys(_text(row) for notes in self.notes.values() for row in notes.skipped or ()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,25 +129,24 @@ class Section:
     def card(self) -> tuple[str, str]:
         """The number of the summary, and what it means; what there is against the tree stands between them."""
         chosen, speedup = self.entry.chosen, self.speedup
-        predicted = pm(chosen.speedup, chosen.stderr.speedup)
-        rows = f"The chosen tree ({count(chosen.size, 'row')} a step)"
+        tree = f"The chosen tree ({count(chosen.size, 'row')} a step)"
         if not self.entry.speculates:
             said = "The plan does not speculate." if self.plan.mix else NO_TREE_PAYS
             return "1×", "" if self.doubts else said
-        if speedup and not self.elsewhere:
+        if speedup and self.bench and not self.elsewhere:
             ends = "" if speedup.low is None else f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
-            said = f"{rows} decodes {speedup.value:.2f} times as fast as plain decoding, measured{ends}"
-            said += f"; predicted {predicted}." if chosen.speedup is not None else "."
-            return f"{speedup.value:.2f}×", " ".join([said, *(measured_ties(self.bench) if self.bench else [])])
-        if chosen.speedup is not None:
-            steps = f", for steps timed {self.elsewhere}" if self.elsewhere else ""
-            here = "It was not measured by treeopt itself."
-            if speedup:
-                here = f"Decoded here it is {speedup.value:.2f} times as fast, which is no check of that."
-            said = f"{rows} is predicted to decode {predicted} times as fast as plain decoding{steps}. {here}"
-            return f"{chosen.speedup:.2f}×", said
-        rate = f"tokens per step with {chosen.size} rows, predicted; no step was timed."
-        return f"{chosen.tokens_per_step:.2f}", rate
+            said = f"{tree} decodes {speedup.value:.2f} times as fast as plain decoding, measured{ends}"
+            said += f"; predicted {told(chosen, 'speedup')}." if chosen.speedup is not None else "."
+            return f"{speedup.value:.2f}×", " ".join([said, *weighed(self.bench)[1]])
+        if chosen.speedup is None:
+            rate = f"tokens per step with {chosen.size} rows, predicted; no step was timed."
+            return f"{chosen.tokens_per_step:.2f}", rate
+        here = "It was not measured by treeopt itself."
+        if speedup:
+            here = f"Decoded here it is {speedup.value:.2f} times as fast, which is no check of that."
+        said = f"{tree} is predicted to decode {told(chosen, 'speedup')} times as fast as plain decoding"
+        said += f", for steps timed {self.elsewhere}" if self.elsewhere else ""
+        return f"{chosen.speedup:.2f}×", f"{said}. {here}"
 
 
 def write_report(
@@ -180,18 +173,22 @@ def write_report(
     about = {"inputs": plan.inputs, "provenance": plan.provenance}
     sources.add(run.plan, about, **searched, search_limits=document.get("constraint"))
     sections = [_section(i, plan, inputs, sources) for i in range(len(plan.entries))]
-    engines = [(bench, _engine_notes(run, plan, bench)) for bench in _engine_benches(run, sources)]
+    engines = []
+    for file in run.engine_benches():
+        engines.append(bench := Benchmark.load(file))
+        sources.add_bench(file, bench)
     old = _stale(run, sources.notes)
     if drawn is None:
         drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
     shown = [p for p in drawn if isinstance(p, Picture) and p.figure.name not in INTERACTIVE]
     elsewhere = sorted({section.elsewhere for section in sections} - {""})
     origin, rule = origin_rows(sources.records), rule_of(plan.acceptance)
+    left_out = [_text(row) for notes in sources.notes.values() for row in notes.skipped or ()]
     page = render(
         plan=plan,
         about_plan=[said for said in (mixture(plan, hint=False), price(plan), schedule(plan)) if said],
         sections=sections,
-        engines=engines,
+        engines=[(bench, _engine_notes(run, plan, bench)) for bench in engines],
         origin=origin,
         stale=[*old, *map(not_a_check, elsewhere)],
         against=doubts(plan) if plan.mix else [],
@@ -200,7 +197,7 @@ def write_report(
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
         pictures=[(p, svg_element(p.svg, f"figure-{i}-")) for i, p in enumerate(shown)],
-        skipped=sources.skipped(),
+        skipped=list(dict.fromkeys(left_out)),
         marks=[m for s in sections for c in (s.tree, s.curve) if c is not None for m in c.marks],
     )
     writing.write_text(run.report, page)
@@ -232,14 +229,6 @@ def _section(i: int, plan: Plan, inputs: Inputs, sources: ReportSources) -> Sect
     )
 
 
-def _engine_benches(run: RunDirectory, sources: ReportSources) -> Iterator[Benchmark]:
-    """Benchmarks by other runtimes; each is added to the sources."""
-    for file in run.engine_benches():
-        bench = Benchmark.load(file)
-        sources.add_bench(file, bench)
-        yield bench
-
-
 def _engine_notes(run: RunDirectory, plan: Plan, bench: Benchmark) -> list[str]:
     """Sentences on what a benchmark by another runtime does not show."""
     where = timed_elsewhere(run, plan, bench)
@@ -254,21 +243,12 @@ def render(*, marks: list[Mark], **content: Any) -> str:
     folder = resources.files("treeopt.report") / "templates"
     style, script = ((folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    loader = PackageLoader("treeopt.report")
     environment = Environment(
-        loader=PackageLoader("treeopt.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    tables = {
-        "trees_table": trees_table,
-        "kinds_table": kinds_table,
-        "bench_tables": bench_tables,
-        "group_table": group_table,
-    }
-    words = {"certainty": certainty, "about_rule": about_rule, "text_price": text_price}
-    environment.globals.update(tables, **words)
+    said = (trees_table, kinds_table, bench_tables, group_table, certainty, about_rule, text_price)
+    environment.globals.update({function.__name__: function for function in said})
     page = environment.get_template("report.html.j2").render(
         tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
         style=Markup(style),
@@ -293,10 +273,9 @@ def origin_rows(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, lis
         for file, record in records.items():
             if record.get(key) not in (None, {}, []):
                 values.setdefault(_text(record[key]), []).append(file)
-        if values:
-            alone = len(values) == 1 and key != "command"
-            said = [(value, "" if alone else ", ".join(files)) for value, files in values.items()]
-            rows.append((key.replace("_", " "), said))
+        alone = len(values) == 1 and key != "command"
+        said = [(value, "" if alone else ", ".join(files)) for value, files in values.items()]
+        rows += [(key.replace("_", " "), said)] if said else []
     return rows
 
 
@@ -304,8 +283,8 @@ def _answers(answers: Mapping[str, Any]) -> str:
     """How the answers of a calibration came about."""
     if not answers.get("given"):
         return "decoded by the target"
-    estimate, sampled = ("an estimate for greedy decoding", f"sampled at temperature {answers.get('temperature')}")
-    return f"given with the prompts: {estimate if answers.get('is_estimate') else sampled}"
+    sampled = f"sampled at temperature {answers.get('temperature')}"
+    return f"given with the prompts: {'an estimate for greedy decoding' if answers.get('is_estimate') else sampled}"
 
 
 def _text(value: Any) -> str:

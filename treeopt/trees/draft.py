@@ -1,7 +1,6 @@
 """Drafts: what a decoding step can verify, whatever kind of tree that is.
 
-A fixed tree (`Tree`; a chain is one) and a dynamic tree (`DynamicTree`) are the kinds; of a `TreeSize` only the size is
-known. A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
+A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
 drafter's file. In files a draft is an object:
 
     {"medusa_choices": [[0], [0, 0]]}      a fixed tree
@@ -123,9 +122,7 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
 
 
 def draft_of(record: object) -> Draft:
-    """The draft that a file's record describes; a draft is returned as it is.
-
-    Raises InvalidInput for a record of no draft, or of one that cannot be.
+    """The draft that a file's record describes, or that is given; InvalidInput for a record of none.
 
     >>> draft_of({"levels": 3, "topk": 4, "rows": 16})
     DynamicTree(levels=3, topk=4, rows=16)

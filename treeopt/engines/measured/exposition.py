@@ -5,8 +5,6 @@ their labels, subtracted one by one and then summed: data-parallel engines have 
 restart of one would hide in the sum. The `_created` series are times, not counts; they tell a restart.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

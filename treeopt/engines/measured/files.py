@@ -5,8 +5,6 @@ JSON           the document; of JSON lines a list with one document a line
 anything else  its text
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection

@@ -13,8 +13,6 @@ exactly. One thing cannot be mended: the script looks for no EOS, and what an an
 hits : (rows, R) bool  of one head; at most one candidate a row is the true token
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

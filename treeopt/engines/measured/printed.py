@@ -5,8 +5,6 @@ mean  :       tokens of a draft, the target's own included: 1 + accepted / D, tw
 D     :       drafts, which are not printed; accepted and drafted tokens are
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

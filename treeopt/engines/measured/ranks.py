@@ -13,8 +13,6 @@ Past the end of a sequence there is nothing to log: those cells must be null. Th
 misses behind an EOS, where a guess is wrong.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any

@@ -23,8 +23,6 @@ but its reader drops it all the same and with it the chance of the last child; a
 than 1 is taken as it is, child by child.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Requests are independent, and so the errors of survival are bootstrapped over th
 names are brought to those of `RequestDrafts`, which are vLLM's; means are read for checks only.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

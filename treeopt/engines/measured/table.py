@@ -8,8 +8,6 @@ head,top1,top2,...            one line a head, cumulative; with or without trial
 Heads count from 0 or from 1. The lines may come in any order; --trials stands in for the column.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator, Sequence

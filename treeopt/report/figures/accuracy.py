@@ -1,18 +1,18 @@
-"""How often guesses are right, depth by depth: by rank, by group of prompts, and along the answer.
+"""How often guesses are right: by rank, by group of prompts, along the answer, and how heads learned that.
 
 Intervals are Wilson's at 95 %, with states taken as independent; neighbours in a text are not quite. Under rejection
 ranks say which drafted tokens are accepted, and in an engine's log which were: there is one rank then.
 
-K heads, or depths · R ranks · G groups · B buckets of positions
+K heads, or depths · R ranks · G groups · B buckets of positions · n points of a curve
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.records.calibration import ENGINE_LOG, Calibration
@@ -25,30 +25,18 @@ from treeopt.report.wording import count
 from treeopt.trees.tree import MAX_RANK
 
 INTERVALS = "95 % intervals, states as independent"
+POINTS = 100  # of a curve; each is the mean of neighbouring steps
+MOST_NAMED = 10  # heads that the legend names, and that have a look of their own; more share a scale of colours
 
 
-@dataclass(frozen=True)
-class GuessWords:
-    """How guesses are spoken of.
-
-    guesser : what guesses at each depth, head or depth
-    right   : what a share counts, "the heads are right"
-    share   : its name beside an axis; of: what it is a share of
-    """
-
-    guesser: str = "depth"
-    right: str = "guesses are right"
-    share: str = "top-1 accuracy"
-    of: str = "share of states"
-
-    @classmethod
-    def about(cls, info: Mapping[str, Any]) -> GuessWords:
-        """The words for what a calibration or a trace says of itself."""
-        accepted = (info.get("acceptance") or {}).get("rule") == "rejection"
-        if accepted or info.get("source") == ENGINE_LOG:
-            return cls("depth", "drafted tokens are accepted", "accepted", "share of drafted tokens")
-        who = depth_noun(info.get("drafter"))
-        return cls(who, "the heads are right" if who == "head" else "guesses are right")
+def _words(info: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """What guesses at each depth, what a share counts, "the heads are right", its name, and what it is a share of."""
+    accepted = (info.get("acceptance") or {}).get("rule") == "rejection"
+    if accepted or info.get("source") == ENGINE_LOG:
+        return "depth", "drafted tokens are accepted", "accepted", "share of drafted tokens"
+    who = depth_noun(info.get("drafter"))
+    right = "the heads are right" if who == "head" else "guesses are right"
+    return who, right, "top-1 accuracy", "share of states"
 
 
 def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Chart:
@@ -59,7 +47,8 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
     [[0.6, 0.8], [0.4, 0.5]]
     """
     hits, trials = calibration.hits[:, :ranks], calibration.trials[:, None]
-    info, words = calibration.meta, GuessWords.about(calibration.meta)
+    info = calibration.meta
+    guesser, right, _, of = _words(info)
     sequences, is_log = info.get("sequences"), info.get("source") == ENGINE_LOG
     single, cumulative = wilson(hits, trials), wilson(hits.cumsum(1), trials)
     heads, ranks = hits.shape
@@ -74,23 +63,23 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
     )
     if ranks == 1:
         line = single[:, 0].over("", np.arange(1, heads + 1), **style.series(0))
-        panel = Panel([line], words.guesser, words.of, scale="whole", xlim=(0.5, heads + 0.5), ylim=(0, 1.02))
-        return Chart(f"How often {words.right}, by {words.guesser}", caption, [[panel]], legend=None)
+        panel = Panel([line], guesser, of, scale="whole", xlim=(0.5, heads + 0.5), ylim=(0, 1.02))
+        return Chart(f"How often {right}, by {guesser}", caption, [[panel]], legend=None)
     dodge = (np.arange(heads) - (heads - 1) / 2) * min(0.4 / max(heads - 1, 1), 0.1)
-    left, right = [], []
+    singles, among = [], []
     for k in range(heads):
         look, x = style.series(k), np.arange(ranks) + dodge[k]
         never = single.value[k] == 0  # a logarithmic axis has no place for 0
-        left.append(single[k, ~never].over("", x[~never], **look))
+        singles.append(single[k, ~never].over("", x[~never], **look))
         hollow = {**look, "linestyle": "none", "markerfacecolor": "white"}
-        left.append(Series("", x[never], np.zeros(never.sum()), look=hollow, kind="edge"))
-        right.append(cumulative[k].over(str(k + 1), x + 1, **look))
-    xlabel, last, among = "rank (0 is the best candidate)", ranks - 0.5, "Among the first k candidates"
+        singles.append(Series("", x[never], np.zeros(never.sum()), look=hollow, kind="edge"))
+        among.append(cumulative[k].over(str(k + 1), x + 1, **look))
+    xlabel, last, title = "rank (0 is the best candidate)", ranks - 0.5, "Among the first k candidates"
     panels = [
-        Panel(left, xlabel, words.of, "At this rank", "whole", log=True, xlim=(-0.5, last)),
-        Panel(right, "k candidates", words.of, among, "whole", xlim=(0.5, last + 1), ylim=(0, 1.02)),
+        Panel(singles, xlabel, of, "At this rank", "whole", log=True, xlim=(-0.5, last)),
+        Panel(among, "k candidates", of, title, "whole", xlim=(0.5, last + 1), ylim=(0, 1.02)),
     ]
-    return Chart(f"How often {words.right}, by rank", caption, [panels], words.guesser)
+    return Chart(f"How often {right}, by rank", caption, [panels], guesser)
 
 
 def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any] | None = None) -> Chart:
@@ -104,7 +93,7 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     ['code (2)', 'chat (1)']
     """
     info = info or {}
-    words = GuessWords.about(info)
+    guesser, right, share, of = _words(info)
     try:
         hits = np.stack([np.asarray(group["hits"])[:, 0] for group in groups.values()])
         trials = np.stack([np.asarray(group["trials"]) for group in groups.values()])
@@ -118,7 +107,7 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     rows = [f"{style.short(name)} ({n})" for (name, _), n in zip(found, sequences, strict=True)]
     named: Look = {"rows": rows, "height": max(HEIGHT, len(rows) * max(0.3, 0.06 * heads))}
     marks = [top1[:, k].along(str(k + 1), y + dodge[k], **style.series(k)) for k in range(heads)]
-    panels = [Panel(marks, f"{words.share} [{words.of}]", "group (sequences)", xlim=(0, None), width=3, **named)]
+    panels = [Panel(marks, f"{share} [{of}]", "group (sequences)", xlim=(0, None), width=3, **named)]
     rates = [(group.get("tokens_per_step"), None, group.get("tokens_per_step_stderr")) for _, group in found]
     if all(rate is not None for rate, *_ in rates):
         known = Estimates.of(rates)
@@ -126,8 +115,8 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
         marks = [known.along("", y, color="black", marker="D")]
         panels.append(Panel(marks, "tokens per step", xlim=(low, low + 1.08 * max(high - low, 0.1)), **named))
     counted = f"{count(int(trials.max(1).sum()), 'state')} of {count(sum(sequences), 'sequence')}"
-    title = f"How often {words.right}, by group of prompts"
-    return Chart(title, style.about(info, counted, INTERVALS), [panels], words.guesser)
+    title = f"How often {right}, by group of prompts"
+    return Chart(title, style.about(info, counted, INTERVALS), [panels], guesser)
 
 
 def positions_chart(trace: RankTrace, *, buckets: int = 8) -> Chart:
@@ -152,10 +141,64 @@ def positions_chart(trace: RankTrace, *, buckets: int = 8) -> Chart:
     hits = np.stack([np.bincount(bucket[column == 0], minlength=n) for column in ranks.T])
     trials = np.stack([np.bincount(bucket[column != NO_TRIAL], minlength=n) for column in ranks.T])
     middle = np.bincount(bucket, position, n) / np.bincount(bucket, minlength=n)
-    top1, words = wilson(hits, trials), GuessWords.about(trace.meta)
+    top1 = wilson(hits, trials)
+    guesser, right, share, of = _words(trace.meta)
     counted = f"{count(len(position), 'state')} of {count(trace.num_sequences, 'sequence')}"
     lines = [top1[k].over(str(k + 1), middle, **style.series(k)) for k in range(len(trials))]
     axes: Look = {"xlim": (0, int(edges[-1])), "ylim": (0, None), "breaks": (edges[1:-1] - 0.5).tolist()}
-    panel = Panel(lines, "position in the answer [tokens]", f"{words.share} [{words.of}]", **axes)
-    title = f"How often {words.right} along the answer"
-    return Chart(title, style.about(trace.meta, counted, INTERVALS), [[panel]], words.guesser)
+    panel = Panel(lines, "position in the answer [tokens]", f"{share} [{of}]", **axes)
+    title = f"How often {right} along the answer"
+    return Chart(title, style.about(trace.meta, counted, INTERVALS), [[panel]], guesser)
+
+
+def training_chart(log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Chart:
+    """Loss and accuracy of each head over steps, with marks for the held-out texts before the first and after the last.
+
+    log    : the lines of a training log; a head that had nothing to guess leaves a gap
+    record : what the run says of itself, with the counts on held-out texts
+
+    Raises OutOfRange for an empty log.
+    """
+    from matplotlib import colormaps
+
+    if not log:
+        raise OutOfRange("Curves need at least one step, but the training log is empty.")
+    parts = np.array_split(np.arange(len(log)), min(POINTS, len(log)))
+
+    def means(key: str) -> NDArray[np.float64]:
+        values = [line[key] if isinstance(line[key], list) else [line[key]] for line in log]
+        array = np.ma.masked_invalid(np.array(values, dtype=np.float64))  # null becomes NaN
+        return np.array([array[part].mean(0).filled(np.nan) for part in parts])
+
+    steps, loss, accuracy = means("step")[:, 0], means("head_loss_nats"), means("accuracy")
+    before, after = (np.array(record["held_out"][when]["accuracy"], dtype=np.float64) for when in ("before", "after"))
+    last, heads = float(steps[-1]), loss.shape[1]
+    every = -(-heads // MOST_NAMED)  # of more heads the legend names some
+    left, right = [], []
+    for k, colour in enumerate(colormaps["viridis"](np.linspace(0.0, 0.9, heads))):  # its last tenth is pale
+        name = str(k + 1) if k % every == 0 or k == heads - 1 else ""
+        look = style.series(k) if heads <= MOST_NAMED else {"color": colour, "marker": "o", "linestyle": "-"}
+        line, ends = {**look, "marker": ""}, {**look, "linestyle": "none", "markersize": 6, "clip_on": False}
+        left.append(Series(name, steps, loss[:, k], look=line))
+        right.append(Series("", steps, accuracy[:, k], look=line))
+        right.append(Series("", [0], before[k : k + 1], look={**ends, "markerfacecolor": "white", "zorder": 3}))
+        right.append(Series("", [1.04 * last], after[k : k + 1], look={**ends, "zorder": 3}))
+    title = "Lines: the texts of each step"
+    axes: Look = {"scale": "whole", "xlim": (0, 1.06 * last), "ylim": (0, None)}
+    held_out = f"{title}\nMarks: held-out texts, open before, full after"
+    panels = [
+        Panel(left, "step", "loss [nats per state]", title, **axes),
+        Panel(right, "step", "accuracy of the first choice", held_out, **axes),
+    ]
+    return Chart("How the heads learned", _recipe(record), [panels], "head")
+
+
+def _recipe(record: Mapping[str, Any]) -> str:
+    """The recipe, its steps and its texts, from the record of a run."""
+    recipe, trials = record.get("recipe"), record["held_out"]["after"]["trials"]
+    return style.sentence(
+        f"{recipe['kind']}, {recipe['num_heads']} heads" if recipe else None,
+        f"{record['steps']:,} steps of {recipe['batch_size']} texts in {record['seconds']:,.0f} s" if recipe else None,
+        style.origin(record.get("provenance")),
+        f"{max(trials):,} held-out states" if trials else None,
+    )

@@ -22,12 +22,10 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
-from treeopt.report.figures.batches import kinds_chart, pareto_chart
-from treeopt.report.figures.bench import accepted_chart, contenders_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart, kinds_chart, pareto_chart
 from treeopt.report.figures.chart import Chart
 from treeopt.report.figures.chart import draw as draw_chart
-from treeopt.report.figures.latency import latency_chart, parts_chart
-from treeopt.report.figures.planning import sizes_chart, throughput_chart
+from treeopt.report.figures.planning import latency_chart, parts_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import TreeData, draw_tree, tree_data
 from treeopt.trees.shapes import Limits
 

@@ -118,17 +118,13 @@ def legend(axes: Axes, title: str | None = None, **options: Any) -> Legend:
 
 def size_axis(axes: Axes, sizes: ArrayLike) -> None:
     """Rows on a logarithmic axis with a tick at each power of two."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    values = np.asarray(sizes) if np.size(sizes) else np.array([1, 2])
-    low, high = float(values.min()), float(values.max())
-    powers = 2 ** np.arange(np.floor(np.log2(low)), np.ceil(np.log2(max(high, 2 * low))) + 1)
+    low = float(np.min(sizes)) if np.size(sizes) else 1.0
+    high = max(float(np.max(sizes, initial=low)), 2 * low)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(powers.tolist()))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlim(low * 0.87, max(high, 2 * low) * 1.15)
-    axes.set_xlabel("rows per step and sequence (tree size)")
+    powers = 2 ** np.arange(np.floor(np.log2(low)), np.ceil(np.log2(high)) + 1)
+    axes.set_xticks(powers, [f"{power:g}" for power in powers])
+    axes.set_xticks([], minor=True)
+    axes.set(xlim=(low * 0.87, high * 1.15), xlabel="rows per step and sequence (tree size)")
 
 
 def log_axis(axes: Axes) -> None:
@@ -144,11 +140,7 @@ def log_axis(axes: Axes) -> None:
 
 
 def short(name: str, most: int = 30) -> str:
-    """A name that fits beside an axis.
-
-    >>> short("an unusually long name of a group", 12)
-    'an unusuall…'
-    """
+    """A name that fits beside an axis, its end left out."""
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
@@ -167,11 +159,7 @@ def origin(provenance: Mapping[str, Any] | None) -> str:
 
 
 def runs(which: Sequence[bool]) -> list[tuple[int, int]]:
-    """(first, last) of every run of true ones.
-
-    >>> runs([True, True, False, True])
-    [(0, 1), (3, 3)]
-    """
+    """(first, last) of every run of true ones."""
     edges = np.flatnonzero(np.diff([0, *which, 0])).tolist()
     return [(first, after - 1) for first, after in zip(edges[::2], edges[1::2], strict=True)]
 
@@ -192,13 +180,8 @@ def rule(acceptance: Mapping[str, Any] | None) -> str:
 
 
 def span(numbers: Sequence[int]) -> str:
-    """From the least to the greatest.
-
-    >>> span([512, 2048]), span([7, 7])
-    ('512–2,048', '7')
-    """
-    least, most = min(numbers), max(numbers)
-    return f"{least:,}" + (f"–{most:,}" if most > least else "")
+    """From the least to the greatest: 512–2,048."""
+    return "–".join(f"{end:,}" for end in sorted({min(numbers), max(numbers)}))
 
 
 @look()

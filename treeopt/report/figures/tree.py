@@ -122,20 +122,12 @@ def columns(tree: Tree, probabilities: NDArray[np.float64]) -> NDArray[np.float6
 
 
 def node_gid(path: tuple[int, ...]) -> str:
-    """The id of a node's element in the SVG.
-
-    >>> node_gid((0, 2)), node_gid(())
-    ('node-0-2', 'node-root')
-    """
+    """The id of a node's element in the SVG: node-0-2, node-root."""
     return "node-" + ("-".join(map(str, path)) or "root")
 
 
 def shape_words(tree: Tree) -> str:
-    """Rows, depth and widths.
-
-    >>> shape_words(Tree.dense([2, 1]))
-    '5 rows, depth 2, widths 2 2'
-    """
+    """Rows, depth and widths."""
     return f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
 
 

@@ -72,14 +72,12 @@ class Settings(dict[str, Any]):
 class StoredTensors:
     """The names of the tensors in some files; their values when asked for.
 
-    A name may have a part in each of several files, concatenated along dimension 0 (tensor-parallel
-    ranks). ``own`` says that by their names the files hold heads and nothing else.
+    A name may have a part in each of several files, concatenated along dimension 0 (tensor-parallel ranks).
     """
 
     origin: Path
     parts: dict[str, tuple[Path, ...]]
     ranks: int = 0
-    own: bool = False
     notes: tuple[str, ...] = ()
     pickled: Pickled = field(default_factory=dict, repr=False)
 
@@ -99,9 +97,7 @@ class StoredTensors:
             return torch.cat(parts) if len(parts) > 1 else parts[0]
         except RuntimeError:
             shapes = " and ".join(str(tuple(part.shape)) for part in parts[:3])
-            raise InvalidInput(
-                f"The parts of {quoted(name)} in {self.origin} must fit together, but have the shapes {shapes}."
-            ) from None
+            raise InvalidInput(f"The parts of {quoted(name)} in {self.origin} do not fit together: {shapes}.") from None
 
     def _read_part(self, file: Path, name: str) -> Tensor:
         if file.suffix == ".safetensors":
@@ -202,11 +198,9 @@ def _listed(origin: Path, files: list[Path]) -> StoredTensors:
     for file in files:
         for name in _names(file, pickled):
             if name in parts:
-                raise InvalidInput(
-                    f"A tensor must be in one file, but {quoted(name)} is in {parts[name][0]} and {file}."
-                )
+                raise InvalidInput(f"{quoted(name)} is in two files, {parts[name][0]} and {file}.")
             parts[name] = (file,)
-    return StoredTensors(origin, parts, own=origin.name in HEAD_FILES, pickled=pickled)
+    return StoredTensors(origin, parts, pickled=pickled)
 
 
 def _ranked(folder: Path) -> StoredTensors:
@@ -218,10 +212,7 @@ def _ranked(folder: Path) -> StoredTensors:
     names = [set(_names(file, {})) for file in files]
     for file, there in zip(files, names, strict=True):
         if odd := sorted(name for name in there ^ names[0] if "medusa" in name):
-            raise InvalidInput(
-                f"Every rank must hold a part of each head's tensors, but {quoted(odd[0])} is in only one of "
-                f"{files[0].name} and {file.name} in {folder}."
-            )
+            raise InvalidInput(f"{quoted(odd[0])} is in only one of {files[0].name} and {file.name} in {folder}.")
     return StoredTensors(folder, dict.fromkeys(sorted(names[0]), files), ranks=len(files))
 
 
@@ -231,10 +222,7 @@ def _indexed(index: Path) -> StoredTensors:
         raise InvalidInput(f"{index} must have a weight_map of tensor names to files, but it has none.")
     for name, file in where.items():
         if not isinstance(file, str) or file not in beside or not file.endswith(SUFFIXES):
-            raise InvalidInput(
-                f"{index} must name weight files in its folder, but {quoted(name)} is said to be in "
-                f"{quoted(file)}, which is not there."
-            )
+            raise InvalidInput(f"{index} says that {quoted(name)} is in {quoted(file)}, which is not there.")
     return StoredTensors(index, {name: (index.parent / file,) for name, file in where.items()})
 
 

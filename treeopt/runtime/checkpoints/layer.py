@@ -5,9 +5,7 @@ d width · nh query heads and nk key heads of width hd · F inner width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +14,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import Settings
 from treeopt.runtime.checkpoints.reading import Reading, most_common
 from treeopt.runtime.drafters.layer import OneLayer, layer_config
+from treeopt.runtime.folder import loadable
 
 ATTENTION = "layers.0.self_attn."
 LAYER = (
@@ -26,19 +25,8 @@ LAYER = (
 FREQUENCIES = ATTENTION + "rotary_emb.inv_freq"
 TOLD = ("num_attention_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act")  # not by tensors
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+DESCRIBES = "config.json must describe a Llama layer"
 SIZES = {"num_attention_heads": LAYER[0], "num_key_value_heads": LAYER[1], "intermediate_size": LAYER[4]}
-
-
-@contextmanager
-def describing(origin: Path) -> Iterator[None]:
-    """Turn whatever transformers' checks raise on a config into InvalidInput."""
-    try:
-        yield
-    except InvalidInput:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InvalidInput(f"config.json of {origin} must describe a Llama layer, but: {reason}") from None
 
 
 def build_layer_config(
@@ -59,9 +47,7 @@ def build_layer_config(
     for name in LAYER[:-1]:
         if tensors[name].ndim != 2:
             shape = tuple(tensors[name].shape)
-            raise InvalidInput(
-                f"A projection of a layer must be a matrix, but {reading.said(name)} has the shape {shape}."
-            )
+            raise InvalidInput(f"{reading.said(name)} must be a matrix, but it has the shape {shape}.")
     if frequencies is not None and frequencies.ndim == 1:
         head_width, told_by = 2 * len(frequencies), reading.names[FREQUENCIES]
     elif heads := getattr(like, "num_attention_heads", None):
@@ -78,14 +64,14 @@ def build_layer_config(
                 f"The attention of a layer must have whole heads, of width {head_width} by {quoted(told_by)}, and a whole "
                 f"multiple of them for queries, but {reading.said(name)} has {rows} rows beside the {query_rows} of queries."
             )
-    with describing(origin):
+    with loadable(DESCRIBES, str(origin)):
         config = layer_config(
             like,
             width,
-            heads=query_rows // head_width,
-            key_heads=key_rows // head_width,
-            head_width=head_width,
-            inner_width=most_common([gate, up, tensors[LAYER[6]].shape[1]]),
+            num_attention_heads=query_rows // head_width,
+            num_key_value_heads=key_rows // head_width,
+            head_dim=head_width,
+            intermediate_size=most_common([gate, up, tensors[LAYER[6]].shape[1]]),
         )
         weights = make(config, device="meta").weights  # finds what a config alone does not
     reading.check_shapes({name: tuple(weight.shape) for name, weight in weights.items()}, what)
@@ -104,7 +90,7 @@ def described(config: Settings, width: int) -> Any | None:
         config.number("rms_norm_eps", 0, kind=int | float)
     from transformers import LlamaConfig
 
-    with describing(config.origin):
+    with loadable(DESCRIBES, str(config.origin)):
         return LlamaConfig(hidden_size=width, **given)
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
+from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.records.drafters import DRAFTERS, LAYOUTS
 from treeopt.runtime.checkpoints.files import StoredTensors, find_checkpoint, find_tensors
 from treeopt.runtime.drafters import part_of
@@ -141,6 +141,14 @@ class Reading:
                 )
         return tensors
 
+    def integers(self, name: str) -> Tensor:
+        """A list of whole numbers, such as ids of tokens."""
+        found = self.stored.read(self.names[name])
+        if found.ndim != 1 or found.dtype != torch.int64 or not len(found):
+            kind = f"{short(found.dtype)} of shape {tuple(found.shape)}"
+            raise InvalidInput(f"{self.said(name)} must be a list of int64 numbers, but it is {kind}.")
+        return found
+
     def most_common_size(self, pattern: str, dimension: int = 0) -> int:
         """The commonest size in a dimension, of the tensors whose names have the pattern in them."""
         tensors = [tensor for name, tensor in self.tensors.items() if re.search(pattern, name)]
@@ -234,15 +242,11 @@ def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
         found: Checkpoint | None = part_of(kind, "recognises")(stored) if row.recognises else None
         if found is not None:
             return found
-    raise _refusal(stored)
-
-
-def _refusal(stored: StoredTensors) -> TreeoptError:
-    """The error that names what the tensors are instead of heads in a published layout."""
     names = sorted(stored.parts)
     if any(name.startswith("speculator.") for name in names) or stored.config.get("model_type") == "mlp_speculator":
-        return Unsupported(f"{stored.origin} holds an MLP speculator, whose layout is not read.")
+        raise Unsupported(f"{stored.origin} holds an MLP speculator, whose layout is not read.")
     shown = ", ".join(map(quoted, names[:3])) + " ..." * (len(names) > 3)
-    return InvalidInput(
-        f"{stored.origin} must hold heads in a published layout ({', '.join(LAYOUTS)}), but its tensors are: {shown or 'none'}."
+    layouts = ", ".join(LAYOUTS)
+    raise InvalidInput(
+        f"{stored.origin} must hold heads in a layout ({layouts}), but its tensors are: {shown or 'none'}."
     )

@@ -71,9 +71,7 @@ def convert(
     loaded = checkpoint.build(Base(lm_head))
     name = base or (str(base_folder) if base_folder else None) or loaded.base
     if name is None and ours.names_base:
-        raise InvalidInput(
-            f"The layout {layout!r} names its base model, but {source} names none: pass it with `model`."
-        )
+        raise InvalidInput(f"{layout!r} names its base model, but {source} names none: pass it with `model`.")
     return loaded, save_heads(loaded.heads, layout, folder, base=name or "", base_folder=base_folder, lm_head=lm_head)
 
 
@@ -236,9 +234,7 @@ def _check_folder(folder: Path, names: Iterable[str], clashing: tuple[str, ...] 
         raise InvalidInput(f"`output` must be a folder, but {folder} is a file.")
     present = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
     if strange := [name for name in present if name.endswith(clashing) and name not in names]:
-        raise InvalidInput(
-            f"`output` must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
-        )
+        raise InvalidInput(f"`output` must be a folder without weights, but {folder} has {strange[0]}.")
 
 
 def _data_bytes(file: Path) -> int:

@@ -80,26 +80,21 @@ class DraftModel:
                 answer, states = answers[i], hidden[len(answers[i].prompt) : len(texts[i])]
                 ranks = torch.full((len(answer.tokens) + self.num_heads,), MISS)
                 ranks[: len(states)] = self.token_ranks(answer, states, top_k)
-                labels, windows = (
-                    answer.labels(self.num_heads),
-                    ranks.unfold(0, self.num_heads, 1)[: len(answer.tokens)],
-                )
+                windows = ranks.unfold(0, self.num_heads, 1)[: len(answer.tokens)]
+                labels = answer.labels(self.num_heads)
                 found[i] = torch.where(labels < 0, labels, windows).to(torch.int16).numpy()
         return found
 
     def token_ranks(self, answer: GivenText, states: Tensor, top_k: int) -> Tensor:
-        """(n,) rank of the answer's tokens after its first, by the (n, d) states before each; MISS for one that is unknown."""
-        labels = torch.tensor(answer.tokens[1 : 1 + len(states)], dtype=torch.long, device=states.device)
-        known = labels.clamp_max(self.draft_vocab_size - 1)
-        return torch.where(
-            labels == known, ranks_among(self.logits, states, known, top_k, self.model.vocab_size), MISS
-        ).cpu()
+        """(n,) rank of the answer's tokens behind its first, by the (n, d) states before each; MISS where none can tell."""
+        tokens = torch.tensor(answer.tokens[1 : 1 + len(states)], dtype=torch.long, device=states.device)
+        known = torch.arange(self.draft_vocab_size, device=states.device)
+        return ranks_among(self.logits, states, tokens, top_k, self.model.vocab_size, known).cpu()
 
 
 class ModelDraft(CausalDraft):
     """The draft model's rows of a decoder. The target's hidden states are dropped as they come."""
 
-    drafter: DraftModel
     ahead = 0
 
     def __init__(self, drafter: DraftModel, batch_size: int, capacity: int) -> None:
@@ -133,14 +128,9 @@ def load_draft_model(
 
     Raises InvalidInput unless it has the target's tokens.
     """
-    names = {kind: name for name, kind in DTYPES.items()}
-    draft = load_target(
-        path_or_id,
-        dtype=names.get(target.dtype),
-        device=str(target.device),
-        trust_remote_code=trust_remote_code,
-        option="`drafter`",
-    )
+    dtype = next((name for name, kind in DTYPES.items() if kind == target.dtype), None)
+    placed: dict[str, Any] = {"dtype": dtype, "device": str(target.device), "trust_remote_code": trust_remote_code}
+    draft = load_target(path_or_id, option="`drafter`", **placed)
     check_same_tokenizer(target, draft)
     return DraftModel(draft, target.vocab_size, num_heads=num_heads)
 
@@ -163,28 +153,21 @@ def check_same_tokenizer(target: Target, draft: Target) -> None:
 
 
 def open_exit(name: str, target: Target, num_heads: int) -> DraftModel:
-    """The early exit that "early-exit:LAYER" names."""
-    return early_exit(target, _exit_layer(name, target), num_heads=num_heads)
-
-
-def _exit_layer(name: str, target: Target) -> int:
-    """The layer that "early-exit:LAYER" names; half of the layers where it names none."""
+    """The early exit that "early-exit:LAYER" names; half of the layers where it names none."""
     _, _, layer = name.partition(":")
-    if not layer:
-        return max(1, target.num_layers // 2)
+    layer = layer or str(max(1, target.num_layers // 2))
     if not layer.isdecimal() or not 1 <= int(layer) < target.num_layers:
         raise InvalidInput(
             f"`drafter=early-exit:LAYER` needs a layer of 1 to {target.num_layers - 1}, but got {layer!r}."
         )
-    return int(layer)
+    return early_exit(target, int(layer), num_heads=num_heads)
 
 
 def early_exit(target: Target, layer: int, *, num_heads: int = DRAFT_DEPTH) -> DraftModel:
-    """The target's own first ``layer`` layers, its final norm and its lm_head as a draft model.
+    """The target's own first ``layer`` layers, its final norm and its lm_head as a draft model; no weight is copied.
 
-    No weight is copied. Elhoushi et al. 2024 (LayerSkip), section 4, drafts so with models that were trained to
-    exit early, and hands the keys of the first layers on to the target. Here the draft has a cache of its own:
-    the target's pass over a tree computes those layers anew.
+    Elhoushi et al. 2024 (LayerSkip), section 4, drafts so with models that were trained to exit early, and hands the
+    keys of the first layers on to the target. Here the draft has a cache of its own, and the target computes them anew.
     """
     return DraftModel(first_layers(target, layer), target.vocab_size, num_heads=num_heads, kind="early-exit")
 

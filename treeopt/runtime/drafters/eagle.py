@@ -65,13 +65,11 @@ class UnrolledHeads(Heads):
 
 
 class EagleHeads(UnrolledHeads):
-    """EAGLE-1's layer; it guesses ``num_heads`` tokens ahead.
+    """EAGLE-1's layer; it guesses ``num_heads`` tokens ahead. All weights are zero at first.
 
-    config    : of the layer, see `layer_config`
-    embedding : (V, d)  input embeddings     lm_head : (V, d)  the target's
-                the storage of both is used; they are neither trained nor in the state dict
-
-    All weights are zero at first.
+    config             : of the layer, see `layer_config`
+    embedding, lm_head : (V, d)  the target's, whose storage is used; they are neither trained nor in the state dict
+    placed             : dtype and device
     """
 
     kind = "eagle"
@@ -86,17 +84,16 @@ class EagleHeads(UnrolledHeads):
         lm_head: Tensor,
         bias: bool = True,
         num_heads: int = DRAFT_DEPTH,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        **placed: Any,
     ) -> None:
         super().__init__()
         self.num_heads, self.token_ids = num_heads, None
         self.vocab_size, self.width = lm_head.shape
         self.draft_vocab_size = self.vocab_size
-        self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
-        self.register_buffer("lm_head", lm_head.detach().to(device, dtype), persistent=False)
-        self.fc = zero_linear(2 * self.width, self.width, bias=bias, dtype=dtype, device=device)
-        self.layer = OneLayer(config, normed=False, dtype=dtype, device=device)
+        self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
+        self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
+        self.fc = zero_linear(2 * self.width, self.width, bias=bias, **placed)
+        self.layer = OneLayer(config, normed=False, **placed)
 
     def predict(self, following: Tensor, hidden: Tensor, *passed: Any) -> Tensor:
         return self.layer(self.fc(torch.cat([F.embedding(following, self.embedding), hidden], -1)), *passed)

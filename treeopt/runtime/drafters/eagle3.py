@@ -24,10 +24,10 @@ from treeopt.errors import InvalidInput
 from treeopt.runtime.drafters.eagle import UnrolledHeads
 from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
+from treeopt.runtime.training.batches import Text, common_tokens
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Text
     from treeopt.runtime.training.recipe import Recipe
 
 FEWEST_LAYERS = 7  # of a target whose layers 2, N // 2 and N - 3 are three
@@ -41,7 +41,7 @@ class Form:
     width, vocab_size : w and V, the target's
     states            : L
     layers            : at whose inputs they are read (the number of layers is the last one's output); None for the
-                        usual ones, `default_layers`
+                        usual ones: 2, N // 2 and N - 3 of N
     before_residual   : the residual is h after its norm (norm_before_residual)
     fuse_norm         : one norm of all states before fc (norm_before_fc)
     state_norms       : a norm of each of them before fc (fc_norm)
@@ -65,22 +65,14 @@ class Form:
     own_embedding: bool = False
 
 
-def default_layers(num_layers: int) -> tuple[int, ...]:
-    """At whose inputs EAGLE-3 reads a target of N layers unless a drafter's config.json says otherwise.
-
-    >>> default_layers(32)
-    (2, 16, 29)
-    """
-    return 2, num_layers // 2, num_layers - 3
-
-
 class Eagle3Heads(UnrolledHeads):
     """EAGLE-3's drafter; it guesses ``num_heads`` tokens ahead.
 
     config    : of the layer, see `layer_config`
     embedding : (V, d) input embeddings, whose storage is used; None for a drafter that is only written again
     lm_head   : (V, d) the target's, whose storage is used; None where the drafter has its own
-    token_ids : see `UnrolledHeads`
+    token_ids : see `Heads`
+    placed    : dtype and device
 
     All weights are zero at first. Those of the target are neither trained nor in the state dict.
     """
@@ -97,30 +89,33 @@ class Eagle3Heads(UnrolledHeads):
         lm_head: Tensor | None = None,
         token_ids: Tensor | None = None,
         num_heads: int = DRAFT_DEPTH,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        **placed: Any,
     ) -> None:
+        from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
         super().__init__()
         self.form, self.num_heads, self.width, self.vocab_size = form, num_heads, form.width, form.vocab_size
         self.draft_vocab_size = form.vocab_size if token_ids is None else len(token_ids)
         self.shares_projection = lm_head is not None
-        d, made = config.hidden_size, dict[str, Any](dtype=dtype, device=device)
+        d, device = config.hidden_size, placed.get("device")
 
         def norm(width: int) -> nn.Module:
-            return _zero_norm(width, config.rms_norm_eps).to(device, dtype)
+            made = LlamaRMSNorm(width, eps=config.rms_norm_eps).to(**placed)
+            nn.init.zeros_(made.weight)
+            return made
 
-        given = None if embedding is None else embedding.detach().to(device, dtype)
+        given = None if embedding is None else embedding.detach().to(**placed)
         self.register_buffer("embedding", given, persistent=False)
         self.register_buffer("token_ids", None if token_ids is None else token_ids.to(device), persistent=False)
-        self.fc = zero_linear(form.states * form.width, d, bias=form.fc_bias, **made)
+        self.fc = zero_linear(form.states * form.width, d, bias=form.fc_bias, **placed)
         self.input_norm = norm(form.states * form.width) if form.fuse_norm else None
         self.fc_norm = nn.ModuleList(norm(form.width) for _ in range(form.states * form.state_norms))
-        self.layer = OneLayer(config, normed=False, make=partial(PairLayer, form=form), **made)
+        self.layer = OneLayer(config, normed=False, make=partial(PairLayer, form=form), **placed)
         self.norm = norm(d)
         if lm_head is None:
-            self.lm_head = nn.Parameter(torch.zeros((self.draft_vocab_size, d), **made))
+            self.lm_head = nn.Parameter(torch.zeros((self.draft_vocab_size, d), **placed))
         else:
-            self.register_buffer("lm_head", lm_head.detach().to(device, dtype), persistent=False)
+            self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
 
     @property
     def weights(self) -> dict[str, nn.Parameter]:
@@ -139,7 +134,7 @@ class Eagle3Heads(UnrolledHeads):
                 f"{FEWEST_LAYERS} layers on, but the target has {num_layers}: say in the drafter's config.json which are "
                 "read (eagle_aux_hidden_state_layer_ids), or pass the `model` that it was trained for."
             )
-        return default_layers(num_layers)
+        return 2, num_layers // 2, num_layers - 3
 
     def fused(self, hidden: Tensor) -> Tensor:
         states = hidden[..., self.width :]  # behind the target's last state
@@ -186,14 +181,6 @@ class PairLayer(nn.Module):
         return state + self.mlp(self.post_attention_layernorm(state))
 
 
-def _zero_norm(width: int, eps: float) -> nn.Module:
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-    made = LlamaRMSNorm(width, eps=eps)
-    nn.init.zeros_(made.weight)
-    return made
-
-
 def layers_to_read(num_layers: int) -> tuple[int, ...] | None:
     """At whose inputs a drafter that is trained here reads the target: None for the usual three, where they are three.
 
@@ -208,43 +195,36 @@ def layers_to_read(num_layers: int) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys((low, (low + num_layers + 1) // 2, num_layers)))
 
 
+@torch.no_grad()
 def untrained(
     target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
 ) -> Eagle3Heads:
-    """A layer to train: it hands the target's last state on, and its head is rows of the target's own.
+    """A layer to train: it hands the target's last state on, and its head is rows of the target's own (V, d).
 
     Its rotation is the plain one that EAGLE-3's readers take where config.json says none.
     """
-    from treeopt.runtime.training.batches import common_tokens
-
-    config = layer_config(target.config, target.width)
+    config, width = layer_config(target.config, target.width), target.width
     config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
     layers = layers_to_read(target.num_layers)
     ids = common_tokens(texts, target.vocab_size, recipe.guessed)
     made = Eagle3Heads(
         config,
-        Form(target.width, target.vocab_size, states=3 if layers is None else len(layers), layers=layers),
-        embedding=target.model.get_input_embeddings().weight.to(lm_head.device),
+        Form(width, target.vocab_size, states=3 if layers is None else len(layers), layers=layers),
+        embedding=target.model.get_input_embeddings().weight,
         token_ids=None if len(ids) == target.vocab_size else ids,
         num_heads=recipe.num_heads,
         dtype=lm_head.dtype,
         device=lm_head.device,
     )
-    begin_like(made, target, lm_head[ids.to(lm_head.device)])
-    return made
-
-
-@torch.no_grad()
-def begin_like(heads: Eagle3Heads, target: Target, rows: Tensor) -> None:
-    """Weights with which the layer hands the target's last state on and guesses by (Vt, d) rows of its lm_head."""
-    for name, weight in heads.weights.items():
+    for name, weight in made.weights.items():
         if weight.ndim == 1:
-            torch.nn.init.ones_(weight)
+            nn.init.ones_(weight)
         elif not name.endswith(("o_proj.weight", "down_proj.weight")):  # what they add is nothing at first
-            torch.nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-    heads.fc.weight.zero_()
-    heads.fc.weight[:, -heads.width :] = torch.eye(heads.width)
-    heads.lm_head.copy_(rows)
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+    made.fc.weight.zero_()
+    made.fc.weight[:, -width:] = torch.eye(width)
+    made.lm_head.copy_(lm_head[ids.to(lm_head.device)])
     norm: Any = getattr(target.model.get_decoder(), "norm", None)
     if "RMSNorm" in type(norm).__name__:  # which scales a vector of ones by its weight, however it is stored
-        heads.weights["norm.weight"].copy_(norm(torch.ones(heads.width, dtype=target.dtype, device=target.device)))
+        made.weights["norm.weight"].copy_(norm(torch.ones(width, dtype=target.dtype, device=target.device)))
+    return made

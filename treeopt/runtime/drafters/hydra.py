@@ -11,7 +11,6 @@ N states · K heads · L blocks · d width · V vocabulary · b live rows · E e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,21 +32,12 @@ if TYPE_CHECKING:
 class HydraHead(nn.Module):
     """Head i: (i+2) d numbers to logits."""
 
-    def __init__(
-        self,
-        i: int,
-        num_layers: int,
-        width: int,
-        vocab_size: int,
-        dtype: torch.dtype | None,
-        device: torch.device | str | None,
-    ) -> None:
+    def __init__(self, i: int, num_layers: int, width: int, vocab_size: int, **placed: Any) -> None:
         super().__init__()
-        linear = partial(zero_linear, dtype=dtype, device=device)
-        self.linear = linear((i + 2) * width, width)
-        self.res_connection = linear((i + 2) * width, width)
-        self.blocks = nn.ModuleList(linear(width, width) for _ in range(num_layers - 1))
-        self.lm_head = linear(width, vocab_size)
+        self.linear = zero_linear((i + 2) * width, width, **placed)
+        self.res_connection = zero_linear((i + 2) * width, width, **placed)
+        self.blocks = nn.ModuleList(zero_linear(width, width, **placed) for _ in range(num_layers - 1))
+        self.lm_head = zero_linear(width, vocab_size, **placed)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """(..., (i+2) d) to (..., V)."""
@@ -58,78 +48,28 @@ class HydraHead(nn.Module):
 
 
 class HydraHeads(Heads):
-    """K heads that read the path before their guess; with a prefix layer they are Hydra++.
+    """K heads that read the path before their guess; with a prefix layer they are Hydra++. All weights are zero at first.
 
     embedding : (V or more, d)  the target's input embeddings, whose storage is used; neither trained nor in the state dict
     prefix    : config of the prefix layer (see `layer_config`); None for plain Hydra
-
-    All weights are zero at first; `untrained` makes heads to train. ``unused`` are tensors of a checkpoint that no
-    guess depends on, kept on the CPU for writing it again.
+    placed    : dtype and device
+    unused    : tensors of a checkpoint that no guess depends on, kept on the CPU for writing it again
     """
 
     embedding: Tensor
 
     def __init__(
-        self,
-        num_heads: int,
-        num_layers: int,
-        vocab_size: int,
-        *,
-        embedding: Tensor,
-        prefix: Any = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        self, num_heads: int, num_layers: int, vocab_size: int, *, embedding: Tensor, prefix: Any = None, **placed: Any
     ) -> None:
         super().__init__()
-        self.num_heads, self.num_layers = num_heads, num_layers
+        self.num_heads, self.num_layers, self.token_ids = num_heads, num_layers, None
         self.vocab_size = self.draft_vocab_size = vocab_size
-        self.width, self.token_ids = embedding.shape[1], None
+        self.width = embedding.shape[1]
         self.kind, self.reads_prompt = "hydra" if prefix is None else "hydra++", prefix is not None
-        self.register_buffer("embedding", embedding.detach().to(device, dtype), persistent=False)
-        self.heads = nn.ModuleList(
-            HydraHead(i, num_layers, self.width, vocab_size, dtype, device) for i in range(num_heads)
-        )
-        self.prefix_layer = None if prefix is None else OneLayer(prefix, normed=True, dtype=dtype, device=device)
+        self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
+        self.heads = nn.ModuleList(HydraHead(i, num_layers, self.width, vocab_size, **placed) for i in range(num_heads))
+        self.prefix_layer = None if prefix is None else OneLayer(prefix, normed=True, **placed)
         self.unused: dict[str, Tensor] = {}
-
-    @classmethod
-    def untrained(
-        cls,
-        embedding: Tensor,
-        lm_head: Tensor,
-        num_heads: int,
-        num_layers: int = 1,
-        *,
-        like: Any = None,
-        lm_head_bias: Tensor | None = None,
-        hidden_rms: float = 1.0,
-    ) -> HydraHeads:
-        """Heads that all start as the target's own (V, d) head on the hidden state.
-
-        Their logits are exactly the target's. With a prefix layer ``like`` those of a model's config they are
-        the target's times a number above 0 for each state, since the layer ends in a norm: the same order (if the head
-        has no bias), and about the same numbers where ``hidden_rms`` is the usual root mean square of the target's
-        hidden states. The layer's weights that are not zero are drawn from torch's own generator.
-        """
-        vocab_size, width = lm_head.shape
-        layer = None if like is None else layer_config(like, width)
-        placed: dict[str, Any] = {"dtype": lm_head.dtype, "device": lm_head.device}
-        made = cls(num_heads, num_layers, vocab_size, embedding=embedding, prefix=layer, **placed)
-        with torch.no_grad():
-            for head in made.heads:
-                assert isinstance(head, HydraHead)
-                head.res_connection.weight[:, :width].fill_diagonal_(1)
-                head.lm_head.weight.copy_(lm_head)
-                if lm_head_bias is not None:
-                    head.lm_head.bias.copy_(lm_head_bias)
-            if made.prefix_layer is not None:
-                std = made.prefix_layer.config.initializer_range
-                for name, weight in made.prefix_layer.weights.items():
-                    if weight.ndim == 1:
-                        weight.fill_(hidden_rms if name == "norm.weight" else 1.0)
-                    elif "o_proj" not in name and "down_proj" not in name:  # these are zero: the layer passes on
-                        weight.normal_(std=std)
-        return made
 
     def prefix(self, hidden: Tensor) -> Tensor:
         """The (b, T, d) states of whole texts, padded on the right, as the heads read them."""
@@ -173,18 +113,29 @@ class PrefixDraft(PathDraft, CausalDraft):
     """The rows of a decoder for Hydra++: newly committed states go through the prefix layer once a tree step."""
 
 
+@torch.no_grad()
 def untrained(
     target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
 ) -> HydraHeads:
-    """Heads to train, which begin as the target's own head: see `treeopt.records.drafters.DrafterKind`."""
-    embedding = target.model.get_input_embeddings().weight.detach().to(lm_head.device, lm_head.dtype)
-    bias, prefixed = getattr(target.lm_head, "bias", None), recipe.kind == "hydra++"
-    return HydraHeads.untrained(
-        embedding,
-        lm_head,
-        recipe.num_heads,
-        recipe.layers,
-        like=target.config if prefixed else None,
-        lm_head_bias=None if bias is None else bias.detach(),
-        hidden_rms=hidden_rms() if prefixed else 1.0,
-    )
+    """Heads to train, which begin as the target's own (V, d) head: see `treeopt.records.drafters.DrafterKind`.
+
+    Their logits are exactly the target's. With a prefix layer they are the target's times a number above 0 for each
+    state, since the layer ends in a norm: the same order (if the head has no bias), and about the same numbers where
+    ``hidden_rms`` is the usual root mean square of the target's hidden states.
+    """
+    (vocab_size, width), placed = lm_head.shape, dict[str, Any](dtype=lm_head.dtype, device=lm_head.device)
+    embedding, bias = target.model.get_input_embeddings().weight.detach(), getattr(target.lm_head, "bias", None)
+    prefix: Any = layer_config(target.config, width) if recipe.kind == "hydra++" else None
+    made = HydraHeads(recipe.num_heads, recipe.layers, vocab_size, embedding=embedding, prefix=prefix, **placed)
+    for head in made.heads:
+        assert isinstance(head, HydraHead)
+        head.res_connection.weight[:, :width].fill_diagonal_(1)
+        head.lm_head.weight.copy_(lm_head)
+        if bias is not None:
+            head.lm_head.bias.copy_(bias)
+    for name, weight in made.prefix_layer.weights.items() if made.prefix_layer is not None else ():
+        if weight.ndim == 1:
+            weight.fill_(hidden_rms() if name == "norm.weight" else 1.0)
+        elif "o_proj" not in name and "down_proj" not in name:  # these are zero: the layer passes on
+            weight.normal_(std=prefix.initializer_range)
+    return made

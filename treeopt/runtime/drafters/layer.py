@@ -17,11 +17,11 @@ from treeopt.runtime.cache import TreeCache
 TAKEN = ("max_position_embeddings", "rms_norm_eps", "hidden_act")  # of the model that the layer is like
 
 
-def zero_linear(
-    inputs: int, outputs: int, *, bias: bool = True, dtype: torch.dtype | None, device: torch.device | str | None
-) -> nn.Linear:
-    """A linear layer, all weights zero."""
-    made = nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, dtype=dtype, device=device or "cpu")
+def zero_linear(inputs: int, outputs: int, *, bias: bool = True, **placed: Any) -> nn.Linear:
+    """A linear layer, all weights zero. placed : dtype and device"""
+    made = nn.utils.skip_init(
+        nn.Linear, inputs, outputs, bias=bias, **{**placed, "device": placed.get("device") or "cpu"}
+    )
     for weight in made.parameters():
         nn.init.zeros_(weight)
     return made
@@ -32,16 +32,11 @@ class OneLayer(nn.Module):
 
     normed : whether it has the norms before its attention (input_layernorm) and after its last sum (norm)
     make   : makes another layer in its place, of its config; the norms before its attention are its own
+    placed : dtype and device
     """
 
     def __init__(
-        self,
-        config: Any,
-        *,
-        normed: bool,
-        make: Callable[[Any], nn.Module] | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        self, config: Any, *, normed: bool, make: Callable[[Any], nn.Module] | None = None, **placed: Any
     ) -> None:
         from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
@@ -62,7 +57,8 @@ class OneLayer(nn.Module):
                 f"A layer with heads of width {config.head_dim} needs {config.head_dim // 2} finite rotary frequencies, "
                 f"but its config's rope parameters give others: {config.rope_parameters}."
             )
-        self.model = model.to(dtype).to_empty(device=device or "cpu")
+        device = placed.get("device")
+        self.model = model.to(placed.get("dtype")).to_empty(device=device or "cpu")
         self.model.rotary_emb = rotary.to(device)
         for weight in self.model.parameters():
             nn.init.zeros_(weight)
@@ -99,25 +95,18 @@ class OneLayer(nn.Module):
         return dict(self.model.named_parameters())
 
 
-def layer_config(
-    like: Any,
-    width: int,
-    *,
-    heads: int | None = None,
-    key_heads: int | None = None,
-    head_width: int | None = None,
-    inner_width: int | None = None,
-) -> Any:
+def layer_config(like: Any, width: int, **given: int) -> Any:
     """A LlamaConfig of one layer of this width, in all that is not given as a layer of the model ``like`` is.
 
-    like : the config of a transformers model, or None where all is given: then the rest is Llama's default
+    like  : the config of a transformers model; None where all sizes are given: then the rest is Llama's default
+    given : num_attention_heads, num_key_value_heads, head_dim, intermediate_size
     """
     from transformers import LlamaConfig
 
-    heads = heads or like.num_attention_heads
-    key_heads = key_heads or getattr(like, "num_key_value_heads", None) or heads
-    head_width = head_width or getattr(like, "head_dim", None) or width // heads
-    inner_width = inner_width or getattr(like, "intermediate_size", None) or 4 * width
+    def size(name: str, usual: int | None = None) -> Any:
+        return given.get(name) or getattr(like, name, None) or usual
+
+    heads = size("num_attention_heads")
     taken = {key: value for key in TAKEN if (value := getattr(like, key, None)) is not None}
     rope = getattr(like, "rope_parameters", None) or {}
     rope = dict(rope.get("full_attention", rope))  # some models have one for each kind of layer
@@ -131,9 +120,9 @@ def layer_config(
         hidden_size=width,
         num_hidden_layers=1,
         num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=head_width,
-        intermediate_size=inner_width,
+        num_key_value_heads=size("num_key_value_heads", heads),
+        head_dim=size("head_dim", width // heads),
+        intermediate_size=size("intermediate_size", 4 * width),
         attn_implementation="sdpa",
         **taken,
     )

@@ -29,7 +29,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import DRAFTERS, LOOKED_UP
 from treeopt.records.trace import MISS
-from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import Drafter, GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
 
 NAMES = ("ngram", "ngram:earliest")  # as --drafter has them
@@ -202,3 +202,13 @@ def _guesses(text: IndexedText, nodes: Sequence[tuple[int, int]]) -> list[int]:
         tokens.append(token)
         matches.append(passing)
     return tokens
+
+
+def about_lookup(engine: str, drafter: Drafter) -> str:
+    """What a prediction for an engine's own lookup lacks, in a sentence; empty where the drafter guesses alike."""
+    if not isinstance(drafter, PromptLookup) or drafter.earliest:
+        return ""
+    return (
+        f"{engine} copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The drafter "
+        "ngram has all such places vote, so the prediction is not of these guesses; that of ngram:earliest is."
+    )

@@ -40,7 +40,7 @@ class MedusaHeads(Heads):
     projection : (K, d, Vt)     no bias; (1, d, Vt) where all heads share it
     token_ids  : (Vt,) or None  target id of each draft token, ascending; None where Vt = V
 
-    ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied.
+    ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied; ``placed`` are dtype and device.
     """
 
     kind = "medusa"
@@ -54,19 +54,15 @@ class MedusaHeads(Heads):
         *,
         shared: Tensor | None = None,
         token_ids: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        **placed: Any,
     ) -> None:
         super().__init__()
-        self.num_heads, self.num_layers, self.width, self.vocab_size = (num_heads, num_layers, width, vocab_size)
-        if token_ids is not None:
-            token_ids = token_ids.to(device)
-        self.register_buffer("token_ids", token_ids)
-        rows = vocab_size if token_ids is None else len(token_ids)
-        zeros = partial(torch.zeros, dtype=dtype, device=device)
+        self.num_heads, self.num_layers, self.width, self.vocab_size = num_heads, num_layers, width, vocab_size
+        self.register_buffer("token_ids", None if token_ids is None else token_ids.to(placed.get("device")))
+        rows, zeros = vocab_size if token_ids is None else len(token_ids), partial(torch.zeros, **placed)
         self.blocks = nn.Parameter(zeros(num_layers, num_heads, width, width))
         self.biases = nn.Parameter(zeros(num_layers, num_heads, 1, width))
-        own = zeros(num_heads, width, rows) if shared is None else shared.detach().to(device, dtype).T[None]
+        own = zeros(num_heads, width, rows) if shared is None else shared.detach().to(**placed).T[None]
         self.projection = nn.Parameter(own)
         self.shares_projection = shared is not None
 

@@ -97,24 +97,21 @@ def load_mtp(name: str, target: Target, num_heads: int = DRAFT_DEPTH) -> MtpHead
 def check_support(target: Target) -> None:
     """Raise Unsupported unless transformers has the target's MTP layer and it can be run here."""
     config, model = target.config, target.model
-    family, count = config.model_type, getattr(config, "num_mtp_layers", None)
+    family, count, why = config.model_type, getattr(config, "num_mtp_layers", None), ""
     if family not in FAMILIES:
-        rule = f"`drafter={MTP}` needs an MTP layer like that of {' or '.join(FAMILIES)}"
+        why = f"an MTP layer like that of {' or '.join(FAMILIES)}, but "
         if count is not None:
-            raise Unsupported(f"{rule}, but this is {family}, whose layer has not been tested.")
-        if any(map(DROPPED.fullmatch, model._keys_to_ignore_on_load_unexpected or ())):
-            raise Unsupported(
-                f"{rule}, but transformers drops those of {family} when it loads the model. It would need num_mtp_layers "
-                "in its config of that family, and the layer's names in its MtpModel."
-            )
-        raise Unsupported(f"{rule}, but {family} models have none.")
-    if count != 1:
+            why += f"this is {family}, whose layer has not been tested."
+        elif any(map(DROPPED.fullmatch, model._keys_to_ignore_on_load_unexpected or ())):
+            why += f"transformers drops those of {family} when it loads the model, which has no num_mtp_layers."
+        else:
+            why += f"{family} models have none."
+    elif count != 1:
         has = f"says that it has {quoted(count)}, each for a depth of its own" if count else "has none"
-        raise Unsupported(f"`drafter={MTP}` needs a target with one MTP layer, but {target.name} {has}.")
-    if getattr(config, "quantization_config", None) is not None:
-        raise Unsupported(
-            f"`drafter={MTP}` needs weights that are not quantized, since transformers does not restore those of MTP "
-            f"layers, but {target.name} is quantized: use a copy in bfloat16."
-        )
-    if target.layer_devices is not None or hasattr(target.decoder, "_hf_hook"):
-        raise Unsupported(f"`drafter={MTP}` needs the target on one device, but {target.name} is spread: use `device`.")
+        why = f"a target with one MTP layer, but {target.name} {has}."
+    elif getattr(config, "quantization_config", None) is not None:
+        why = f"weights that are not quantized, but {target.name} is quantized: use a copy in bfloat16."
+    elif target.layer_devices is not None or hasattr(target.decoder, "_hf_hook"):
+        why = f"the target on one device, but {target.name} is spread: use `device`."
+    if why:
+        raise Unsupported(f"`drafter={MTP}` needs {why}")

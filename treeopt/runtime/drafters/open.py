@@ -66,15 +66,15 @@ def open_drafter(
     if where != target.name and is_causal_lm(folder := find_checkpoint(where)):
         model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code)
         weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
-        return OpenDrafter(model, _record(model, name or where, digest=digest_of(weights)))
+        return OpenDrafter(model, _record(model, name or where, weights))
     embedding = target.model.get_input_embeddings().weight
     base = Base(target.lm_head.weight, embedding, target.config, target.dtype, target.device, num_heads=depth)
     loaded = load_heads(where, base, revision if where == target.name else None)
     heads: Any = loaded.heads
     if depth is not None and heads.num_heads != depth:
         raise InvalidInput(
-            f"`draft_depth` is for drafters without a fixed number of guesses, but {where} has "
-            f"{heads.num_heads} heads: leave it out, and limit the tree with treeopt search --max-depth."
+            f"`draft_depth` is for drafters without a fixed number of guesses, but {where} has {heads.num_heads} heads: "
+            "leave it out."
         )
     if heads.shares_projection:
         check_bias(target)
@@ -84,8 +84,8 @@ def open_drafter(
             f"{where} has width {heads.width} and vocabulary {heads.vocab_size}."
         )
     target.read_layers(heads.layers_of(target.num_layers))
-    record = _record(heads, name or where, digest=digest_of(loaded.files))
-    return OpenDrafter(heads, {**record, "layout": loaded.layout}, () if shipped else tuple(loaded.notes))
+    record = {**_record(heads, name or where, loaded.files), "layout": loaded.layout}
+    return OpenDrafter(heads, record, () if shipped else tuple(loaded.notes))
 
 
 def _shipped(name: str | None, target: Target) -> tuple[str, str] | None:
@@ -96,10 +96,11 @@ def _shipped(name: str | None, target: Target) -> tuple[str, str] | None:
     return (f"treeopt {model} {name}", str(folders[name])) if name in folders else None
 
 
-def _record(drafter: Drafter, id_: str, *, digest: str | None = None) -> dict[str, object]:
-    record: dict[str, object] = {"kind": drafter.kind, "id": id_, "sha256": digest, "num_heads": drafter.num_heads}
-    layers = getattr(drafter, "num_layers", None)
-    return record if layers is None else {**record, "num_layers": layers}
+def _record(drafter: Any, id_: str, files: Sequence[Path] = ()) -> dict[str, object]:
+    """sha256 is over the weights in the files; None where there are none."""
+    digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest() if files else None
+    layers = {"num_layers": drafter.num_layers} if hasattr(drafter, "num_layers") else {}
+    return {"kind": drafter.kind, "id": id_, "sha256": digest, "num_heads": drafter.num_heads, **layers}
 
 
 def is_causal_lm(folder: Path) -> bool:
@@ -108,14 +109,8 @@ def is_causal_lm(folder: Path) -> bool:
         document = read_object(folder / "config.json")
     except InvalidInput:
         return False
-    if not any((folder / name).exists() for name in TOKENIZER_FILES):
-        return False
-    if any(mark in key for key in document for mark in HEADS):
+    has_tokenizer = any((folder / name).exists() for name in TOKENIZER_FILES)
+    if not has_tokenizer or any(mark in key for key in document for mark in HEADS):
         return False
     names = document.get("architectures")
     return isinstance(names, list) and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
-
-
-def digest_of(files: Sequence[Path]) -> str | None:
-    """sha256 over the weights in some files; None where there are none."""
-    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest() if files else None

@@ -14,7 +14,7 @@ from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.prompts.order import MOST_DRAWN, Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
-from treeopt.runtime.target import Target, open_target
+from treeopt.runtime.target import Target, load_target
 from treeopt.runtime.training.recipe import Recipe
 
 LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
@@ -79,7 +79,7 @@ def open_base(model: str, accelerator: Any, *, load_in_8bit: bool = False, **opt
         from transformers import BitsAndBytesConfig
 
         options["quantization"] = BitsAndBytesConfig(load_in_8bit=True)
-    return open_target(model, **options)
+    return load_target(model, **options)
 
 
 def open_seeds(target: Target, prompts: str | None, most: int, seed: int | None = 0, **options: Any) -> PromptSet:
