@@ -12,7 +12,6 @@ import pytest
 
 from treeopt import demo
 from treeopt.growth.replay import replay
-from treeopt.pipeline import decoding
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
@@ -53,8 +52,9 @@ def test_the_line_writes_its_files_and_predicts(line):
 @pytest.mark.parametrize("most", [4, None], ids=["4-prompts", "all-prompts"])
 def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line, monkeypatch, most):
     """On half of the held-out prompts each, few of them or all."""
-    held_out = decoding.held_out_conversations
-    monkeypatch.setattr(decoding, "held_out_conversations", lambda *rest: held_out(*rest)[:most])
+    bench = sys.modules["treeopt.pipeline.bench"]
+    held_out = bench.held_out_conversations
+    monkeypatch.setattr(bench, "held_out_conversations", lambda *rest: held_out(*rest)[:most])
     treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1", "--verify", "2", "--json")
     entry = Plan.load(line / "plan.json").entries[0]
     verified = entry.verified

@@ -226,7 +226,8 @@ def way_for(
         return way if method or trees is None else trees
     if way.dynamic:
         lacking = "profile has no dynamic trees" if has_pools else "calibration has no pools of dynamic trees"
-        raise InvalidInput(f"{engine} with {way.name} takes dynamic trees, but the {lacking}: calibrate with `topks`.")
+        hint = "treeopt calibrate --topk 2,4,8, then treeopt profile, then search again"
+        raise InvalidInput(f"{engine} with {way.name} takes dynamic trees, but the {lacking}: {hint}.")
     return way
 
 
