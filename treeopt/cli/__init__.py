@@ -131,5 +131,4 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    """Entry point of the ``treeopt`` command."""
     cli()

@@ -231,7 +231,6 @@ def _finish_here(
     batch_size: int,
     counts: Counts,
 ) -> None:
-    """Have all blocks of a journal finished that are not, one after the other."""
     from treeopt.runtime.measure.ranks import collect_trace
     from treeopt.runtime.measure.unfinished import Unfinished
     from treeopt.runtime.memory import with_less_memory
@@ -257,7 +256,6 @@ def _finish_here(
 
 
 def fitting(counts: Counts, session: Session) -> Counts:
-    """The counts of the record that the session's drafter can fill."""
     one = session.drafter
     return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, has_probabilities=one.has_probabilities)
 
@@ -302,7 +300,6 @@ def probe_again(run: RunDirectory, session: Session) -> None:
 
 
 def collect_round(session: Session, trace: RankTrace, policy: Tree, batch_size: int, title: str) -> Probe:
-    """The probe of the trace's prompts under a policy."""
     from treeopt.runtime.measure.probe import collect_probe
     from treeopt.runtime.measure.ranks import turn_prompts
     from treeopt.runtime.memory import with_less_memory
@@ -329,7 +326,6 @@ def next_policy(run: RunDirectory, probe: Probe) -> Tree:
 
 
 def _meta(session: Session, trace: RankTrace) -> dict[str, Any]:
-    """Metadata of a probe of the trace's prompts."""
     meta = {key: trace.meta.get(key) for key in ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")}
     rule = {"acceptance": session.acceptance.record}
     return {**meta, **rule, "top_k": trace.top_k, "provenance": {**(trace.meta.get("provenance") or {}), **rule}}

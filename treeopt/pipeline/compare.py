@@ -62,7 +62,6 @@ class Side:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What the record says of itself, or the plan."""
         if self.record is not None:
             return self.record.meta
         return {"drafter": self.plan.drafter, "acceptance": self.plan.acceptance} if self.plan else {}
@@ -145,7 +144,6 @@ def planned(side: Side, latencies: LatencyProfile | None, batch_size: int | None
 
 
 def compare_groups(side: Side, batch_size: int | None, budget: int, tolerance: float) -> GroupsCompared:
-    """What the groups of a run lose by sharing its plan."""
     source = side.source
     if source is None or not source.is_exact:
         raise InvalidInput(f"Groups are compared in a trace, but {side.name} has none: pass a second source.")

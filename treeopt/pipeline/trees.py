@@ -53,7 +53,6 @@ def _of(path: Path, error: InvalidInput) -> InvalidInput:
 
 
 def read_plan(path: Path) -> Plan | None:
-    """The plan in a file; None where it holds something else."""
     document = load_json(path) if path.suffix == ".json" else None
     is_plan = isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.plan/")
     return Plan.load(path) if is_plan else None

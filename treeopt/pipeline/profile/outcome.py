@@ -77,7 +77,6 @@ def finish(
 
 
 def tell(result: LatencyProfile, remedy: str) -> None:
-    """Notes on what the reader of the table should know."""
     known = precision_reached(result, result.info["precision"])
     if known.missed:
         note(

@@ -216,7 +216,6 @@ class Stages:
         return sum(rounds.seconds for rounds in self.found.values())
 
     def _rounds(self, at: Place, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
-        """The rounds of one setting and stage, through its journal."""
         from treeopt.runtime.decode import Decoder
         from treeopt.runtime.stepper import StepVisits, rows_at
 
@@ -276,7 +275,6 @@ def _acceptance(session: Session, source: Source | None) -> Acceptance:
 
 
 def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_s: float | None) -> dict[str, Any]:
-    """Notes of the file on the model, the machine and the measurement."""
     from treeopt.runtime.memory import bandwidth_floor, weight_bytes
 
     info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0).record()}

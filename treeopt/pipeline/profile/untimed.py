@@ -230,7 +230,6 @@ def check_nothing_lost(run: RunDirectory, result: LatencyProfile) -> None:
 
 
 def calibrated_heads(run: RunDirectory) -> int | None:
-    """Heads that the run was calibrated with."""
     found = find_accuracies(run)
     return found[1].num_heads if found else None
 
