@@ -239,7 +239,7 @@ def test_a_commands_error_names_the_option(tmp_path):
             1,
             "--method belongs to an engine: name the --for",
         ),
-        (("calibrate", "--acceptance", "typical", "--temperature", "0"), 1, "use --acceptance greedy"),
+        (("calibrate", "--acceptance", "typical", "--temperature", "0"), 1, "is --acceptance greedy"),
     ]:
         assert said in command(*words, *run, code=code)
 
