@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.heldout import rates_by_group
-from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, independent_tokens, tokens_of_trees, useful
+from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, independent_tokens, tokens_of_trees
 from treeopt.growth.replay import Replay
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
@@ -34,7 +34,7 @@ def replay_probe(probe: Probe, tree: Tree) -> Replay:
 def coverage(probe: Probe, tree: Tree) -> float:
     """1 + mean depth of the deepest accepted node, nodes after the end of an answer left out: what growth maximises."""
     nodes = [i for i, path in enumerate(probe.tree.paths) if path in tree.paths]
-    depths = np.where(useful(probe)[:, nodes], probe.tree.depths[nodes], 0).max(1)
+    depths = np.where((probe.accepted & (probe.first_end == 0))[:, nodes], probe.tree.depths[nodes], 0).max(1)
     return 1 + float(depths.mean()) if len(depths) else 1.0
 
 

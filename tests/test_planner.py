@@ -176,15 +176,6 @@ def test_a_budget_beyond_the_profile_costs_nothing(trace, monkeypatch):
     assert [limits.max_depth for limits in grown] == [trace.num_heads]  # no depth but the one that is taken
 
 
-def test_latencies_between_measured_sizes_are_linear_and_depths_round_up():
-    points = (StepTiming(1, 9, 4, 2, (4.0,)), StepTiming(1, 9, 8, 2, (6.0,)))
-    profile = LatencyProfile(points, (StepTiming(1, 9, 1, 0, (2.0,)),))
-    assert StepCosts(profile, 1, 9).step(6, 2).ms == 5.0
-    assert StepCosts(profile, 1, 9).step(6, 1).ms == 5.0
-    assert StepCosts(profile, 1, 9).step(6, 3) is None
-    assert StepCosts(profile, 1, 9).step(1, 0).ms == 2.0
-
-
 def test_depths_that_were_not_measured_are_left_out_and_said(trace):
     profile = staircase(lambda rows: 1.0, depths=(1,))
     entry = plan_trees(trace, profile, PlanRequest(Limits(12))).entries[0]
@@ -206,12 +197,6 @@ def test_sequences_without_a_step_have_figures_too():
     entry = plan_trees(trace, request=PlanRequest(Limits(4), objective="joint")).entries[0]
     assert entry.chosen.stderr.tokens_per_step >= 0
     assert plan_trees(trace, request=PlanRequest(Limits(1))).entries[0].chosen.tokens_per_step == 1.0
-
-
-def test_chosen_trees_have_no_gaps_between_siblings(trace):
-    for objective in ("independent", "joint", "replay"):
-        paths = set(plan_trees(trace, request=PlanRequest(Limits(40), objective=objective)).entries[0].tree.paths)
-        assert all(p[-1] == 0 or (*p[:-1], p[-1] - 1) in paths for p in paths if p)
 
 
 def test_limits_bind(trace):

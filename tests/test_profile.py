@@ -278,7 +278,7 @@ def test_rows_stay_about_the_context(session, context):
     rounds = time_rounds(visits, time_limit_s=0.0).rounds
     half = max(8, context // 16)
     top = min(context + half, CONTEXT)
-    lengths = [length for round_ in rounds for visit in round_.visits for length in visit.lengths]
+    lengths = [length for round_ in rounds for visit in round_ for length in visit.lengths]
     assert top - 2 * half <= min(lengths)
     assert max(lengths) <= top
     assert len({len(prompt) for prompt in prompts}) > 1 or context == 16

@@ -247,7 +247,7 @@ def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
     journal = Journal(folder, {})
     _, *kept = journal.documents()  # behind what is planned
     found = time_rounds(visits, time_limit_s=0.0, journal=journal)
-    assert [asdict(visit) for round_ in found.rounds[:2] for visit in round_.visits] == [
+    assert [asdict(visit) for round_ in found.rounds[:2] for visit in round_] == [
         visit for block in kept for visit in block["visits"]
     ]
     assert len(found.rounds) == len(journal.documents()) - 1 == 3  # the fewest

@@ -106,20 +106,6 @@ def test_depths_that_are_not_said_are_the_deepest_that_fit(run, tmp_path, capsys
     assert "do not say their context" in said
 
 
-def test_a_plan_can_be_made_of_a_table(run, tmp_path):
-    text = "batch,context,size,depth,ms\n" + "".join(
-        f"{batch},256,{size},{min(size - 1, 4)},{10 + 0.01 * batch * size}\n"
-        for batch in (1, 8)
-        for size in (1, 2, 4, 8, 16, 32)
-    )
-    profile_from_file(run, table(tmp_path, text))
-    plan = pipeline.search(
-        run, budget=32, objective="independent", calibration="vicuna-7b-medusa1", profile=str(run.profile)
-    )
-    assert [entry.batch_size for entry in plan.entries] == [1, 8]
-    assert all(entry.chosen.speedup > 1 for entry in plan.entries)
-
-
 HEAD = "batch_size,size,step_ms"
 WRONG = [
     (HEAD + "\n", "must have rows of timings"),

@@ -250,7 +250,7 @@ def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, co
 def show_comparison(found: Compared | GroupsCompared | DraftersCompared, as_json: bool) -> None:
     """Print a comparison with its verdict, and its notes to stderr."""
     from treeopt.files.storage import schema
-    from treeopt.report.compared_table import compared_table, verdict
+    from treeopt.report.tables import compared_table, verdict
     from treeopt.report.terminal import note
 
     note(*getattr(found, "notes", ()))

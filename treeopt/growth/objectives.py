@@ -64,8 +64,7 @@ class GrowingFamily:
 
     def seen(self, counts: IntArray) -> IntArray:
         """The sum over the parts that it is grown on."""
-        found: IntArray = counts.sum(0) - (0 if self.left_out is None else counts[self.left_out])
-        return found
+        return np.asarray(counts.sum(0) - (0 if self.left_out is None else counts[self.left_out]))
 
     def next_path(self, decoded: WalkState) -> Choice:
         """The node that saves the most steps; where nothing would be saved, what `grow_joint` would add."""
@@ -165,8 +164,7 @@ def _saved(
     for node in range(1, len(paths)):
         parent = parents[node]
         expected[node] = expected[parent] * share[parent] * chances[parent, paths[node][-1]]
-    found: NDArray[np.float64] = (expected * share * saving)[:, None] * chances
-    return found
+    return np.asarray((expected * share * saving)[:, None] * chances)
 
 
 OBJECTIVES = ("independent", "joint", "replay")

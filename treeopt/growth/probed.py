@@ -158,12 +158,6 @@ def independent_tokens(probe: Probe, paths: tuple[Choice, ...], members: BoolArr
     return found
 
 
-def useful(probe: Probe) -> BoolArray:
-    """(P, T) accepted nodes up to which, themselves included, no guess ends the sequence."""
-    found: BoolArray = probe.accepted & (probe.first_end == 0)
-    return found
-
-
 COVERAGE = "coverage"  # the objective that a plan names
 SHAPES = ("any", "sibling-closed", "chain")
 _ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # bits that are set in 16 of them
@@ -196,10 +190,7 @@ def grow_coverage(probe: Probe, limits: Limits) -> TreeFamily:
     Time O(budget x T x P / 16) at most, in table look-ups.
     """
     if limits.shape not in SHAPES:
-        raise InvalidInput(
-            f"Trees from a probe can have `shape` {', '.join(SHAPES)}, but not {limits.shape}: use "
-            "sibling-closed, and an engine that takes it."
-        )
+        raise InvalidInput(f"Trees from a probe can have `shape` {', '.join(SHAPES)}, but not {limits.shape}.")
     if not len(probe.accepted):
         raise OutOfRange("Growing needs answers of more than one token, but the probe has none.")
     growth = _Growth(probe, _allowed(probe.tree, limits), closed=limits.shape != "any")
@@ -214,22 +205,18 @@ class _Growth:
 
     def __init__(self, probe: Probe, allowed: BoolArray, *, closed: bool) -> None:
         self.tree = tree = probe.tree
-        bits = np.packbits(useful(probe).T, axis=1)
-        self.left = np.zeros((len(tree), -(-bits.shape[1] // 2) * 2), dtype=np.uint8)  # whole words of 16 bits
-        self.left[:, : bits.shape[1]] = bits
-        self.left = self.left.view(np.uint16)  # (T, words)
+        useful = probe.accepted & (probe.first_end == 0)  # up to which, themselves included, no guess ends the sequence
+        words = np.ascontiguousarray(np.pad(useful, ((0, -len(useful) % 16), (0, 0))).T)
+        self.left = np.packbits(words, axis=1).view(np.uint16)  # (T, words)
         self.often = probe.accepted.sum(0)
         self.inside = ~allowed
         self.inside[0] = True
-        self.allowed = allowed
         # The sibling that must be in before a node: of the rank before, where the shape asks for it.
         index = {path: i for i, path in enumerate(tree.paths)}
-        self.before = np.array(
-            [
-                index[(*path[:-1], path[-1] - 1)] if closed and path and path[-1] > 0 and allowed[i] else 0
-                for i, path in enumerate(tree.paths)
-            ]
-        )
+        self.before = np.zeros(len(tree), dtype=np.int64)
+        for path, i in index.items():
+            if closed and path and path[-1] > 0 and allowed[i]:
+                self.before[i] = index[(*path[:-1], path[-1] - 1)]
         # Counted again only where a depth has changed: gain and nodes of the siblings missing up to a node.
         self.gain, self.cost = np.zeros((2, len(tree)), dtype=np.int64)
         for depth in range(1, tree.depth + 1):
@@ -238,9 +225,8 @@ class _Growth:
 
     def _count(self, depth: int) -> None:
         """Gain and cost of every node of a depth, with its missing siblings of lower rank."""
-        at = self.tree.depths == depth
         together: dict[int, NDArray[np.uint16]] = {}
-        for node in np.flatnonzero(at & ~self.inside).tolist():
+        for node in np.flatnonzero((self.tree.depths == depth) & ~self.inside).tolist():
             before = int(self.before[node])
             missing = not self.inside[before]
             together[node] = self.left[node] | together[before] if missing else self.left[node]
@@ -260,16 +246,14 @@ class _Growth:
             return False
         per_node = gain[nodes] / cost[nodes]
         best = int(nodes[np.lexsort((-self.often[nodes], cost[nodes], -per_node))[0]])
-        changed = set()
-        for node in self._path(best):
-            depth = int(tree.depths[node])
+        added = self._path(best)
+        for node in added:
             new = self.left[node].copy()
-            self.left[tree.depths == depth] &= ~new
+            self.left[tree.depths == tree.depths[node]] &= ~new
             self.inside[node] = True
             self.nodes.append(node)
             self.gains.append(int(_ONES[new].sum(dtype=np.int64)))
-            changed.add(depth)
-        for depth in changed:
+        for depth in set(tree.depths[added].tolist()):
             self._count(depth)
         return True
 
@@ -277,10 +261,10 @@ class _Growth:
         """The nodes that a node needs and the tree lacks, itself last."""
         found: list[int] = []
         while not self.inside[node]:
-            siblings = [node]
-            while not self.inside[before := int(self.before[siblings[0]])]:
-                siblings.insert(0, before)
-            found = siblings + found
+            sibling = node
+            while not self.inside[sibling]:
+                found.insert(0, sibling)
+                sibling = int(self.before[sibling])
             node = int(self.tree.parents[node])
         return found
 

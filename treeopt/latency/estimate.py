@@ -122,8 +122,7 @@ class StepCosts:
     def is_timed(self, sizes: ArrayLike, depths: ArrayLike) -> BoolArray:
         """(n,) whether a latency is that of a single measurement at each context, not an estimate between two."""
         used = (self._weights(sizes, depths, straight=True) > 0).sum(1)
-        found: BoolArray = used == np.count_nonzero(self._shares)
-        return found
+        return np.asarray(used == np.count_nonzero(self._shares))
 
     def draws_ms(
         self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator, topks: ArrayLike = 0
@@ -163,8 +162,7 @@ class StepCosts:
 
     def _raised(self, ms: Floats) -> Floats:
         """(n,) [ms] none of them below the plain step; NaN stays NaN."""
-        raised: Floats = np.maximum(ms, self._least_ms)
-        return raised
+        return np.asarray(np.maximum(ms, self._least_ms))
 
     def _estimates(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats, Floats]:
         """(n, A) weights, (n,) ms, and (n,) the doubt: half of what the staircase and a straight line differ by."""
