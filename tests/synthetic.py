@@ -80,10 +80,8 @@ def base_model() -> Shapes:
 
 
 def vllm_heads(*, biases: bool = False, vocabulary: int = V, projections: int = 3) -> Shapes:
-    found: Shapes = {}
-    for k in range(3):
-        block = linear(f"blocks.{k}.layers.0", D, D)
-        found |= block if biases else {f"blocks.{k}.layers.0.weight": (D, D)}
+    blocks = {name: shape for k in range(3) for name, shape in linear(f"blocks.{k}.layers.0", D, D).items()}
+    found = {name: shape for name, shape in blocks.items() if biases or name.endswith("weight")}
     return found | {f"lm_heads.{k}.weight": (vocabulary, D) for k in range(projections)}
 
 
@@ -137,6 +135,7 @@ def counts(heads: int, layers: int = 1, **more: object) -> dict[str, object]:
     return {"medusa_num_heads": heads, "medusa_num_layers": layers, **more, **BASE}
 
 
+HEAD = {"lm_head.weight": (V, D)}
 HYDRA = {"hydra_num_heads": 4, "grounded_heads": True, "hidden_state_offset": 0, **BASE}
 EAGLE1 = {"embed_tokens.weight": (V, D), **linear("fc", D, 2 * D), **llama_layer("layers.0.", input_norm=False)}
 # Name: its config.json, and what is in which file. The first one says 2 heads and has 4, as its authors' does.
@@ -152,10 +151,7 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
         {**LLAMA, "medusa_num_heads": 5, "medusa_num_layers": 1},
         {
             "model-00001-of-00002.safetensors": base_model,
-            "model-00002-of-00002.safetensors": lambda: {
-                "lm_head.weight": (V, D),
-                **medusa_heads(5, prefix="medusa_head."),
-            },
+            "model-00002-of-00002.safetensors": lambda: HEAD | medusa_heads(5, prefix="medusa_head."),
         },
     ),
     "vllm_medusa": (VLLM, {"model.safetensors": vllm_heads}),
@@ -169,13 +165,7 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
     ),
     "modelopt_hf": (
         {**LLAMA, "medusa": {"num_medusa_heads": 3, "num_medusa_layers": 1}},
-        {
-            "model.safetensors": lambda: {
-                "lm_head.weight": (V, D),
-                **base_model(),
-                **medusa_heads(3, prefix="medusa_heads."),
-            }
-        },
+        {"model.safetensors": lambda: HEAD | base_model() | medusa_heads(3, prefix="medusa_heads.")},
     ),
     "trtllm_medusa": (
         {

@@ -160,8 +160,8 @@ class Benchmark(Kept):
     @property
     def shown(self) -> dict[str, object]:
         """What follows from the other keys, for readers of JSON."""
-        speedups = {contender.name: self.speedup(contender.name) for contender in self.contenders}
-        return {"rounds": self.rounds, "speedup": {name: ratio for name, ratio in speedups.items() if ratio}}
+        speedups = {c.name: ratio for c in self.contenders if (ratio := self.speedup(c.name))}
+        return {"rounds": self.rounds, "speedup": speedups}
 
 
 def _with_interval(value: Any, samples: Any, blocks: int) -> Ratio:

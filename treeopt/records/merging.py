@@ -60,15 +60,12 @@ class Shard:
     index: int = 1
     count: int = 1
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.index <= self.count:
-            raise InvalidInput(f"`shard` must be i/n with i from 1 to n, but got {self}.")
-
     @classmethod
     def of(cls, text: str) -> Shard:
         """The shard that "i/n" means. Raises InvalidInput for anything else."""
-        if not (found := re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)):
-            raise InvalidInput(f"`shard` must be i/n, for example 2/8, but got {text!r}.")
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise InvalidInput(f"`shard` must be i/n with i from 1 to n, for example 2/8, but got {text!r}.")
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:

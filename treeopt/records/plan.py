@@ -20,7 +20,7 @@ from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
-from treeopt.trees.draft import Draft, draft_tree, dynamic_form
+from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.dynamic import MOST_LEVELS, DynamicTree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
@@ -150,7 +150,8 @@ class PlanEntry:
     @property
     def setting(self) -> DynamicTree | None:
         """What an engine of dynamic trees and chains is told; None for "do not speculate"."""
-        return dynamic_form(self.serving(is_setting).draft)
+        draft = self.serving(is_setting).draft
+        return None if draft.kind == "plain" else DynamicTree(draft.depth, draft.topk or 1, draft.rows)
 
     @property
     def plain(self) -> Figure:

@@ -63,10 +63,8 @@ class Probe(Answers):
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, dtype in {**_BITS, **_ARRAYS}.items():
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, read_only(value, dtype))
+        for name, array in self._arrays(*_BITS, *_ARRAYS).items():
+            object.__setattr__(self, name, read_only(array, (_BITS | _ARRAYS)[name]))
         steps, starts, nodes = len(self.accepted), self.starts, len(self.tree)
         if not self.accepted.shape == self.ends.shape == (steps, nodes):
             shapes = f"{self.accepted.shape} and {self.ends.shape}"
@@ -74,10 +72,9 @@ class Probe(Answers):
         rises = starts.ndim == 1 and len(starts) > 1 and (np.diff(starts) >= 0).all()
         if not rises or starts[0] != 0 or starts[-1] != steps:
             raise InvalidInput(f"starts must rise from 0 to the number of steps, {steps}.")
-        for name in PER_SEQUENCE:
-            value = getattr(self, name)
-            if value is not None and value.shape != (self.num_sequences,):
-                raise InvalidInput(f"{name} must have {self.num_sequences} entries, but has shape {value.shape}.")
+        for name, array in self._arrays(*PER_SEQUENCE).items():
+            if array.shape != (self.num_sequences,):
+                raise InvalidInput(f"{name} must have {self.num_sequences} entries, but has shape {array.shape}.")
         if nodes < 2 or not set(self.policy.paths) <= set(self.tree.paths):
             raise InvalidInput("A probe tree must have guesses, and hold every node of the policy.")
         above = self.accepted[:, self.tree.parents[1:]]
@@ -130,22 +127,20 @@ class Probe(Answers):
         likelihood = np.zeros(self.accepted.shape, dtype=np.float32)
         likelihood[:, 1:][self.accepted[:, 1:]] = self.log_likelihood
         accepted = self.accepted[steps]
-        some = {name: getattr(self, name) for name in PER_SEQUENCE}
+        some: dict[str, Any] = {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
         return replace(
             self,
             accepted=accepted,
             ends=self.ends[steps],
             log_likelihood=likelihood[steps][:, 1:][accepted[:, 1:]],
             starts=np.concatenate([[0], np.cumsum(np.diff(self.starts)[sequences])]),
-            **{name: array[sequences] for name, array in some.items() if array is not None},
+            **some,
         )
 
     def save(self, path: str | Path) -> None:
         meta = {**self.meta, "schema": SCHEMA, "tree": self.tree.choices, "policy": self.policy.choices}
-        arrays = {name: getattr(self, name) for name in _ARRAYS} | {"meta": np.array(json.dumps(meta, allow_nan=False))}
-        for name in _BITS:
-            arrays[name] = np.packbits(getattr(self, name)[:, 1:], axis=1, bitorder="little")
-        npz.write(path, {n: a for n, a in arrays.items() if a is not None})
+        bits = {n: np.packbits(a[:, 1:], axis=1, bitorder="little") for n, a in self._arrays(*_BITS).items()}
+        npz.write(path, {**self._arrays(*_ARRAYS), **bits, "meta": np.array(json.dumps(meta, allow_nan=False))})
 
     @classmethod
     def load(cls, path: str | Path) -> Probe:

@@ -75,6 +75,10 @@ class Answers(Drawn):
     cluster: NDArray[np.int32] | None
     meta: dict[str, Any]
 
+    def _arrays(self, *names: str) -> dict[str, NDArray[Any]]:
+        """Those of the arrays that there are."""
+        return {name: array for name in names if (array := getattr(self, name)) is not None}
+
     @property
     def num_sequences(self) -> int:
         return len(self.starts) - 1
@@ -162,10 +166,6 @@ class RankTrace(Answers):
             )
             if array.ndim != ndim or len(array) != want:
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {array.shape}.")
-
-    def _arrays(self, *names: str) -> dict[str, NDArray[Any]]:
-        """Those of the arrays that there are."""
-        return {name: array for name in names if (array := getattr(self, name)) is not None}
 
     def check(self) -> None:
         """Raise InvalidInput where what a file says of its sequences contradicts them."""

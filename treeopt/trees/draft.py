@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.trees.dynamic import MOST_LEVELS, DynamicTree
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
 
 
@@ -96,21 +96,6 @@ def draft_tree(draft: Draft) -> Tree:
     if not isinstance(draft, Tree):
         raise InvalidInput(f"A fixed tree is wanted, but this draft is {draft.name}.")
     return draft
-
-
-def dynamic_form(draft: Draft) -> DynamicTree | None:
-    """The numbers of a dynamic tree or a chain, as engines are told them; None for plain decoding.
-
-    >>> dynamic_form(Tree.chain(2)), dynamic_form(Tree.chain(0))
-    (DynamicTree(levels=2, topk=1, rows=3), None)
-    """
-    if draft.kind == "plain" or isinstance(draft, DynamicTree):
-        return draft if isinstance(draft, DynamicTree) else None
-    if draft.kind != "chain" or draft.depth > MOST_LEVELS:
-        raise InvalidInput(
-            f"A dynamic tree has at most {MOST_LEVELS} levels, and this is a {draft.kind} of {draft.depth}."
-        )
-    return DynamicTree(draft.depth, 1, draft.rows)
 
 
 # The keys of a record, and what makes a draft of their values; the first whose keys a record all has is taken.
