@@ -350,11 +350,3 @@ def test_figures_of_a_computed_profile_show_its_device_and_measure_nothing(tmp_p
         assert "nothing measured" in data.caption
     assert [file.name for file in write_figures(setting, tmp_path)] == ["roofline.png", "roofline-speedup.png"]
     assert roofline_data(Setting(DEVICES["L4"])).panels[0][2][0].measured is None
-
-
-def test_both_pictures_are_in_the_gallery(request):
-    text = (request.config.rootpath / "docs" / "gallery.md").read_text(encoding="utf-8")
-    for name in ("roofline", "roofline-speedup"):
-        assert f"## {name}\n" in text
-        assert f"](images/{name}.png)" in text
-        assert (request.config.rootpath / "docs" / "images" / f"{name}.png").exists()

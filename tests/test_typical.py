@@ -174,7 +174,7 @@ def test_replaying_the_policy_gives_exactly_what_was_emitted(target, heads, prom
     assert np.diff(probe.starts).tolist() == [row.steps for row in rows]
     assert probe.end.tolist() == [row.end for row in rows]
     accepted = AcceptedNodes.of(probe)
-    winner = accepted.no_guess(len(probe.accepted))
+    winner = accepted.winners(probe, ())
     accepted.add(winner, [TREE.paths.index(path) for path in POLICY.paths])
     assert accepted.guesses[winner].tolist() == [guesses for row in rows for guesses in row.accepted]
     assert (probe.first_end > 0).any()

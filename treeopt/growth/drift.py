@@ -175,9 +175,7 @@ def _pooled(
     """
     n, conversation = record.num_conversations, record.clusters[sequence]
     if n < 2:
-        raise OutOfRange(
-            "Each source must have at least 2 conversations, since noise is told by how they differ, but one source has 1."
-        )
+        raise OutOfRange("Each source must have at least 2 conversations, since noise is told by how they differ.")
     hits, trials = (
         np.stack([np.bincount(conversation, column, n) for column in counts.T], axis=1) for counts in (passed, tried)
     )

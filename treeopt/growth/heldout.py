@@ -128,14 +128,12 @@ def rates_by_group(steps: IntArray, tokens: IntArray, answers: Answers) -> dict[
     """
     if answers.group is None:
         return {}
-    group = answers.group[np.unique(answers.clusters, return_index=True)[1]]
     found: dict[str, tuple[float, float | None]] = {}
-    for g, name in enumerate(answers.group_names):
+    group = answers.group[np.unique(answers.clusters, return_index=True)[1]]
+    for g in np.unique(group).tolist():
         among = np.flatnonzero(group == g)
-        if len(among):
-            samples = drawn_rates(tokens[among], steps[among], conversation_draws(len(among)))
-            error = stderr(samples, len(among)) if len(among) > 1 else None
-            found[name] = (tokens_per_step(tokens[among].sum(), steps[among].sum()), error)
+        rates = TreeRates(steps=steps[among], tokens=tokens[among])
+        found[answers.group_names[g]] = (rates.tokens_per_step, rates.stderr if len(among) > 1 else None)
     return found
 
 

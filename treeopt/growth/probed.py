@@ -67,9 +67,11 @@ class AcceptedNodes:
                 steps = self.steps[mine]
                 winner[steps] = np.minimum(winner[steps], mine)
 
-    def no_guess(self, steps: int) -> IntArray:
-        """(P,) places of the winners where there are no guesses."""
-        return np.full(steps, len(self.steps))
+    def winners(self, probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
+        """(P,) places of the winners with the tree of these nodes."""
+        winner = np.full(len(probe.accepted), len(self.steps))
+        self.add(winner, _places(probe, paths))
+        return winner
 
 
 def tokens_of_trees(probe: Probe, paths: tuple[Choice, ...], members: BoolArray) -> IntArray:
@@ -80,12 +82,11 @@ def tokens_of_trees(probe: Probe, paths: tuple[Choice, ...], members: BoolArray)
     Time O(A + n x P) for nested trees.
     """
     accepted, places = AcceptedNodes.of(probe), _places(probe, paths)
-    winner = accepted.no_guess(len(probe.accepted))
-    before = np.zeros(len(paths), dtype=bool)
+    winner, before = accepted.winners(probe, ()), np.zeros(len(paths), dtype=bool)
     found = np.zeros((len(members), probe.num_sequences), dtype=np.int64)
     for i, row in enumerate(members):
         if (before & ~row).any():
-            winner, before = accepted.no_guess(len(winner)), np.zeros_like(row)
+            winner, before = accepted.winners(probe, ()), np.zeros_like(row)
         accepted.add(winner, places[row & ~before])
         before = row
         found[i] = np.bincount(probe.sequence, accepted.tokens[winner], minlength=probe.num_sequences)
@@ -95,9 +96,7 @@ def tokens_of_trees(probe: Probe, paths: tuple[Choice, ...], members: BoolArray)
 def guess_counts(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
     """(D+1,) how many steps emit 0, 1, ... D guesses with the tree of these nodes."""
     accepted = AcceptedNodes.of(probe)
-    winner = accepted.no_guess(len(probe.accepted))
-    accepted.add(winner, _places(probe, paths))
-    return np.bincount(accepted.guesses[winner], minlength=1 + max(map(len, paths)))
+    return np.bincount(accepted.guesses[accepted.winners(probe, paths)], minlength=1 + max(map(len, paths)))
 
 
 def node_visits(probe: Probe, tree: Tree) -> IntArray:
@@ -109,14 +108,12 @@ def node_visits(probe: Probe, tree: Tree) -> IntArray:
     >>> node_visits(probe, tree).tolist()
     [2, 2, 1]
     """
-    accepted, places = AcceptedNodes.of(probe), _places(probe, tree.paths)
-    winner = accepted.no_guess(len(probe.accepted))
-    accepted.add(winner, places)
+    accepted = AcceptedNodes.of(probe)
     at = np.zeros(len(accepted.steps) + 1, dtype=np.int64)  # the node of ``tree`` that each place is of
-    for node, place in enumerate(places.tolist()):
+    for node, place in enumerate(_places(probe, tree.paths).tolist()):
         if place > 0:
             at[accepted.places[place]] = node
-    visits = np.bincount(at[winner], minlength=len(tree))
+    visits = np.bincount(at[accepted.winners(probe, tree.paths)], minlength=len(tree))
     for node in range(len(tree) - 1, 0, -1):
         visits[tree.parents[node]] += visits[node]
     return visits
