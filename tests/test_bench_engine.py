@@ -238,10 +238,8 @@ def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_pa
     assert result == Benchmark.load(tmp_path / "run" / "bench-transformers.json")
     assert not (tmp_path / "run" / "bench.json").exists()
     plan, chosen = json.loads((run / "plan.json").read_text())["entries"][0], result.contender("chosen")
-    assert (chosen.draft.record, chosen.predicted.replayed) == (
-        plan["chosen"]["draft"],
-        plan["chosen"]["tokens_per_step"],
-    )
+    assert chosen.draft.record == plan["chosen"]["draft"]
+    assert chosen.predicted.replayed == plan["chosen"]["tokens_per_step"]
     assert chosen.size > 1
     is_lookup = result.provenance["drafter"]["kind"] == "ngram"
     assert ("earliest place" in capsys.readouterr().err) == is_lookup
@@ -308,7 +306,7 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
     (tmp_path / "long.json").write_text(json.dumps(Tree.chain(7).choices))
     best, _ = entry.best("chain"), capsys.readouterr()
     result = bench(trees=[tmp_path / "long.json"])
-    assert f"The plan's best chain, of {entry.best('chain').draft.depth}, is decoded instead" in capsys.readouterr().err
+    assert f"its best chain, of {entry.best('chain').draft.depth}, is decoded" in capsys.readouterr().err
     assert [c.name for c in result.contenders][:2] == ["plain", result.judged]
     assert result.judged == f"chain of {entry.best('chain').draft.depth}"
     assert result.contender(result.judged).size == best.size

@@ -6,9 +6,6 @@ import pytest
 from rich.console import Console
 
 from tests.test_figures import some_bench, some_plan
-from treeopt.errors import InvalidInput
-from treeopt.files import storage
-from treeopt.records.benchmark import Benchmark
 from treeopt.records.contender import Quality
 from treeopt.report.bench_table import about_rule, bench_table, text_price
 from treeopt.report.plan_table import plan_table, tree_view
@@ -84,13 +81,6 @@ def test_only_a_rule_that_changes_the_distribution_has_a_price():
     assert "the target's own distribution" in about_rule(REJECT)
     assert "not the target's own" in about_rule(TYPICAL)
     assert about_rule(None) == ""
-
-
-def test_damaged_judgements_are_refused(tmp_path):
-    file = tmp_path / "bench.json"
-    storage.write_json(file, "bench", {**some_bench().document(), "quality": {"chosen": {"answers": 3}}})
-    with pytest.raises(InvalidInput, match=r"bench\.json is not as it should be at quality\.chosen"):
-        Benchmark.load(file)
 
 
 def test_a_single_row_is_singular():

@@ -11,12 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.provenance import Provenance
 from treeopt.latency.rounds import Visit, processor_share, time_rounds
 from treeopt.pipeline import threads as pipeline
-from treeopt.pipeline.profile.outcome import check_can_join, with_earlier
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime import stepper
@@ -136,16 +134,6 @@ def test_another_machines_number_is_not_taken(torch_threads, tmp_path, monkeypat
     monkeypatch.setattr(threads, "choose_threads", lambda setup, prompts: 2)
     pipeline.settle_threads(run, session_of())
     assert torch_threads[-1] == 2
-
-
-def test_profiles_of_other_threads_are_not_joined(tmp_path):
-    run = RunDirectory(tmp_path)
-    two = profile_with(run, 2)
-    one = profile_with(run, 1)
-    assert with_earlier(run, two) is two
-    with pytest.raises(InvalidInput, match=r"differ in threads \(1 there, 2 here\)"):
-        check_can_join(run, two.runtime, two.info["provenance"], overwrite=False)
-    assert with_earlier(run, one) is not one
 
 
 def test_a_busy_machine_is_told_by_the_processor_time_of_rounds(target, heads, monkeypatch):

@@ -108,19 +108,18 @@ def test_depths_that_are_not_said_are_the_deepest_that_fit(run, tmp_path, capsys
 
 HEAD = "batch_size,size,step_ms"
 WRONG = [
-    ("", "must have rows of timings, but it has none"),
+    (HEAD + "\n", "must have rows of timings"),
     ("size,step_ms\n1,2\n", "line 2: batch_size must be given, but is missing"),
     ("batch_size,step_ms\n1,2\n", "line 2: a row must have a size .* or a number of nodes"),
     ("batch,size,nodes,ms\n1,1,0,2\n", "line 2: a row must have a size .* one of them"),
     ("batch,size\n1,1\n", "line 2: a row must have step_ms, or tokens_per_s and tokens_per_step"),
     ("batch,batch_size,size,ms\n1,1,1,2\n", "line 2: a row must give each value once, but has batch and batch_size"),
     ("batch,size,size,ms\n1,1,1,2\n", "must name every column once"),
-    (HEAD + "\n1,1,10\n1,8\n", "line 3 must have 3 cells, but it has 2"),
+    (HEAD + "\n1,1,10\n1,8\n", "line 3 must have 3 cells, not 2"),
     (HEAD + "\n1,1,10\nx,8,12\n", "line 3: batch_size must be a whole number of at least 1, but got 'x'"),
     (HEAD + "\n1,1.5,10\n", "line 2: size must be a whole number"),
     (HEAD + "\n1,1,-3\n", "line 2: step_ms must be a number above 0, but got '-3'"),
     (HEAD + "\n1,1,nan\n", "line 2: step_ms must be a number above 0"),
-    (HEAD + "\n1,1,inf\n", "line 2: step_ms must be a number above 0"),
     (HEAD + ",depth\n1,1,10,\n1,4,11,4\n", "line 3: depth must be at least 1 and less than size, .* 4 and 4"),
     (HEAD + ",round\n1,1,10,0\n1,4,11,\n", "must say the round of every row, or of none"),
     (HEAD + "\n1,1,10\n4,8,12\n", "plain row, of size 1, .* batch size 4 has none: time plain decoding too"),
@@ -207,12 +206,6 @@ def test_a_command_is_run_for_every_tree_and_plain_decoding_in_every_round(run, 
     assert not run.partial("profile").exists()
 
 
-def test_rounds_go_on_until_latencies_are_known(run, tmp_path):
-    """A quiet command is believed after five rounds."""
-    pipeline.profile_command(run, bench(tmp_path), batch_sizes=(1,), **SMALL, time_limit_s=600)
-    assert len((tmp_path / "log").read_text().splitlines()) == 5 * 2
-
-
 def test_another_batch_size_is_added_to_what_the_same_command_measured(run, tmp_path):
     for batch_size in (1, 4):
         pipeline.profile_command(run, bench(tmp_path), batch_sizes=(batch_size,), **SMALL, time_limit_s=1e-9)
@@ -220,8 +213,7 @@ def test_another_batch_size_is_added_to_what_the_same_command_measured(run, tmp_
 
 
 def test_a_command_without_depth_or_tree_has_one_tree_of_each_size():
-    families = tree_families(None, 3, 16)
-    found = deepest_trees(families, (1, 2, 3, 8, 16))
+    found = deepest_trees(tree_families(None, 3, 16), (1, 2, 3, 8, 16))
     assert [(len(tree), tree.depth) for tree in found] == [(2, 1), (3, 2), (8, 3), (16, 3)]
 
 
@@ -269,21 +261,21 @@ def test_a_failing_command_ends_with_one_sentence(run, tmp_path, body, message):
     assert not run.profile.exists()
 
 
-def test_templates_are_checked_before_anything_is_run(run):
-    for command, message in (
-        ("bench {size", "exactly|neither"),
-        ("bench '{size}", "No closing quotation"),
-        ("bench", "neither"),
-        ("bench {sizes}", r"but got \{sizes\}"),
-        ("/no/such/program {size}", "must be a program"),
-        ("bench {size} {context}", "needs contexts"),
-    ):
-        with pytest.raises(InvalidInput, match=message):
-            pipeline.profile_command(run, command, batch_sizes=(1,), sizes=(2,))
-    with pytest.raises(InvalidInput, match=r"place \{batch_size\}"):
-        pipeline.profile_command(run, "bench {size}", batch_sizes=(1, 2))
-    with pytest.raises(InvalidInput, match=r"place \{context\}"):
-        pipeline.profile_command(run, "bench {size}", batch_sizes=(1,), contexts=(1, 2))
+@pytest.mark.parametrize(
+    ("command", "options", "message"),
+    [
+        ("bench '{size}", {}, "No closing quotation"),
+        ("bench", {}, "neither"),
+        ("bench {sizes}", {}, r"but got \{sizes\}"),
+        ("/no/such/program {size}", {"sizes": (2,)}, "must be a program"),
+        ("bench {size} {context}", {}, "needs contexts"),
+        ("bench {size}", {"batch_sizes": (1, 2)}, r"place \{batch_size\}"),
+        ("bench {size}", {"contexts": (1, 2)}, r"place \{context\}"),
+    ],
+)
+def test_templates_are_checked_before_anything_is_run(run, command, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        pipeline.profile_command(run, command, **{"batch_sizes": (1,), **options})
 
 
 def test_no_shell_reads_the_command():

@@ -76,6 +76,5 @@ def figure(records: Sequence[Any], name: str, batch_size: int | None) -> Figure:
 
 
 def write_export(plan: Plan, engine: str, folder: Path, options: dict[str, Any]) -> Exported:
-    """Write a plan as an engine's own files into ``folder``."""
     files, written = export_to(folder, plan, engine, **options)
     return Exported(tuple(files), written.notes, written.command)
