@@ -139,7 +139,7 @@ def test_a_plans_tree_is_picked_by_its_batch_size(calibration, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("several.py", "a = [[0]]\nb = [[0], [1]]\n", "it has a, b: keep one"),
+        ("several.py", "a = [[0]]\nb = [[0], [1]]\n", "keep one of them"),
         ("prose.txt", "not a tree", "must hold a list of paths"),
         ("orphan.yml", "- [0, 0]\n", "lacks"),
         ("call.py", "a = [print(1)]", "must hold a list of paths"),
