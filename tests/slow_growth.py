@@ -73,7 +73,11 @@ class PathCounts:
         """(R,) chances of the next rank, given a trial. Up to depth 1 `previous` is the path itself."""
         above = self._above[len(path)][path[-1] if path else 0]
         strength = self.strengths.path if len(path) > 1 else float("inf")
-        return mixed(count(self._next(path), self.top), strength, above)
+        return mixed(self.counts(path), strength, above)
+
+    def counts(self, path: Choice) -> IntArray:
+        """(R+1,) how often each rank followed the path, and last how many trials there were."""
+        return count(self._next(path), self.top)
 
     def trial_share(self, path: Choice) -> float:
         """Share of the states after the path that have something to guess; 1 for a path never seen."""

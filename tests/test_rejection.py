@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay
-from treeopt.planning.chain_theory import chain_tokens_per_step
+from treeopt.growth.worth import chain_tokens_per_step
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import sequence_key
 from treeopt.runtime.acceptance.open import by_rejection

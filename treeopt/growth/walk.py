@@ -225,7 +225,7 @@ def _forwards(jump: NDArray[np.uint16], ends: IntArray, n: int, depth: int) -> t
     seen[:n] = True
     segments, counts = [], []
     for t, k in enumerate(ends[:-1].tolist()):
-        segment = np.flatnonzero(seen[t * n : t * n + k])
+        (segment,) = seen[t * n : t * n + k].nonzero()
         seen[np.multiply(jump[t * n :].take(segment), n, dtype=np.int64) + segment + (t + 1) * n] = True
         segments.append(segment)
         counts.append(len(segment))

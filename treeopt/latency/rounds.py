@@ -268,10 +268,13 @@ def far_apart(trees: Sequence[Draft]) -> list[int]:
     order = list(dict.fromkeys(i for _, i in (ends[-1:] + ends[:1])))
     left = [i for i in range(len(trees)) if i not in order]
 
-    numbers = [np.array([log(len(tree)), tree.depth / 4, log(tree.topk or 1) / 4]) for tree in trees]
+    def apart(i: int, j: int) -> float:
+        one, other = trees[i], trees[j]
+        topks = abs(log((one.topk or 1) / (other.topk or 1)))
+        return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4 + topks / 4
 
     while left:
-        order.append(max(left, key=lambda i: min(np.abs(numbers[i] - numbers[j]).sum() for j in order)))
+        order.append(max(left, key=lambda i: min(apart(i, j) for j in order)))
         left.remove(order[-1])
     return order
 

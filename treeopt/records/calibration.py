@@ -23,17 +23,12 @@ KEPT_PREFIXES = 1024  # most frequent rank prefixes that calibration.json lists
 ENGINE_LOG = "engine log"  # the source that calibrations of engines' counters name
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefixCounts:
+class PrefixCounts(TypedDict):
     """The most frequent rank prefixes: how often each came, and how often its parent did with a trial."""
 
     paths: list[Choice]
     counts: list[Count]
     visited: list[Count]
-
-    def __post_init__(self) -> None:
-        if not len(self.paths) == len(self.counts) == len(self.visited):
-            raise InvalidInput("prefix_counts must have as many counts and visited as paths.")
 
 
 class Counted(TypedDict, total=False):

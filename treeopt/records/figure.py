@@ -41,6 +41,11 @@ class Ratio:
     low: Amount | None = None
     high: Amount | None = None
 
+    @classmethod
+    def of(cls, value: float, ends: Sequence[float] | None) -> Ratio:
+        low, high = ends or (None, None)
+        return cls(value=value, low=low, high=high)
+
     @property
     def log_stderr(self) -> float | None:
         """Standard error of its logarithm; None where there is no interval."""
@@ -136,22 +141,17 @@ class Figure:
     @property
     def speedup_ratio(self) -> Ratio | None:
         """The speedup with its 95 % interval; None where a latency is not known."""
-        return None if self.speedup is None else _ratio(self.speedup, self.interval95.speedup)
+        return None if self.speedup is None else Ratio.of(self.speedup, self.interval95.speedup)
 
     def over(self, chosen: Figure) -> Ratio:
         """Its throughput over that of the draft that was chosen, with the interval that is known of it."""
-        return _ratio(self.rate / chosen.rate, self.interval95.over_chosen)
+        return Ratio.of(self.rate / chosen.rate, self.interval95.over_chosen)
 
     @property
     def shown(self) -> dict[str, object]:
         """What follows from the other keys, for readers of JSON."""
         known = {name: getattr(self, name) for name in ("size", "depth", "tokens_per_s", "speedup")}
         return {name: value for name, value in known.items() if value is not None}
-
-
-def _ratio(value: float, ends: Sequence[float] | None) -> Ratio:
-    low, high = ends or (None, None)
-    return Ratio(value=value, low=low, high=high)
 
 
 def fastest(figures: Sequence[Figure]) -> Figure | None:

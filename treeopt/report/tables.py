@@ -59,7 +59,7 @@ def calibration_table(calibration: Calibration) -> RenderableType:
 
 def _chains(calibration: Calibration) -> str:
     """What chains reach by the formula of the papers, which takes one acceptance rate for all tokens."""
-    from treeopt.planning.chain_theory import chain_tokens_per_step
+    from treeopt.growth.worth import chain_tokens_per_step
 
     accept = float(calibration.hits.sum() / calibration.trials.sum())
     rates = [f"{chain_tokens_per_step(accept, n):.2f}" for n in range(1, calibration.num_heads + 1)]
