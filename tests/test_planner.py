@@ -69,13 +69,11 @@ def test_one_sequence_has_nothing_to_hold_out(trace):
 
 @pytest.mark.parametrize("objective", ["independent", "joint", "replay"])
 def test_a_free_step_takes_the_whole_budget_and_a_dear_one_nothing(trace, objective):
-    free = plan_trees(trace, staircase(lambda rows: 1.0), PlanRequest(Limits(20), objective=objective)).entries[0]
-    dear = plan_trees(trace, staircase(lambda rows: float(rows)), PlanRequest(Limits(20), objective=objective))
+    request = PlanRequest(Limits(20), objective=objective)
+    free, dear = (plan_trees(trace, staircase(cost), request).entries[0] for cost in (lambda rows: 1.0, float))
     best = max(free.curve, key=lambda point: point.tokens_per_step)
     assert free.chosen.tokens_per_step == pytest.approx(best.tokens_per_step)
-    assert dear.entries[0].chosen.size == 1
-    assert dear.entries[0].tree.medusa_choices == []
-    assert dear.entries[0].chosen.speedup == 1.0
+    assert (dear.chosen.size, dear.chosen.speedup, dear.tree.medusa_choices) == (1, 1.0, [])
 
 
 def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):

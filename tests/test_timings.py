@@ -77,7 +77,7 @@ def test_no_sample_is_lost_between_rows_and_profile(samples):
     every = [*samples, *((batch, context, 1, 1.0) for batch, context in {(b, c) for b, c, *_ in samples})]
     names = ("batch_size", "context_tokens", "size", "step_ms")
     rows = [LatencyRow.model_construct(**dict(zip(names, one, strict=True)), depth=min(one[2] - 1, 4)) for one in every]
-    profile = profile_of(rows, "rows")
+    profile = profile_of(rows, "rows", 0, 4)
     found = sorted((p.batch_size, p.context_tokens, p.size, ms) for p in profile.points for ms in p.step_ms)
     assert found == sorted(samples)
 

@@ -28,7 +28,6 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
 from treeopt.trees.draft import Draft
-from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
@@ -200,21 +199,6 @@ def verified(
     return replace(plan, entries=tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries))
 
 
-def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:
-    """(size, depth) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
-    curve = {point.size: point for point in entry.curve if point.size > 1}
-    best = sorted(curve.values(), key=lambda point: -point.rate)[:count]
-    near = [curve[size] for size in (entry.chosen.size - 1, entry.chosen.size, entry.chosen.size + 1) if size in curve]
-    return sorted({(point.size, point.depth) for point in (*best, *near)})
-
-
-def regrown(source: Source, request: PlanRequest, sizes: Sequence[tuple[int, int]]) -> dict[str, Tree]:
-    """The trees of a plan again, by (size, depth), under names that say both."""
-    objective = objective_for(source, request.objective)
-    families = {depth: source.grow(replace(request.limits, max_depth=depth), objective) for _, depth in sizes}
-    return {f"{size} rows, depth {depth}": families[depth].tree(size) for size, depth in sizes}
-
-
 def _proof(
     run: RunDirectory, session: Session, entry: PlanEntry, source: Source, request: PlanRequest, count: int
 ) -> Verified:
@@ -225,7 +209,13 @@ def _proof(
     """
     answers = source.answers
     assert answers is not None
-    drafts: dict[str, Draft] = {"plain": PLAIN, **regrown(source, request, finalists(entry, count))}
+    curve = {point.size: point for point in entry.curve if point.size > 1}
+    best = sorted(curve.values(), key=lambda point: -point.rate)[:count]
+    near = [curve[size] for size in (entry.chosen.size - 1, entry.chosen.size, entry.chosen.size + 1) if size in curve]
+    sizes, objective = sorted({(p.size, p.depth) for p in (*best, *near)}), objective_for(source, request.objective)
+    families = {depth: source.grow(replace(request.limits, max_depth=depth), objective) for _, depth in sizes}
+    drafts: dict[str, Draft] = {"plain": PLAIN}
+    drafts |= {f"{size} rows, depth {depth}": families[depth].tree(size) for size, depth in sizes}
     others = [f for f in (entry.chosen, *entry.others.values()) if f.speedup and f.draft not in drafts.values()]
     drafts |= {f"{f.draft.kind} of {f.size} rows, depth {f.depth}": f.draft for f in others}
     conversations = held_out_conversations(run, session, answers, len(session.prompts.conversations))

@@ -104,15 +104,12 @@ def profile_from_file(
     rows = read_rows(file)
     if not contexts and any(row.context_tokens is None for row in rows):
         note(f"Some rows do not say their context. It is written as {UNKNOWN_CONTEXT}; pass it with `contexts`.")
-    context = contexts[0] if contexts else UNKNOWN_CONTEXT
-    rows = [row.model_copy(update={"context_tokens": row.context_tokens or context}) for row in rows]
+    deepest = NUM_HEADS
     if any(row.depth is None for row in rows):
         deepest = num_heads or calibrated_heads(run) or NUM_HEADS
-        depths = [min(row.size - 1, deepest) if row.depth is None else row.depth for row in rows]
-        rows = [row.model_copy(update={"depth": depth}) for row, depth in zip(rows, depths, strict=True)]
         if any(row.size > 2 for row in rows):
             note(f"The file has no depths: trees are taken to be {deepest} deep where they can; `num_heads` says.")
-    result = profile_of(rows, str(file))
+    result = profile_of(rows, str(file), contexts[0] if contexts else UNKNOWN_CONTEXT, deepest)
     provenance = Provenance().record() | dict.fromkeys(UNREAD)
     result.runtime["name"] = runtime or file.stem
     check_can_join(run, result.runtime, provenance, overwrite=overwrite)
@@ -126,22 +123,23 @@ def profile_from_file(
     return finish(run, result, None if few else PRECISION, remedy="more rows of them help", alone=overwrite)
 
 
-def profile_of(rows: Sequence[LatencyRow], name: str) -> LatencyProfile:
-    """Rows with all that they need as a profile; InvalidInput where a setting has no plain row."""
+def profile_of(rows: Sequence[LatencyRow], name: str, context: int, deepest: int) -> LatencyProfile:
+    """Rows as a profile, with the context and the depth of those that say none; InvalidInput without a plain row."""
     groups: dict[tuple[int, ...], list[LatencyRow]] = {}
     for row in rows:
-        groups.setdefault((row.batch_size, row.context_tokens or 0, row.size, row.depth or 0), []).append(row)
+        depth = min(row.size - 1, deepest) if row.depth is None else row.depth
+        groups.setdefault((row.batch_size, row.context_tokens or context, row.size, depth), []).append(row)
     plain = {key[:2] for key in groups if key[2] == 1}
-    for batch_size, context, *_ in sorted(groups):
-        if (batch_size, context) not in plain:
+    for batch_size, at, *_ in sorted(groups):
+        if (batch_size, at) not in plain:
             raise InvalidInput(
                 f"{name} must have a plain row, of size 1, for every batch size and context, but batch size "
-                f"{batch_size}{f' at context {context}' if context else ''} has none: time plain decoding too."
+                f"{batch_size}{f' at context {at}' if at else ''} has none: time plain decoding too."
             )
     timed: dict[bool, list[StepTiming]] = {True: [], False: []}  # plain, and with trees
-    for (batch_size, context, size, depth), group in sorted(groups.items()):
+    for (batch_size, at, size, depth), group in sorted(groups.items()):
         samples, rounds = tuple(row.step_ms for row in group), tuple(r.round for r in group if r.round is not None)
-        timed[size == 1].append(StepTiming(batch_size, context, size, depth, samples, round=rounds or None))
+        timed[size == 1].append(StepTiming(batch_size, at, size, depth, samples, round=rounds or None))
     settings = [ProfileSetting(batch_size=t.batch_size, context_tokens=t.context_tokens) for t in timed[True]]
     return LatencyProfile(tuple(timed[False]), tuple(timed[True]), {}, {"settings": settings})
 
