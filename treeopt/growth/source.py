@@ -7,7 +7,7 @@ calibration  accuracies alone: the product of those along a path, as if heads er
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, singledispatch
 from typing import Any, ClassVar
@@ -34,61 +34,58 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Source:
-    """Accuracies, asked in the same words whatever record they are; a calibration has the answers that stand here.
+class Source(ABC):
+    """Accuracies, asked in the same words whatever record they are.
 
-    kind       : trace, probe or calibration
-    objectives : that trees can be grown by
-    is_exact   : whether the text is the same with every tree, so that replay tells what decoding takes
+    kind        : trace, probe or calibration
+    objectives  : that trees can be grown by
+    is_exact    : whether the text is the same with every tree, so that replay tells what decoding takes
+    answers     : the sequences that were recorded; None for accuracies alone
+    pooled      : the trace, if dynamic trees can be replayed on it
+    approximate : says of which trees the figures are approximate; None for none
+    calibration : the accuracies by head and rank; None where there are none
     """
 
-    record: Any
-    kind: ClassVar[str] = "calibration"
-    objectives: ClassVar[tuple[str, ...]] = ("independent",)
+    record: Accuracies
+    kind: ClassVar[str]
+    objectives: ClassVar[tuple[str, ...]]
     is_exact: ClassVar[bool] = False
 
     @property
     def meta(self) -> dict[str, Any]:
         """Notes of the record on itself: drafter, acceptance, provenance, ..."""
-        found: dict[str, Any] = self.record.meta
-        return found
+        return self.record.meta
 
     @property
     def num_heads(self) -> int:
         """No tree that is deeper can be judged."""
-        return int(self.record.num_heads)
+        return self.record.num_heads
 
     @property
+    @abstractmethod
     def num_ranks(self) -> int:
         """Ranks that are told apart."""
-        return int(self.record.top_k)
 
     @property
     def answers(self) -> RankTrace | Probe | None:
-        """The sequences that were recorded; None for accuracies alone."""
         return None
 
     @property
     def pooled(self) -> RankTrace | None:
-        """The trace, if dynamic trees can be replayed on it."""
         return None
 
     @property
+    @abstractmethod
     def observed(self) -> tuple[int, str]:
         """How many things were counted, and what they are."""
-        is_log, trials = self.meta.get("source") == ENGINE_LOG, self.record.trials
-        return (int(trials[0]), "draft") if is_log else (int(trials.min()), "state")
 
     @property
     def approximate(self) -> str | None:
-        """Says of which trees the figures are approximate; None for none."""
         return None
 
     @property
     def calibration(self) -> Calibration | None:
-        """The accuracies by head and rank; None where there are none."""
-        found: Calibration = self.record
-        return found
+        return None
 
     @property
     def usual_context(self) -> float | None:
@@ -98,22 +95,21 @@ class Source:
         at_middle = answers.prompt_tokens + answers.lengths / 2
         return float((at_middle * answers.lengths).sum() / answers.lengths.sum())
 
+    @abstractmethod
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         """The best trees on the whole record, in-sample."""
-        return grow_independent(self.record.accept, limits)
 
+    @abstractmethod
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
         """The best trees, and what they reach on answers that they were not grown on."""
-        family = self.grow(limits, objective)
-        return HeldOut(family, None, None, family.members_of(family.sizes) @ family.gains, None)
 
+    @abstractmethod
     def knows(self, tree: Tree) -> bool:
         """Whether the record tells all nodes of a tree apart."""
-        return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks
 
+    @abstractmethod
     def rate(self, draft: Draft) -> TreeRates:
         """Tokens per step of a draft by all predictions, with the standard error; unknown nodes are never accepted."""
-        return TreeRates(float(product_values(self.record.accept, self._known(draft).paths).sum()))
 
     def chains(self, longest: int) -> list[TreeRates]:
         """Tokens per step of the chains of 1 ... ``longest`` guesses."""
@@ -127,27 +123,17 @@ class Source:
         """(n,) steps at which each node is accepted, all steps for the root; None for accuracies alone."""
         return None
 
+    @abstractmethod
     def guess_shares(self, draft: Draft) -> Floats:
         """(D+1,) share of the steps that emit 0, 1, ... guesses with a given draft."""
-        tree = draft_tree(draft)
-        reached = np.bincount(tree.depths, product_values(self.record.accept, tree.paths))
-        return np.asarray(reached - np.append(reached[1:], 0.0))
 
+    @abstractmethod
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
         """(D+1,) share of the steps that emit 0, 1, ... guesses with a grown tree, on answers that it was not grown on."""
-        return self.guess_shares(held_out.family.tree(size))
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         """Cautions about the figures of a tree; ``most`` rows were grown, ``budget`` asked for."""
-        if self.meta.get("source") == ENGINE_LOG:
-            said = f"This one is of up to {self.num_heads} guesses, so figures for other lengths are estimates."
-            ends = " Ends of drafts were counted as misses." if self.meta.get("ends_are_misses") else ""
-            return [f"An engine's log covers chains only. {said}{ends}"]
-        return ["Predicted from marginal accuracies alone: independent heads, nothing held out."]
-
-    def _known(self, draft: Draft) -> Tree:
-        """The nodes of a fixed tree that the record tells apart."""
-        return draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
+        return []
 
 
 @dataclass(frozen=True)
@@ -196,7 +182,7 @@ class AnswersSource(Source):
         )
 
     def rate(self, draft: Draft) -> TreeRates:
-        known = self._known(draft)
+        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
         found = self.reach(known.paths, np.ones((1, len(known)), dtype=bool))
         steps, tokens = (by_conversation(self.record, rows).reshape(-1) for rows in (found.steps, found.tokens))
         joint = None if found.accepted is None else 1 + float(found.accepted[0]) / max(found.states, 1)
@@ -214,9 +200,6 @@ class AnswersSource(Source):
         most = int(np.flatnonzero(counts).max(initial=depth))
         return np.asarray(counts[: 1 + most] / max(counts.sum(), 1))
 
-    def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
-        return []
-
 
 @dataclass(frozen=True)
 class TraceSource(AnswersSource):
@@ -227,6 +210,10 @@ class TraceSource(AnswersSource):
     kind = "trace"
     is_exact = True
     objectives = OBJECTIVES
+
+    @property
+    def num_ranks(self) -> int:
+        return self.record.top_k
 
     @property
     def pooled(self) -> RankTrace | None:
@@ -267,6 +254,7 @@ class TraceSource(AnswersSource):
         return self._replayed(replay.replay(self.record, draft).steps)
 
     def chains(self, longest: int) -> list[TreeRates]:
+        """Tokens per step of the chains of 1 ... ``longest`` guesses by replay, all in one walk over the states."""
         return [self._replayed(row) for row in replay.replay_chains(self.record, longest)] if longest else []
 
     def _replayed(self, steps: IntArray) -> TreeRates:
@@ -305,8 +293,6 @@ class ProbeSource(AnswersSource):
         rows = len(self.record.policy)
         return f"approximate, except for the tree that was probed with ({rows} row{'s' * (rows > 1)})"
 
-    calibration = None
-
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow_coverage(self.record, limits)
 
@@ -337,6 +323,57 @@ class ProbeSource(AnswersSource):
         return found
 
 
+@dataclass(frozen=True)
+class CalibrationSource(Source):
+    """Accuracies by head and rank as a source: the objective is `independent`, and nothing is held out."""
+
+    record: Calibration
+    kind = "calibration"
+    objectives = ("independent",)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.record.top_k
+
+    @property
+    def observed(self) -> tuple[int, str]:
+        is_log = self.meta.get("source") == ENGINE_LOG
+        return (int(self.record.trials[0]), "draft") if is_log else (int(self.record.trials.min()), "state")
+
+    @property
+    def calibration(self) -> Calibration:
+        return self.record
+
+    def grow(self, limits: Limits, objective: str) -> TreeFamily:
+        return grow_independent(self.record.accept, limits)
+
+    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
+        family = self.grow(limits, objective)
+        return HeldOut(family, None, None, family.members_of(family.sizes) @ family.gains, None)
+
+    def knows(self, tree: Tree) -> bool:
+        return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks
+
+    def rate(self, draft: Draft) -> TreeRates:
+        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
+        return TreeRates(float(product_values(self.record.accept, known.paths).sum()))
+
+    def guess_shares(self, draft: Draft) -> Floats:
+        tree = draft_tree(draft)
+        reached = np.bincount(tree.depths, product_values(self.record.accept, tree.paths))
+        return np.asarray(reached - np.append(reached[1:], 0.0))
+
+    def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
+        return self.guess_shares(held_out.family.tree(size))
+
+    def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
+        if self.meta.get("source") == ENGINE_LOG:
+            said = f"This one is of up to {self.num_heads} guesses, so figures for other lengths are estimates."
+            ends = " Ends of drafts were counted as misses." if self.meta.get("ends_are_misses") else ""
+            return [f"An engine's log covers chains only. {said}{ends}"]
+        return ["Predicted from marginal accuracies alone: independent heads, nothing held out."]
+
+
 @singledispatch
 def source_of(record: Accuracies) -> Source:
     """A trace, a probe or a calibration as a source.
@@ -349,7 +386,7 @@ def source_of(record: Accuracies) -> Source:
 
 source_of.register(RankTrace, lambda trace: TraceSource(trace.repeated(), int(trace.has_step.sum())))
 source_of.register(Probe, ProbeSource)
-source_of.register(Calibration, Source)
+source_of.register(Calibration, CalibrationSource)
 
 
 def objective_for(source: Source, wanted: str) -> str:
