@@ -18,7 +18,7 @@ import torch
 from transformers import DynamicCache
 
 from treeopt import pipeline
-from treeopt.files.provenance import cpu
+from treeopt.files.provenance import machine
 from treeopt.growth.source import source_of
 from treeopt.pipeline.profile.placement import timing_trees, tree_families
 from treeopt.records.rundir import RunDirectory
@@ -213,7 +213,7 @@ def main() -> None:
     dtype = sys.argv[1] if len(sys.argv) > 1 else "float32"
     session = open_session({"dtype": dtype})
     threads = torch.get_num_threads()
-    print(f"demo model, {dtype}, batch 1, torch {torch.__version__}, {threads} threads, {cpu()}")
+    print(f"demo model, {dtype}, batch 1, torch {torch.__version__}, {threads} threads, {machine()}")
     prompts = [list((c.first * 4)[:PROMPT]) for c in session.prompts.conversations[:64]]
     decode(session.target, session.drafter, prompts[:2], Tree.chain(2), batch_size=1, stop=NEVER)
     trees = speedups(session)

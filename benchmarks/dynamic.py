@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from treeopt import pipeline
-from treeopt.files.provenance import cpu
+from treeopt.files.provenance import machine
 from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.decoding import Decoding, decode
 from treeopt.pipeline.entrants import plain_and_chosen, rivals
@@ -81,7 +81,7 @@ def main() -> None:
     asked = parser.parse_args()
     folder, batch_sizes = asked.folder, tuple(map(int, asked.batch_size.split(",")))
     print(
-        f"Demo model, float32, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, torch {torch.__version__}, {cpu()}."
+        f"Demo model, float32, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, torch {torch.__version__}, {machine()}."
     )
     for drafter in asked.drafter.split(","):
         run, session = RunDirectory(folder / drafter), open_session({"drafter": drafter})

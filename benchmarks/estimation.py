@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from treeopt import pipeline
-from treeopt.files.provenance import cpu
+from treeopt.files.provenance import machine
 from treeopt.growth.heldout import HeldOut
 from treeopt.growth.objectives import OBJECTIVES
 from treeopt.growth.source import source_of
@@ -98,7 +98,7 @@ def main() -> None:
     folder = options.run or Path(tempfile.mkdtemp(prefix="treeopt-estimation-"))
     folder.mkdir(parents=True, exist_ok=True)
     traces = domains(folder, options.books)
-    print(f"Held-out tokens per step, demo model, {cpu()}. Differences to `independent` in %, [95 % interval].\n")
+    print(f"Held-out tokens per step, demo model, {machine()}. Differences to `independent` in %, [95 % interval].\n")
     print("| domain (conversations) | rows | independent | joint | replay |\n|---|---|---|---|---|")
     worst = {name: compare(name, trace) for name, trace in traces.items()}
     print(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt import pipeline
-from treeopt.files.provenance import cpu
+from treeopt.files.provenance import machine
 from treeopt.growth.source import TraceSource
 from treeopt.pipeline import open_session
 from treeopt.planning.planner import plan_trees
@@ -150,7 +150,7 @@ def main() -> None:
     for kind in KINDS:
         rows.append(compare(options.work, kind, options.time_limit, options.calibrate_on))
         (options.work / "heads.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    print(f"Demo model, {DTYPE}, {cpu()}.\n\n{tables(rows)}")
+    print(f"Demo model, {DTYPE}, {machine()}.\n\n{tables(rows)}")
 
 
 if __name__ == "__main__":

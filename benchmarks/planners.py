@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from baselines import Choice, Table, expected, explore_graph, sequoia, sequoia_loops
 
-from treeopt.files.provenance import cpu
+from treeopt.files.provenance import machine
 from treeopt.files.shipped import shipped
 from treeopt.growth.objectives import grow_independent
 from treeopt.records.calibration import Calibration
@@ -90,7 +90,7 @@ def timed(planners: dict[str, Planner], case: Case, size: int) -> dict[str, tupl
 
 
 def main() -> None:
-    print(f"planners on {cpu()}, torch with {torch.get_num_threads()} thread(s)")
+    print(f"planners on {machine()}, torch with {torch.get_num_threads()} thread(s)")
     for case in cases():
         planners: dict[str, Planner] = {
             "treeopt": ours,

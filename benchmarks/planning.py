@@ -20,7 +20,7 @@ from statistics import median
 import numpy as np
 from traffic import step_profile, traffic
 
-from treeopt.files.provenance import cpu
+from treeopt.files.provenance import machine
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import dynamic_rates, replay_trees
 from treeopt.records.pools import NO_PLACE, columns_of
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, help="conversations to plan with")
     parser.add_argument("--folder", type=Path, help="where the trace is kept, and found again; by default nowhere")
     options = parser.parse_args()
-    print(f"planner on {cpu()}")
+    print(f"planner on {machine()}")
     if options.states:
         with tempfile.TemporaryDirectory() as nowhere:
             folder = options.folder or Path(nowhere)

@@ -13,7 +13,7 @@ import tempfile
 import numpy as np
 
 from treeopt import pipeline
-from treeopt.files.provenance import cpu
+from treeopt.files.provenance import machine
 from treeopt.latency.estimate import StepCosts
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -38,7 +38,7 @@ def main() -> None:
     pipeline.calibrate(run, session, num_prompts=CALIBRATION, max_new_tokens=128)
     pipeline.profile(run, session, batch_sizes=BATCH_SIZES, time_limit_s=SECONDS)
     plan = pipeline.search(run, batch_sizes=BATCH_SIZES)
-    print(f"Demo model, {dtype}, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, {cpu()}.\n")
+    print(f"Demo model, {dtype}, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, {machine()}.\n")
     print(
         "| batch | contender | rows | product | joint | replay | measured | difference % | in standard errors "
         "| overhead predicted | measured | off by % |\n|" + "---|" * 12

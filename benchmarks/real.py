@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from treeopt import pipeline
-from treeopt.files.provenance import cpu
+from treeopt.files.provenance import machine
 from treeopt.growth.replay import replay, tells
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.bench import held_out
@@ -187,7 +187,7 @@ def main() -> None:
     result = decode(decoding, held_out(own, decoding, trace, asked.held_out))
     version = "" if engine is None else f" {engine.version}"
     print(
-        f"\nSmolLM2-135M, {asked.drafter}, {case.name}{version}, batch size {asked.batch_size}, one thread, {cpu()}.\n"
+        f"\nSmolLM2-135M, {asked.drafter}, {case.name}{version}, batch size {asked.batch_size}, one thread, {machine()}.\n"
     )
     print(f"| {TITLE} |\n|" + "---|" * (1 + TITLE.count("|")))
     overheads = costs(profile, plan.entry(asked.batch_size), {name: one.draft for name, one in entrants.items()})

@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from treeopt import demo
 from treeopt.files import npz
-from treeopt.runtime.target import Target, open_target
+from treeopt.runtime.target import Target, load_target
 from treeopt.runtime.training.batches import Batch, Text, make_batch
 from treeopt.runtime.training.trainees import FrozenStates
 
@@ -100,7 +100,7 @@ def draft_loss(model: LlamaForCausalLM, target: Target, texts: list[Text]) -> Ca
 
 def make_draft(answers: Path, output: Path, layers: int, epochs: float) -> None:
     torch.manual_seed(0)
-    target, texts = open_target(demo.SMOLLM2, dtype="bfloat16"), texts_in(answers)
+    target, texts = load_target(demo.SMOLLM2, dtype="bfloat16"), texts_in(answers)
     model = first_layers(target, layers)
     print(f"{len(texts):,} answers; {layers} of {target.num_layers} layers.", flush=True)
     output.mkdir(parents=True, exist_ok=True)

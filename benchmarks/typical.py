@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.files.provenance import cpu
+from treeopt.files.provenance import machine
 from treeopt.growth.objectives import grow
 from treeopt.growth.probed import COVERAGE, grow_coverage, probe_tree
 from treeopt.growth.source import source_of
@@ -112,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     print(
         f"Demo model, {options.dtype}, trees of {options.size} rows, {options.prompts} prompts to choose them on and "
-        f"as many others decoded, {options.max_new_tokens} tokens each, {cpu()}.\n"
+        f"as many others decoded, {options.max_new_tokens} tokens each, {machine()}.\n"
     )
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS), flush=True)
     for row in sweep(

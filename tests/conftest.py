@@ -62,14 +62,7 @@ def published_data(name: str):
 
 def tiny_model(kind: str = "llama", *, eos=(3, 5), dtype=torch.float64, seed: int = 0):
     """A random causal LM whose logits are well apart, in float64."""
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        MistralConfig,
-        MistralForCausalLM,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-    )
+    import transformers as library
 
     torch.manual_seed(seed)
     common = {
@@ -87,13 +80,12 @@ def tiny_model(kind: str = "llama", *, eos=(3, 5), dtype=torch.float64, seed: in
         "attn_implementation": "eager" if kind == "llama-eager" else "sdpa",
     }
     if kind.startswith("llama"):
-        model = LlamaForCausalLM(LlamaConfig(**common))
+        model = library.LlamaForCausalLM(library.LlamaConfig(**common))
     elif kind == "mistral":  # a sliding window shorter than the text, in every layer
-        model = MistralForCausalLM(MistralConfig(**common, sliding_window=7))
+        model = library.MistralForCausalLM(library.MistralConfig(**common, sliding_window=7))
     else:  # full attention in the first layer, sliding in the others
-        model = Qwen3ForCausalLM(
-            Qwen3Config(**common, head_dim=16, use_sliding_window=True, sliding_window=7, max_window_layers=1)
-        )
+        sliding = {"head_dim": 16, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+        model = library.Qwen3ForCausalLM(library.Qwen3Config(**common, **sliding))
     model.generation_config.eos_token_id = list(eos)
     return model.to(dtype).eval().requires_grad_(False)
 
@@ -174,10 +166,8 @@ class Letters:
 
 def asked(prompts) -> PromptSet:
     """Conversations of one turn with these tokens, as a file would give them."""
-    conversations = [Conversation(tuple(p), (("user", ""),), row=i) for i, p in enumerate(prompts, 1)]
-    return PromptSet(
-        tuple(conversations), "tokens", "0" * 64, ChatFormat(Letters(), frozenset({3, 5}), VOCABULARY, None)
-    )
+    conversations = tuple(Conversation(tuple(p), (("user", ""),), row=i) for i, p in enumerate(prompts, 1))
+    return PromptSet(conversations, "tokens", "0" * 64, ChatFormat(Letters(), frozenset({3, 5}), VOCABULARY, None))
 
 
 @pytest.fixture

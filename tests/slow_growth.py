@@ -13,13 +13,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.growth.heldout import HeldOut
-from treeopt.growth.objectives import SAVINGS, _addable, _saved
-from treeopt.growth.shrinkage import LEVELS, NONE, STRENGTHS, Chances, Strengths, _log_likelihood, _others, mixed
+from treeopt.growth.objectives import SAVINGS
+from treeopt.growth.shrinkage import IMPOSSIBLE, LEVELS, NONE, STRENGTHS, Chances, Strengths
 from treeopt.growth.source import AnswersSource, TraceSource
 from treeopt.growth.worth import frequencies
 from treeopt.records.trace import NO_TRIAL, RankTrace, fold_numbers
-from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import Choice, IntArray, TreeFamily
+from treeopt.trees.shapes import SHAPES, Limits
+from treeopt.trees.tree import Choice, IntArray, Tree, TreeFamily
+
+
+def mixed(counts: NDArray[Any], strength: float, above: Chances) -> Chances:
+    """(..., R) chances of (..., R+1) counts, with so many pseudo-counts of the level above."""
+    total = counts[..., -1:] + strength
+    known = (total > 0) & np.isfinite(total)
+    weight = strength if np.isfinite(strength) else 0.0
+    return np.where(known, (counts[..., :-1] + weight * above) / np.where(known, total, 1), above)
+
+
+def log_likelihood(counts: IntArray, chances: Chances) -> float:
+    hits, misses = counts[..., :-1], counts[..., -1] - counts[..., :-1].sum(-1)
+    logs = [np.log(np.maximum(each, IMPOSSIBLE)) for each in (chances, 1 - chances.sum(-1))]
+    return float((hits * logs[0]).sum() + (misses * logs[1]).sum())
 
 
 class SlowSource(TraceSource):
@@ -36,12 +50,7 @@ class SlowSource(TraceSource):
 
 
 class PathCounts:
-    """Chances of every rank after a path, from counts over states.
-
-    ranks     : (P, K) of the states to count
-    top       : ranks 0 ... top-1 are told apart; all else is a miss
-    strengths : of each level; by default plain counts
-    """
+    """Chances of every rank below ``top`` after a path, from counts over (P, K) states."""
 
     def __init__(self, ranks: NDArray[np.int16], top: int, strengths: Strengths = NONE) -> None:
         self._ranks, self.top, self.strengths = ranks, top, strengths
@@ -57,12 +66,8 @@ class PathCounts:
     def open(self, path: Choice, rank: int) -> None:
         """Nothing has to be done before a path is counted."""
 
-    def _behind(self, path: Choice) -> NDArray[np.int16]:
-        return self._ranks[(self._ranks[:, : len(path)] == np.array(path, dtype=np.int16)).all(1)]
-
-    def counts(self, path: Choice) -> IntArray:
-        """(R+1,) how often each rank followed the path, and last how many trials there were."""
-        return count(self._behind(path)[:, len(path)], self.top)
+    def _next(self, path: Choice) -> NDArray[np.int16]:
+        return self._ranks[(self._ranks[:, : len(path)] == np.array(path, dtype=np.int16)).all(1)][:, len(path)]
 
     def chances(self, path: Choice) -> Chances:
         """(R,) chances of the next rank, given a trial. Up to depth 1 `previous` is the path itself."""
@@ -70,10 +75,14 @@ class PathCounts:
         strength = self.strengths.path if len(path) > 1 else float("inf")
         return mixed(self.counts(path), strength, above)
 
+    def counts(self, path: Choice) -> IntArray:
+        """(R+1,) how often each rank followed the path, and last how many trials there were."""
+        return count(self._next(path), self.top)
+
     def trial_share(self, path: Choice) -> float:
         """Share of the states after the path that have something to guess; 1 for a path never seen."""
-        states = len(self._behind(path))
-        return float(self.counts(path)[-1] / states) if states else 1.0
+        behind = self._next(path)
+        return float((behind != NO_TRIAL).mean()) if len(behind) else 1.0
 
 
 def count(column: NDArray[np.int16], top: int) -> IntArray:
@@ -92,10 +101,7 @@ def count_after(before: NDArray[np.int16], column: NDArray[np.int16], top: int) 
 
 
 def strengths_of(trace: RankTrace, top: int, max_depth: int | None = None) -> Strengths:
-    """The strengths under which each fifth of a trace's conversations is likeliest, given the others.
-
-    Plain counts where there is a single conversation.
-    """
+    """The strengths under which each fifth of a trace's conversations is likeliest, given the others."""
     fold = fold_numbers(trace)
     if fold.max() < 1:
         return NONE
@@ -107,17 +113,10 @@ def strengths_of(trace: RankTrace, top: int, max_depth: int | None = None) -> St
 
 
 def fit_strengths(ranks: NDArray[np.int16], part: IntArray, top: int, grid: Sequence[float]) -> Strengths:
-    """The strengths under which each part of the states is likeliest, given all the others.
-
-    ranks : (P, K)  rank of the true token at every state
-    part  : (P,)    number of the part that a state belongs to
-    grid  :         pseudo-counts to choose from
-
-    Level by level, each with those above it already chosen. Time O(P x K), memory O(paths x R).
-    """
+    """The strengths under which each (P,) part of (P, K) states is likeliest, given all the others, level by level."""
     chosen = dict.fromkeys(LEVELS, grid[0])
     depths = [_tables(ranks, part, top, d) for d in range(ranks.shape[1])]
-    above = [mixed(_others(tables[0][0]), 0.0, np.zeros(top)) for tables in depths]  # (F, 1, R)
+    above = [mixed(tables[0][0].sum(0) - tables[0][0], 0.0, np.zeros(top)) for tables in depths]  # (F, 1, R)
     for number, level in enumerate(LEVELS, 1):
         first = 2 if level == "path" else 1  # up to there a level has the counts of the one above it
         if first >= len(depths):  # nothing to tell its strength by
@@ -126,13 +125,13 @@ def fit_strengths(ranks: NDArray[np.int16], part: IntArray, top: int, grid: Sequ
         scores = {}
         for strength in grid:
             scores[strength] = sum(
-                _log_likelihood(counts, mixed(_others(counts), strength, up[:, parent]))
+                log_likelihood(counts, mixed(counts.sum(0) - counts, strength, up[:, parent]))
                 for (counts, parent), up in zip([t[number] for t in depths[first:]], above[first:], strict=True)
             )
         chosen[level] = max(scores, key=lambda s: (scores[s], s))
         for d in range(first, len(depths)):
             counts, parent = depths[d][number]
-            above[d] = mixed(_others(counts), chosen[level], above[d][:, parent])
+            above[d] = mixed(counts.sum(0) - counts, chosen[level], above[d][:, parent])
     return Strengths(**chosen)
 
 
@@ -163,10 +162,10 @@ def _tables(ranks: NDArray[np.int16], part: IntArray, top: int, depth: int) -> l
     ]
 
 
-def visits(trace: RankTrace, depth: int, top: int, paths: list[Choice]) -> tuple[int, list[tuple[int, int, int]]]:
-    """Steps of all sequences with a tree, and of every visited state its last accepted node, the rank that it wanted next
-    (``top`` for none of ours, ``top`` + 1 where there is nothing to guess), and the steps that one more guess saves."""
-    index, steps, found = {path: i for i, path in enumerate(paths)}, 0, []
+def visits(trace: RankTrace, depth: int, paths: list[Choice]) -> tuple[int, list[tuple[Choice, list[int], int]]]:
+    """Steps of all sequences with a tree; of every visited state its last accepted node, its ranks, and the steps that one
+    more guess saves."""
+    index, steps, found = set(paths), 0, []
     for begin, end in pairwise(trace.starts.tolist()):
         rows, accepted, last = trace.ranks[begin:end, :depth].tolist(), [], end - begin - 1
         for row in rows:
@@ -179,12 +178,9 @@ def visits(trace: RankTrace, depth: int, top: int, paths: list[Choice]) -> tuple
             to_go[t] = 1 + to_go[min(t + 1 + len(accepted[t]), last)]
         steps, t = steps + to_go[0], 0
         while t < last:
-            path, then = accepted[t], t + 1 + len(accepted[t])
-            rank = rows[t][len(path)] if len(path) < len(rows[t]) else NO_TRIAL
-            wanted = top + 1 if rank == NO_TRIAL else rank if 0 <= rank < top else top
-            saved = to_go[min(then, last)] - to_go[min(then + 1, last)]
-            found.append((index[path], wanted, saved if wanted <= top else 0))
-            t = min(then, last)
+            then = min(t + 1 + len(accepted[t]), last)
+            found.append((accepted[t], [*rows[t], NO_TRIAL], to_go[then] - to_go[min(then + 1, last)]))
+            t = then
     return steps, found
 
 
@@ -201,23 +197,43 @@ def grow_replay(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE
     known: Any = PathCounts(trace.ranks[trace.has_step][:, :depth], top, strengths)
     joint, _ = frequencies(known).best_first(limits.budget, limits.shape)
     paths: list[Choice] = [()]
-    steps, found = visits(trace, depth, top, paths)
-    curve = [steps]
-    while len(paths) < len(joint):
-        index = {path: i for i, path in enumerate(paths)}
-        parents = [index[path[:-1]] for path in paths]
-        above = np.array([known.chances(path) if len(path) < depth else np.zeros(top) for path in paths])
-        counts, total = np.zeros((len(paths), top + 2), dtype=np.int64), np.zeros(len(paths))
-        for node, wanted, saves in found:
-            counts[node, wanted] += 1
-            total[node] += saves
-        tried, strength = counts[:, : top + 1].sum(1), SAVINGS * strengths.path
-        saving = (total + strength * (total.sum() / max(tried.sum(), 1))) / np.maximum(tried + strength, 1e-9)
-        saved = _saved(counts, saving, paths, parents, above, strengths.path)
-        saved[~_addable(index, parents, top, limits.shape)] = -1.0
-        parent, rank = divmod(int(saved.argmax()), top)
-        paths.append((*paths[parent], rank) if saved.max() > 0 else next(p for p in joint if p not in index))
-        steps, found = visits(trace, depth, top, paths)
+    curve = []
+    while True:
+        steps, found = visits(trace, depth, paths)
         curve.append(steps)
-    tokens = int((trace.lengths - 1).sum())
-    return TreeFamily(tuple(paths), np.diff(tokens / np.maximum(curve, 1), prepend=0.0))
+        if len(paths) == len(joint):
+            tokens = int((trace.lengths - 1).sum())
+            return TreeFamily(tuple(paths), np.diff(tokens / np.maximum(curve, 1), prepend=0.0))
+        saved = savings(found, paths, known, limits.shape)
+        best = max(saved, key=lambda path: saved[path], default=())
+        paths.append(best if saved.get(best, 0) > 0 else next(p for p in joint if p not in paths))
+
+
+def savings(
+    found: list[tuple[Choice, list[int], int]], paths: list[Choice], known: Any, shape: str
+) -> dict[Choice, float]:
+    """Steps that each child of each node, if it keeps the shape, would save at the visited states."""
+    reached, ended, total = (dict.fromkeys(paths, 0) for _ in range(3))
+    counts = {path: np.zeros(known.top + 1, dtype=np.int64) for path in paths}
+    for last, row, saves in found:
+        for d in range(len(last) + 1):
+            reached[last[:d]] += 1
+            counts[last[:d]][known.top] += row[d] != NO_TRIAL
+            counts[last[:d]][row[d] if 0 <= row[d] < known.top else []] += 1
+        if row[len(last)] != NO_TRIAL:
+            ended[last], total[last] = ended[last] + 1, total[last] + saves
+    strength, expected, saved = SAVINGS * known.strengths.path, {(): reached[()] + 0.0}, {}
+    mean = sum(total.values()) / max(sum(ended.values()), 1)
+    for path in sorted(paths, key=len):
+        if len(path) == known.depth:
+            continue
+        chances = mixed(counts[path], known.strengths.path, known.chances(path))
+        tried = expected[path] * (counts[path][known.top] / reached[path] if reached[path] else 1.0)
+        saving = (total[path] + strength * mean) / max(ended[path] + strength, 1e-9)
+        for rank, chance in enumerate(chances.tolist()):
+            child = (*path, rank)
+            expected[child] = tried * chance
+            if child not in counts and SHAPES[shape](Tree.from_choices([*paths[1:], child])):
+                saved[child] = tried * saving * chance
+    order = {path: i for i, path in enumerate(paths)}  # of equals the first node's first child is taken
+    return dict(sorted(saved.items(), key=lambda one: (order[one[0][:-1]], one[0][-1])))

@@ -80,10 +80,8 @@ def base_model() -> Shapes:
 
 
 def vllm_heads(*, biases: bool = False, vocabulary: int = V, projections: int = 3) -> Shapes:
-    found: Shapes = {}
-    for k in range(3):
-        block = linear(f"blocks.{k}.layers.0", D, D)
-        found |= block if biases else {f"blocks.{k}.layers.0.weight": (D, D)}
+    blocks = {name: shape for k in range(3) for name, shape in linear(f"blocks.{k}.layers.0", D, D).items()}
+    found = {name: shape for name, shape in blocks.items() if biases or name.endswith("weight")}
     return found | {f"lm_heads.{k}.weight": (vocabulary, D) for k in range(projections)}
 
 
@@ -137,6 +135,7 @@ def counts(heads: int, layers: int = 1, **more: object) -> dict[str, object]:
     return {"medusa_num_heads": heads, "medusa_num_layers": layers, **more, **BASE}
 
 
+HEAD = {"lm_head.weight": (V, D)}
 HYDRA = {"hydra_num_heads": 4, "grounded_heads": True, "hidden_state_offset": 0, **BASE}
 EAGLE1 = {"embed_tokens.weight": (V, D), **linear("fc", D, 2 * D), **llama_layer("layers.0.", input_norm=False)}
 # Name: its config.json, and what is in which file. The first one says 2 heads and has 4, as its authors' does.
@@ -152,10 +151,7 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
         {**LLAMA, "medusa_num_heads": 5, "medusa_num_layers": 1},
         {
             "model-00001-of-00002.safetensors": base_model,
-            "model-00002-of-00002.safetensors": lambda: {
-                "lm_head.weight": (V, D),
-                **medusa_heads(5, prefix="medusa_head."),
-            },
+            "model-00002-of-00002.safetensors": lambda: HEAD | medusa_heads(5, prefix="medusa_head."),
         },
     ),
     "vllm_medusa": (VLLM, {"model.safetensors": vllm_heads}),
@@ -169,13 +165,7 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
     ),
     "modelopt_hf": (
         {**LLAMA, "medusa": {"num_medusa_heads": 3, "num_medusa_layers": 1}},
-        {
-            "model.safetensors": lambda: {
-                "lm_head.weight": (V, D),
-                **base_model(),
-                **medusa_heads(3, prefix="medusa_heads."),
-            }
-        },
+        {"model.safetensors": lambda: HEAD | base_model() | medusa_heads(3, prefix="medusa_heads.")},
     ),
     "trtllm_medusa": (
         {
@@ -216,13 +206,10 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
         {"model.safetensors": mlp_speculator},
     ),
 }
+SHARED = {"medusa_v01_two_layers_pt": ("0", ("1",)), "hydra_prefix_mlp_pt": ("3", ("5", "7"))}  # blocks of one storage
+IDS = torch.arange(VT)
 # Token ids of a truncated vocabulary: their offsets, whether each is in it, and the ids themselves.
-WHOLE = {
-    "d2t": torch.arange(VT) * 3 - torch.arange(VT),
-    "t2d": torch.arange(V) % 3 == 0,
-    "token_map": torch.arange(VT) * 3 + 2,
-}
-WHOLE["t2d"][3 * VT :] = False
+WHOLE = {"d2t": IDS * 2, "t2d": torch.isin(torch.arange(V), IDS * 3), "token_map": IDS * 3 + 2}
 
 
 def fill(shapes: Shapes, generator: torch.Generator) -> Tensors:
@@ -234,29 +221,6 @@ def fill(shapes: Shapes, generator: torch.Generator) -> Tensors:
         return WHOLE[name] if name in WHOLE else 0.02 * torch.randn(shape, generator=generator)
 
     return {name: numbers(name, shape) for name, shape in shapes.items()}
-
-
-def write_checkpoint(name: str, folder: Path) -> None:
-    config, files = LAYOUTS[name]
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    weight_map, total = {}, 0
-    for file, shapes in files.items():
-        tensors = fill(shapes(), generator)
-        if name == "medusa_v01_two_layers_pt":
-            share_blocks(tensors, "0", ("1",))
-        elif name == "hydra_prefix_mlp_pt":
-            share_blocks(tensors, "3", ("5", "7"))
-        weight_map |= dict.fromkeys(tensors, file)
-        total += sum(tensor.nbytes for tensor in tensors.values())
-        if file.endswith(".safetensors"):
-            save_file(tensors, folder / file, metadata={"format": "pt"})
-        else:
-            torch.save(tensors, folder / file)
-    if len(files) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def small_llama(**options: object) -> Any:
@@ -275,8 +239,20 @@ _kept = tempfile.TemporaryDirectory(prefix="treeopt-checkpoints-")
 @cache
 def synthetic(name: str) -> Path:
     """The folder of a checkpoint, made once in a process: copy it to change it."""
-    folder = Path(_kept.name) / name
-    write_checkpoint(name, folder)
+    (config, files), folder = LAYOUTS[name], Path(_kept.name) / name
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    weight_map: dict[str, str] = {}
+    for file, shapes in files.items():
+        tensors = fill(shapes(), generator)
+        if name in SHARED:
+            share_blocks(tensors, *SHARED[name])
+        weight_map |= dict.fromkeys(tensors, file)
+        write_file(tensors, folder / file)
+    if len(files) > 1:
+        index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     return folder
 
 
@@ -285,7 +261,7 @@ def read_file(file: Path) -> Tensors:
 
 
 def write_file(tensors: Tensors, file: Path) -> None:
-    save_file(tensors, file) if file.suffix == ".safetensors" else torch.save(tensors, file)
+    save_file(tensors, file, {"format": "pt"}) if file.suffix == ".safetensors" else torch.save(tensors, file)
 
 
 def edit_json(file: Path, **changes: object) -> None:

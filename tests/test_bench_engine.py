@@ -18,9 +18,8 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.pipeline.decoding import Contest
 from treeopt.pipeline.entrants import Entrant
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.pools import Counts
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import End, RankTrace
+from treeopt.records.trace import RankTrace
 from treeopt.report.bench_table import bench_tables, closing
 from treeopt.report.verdict import measured
 from treeopt.runtime.acceptance.sampling import Sampling
@@ -30,7 +29,7 @@ from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.engines.transformers import Transformers
 from treeopt.runtime.measure.bench import BlockVisit
-from treeopt.runtime.measure.ranks import Prompt, rank_answers
+from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stepper import decode_block
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
@@ -188,14 +187,6 @@ def test_lookup_looks_for_as_many_tokens_as_it_is_said_to():
     assert len(passes[0]) > 1
 
 
-def test_the_ends_of_an_engines_answers_are_known():
-    target = Target(tiny_model())
-    setup = Setup(target, early_exit(target, 2), STOP)
-    answers = [[7, 8, 3], [7, 8] * 8, [7, 8, 9]]
-    ends = rank_answers(setup, [[1]] * 3, answers, batch_size=2, counts=Counts(1)).end
-    assert ends.tolist() == [End.EOS, End.LOOP, End.LIMIT]
-
-
 def test_guesses_that_are_split_again_may_be_more_than_were_told():
     """The benchmark is of the longest chain that was accepted; it is not refused when all is decoded."""
     reference = RankTrace(np.zeros((7, 4), int), np.array([0, 7]), np.arange(6, 13), meta={"top_k": 1})
@@ -247,10 +238,8 @@ def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_pa
     assert result == Benchmark.load(tmp_path / "run" / "bench-transformers.json")
     assert not (tmp_path / "run" / "bench.json").exists()
     plan, chosen = json.loads((run / "plan.json").read_text())["entries"][0], result.contender("chosen")
-    assert (chosen.draft.record, chosen.predicted.replayed) == (
-        plan["chosen"]["draft"],
-        plan["chosen"]["tokens_per_step"],
-    )
+    assert chosen.draft.record == plan["chosen"]["draft"]
+    assert chosen.predicted.replayed == plan["chosen"]["tokens_per_step"]
     assert chosen.size > 1
     is_lookup = result.provenance["drafter"]["kind"] == "ngram"
     assert ("earliest place" in capsys.readouterr().err) == is_lookup
@@ -317,7 +306,7 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
     (tmp_path / "long.json").write_text(json.dumps(Tree.chain(7).choices))
     best, _ = entry.best("chain"), capsys.readouterr()
     result = bench(trees=[tmp_path / "long.json"])
-    assert f"The plan's best chain, of {entry.best('chain').draft.depth}, is decoded instead" in capsys.readouterr().err
+    assert f"its best chain, of {entry.best('chain').draft.depth}, is decoded" in capsys.readouterr().err
     assert [c.name for c in result.contenders][:2] == ["plain", result.judged]
     assert result.judged == f"chain of {entry.best('chain').draft.depth}"
     assert result.contender(result.judged).size == best.size

@@ -320,10 +320,10 @@ def test_other_drafters_are_refused_by_a_tensors_name(name, message, tmp_path):
         ((SOME - torch.arange(len(SOME))).flip(0), "ascending token ids"),
         ((SOME - torch.arange(len(SOME))) * 2, "ascending token ids below the target's 37"),
         (torch.full((len(SOME),), 2**63 - 1), "ascending token ids"),
-        ((SOME - torch.arange(len(SOME))).int(), "int64 offsets, .* it is int32"),
+        ((SOME - torch.arange(len(SOME))).int(), "int64 numbers, .* it is int32"),
         ((SOME - torch.arange(len(SOME)))[None], r"shape \(1, 19\)"),
         (SOME[:3] - torch.arange(3), "t2d"),
-        (torch.zeros(0, dtype=torch.int64), "int64 offsets"),
+        (torch.zeros(0, dtype=torch.int64), "int64 numbers"),
         (torch.zeros(len(SOME), dtype=torch.int64), "'t2d' .* must say of each"),
     ],
 )

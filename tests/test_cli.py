@@ -12,7 +12,6 @@ import pytest
 
 from treeopt import demo
 from treeopt.growth.replay import replay
-from treeopt.pipeline import decoding
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
@@ -53,8 +52,9 @@ def test_the_line_writes_its_files_and_predicts(line):
 @pytest.mark.parametrize("most", [4, None], ids=["4-prompts", "all-prompts"])
 def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line, monkeypatch, most):
     """On half of the held-out prompts each, few of them or all."""
-    held_out = decoding.held_out_conversations
-    monkeypatch.setattr(decoding, "held_out_conversations", lambda *rest: held_out(*rest)[:most])
+    bench = sys.modules["treeopt.pipeline.bench"]
+    held_out = bench.held_out_conversations
+    monkeypatch.setattr(bench, "held_out_conversations", lambda *rest: held_out(*rest)[:most])
     treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1", "--verify", "2", "--json")
     entry = Plan.load(line / "plan.json").entries[0]
     verified = entry.verified
@@ -118,15 +118,6 @@ def test_nobodys_code_is_trusted_because_a_file_says_so(line):
     assert resolve(planted, {}) == {"model": "somebody/evil", "drafter": "x"}
 
 
-def test_bench_holds_its_prompts_out(line):
-    contenders = benched(line, "--num-prompts", "3", batch_size=2)
-    seen = set(RankTrace.load(line / "trace.npz").meta["prompt_sha256"])
-    for contender in contenders:
-        assert len(contender.sequences) == 3
-        assert not seen & {answer.id for answer in contender.sequences}
-        assert contender.batch_size == 2
-
-
 def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
     """Nothing of treeopt here: numpy and the definitions alone."""
     with np.load(line / "trace.npz", allow_pickle=False) as archive:
@@ -150,16 +141,6 @@ def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
             t, steps = t + 1 + d, steps + 1
     tree = Tree.from_choices([list(n) for n in nodes])
     assert replay(RankTrace.load(line / "trace.npz"), tree).steps.sum() == steps
-
-
-def test_calibration_does_not_depend_on_the_batch_size(tmp_path):
-    for batch_size in (1, 5):
-        treeopt(
-            "calibrate", "--run", tmp_path / str(batch_size), *QUICK, "--batch-size", batch_size, "--dtype", "float64"
-        )
-    one, five = (RankTrace.load(tmp_path / n / "trace.npz") for n in ("1", "5"))
-    np.testing.assert_array_equal(one.ranks, five.ranks)
-    np.testing.assert_array_equal(one.tokens, five.tokens)
 
 
 def test_export_and_show(line, tmp_path):
@@ -186,21 +167,8 @@ def test_export_and_show(line, tmp_path):
 
 @pytest.mark.long
 def test_run_does_it_all(tmp_path):
-    out = treeopt(
-        "run",
-        "--run",
-        tmp_path / "run",
-        "--num-prompts",
-        "8",
-        "--bench-prompts",
-        "2",
-        "--max-new-tokens",
-        "24",
-        "--time-limit",
-        "1",
-        "--budget",
-        "6",
-    )
+    short = ("--num-prompts", 8, "--bench-prompts", 2, "--max-new-tokens", 24, "--time-limit", 1, "--budget", 6)
+    out = treeopt("run", "--run", tmp_path / "run", *short)
     assert "chosen" in out
     assert "predicted" in out
     for name in ("trace.npz", "calibration.json", "profile.json", "plan.json", "bench.json"):
@@ -227,13 +195,6 @@ def test_a_model_and_heads_of_ones_own(tmp_path):
     assert document["provenance"]["model"] == str(tmp_path / "model")
 
 
-def test_planning_needs_no_model(tmp_path):
-    out = treeopt("search", "--run", tmp_path, "--calibration", "vicuna-7b-medusa1", "--budget", 39, "--json")
-    entry = json.loads(out)["entries"][0]
-    assert len(entry["growth_order"]) == 38
-    assert entry["growth_order"][0][0] == [0]
-
-
 def wrong(tmp_path):
     """(arguments, words of the one sentence)."""
     run = ("--run", tmp_path)
@@ -242,71 +203,53 @@ def wrong(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"pro')
     (tmp_path / "blank.jsonl").write_text('{"prompt": "  "}')
     (tmp_path / "nokey.jsonl").write_text('{"answer": "a"}')
-    rows = [{"prompt": f"x = {i}", "kind": "a"} for i in range(4)]
-    (tmp_path / "good.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "good.jsonl").write_text("".join(f'{{"prompt": "x = {i}", "kind": "a"}}\n' for i in range(4)))
     (tmp_path / "tree.json").write_text("[[0], [1, 0]]")
-    (tmp_path / "cut.json").write_text("[[0], [1")
     (tmp_path / "other.json").write_text('{"schema": "treeopt.plan/7", "entries": []}')
-    demo_with = ("--model", demo.MODEL, "--drafter", demo.HEADS, "--prompts")
+    asked = ("calibrate", *run, "--model", demo.MODEL, "--drafter", demo.HEADS, "--prompts")
+    shipped = ("search", *run, "--calibration", "vicuna-7b-medusa1")
     return [
         (("search", *run), "treeopt calibrate"),
-        (("bench", *run), "treeopt search"),
-        (("export", "--to", "medusa", *run), "treeopt search"),
         (("show", *run), "treeopt search"),
-        (("calibrate", "--model", tmp_path, *run), "--prompts is needed"),
-        (("calibrate", "--model", tmp_path / "no", "--drafter", demo.HEADS, "--prompts", "x", *run), "no"),
-        (("calibrate", "--model", demo.MODEL, "--drafter", demo.HEADS, *run), "--prompts is needed"),
-        (("calibrate", "--dtype", "int4", *run), "float64, float32"),
-        (("calibrate", *demo_with, tmp_path / "empty.txt", *run), "empty"),
-        (("calibrate", *demo_with, tmp_path / "nowhere.txt", *run), "does not exist"),
-        (("calibrate", *demo_with, tmp_path / "long.txt", *run), "1 to 511 tokens"),
-        (("calibrate", *demo_with, tmp_path / "bad.jsonl", *run), "must leave some for bench"),
-        (("calibrate", *demo_with, tmp_path / "blank.jsonl", *run), "row 1"),
-        (("calibrate", *demo_with, tmp_path / "nokey.jsonl", *run), "--column"),
-        (("calibrate", *demo_with, tmp_path / "good.jsonl", "--column", "txt", *run), "prompt, kind"),
-        (("calibrate", *demo_with, tmp_path / "good.jsonl", "--group-by", "sort", *run), "prompt, kind"),
-        (("calibrate", *demo_with, tmp_path / "good.jsonl", "--responses", "sort", *run), "prompt, kind"),
-        (("calibrate", *demo_with, tmp_path / "good.jsonl", "--temperature", "1", *run), "rule that samples"),
-        (("calibrate", "--column", "text", *run), "need --prompts"),
-        (("calibrate", "--group-by", "text", *run), "by module"),
-        (("calibrate", "--drafter", tmp_path / "no-heads", *run), "does not exist"),
-        (("calibrate", "--drafter", "early-exit:99", *run), "layer of 1 to 11"),
-        (("calibrate", "--drafter", "ngram", "--draft-depth", "0", *run), "--draft-depth must be at least 1"),
-        (("calibrate", "--draft-depth", "3", *run), "has 4 heads"),
-        (("train", "--acceptance", "typical", "-o", tmp_path / "heads"), "writes answers to learn from greedily"),
-        (("calibrate", "--acceptance", "magic", *run), "greedy, sample, reject, typical"),
-        (("calibrate", "--acceptance", "reject", *run), "needs --drafter MODEL"),
-        (("calibrate", "--epsilon", "0.1", *run), "not for --acceptance greedy"),
-        (("calibrate", "--acceptance", "sample", "--temperature", "0", *run), "must be above 0"),
+        (("report", *run), "treeopt search"),
+        (("plot", "no-such-figure", *run), "throughput"),
+        (("calibrate", *run, "--model", tmp_path), "--prompts is needed"),
+        (("calibrate", *run, "--dtype", "int4"), "float64, float32"),
+        ((*asked, tmp_path / "empty.txt"), "empty"),
+        ((*asked, tmp_path / "nowhere.txt"), "does not exist"),
+        ((*asked, tmp_path / "long.txt"), "1 to 511 tokens"),
+        ((*asked, tmp_path / "bad.jsonl"), "must leave some for bench"),
+        ((*asked, tmp_path / "blank.jsonl"), "row 1"),
+        ((*asked, tmp_path / "nokey.jsonl"), "--column"),
+        *(
+            ((*asked, tmp_path / "good.jsonl", option, "other"), "prompt, kind")
+            for option in ("--column", "--group-by", "--responses")
+        ),
+        ((*asked, tmp_path / "good.jsonl", "--temperature", "1"), "rule that samples"),
         (
-            (
-                "calibrate",
-                "--acceptance",
-                "typical",
-                *demo_with[:4],
-                "--prompts",
-                tmp_path / "good.jsonl",
-                "--responses",
-                "prompt",
-                *run,
-            ),
+            (*asked, tmp_path / "good.jsonl", "--acceptance", "typical", "--responses", "prompt"),
             "leave --responses out",
         ),
-        (("calibrate", "--device", "cpu", "--device-map", "auto", *run), "exclude each other"),
-        (("plot", *run), "treeopt"),
-        (("plot", "no-such-figure", *run), "throughput"),
-        (("report", *run), "treeopt search"),
+        (("calibrate", *run, "--column", "text"), "need --prompts"),
+        (("calibrate", *run, "--group-by", "text"), "by module"),
+        (("calibrate", *run, "--drafter", "early-exit:99"), "layer of 1 to 11"),
+        (("calibrate", *run, "--drafter", "ngram", "--draft-depth", "0"), "--draft-depth must be at least 1"),
+        (("calibrate", *run, "--draft-depth", "3"), "has 4 heads"),
+        (("train", "--acceptance", "typical", "-o", tmp_path / "heads"), "writes answers to learn from greedily"),
+        (("calibrate", *run, "--acceptance", "magic"), "greedy, sample, reject, typical"),
+        (("calibrate", *run, "--acceptance", "reject"), "needs a draft model, --drafter MODEL"),
+        (("calibrate", *run, "--epsilon", "0.1"), "not for --acceptance greedy"),
+        (("calibrate", *run, "--acceptance", "sample", "--temperature", "0"), "must be above 0"),
+        (("calibrate", *run, "--device", "cpu", "--device-map", "auto"), "exclude each other"),
+        (("calibrate", *run, "--device", "toaster"), "--device"),
         (("convert", tmp_path / "nowhere", "--to", "vllm", "--output", tmp_path / "out"), "nowhere"),
         (("convert", demo.HEADS, "--to", "no-such", "--output", tmp_path / "out"), "vllm"),
         (("show", "--tree", tmp_path / "tree.json", *run), "lacks"),
-        (("show", "--tree", tmp_path / "cut.json", *run), "cut off"),
         (("search", "--calibration", tmp_path / "other.json", *run), "schema"),
         (("search", "--calibration", "no-such", *run), "vicuna-7b-medusa1"),
-        (("search", "--calibration", "vicuna-7b-medusa1", "--profile", "no-such", *run), "no-such"),
-        (("export", "--to", "other", *run), "treeopt search"),
-        (("search", "--calibration", "vicuna-7b-medusa1", "--objective", "magic", *run), "independent, joint"),
-        (("calibrate", "--device", "toaster", *run), "--device"),
-        (("search", "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "tree.json"), "cannot be written"),
+        ((*shipped, "--profile", "no-such"), "no-such"),
+        ((*shipped, "--objective", "magic"), "independent, joint"),
+        ((*shipped[:1], *shipped[3:], "--run", tmp_path / "tree.json"), "cannot be written"),
     ]
 
 
@@ -319,15 +262,9 @@ def test_wrong_input_is_one_sentence_and_exit_1(tmp_path):
         assert message.count("\n") == 1 + noted, arguments
 
 
-def test_misuse_is_exit_2(tmp_path):
-    for arguments in (
-        ["search", "--budget", "0"],
-        ["search", "--batch-size", "1,x"],
-        ["search", "--bogus"],
-        ["profile", "--sizes", "0"],
-        ["nonsense"],
-    ):
-        treeopt(*arguments, code=2)
+def test_misuse_is_exit_2():
+    for words in ("search --budget 0", "search --batch-size 1,x", "search --bogus", "profile --sizes 0", "nonsense"):
+        treeopt(*words.split(), code=2)
 
 
 def test_heads_and_tokenizers_of_another_model_are_refused(tmp_path):
@@ -347,22 +284,17 @@ def test_heads_and_tokenizers_of_another_model_are_refused(tmp_path):
     assert "tokenizer must belong to the model" in message
 
 
-def test_help_imports_nothing_heavy():
-    code = (
-        "import sys; from click.testing import CliRunner; from treeopt.cli import cli\n"
-        "assert CliRunner().invoke(cli, ['--help']).exit_code == 0\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'networkx', 'numpy', 'rich'}\n"
-        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+CORE = "treeopt.pipeline, treeopt.engines, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.shipped"
 
 
-def test_the_core_imports_no_torch():
-    code = (
-        "import sys, treeopt.pipeline, treeopt.engines, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.shipped\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy', 'networkx'}\n"
-        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
-    )
+@pytest.mark.parametrize(
+    ("does", "also"),
+    [(f"import {CORE}", ()), ("assert CliRunner().invoke(cli, ['--help']).exit_code == 0", ("numpy", "rich"))],
+    ids=["core", "help"],
+)
+def test_what_needs_no_model_imports_nothing_heavy(does, also):
+    heavy = {"torch", "transformers", "datasets", "matplotlib", "scipy", "networkx", *also}
+    code = f"import sys; from click.testing import CliRunner; from treeopt.cli import cli; {does}; "
+    code += f"sys.exit(' '.join(sorted({heavy} & set(sys.modules))) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

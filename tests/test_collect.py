@@ -24,7 +24,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.shapes import Limits
 
-from .conftest import CONTEXT, asked, random_trace, tiny_heads, tiny_model
+from .conftest import asked, random_trace, tiny_heads, tiny_model
 
 TURNS = [["abc", "de"], ["x"], ["pq", "r", "stu"], ["longer", "k"]]
 
@@ -214,13 +214,6 @@ def test_given_answers_end_by_eos_and_keep_the_targets_rank(target, heads):
         assert trace.target_rank[t] == (rank if rank < trace.top_k else -1)
 
 
-def test_prompts_as_long_as_the_context_allow_one_token(target, heads):
-    prompts = asked([[7] * (CONTEXT - 1), [8, 9]])
-    trace = collect_trace(Setup(target, heads, StopRule(frozenset(), 4)), prompts, batch_size=2)
-    assert trace.lengths.tolist() == [1, 4]
-    assert trace.end[0] == End.CONTEXT
-
-
 def clustered(rng, sizes):
     trace = random_trace(rng, [6] * sum(sizes), 3, 4)
     cluster = np.repeat(np.arange(len(sizes)), sizes)
@@ -250,13 +243,6 @@ def test_groups_add_up_to_the_whole():
     even = trace.clusters % 2 == 0
     tokens, steps = (trace.lengths - 1)[even].sum(), held_out.steps[5][::2].sum()
     assert rates["even"][0] == pytest.approx(tokens / steps)
-
-
-def test_conversations_that_only_look_alike_stay_apart_when_joined():
-    one = clustered(np.random.default_rng(2), [2, 2])
-    whole = RankTrace.concatenate([one, one], one.meta)
-    assert whole.clusters.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert whole.select(np.arange(4)).ranks.tolist() == one.ranks.tolist()
 
 
 @given(st.integers(1, 4), st.integers(0, 2**32))

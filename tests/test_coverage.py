@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.heldout import rates_by_group
-from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, independent_tokens, tokens_of_trees, useful
+from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, independent_tokens, tokens_of_trees
 from treeopt.growth.replay import Replay
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
@@ -34,7 +34,7 @@ def replay_probe(probe: Probe, tree: Tree) -> Replay:
 def coverage(probe: Probe, tree: Tree) -> float:
     """1 + mean depth of the deepest accepted node, nodes after the end of an answer left out: what growth maximises."""
     nodes = [i for i, path in enumerate(probe.tree.paths) if path in tree.paths]
-    depths = np.where(useful(probe)[:, nodes], probe.tree.depths[nodes], 0).max(1)
+    depths = np.where((probe.accepted & (probe.first_end == 0))[:, nodes], probe.tree.depths[nodes], 0).max(1)
     return 1 + float(depths.mean()) if len(depths) else 1.0
 
 
@@ -52,20 +52,16 @@ def random_probe(rng, tree, steps, *, ends=0.05, policy=None) -> Probe:
     starts = np.minimum(np.concatenate([[0, 0], np.cumsum(rng.integers(0, 10, steps))]), steps)
     starts = starts[: int(np.argmax(starts == steps)) + 1]
     n = len(starts) - 1
-    probe = Probe(
-        tree,
-        policy or tree,
-        accepted,
-        stops,
-        likelihood,
-        starts,
-        np.zeros(n),
-        group=np.arange(n) % 2,
-        prompt_tokens=np.full(n, 7),
-        meta={"group_names": ["a", "b"]},
-    )
+    about = {"group": np.arange(n) % 2, "prompt_tokens": np.full(n, 7), "meta": {"group_names": ["a", "b"]}}
+    probe = Probe(tree, policy or tree, accepted, stops, likelihood, starts, np.zeros(n), **about)
     lengths = 1 + replay_probe(probe, probe.policy).tokens
     return replace(probe, lengths=lengths)
+
+
+def one_answer(tree, accepted) -> Probe:
+    """A probe of one answer that never ends."""
+    likelihood = -np.ones(accepted[:, 1:].sum())
+    return Probe(tree, tree, accepted, np.zeros_like(accepted), likelihood, np.array([0, len(accepted)]), np.array([1]))
 
 
 @st.composite
@@ -207,8 +203,7 @@ def test_growth_looks_past_a_node_that_gains_nothing():
     accepted[:, 0] = accepted[:, 1] = True
     accepted[:9, [2, 4, 5]] = True
     accepted[9:11, 3] = True
-    likelihood = np.full(accepted[:, 1:].sum(), -1.0)
-    probe = Probe(tree, tree, accepted, np.zeros_like(accepted), likelihood, np.array([0, 20]), np.array([41]))
+    probe = one_answer(tree, accepted)
     assert grow_coverage(probe, Limits(5, shape="any")).tree(5) == Tree.from_choices([[0], [1], [1, 0], [1, 0, 0]])
     assert plain_greedy(probe, 5)[-1] < coverage(probe, grow_coverage(probe, Limits(5, shape="any")).tree(5))
 
@@ -217,7 +212,7 @@ def test_siblings_that_pass_together_count_once():
     tree = Tree.from_choices([[0], [1], [2]])
     accepted = np.ones((4, 4), dtype=bool)
     accepted[3, 1:] = [False, False, True]
-    probe = Probe(tree, tree, accepted, np.zeros_like(accepted), -np.ones(10), np.array([0, 4]), np.array([9]))
+    probe = one_answer(tree, accepted)
     family = grow_coverage(probe, Limits(4, shape="any"))
     assert family.paths[:3] == ((), (2,), (0,))
     assert family.gains.tolist() == [1.0, 1.0, 0.0, 0.0]
@@ -238,9 +233,7 @@ def test_independence_is_exact_where_guesses_are_independent():
             accepted[node] &= accepted[tree.parents[node]]
         rows += [accepted] * round(share * 128)
     bits = np.array(rows)
-    probe = Probe(
-        tree, tree, bits, np.zeros_like(bits), -np.ones(bits[:, 1:].sum()), np.array([0, len(bits)]), np.array([1])
-    )
+    probe = one_answer(tree, bits)
     family = TreeFamily(tree.paths, np.ones(6))
     found = independent_tokens(probe, family.paths, family.members_of(family.sizes))
     for size, value in zip(family.sizes.tolist(), found, strict=True):
@@ -271,9 +264,8 @@ def test_figures_of_a_probe_are_held_out(probe):
     assert 1 + guesses @ np.arange(len(guesses)) >= rates.replayed
     groups = rates_by_group(held_out.steps[11], held_out.tokens[11], probe)
     steps = [np.diff(probe.starts)[probe.group == g].sum() for g in (0, 1)]
-    assert sum(n * groups[name][0] for n, name in zip(steps, "ab", strict=True)) == pytest.approx(
-        held_out.tokens[11].sum()
-    )
+    tokens = sum(n * groups[name][0] for n, name in zip(steps, "ab", strict=True))
+    assert tokens == pytest.approx(held_out.tokens[11].sum())
 
 
 def test_a_plan_can_be_made_of_a_probe(probe):
@@ -302,17 +294,13 @@ def test_a_plan_can_be_made_of_a_probe(probe):
 
 def test_a_plan_for_the_policy_itself_has_no_warning_that_it_is_approximate(probe):
     chosen = plan_trees(probe, request=PlanRequest(Limits(4))).entries[0].tree
-    same = replace(probe, policy=chosen)
-    assert not any(
-        "approximate" in warning for warning in plan_trees(same, request=PlanRequest(Limits(4))).entries[0].warnings
-    )
+    (entry,) = plan_trees(replace(probe, policy=chosen), request=PlanRequest(Limits(4))).entries
+    assert not any("approximate" in warning for warning in entry.warnings)
 
 
 def test_what_cannot_be_grown_is_said(probe):
     with pytest.raises(InvalidInput, match="sibling-closed"):
         grow_coverage(probe, Limits(4, shape="low-rank-expands"))
-    with pytest.raises(InvalidInput, match="at least 1"):
-        grow_coverage(probe, Limits(0, shape="any"))
     with pytest.raises(OutOfRange, match="at least 2 sequences"):
         source_of(probe.select(np.array([0]))).crossfit(Limits(4, shape="any"), COVERAGE)
     empty = np.flatnonzero(np.diff(probe.starts) == 0)

@@ -8,7 +8,7 @@ import operator
 import random
 import re
 import shutil
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Annotated
 
 import numpy as np
@@ -36,7 +36,7 @@ from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.prompts.sets import load_prompts
-from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.target import load_target
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
@@ -200,21 +200,8 @@ def damage(path, rng):
 # Kinds of files
 
 
-@dataclass
-class Tools:
-    """What readers of prompts and drafters need beside the file."""
-
-    demo: Target
-    tiny: Target
-    rng: random.Random
-
-
-def save_trace(path):
-    random_trace(np.random.default_rng(0), [5, 9, 3], 3, 4).save(path)
-
-
-def save_calibration(path):
-    Calibration.from_trace(random_trace(np.random.default_rng(0), [9, 9, 9], 3, 4)).save(path)
+def some_trace(*lengths):
+    return random_trace(np.random.default_rng(0), lengths, 3, 4)
 
 
 def save_profile(path):
@@ -223,9 +210,8 @@ def save_profile(path):
 
 
 def save_plan(path):
-    trace = random_trace(np.random.default_rng(0), [12] * 8, 3, 4)
     profile = staircase(lambda rows: 2.0 + rows / 8, batch_sizes=(1, 2), sizes=range(2, 7))
-    plan_trees(trace, profile, PlanRequest(Limits(6), batch_sizes=(1, 2))).save(path)
+    plan_trees(some_trace(*[12] * 8), profile, PlanRequest(Limits(6), batch_sizes=(1, 2))).save(path)
 
 
 def save_bench(path):
@@ -264,10 +250,6 @@ def save_probe(path):
     random_probe(np.random.default_rng(1), Tree.dense([3, 2, 1]), 60, policy=Tree.chain(2)).save(path)
 
 
-def use_probe(path, tools):
-    Probe.load(path).select(np.arange(1))
-
-
 ROWS = [{"prompt": f"def f{i}(x):\n    return", "category": "ab"[i % 2], "said": "x"} for i in range(6)]
 TALK = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), "abc", strict=True)]
 
@@ -278,9 +260,8 @@ def save_prompts(path):
 
 
 def use_prompts(path, tools):
-    options = {
-        name: tools.rng.choice([None, column]) for name, column in (("group_by", "category"), ("responses", "said"))
-    }
+    columns = (("group_by", "category"), ("responses", "said"))
+    options = {name: tools.rng.choice([None, column]) for name, column in columns}
     assert load_prompts(tools.demo, str(path), **options).conversations
 
 
@@ -329,21 +310,9 @@ TREES = {  # as engines have them
 }
 
 
-def save_tree(path):
-    path.write_text(TREES[path.name])
-
-
-def use_tree(path, tools):
-    tools.rng.choice([read_tree, import_tree])(path)
-
-
 LAYOUTS = ("medusa_v01_pt", "medusa_v01_safetensors", "medusa_v2_safetensors", "medusa2_merged", "modelopt_hf",
            "vllm_medusa", "vllm_medusa_token_map", "trtllm_medusa", "hydra_mlp_pt", "hydra_prefix_mlp_pt", "eagle1_bin",
            "eagle3_safetensors")  # fmt: skip
-
-
-def save_checkpoint(path):
-    shutil.copytree(synthetic(path.name), path)
 
 
 def use_checkpoint(path, tools):
@@ -388,19 +357,25 @@ def use_model(path, tools):
 
 
 FILES = {
-    "trace.npz": (save_trace, use_trace),
-    "probe.npz": (save_probe, use_probe),
-    "calibration.json": (save_calibration, use_calibration),
+    "trace.npz": (some_trace(5, 9, 3).save, use_trace),
+    "probe.npz": (save_probe, lambda path, tools: Probe.load(path).select(np.arange(1))),
+    "calibration.json": (Calibration.from_trace(some_trace(9, 9, 9)).save, use_calibration),
     "profile.json": (save_profile, lambda path, tools: LatencyProfile.load(path).document()),
     "plan.json": (save_plan, lambda path, tools: Plan.load(path).document()),
     "bench.json": (save_bench, use_bench),
     **dict.fromkeys(MEASUREMENTS, (save_measurement, use_measurement)),
-    **dict.fromkeys(TREES, (save_tree, use_tree)),
+    **{
+        name: (
+            lambda path: path.write_text(TREES[path.name]),
+            lambda path, t: t.rng.choice([read_tree, import_tree])(path),
+        )
+        for name in TREES
+    },
     **{
         f"prompts.{kind}": (save_prompts, use_prompts)
         for kind in ("jsonl", "json", "csv", "parquet", "txt", "jsonl.gz")
     },
-    **dict.fromkeys(LAYOUTS, (save_checkpoint, use_checkpoint)),
+    **dict.fromkeys(LAYOUTS, (lambda path: shutil.copytree(synthetic(path.name), path), use_checkpoint)),
     "model": (save_model, use_model),
 }
 
@@ -444,7 +419,7 @@ def damage_many(name, folder, tools, times, seeds):
 def tools(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "tiny"
     save_model(folder)
-    return Tools(load_target(str(demo.MODEL)), load_target(str(folder)), random.Random(0))
+    return SimpleNamespace(demo=load_target(str(demo.MODEL)), tiny=load_target(str(folder)))
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -31,7 +31,7 @@ from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, make_batch
-from treeopt.runtime.training.heads import make_heads
+from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates, count
 from treeopt.trees.dynamic import DynamicTree

@@ -96,7 +96,7 @@ DAMAGES = {
     "other topks": (says(topks=[1, 2]), "places of the pools must be"),
     "falling topks": (says(topks=[1, 4, 2]), "a rising list of topk"),
     "the same topk twice": (says(topks=[1, 2, 2]), "a rising list of topk"),
-    "topk none": (says(topks=[0, 1, 2]), "topk of pools must be 1 to 10"),
+    "topk none": (says(topks=[0, 1, 2]), "of topk from 1 to 10"),
     "topks of a text": (says(topks="124"), "a list of topks"),
 }
 

@@ -21,7 +21,6 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.plan_table import one_server, plan_table
-from treeopt.trees.draft import dynamic_form
 from treeopt.trees.dynamic import DynamicLimits, DynamicTree, pool_size
 from treeopt.trees.tree import Tree
 
@@ -122,7 +121,7 @@ def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits
     for entry in plan:
         speed, plain = rates_of(entry.batch_size, limits)
         found = fastest([figure for figure in (entry.chosen, *entry.others.values()) if figure.size > 1])
-        tree = chosen[entry.batch_size] = dynamic_form(found.draft)
+        tree = chosen[entry.batch_size] = DynamicTree(found.depth, found.draft.topk or 1, found.size)
         assert found.tokens_per_s == pytest.approx(speed[tree])
         assert not entry.speculates or found.tokens_per_s >= 0.994 * np.nanmax(list(speed.values()))
         assert found.speedup == pytest.approx(found.tokens_per_s / plain)

@@ -71,51 +71,40 @@ def drawings():
     wide = Tree.from_choices([[r] for r in range(63)])
     yield "tree-wide", lambda: draw_tree(tree_data(wide, long_trace(2, ranks=64)))
     yield "tree-published", lambda: draw_tree(tree_data(published_tree(), long_trace(5)))
+    charts = {}
     for heads in (1, 2, 8):
-        calibration = Calibration.from_trace(long_trace(heads))
-        yield f"accuracy-{heads}", lambda c=calibration: draw(accuracy_chart(c))
-        yield (f"positions-{heads}", lambda h=heads: draw(positions_chart(long_trace(h))))
+        charts[f"accuracy-{heads}"] = lambda h=heads: accuracy_chart(Calibration.from_trace(long_trace(h)))
+        charts[f"positions-{heads}"] = lambda h=heads: positions_chart(long_trace(h))
         for n in (1, 3, 13):
-            groups = some_groups(heads, NAMES[-n:])
-            yield f"groups-{heads}-{n}", lambda g=groups: draw(groups_chart(g))
+            charts[f"groups-{heads}-{n}"] = lambda h=heads, n=n: groups_chart(some_groups(h, NAMES[-n:]))
     for heads, budget in ((2, 8), (4, 32)):
-        yield (f"sizes-{heads}", lambda h=heads, b=budget: draw(sizes_chart(long_trace(h), Limits(b))))
-    for batch_sizes in ((1,), (1, 2, 4, 8, 16, 32)):
-        profile = some_profile(batch_sizes, largest=256)
-        name = f"{len(batch_sizes)}"
-        yield f"latency-{name}", lambda p=profile: draw(latency_chart(p))
-        yield f"parts-{name}", lambda p=profile: draw(parts_chart(p))
-        plan = cache(
-            lambda p=profile, b=batch_sizes: plan_trees(long_trace(3), p, PlanRequest(Limits(64), batch_sizes=b))
-        )
-        yield f"throughput-{name}", lambda p=plan: draw(throughput_chart(p()))
-        benches = {8: some_bench(batch_size=8)}
-        yield f"kinds-{name}", lambda p=plan, b=benches: draw(kinds_chart(with_dynamic(p()), b))
-        if len(batch_sizes) > 1:
-            yield f"pareto-{name}", lambda p=plan, b=benches: draw(pareto_chart(p(), b))
+        charts[f"sizes-{heads}"] = lambda h=heads, b=budget: sizes_chart(long_trace(h), Limits(b))
+    for sizes in ((1,), (1, 2, 4, 8, 16, 32)):
+        profile, n, benches = some_profile(sizes, largest=256), len(sizes), {8: some_bench(batch_size=8)}
+        request = PlanRequest(Limits(64), batch_sizes=sizes)
+        plan = cache(lambda p=profile, r=request: plan_trees(long_trace(3), p, r))
+        charts[f"latency-{n}"] = lambda p=profile: latency_chart(p)
+        charts[f"parts-{n}"] = lambda p=profile: parts_chart(p)
+        charts[f"throughput-{n}"] = lambda p=plan: throughput_chart(p())
+        charts[f"kinds-{n}"] = lambda p=plan, b=benches: kinds_chart(with_dynamic(p()), b)
+    charts["pareto-6"] = lambda: pareto_chart(plan(), benches)
     for groups in ([""], NAMES[:2], NAMES):
-        bench = some_bench(groups)
-        yield f"contenders-{len(groups)}", lambda b=bench: draw(contenders_chart(b))
+        charts[f"contenders-{len(groups)}"] = lambda g=groups: contenders_chart(some_bench(g))
     few = some_bench(blocks=1)
-    yield "contenders-few", lambda: draw(contenders_chart(few))
-    for name, hits in (
-        ("nothing", np.zeros((1, 1), int)),
-        ("never", np.zeros((5, 10), int)),
-        ("seldom", np.eye(5, 10, dtype=int)),
-        ("chain", np.full((5, 1), 3)),
-    ):
-        some = Calibration(hits, np.full(len(hits), 5), meta={"acceptance": {"rule": "rejection"}})
-        yield f"accuracy-{name}", lambda c=some: draw(accuracy_chart(c))
+    charts |= {"contenders-few": lambda: contenders_chart(few), "accepted": lambda: accepted_chart(few)}
+    hits = {"nothing": np.zeros((1, 1), int), "never": np.zeros((5, 10), int), "seldom": np.eye(5, 10, dtype=int)}
+    for name, some in (hits | {"chain": np.full((5, 1), 3)}).items():
+        about = {"acceptance": {"rule": "rejection"}}
+        charts[f"accuracy-{name}"] = lambda h=some, m=about: accuracy_chart(Calibration(h, np.full(len(h), 5), meta=m))
     probe = random_probe(np.random.default_rng(3), Tree.dense([3, 2]), 400, policy=Tree.chain(2))
-    yield "sizes-probe", lambda: draw(sizes_chart(probe, Limits(8)))
-    alone = LatencyProfile((), some_profile((1,)).autoregressive)
-    yield "latency-plain", lambda: draw(latency_chart(alone))
+    charts["sizes-probe"] = lambda: sizes_chart(probe, Limits(8))
     two = some_profile((1, 4))
-    moved = tuple(replace(p, context_tokens=4096) for p in (*two.points, *two.autoregressive))
-    both = LatencyProfile((*two.points, *moved[:-2]), (*two.autoregressive, *moved[-2:]), two.runtime)
-    yield "latency-contexts", lambda: draw(latency_chart(both))
-    yield "parts-contexts", lambda: draw(parts_chart(both))
-    yield "accepted", lambda: draw(accepted_chart(few))
+    charts["latency-plain"] = lambda: latency_chart(LatencyProfile((), two.autoregressive[:1]))
+    points, plain = ([replace(p, context_tokens=4096) for p in some] for some in (two.points, two.autoregressive))
+    both = LatencyProfile((*two.points, *points), (*two.autoregressive, *plain), two.runtime)
+    charts |= {"latency-contexts": lambda: latency_chart(both), "parts-contexts": lambda: parts_chart(both)}
+    for name, make in charts.items():
+        yield name, lambda make=make: draw(make())
 
 
 @pytest.mark.parametrize(("name", "make"), list(drawings()), ids=lambda value: value if isinstance(value, str) else "")
@@ -125,9 +114,7 @@ def test_no_label_overlaps_another_or_is_cut_off(name, make):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_and_depths_are_whole_numbers(ranks):
-    hits = np.full((1, ranks), 2)
-    drawing = draw(accuracy_chart(Calibration(hits, np.array([9]))))
-    for axes in drawing.axes:
+    for axes in draw(accuracy_chart(Calibration(np.full((1, ranks), 2), np.array([9])))).axes:
         low, high = axes.get_xlim()
         ticks = [float(tick) for tick in axes.get_xticks() if low <= tick <= high]
         assert ticks
@@ -160,14 +147,12 @@ def test_any_small_trace_can_be_drawn(trace, tree):
 
 def test_the_same_figure_is_the_same_file_with_text_and_ids():
     data = grown(3, 12)
-    one, two = (style.to_bytes(draw_tree(data), "svg") for _ in range(2))
-    assert one == two
+    (one, two), (png, again) = ([style.to_bytes(draw_tree(data), kind) for _ in range(2)] for kind in ("svg", "png"))
+    assert (one, png) == (two, again)
     ids = {element.get("id") for element in ElementTree.fromstring(one).iter()}
     assert {figures.tree.node_gid(path) for path in data.tree.paths} <= ids
     assert b"share of steps in which the node is accepted</text>" in one
     assert b"date" not in one.lower()
-    one, two = (style.to_bytes(draw_tree(data), "png") for _ in range(2))
-    assert one == two
 
 
 def test_a_prefix_keeps_the_ids_of_two_figures_apart():

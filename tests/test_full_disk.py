@@ -86,10 +86,6 @@ def refused(*arguments: object, codes: tuple[int, ...] = (1,)) -> str:
     return result.stderr
 
 
-def is_one_sentence(said: str) -> bool:
-    return said.startswith("treeopt: ") and said.count("\n") == 1 and said.endswith(".\n")
-
-
 @pytest.mark.parametrize(
     ("commands", "after"),
     [
@@ -117,7 +113,7 @@ def test_a_full_disk_is_one_sentence_and_what_was_there_stays(tmp_path, monkeypa
             assert "Traceback" not in said
             assert re.search("(cannot be written|needs time).*\\.\n$", said), (command, said)
             if output:
-                assert is_one_sentence(said.splitlines(keepends=True)[-1]), said
+                assert re.fullmatch(r"treeopt: .*\.\n", said.splitlines(keepends=True)[-1]), said
                 assert str(Path(output).parent) in said
                 assert after > 700 or "cannot be written: File too large." in said
             there = contents(folder)

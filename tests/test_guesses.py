@@ -18,7 +18,7 @@ from treeopt.runtime.drafters.layer import OneLayer, layer_config
 from treeopt.runtime.drafters.states import batches
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, make_batch
-from treeopt.runtime.training.heads import make_heads
+from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates, count
 

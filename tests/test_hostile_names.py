@@ -45,6 +45,7 @@ NAMES = (
     "..", "../..", "../../x", "/", "é\u202ex", "\x1b]0;x\x07", "\x07\x7f", "x" * 5000, "\\", "%s%n{0}{x}", " ", "x\u2028y",
     "</script><script>x</script>", "{{ 7 * 7 }}", "[bold]x[/bold]",
 )  # fmt: skip
+PATHS = ("./x", "../x", "~/no-such-thing", "/no/such", "a/b/c", "models/x", "x/", "a b", "~nobody-here/x", ".x")
 
 
 def run_shell(script: str, folder: Path, shell: str = "bash") -> list[list[str]]:
@@ -117,7 +118,7 @@ def test_what_a_file_says_of_its_drafter_is_typed_and_reaches_no_script(tmp_path
     calibration = Calibration.from_trace(RankTrace(ranks, starts))
     calibration.meta["drafter"] = drafter
     calibration.save(run.calibration)
-    profile = {"points": [], "autoregressive": {"batch_size": 1, "context_tokens": 1, "step_ms": [1.0]}}
+    profile = {"points": [], "autoregressive": [{"batch_size": 1, "context_tokens": 1, "step_ms": [1.0]}]}
     run.profile.write_text(json.dumps({"schema": "treeopt.profile/2", **profile, "provenance": {"drafter": drafter}}))
     if not isinstance(value, int) or isinstance(value, bool):
         for load in (RankTrace.load, Calibration.load, LatencyProfile.load):
@@ -194,10 +195,8 @@ def attack(name: str, work: Path, commands, groups) -> None:
         if words == ("report",):
             assert "<script>x</script>" not in Path(mine, "report.html").read_text()
         if words[:3] == ("export", "--to", "tensorrt-llm"):
-            run_shell(
-                (Path(mine) / "export/tensorrt-llm/commands.sh").read_text(),
-                work.parent.parent / f"shell {work.parent.name}",
-            )
+            script = (Path(mine) / "export/tensorrt-llm/commands.sh").read_text()
+            run_shell(script, work.parent.parent / f"shell {work.parent.name}")
     there = {mine, mine + "-heads", f"{mine}.jsonl"} if commands is not MISSING else set()
     assert {path.name for path in work.iterdir()} <= there
     assert [path.name for path in work.parent.iterdir()] == ["work"]
@@ -257,18 +256,7 @@ def test_a_path_is_never_asked_of_a_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", asked)
     monkeypatch.setattr(prompt_files, "_hub", asked)
     (tmp_path / "models").mkdir()
-    for name in (
-        "./x",
-        "../x",
-        "~/no-such-thing",
-        "/no/such",
-        "a/b/c",
-        "models/x",
-        "x/",
-        "a b",
-        "~nobody-here/x",
-        ".x",
-    ):
+    for name in PATHS:
         for option, load in (("model", load_target), ("drafter", find_checkpoint), ("prompts", prompt_files.read_rows)):
             with pytest.raises(InvalidInput, match=f"^{option} must be a f.* does not exist") as error:
                 load(name)

@@ -62,7 +62,8 @@ def random_model(kind, *, layers=LAYERS, attention="sdpa", **changes):
     return model.double().eval().requires_grad_(False)
 
 
-def random_heads(kind, *, pre_norm=False, num_heads=HEADS, attention="sdpa") -> tuple[Target, MtpHeads]:
+@cache
+def drafting(kind, pre_norm=False, attention="sdpa") -> tuple[Target, MtpHeads]:
     """A target with its layer. All weights are random; in a vocabulary of 37 its guesses are right often enough."""
     model = random_model(kind, attention=attention)
     torch.manual_seed(1)
@@ -71,7 +72,7 @@ def random_heads(kind, *, pre_norm=False, num_heads=HEADS, attention="sdpa") -> 
     for weight in mtp.layers.parameters():
         torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=0.3)
     target = Target(model)
-    return target, MtpHeads(mtp.eval(), target, num_heads=num_heads, pre_norm=pre_norm)
+    return target, MtpHeads(mtp.eval(), target, num_heads=HEADS, pre_norm=pre_norm)
 
 
 def slow_mtp(heads, text, hidden, root, path):
@@ -88,11 +89,6 @@ def slow_mtp(heads, text, hidden, root, path):
         tokens.append(token)
     hook.remove()
     return in_order(heads.lm_head @ after)
-
-
-@cache
-def drafting(kind, pre_norm=False, attention="sdpa"):
-    return random_heads(kind, pre_norm=pre_norm, attention=attention)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -201,66 +197,44 @@ def test_a_damaged_layer_is_refused(checkpoint, tmp_path, damage):
         load_mtp(MTP, target)
 
 
-def other(kind):
-    """A tiny model of another family."""
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 8,
+    "moe_intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "layer_types": ["full_attention"] * 2, "num_mtp_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "changes", "message"),
+    [
+        ("qwen3", SMALL, {}, "MTP layer like that of deepseek_v3 or glm4_moe, but qwen3 models have none"),
+        ("ernie4_5_moe", {**SMALL, "moe_num_experts": 2, "moe_k": 1}, {}, "drops those of ernie4_5_moe when it loads"),
+        ("mellum", SMALL | EXPERTS, {}, "but this is mellum, whose layer has not been tested"),
+        ("glm4_moe", None, {"num_mtp_layers": 0}, "needs a target with one MTP layer, but y has none"),
+        ("glm4_moe", None, {"num_mtp_layers": 3}, "with one MTP layer, but y says that it has 3"),
+        ("glm4_moe", None, {"quantization_config": {"quant_method": "fp8"}}, "not quantized, but y is quantized"),
+        ("glm4_moe", None, None, "on one device"),
+    ],
+)
+def test_layers_that_cannot_be_run_are_refused_by_name(kind, sizes, changes, message):
+    from accelerate.hooks import ModelHook, add_hook_to_module
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    sizes = {"hidden_size": 16, "intermediate_size": 8, "moe_intermediate_size": 8, "num_hidden_layers": 2}
-    sizes |= {
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": VOCABULARY,
-        "pad_token_id": 0,
-    }
-    if kind == "mellum":
-        sizes |= {
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "layer_types": ["full_attention"] * 2,
-            "num_mtp_layers": 1,
-        }
-    elif kind != "qwen3":
-        sizes |= {"moe_num_experts": 2, "moe_k": 1} if kind == "ernie4_5_moe" else {"num_experts": 2}
-    return Target(AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes)), name="x")
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("qwen3", "MTP layer like that of deepseek_v3 or glm4_moe, but qwen3 models have none"),
-        ("ernie4_5_moe", "transformers drops those of ernie4_5_moe when it loads the model"),
-        ("mellum", "but this is mellum, whose layer has not been tested"),
-    ],
-)
-def test_other_families_are_refused_by_name(kind, message):
+    config = AutoConfig.for_model(kind, **sizes) if sizes else None
+    target = Target(random_model(kind) if config is None else AutoModelForCausalLM.from_config(config), name="y")
+    if changes is None:
+        add_hook_to_module(target.decoder, ModelHook())
+    for name, value in (changes or {}).items():
+        setattr(target.config, name, value)
     with pytest.raises(Unsupported, match=message):
-        open_drafter(MTP, other(kind))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_mtp_layers": 0}, "needs a target with one MTP layer, but y has none"),
-        ({"num_mtp_layers": 3}, "with one MTP layer, but y says that it has 3"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "weights that are not quantized, but y is quantized"),
-    ],
-)
-def test_layers_that_cannot_be_run_are_refused(changes, message):
-    model = random_model("glm4_moe")
-    for name, value in changes.items():
-        setattr(model.config, name, value)
-    with pytest.raises(Unsupported, match=message):
-        load_mtp(MTP, Target(model, name="y"))
-
-
-def test_a_target_on_several_devices_is_refused():
-    from accelerate.hooks import ModelHook, add_hook_to_module
-
-    target = Target(random_model("glm4_moe"))
-    add_hook_to_module(target.decoder, ModelHook())
-    with pytest.raises(Unsupported, match="on one device"):
-        load_mtp(MTP, target)
+        open_drafter(MTP, target)
 
 
 @pytest.mark.parametrize("name", ["mtp:", "mtp:3", "mtp:pre_norm"])

@@ -1,7 +1,6 @@
 """What was measured elsewhere is kept, labelled, and not mixed unsaid with what is measured here; hints are commands that help."""
 
 import html
-import re
 import shlex
 import sys
 from dataclasses import replace
@@ -18,6 +17,7 @@ from treeopt.files.provenance import Provenance
 from treeopt.files.storage import typed
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.profile.outcome import check_can_join
+from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan
 from treeopt.records.origins import Origins, RuleRecord
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -42,10 +42,11 @@ def run(tmp_path) -> RunDirectory:
     """A trace, and latencies of another engine at batch size 1."""
     run = RunDirectory(tmp_path / "my run")
     run.path.mkdir()
-    trace = random_trace(np.random.default_rng(0), [20] * 12, 3, 4)
-    replace(trace, meta={**trace.meta, "provenance": {"model": "m", "dtype": "float32", "device": "cpu"}}).save(
-        run.trace
+    trace, made = (
+        random_trace(np.random.default_rng(0), [20] * 12, 3, 4),
+        {"model": "m", "dtype": "float32", "device": "cpu"},
     )
+    replace(trace, meta={**trace.meta, "provenance": made}).save(run.trace)
     (tmp_path / "steps.csv").write_text(TABLE + rows(1))
     pipeline.profile_from_file(run, tmp_path / "steps.csv", runtime="vllm 0.11")
     return run
@@ -141,12 +142,17 @@ def session(**origin):
     return SimpleNamespace(provenance=lambda: Provenance(**origin))
 
 
+def profile_from(run, runtime=None, **origin):
+    """Another origin of the run's profile."""
+    profile = run.read_profile()
+    info = {**profile.info, "provenance": {**profile.info["provenance"], **origin}}
+    replace(profile, runtime=runtime or profile.runtime, info=info).save(run.profile)
+
+
 def test_verify_is_refused_where_latencies_are_another_runtimes_or_machines(run):
     with pytest.raises(InvalidInput, match=r"latencies were timed in vllm 0\.11"):
         search(run, 1, session=session(), verify=2)
-    profile = run.read_profile()
-    info = {**profile.info, "provenance": {**profile.info["provenance"], "machine": "another one"}}
-    replace(profile, runtime=HERE, info=info).save(run.profile)
+    profile_from(run, HERE, machine="another one")
     with pytest.raises(InvalidInput, match="latencies were timed on another one"):
         search(run, 1, session=session(), verify=2)
     assert not run.plan.exists()
@@ -154,9 +160,7 @@ def test_verify_is_refused_where_latencies_are_another_runtimes_or_machines(run)
 
 @pytest.mark.parametrize(("what", "other"), [("dtype", "bfloat16"), ("device", "cuda:0"), ("model", "another")])
 def test_a_profile_of_another_origin_is_said_or_refused(run, capsys, what, other):
-    profile = run.read_profile()
-    info = {**profile.info, "provenance": {**profile.info["provenance"], what: other}}
-    replace(profile, info=info).save(run.profile)
+    profile_from(run, **{what: other})
     if what == "model":
         with pytest.raises(
             InvalidInput, match=r"of another model than was .*\. Measure again with: treeopt profile --overwrite"
@@ -172,10 +176,8 @@ def test_a_report_labels_predictions_for_another_runtime(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(1,))
     plan = replace(run.read_plan(), runtime={"name": "vllm"})
     plan.save(run.plan)
-    bench = run.bench_of(1)
-    bench.write_text(
-        re.sub(r'"plan.json": "\w+"', f'"plan.json": "{inputs_of(run.plan)["plan.json"]}"', bench.read_text())
-    )
+    bench = Benchmark.load(run.bench_of(1))
+    replace(bench, inputs=(bench.inputs or {}) | inputs_of(run.plan)).save(run.bench_of(1))
     page = html.unescape(write_report(run).read_text())
     assert not_a_check("in vllm") in page
     assert ", for steps timed in vllm" in page
@@ -209,31 +211,31 @@ def test_what_people_look_at_says_what_is_stale(run, command, monkeypatch):
 def test_calibrate_keeps_another_measurement(own_demo_run):
     run = RunDirectory(own_demo_run)
     before = run.trace.read_bytes()
-    said = treeopt("calibrate", "--run", run.path, "--num-prompts", 5, "--max-new-tokens", 24, code=1)
+    calibrate = ("calibrate", "--run", run.path, "--max-new-tokens", 24, "--num-prompts")
+    said = treeopt(*calibrate, 5, code=1)
     assert "is another measurement and is not replaced unasked; they differ in prompts" in said
     run.trace.unlink()
-    said = treeopt("calibrate", "--run", run.path, "--num-prompts", 5, "--max-new-tokens", 24, code=1)
-    assert "they differ in who measured it" in said
+    assert "they differ in who measured it" in treeopt(*calibrate, 5, code=1)
     assert not run.trace.exists()
-    arguments = ("calibrate", "--run", run.path, "--num-prompts", 8, "--max-new-tokens", 24, "--dtype", "float64")
+    arguments = (*calibrate, 8, "--dtype", "float64")
     treeopt(*arguments, "--overwrite")
     assert run.trace.read_bytes() == before
     treeopt(*arguments)  # the very same
     assert run.trace.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("rule", "speculative"),  # an unknown rule would be taken for greedy decoding
-        ("temperature", -1.0),
-        ("temperature", float("inf")),
-        ("top_p", 1.5),
-        ("top_k", 0),
-        ("epsilon", -0.1),
-        ("delta", float("nan")),
-    ],
-)
+# An unknown rule would be taken for greedy decoding.
+WRONG = {
+    "rule": "speculative",
+    "temperature": float("inf"),
+    "top_p": 1.5,
+    "top_k": 0,
+    "epsilon": -0.1,
+    "delta": float("nan"),
+}
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG.items())
 def test_an_acceptance_rule_that_cannot_be_is_refused_by_its_key(key, value):
     record = {"rule": "typical", "temperature": 0.7, "top_p": None, "top_k": None, "epsilon": 0.09, "delta": 0.3}
     typed(Origins, {"acceptance": record}, "plan.json")

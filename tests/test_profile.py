@@ -237,42 +237,37 @@ QUICK = {"time_limit_s": 0.0, "max_new_tokens": 24}
 FIVE = {"time_limit_s": 1e6, "precision": 1e6, "max_new_tokens": 24}  # rounds, the fewest where there is time
 
 
-def settings_of(run):
-    return LatencyProfile.load(run.profile).settings
+def timed(run, session, batch_size, sizes=(2,), **options):
+    """The run's profile after these were timed too."""
+    pipeline.profile(run, session, batch_sizes=(batch_size,), sizes=sizes, **QUICK, **options)
+    return LatencyProfile.load(run.profile)
 
 
 def test_batch_sizes_are_added_and_measured_again(run, session):
-    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2, 5), **QUICK)
-    first = LatencyProfile.load(run.profile)
-    pipeline.profile(run, session, batch_sizes=(2,), sizes=(2, 5), **QUICK)
-    both = LatencyProfile.load(run.profile)
+    first = timed(run, session, 1, (2, 5))
+    both = timed(run, session, 2, (2, 5))
     assert both.batch_sizes == [1, 2]
     assert [p for p in both.points if p.batch_size == 1] == list(first.points)
     assert {of.batch_size for of in both.info["settings"]} == {1, 2}
     assert precision_reached(both, 0.02).timings == len(both.points) + 2
-    pipeline.profile(run, session, batch_sizes=(1,), sizes=(3,), **QUICK)
-    again = LatencyProfile.load(run.profile)
+    again = timed(run, session, 1, (3,))
     assert {p.size for p in again.points if p.batch_size == 1} == {3}
     assert again.batch_sizes == [1, 2]
 
 
 def test_another_models_profile_is_not_replaced_unasked(run, session):
-    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), **QUICK)
+    timed(run, session, 1)
     other = replace(session, drafter_record={**session.drafter_record, "id": "other"})
     with pytest.raises(InvalidInput, match=r"they differ in drafter id \(\'.*\' there, \'other\' here\).*overwrite"):
-        pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), **QUICK)
+        timed(run, other, 2)
     assert LatencyProfile.load(run.profile).batch_sizes == [1]
-    pipeline.profile(run, other, batch_sizes=(2,), sizes=(2,), overwrite=True, **QUICK)
-    assert LatencyProfile.load(run.profile).batch_sizes == [2]
+    assert timed(run, other, 2, overwrite=True).batch_sizes == [2]
 
 
 def test_contexts_are_nominal_and_added(run, session):
-    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), contexts=(32, 64), **QUICK)
-    assert settings_of(run) == [(1, 32), (1, 64)]
-    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), contexts=(64, 80), **QUICK)
-    assert settings_of(run) == [(1, 32), (1, 64), (1, 80)]
-    pipeline.profile(run, session, batch_sizes=(1,), sizes=(2,), **QUICK)
-    assert len(settings_of(run)) == 4  # rows of real prompts are a setting of their own
+    assert timed(run, session, 1, contexts=(32, 64)).settings == [(1, 32), (1, 64)]
+    assert timed(run, session, 1, contexts=(64, 80)).settings == [(1, 32), (1, 64), (1, 80)]
+    assert len(timed(run, session, 1).settings) == 4  # rows of real prompts are a setting of their own
 
 
 @pytest.mark.parametrize("context", [16, 64, CONTEXT])
@@ -283,7 +278,7 @@ def test_rows_stay_about_the_context(session, context):
     rounds = time_rounds(visits, time_limit_s=0.0).rounds
     half = max(8, context // 16)
     top = min(context + half, CONTEXT)
-    lengths = [length for round_ in rounds for visit in round_.visits for length in visit.lengths]
+    lengths = [length for round_ in rounds for visit in round_ for length in visit.lengths]
     assert top - 2 * half <= min(lengths)
     assert max(lengths) <= top
     assert len({len(prompt) for prompt in prompts}) > 1 or context == 16
@@ -297,10 +292,10 @@ def test_contexts_beyond_the_model_are_refused(session):
 
 def test_sizes_that_no_tree_has_are_named(run, session, capsys):
     one = replace(session, drafter=tiny_heads(session.target, num_heads=1))
-    pipeline.profile(run, one, batch_sizes=(1,), sizes=(2, 12, 30), **QUICK)
+    timed(run, one, 1, (2, 12, 30))
     assert "sizes 12, 30" in capsys.readouterr().err
     with pytest.raises(InvalidInput, match="at most 11 with 1 heads"):
-        pipeline.profile(run, one, batch_sizes=(1,), sizes=(12,), **QUICK)
+        timed(run, one, 1, (12,))
 
 
 class Killed(Exception):

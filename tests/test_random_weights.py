@@ -14,7 +14,6 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.worth import product_values
 from treeopt.records.profile import StepTiming
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.compiled import compile_target
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.memory import bandwidth_floor, weight_bytes
@@ -38,6 +37,9 @@ LLAMA = {
     "max_position_embeddings": 96,
     "eos_token_id": 2,
 }
+
+PROMPTS = [[1, 2, 3], [4, 5]]
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 @pytest.fixture
@@ -103,43 +105,20 @@ def test_random_weights_never_end_at_eos(config):
     assert not stop.at_loops
 
 
-@pytest.mark.parametrize("key", ["num_local_experts", "num_experts", "n_routed_experts"])
-def test_experts_are_refused(config, key):
-    (config / "config.json").write_text(json.dumps({**LLAMA, "model_type": "mixtral", key: 8}))
-    with pytest.raises(Unsupported, match=f"dense models, but .* has {key} = 8"):
-        open_random_session(str(config))
-    (config / "config.json").write_text(json.dumps({**LLAMA, "model_type": "x", "text_config": {key: 8}}))
-    with pytest.raises(Unsupported, match="dense models"):
-        open_random_session(str(config / "config.json"))
-
-
-def test_what_is_no_config_is_refused(config):
-    (config / "config.json").write_text("{}")
-    with pytest.raises(InvalidInput, match="with a model_type"):
-        open_random_session(str(config))
-    (config / "config.json").write_text('{"model_type": "no-such-model"}')
-    with pytest.raises(InvalidInput, match="config of a causal LM"):
-        open_random_session(str(config))
-
-
-def test_decoding_without_a_rule_is_greedy(target, heads):
-    """Greedy is the default, and passing it changes nothing; a plain step asks for no verdict."""
-    assert type(Setup(target, heads, NEVER).acceptance) is Greedy
-    prompts, tree, calls = [[1, 2, 3], [4, 5]], Tree.dense([2, 2]), []
-
-    class Watched(Greedy):
-        def accept(self, *arguments):
-            calls.append(1)
-            return super().accept(*arguments)
-
-    plain = decode(target, heads, prompts, None, batch_size=2, stop=NEVER, acceptance=Watched())
-    assert not calls
-    texts = [
-        [row.tokens for row in decode(target, heads, prompts, tree, batch_size=2, stop=NEVER, **options)]
-        for options in ({}, {"acceptance": Watched()})
-    ]
-    assert calls
-    assert texts[0] == texts[1] == [row.tokens for row in plain]
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        *(({"model_type": "x", key: 8}, Unsupported, f"dense models, but .* has {key} = 8") for key in EXPERTS),
+        ({"model_type": "x", "text_config": {"num_experts": 8}}, Unsupported, "dense models"),
+        ({"model_type": None}, InvalidInput, "with a model_type"),
+        ({"model_type": "no-such-model"}, InvalidInput, "config of a causal LM"),
+    ],
+)
+def test_experts_and_what_is_no_config_are_refused(config, changes, error, message):
+    (config / "config.json").write_text(json.dumps({k: v for k, v in {**LLAMA, **changes}.items() if v}))
+    for name in (config, config / "config.json"):
+        with pytest.raises(error, match=message):
+            open_random_session(str(name))
 
 
 def test_bytes_of_a_plain_step_leave_out_the_embedding(target, heads):
@@ -161,20 +140,14 @@ def test_compiling_without_a_compiler_is_refused(monkeypatch):
 
 
 def compiled_texts(device, dtype):
-    target = Target(tiny_model(dtype=dtype).to(device))
+    """Before and after."""
+    target, found = Target(tiny_model(dtype=dtype).to(device)), []
     heads = tiny_heads(target)
-    prompts = [[1, 2, 3], [4, 5]]
-    texts = []
-    for compiled in (False, True):
-        if compiled:
-            compile_target(target)
-        texts.append(
-            [
-                [row.tokens for row in decode(target, heads, prompts, tree, batch_size=2, stop=NEVER)]
-                for tree in (None, Tree.dense([2, 2]))
-            ]
-        )
-    return texts
+    for _ in range(2):
+        rows = [decode(target, heads, PROMPTS, tree, batch_size=2, stop=NEVER) for tree in (None, Tree.dense([2, 2]))]
+        found.append([[row.tokens for row in part] for part in rows])
+        compile_target(target)
+    return found
 
 
 @pytest.mark.slow

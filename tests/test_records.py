@@ -53,28 +53,20 @@ def trace_of(drafter, acceptance=GREEDY) -> RankTrace:
     return RankTrace(np.array([[0], [1], [-2]]), np.array([0, 3]), meta=meta)
 
 
-@pytest.mark.parametrize(
-    ("drafter", "other", "same"),
-    [
-        (MEDUSA, {}, True),
-        (MEDUSA, {"sha256": "b" * 64}, False),
-        (MEDUSA, {"kind": "hydra"}, False),
-        (MEDUSA, {"num_heads": 5}, False),
-        (MEDUSA, {"id": "the same by another path"}, True),
-        (MEDUSA, {"sha256": None}, True),  # an older record
-        (EXIT, {}, True),
-        (EXIT, {"id": "early-exit:4"}, False),  # without weights the name tells
-        (EXIT, {"num_heads": 9}, False),
-    ],
-)
-def test_drafters_are_told_apart_by_their_weights(drafter, other, same):
-    assert same_drafter(drafter, {**drafter, **other}) is same_drafter({**drafter, **other}, drafter) is same
+SAME = [(MEDUSA, {}), (MEDUSA, {"id": "the same by another path"}), (MEDUSA, {"sha256": None}), (EXIT, {})]
+OTHERS = [(MEDUSA, {"sha256": "b" * 64}), (MEDUSA, {"kind": "hydra"}), (MEDUSA, {"num_heads": 5})]
+OTHERS += [(EXIT, {"id": "early-exit:4"}), (EXIT, {"num_heads": 9})]  # without weights the name tells
+
+
+@pytest.mark.parametrize(("drafter", "other"), [*SAME, *OTHERS])
+def test_drafters_are_told_apart_by_their_weights(drafter, other):
+    theirs = {**drafter, **other}
+    assert same_drafter(drafter, theirs) is same_drafter(theirs, drafter) is ((drafter, other) in SAME)
 
 
 def test_a_plan_takes_no_latencies_of_another_drafter_or_rule(run):
-    check_latencies(
-        trace_of(MEDUSA), profile_of({**MEDUSA, "sha256": "b" * 64}), run, run.profile, (1,)
-    )  # trained again: costs alike
+    trained_again = {**MEDUSA, "sha256": "b" * 64}  # costs alike
+    check_latencies(trace_of(MEDUSA), profile_of(trained_again), run, run.profile, (1,))
     for other in ({**MEDUSA, "kind": "hydra"}, {**MEDUSA, "num_layers": 2}, EXIT):
         with pytest.raises(InvalidInput, match=r"another drafter than was calibrated .*not id heads, kind medusa"):
             check_latencies(trace_of(MEDUSA), profile_of(other), run, run.profile, (1,))
@@ -118,30 +110,21 @@ def test_a_plan_whose_trace_is_gone_is_stale(run):
 
 def test_a_draft_models_weights_are_counted():
     target = Target(tiny_model())
-    assert (
-        weight_bytes(target, DraftModel(Target(tiny_model(seed=1)), 37))["heads"]
-        == weight_bytes(target, DraftModel(target, 37))["target"]
-    )
-    assert weight_bytes(target, DraftModel(target, 37))["heads"] == 0  # they are the target's own
+    own, other = (weight_bytes(target, DraftModel(draft, 37)) for draft in (target, Target(tiny_model(seed=1))))
+    assert (own["heads"], other["heads"]) == (0, own["target"])  # the first are the target's own
+
+
+def save_source(run, **source):
+    trace = trace_of(EXIT)
+    trace.meta["source"] = source
+    trace.save(run.trace)
 
 
 def test_options_of_what_is_given_anew_are_not_taken_over(run):
-    earlier = {
-        "model": "m",
-        "drafter": "ngram",
-        "draft_depth": 3,
-        "prompts": "p",
-        "responses": "answer",
-        "temperature": 0.7,
-    }
-    trace = trace_of(EXIT)
-    trace.meta["source"] = earlier
-    run.path.mkdir(exist_ok=True)
-    trace.save(run.trace)
-    assert resolve(run, {}) == earlier
-    assert resolve(run, {"drafter": "x"}) == {
-        k: v for k, v in {**earlier, "drafter": "x"}.items() if k != "draft_depth"
-    }
+    earlier = {"model": "m", "drafter": "ngram", "prompts": "p", "responses": "answer", "temperature": 0.7}
+    save_source(run, **earlier, draft_depth=3)
+    assert resolve(run, {}) == {**earlier, "draft_depth": 3}
+    assert resolve(run, {"drafter": "x"}) == {**earlier, "drafter": "x"}
     others = resolve(run, {"prompts": "q"})  # whose answers are sampled as the given ones were
     assert (others["acceptance"], others["temperature"]) == ("sample", 0.7)
     assert "responses" not in others
@@ -152,10 +135,7 @@ def test_options_of_what_is_given_anew_are_not_taken_over(run):
 def test_options_of_a_trace_that_kept_its_model_as_it_was_given_are_taken(run, monkeypatch):
     monkeypatch.chdir(run.path.parent)
     (run.path.parent / "m").mkdir()
-    run.path.mkdir(exist_ok=True)
-    trace = trace_of(EXIT)
-    trace.meta["source"] = {"model": "m", "drafter": "ngram"}
-    trace.save(run.trace)
+    save_source(run, model="m", drafter="ngram")
     assert resolve(run, {"model": "m"}) == {"model": str(run.path.parent / "m"), "drafter": "ngram"}
 
 
@@ -233,19 +213,34 @@ def test_every_number_has_its_type_and_a_damaged_one_is_refused_by_its_place(nam
             KINDS[name].load(tmp_path / name)
 
 
+CHOSEN = ("entries", 0, "chosen")
+
+
 @pytest.mark.parametrize(
     ("name", "place", "value", "said"),
     [
         ("plan.json", ("entries", 0, "batch_size"), 0, "a whole number of at least 1"),
-        ("plan.json", ("entries", 0, "chosen", "tokens_per_step"), 0.5, "a number of at least 1"),
-        ("plan.json", ("entries", 0, "chosen", "tokens_per_step"), 99.0, "more than the draft is deep|one token more"),
+        ("plan.json", (*CHOSEN, "tokens_per_step"), 0.5, "a number of at least 1"),
+        ("plan.json", (*CHOSEN, "tokens_per_step"), 99.0, "one token more"),
         ("plan.json", ("schedule", 0, "first"), 2, "ranges from 1 on that follow"),
+        ("plan.json", (*CHOSEN, "step_ms"), 0.0, "chosen.step_ms"),
+        ("plan.json", (*CHOSEN, "draft", "medusa_choices"), [[0], [1, 0]], "lacks"),
+        ("plan.json", (*CHOSEN, "draft", "medusa_choices"), [[0], [0]], "twice"),
+        ("plan.json", (*CHOSEN, "draft", "medusa_choices"), None, "chosen.draft: medusa_choices"),
+        ("plan.json", (*CHOSEN, "draft"), {"levels": 9, "topk": 1, "rows": 3}, "levels"),
+        ("plan.json", (*CHOSEN, "draft"), {}, "must have medusa_choices"),
+        ("plan.json", (*CHOSEN, "interval95"), {"speedup": [2.0, 1.0]}, "interval95.speedup"),
         ("bench.json", ("contenders", 0, "blocks", 0, "decode_s"), -1.0, "a number of at least 0"),
-        ("profile.json", ("points", 0, "step_ms", 0), 0.0, "step_ms"),
+        ("profile.json", ("points", 0, "step_ms", 0), 0.0, "points.0.step_ms.0"),
+        ("profile.json", ("points", 0, "step_ms"), [], "at least 1 item"),
+        ("profile.json", ("points", 0, "depth"), 4, "depth < size"),
+        ("profile.json", ("points", 0, "depth"), 0, "depth < size"),
+        ("profile.json", ("points", 0, "depth"), None, "points.0.depth"),
+        ("profile.json", ("points", 0, "size"), "x", "points.0.size"),
         ("calibration.json", ("trials", 0), 0, "trials"),
     ],
 )
-def test_a_number_out_of_range_is_refused_by_rule(tmp_path, name, place, value, said):
+def test_what_cannot_be_is_refused_by_rule(tmp_path, name, place, value, said):
     FILES[name][0](tmp_path / name)
     whole = json.loads((tmp_path / name).read_text())
     put(whole, place, value)
@@ -281,13 +276,8 @@ def test_a_hand_written_file_needs_only_the_keys_that_must_be(tmp_path, name):
 
 @given(st.integers(1, 6), st.integers(1, 64), st.floats(0, 1), st.floats(0.1, 1e3), st.floats(0.1, 1e3))
 def test_what_a_figure_shows_follows_from_its_fields_and_survives_a_file(depth, batch_size, share, step_ms, plain_ms):
-    figure = Figure(
-        draft=Tree.chain(depth),
-        batch_size=batch_size,
-        tokens_per_step=1 + share * depth,
-        step_ms=step_ms,
-        plain_ms=plain_ms,
-    )
+    costs = {"batch_size": batch_size, "step_ms": step_ms, "plain_ms": plain_ms}
+    figure = Figure(draft=Tree.chain(depth), tokens_per_step=1 + share * depth, **costs)
     assert figure.tokens_per_s == pytest.approx(batch_size * figure.tokens_per_step / (step_ms / 1e3))
     assert figure.speedup == pytest.approx(figure.tokens_per_s / (batch_size / (plain_ms / 1e3)))
     assert figure.over(figure).value == 1

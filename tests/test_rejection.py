@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay
-from treeopt.planning.chain_theory import chain_tokens_per_step
+from treeopt.growth.worth import chain_tokens_per_step
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import sequence_key
 from treeopt.runtime.acceptance.open import by_rejection
@@ -194,21 +194,6 @@ def test_a_draft_like_the_target_is_always_accepted(target):
     assert all(row.accepted == [4, 4, 4, 4] for row in rows)
 
 
-def test_next_to_no_temperature_decodes_greedily(target):
-    prompts, limit = random_prompts(5), 20
-    stop = StopRule(target.eos_ids, limit, at_loops=False)
-    rows = decode_by_rejection(
-        target, shaken("llama", 0.3), prompts, chain=3, batch_size=4, stop=stop, sampling=Sampling(1e-9)
-    )
-    for prompt, row in zip(prompts, rows, strict=True):
-        tokens = torch.tensor([prompt])
-        answer = target.model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=limit
-        )
-        assert prompt + row.tokens == answer[0].tolist()
-    assert sum(sum(row.accepted) for row in rows) > 0
-
-
 def test_a_sequence_ends_where_its_tokens_end_it(target):
     """At EOS inside a chain, and at the first token."""
     sampling, prompts = Sampling(1.5), [[7, 8]]
@@ -294,26 +279,6 @@ def test_a_constant_pair_gives_the_tokens_per_step_of_the_theory():
     expected = chain_tokens_per_step(rate, chain)
     assert 0.3 < rate < 0.9
     assert abs(emitted.mean() - expected) < STANDARD_ERRORS * emitted.std() / math.sqrt(len(emitted))
-
-
-def test_the_overlap_along_a_text_is_the_chance_of_every_trial(target):
-    """Accepted tokens less their chances are a martingale, whatever models and texts are: no bias to forgive."""
-    draft, sampling, chain, limit = shaken("llama", 0.5), Sampling(2.5, top_k=20, seed=4), 4, 60
-    prompts = [[i, 3 * i % VOCABULARY] for i in range(24)]
-    stop = StopRule(frozenset(), limit, at_loops=False)
-    rows = decode_by_rejection(target, draft, prompts, chain=chain, batch_size=24, stop=stop, sampling=sampling)
-    overlaps = [overlap_of(target, draft, [*row.prompt, *row.tokens], sampling) for row in rows]
-    chances, successes = [], 0
-    for row, overlap in zip(rows, overlaps, strict=True):
-        place = len(row.prompt)  # of the root; the first drafted token's chance stands there
-        for count in row.accepted:
-            trials = min(count + 1, chain, len(row.prompt) + limit - 1 - place)
-            chances += overlap[place : place + trials].tolist()
-            successes += count
-            place += 1 + count
-    chances = np.array(chances)
-    assert 0.2 < chances.mean() < 0.9
-    assert abs(successes - chances.sum()) < STANDARD_ERRORS * math.sqrt((chances * (1 - chances)).sum())
 
 
 @pytest.mark.parametrize("accept", [0.0, 0.3, 0.8, 1.0])

@@ -29,7 +29,6 @@ from treeopt.latency.roofline import (
 )
 from treeopt.pipeline import profile_analytical
 from treeopt.pipeline.export import export
-from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 
 from .conftest import published_data
@@ -145,14 +144,6 @@ def test_the_overheads_that_the_documents_state():
         assert round(step_ms(SHAPES[name], A100, size=64, num_heads=4, **common) / plain, 2) == wanted
 
 
-def test_published_points_are_below_the_roof():
-    for table, rows in TFLOPS.items():
-        for row, points in rows.items():
-            for candidates, measured in zip(CANDIDATES, points, strict=True):
-                intensity = operator_of(table, row, candidates).intensity
-                assert measured < min(A100.tflops, A100.tb_per_s * intensity)
-
-
 def test_operators_of_a_step_by_hand(tmp_path):
     """8 heads of 8 on 2 key heads: qkv is 64 x 96, three layers; two sequences, trees of 5, 11 tokens before."""
     shape, *_ = shape_of(config(tmp_path))
@@ -219,15 +210,6 @@ def test_a_computed_profile_covers_every_size_and_depth():
     assert step.ms == pytest.approx(wanted, abs=1e-5)
     assert StepCosts(found, 1, 1024).plain.ms > StepCosts(found, 1, 512).plain.ms
     assert found.info["measures"] == "step (analytical)"
-
-
-def test_a_computed_profile_comes_back_from_its_file(tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    made = profile_analytical(run, "h100-sxm", "llama-7b", batch_sizes=(1,), budget=8)
-    read = LatencyProfile.load(run.profile)
-    assert (read.points, read.autoregressive) == (made.points, made.autoregressive)
-    assert read.runtime == {"name": "roofline of H100-SXM, nothing measured"}
-    assert read.info["provenance"]["machine"] is None
 
 
 def test_search_and_export_say_that_nothing_was_measured(tmp_path):
@@ -368,11 +350,3 @@ def test_figures_of_a_computed_profile_show_its_device_and_measure_nothing(tmp_p
         assert "nothing measured" in data.caption
     assert [file.name for file in write_figures(setting, tmp_path)] == ["roofline.png", "roofline-speedup.png"]
     assert roofline_data(Setting(DEVICES["L4"])).panels[0][2][0].measured is None
-
-
-def test_both_pictures_are_in_the_gallery(request):
-    text = (request.config.rootpath / "docs" / "gallery.md").read_text(encoding="utf-8")
-    for name in ("roofline", "roofline-speedup"):
-        assert f"## {name}\n" in text
-        assert f"](images/{name}.png)" in text
-        assert (request.config.rootpath / "docs" / "images" / f"{name}.png").exists()

@@ -111,15 +111,6 @@ def test_a_token_depends_on_its_place_and_not_on_the_call(sampling, monkeypatch)
     assert not sampling.choose(logits, keys, positions + 1).equal(tokens)
 
 
-def test_nodes_at_the_same_place_share_their_noise():
-    """Two nodes of a depth with the same logits say the same; so do two rows of the same prompt."""
-    logits = random_logits(50).expand(2, 30, 50)
-    tokens = Sampling(3.0).choose(logits, torch.tensor([4, 4])[:, None], torch.arange(30) // 3)
-    assert tokens[0].tolist() == tokens[1].tolist()
-    assert (tokens[0, ::3] == tokens[0, 1::3]).all()
-    assert len(set(tokens[0].tolist())) > 3
-
-
 @examples(30)
 @given(
     seed=st.integers(0, 10**6),
@@ -137,24 +128,6 @@ def test_what_stays_is_what_transformers_keeps(seed, temperature, top_k, top_p):
     sampling = Sampling(temperature, top_p=top_p, top_k=top_k)
     assert sampling.filtered(logits).isinf().equal(expected.isinf())
     torch.testing.assert_close(sampling.probabilities(logits), expected.softmax(-1))
-
-
-@pytest.mark.parametrize(
-    ("options", "stays"),
-    [
-        ({"top_k": 2}, {0, 1}),
-        ({"top_p": 0.6}, {0, 1}),
-        ({"top_p": 0.55}, {0}),
-        ({"top_p": 1e-9}, {0}),
-        ({"top_k": 4, "top_p": 0.9}, {0, 1, 2}),
-        ({"top_p": 1.0}, {0, 1, 2, 3, 4}),
-        ({"top_k": 9}, {0, 1, 2, 3, 4}),
-    ],
-)
-def test_all_tokens_that_stay_come_out_and_no_others(options, stays):
-    """Shares are 0.56, 0.21, 0.13, 0.08, 0.03."""
-    drawn = Sampling(1.0, **options).choose(LOGITS.expand(2000, -1), torch.tensor(0), torch.arange(2000))
-    assert set(drawn.tolist()) == stays
 
 
 def test_of_equal_tokens_top_k_keeps_all_and_top_p_the_first():
@@ -187,7 +160,7 @@ def test_answers_are_drawn_token_by_token(target):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"temperature": 0.0}, "temperature must be above 0 to sample, but got 0.0"),
+        ({"temperature": 0.0}, "temperature must be above 0, but got 0.0"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, but got 0.0"),

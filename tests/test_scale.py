@@ -19,7 +19,7 @@ from treeopt.growth import walk as walk_module
 from treeopt.growth.objectives import grow, grow_replay
 from treeopt.growth.paths import Paths, Tally
 from treeopt.growth.shrinkage import Fit, PathCounts, Strengths
-from treeopt.growth.source import TraceSource, source_of
+from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
@@ -261,12 +261,3 @@ def invoke_search(run) -> Callable[..., Result]:
         return CliRunner().invoke(cli, ["search", "--run", str(run), "--budget", "16", *options])
 
     return search
-
-
-def test_a_trace_source_keeps_what_depths_have_in_common():
-    """A second depth is not counted anew."""
-    source = TraceSource(runs_trace(8, 30, 3, turns=False))
-    source.crossfit(Limits(8, max_depth=1), "replay")
-    counted = source._crossfit._grown_of(10)
-    source.crossfit(Limits(8, max_depth=3), "replay")
-    assert source._crossfit._grown_of(10) is counted

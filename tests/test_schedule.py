@@ -29,7 +29,7 @@ from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import MixErrors, Plan, PlanEntry, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.report.plan_table import certainty, mixture, plan_table, price, schedule, trees_table, written_for
+from treeopt.report.plan_table import certainty, mixture, price, schedule, trees_table, written_for
 from treeopt.report.verdict import doubts
 from treeopt.trees.shapes import Limits
 
@@ -82,21 +82,6 @@ def hardware(batch_sizes=(1, 2, 4, 8, 16, 32, 64)) -> LatencyProfile:
 def calibration() -> Calibration:
     accept = np.outer([0.6, 0.4, 0.3, 0.2], [1.0, 0.3, 0.2, 0.1])
     return Calibration((accept * 10**6).round().astype(int), np.full(4, 10**6))
-
-
-def test_chains_shorten_with_the_batch_until_none_pays():
-    profile = hardware()
-    plan = plan_trees(calibration(), profile, PlanRequest(Limits(shape="chain"), batch_sizes=profile.batch_sizes))
-    lengths = [plan.entries[part.entry].chosen.depth for part in plan.schedule]
-    assert lengths == sorted(lengths, reverse=True)
-    assert (lengths[0], lengths[-1]) == (3, 0)
-    assert all(entry.chosen.size == entry.chosen.depth + 1 for entry in plan.entries)
-    assert plan.schedule[-1].last is None
-    assert "chain of 3" in schedule(plan)
-    for entry in plan.entries:
-        assert entry.unconstrained.tokens_per_s >= entry.chosen.tokens_per_s * 0.995
-    assert f"without them {plan.entries[0].unconstrained.tokens_per_step:.2f}" in price(plan)
-    plan_table(plan)
 
 
 def searched(*batch_sizes: int, **options) -> Plan:

@@ -167,16 +167,6 @@ def test_a_mix_of_one_load_is_that_load(trace):
     assert (mixed.mix_speedup, over.speedup) == pytest.approx((alone.chosen.speedup, alone.chosen.stderr.speedup))
 
 
-def test_a_published_profile_chooses_smaller_trees_for_larger_batches():
-    calibration = Calibration.load(shipped("calibration")["vicuna-33b-medusa1"])
-    profile = LatencyProfile.load(shipped("profiles")["a100-80gb--llama-33b-linear-layers"])
-    sizes = [
-        e.chosen.size
-        for e in plan_trees(calibration, profile, PlanRequest(Limits(112), batch_sizes=(1, 4, 8, 32))).entries
-    ]
-    assert sizes == sorted(sizes, reverse=True)
-
-
 RECORDED = "demo--amd-epyc-2-cores-bfloat16"
 
 

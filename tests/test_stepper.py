@@ -284,7 +284,7 @@ def test_whole_steps_with_all_rows_live_are_timed(batch_size):
         assert (point.size, point.depth, point.accepted_mean) == (len(tree), tree.depth, tree.depth)
     assert len(plain.step_ms) == PLAIN_VISITS * len(points[0].step_ms)
     assert [point.topk for point in points] == [None, None, 4]
-    lengths = [length for round_ in found.rounds for visit in round_.visits for length in visit.lengths]
+    lengths = [length for visit in found.visits for length in visit.lengths]
     assert min(map(len, prompts)) <= min(lengths)
     assert max(lengths) <= max(map(len, prompts)) + 20 * 4
 

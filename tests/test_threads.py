@@ -11,12 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.provenance import Provenance
 from treeopt.latency.rounds import Visit, processor_share, time_rounds
 from treeopt.pipeline import threads as pipeline
-from treeopt.pipeline.profile.outcome import check_can_join, with_earlier
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime import stepper
@@ -138,22 +136,12 @@ def test_another_machines_number_is_not_taken(torch_threads, tmp_path, monkeypat
     assert torch_threads[-1] == 2
 
 
-def test_profiles_of_other_threads_are_not_joined(tmp_path):
-    run = RunDirectory(tmp_path)
-    two = profile_with(run, 2)
-    one = profile_with(run, 1)
-    assert with_earlier(run, two) is two
-    with pytest.raises(InvalidInput, match=r"differ in threads \(1 there, 2 here\)"):
-        check_can_join(run, two.runtime, two.info["provenance"], overwrite=False)
-    assert with_earlier(run, one) is not one
-
-
 def test_a_busy_machine_is_told_by_the_processor_time_of_rounds(target, heads, monkeypatch):
     """A clock of the process that goes half as fast as the wall's."""
     monkeypatch.setattr(stepper.time, "process_time", lambda: stepper.time.perf_counter() / 2)
     setup = Setup(target, heads, StopRule(frozenset(), 20, at_loops=False))
     found = time_rounds(StepVisits(Decoder(setup), [[1, 2, 3]], [Tree.chain(1)], 1), time_limit_s=0.0)
-    assert processor_share(found.rounds) == pytest.approx(0.5, abs=0.01)
+    assert processor_share(found.visits) == pytest.approx(0.5, abs=0.01)
     assert processor_share([Visit(place=0, seconds=1.0, step_ms=[1.0])]) is None  # somebody else's
 
 

@@ -16,10 +16,13 @@ import torch
 from treeopt.cli.train import REFUSED
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
 from treeopt.pipeline.train import by_heart
+from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.sampling import Sampling
+from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.open import open_drafter
+from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.prompts.sets import Conversation, PromptSet, demo_prompts
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, load_target
@@ -27,11 +30,11 @@ from treeopt.runtime.training import loop as loop_module
 from treeopt.runtime.training import opening
 from treeopt.runtime.training import texts as texts_module
 from treeopt.runtime.training.batches import Text, make_batch
-from treeopt.runtime.training.heads import make_heads
 from treeopt.runtime.training.loop import Checkpoints, Loop
+from treeopt.runtime.training.opening import make_heads, save_result
 from treeopt.runtime.training.recipe import KINDS, Recipe
 from treeopt.runtime.training.texts import Asking, given_texts, own_texts
-from treeopt.runtime.training.trainees import FrozenStates, HeadsTrainee, JointTrainee
+from treeopt.runtime.training.trainees import FrozenStates, Trainee
 from treeopt.trees.tree import Tree
 
 from .conftest import asked, invoke, treeopt
@@ -46,13 +49,9 @@ TEXTS = random_texts(np.random.default_rng(0), 9)
 def make_loop(folder, target, recipe, texts=TEXTS, *, own_answers=True, **options) -> Loop:
     from accelerate import Accelerator
 
-    heads = make_heads(target, recipe, texts=texts)
-    if recipe.kind == "medusa-2":
-        trainee, states = JointTrainee(heads, recipe, target, own_answers=own_answers), None
-    else:
-        trainee, states = HeadsTrainee(heads, recipe, scores_of(target)), FrozenStates(target, texts)
+    trainee = Trainee(make_heads(target, recipe, texts=texts), recipe, target, own_answers=own_answers)
     options |= {"checkpoints": Checkpoints(folder / "checkpoint.partial", recipe.record()), "log": folder / "log.jsonl"}
-    return Loop(Accelerator(device_placement=False), trainee, recipe, texts, states, **options)
+    return Loop(Accelerator(device_placement=False), trainee, FrozenStates(target, texts), **options)
 
 
 def lines(folder) -> list[dict]:
@@ -188,7 +187,7 @@ def test_a_head_that_had_nothing_to_guess_has_no_rates(tmp_path):
     """A loss of 0 once said so."""
     texts = [Text(np.array([6, 7, 8, 9], dtype=np.int32), 1, str(i)) for i in range(3)]
     loop = make_loop(tmp_path, small_target(), Recipe(num_heads=3, steps=1), texts)
-    counts = loop.count(texts, loop.states)
+    counts = loop.count(loop.states)
     assert counts["trials"] == [6, 3, 0]
     for rates in (counts["accuracy"], counts["head_loss_nats"]):
         assert [rate is None for rate in rates] == [False, False, True]
@@ -212,9 +211,9 @@ def test_heads_learn_a_language_without_surprises(kind, steps, least, tmp_path):
     texts = cyclic_texts()
     recipe = Recipe(kind, K, steps=steps, batch_size=6, learning_rate=0.1)
     loop = make_loop(tmp_path, small_target(dtype=torch.float32), recipe, texts)
-    before = loop.count(texts, loop.states)
+    before = loop.count(loop.states)
     run(loop)
-    after = loop.count(texts, loop.states)
+    after = loop.count(loop.states)
     assert max(before["accuracy"]) < 0.5
     assert min(after["accuracy"]) > least
     assert after["trials"] == [12 * 15, 12 * 14]
@@ -225,11 +224,43 @@ def test_a_drafter_with_a_teacher_comes_nearer_to_its_distribution_and_the_base_
     target = small_target()
     weights = copy.deepcopy(target.model.state_dict())
     loop = make_loop(tmp_path, target, Recipe(kind, K, num_layers=1, steps=12, learning_rate=1e-2))
-    before = loop.count(TEXTS, loop.states)
+    before = loop.count(loop.states)
     run(loop)
-    after = loop.count(TEXTS, loop.states)
+    after = loop.count(loop.states)
     assert all(now < then for now, then in zip(after["head_loss_nats"], before["head_loss_nats"], strict=True))
     assert all(torch.equal(weights[name], weight) for name, weight in target.model.state_dict().items())
+
+
+def certain_scores(target, hidden: torch.Tensor) -> torch.Tensor:
+    """Logits of a model that knows the language, where the target knows nothing: by what enters its first layer."""
+    token = torch.cdist(hidden[:, 16:32], target.model.get_input_embeddings().weight).argmin(-1)
+    return 50.0 * torch.nn.functional.one_hot(6 + (token - 6 + 1) % 12, 37)
+
+
+def test_a_drafter_learns_a_language_and_its_file_has_the_same_ranks(tmp_path):
+    target, texts = small_target(dtype=torch.float32), cyclic_texts()
+    recipe = Recipe("eagle3", K, steps=60, batch_size=6, learning_rate=0.02, draft_vocab=16)
+    loop = make_loop(tmp_path / "run", target, recipe, texts)
+    loop.trainee.scores = lambda hidden: certain_scores(target, hidden)
+    before = loop.count(loop.states)
+    run(loop)
+    after = loop.count(loop.states)
+    assert all(now < then / 2 for now, then in zip(after["head_loss_nats"], before["head_loss_nats"], strict=True))
+    assert max(before["accuracy"]) < 0.5
+    assert min(after["accuracy"]) > 0.9
+
+    files = save_result(loop.trainee, target, recipe, tmp_path / "made")
+    assert [file.name for file in files] == ["model.safetensors", "config.json"]
+    base = Base(target.lm_head.weight, target.model.get_input_embeddings().weight, target.config, num_heads=K)
+    loaded = load_heads(str(tmp_path / "made"), base).heads
+    assert loaded.form == loop.trainee.heads.form
+    answers = [
+        GivenText(t.tokens[:4].tolist(), t.tokens[4:].tolist(), End.LIMIT, target.read([t.tokens[:-1].tolist()])[0])
+        for t in texts
+    ]
+    ours, theirs = (heads.ranks(answers, 10) for heads in (loop.trainee.heads, loaded))
+    assert all((mine == other).all() for mine, other in zip(ours, theirs, strict=True))
+    assert np.mean([(ranks[:-1, 0] == 0).mean() for ranks in ours]) > 0.9
 
 
 # Medusa-2
@@ -241,9 +272,9 @@ def test_the_original_base_is_the_model_with_its_adapter_off_and_the_merged_one_
     batch, plain = make_batch(TEXTS, K, "cpu"), target.model(tokens).logits
     original = target.model(batch.tokens).logits[batch.rows, batch.columns]
     loop = make_loop(tmp_path, target, Recipe("medusa-2", K, steps=8, learning_rate=2e-2))
-    assert loop.count(TEXTS, None)["base_kl_nats_per_token"] == 0
+    assert loop.count(loop.states)["base_kl_nats_per_token"] == 0
     run(loop)
-    after, trainee = loop.count(TEXTS, None), loop.trainee.eval()
+    after, trainee = loop.count(loop.states), loop.trainee.eval()
     assert after["base_kl_nats_per_token"] > 1e-6
     torch.testing.assert_close(trainee.original(batch), original)
     moved = scores_of(target)(batch.states(target.states(input_ids=batch.tokens)))
@@ -252,7 +283,7 @@ def test_the_original_base_is_the_model_with_its_adapter_off_and_the_merged_one_
     assert after["base_kl_nats_per_token"] * len(labels) == pytest.approx(float(expected.detach()))
     lost = -moved.log_softmax(-1).gather(1, labels[:, None]).sum().detach()
     assert after["base_nats_per_token"] * len(labels) == pytest.approx(float(lost))
-    adapted, merged = trainee.base(tokens).logits, trainee.merged()
+    adapted, merged = trainee.base(tokens).logits, trainee.base.merge_and_unload()
     torch.testing.assert_close(merged(tokens).logits, adapted)
     assert not torch.allclose(adapted, plain)
     assert not any("lora" in name for name in merged.state_dict())
@@ -276,9 +307,9 @@ def test_on_given_answers_the_base_learns_the_text(tmp_path):
     nats = {}
     for own in (False, True):
         loop = make_loop(tmp_path / str(own), small_target(dtype=torch.float32), recipe, texts, own_answers=own)
-        before = loop.count(texts, None)["base_nats_per_token"]
+        before = loop.count(loop.states)["base_nats_per_token"]
         run(loop)
-        nats[own] = before - loop.count(texts, None)["base_nats_per_token"]
+        nats[own] = before - loop.count(loop.states)["base_nats_per_token"]
     assert nats[False] > 1.0
     assert nats[False] > 2 * nats[True]
 

@@ -18,7 +18,7 @@ import pytest
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import workers
-from treeopt.runtime.cluster import Cluster, Workers, attempt, check_address, error_of
+from treeopt.runtime.cluster import Cluster, attempt, check_address
 
 from .conftest import treeopt
 
@@ -134,14 +134,14 @@ def test_the_words_of_an_error_come_back_and_the_trace_does_not():
     def refuses():
         raise InvalidInput("Five is no block.")
 
-    _, kind, said = attempt(1, __version__, refuses)
-    assert isinstance(error_of(kind, said), InvalidInput)
-    assert said == f"Five is no block (said by a worker on {socket.gethostname()})."
-    _, kind, said = attempt(1, __version__, np.zeros, -1)
-    assert "failed: ValueError: negative dimensions" in said
-    assert "Traceback" not in said
-    assert type(error_of(kind, said)) is TreeoptError
-    assert "need the same treeopt" in attempt(1, "0.0", print)[2]
+    _, error = attempt(1, __version__, refuses)
+    assert isinstance(error, InvalidInput)
+    assert str(error) == f"Five is no block (said by a worker on {socket.gethostname()})."
+    _, error = attempt(1, __version__, np.zeros, -1)
+    assert "failed: ValueError: negative dimensions" in str(error)
+    assert "Traceback" not in str(error)
+    assert type(error) is TreeoptError
+    assert "need the same treeopt" in str(attempt(1, "0.0", print)[1])
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Squares:
 @needs_ray
 def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path, capsys):
     """Blocks once each but for the killed worker's, notes, errors, a block that always kills, too few devices."""
-    with Cluster(Workers(2)) as cluster:
+    with Cluster(2) as cluster:
         cluster.start()
         from ray import cloudpickle
 
@@ -185,7 +185,7 @@ def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path, 
         with pytest.raises(
             InvalidInput, match=r"room for workers=2, each with 1 CPU and 1000 GPUs, but has room for 0"
         ):
-            Cluster(Workers(2, gpus=1000)).start()
+            Cluster(2, gpus=1000).start()
     assert capsys.readouterr().out == ""
 
 

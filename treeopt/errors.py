@@ -19,11 +19,7 @@ MARKED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\n]*))?`")
 
 
 def as_parameter(name: str, value: str | None = None) -> str:
-    """What a script writes.
-
-    >>> as_parameter("num_prompts"), as_parameter("temperature", "0"), as_parameter("acceptance", "sample")
-    ('num_prompts', 'temperature=0', "acceptance='sample'")
-    """
+    """What a script writes: ``acceptance='sample'``."""
     if value is None:
         return name
     is_code = value in ("True", "False") or re.fullmatch(r"-?[0-9.]+", value)

@@ -70,22 +70,21 @@ class Commands(click.Group):
 
         writing.WRITTEN.clear()
         before = {n: signal.signal(n, interrupt) for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
-        try:
-            with said_as(partial(self.as_option, ctx)):
+        with said_as(partial(self.as_option, ctx)):
+            try:
                 return super().invoke(ctx)
-        except (Exception, KeyboardInterrupt) as error:
-            # Whatever a library made of the interrupt while it wrote an archive, it was one.
-            if came or isinstance(error, KeyboardInterrupt):
-                _end(_left(str(ctx.invoked_subcommand)), 128 + (came[0] if came else signal.SIGINT))
-            if isinstance(error, TreeoptError):
-                with said_as(partial(self.as_option, ctx)):
+            except (Exception, KeyboardInterrupt) as error:
+                # Whatever a library made of the interrupt while it wrote an archive, it was one.
+                if came or isinstance(error, KeyboardInterrupt):
+                    _end(_left(str(ctx.invoked_subcommand)), 128 + (came[0] if came else signal.SIGINT))
+                if isinstance(error, TreeoptError):
                     _end(f"treeopt: {error}", 1)
-            if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
-                _end(f"treeopt: {_refused(error)}", 1)
-            raise
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+                if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
+                    _end(f"treeopt: {_refused(error)}", 1)
+                raise
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
 
 def _end(said: str, code: int) -> NoReturn:
@@ -132,5 +131,4 @@ for _command in COMMANDS:
 
 
 def main() -> None:
-    """Entry point of the ``treeopt`` command."""
     cli()

@@ -241,20 +241,18 @@ def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, co
     """Print what was written and the command that uses it, and the notes to stderr."""
     from treeopt.report.terminal import note
 
-    names, notes = [str(path) for path in paths], [spoken(text) for text in notes]
-    for text in notes:
-        note(text)
-    document = {"files": names, "notes": notes} | ({"command": command} if command else {})
-    show_result(document, "\n".join([*names, *([command] if command else [])]), as_json)
+    names, notes = list(map(str, paths)), list(map(spoken, notes))
+    note(*notes)
+    told = {"command": command} if command else {}
+    show_result({"files": names, "notes": notes, **told}, "\n".join([*names, *told.values()]), as_json)
 
 
 def show_comparison(found: Compared | GroupsCompared | DraftersCompared, as_json: bool) -> None:
     """Print a comparison with its verdict, and its notes to stderr."""
     from treeopt.files.storage import schema
-    from treeopt.report.compared_table import compared_table, verdict
+    from treeopt.report.tables import compared_table, verdict
     from treeopt.report.terminal import note
 
-    for text in getattr(found, "notes", ()):
-        note(text)
+    note(*getattr(found, "notes", ()))
     document = {"schema": schema("comparison"), "verdict": verdict(found), **found.document()}
     show_result(document, compared_table(found), as_json)

@@ -41,8 +41,7 @@ def import_(run: RunDirectory, as_json: bool, files: tuple[Path, ...], **options
     from treeopt.report.terminal import note
 
     calibration = pipeline.import_file(run, files, **options)
-    for text in calibration.meta["notes"]:
-        note(text)
+    note(*calibration.meta["notes"])
     show_result(calibration.document(), calibration_table(calibration), as_json)
 
 
@@ -88,8 +87,7 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
     from treeopt.report.terminal import note
 
     found = pipeline.import_tree(file, batch_size=batch_size)
-    for text in found.repaired:
-        note(text)
+    note(*found.repaired)
     for reading in found.readings:
         note(f"{reading.engine} reads {reading.reads}: {reading.why}")
     tree = found.document

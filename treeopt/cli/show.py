@@ -83,8 +83,7 @@ def show(run: RunDirectory, as_json: bool, *, batch_size: Count | None = None, t
         found = pipeline.named_tree(tree, batch_size=batch_size)
     else:
         plan = run.read_plan()
-        for said in stale_plan(run, plan):
-            note(said)
+        note(*stale_plan(run, plan))
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
         found, gains = entry.tree, dict(entry.growth_order)
     document = {"size": len(found), "depth": found.depth, "medusa_choices": found.choices}

@@ -195,8 +195,7 @@ def score(run: RunDirectory, as_json: bool, tree: str, **options: Any) -> None:
     from treeopt.report.terminal import note
 
     found = treeopt.score(tree, run=run, **options)
-    for text in found.notes:
-        note(text)
+    note(*found.notes)
     document = {"schema": schema("score"), "tree": tree, **found.document()}
     show_result(document, score_table(found, tree), as_json)
 
@@ -294,8 +293,6 @@ def _random_session(config: str, num_heads: int | None, options: dict[str, Any])
 
     source = {name: options.pop(name) for name in parameters_of(treeopt.open) if name in options}
     if other := sorted(source.keys() - {"dtype", "device"}):
-        raise click.UsageError(
-            f"--random-weights needs no weights, tokenizer or prompts: leave out --{other[0].replace('_', '-')}."
-        )
+        raise click.UsageError(f"--random-weights loads nothing: leave out --{other[0].replace('_', '-')}.")
     with progress("Making random weights", None):
         return open_random_session(config, num_heads=num_heads or NUM_HEADS, **source), options

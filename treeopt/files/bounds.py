@@ -38,9 +38,8 @@ END_OF_ZIP, ZIP64 = b"PK\x05\x06", b"PK\x06\x07"
 
 
 def loads(text: str, *, big_numbers: bool = False) -> Any:
-    """JSON within the bounds. A ValueError says why it is none: its message ends the sentence "it cannot be read: ...".
-
-    big_numbers : whether whole numbers may have more than 64 bits, as in configs of tokenizers
+    """JSON within the bounds; whole numbers of 64 bits, or (as in configs of tokenizers) ``big_numbers``. ValueError says why
+    it is none: its message ends the sentence "it cannot be read: ...".
     """
     try:
         whole = int if big_numbers else _whole

@@ -1,11 +1,8 @@
 """The finished blocks of a measurement that is still running, so that a killed one goes on.
 
-A journal is a folder ``NAME.partial`` of numbered files, each written whole or not at all, and a key
-that says what is being measured. The same command finds the journal and continues behind its last
-block; the journal of anything else is thrown away. It is gone when the result is written.
-
-A block is finished when its hash, together with the key's, stands beside it: what was damaged since, or comes from another
-journal, is measured again.
+A journal is a folder ``NAME.partial`` of numbered files, and a key that says what is being measured. The same command
+continues behind its last block; the journal of anything else is thrown away. A block is finished when its hash, together
+with the key's, stands beside it: what was damaged since, or comes from another journal, is measured again.
 """
 
 from __future__ import annotations

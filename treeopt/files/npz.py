@@ -53,7 +53,7 @@ def read(
 ) -> dict[str, NDArray[Any]]:
     """The arrays of these names, as far as they are there; InvalidInput where a required one is not, or is damaged.
 
-    mapped : whether large ones may be read-only parts of the file, which the system reads when they are needed
+    mapped : whether large ones may be read-only parts of the file
     """
     arrays = {}
     with _opened(path) as archive:

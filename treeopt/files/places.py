@@ -21,12 +21,12 @@ def find_local(name: str, must: str) -> Path | None:
 
     must : the beginning of the sentence that refuses anything else, "--model must be a folder or a hub id"
     """
-    path = _expanded(name)
-    if path is not None and _exists(path):
-        return path
-    if HUB_ID.fullmatch(name) and not ("/" in name and _exists(Path(name.partition("/")[0]))):
+    path = os.path.expanduser(name)
+    if os.path.exists(path):
+        return Path(path)
+    if HUB_ID.fullmatch(name) and not ("/" in name and os.path.exists(name.partition("/")[0])):
         return None
-    raise InvalidInput(f"{must}, but {name if path is None else os.path.abspath(path)} does not exist.")
+    raise InvalidInput(f"{must}, but {os.path.abspath(path) if name else name} does not exist.")
 
 
 def located(name: str) -> str:
@@ -35,23 +35,8 @@ def located(name: str) -> str:
     >>> located("no-such-owner/no-such-model")
     'no-such-owner/no-such-model'
     """
-    path = _expanded(name)
-    return os.path.abspath(path) if path is not None and _exists(path) else name
-
-
-def _expanded(name: str) -> Path | None:
-    """The path with its ~ replaced; None for a name that no path has."""
-    try:
-        return Path(name).expanduser() if name and "\0" not in name else None
-    except RuntimeError:  # no such user
-        return Path(name)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # too long a name, for example
-        return False
+    path = os.path.expanduser(name)
+    return os.path.abspath(path) if os.path.exists(path) else name
 
 
 def user_cache() -> Path:
@@ -77,6 +62,5 @@ def distinct(names: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     for name in names:
-        numbered = (name if n == 1 else f"{name}-{n}" for n in count(1))
-        found.append(next(one for one in numbered if one not in found))
+        found.append(next(one for n in count(1) if (one := name if n == 1 else f"{name}-{n}") not in found))
     return found

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import time
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from treeopt.files.shell import command_line
@@ -49,17 +51,10 @@ def versions() -> dict[str, str | None]:
 
 
 def machine() -> str:
-    """The system and the processor."""
-    return f"{platform.system()} {platform.machine()}, {cpu()}"
-
-
-def cpu() -> str:
-    """The processor's name, as well as the system tells it."""
+    """The system and the processor, by the name that the system tells."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+        named = re.search(r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     except OSError:
-        pass
-    return platform.processor() or "unknown processor"
+        named = None
+    cpu = named[1].strip() if named else platform.processor() or "unknown processor"
+    return f"{platform.system()} {platform.machine()}, {cpu}"

@@ -7,16 +7,12 @@ from pathlib import Path
 from treeopt.errors import InvalidInput
 
 
-def shipped_folder(kind: str) -> Path:
-    """Where shipped files of a kind ("calibration", "profiles") lie: in the wheel, or in a checkout."""
+def shipped(kind: str) -> dict[str, Path]:
+    """Name to file of all that is shipped of a kind ("calibration", "profiles"), in the wheel or in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "shipped" / kind
-    return installed if installed.is_dir() else package.parent / kind
-
-
-def shipped(kind: str) -> dict[str, Path]:
-    """Name to file of everything of a kind that ships with the package."""
-    return {path.stem: path for path in sorted(shipped_folder(kind).glob("*.json"))}
+    folder = installed if installed.is_dir() else package.parent / kind
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
 def find(kind: str, path_or_name: str) -> Path:

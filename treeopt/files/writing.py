@@ -2,7 +2,7 @@
 
 temporary  a file or folder while it is made or deleted, .treeopt-OWNER-RANDOM.tmp beside what it is to be or was
 owner      the folder whose lock the writer holds, by a hash of its path. Who holds that lock next deletes what a
-           killed writer left there. Files of other owners are not touched, in nested folders neither
+           killed writer left there, and nothing of other owners
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def measure_for(*records: Accuracies) -> str:
 
 
 def tells_chains_alone(record: Accuracies) -> bool:
-    """Whether a source has nothing of guesses but the survival of chains."""
+    """Whether nothing is known of guesses but the survival of chains."""
     return source_of(record).kind == "probe" or record.meta.get("source") == ENGINE_LOG
 
 
@@ -79,24 +79,20 @@ def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
     from scipy.stats import t
 
     measure, depth = measure_for(before, after), min(before.num_heads, after.num_heads)
-    ours, theirs = (reach(record, measure, depth) for record in (before, after))
-    depth = min(len(ours.shares), len(theirs.shares))
-    change = theirs.shares[:depth] - ours.shares[:depth]
-    variances = [one.stderr[:depth] ** 2 for one in (ours, theirs)]
+    both = [reach(record, measure, depth) for record in (before, after)]
+    depth = min(len(one.shares) for one in both)
+    ours, theirs = (one.shares[:depth] for one in both)
+    variances = [one.stderr[:depth] ** 2 for one in both]
     error = np.maximum(np.sqrt(sum(variances)), 1e-12)
-    freedom = _freedom(variances, [ours.conversations, theirs.conversations])
-    p_values = 2 * t.sf(np.abs(change) / error, freedom)
+    freedom = _freedom(variances, [one.conversations for one in both])
+    p_values = 2 * t.sf(np.abs(theirs - ours) / error, freedom)
     half = t.ppf((1 + LEVEL) / 2, freedom) * error
+    rows = zip(
+        *(values.tolist() for values in (ours, theirs, theirs - ours, half, p_values, holm(p_values))), strict=True
+    )
     return [
-        Shift(
-            depth=d + 1,
-            before=float(ours.shares[d]),
-            after=float(theirs.shares[d]),
-            change95=(float(change[d] - half[d]), float(change[d] + half[d])),
-            p_value=float(p_values[d]),
-            moved=bool(moved),
-        )
-        for d, moved in enumerate(holm(p_values))
+        Shift(depth=d, before=a, after=b, change95=(change - h, change + h), p_value=p, moved=moved)
+        for d, (a, b, change, h, p, moved) in enumerate(rows, 1)
     ]
 
 
@@ -179,9 +175,7 @@ def _pooled(
     """
     n, conversation = record.num_conversations, record.clusters[sequence]
     if n < 2:
-        raise OutOfRange(
-            "Each source must have at least 2 conversations, since noise is told by how they differ, but one source has 1."
-        )
+        raise OutOfRange("Each source must have at least 2 conversations, since noise is told by how they differ.")
     hits, trials = (
         np.stack([np.bincount(conversation, column, n) for column in counts.T], axis=1) for counts in (passed, tried)
     )

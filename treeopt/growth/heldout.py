@@ -97,8 +97,7 @@ class HeldOut:
         """(n,) the best figure that is known: replayed, or the product where nothing can be replayed."""
         if self.steps is None or self.tokens is None:
             return self.product
-        rates: NDArray[np.float64] = self.tokens.sum(1) / np.maximum(self.steps.sum(1), 1)
-        return rates
+        return np.asarray(self.tokens.sum(1) / np.maximum(self.steps.sum(1), 1))
 
     @cached_property
     def draws(self) -> NDArray[np.float64]:
@@ -129,14 +128,12 @@ def rates_by_group(steps: IntArray, tokens: IntArray, answers: Answers) -> dict[
     """
     if answers.group is None:
         return {}
-    group = answers.group[np.unique(answers.clusters, return_index=True)[1]]
     found: dict[str, tuple[float, float | None]] = {}
-    for g, name in enumerate(answers.group_names):
+    group = answers.group[np.unique(answers.clusters, return_index=True)[1]]
+    for g in np.unique(group).tolist():
         among = np.flatnonzero(group == g)
-        if len(among):
-            samples = drawn_rates(tokens[among], steps[among], conversation_draws(len(among)))
-            error = stderr(samples, len(among)) if len(among) > 1 else None
-            found[name] = (tokens_per_step(tokens[among].sum(), steps[among].sum()), error)
+        rates = TreeRates(steps=steps[among], tokens=tokens[among])
+        found[answers.group_names[g]] = (rates.tokens_per_step, rates.stderr if len(among) > 1 else None)
     return found
 
 
@@ -162,25 +159,9 @@ def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:
     """
     fold = fold_numbers(trace)
     if fold.max() < 1:
-        raise OutOfRange(
-            "Held-out figures need at least 2 sequences, but there is 1. "
-            "Calibrate on more: treeopt calibrate --num-prompts 64"
-        )
+        raise OutOfRange("Held-out figures need at least 2 sequences: treeopt calibrate --num-prompts 64")
     for f in np.unique(fold):
         yield np.flatnonzero(fold != f), np.flatnonzero(fold == f)
-
-
-@dataclass(frozen=True, eq=False)
-class Grown:
-    """Counts and strengths that trees of any depth are grown on, by the ranks told apart.
-
-    tally     : of all answers, by fold
-    strengths : of all answers and of those without each fold, for trees of depth 1, 2, ...
-    """
-
-    paths: Paths
-    tally: Tally
-    strengths: list[list[Strengths]]
 
 
 class ReplayCrossfit:
@@ -188,7 +169,7 @@ class ReplayCrossfit:
 
     def __init__(self, trace: RankTrace) -> None:
         self._trace = trace
-        self._grown: dict[int, Grown] = {}
+        self._grown: dict[int, tuple[Tally, list[list[Strengths]]]] = {}
 
     def crossfit(self, limits: Limits) -> HeldOut:
         """The trees of one depth limit, and what they reach on answers that they were not grown on.
@@ -196,13 +177,16 @@ class ReplayCrossfit:
         Raises OutOfRange for a trace of a single conversation, or without a step.
         """
         trace, splits = self._trace, list(folds(self._trace))
-        grown, depth = self._grown_of(min(limits.num_ranks, trace.top_k)), limits.depth(trace.num_heads)
+        (whole, all_strengths), depth = (
+            self._grown_of(min(limits.num_ranks, trace.top_k)),
+            limits.depth(trace.num_heads),
+        )
         fold, clusters, tokens = fold_numbers(trace), trace.clusters, trace.lengths - 1
         growing = []
-        for left_out, strengths in zip([None, *range(len(splits))], grown.strengths, strict=True):
-            tally = grown.tally if left_out is None else grown.tally.without(left_out)
+        for left_out, strengths in zip([None, *range(len(splits))], all_strengths, strict=True):
+            tally = whole if left_out is None else whole.without(left_out)
             growing.append(GrowingFamily(PathCounts(tally, strengths[depth - 1], depth), limits, left_out))
-        walk = Walk(trace, grown.paths, depth, fold, len(growing[0].joint))
+        walk = Walk(trace, whole.paths, depth, fold, len(growing[0].joint))
         members = [np.unique(clusters[test]) for _, test in splits]  # conversations of every fold
         steps = np.zeros((len(growing[0].joint), walk.conversations), dtype=np.int32)
         for row, decoded in zip(steps, grow_together(walk, growing), strict=True):
@@ -210,10 +194,13 @@ class ReplayCrossfit:
             for conversations, tree in zip(members, decoded[1:], strict=True):
                 row[conversations] = taken[id(tree)][conversations]
         families = [one.family(int(one.seen(np.bincount(fold, tokens)).sum())) for one in growing]
-        return self._held_out(grown.tally, families, [test for _, test in splits], steps)
+        return self._held_out(whole, families, [test for _, test in splits], steps)
 
-    def _grown_of(self, top: int) -> Grown:
-        """Counts and strengths for trees of so many ranks, of any depth; only the last asked for is kept."""
+    def _grown_of(self, top: int) -> tuple[Tally, list[list[Strengths]]]:
+        """Counts of all answers by fold, and strengths of all and of those without each fold for depth 1, 2, ...
+
+        They are for trees of so many ranks; only the last asked for is kept.
+        """
         if top not in self._grown:
             trace, clusters, fold = self._trace, self._trace.clusters, fold_numbers(self._trace)
             count = int(fold.max()) + 1
@@ -230,7 +217,7 @@ class ReplayCrossfit:
             if not all(tally.states for tally in tallies):
                 raise OutOfRange(NO_STEP)
             strengths = [fitted_strengths(*each) for each in zip(tallies, conversations, strict=True)]
-            self._grown = {top: Grown(paths, tallies[0], strengths)}
+            self._grown = {top: (tallies[0], strengths)}
         return self._grown[top]
 
     def _held_out(

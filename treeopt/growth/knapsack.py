@@ -17,7 +17,7 @@ better in their place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from treeopt.trees.tree import Choice, TreeFamily
 
 Values = Callable[[Choice], list[float]]  # of a path the values of its children of rank 0, 1, ...
+Floats = NDArray[np.float64]
 IMPOSSIBLE = -np.inf
 ROUNDING = 1e-9  # of the root's value: sums that differ by less are the same in another order
 
@@ -59,11 +60,7 @@ def best_trees(values: Values, greedy: TreeFamily, *, low_rank_expands: bool) ->
     """
     top = _candidates(values, greedy, low_rank_expands)
     _fill(top, len(greedy), low_rank_expands)
-    return family_of([{node.path: node.value for node in _nodes(top, n)} for n in range(1, len(greedy) + 1)])
-
-
-def family_of(trees: Sequence[Mapping[Choice, float]]) -> TreeFamily:
-    """A family of trees given by their nodes' values, the smallest first, parents first."""
+    trees = [{node.path: node.value for node in _nodes(top, n)} for n in range(1, len(greedy) + 1)]
     gains = {path: value for tree in trees for path, value in tree.items()}
     members = np.array([[path in tree for path in gains] for tree in trees])
     return TreeFamily(tuple(gains), np.array(list(gains.values())), members)
@@ -147,9 +144,7 @@ def _fill(top: Node, budget: int, low_rank_expands: bool) -> None:
         node.best = np.append(IMPOSSIBLE, node.value + row)[: budget + 1]
 
 
-def _joined(
-    own: NDArray[np.float64], rest: NDArray[np.float64], budget: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _joined(own: Floats, rest: Floats, budget: int) -> tuple[Floats, NDArray[np.int64]]:
     """Best value of n nodes, some of a child's and some of the row behind it, and how many are the child's; 0 ends the row."""
     n = min(len(own) - 1 + len(rest) - 1, budget)
     found, taken = np.full(n + 1, IMPOSSIBLE), np.zeros(n + 1, dtype=np.int64)

@@ -64,14 +64,12 @@ class GrowingFamily:
 
     def seen(self, counts: IntArray) -> IntArray:
         """The sum over the parts that it is grown on."""
-        found: IntArray = counts.sum(0) - (0 if self.left_out is None else counts[self.left_out])
-        return found
+        return np.asarray(counts.sum(0) - (0 if self.left_out is None else counts[self.left_out]))
 
     def next_path(self, decoded: WalkState) -> Choice:
         """The node that saves the most steps; where nothing would be saved, what `grow_joint` would add."""
-        counts, saving = _ends(self, decoded)
-        saved = _saved(counts, saving, self.paths, self.parents, np.array(self.above), self.known.strengths.path)
-        saved[~_addable(self.index, self.parents, self.known.top, self.limits.shape)] = -1.0
+        saved = _saved(self, *_ends(self, decoded))
+        saved[~_addable(self)] = -1.0
         if saved.max() <= 0:
             return next(p for p in self.joint if p not in self.index)
         parent, rank = divmod(int(saved.argmax()), self.known.top)
@@ -115,58 +113,46 @@ def _ends(one: GrowingFamily, decoded: WalkState) -> tuple[IntArray, NDArray[np.
     One more guess at state t, where a were accepted, saves to_go[t+1+a] - to_go[t+2+a]. Of the mean over all nodes so many
     states are mixed into that of each.
     """
-    order, top = [decoded.nodes[path] for path in one.paths], one.known.top
-    strength = SAVINGS * one.known.strengths.path
+    order, top, strength = (
+        [decoded.nodes[path] for path in one.paths],
+        one.known.top,
+        SAVINGS * one.known.strengths.path,
+    )
     counts, saved = one.seen(decoded.counts)[order], one.seen(decoded.saved)[order]
     tried, total = counts[:, : top + 1].sum(1), saved[:, : top + 1].sum(1)
     mean = total.sum() / max(tried.sum(), 1)
     return counts, (total + strength * mean) / np.maximum(tried + strength, 1e-9)
 
 
-def _addable(index: dict[Choice, int], parents: list[int], top: int, shape: str) -> NDArray[np.bool_]:
-    """(nodes, R) which children may be added next: those that are not there yet and keep the shape.
-
-    index : of every path which node it is, in order
-    """
-    found = np.ones((len(index), top), dtype=bool)
-    for (path, _), parent in zip(list(index.items())[1:], parents[1:], strict=True):
-        found[parent, path[-1]] = False
+def _addable(one: GrowingFamily) -> NDArray[np.bool_]:
+    """(N, R) which children may be added next: those that are not there yet and keep the shape."""
+    shape, top, parents = one.limits.shape, one.known.top, one.parents[1:]
+    found = np.ones((len(one.paths), top), dtype=bool)
+    found[parents, [path[-1] for path in one.paths[1:]]] = False
     if shape != "any":
-        next_rank = np.bincount(parents[1:], minlength=len(index))
-        found &= np.arange(top) == next_rank[:, None]
-    for path, node in index.items() if shape == "low-rank-expands" else ():
+        found &= np.arange(top) == np.bincount(parents, minlength=len(found))[:, None]
+    for node, path in enumerate(one.paths) if shape == "low-rank-expands" else ():
         before = expands_after(path, shape)
-        found[node] &= before is None or before in index
+        found[node] &= before is None or before in one.index
     return found
 
 
-def _saved(
-    counts: IntArray,
-    saving: NDArray[np.float64],
-    paths: list[Choice],
-    parents: list[int],
-    above: NDArray[np.float64],
-    strength: float,
-) -> NDArray[np.float64]:
-    """(N, R) steps that each child of each node would save at the states now visited.
-
-    counts, saving : of `_ends` · above : (N, R) chances of the children over all states, mixed in as ``strength`` states
-    """
-    top = above.shape[1]
+def _saved(one: GrowingFamily, counts: IntArray, saving: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(N, R) steps that each child of each node would save at the states now visited; counts and saving are of `_ends`."""
+    top, paths, parents = one.known.top, one.paths, one.parents
     reached = counts.sum(1)  # visited states at which each node is accepted, its descendants' too
     for node in range(len(paths) - 1, 0, -1):
         counts[parents[node], paths[node][-1]] = reached[node]
         reached[parents[node]] += reached[node]
     tried = counts[:, : top + 1].sum(1)
-    chances = mixed(np.column_stack([counts[:, :top], tried]), strength, above)
+    chances = mixed(np.column_stack([counts[:, :top], tried]), one.known.strengths.path, np.array(one.above))
     share = np.where(reached > 0, tried / np.maximum(reached, 1), 1.0)
     expected = np.zeros(len(paths))  # the same as reached, by the mixed chances
     expected[0] = reached[0]
     for node in range(1, len(paths)):
         parent = parents[node]
         expected[node] = expected[parent] * share[parent] * chances[parent, paths[node][-1]]
-    found: NDArray[np.float64] = (expected * share * saving)[:, None] * chances
-    return found
+    return np.asarray((expected * share * saving)[:, None] * chances)
 
 
 OBJECTIVES = ("independent", "joint", "replay")

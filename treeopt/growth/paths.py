@@ -63,9 +63,8 @@ class Paths:
     @classmethod
     def of_ranks(cls, ranks: NDArray[np.int16], top: int) -> Paths:
         """The paths of (P, D) ranks, found level by level. Time O(P x D), memory O(P) beside the ranks."""
-        digits = np.full(
-            max(int(ranks.max(initial=0)) + 1, top) + 2, top, dtype=np.int16
-        )  # by rank; -1 and -2 are last
+        # by rank; -1 and -2 are last
+        digits = np.full(max(int(ranks.max(initial=0)) + 1, top) + 2, top, dtype=np.int16)
         digits[:top], digits[NO_TRIAL], digits[MISS] = np.arange(top), top + 1, top
         found = np.zeros((1, 0), dtype=np.int16)
         of, ended = np.zeros(len(ranks), dtype=np.int32), np.zeros(1, dtype=bool)
@@ -83,10 +82,8 @@ class Paths:
     @cached_property
     def hits(self) -> NDArray[np.uint16]:
         """(N,) how many ranks each path has."""
-        found: NDArray[np.uint16] = np.logical_and.accumulate(self.ranks[:, :-1] < self.top, axis=1).sum(
-            1, dtype=np.uint16
-        )
-        return found
+        inside = np.logical_and.accumulate(self.ranks[:, :-1] < self.top, axis=1)
+        return np.asarray(inside.sum(1, dtype=np.uint16))
 
     def cut(self, depth: int) -> tuple[Paths, NDArray[np.int32]]:
         """The paths of the first heads alone, without their states, and (N,) which of them each becomes."""
@@ -188,8 +185,8 @@ class Tally:
 
     def without(self, part: int) -> Tally:
         """All parts but one, as one."""
-        whole, own = self.whole, self.of_part(part)
-        return Tally(self.paths, whole.counts - own.counts, whole.heads - own.heads)
+        whole = self.whole
+        return Tally(self.paths, whole.counts - self.counts[part], whole.heads - self.heads[part])
 
     @property
     def whole(self) -> Tally:

@@ -67,9 +67,11 @@ class AcceptedNodes:
                 steps = self.steps[mine]
                 winner[steps] = np.minimum(winner[steps], mine)
 
-    def no_guess(self, steps: int) -> IntArray:
-        """(P,) places of the winners where there are no guesses."""
-        return np.full(steps, len(self.steps))
+    def winners(self, probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
+        """(P,) places of the winners with the tree of these nodes."""
+        winner = np.full(len(probe.accepted), len(self.steps))
+        self.add(winner, _places(probe, paths))
+        return winner
 
 
 def tokens_of_trees(probe: Probe, paths: tuple[Choice, ...], members: BoolArray) -> IntArray:
@@ -80,12 +82,11 @@ def tokens_of_trees(probe: Probe, paths: tuple[Choice, ...], members: BoolArray)
     Time O(A + n x P) for nested trees.
     """
     accepted, places = AcceptedNodes.of(probe), _places(probe, paths)
-    winner = accepted.no_guess(len(probe.accepted))
-    before = np.zeros(len(paths), dtype=bool)
+    winner, before = accepted.winners(probe, ()), np.zeros(len(paths), dtype=bool)
     found = np.zeros((len(members), probe.num_sequences), dtype=np.int64)
     for i, row in enumerate(members):
         if (before & ~row).any():
-            winner, before = accepted.no_guess(len(winner)), np.zeros_like(row)
+            winner, before = accepted.winners(probe, ()), np.zeros_like(row)
         accepted.add(winner, places[row & ~before])
         before = row
         found[i] = np.bincount(probe.sequence, accepted.tokens[winner], minlength=probe.num_sequences)
@@ -95,9 +96,7 @@ def tokens_of_trees(probe: Probe, paths: tuple[Choice, ...], members: BoolArray)
 def guess_counts(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
     """(D+1,) how many steps emit 0, 1, ... D guesses with the tree of these nodes."""
     accepted = AcceptedNodes.of(probe)
-    winner = accepted.no_guess(len(probe.accepted))
-    accepted.add(winner, _places(probe, paths))
-    return np.bincount(accepted.guesses[winner], minlength=1 + max(map(len, paths)))
+    return np.bincount(accepted.guesses[accepted.winners(probe, paths)], minlength=1 + max(map(len, paths)))
 
 
 def node_visits(probe: Probe, tree: Tree) -> IntArray:
@@ -109,14 +108,12 @@ def node_visits(probe: Probe, tree: Tree) -> IntArray:
     >>> node_visits(probe, tree).tolist()
     [2, 2, 1]
     """
-    accepted, places = AcceptedNodes.of(probe), _places(probe, tree.paths)
-    winner = accepted.no_guess(len(probe.accepted))
-    accepted.add(winner, places)
+    accepted = AcceptedNodes.of(probe)
     at = np.zeros(len(accepted.steps) + 1, dtype=np.int64)  # the node of ``tree`` that each place is of
-    for node, place in enumerate(places.tolist()):
+    for node, place in enumerate(_places(probe, tree.paths).tolist()):
         if place > 0:
             at[accepted.places[place]] = node
-    visits = np.bincount(at[winner], minlength=len(tree))
+    visits = np.bincount(at[accepted.winners(probe, tree.paths)], minlength=len(tree))
     for node in range(len(tree) - 1, 0, -1):
         visits[tree.parents[node]] += visits[node]
     return visits
@@ -158,12 +155,6 @@ def independent_tokens(probe: Probe, paths: tuple[Choice, ...], members: BoolArr
     return found
 
 
-def useful(probe: Probe) -> BoolArray:
-    """(P, T) accepted nodes up to which, themselves included, no guess ends the sequence."""
-    found: BoolArray = probe.accepted & (probe.first_end == 0)
-    return found
-
-
 COVERAGE = "coverage"  # the objective that a plan names
 SHAPES = ("any", "sibling-closed", "chain")
 _ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # bits that are set in 16 of them
@@ -196,10 +187,7 @@ def grow_coverage(probe: Probe, limits: Limits) -> TreeFamily:
     Time O(budget x T x P / 16) at most, in table look-ups.
     """
     if limits.shape not in SHAPES:
-        raise InvalidInput(
-            f"Trees from a probe can have `shape` {', '.join(SHAPES)}, but not {limits.shape}: use "
-            "sibling-closed, and an engine that takes it."
-        )
+        raise InvalidInput(f"Trees from a probe can have `shape` {', '.join(SHAPES)}, but not {limits.shape}.")
     if not len(probe.accepted):
         raise OutOfRange("Growing needs answers of more than one token, but the probe has none.")
     growth = _Growth(probe, _allowed(probe.tree, limits), closed=limits.shape != "any")
@@ -214,22 +202,18 @@ class _Growth:
 
     def __init__(self, probe: Probe, allowed: BoolArray, *, closed: bool) -> None:
         self.tree = tree = probe.tree
-        bits = np.packbits(useful(probe).T, axis=1)
-        self.left = np.zeros((len(tree), -(-bits.shape[1] // 2) * 2), dtype=np.uint8)  # whole words of 16 bits
-        self.left[:, : bits.shape[1]] = bits
-        self.left = self.left.view(np.uint16)  # (T, words)
+        useful = probe.accepted & (probe.first_end == 0)  # up to which, themselves included, no guess ends the sequence
+        words = np.ascontiguousarray(np.pad(useful, ((0, -len(useful) % 16), (0, 0))).T)
+        self.left = np.packbits(words, axis=1).view(np.uint16)  # (T, words)
         self.often = probe.accepted.sum(0)
         self.inside = ~allowed
         self.inside[0] = True
-        self.allowed = allowed
         # The sibling that must be in before a node: of the rank before, where the shape asks for it.
         index = {path: i for i, path in enumerate(tree.paths)}
-        self.before = np.array(
-            [
-                index[(*path[:-1], path[-1] - 1)] if closed and path and path[-1] > 0 and allowed[i] else 0
-                for i, path in enumerate(tree.paths)
-            ]
-        )
+        self.before = np.zeros(len(tree), dtype=np.int64)
+        for path, i in index.items():
+            if closed and path and path[-1] > 0 and allowed[i]:
+                self.before[i] = index[(*path[:-1], path[-1] - 1)]
         # Counted again only where a depth has changed: gain and nodes of the siblings missing up to a node.
         self.gain, self.cost = np.zeros((2, len(tree)), dtype=np.int64)
         for depth in range(1, tree.depth + 1):
@@ -238,9 +222,8 @@ class _Growth:
 
     def _count(self, depth: int) -> None:
         """Gain and cost of every node of a depth, with its missing siblings of lower rank."""
-        at = self.tree.depths == depth
         together: dict[int, NDArray[np.uint16]] = {}
-        for node in np.flatnonzero(at & ~self.inside).tolist():
+        for node in np.flatnonzero((self.tree.depths == depth) & ~self.inside).tolist():
             before = int(self.before[node])
             missing = not self.inside[before]
             together[node] = self.left[node] | together[before] if missing else self.left[node]
@@ -260,16 +243,14 @@ class _Growth:
             return False
         per_node = gain[nodes] / cost[nodes]
         best = int(nodes[np.lexsort((-self.often[nodes], cost[nodes], -per_node))[0]])
-        changed = set()
-        for node in self._path(best):
-            depth = int(tree.depths[node])
+        added = self._path(best)
+        for node in added:
             new = self.left[node].copy()
-            self.left[tree.depths == depth] &= ~new
+            self.left[tree.depths == tree.depths[node]] &= ~new
             self.inside[node] = True
             self.nodes.append(node)
             self.gains.append(int(_ONES[new].sum(dtype=np.int64)))
-            changed.add(depth)
-        for depth in changed:
+        for depth in set(tree.depths[added].tolist()):
             self._count(depth)
         return True
 
@@ -277,10 +258,10 @@ class _Growth:
         """The nodes that a node needs and the tree lacks, itself last."""
         found: list[int] = []
         while not self.inside[node]:
-            siblings = [node]
-            while not self.inside[before := int(self.before[siblings[0]])]:
-                siblings.insert(0, before)
-            found = siblings + found
+            sibling = node
+            while not self.inside[sibling]:
+                found.insert(0, sibling)
+                sibling = int(self.before[sibling])
             node = int(self.tree.parents[node])
         return found
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.paths import portions
-from treeopt.records.bootstrap import conversation_draws, drawn_rates
 from treeopt.records.pools import Counts
 from treeopt.records.trace import Answers, RankTrace
 from treeopt.trees.draft import Draft
@@ -73,13 +73,10 @@ def record_for(drafts: Iterable[Draft], ranks: int = 1) -> Counts:
     Ranks beyond those told apart would be misses in replay, but decoding accepts them.
     """
     drafts = list(drafts)
-    fixed = [draft for draft in drafts if isinstance(draft, Tree)]
     dynamic = [draft for draft in drafts if isinstance(draft, DynamicTree)]
-    return Counts(
-        max([ranks, 1, *(1 + tree.max_rank for tree in fixed)]),
-        max((tree.levels for tree in dynamic), default=0),
-        tuple(sorted({tree.topk for tree in dynamic})),
-    )
+    told = max([ranks, 1, *(1 + draft.max_rank for draft in drafts if isinstance(draft, Tree))])
+    levels = max((tree.levels for tree in dynamic), default=0)
+    return Counts(told, levels, tuple(sorted({tree.topk for tree in dynamic})))
 
 
 def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
@@ -102,8 +99,7 @@ def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> Replay:
 
 def sequence_of(trace: RankTrace, states: IntArray) -> IntArray:
     """(n,) number of the sequence that each of some states is of."""
-    found: IntArray = np.searchsorted(trace.starts, states, side="right") - 1
-    return found
+    return np.asarray(np.searchsorted(trace.starts, states, side="right") - 1)
 
 
 def length_counts(trace: RankTrace, accepted: NDArray[Any], depth: int) -> IntArray:
@@ -157,11 +153,13 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray
     return steps_of(trace, growth_index(trace.ranks, paths), np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
 
 
-def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
-    """(n, S) steps of every sequence with dynamic trees of n numbers of rows, of the same levels and topk.
+def replay_chains(trace: RankTrace, longest: int) -> IntArray:
+    """(n, S) steps of every sequence with the chains of 1 ... ``longest`` guesses, all in one walk over the states."""
+    return replay_trees(trace, Tree.chain(longest).paths, np.tri(longest, longest + 1, 1, dtype=bool))
 
-    Exact wherever the text does not depend on the tree: what a step accepts depends on nothing but its state.
-    """
+
+def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
+    """(n, S) steps of every sequence with dynamic trees of n numbers of rows, of the same levels and topk."""
     assert trace.pools is not None, "the trace must have pools"
     places = trace.pools.places_in(levels, topk)
     return steps_of(trace, places, np.arange(256)[:, None] > np.array(rows) - 2)
@@ -268,12 +266,7 @@ class DynamicRates:
     @cached_property
     def tokens_per_step(self) -> NDArray[np.float64]:
         """(n,)"""
-        rates: NDArray[np.float64] = self.tokens.sum() / np.maximum(self.steps.sum(1), 1)
-        return rates
-
-    def draws(self, which: IntArray) -> NDArray[np.float64]:
-        """(m, B) tokens per step of some of the trees on resampled sets of conversations, the same as those of fixed trees."""
-        return drawn_rates(self.tokens, self.steps[which], conversation_draws(len(self.tokens)))
+        return np.asarray(self.tokens.sum() / np.maximum(self.steps.sum(1), 1))
 
 
 def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> DynamicRates | None:
@@ -284,29 +277,24 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> DynamicRates
     if trace.pools is None:
         return None
     deepest = min(trace.pools.levels, limits.levels)
-    trees: list[DynamicTree] = []
-    steps: list[IntArray] = []
+    trees, steps = list[DynamicTree](), list[IntArray]()
     longest = min(deepest, trace.num_heads, limits.rows - 1)
     if limits.chains and 1 not in trace.pools.topks and longest > 0:
         trees += [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
-        members = np.tri(longest, longest + 1, 1, dtype=bool)  # the first two nodes of the chain, three, ...
-        steps.append(by_conversation(trace, replay_trees(trace, Tree.chain(longest).paths, members)))
-    for topk in trace.pools.topks:
-        if topk > limits.topk or (topk == 1 and not limits.chains):
-            continue
-        for levels in range(1, deepest + 1):
-            rows = list(range(levels + 1, limits.most_rows(levels, topk) + 1))
-            if rows:
-                trees += [DynamicTree(levels, topk, n) for n in rows]
-                steps.append(by_conversation(trace, replay_dynamic(trace, levels, topk, rows)))
+        steps.append(replay_chains(trace, longest))
+    topks = [topk for topk in trace.pools.topks if topk <= limits.topk and (topk > 1 or limits.chains)]
+    for topk, levels in product(topks, range(1, deepest + 1)):
+        if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):
+            trees += [DynamicTree(levels, topk, n) for n in rows]
+            steps.append(replay_dynamic(trace, levels, topk, rows))
     if not trees:
         return None
-    return DynamicRates(tuple(trees), np.concatenate(steps), by_conversation(trace, trace.lengths[None] - 1)[0])
+    of_conversations = [by_conversation(trace, some) for some in steps]
+    return DynamicRates(tuple(trees), np.concatenate(of_conversations), by_conversation(trace, trace.lengths - 1))
 
 
 def by_conversation(answers: Answers, of_sequences: IntArray) -> IntArray:
     """(..., C) sums over the turns of every conversation of (..., S) numbers."""
     order = np.argsort(answers.clusters, kind="stable")
     begins = np.searchsorted(answers.clusters[order], np.arange(answers.num_conversations))
-    found: IntArray = np.add.reduceat(of_sequences[..., order], begins, axis=-1).astype(np.int64)
-    return found
+    return np.asarray(np.add.reduceat(of_sequences[..., order], begins, axis=-1), dtype=np.int64)

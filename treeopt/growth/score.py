@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.growth.heldout import HeldOut, TreeRates
-from treeopt.growth.source import Source, objective_for, source_of
+from treeopt.growth.source import objective_for, source_of
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.display import Displayed
 from treeopt.records.inputs import Accuracies
@@ -47,7 +47,7 @@ class Rated:
             "depth": self.tree.depth,
             "tokens_per_step": rates.tokens_per_step,
             "tokens_per_step_stderr": rates.stderr,
-            "predicted": {"product": rates.product, "joint": rates.joint, "replayed": rates.replayed},
+            "predicted": {name: getattr(rates, name) for name in ("product", "joint", "replayed")},
             "medusa_choices": self.tree.choices,
         }
 
@@ -93,57 +93,40 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
     >>> score.given.rates.tokens_per_step, score.best.tree.choices, round(score.distance, 3)
     (1.8, [[0], [0, 0]], 0.022)
     """
-    source = source_of(record)
+    source, size = source_of(record), len(tree)
     shape = "sibling-closed" if sibling_closed(tree) else "any"
-    limits = Limits(len(tree), source.num_heads, max(MAX_RANK, tree.max_rank), shape)
+    limits = Limits(size, source.num_heads, max(MAX_RANK, tree.max_rank), shape)
     curve = source.crossfit(limits, objective_for(source, OBJECTIVE))
-    best = Rated(curve.family.tree(len(curve.family)), curve.rates(len(curve.family)))
     known = tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1)
-    given = Rated(tree, source.rate(known))
-    notes = _notes(source, len(tree) - len(known), len(tree))
-    if curve.steps is None:
-        error = None
+    best, given, notes = _rated(curve, len(curve.family)), Rated(tree, source.rate(known)), []
+    if unknown := size - len(known):
+        notes.append(
+            f"This {source.kind} ends at rank {source.num_ranks - 1} and depth {source.num_heads}. {unknown} of the "
+            f"{size - 1} guesses lie beyond that and count as never accepted, so the figures are lower bounds."
+        )
+    steps, error = given.rates.steps, None
+    if steps is None or curve.steps is None:
+        notes.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
     elif tree == best.tree:
         given, error = best, 0.0
         notes.append("The search finds the same tree on this trace, so the figures shown are the held-out ones.")
-    else:
-        error = _distance_stderr(given.rates, curve)
+    else:  # both from the same resampled conversations: what is hard for one tree is for the other too
+        draws = conversation_draws(len(steps))
+        ours, theirs = (np.maximum(draws @ taken, 1) for taken in (steps, curve.steps[-1]))
+        error = stderr(1 - theirs / ours, len(steps))
         if grown_here:
             notes.append("The tree was grown on this trace, so its figures are in-sample, and too good.")
     reached = np.flatnonzero(curve.tokens_per_step >= given.rates.tokens_per_step * (1 - ROUNDING))
-    smallest = int(curve.family.sizes[reached[0]]) if len(reached) else None
     return Score(
         given=given,
         best=best,
-        smallest=None if smallest is None else Rated(curve.family.tree(smallest), curve.rates(smallest)),
+        smallest=_rated(curve, int(curve.family.sizes[reached[0]])) if len(reached) else None,
         distance=1 - given.rates.tokens_per_step / best.rates.tokens_per_step,
         distance_stderr=error,
-        unknown_nodes=len(tree) - len(known),
+        unknown_nodes=unknown,
         notes=tuple(notes),
     )
 
 
-def _notes(source: Source, unknown: int, size: int) -> list[str]:
-    """Cautions about figures by this source."""
-    notes = []
-    if unknown:
-        notes.append(
-            f"This {source.kind} ends at rank {source.num_ranks - 1} and depth {source.num_heads}. {unknown} "
-            f"of the {size - 1} guesses lie beyond that and count as never accepted, so the figures are lower "
-            "bounds."
-        )
-    if source.answers is None:
-        notes.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
-    return notes
-
-
-def _distance_stderr(given: TreeRates, curve: HeldOut) -> float:
-    """Standard error of a tree's distance from the best of its size.
-
-    Both come from the same resampled conversations: what is hard for one tree is for the other too.
-    """
-    assert given.steps is not None
-    assert curve.steps is not None
-    draws = conversation_draws(len(given.steps))
-    ours, theirs = (np.maximum(draws @ steps, 1) for steps in (given.steps, curve.steps[-1]))
-    return stderr(1 - theirs / ours, len(given.steps))
+def _rated(curve: HeldOut, size: int) -> Rated:
+    return Rated(curve.family.tree(size), curve.rates(size))

@@ -174,11 +174,11 @@ class Fit:
         """Log-likelihood at one depth of the level that the last of the strengths is of."""
         key = (d, *chosen)
         if key not in self._scores:
-            if len(chosen) == len(LEVELS):
-                score = self._paths[d].log_likelihood(self._above(d, chosen[:-1]), chosen[-1])
-            else:
-                score = _log_likelihood(self._counts(d, len(chosen)), self._above(d, chosen))
-            self._scores[key] = score
+            self._scores[key] = (
+                self._paths[d].log_likelihood(self._above(d, chosen[:-1]), chosen[-1])
+                if len(chosen) == len(LEVELS)
+                else _log_likelihood(self._counts(d, len(chosen)), self._above(d, chosen))
+            )
         return self._scores[key]
 
     def _counts(self, d: int, level: int) -> IntArray:
@@ -225,14 +225,12 @@ class _Behind:
 def _share(counts: IntArray, trials: IntArray, strength: float, above: Chances) -> Chances:
     """Chances of ranks by their counts and trials: see the top."""
     some = trials + strength > 0
-    found: Chances = np.where(some, (counts + strength * above) / np.where(some, trials + strength, 1), above)
-    return found
+    return np.asarray(np.where(some, (counts + strength * above) / np.where(some, trials + strength, 1), above))
 
 
 def _others(counts: IntArray) -> IntArray:
     """Counts of all parts but each."""
-    others: IntArray = counts.sum(0) - counts
-    return others
+    return np.asarray(counts.sum(0) - counts)
 
 
 def _log_likelihood(counts: IntArray, chances: Chances) -> float:

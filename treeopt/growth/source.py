@@ -255,10 +255,7 @@ class TraceSource(AnswersSource):
 
     def chains(self, longest: int) -> list[TreeRates]:
         """Tokens per step of the chains of 1 ... ``longest`` guesses by replay, all in one walk over the states."""
-        if not longest:
-            return []
-        members = np.tri(longest, longest + 1, 1, dtype=bool)
-        return [self._replayed(row) for row in replay.replay_trees(self.record, Tree.chain(longest).paths, members)]
+        return [self._replayed(row) for row in replay.replay_chains(self.record, longest)] if longest else []
 
     def _replayed(self, steps: IntArray) -> TreeRates:
         """Rates of a draft that takes (S,) steps."""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,23 +74,9 @@ class WalkState:
     counts: IntArray
     inside: IntArray
     saved: IntArray
-    steps: IntArray
+    steps: NDArray[np.int32]
     leaving: NDArray[np.int32]
     ahead: NDArray[np.int32]
-
-
-class Visited(NamedTuple):
-    """Sums over the states visited in n segments, each decoded with one of m trees.
-
-    counts, inside : (m, F, M, R + 2) as of `WalkState`
-    steps, leaving, ahead : (n,) of each segment
-    """
-
-    counts: IntArray
-    inside: IntArray
-    steps: NDArray[Any]
-    leaving: NDArray[np.int32]
-    ahead: NDArray[Any]
 
 
 class Walk:
@@ -112,7 +98,7 @@ class Walk:
         self.conversation = trace.clusters[sequence].astype(np.int32)
         self.conversations = trace.num_conversations
         self._goes_on = np.flatnonzero(sequence[1:] == sequence[:-1])  # segments that another one follows
-        order, shorter = np.argsort(-lengths, kind="stable"), narrow(shorter, len(shorter))
+        order, shorter = (np.argsort(-lengths, kind="stable"), narrow(shorter, len(shorter)))
         self.blocks: list[SegmentBlock] = []
         while len(order):
             some = max(1, AT_ONCE // int(lengths[order[0]]))
@@ -121,19 +107,12 @@ class Walk:
 
     def alone(self) -> WalkState:
         """Decoding with a lone root."""
-        cells = (self.parts, self.most, self.paths.top + 2)
-        found = WalkState(
-            nodes={(): 0},
-            accepted=np.zeros(len(self.paths.ranks), dtype=np.uint16),
-            cell=self.paths.ranks[:, 0].astype(np.int32),
-            counts=np.zeros(cells, dtype=np.int64),
-            inside=np.zeros(cells, dtype=np.int64),
-            saved=np.zeros(cells, dtype=np.int64),
-            steps=np.zeros(len(self.part), dtype=np.int32),
-            leaving=np.zeros(len(self.part), dtype=np.int32),
-            ahead=np.zeros(len(self.part), dtype=np.int32),
-        )
-        self._decode([found], [slice(0, len(self.paths.ranks))])
+        ranks, cells, segments = self.paths.ranks, (self.parts, self.most, self.paths.top + 2), len(self.part)
+        counts, inside, saved = np.zeros((3, *cells), dtype=np.int64)
+        steps, leaving, ahead = np.zeros((3, segments), dtype=np.int32)
+        accepted, cell = np.zeros(len(ranks), dtype=np.uint16), ranks[:, 0].astype(np.int32)
+        found = WalkState({(): 0}, accepted, cell, counts, inside, saved, steps, leaving, ahead)
+        self._decode([found], [slice(0, len(ranks))])
         return found
 
     def added(self, changes: Sequence[tuple[WalkState, Choice]]) -> list[WalkState]:
@@ -183,27 +162,27 @@ class Walk:
         which = np.repeat(np.arange(len(jobs), dtype=np.int32), [len(places) for *_, places in jobs])
         places = np.concatenate([places for *_, places in jobs])
         order = np.argsort(places, kind="stable") if len(jobs) > 1 else np.arange(len(places))
-        found = self._visited(block, places[order], which[order], [tree for _, tree, _, _ in jobs])
+        counts, inside, *by_segment = self._visited(block, places[order], which[order], [job[1] for job in jobs])
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         end = 0
         for i, (tree, _, sign, some) in enumerate(jobs):
             begin, end = end, end + len(some)
             mine, segments = rank[begin:end], block.segments[some]
-            tree.counts[:] += sign * found.counts[i]
-            tree.inside[:] += sign * found.inside[i]
+            tree.counts[:] += sign * counts[i]
+            tree.inside[:] += sign * inside[i]
             if sign > 0:
-                for name in ("steps", "leaving", "ahead"):
-                    getattr(tree, name)[segments] = getattr(found, name)[mine]
+                for name, values in zip(("steps", "leaving", "ahead"), by_segment, strict=True):
+                    getattr(tree, name)[segments] = values[mine]
 
     def _visited(
         self, block: SegmentBlock, places: IntArray, which: NDArray[np.int32], trees: list[WalkState]
-    ) -> Visited:
-        """Decode segments of a block, each with one of the trees.
+    ) -> tuple[NDArray[Any], ...]:
+        """Decode n segments of a block, each with one of m trees.
 
         places, which : (n,) of each its place in the block, ascending, and its tree
 
-        Steps to the end are worked out backwards, a row of states of all segments at once; then all go forwards.
+        Returns (m, F, M, R + 2) counts and inside, and (n,) steps, leaving and ahead, all as of `WalkState`. Steps to the end are worked out backwards, a row of states of all segments at once; then all go forwards.
         """
         n, lengths = len(places), block.lengths[places]
         height, ends = int(lengths.max()), n - np.bincount(lengths).cumsum()  # how many are longer than 0, 1, ...
@@ -233,7 +212,7 @@ class Walk:
         shape = (len(trees), self.parts, self.most, self.paths.top + 2)
         counts = np.bincount(key, minlength=math.prod(shape)).reshape(shape)
         inside = np.bincount(key, ahead.take(visits), minlength=math.prod(shape)).astype(np.int64).reshape(shape)
-        return Visited(counts, inside, to_go[:n], leaving, to_go[:n] - to_go[n : 2 * n])
+        return counts, inside, to_go[:n], leaving, to_go[:n] - to_go[n : 2 * n]
 
 
 def _forwards(jump: NDArray[np.uint16], ends: IntArray, n: int, depth: int) -> tuple[IntArray, IntArray]:
@@ -246,7 +225,7 @@ def _forwards(jump: NDArray[np.uint16], ends: IntArray, n: int, depth: int) -> t
     seen[:n] = True
     segments, counts = [], []
     for t, k in enumerate(ends[:-1].tolist()):
-        segment = np.flatnonzero(seen[t * n : t * n + k])
+        (segment,) = seen[t * n : t * n + k].nonzero()
         seen[np.multiply(jump[t * n :].take(segment), n, dtype=np.int64) + segment + (t + 1) * n] = True
         segments.append(segment)
         counts.append(len(segment))

@@ -105,14 +105,16 @@ class StepCosts:
         found = np.full(len(sizes), np.nan)
         for costs, mine in self._parts(topks):
             weights = costs._weights(sizes[mine], depths[mine])
-            found[mine] = costs._raised(np.where(weights.any(1), weights @ costs._ms, np.nan))
+            found[mine] = np.maximum(np.where(weights.any(1), weights @ costs._ms, np.nan), costs._least_ms)
         return found + self._extra_ms(depths, topks)
 
     def latencies(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats]:
         """(n,) the same of fixed trees, and (n,) standard errors, with the doubt of the way between measured sizes in them."""
         weights, ms, doubt_ms = self._estimates(sizes, depths)
         stderr_ms = np.hypot(weights @ self._stderr_ms, doubt_ms)
-        return self._raised(ms), np.where(ms < self._least_ms, np.maximum(stderr_ms, self.plain.stderr_ms), stderr_ms)
+        return np.maximum(ms, self._least_ms), np.where(
+            ms < self._least_ms, np.maximum(stderr_ms, self.plain.stderr_ms), stderr_ms
+        )
 
     def step(self, size: int, depth: int) -> Latency | None:
         """One step; None beyond what was measured."""
@@ -122,8 +124,7 @@ class StepCosts:
     def is_timed(self, sizes: ArrayLike, depths: ArrayLike) -> BoolArray:
         """(n,) whether a latency is that of a single measurement at each context, not an estimate between two."""
         used = (self._weights(sizes, depths, straight=True) > 0).sum(1)
-        found: BoolArray = used == np.count_nonzero(self._shares)
-        return found
+        return np.asarray(used == np.count_nonzero(self._shares))
 
     def draws_ms(
         self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator, topks: ArrayLike = 0
@@ -156,15 +157,12 @@ class StepCosts:
         found: Floats = weights @ draws
         found += doubt_ms[:, None] * rng.standard_normal(found.shape)
         np.maximum(found, ms[:, None] / 4, out=found)
-        found *= (self._raised(ms) / ms)[:, None]  # about the raised latency, with the noise on both sides of it
+        found *= (np.maximum(ms, self._least_ms) / ms)[
+            :, None
+        ]  # about the raised latency, with the noise on both sides of it
         if all(len(near.plain_rounds) for near in self._near):
             found[sizes > 1] *= another_time
         return found
-
-    def _raised(self, ms: Floats) -> Floats:
-        """(n,) [ms] none of them below the plain step; NaN stays NaN."""
-        raised: Floats = np.maximum(ms, self._least_ms)
-        return raised
 
     def _estimates(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats, Floats]:
         """(n, A) weights, (n,) ms, and (n,) the doubt: half of what the staircase and a straight line differ by."""

@@ -11,6 +11,7 @@ A model is a dense decoder: h its `width`, i the `inner` width of an MLP, d the 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,15 +69,13 @@ def device_of(text: str) -> Device:
     known = {name.lower(): device for name, device in DEVICES.items()}
     if text.lower() in known:
         return known[text.lower()]
-    try:
+    with suppress(ValueError):
         tflops, tb_per_s = map(float, text.split(":"))
-    except ValueError:
-        tflops = tb_per_s = math.nan
-    if not (0 < tflops < math.inf and 0 < tb_per_s < math.inf):
-        raise InvalidInput(
-            f"`analytical` must be one of {', '.join(DEVICES)}, or TFLOPS:TB_PER_S such as 312:1.935, but got {text!r}."
-        )
-    return Device(f"{tflops:g} TFLOP/s, {tb_per_s:g} TB/s", tflops, tb_per_s)
+        if 0 < tflops < math.inf and 0 < tb_per_s < math.inf:
+            return Device(f"{tflops:g} TFLOP/s, {tb_per_s:g} TB/s", tflops, tb_per_s)
+    raise InvalidInput(
+        f"`analytical` must be one of {', '.join(DEVICES)}, or TFLOPS:TB_PER_S such as 312:1.935, but got {text!r}."
+    )
 
 
 # Architectures of q, k, v, o, gate, up and down, and the head width where the config is silent (None: h / heads).
@@ -135,10 +134,8 @@ def shape_of(config: str) -> tuple[ModelShape, Path | None, str | None]:
     path = Path(config)
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
-        raise InvalidInput(
-            f"`model` must be a transformers config.json, its folder, or one of {', '.join(SHAPES)}, but "
-            f"{file} does not exist."
-        )
+        known = ", ".join(SHAPES)
+        raise InvalidInput(f"`model` must be a config.json, its folder, or one of {known}, but {file} does not exist.")
     document = storage.load_json(file)
     if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InvalidInput(f"`model` must be a config.json with a model_type, but {file} has none.")
@@ -158,8 +155,7 @@ def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
         raise Unsupported(f"`analytical` counts weights of 16 bits, but {file} says quantization_config.")
 
     def number(key: str, default: int | None = None) -> int:
-        value = config.get(key)
-        value = default if value is None else value
+        value = default if config.get(key) is None else config[key]
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InvalidInput(f"{file} must have {key}, a whole number of at least 1, but it has {value!r}.")
         return value
@@ -167,10 +163,7 @@ def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
     width, heads = number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads", heads)
     if heads % kv_heads:
-        raise InvalidInput(
-            f"{file} must have num_attention_heads a multiple of num_key_value_heads, but they are {heads} and "
-            f"{kv_heads}."
-        )
+        raise InvalidInput(f"{file} must have num_attention_heads a multiple of num_key_value_heads.")
     windowed = kind in WINDOWED and config.get("sliding_window") is not None
     return ModelShape(
         name,

@@ -33,8 +33,7 @@ def way_to(wanted: ArrayLike, low: ArrayLike, high: ArrayLike) -> Floats:
     [0.0, 0.5, 1.0]
     """
     start, end = np.asarray(low, float), np.asarray(high, float)
-    found: Floats = (np.asarray(wanted, float) - start) / np.maximum(end - start, 1)
-    return found
+    return np.asarray((np.asarray(wanted, float) - start) / np.maximum(end - start, 1))
 
 
 def between_batch_sizes(low_ms: Floats, high_ms: Floats, wanted: ArrayLike, low: int, high: int) -> Floats:
@@ -44,8 +43,7 @@ def between_batch_sizes(low_ms: Floats, high_ms: Floats, wanted: ArrayLike, low:
     [[5.0, 6.0]]
     """
     way = way_to(wanted, low, high)
-    found: Floats = low_ms[:, None] * (1 - way) + high_ms[:, None] * way
-    return found
+    return np.asarray(low_ms[:, None] * (1 - way) + high_ms[:, None] * way)
 
 
 def rising_line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 
 from treeopt.latency.hardware import ITEMSIZE, Device, ModelShape
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -154,10 +155,8 @@ def step_ms(
     shape: ModelShape, device: Device, *, batch_size: int, size: int, context_tokens: int, num_heads: int = 0
 ) -> float:
     """Time of one whole step [ms]: its operators, one after the other."""
-    operators = step_operators(
-        shape, batch_size=batch_size, size=size, context_tokens=context_tokens, num_heads=num_heads
-    )
-    return sum(op.times * operator_us(op, device) for op in operators) / 1e3
+    asked = {"batch_size": batch_size, "size": size, "context_tokens": context_tokens, "num_heads": num_heads}
+    return sum(op.times * operator_us(op, device) for op in step_operators(shape, **asked)) / 1e3
 
 
 def analytical_profile(
@@ -179,22 +178,10 @@ def analytical_profile(
         ms = step_ms(shape, device, batch_size=batch_size, size=size, context_tokens=context, num_heads=depth)
         return StepTiming(batch_size, context, size, depth, (round(ms, 6),))
 
-    settings = [(batch, context) for batch in sorted(set(batch_sizes)) for context in sorted(set(contexts))]
-    points = [
-        timing(batch, context, size, depth)
-        for batch, context in settings
-        for size in sorted(set(sizes))
-        if size > 1
-        for depth in range(1, min(num_heads, size - 1) + 1)
-    ]
-    plain = [timing(batch, context, 1, 0) for batch, context in settings]
-    assumed = {
-        "device": asdict(device),
-        "model": asdict(shape),
-        "dtype": dtype,
-        "num_heads": num_heads,
-        "efficiency": asdict(EFFICIENCY),
-        "tile": list(TILE),
-    }
-    info = {"measures": MEASURES, "roofline": assumed}
+    settings = list(product(sorted(set(batch_sizes)), sorted(set(contexts))))
+    trees = [(size, depth) for size in sorted(set(sizes)) for depth in range(1, min(num_heads, size - 1) + 1)]
+    points = [timing(*setting, *tree) for setting in settings for tree in trees]
+    plain = [timing(*setting, 1, 0) for setting in settings]
+    assumed = {"device": asdict(device), "model": asdict(shape), "dtype": dtype, "num_heads": num_heads}
+    info = {"measures": MEASURES, "roofline": {**assumed, "efficiency": asdict(EFFICIENCY), "tile": list(TILE)}}
     return LatencyProfile(tuple(points), tuple(plain), {"name": f"roofline of {device.name}, nothing measured"}, info)

@@ -56,23 +56,7 @@ class Visit:
     parts_ms: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Round:
-    """The visits of one round, in the order of their turns."""
-
-    visits: tuple[Visit, ...]
-
-    @property
-    def seconds(self) -> float:
-        return sum(visit.seconds for visit in self.visits)
-
-    @property
-    def processor_s(self) -> float | None:
-        times = [visit.processor_s for visit in self.visits if visit.processor_s is not None]
-        return sum(times) if len(times) == len(self.visits) else None
-
-    def visits_to(self, place: int) -> list[Visit]:
-        return [visit for visit in self.visits if visit.place == place]
+Round = tuple[Visit, ...]  # the visits in the order of their turns
 
 
 @dataclass(frozen=True)
@@ -133,7 +117,7 @@ class Rounds:
 
     @property
     def seconds(self) -> float:
-        return self.planned.warm_up_s + sum(round_.seconds for round_ in self.rounds)
+        return self.planned.warm_up_s + sum(visit.seconds for visit in self.visits)
 
     def is_enough(self, time_limit_s: float, precision: float) -> bool:
         """Whether the time has no room for another round, or every latency is known to ``precision``.
@@ -142,12 +126,10 @@ class Rounds:
         """
         if len(self.rounds) < FEWEST_ROUNDS:
             return False
-        seconds = sum(round_.seconds for round_ in self.rounds)
+        seconds = self.seconds - self.planned.warm_up_s
         if seconds + seconds / len(self.rounds) > time_limit_s - self.planned.warm_up_s:
             return True
-        if len(self.rounds) < FEWEST_SAMPLES:
-            return False
-        return all(
+        return len(self.rounds) >= FEWEST_SAMPLES and all(
             margin_of_error(point, plain) <= precision
             for n in range(len(self.rounds) - IN_A_ROW + 1, len(self.rounds) + 1)
             for points, plain in [replace(self, rounds=self.rounds[:n]).timings(1)]
@@ -156,16 +138,13 @@ class Rounds:
 
     @property
     def visits(self) -> list[Visit]:
-        return [visit for round_ in self.rounds for visit in round_.visits]
+        return [visit for round_ in self.rounds for visit in round_]
 
     def followed_by(self, other: Rounds) -> Rounds:
         """These rounds and then those of other trees, as one measurement."""
         first, whole = len(self.all_trees), len(self.all_trees) + len(other.all_trees)
-        mine = [
-            Round(tuple(replace(v, place=whole if v.place == first else v.place) for v in r.visits))
-            for r in self.rounds
-        ]
-        theirs = [Round(tuple(replace(v, place=first + v.place) for v in r.visits)) for r in other.rounds]
+        mine = [tuple(replace(v, place=whole if v.place == first else v.place) for v in r) for r in self.rounds]
+        theirs = [tuple(replace(v, place=first + v.place) for v in r) for r in other.rounds]
         kept = [*self.planned.kept, *(first + place for place in other.planned.kept)]
         warm_up_s = self.planned.warm_up_s + other.planned.warm_up_s
         planned = replace(self.planned, kept=kept, warm_up_s=warm_up_s)
@@ -180,7 +159,7 @@ class Rounds:
         return [self._timing(i, self.all_trees[i], context) for i in self.planned.kept], plain
 
     def _timing(self, place: int, tree: Draft, context: int) -> StepTiming:
-        turns = [(n, visit) for n, round_ in enumerate(self.rounds) for visit in round_.visits_to(place)]
+        turns = [(n, visit) for n, round_ in enumerate(self.rounds) for visit in round_ if visit.place == place]
         accepted = [n for _, visit in turns for n in visit.accepted]
         parts = turns[0][1].parts_ms
         return StepTiming(
@@ -243,7 +222,7 @@ def time_rounds(
 
 def rounds_of(visits: Sequence[Visit], each: int) -> list[Round]:
     """The whole rounds of a list of visits."""
-    return [Round(tuple(visits[i : i + each])) for i in range(0, len(visits) - each + 1, each)]
+    return [tuple(visits[i : i + each]) for i in range(0, len(visits) - each + 1, each)]
 
 
 def plan_visits(visitor: Visitor, time_limit_s: float) -> Planned:
@@ -264,15 +243,13 @@ def plan_rounds(trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: f
     """
 
     def seconds(kept: Sequence[int], visit: tuple[int, int]) -> float:
-        steps = sum(step_s[i] for i in kept) + PLAIN_VISITS * step_s[len(trees)]
-        return FEWEST_ROUNDS * sum(visit) * steps
+        return FEWEST_ROUNDS * sum(visit) * (sum(step_s[i] for i in kept) + PLAIN_VISITS * step_s[len(trees)])
 
     places, shortest = list(range(len(trees))), VISITS[-1]
-    whole_s = seconds(places, shortest)
+    whole_s, kept = seconds(places, shortest), list[int]()
     for visit in VISITS:
         if seconds(places, visit) <= time_limit_s:
             return Planned(places, visit, whole_s, seconds(places, visit))
-    kept: list[int] = []
     for i in far_apart(trees):
         if len(kept) < LEAST_TREES or seconds([*kept, i], shortest) <= time_limit_s:
             kept.append(i)
@@ -293,8 +270,8 @@ def far_apart(trees: Sequence[Draft]) -> list[int]:
 
     def apart(i: int, j: int) -> float:
         one, other = trees[i], trees[j]
-        topks = [tree.topk or 1 for tree in (one, other)]
-        return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4 + abs(log(topks[0] / topks[1])) / 4
+        topks = abs(log((one.topk or 1) / (other.topk or 1)))
+        return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4 + topks / 4
 
     while left:
         order.append(max(left, key=lambda i: min(apart(i, j) for j in order)))

@@ -28,7 +28,6 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
 from treeopt.trees.draft import Draft
-from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
@@ -67,8 +66,7 @@ def bench(
     of_probe = plan.objective == COVERAGE
     found = (probe or run.read_probe()) if of_probe else trace
     entry = _entry(run, plan, opened, batch_size)
-    for said in stale_plan(run, plan):
-        note(said)
+    note(*stale_plan(run, plan))
     settle_threads(run, session)
     source, folder = source_of(found), run.partial("bench" if engine is None else f"bench-{engine}")
     if opened is None:
@@ -89,9 +87,7 @@ def bench(
     discard(decoding.folder)
     plain = result.contender("plain")
     if plain.tokens_per_s is None:
-        note(
-            f"Nothing was timed: {plain.compared} prompts never fill a batch of {plain.batch_size}: more `num_prompts`."
-        )
+        note(f"Nothing was timed: {plain.compared} prompts never fill a batch: pass a larger `num_prompts`.")
     if where := timed_elsewhere(run, plan, result):
         note(not_a_check(where, result.engine))
     return result
@@ -104,12 +100,9 @@ def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Steppe
     if engine is None:
         return None
     if rule_of(rule := session.acceptance.record) != "greedy":
-        raise Unsupported(
-            f"`engine={engine}` decodes greedily, but the plan is for {marked_rule(rule)}: leave `engine` out."
-        )
+        raise Unsupported(f"`engine={engine}` decodes greedily, but the plan is for {marked_rule(rule)}.")
     opened = open_stepper(engine, session.setup(max_new_tokens), note)
-    for said in filter(None, (opened.about, opened.without_own)):
-        note(said)
+    note(opened.about, opened.without_own)
     return opened
 
 
@@ -140,8 +133,8 @@ def held_out(
     if len(conversations) < wanted:
         note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
     groups = [conversation.group for conversation in conversations]
-    if any(groups) and (names := trace.conversation_groups()) and (caution := other_groups(names, groups)):
-        note(caution)
+    if any(groups) and (names := trace.conversation_groups()):
+        note(other_groups(names, groups))
     return conversations
 
 
@@ -151,8 +144,7 @@ def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversati
     missing = [sha for sha in wanted if sha not in known]
     if missing or not wanted:
         raise InvalidInput(
-            f"`prompts=trace` needs the prompts that the trace was measured on, but {len(missing)} of "
-            f"{len(wanted)} are not in {session.prompts.name}."
+            f"`prompts=trace` needs the trace's prompts: {len(missing)} are not in {session.prompts.name}."
         )
     return tuple(known[sha] for sha in wanted)
 
@@ -173,9 +165,7 @@ def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) 
         and (not counts.topks or (pools and {*counts.topks} <= {*pools.topks} and counts.levels <= pools.levels))
     ):
         return trace
-    note(
-        "The trace has another dtype, limits, seed, ranks or topk, or given answers, so its prompts are answered again."
-    )
+    note("The trace has another dtype, limits, seed, ranks or topk: its prompts are answered again.")
     return None
 
 
@@ -184,10 +174,7 @@ def check_decodes_here(session: Session, latencies: LatencyProfile | None) -> No
     if latencies and (
         where := elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance().record())
     ):
-        raise InvalidInput(
-            f"`verify` decodes with treeopt itself, but the latencies were timed {where}: what is fastest here may "
-            "not be fastest there. Leave `verify` out."
-        )
+        raise InvalidInput(f"`verify` decodes here, but the latencies were timed {where}: leave `verify` out.")
 
 
 def verified(
@@ -203,29 +190,13 @@ def verified(
     source = source_of(record)
     if latencies is None or request.mix is not None or source.answers is None or not source.is_exact:
         raise InvalidInput(
-            "`verify` decodes for real, one batch size at a time, by a rule whose text does not depend on the tree: it needs "
-            "the run's own trace, a profile, and batch sizes without shares."
+            "`verify` needs the run's own trace, a profile, batch sizes without shares and a lossless rule."
         )
     settle_threads(run, session)
     proofs = {entry.batch_size: _proof(run, session, entry, source, request, count) for entry in plan.entries}
     take = {batch_size: proof.afresh.draft for batch_size, proof in proofs.items()}
     plan = plan_trees(record, latencies, request, take=take)
     return replace(plan, entries=tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries))
-
-
-def finalists(entry: PlanEntry, count: int) -> list[tuple[int, int]]:
-    """(size, depth) of the ``count`` sizes with the best prediction, and of the chosen one's neighbours."""
-    curve = {point.size: point for point in entry.curve if point.size > 1}
-    best = sorted(curve.values(), key=lambda point: -point.rate)[:count]
-    near = [curve[size] for size in (entry.chosen.size - 1, entry.chosen.size, entry.chosen.size + 1) if size in curve]
-    return sorted({(point.size, point.depth) for point in (*best, *near)})
-
-
-def regrown(source: Source, request: PlanRequest, sizes: Sequence[tuple[int, int]]) -> dict[str, Tree]:
-    """The trees of a plan again, by (size, depth), under names that say both."""
-    objective = objective_for(source, request.objective)
-    families = {depth: source.grow(replace(request.limits, max_depth=depth), objective) for _, depth in sizes}
-    return {f"{size} rows, depth {depth}": families[depth].tree(size) for size, depth in sizes}
 
 
 def _proof(
@@ -238,7 +209,13 @@ def _proof(
     """
     answers = source.answers
     assert answers is not None
-    drafts: dict[str, Draft] = {"plain": PLAIN, **regrown(source, request, finalists(entry, count))}
+    curve = {point.size: point for point in entry.curve if point.size > 1}
+    best = sorted(curve.values(), key=lambda point: -point.rate)[:count]
+    near = [curve[size] for size in (entry.chosen.size - 1, entry.chosen.size, entry.chosen.size + 1) if size in curve]
+    sizes, objective = sorted({(p.size, p.depth) for p in (*best, *near)}), objective_for(source, request.objective)
+    families = {depth: source.grow(replace(request.limits, max_depth=depth), objective) for _, depth in sizes}
+    drafts: dict[str, Draft] = {"plain": PLAIN}
+    drafts |= {f"{size} rows, depth {depth}": families[depth].tree(size) for size, depth in sizes}
     others = [f for f in (entry.chosen, *entry.others.values()) if f.speedup and f.draft not in drafts.values()]
     drafts |= {f"{f.draft.kind} of {f.size} rows, depth {f.depth}": f.draft for f in others}
     conversations = held_out_conversations(run, session, answers, len(session.prompts.conversations))

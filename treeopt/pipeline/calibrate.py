@@ -77,38 +77,27 @@ def calibrate(
     is_typical = session.acceptance.record["rule"] == "typical"
     others = {"responses": session.given, "engine": session.cluster, "shard": session.shard != WHOLE}
     if is_typical and (given := [name for name, value in others.items() if value]):
-        raise InvalidInput(
-            "Typical acceptance is measured by decoding with a tree that all answers choose, in one process: leave "
-            f"`{given[0]}` out."
-        )
+        raise InvalidInput(f"Typical acceptance is measured by decoding in one process: leave `{given[0]}` out.")
     conversations = first_conversations(session, num_prompts, reserved=1)
     settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
-        limits = {"max_new_tokens": max_new_tokens, **fitting(counts, session).record}
+        recorded = {"max_new_tokens": max_new_tokens, **fitting(counts, session).record}
         own = [c for block in blocks_of(conversations, batch_size, session.shard).values() for c in block]
-        check_unmeasured(run, {**_trace_meta(asking), **limits}, session.acceptance.record, own)
-    trace = collect(
-        asking,
-        conversations,
-        run.partial("calibrate"),
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        counts=counts,
-        title="Calibrating",
-    )
+        check_unmeasured(run, {**_trace_meta(asking), **recorded}, session.acceptance.record, own)
+    folder, limits = run.partial("calibrate"), {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    trace = collect(asking, conversations, folder, **limits, counts=counts, title="Calibrating")
     calibration = summary(trace, asking.provenance().record())
     agreement = calibration.meta.get("target_agreement", 1.0)
     if session.temperature == 0 and agreement < SAME_TARGET:
         raise InvalidInput(
-            "`temperature=0` says that the target itself wrote the `responses` greedily, but it would have "
-            f"chosen only {agreement:.1%} of their tokens: leave `temperature` out for an estimate."
+            f"`temperature=0` is for the target's own `responses`: it chose {agreement:.1%} of these tokens."
         )
     calibration.meta["examples"] = examples(session, trace, calibration)
     probe = collect_probes(run, session, trace, batch_size=batch_size, rounds=probe_rounds) if is_typical else None
     run.replace_accuracies(calibration, trace, probe)
     discard(run.partial("probe"))
-    discard(run.partial("calibrate"))
+    discard(folder)
     return calibration
 
 
@@ -206,17 +195,17 @@ def collect(
     meta = _trace_meta(session)
     counts, shard = fitting(counts, session), session.shard
     all_prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
+    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "counts": counts}
     options = {
+        **counts.record,
         "conversations": all_prompts,
         "max_new_tokens": max_new_tokens,
         "batch_size": batch_size,
-        **counts.record,
     }
     numbered, folder = blocks_of(conversations, batch_size, shard), folder.absolute()
     blocks = [tuple(block) for block in numbered.values()]
     key = {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})}
     journal = Journal(folder, key, ".npz")
-    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "counts": counts}
     with progress(title, sum(map(len, blocks))) as advance:
         if session.cluster is None:
             _finish_here(session, journal, blocks, advance, **asked)
@@ -242,12 +231,11 @@ def _finish_here(
     batch_size: int,
     counts: Counts,
 ) -> None:
-    """Have all blocks of a journal finished that are not, one after the other."""
     from treeopt.runtime.measure.ranks import collect_trace
     from treeopt.runtime.measure.unfinished import Unfinished
     from treeopt.runtime.memory import with_less_memory
 
-    unfinished = journal.folder / "unfinished"
+    setup, folder = session.setup(max_new_tokens), journal.folder / "unfinished"
     done = [number for number in range(len(blocks)) if journal.is_finished(number)]
     if done:
         note(f"Continuing after {len(done)} of {len(blocks)} blocks of {len(blocks[0])} prompts.")
@@ -255,39 +243,33 @@ def _finish_here(
     advance(sum(len(blocks[number]) for number in done))
 
     def attempt(rows: int) -> RankTrace:
-        return collect_trace(
-            session.setup(max_new_tokens),
-            replace(session.prompts, conversations=blocks[number]),
-            batch_size=rows,
-            counts=counts,
-            given=session.given,
-            meta={"batch_size": rows},
-            progress=advance,
-            unfinished=Unfinished(unfinished, {**journal.key, "block": number, "rows": rows}, note),
-        )
+        prompts = replace(session.prompts, conversations=blocks[number])
+        unfinished = Unfinished(folder, {**journal.key, "block": number, "rows": rows}, note)
+        told: dict[str, Any] = {"given": session.given, "progress": advance, "unfinished": unfinished}
+        return collect_trace(setup, prompts, batch_size=rows, counts=counts, meta={"batch_size": rows}, **told)
 
     for number in sorted(set(range(len(blocks))) - set(done)):
         trace, batch_size = with_less_memory(attempt, batch_size, note)
         trace.save(journal.block(number))
         journal.finish(number)
-        discard(unfinished)
+        discard(folder)
 
 
 def fitting(counts: Counts, session: Session) -> Counts:
-    """The counts of the record that the session's drafter can fill."""
     one = session.drafter
     return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, has_probabilities=one.has_probabilities)
 
 
 def _trace_meta(session: Session) -> dict[str, Any]:
     """The part of a trace's meta that tells the session it was measured in."""
+    given, temperature = session.given, session.temperature
     return {
         "drafter": session.drafter_record,
         "acceptance": session.acceptance.record,
         "answers": {
-            "given": session.given,
-            "temperature": session.temperature if session.given else None,
-            "is_estimate": session.given and session.temperature is None,
+            "given": given,
+            "temperature": temperature if given else None,
+            "is_estimate": given and temperature is None,
         },
         # When and how the trace was made is in calibration.json: a continued run has the same bytes.
         "provenance": {**session.provenance().record(), "time": None, "command": None},
@@ -302,9 +284,8 @@ def collect_probes(run: RunDirectory, session: Session, trace: RankTrace, *, bat
     for number in range(1, rounds + 1):
         policy = next_policy(run, found) if found else family.tree(len(family))
         file = run.partial("probe") / f"round-{number}.npz"
-        found = _finished(file, session, trace, policy) or collect_round(
-            session, trace, policy, batch_size=batch_size, title=f"Probing, round {number}"
-        )
+        title = f"Probing, round {number}"
+        found = _finished(file, session, trace, policy) or collect_round(session, trace, policy, batch_size, title)
         found.save(file)
     assert found is not None, "there is a round at least"
     return found
@@ -315,12 +296,10 @@ def probe_again(run: RunDirectory, session: Session) -> None:
     probe = run.read_probe()
     policy = next_policy(run, probe)
     if policy != probe.policy:
-        title = "Probing, round 2"
-        collect_round(session, run.read_trace(), policy, batch_size=16, title=title).save(run.probe)
+        collect_round(session, run.read_trace(), policy, 16, "Probing, round 2").save(run.probe)
 
 
-def collect_round(session: Session, trace: RankTrace, policy: Tree, *, batch_size: int, title: str) -> Probe:
-    """The probe of the trace's prompts under a policy."""
+def collect_round(session: Session, trace: RankTrace, policy: Tree, batch_size: int, title: str) -> Probe:
     from treeopt.runtime.measure.probe import collect_probe
     from treeopt.runtime.measure.ranks import turn_prompts
     from treeopt.runtime.memory import with_less_memory
@@ -347,7 +326,6 @@ def next_policy(run: RunDirectory, probe: Probe) -> Tree:
 
 
 def _meta(session: Session, trace: RankTrace) -> dict[str, Any]:
-    """Metadata of a probe of the trace's prompts."""
     meta = {key: trace.meta.get(key) for key in ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")}
     rule = {"acceptance": session.acceptance.record}
     return {**meta, **rule, "top_k": trace.top_k, "provenance": {**(trace.meta.get("provenance") or {}), **rule}}

@@ -17,7 +17,7 @@ from treeopt.files import shipped, storage
 from treeopt.files.places import distinct
 from treeopt.files.writing import atomic_writer
 from treeopt.growth.drift import measure_for, shifts
-from treeopt.growth.source import source_of
+from treeopt.growth.source import Source, source_of
 from treeopt.pipeline.search import request_of
 from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared
 from treeopt.planning.planner import plan_trees
@@ -57,8 +57,11 @@ class Side:
     notes: tuple[str, ...] = ()
 
     @property
+    def source(self) -> Source | None:
+        return source_of(self.record) if self.record is not None else None
+
+    @property
     def meta(self) -> Mapping[str, Any]:
-        """What the record says of itself, or the plan."""
         if self.record is not None:
             return self.record.meta
         return {"drafter": self.plan.drafter, "acceptance": self.plan.acceptance} if self.plan else {}
@@ -94,10 +97,7 @@ def compare(
 def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, tolerance: float) -> Compared:
     """How B differs from A, and what A's plan loses there."""
     if b.record is None:
-        raise InvalidInput(
-            f"{b.name} must have the accuracies of other traffic, but it is a plan whose trace is not at hand: pass a "
-            "trace, a calibration, a run directory, or what an engine counted."
-        )
+        raise InvalidInput(f"{b.name} must have accuracies, but is a plan whose trace is not at hand: pass that.")
     check_alike(a, b)
     latencies = a.profile or b.profile
     with progress("Comparing", None):
@@ -105,7 +105,6 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         way = planned_trees(plan)
         losses = plan_losses(plan, b.record, latencies, way.dynamic_limits if way else DYNAMIC)
         moved = shifts(a.record, b.record) if a.record is not None else []
-    sources = {side.name: source_of(side.record) for side in (a, b) if side.record is not None}
     tells_chains = source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
     said = {
         f"The trace that {a.name} was made from is not at hand, so depths are not compared.": a.record is None,
@@ -116,10 +115,11 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         "The plan has one tree for a mix. It is compared with the best tree for each batch size alone.": plan.mix,
         f"{b.name} tells of chains alone, so the plan's best chain is judged, not its tree.": tells_chains,
     }
-    for name, source in sources.items():
-        said[
-            f"{name} has no conversations: its counts are taken as independent, so its noise is larger than is said."
-        ] = source.answers is None
+    bare = [side.name for side in (a, b) if side.source and side.source.answers is None]
+    said |= {
+        f"{name} has no conversations: its counts are taken as independent, so its noise is larger.": True
+        for name in bare
+    }
     return Compared(
         names=(a.name, b.name),
         measure=measure_for(*(side.record for side in (a, b) if side.record is not None)),
@@ -144,12 +144,9 @@ def planned(side: Side, latencies: LatencyProfile | None, batch_size: int | None
 
 
 def compare_groups(side: Side, batch_size: int | None, budget: int, tolerance: float) -> GroupsCompared:
-    """What the groups of a run lose by sharing its plan."""
-    source = source_of(side.record) if side.record is not None else None
+    source = side.source
     if source is None or not source.is_exact:
-        raise InvalidInput(
-            f"One source alone has its groups compared, which takes a trace, but {side.name} has none: pass a second source."
-        )
+        raise InvalidInput(f"Groups are compared in a trace, but {side.name} has none: pass a second source.")
     trace = cast(RankTrace, source.answers)
     with progress("Comparing groups", None):
         plan = planned(side, side.profile, batch_size, budget)
@@ -182,16 +179,20 @@ def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
         kind, measured = read_measurement(paths, drafter=drafter)
         return Side(f"{paths[-1].name} ({kind})", measured.source, notes=measured.notes)
     if len(given) > 1:
-        raise InvalidInput(
-            "B may be several files of an engine's counters, run directories of several drafters, or one source, but "
-            f"got {len(given)} with {one} among them."
-        )
+        raise InvalidInput(f"B may be several files of an engine's counters, or one source, but got {len(given)}.")
     if _is_run(one):
         return _side_of_run(RunDirectory.of(one))
-    if not isinstance(one, str | Path):
-        return _side_of_result("the given result", cast(Result, one))
-    found = _side_of_result(Path(one).name, load_result(one), RunDirectory(Path(one).parent))
-    return replace(found, sha256=storage.sha256_of(Path(one))) if Path(one).is_file() else found
+    folder = RunDirectory(Path(one).parent) if isinstance(one, str | Path) else None
+    name = Path(str(one)).name if folder else "the given result"
+    result = load_result(str(one)) if folder else cast(Result, one)
+    if isinstance(result, LatencyProfile | Benchmark):
+        raise InvalidInput(f"Traces, calibrations, plans, runs and counters are compared, but {name} is none of them.")
+    sha256 = storage.sha256_of(Path(str(one))) if folder and Path(str(one)).is_file() else ""
+    if not isinstance(result, Plan):
+        return Side(name, result, sha256=sha256)
+    if folder is None:
+        return Side(name, None, result)
+    return Side(name, read_grown_on(folder, result.inputs), result, read_timed(folder, result.inputs), sha256)
 
 
 def _side_of_run(run: RunDirectory) -> Side:
@@ -203,18 +204,6 @@ def _side_of_run(run: RunDirectory) -> Side:
     names = changed(run, plan.inputs) if plan else []
     stale = tuple(f"{run.plan} was made from another {name} than is there now." for name in names)
     return Side(str(run.path), record, plan, profile, storage.sha256_of(path), stale)
-
-
-def _side_of_result(name: str, result: Result, folder: RunDirectory | None = None) -> Side:
-    if isinstance(result, LatencyProfile | Benchmark):
-        raise InvalidInput(
-            f"Traces, calibrations, plans, run directories and engines' counters are compared, but {name} is none of them."
-        )
-    if not isinstance(result, Plan):
-        return Side(name, result)
-    if folder is None:
-        return Side(name, None, result)
-    return Side(name, read_grown_on(folder, result.inputs), result, read_timed(folder, result.inputs))
 
 
 def _is_run(given: Given) -> TypeGuard[str | Path | RunDirectory]:
@@ -262,31 +251,24 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
         entries = [entry for entry in plan.entries if batch_size in (None, entry.batch_size)]
         figures = [figure_of(name, entry, benches.get(entry.batch_size)) for entry in entries]
         found += [figure for figure in figures if figure]
-    _check_same(names, origins)
+    known: dict[str, tuple[str, Any]] = {}  # by the first run that says it
+    for name, key, value in [
+        (name, *item) for name, origin in zip(names, origins, strict=True) for item in origin.items()
+    ]:
+        first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
+        if differs := differing({key: there}, {key: value}):
+            raise InvalidInput(
+                f"Drafters are compared alike, but {first} (there) and {name} (here) differ in {differs[0]}."
+            )
     if not found:
         which = "" if batch_size is None else f" at batch size {batch_size}"
-        raise OutOfRange(
-            f"The runs must have plans with latencies{which}, but have none: treeopt profile, treeopt search."
-        )
+        raise OutOfRange(f"The runs must have plans with latencies{which}: treeopt profile, treeopt search.")
     notes: tuple[str, ...] = ()
     if predicted := sorted({f"{one.drafter} at batch size {one.batch_size}" for one in found if not one.is_measured}):
         notes = (f"Predicted, not decoded: {', '.join(predicted)}. treeopt bench decodes.",)
     about = ", ".join(str(origins[0][key]) for key in ("model", "dtype", "device") if origins[0].get(key))
     settings = tuple(sorted(found, key=lambda one: one.batch_size))
     return DraftersCompared(settings=settings, about=about, notes=notes)
-
-
-def _check_same(names: Sequence[str], origins: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidInput where two runs differ in what both are known to be of."""
-    known: dict[str, tuple[str, Any]] = {}  # by the first run that says it
-    for name, origin in zip(names, origins, strict=True):
-        for key, value in origin.items():
-            first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
-            if differs := differing({key: there}, {key: value}):
-                raise InvalidInput(
-                    f"Drafters are compared for one model on one machine, but {first} (there) and {name} (here) differ in "
-                    f"{', '.join(differs)}."
-                )
 
 
 def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:

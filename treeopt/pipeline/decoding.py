@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -71,10 +71,10 @@ class Decoding:
     def origin(self) -> dict[str, Any]:
         """Provenance of a benchmark, with the engine that decoded."""
         known, engine = self.session.provenance(seed=0).record(), self.engine
-        if engine is None:
-            return known
-        about = {"about": engine.about} if engine.about else {}
-        return {**known, "engine": {"name": engine.name, "version": engine.version, **about}}
+        if engine is not None:
+            about = {"about": engine.about} if engine.about else {}
+            known["engine"] = {"name": engine.name, "version": engine.version, **about}
+        return known
 
     @property
     def counts(self) -> Counts:
@@ -99,9 +99,7 @@ def decode(
     visits, rows = with_less_memory(lambda rows: _visits(decoding, prompts, rows), decoding.batch_size, note)
     has_one_text, quality = decoding.rule["rule"] in SAME_TEXT, None
     if not has_one_text:
-        quality, _ = with_less_memory(
-            lambda rows: _quality(session, visits, decoding.entrants, prompts, reference, batch_size=rows), rows, note
-        )
+        quality, _ = with_less_memory(lambda n: _quality(decoding, visits, prompts, reference, n), rows, note)
     compared = _engine_answers(decoding, prompts, visits) if decoding.engine else reference
     return replace(
         Contest(session.target, prompts, compared, rows, has_one_text).result(visits, decoding.entrants),
@@ -192,10 +190,6 @@ class Contest:
     batch_size: int
     has_one_text: bool = True
 
-    def __post_init__(self) -> None:
-        if self.reference.tokens is None or self.reference.num_sequences != len(self.prompts):
-            raise InvalidInput("The benchmark's reference must be the trace of its own prompts, with tokens.")
-
     def result(self, visits: Sequence[BlockVisit], entrants: Mapping[str, Entrant]) -> Benchmark:
         """The benchmark of all visits."""
         return Benchmark(
@@ -204,42 +198,42 @@ class Contest:
         )
 
     def _contender(self, name: str, entrant: Entrant, all_visits: Sequence[BlockVisit]) -> Contender:
-        visits = [visit for visit in all_visits if name in visit.runs]
-        runs = [visit.runs[name] for visit in visits]
-        first = [visit.runs[name] for visit in visits if visit.round == 0]
+        visits = [(visit, visit.runs[name]) for visit in all_visits if name in visit.runs]
+        first = [run for visit, run in visits if visit.round == 0]
         rows = sorted((row for run in first for row in run.rows), key=lambda row: row.id)
-        draft = _widened(entrant, [row for run in runs for row in run.rows])
-        recorded = behind(
-            self.reference.select(np.array([row.id for row in rows])), np.array([row.prefilled for row in rows]) - 1
-        )
-        can_replay = self.has_one_text and entrant.is_replayable and tells(recorded, draft)
-        lengths = accepted_lengths(recorded, draft) if can_replay else None
-        replayed = None if lengths is None else replay_lengths(recorded, lengths)
-        steps = [None] * len(rows) if replayed is None else replayed.steps.tolist()
+        draft = _widened(entrant, [row for _, run in visits for row in run.rows])
+        places, prefilled = np.array([row.id for row in rows]), np.array([row.prefilled for row in rows])
+        recorded = behind(self.reference.select(places), prefilled - 1)
+        accepted: list[int] = []
+        steps: list[int | None] = [None] * len(rows)
+        if self.has_one_text and entrant.is_replayable and tells(recorded, draft):
+            lengths = accepted_lengths(recorded, draft)
+            steps = replay_lengths(recorded, lengths).steps.tolist()
+            accepted = length_counts(recorded, lengths, draft.depth).tolist()
         emitted = (recorded.lengths - 1).tolist()
         return Contender(
             name=name,
             batch_size=self.batch_size,
             draft=draft,
             sequences=[self._answer(row, taken, n) for row, taken, n in zip(rows, steps, emitted, strict=True)],
-            blocks=[self._block(visit, visit.runs[name]) for visit in visits],
+            blocks=[
+                Block(
+                    round=visit.round,
+                    prompts=visit.prompts,
+                    tokens=run.tokens,
+                    steps=run.steps,
+                    decode_s=run.decode_s,
+                    group=self.prompts[visit.prompts[0]].group,
+                )
+                for visit, run in visits
+            ],
             passes=sum(run.passes for run in first),
-            prefill_s=sum(run.prefill_s for run in runs),
+            prefill_s=sum(run.prefill_s for _, run in visits),
             predicted=entrant.predicted,
             accepted=np.bincount([n for row in rows for n in row.accepted]).tolist(),
-            replayed_accepted=[] if lengths is None else length_counts(recorded, lengths, draft.depth).tolist(),
+            replayed_accepted=accepted,
             predicted_accepted=entrant.predicted_accepted,
             stopped=len(visits) < len(all_visits),
-        )
-
-    def _block(self, visit: BlockVisit, run: BlockRun) -> Block:
-        return Block(
-            round=visit.round,
-            prompts=visit.prompts,
-            tokens=run.tokens,
-            steps=run.steps,
-            decode_s=run.decode_s,
-            group=self.prompts[visit.prompts[0]].group,
         )
 
     def _answer(self, row: AnswerRun, replayed_steps: int | None, replayed_tokens: int) -> Answer:
@@ -247,11 +241,8 @@ class Contest:
         from treeopt.runtime.measure.bench import logit_gap
 
         prompt, theirs = self.prompts[row.id], self.reference.texts[row.id]
-        at = gap = None
-        if row.tokens != theirs:
-            pairs = itertools.zip_longest(row.tokens, theirs)
-            at = next(i for i, (mine, other) in enumerate(pairs) if mine != other)
-            gap = logit_gap(self.target, prompt.tokens, row.tokens, theirs, at)
+        pairs = enumerate(itertools.zip_longest(row.tokens, theirs))
+        at = next((i for i, (mine, other) in pairs if mine != other), None)
         return Answer(
             id=prompt.sha256,
             steps=len(row.accepted),
@@ -262,7 +253,7 @@ class Contest:
             replayed_tokens=None if at is None or replayed_steps is None else replayed_tokens,
             group=prompt.group,
             first_difference=at,
-            logit_gap=gap,
+            logit_gap=None if at is None else logit_gap(self.target, prompt.tokens, row.tokens, theirs, at),
         )
 
 
@@ -285,29 +276,23 @@ def behind(trace: RankTrace, states: IntArray) -> RankTrace:
 
 
 def _quality(
-    session: Session,
-    visits: Sequence[BlockVisit],
-    contenders: Iterable[str],
-    prompts: Sequence[Prompt],
-    reference: RankTrace,
-    *,
-    batch_size: int,
+    decoding: Decoding, visits: Sequence[BlockVisit], prompts: Sequence[Prompt], reference: RankTrace, rows: int
 ) -> dict[str, Quality]:
     """How likely every contender's texts are to the target, and how far they are from the plain ones."""
     from treeopt.runtime.measure.quality import measure_quality
 
     found = {}
     with progress("Judging the texts", None):
-        for name in contenders:
+        for name in decoding.entrants:
             runs = [visit.runs[name] for visit in visits if visit.round == 0 and name in visit.runs]
             texts = dict(sorted((row.id, row.tokens) for run in runs for row in run.rows))
             found[name] = measure_quality(
-                session.target,
+                decoding.session.target,
                 [prompts[i].tokens for i in texts],
                 list(texts.values()),
                 [reference.texts[i] for i in texts],
                 conversations=[prompts[i].cluster for i in texts],
-                batch_size=batch_size,
+                batch_size=rows,
             )
     return found
 

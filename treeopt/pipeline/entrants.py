@@ -35,8 +35,6 @@ PLAIN = Tree.chain(0)
 class Entrant:
     """A draft that is decoded, and what the calibration predicts for it.
 
-    draft              : the root alone is plain decoding
-    predicted          : tokens per step by several estimates
     predicted_accepted : share of the steps that emit 0, 1, ... guesses
     is_replayable      : whether its guesses are all of the draft's nodes, and those that the reference ranks
     is_own             : whether an engine decodes it by its own settings, which may guess less than the draft
@@ -100,10 +98,7 @@ def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> 
     for name, entrant in entrants.items():
         draft, is_ours = entrant.draft, not engine.about
         if not draft.topk and draft.kind not in ("plain", "chain"):
-            raise Unsupported(
-                f"{engine.name} takes chains of the likeliest guesses, but {name} is a tree of {len(draft)} rows, or "
-                "has other guesses."
-            )
+            raise Unsupported(f"{engine.name} takes chains of the likeliest guesses, but {name} is another tree.")
         if not draft.topk and (entrant.is_own or draft.depth > source.num_heads):
             found[name] = Entrant(draft, is_replayable=False, is_own=entrant.is_own)
         else:

@@ -218,13 +218,13 @@ def _convert_for_openvino(name: str, folder: Path, model: str | None, revision: 
     from treeopt.runtime.drafters.eagle3 import Eagle3Heads
     from treeopt.runtime.drafters.open import open_drafter
     from treeopt.runtime.engines.conversion import FORMATS, converted, converted_drafter
-    from treeopt.runtime.target import open_target
+    from treeopt.runtime.target import load_target
 
     if weights not in FORMATS:
         raise InvalidInput(f"`weights` must be one of {', '.join(FORMATS)}, but got {weights!r}.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidInput(f"`output` must be a new or empty folder, but {folder} is not.")
-    target = open_target(model or name, revision=None if model else revision, device="cpu")
+    target = load_target(model or name, revision=None if model else revision, device="cpu")
     made = None if model is None else open_drafter(name, target, revision=revision).drafter
     if made is not None and not isinstance(made, DraftModel | Eagle3Heads):
         raise Unsupported(f"OpenVINO GenAI decodes with draft models and EAGLE-3 layers, but {name} is {made.kind}.")

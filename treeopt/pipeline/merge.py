@@ -34,7 +34,8 @@ def merge_runs(
             f"{there[0]} exists, and merging replaces it only with `overwrite`: pass that, or another `run`."
         )
     trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others], shares or None)
-    calibration = summary(trace, {**(trace.meta.get("provenance") or {}), **_made_now()})
+    now = Provenance()
+    calibration = summary(trace, {**(trace.meta.get("provenance") or {}), "command": now.command, "time": now.time})
     calibration.meta["merged"] = trace.meta.get("merged")
     run.replace_accuracies(calibration, trace)
     for said in _told(trace):
@@ -45,16 +46,9 @@ def merge_runs(
 def _trace_of(run: RunDirectory) -> RankTrace:
     if run.probe.exists():
         raise InvalidInput(
-            f"Merging takes traces, but {run.path} was measured under typical acceptance, by decoding with a tree that its "
-            "own answers chose: calibrate on all prompts at once."
+            f"Merging takes traces, but {run.path} was measured under typical acceptance: calibrate on all prompts at once."
         )
     return run.read_trace()
-
-
-def _made_now() -> dict[str, str]:
-    """When and by which command."""
-    now = Provenance()
-    return {"command": now.command, "time": now.time}
 
 
 def _told(trace: RankTrace) -> list[str]:
@@ -70,7 +64,6 @@ def _told(trace: RankTrace) -> list[str]:
     if trace.weight is not None:
         shares = [f"{source['share']:.3g} {source['name'] or '(unknown)'}" for source in trace.meta["merged"]]
         told.append(
-            f"Trees are grown and judged by these shares of the traffic: {', '.join(shares)}. calibration.json counts every "
-            "state once."
+            f"Trees are grown by these shares of the traffic: {', '.join(shares)}. calibration.json counts every state once."
         )
     return told

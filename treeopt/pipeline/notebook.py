@@ -23,9 +23,8 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.report.bench_table import bench_table
-from treeopt.report.compared_table import compared_table
 from treeopt.report.plan_table import plan_table
-from treeopt.report.tables import calibration_table, profile_table, score_table
+from treeopt.report.tables import calibration_table, compared_table, profile_table, score_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,6 +76,5 @@ def figure(records: Sequence[Any], name: str, batch_size: int | None) -> Figure:
 
 
 def write_export(plan: Plan, engine: str, folder: Path, options: dict[str, Any]) -> Exported:
-    """Write a plan as an engine's own files into ``folder``."""
     files, written = export_to(folder, plan, engine, **options)
     return Exported(tuple(files), written.notes, written.command)

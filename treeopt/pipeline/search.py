@@ -49,12 +49,9 @@ def search_in_memory(
     default: str,
     **options: Any,
 ) -> Plan:
-    """The plan of a search in the run directory, or beside it on results that are given as they are.
+    """The plan of a search in the run directory, or beside it on given results, which are laid out as files.
 
-    Beside it the plan is kept only where ``run`` is said. Given results are laid out as files, so that `search` does with
-    them what the command does.
-
-    default : the run directory where none is said and nothing is given
+    Beside it the plan is kept only where ``run`` is said; ``default`` is the run where nothing is given.
     """
     given = {"calibration": calibration, "profile": profile}
     records = [one for one in given.values() if one is not None and not isinstance(one, str | Path)]
@@ -130,9 +127,7 @@ def plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile
     if not source.is_exact:
         raise InvalidInput(f"`for_groups=own` needs a trace with groups, but got a {source.kind}.")
     if run.is_held:
-        raise InvalidInput(
-            "`for_groups=own` writes to the run directory: search that of the trace, not the trace alone."
-        )
+        raise InvalidInput("`for_groups=own` writes to the run directory: search a run, not a trace alone.")
     parts = group_parts(cast(RankTrace, record))
     folders = distinct([folder_name(name) for name in parts])
     for (name, part), folder in zip(parts.items(), folders, strict=True):
@@ -201,7 +196,7 @@ def request_of(
     if engine is None:
         return PlanRequest(given, sizes, **options), []
     way = way_for(engine, method, sizes, record, latencies)
-    limits = limits_for(engine, way, given, own_rank=max_rank is not None, own_shape=shape is not None)
+    limits = limits_for(engine, way, given, max_rank, shape)
     kept, left_out = sizes_for(engine, way, sizes, asked=batch_sizes is not None)
     warnings = [*check_rule_of(record.meta.get("acceptance"), way, engine), *removal_notes(way, engine), *left_out]
     if limits.budget < given.budget:
@@ -231,10 +226,8 @@ def way_for(
         return way if method or trees is None else trees
     if way.dynamic:
         lacking = "profile has no dynamic trees" if has_pools else "calibration has no pools of dynamic trees"
-        raise InvalidInput(
-            f"{engine} with {way.name} takes dynamic trees, but the {lacking}: record some with treeopt calibrate "
-            "--topk 2,4,8, then treeopt profile, then search again."
-        )
+        hint = "treeopt calibrate --topk 2,4,8, then treeopt profile, then search again"
+        raise InvalidInput(f"{engine} with {way.name} takes dynamic trees, but the {lacking}: {hint}.")
     return way
 
 
@@ -258,26 +251,16 @@ def sizes_for(
     return [size for size in sizes if size not in left], [f"{said}. Left out of the profile's batch sizes: {which}."]
 
 
-def limits_for(engine: str, way: Method, given: Limits, *, own_rank: bool, own_shape: bool) -> Limits:
-    """The given limits and those of an engine's method together; InvalidInput for a shape that it cannot take.
-
-    own_rank, own_shape : whether they were asked for; they are the engine's otherwise
-    """
-    shape = given.shape if own_shape or way.shape == "any" else way.shape
-    names = list(SHAPES)
-    if shape in names and names.index(shape) < names.index(way.shape):
-        raise InvalidInput(f"`shape` must be {way.shape} or stricter for {engine}, but got {shape}: leave `shape` out.")
-
-    def least(*limits: int | None) -> int | None:
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    max_rank = least(given.max_rank if own_rank else None, way.max_rank)
-    return Limits(
-        given.budget if way.max_nodes is None else min(given.budget, way.max_nodes + 1),
-        least(given.max_depth, way.max_depth),
-        MAX_RANK if max_rank is None else max_rank,
-        shape,
+def limits_for(engine: str, way: Method, given: Limits, max_rank: int | None, shape: str | None) -> Limits:
+    """The given limits and those of an engine's method together; ``max_rank`` and ``shape`` are the engine's by default."""
+    wanted, names = shape or (given.shape if way.shape == "any" else way.shape), list(SHAPES)
+    if wanted in names and names.index(wanted) < names.index(way.shape):
+        raise InvalidInput(f"`shape` must be {way.shape} or stricter for {engine}, but got {wanted}.")
+    budget = given.budget if way.max_nodes is None else min(given.budget, way.max_nodes + 1)
+    depths, ranks = (
+        [n for n in pair if n is not None] for pair in ((given.max_depth, way.max_depth), (max_rank, way.max_rank))
     )
+    return Limits(budget, min(depths, default=None), min(ranks, default=MAX_RANK), wanted)
 
 
 def check_latencies(
@@ -298,12 +281,11 @@ def check_latencies(
     if own and info.get("acceptance") and theirs.get("acceptance"):
         check_rule(theirs["acceptance"], info["acceptance"], f"{file} holds", command=again)
     kind, measures = (info.get("drafter") or {}).get("kind"), profile.info.get("measures", "step")
-    if measures == ANALYTICAL and kind not in (None, "medusa"):
-        note(f"The latencies are computed for Medusa heads. Drafting with {kind} takes another time.")
-    if measures != "step":
-        computed = "Nothing was measured: the step latencies are computed, without scheduling and start of kernels"
-        only = computed if measures == ANALYTICAL else f"The profile measures {measures} alone"
-        note(f"{only}: the speedups are upper bounds.")
+    if measures == ANALYTICAL:
+        heads = "" if kind in (None, "medusa") else f" for Medusa heads, while drafting with {kind} takes another time"
+        note(f"Nothing was measured: the step latencies are computed{heads}. The speedups are upper bounds.")
+    elif measures != "step":
+        note(f"The profile measures {measures} alone: the speedups are upper bounds.")
     if missing := sorted(set(sizes) - set(profile.batch_sizes)):
         have, lacking = (",".join(map(str, several)) for several in (profile.batch_sizes, missing))
         remedy = to_add(profile, run, lacking) if own else "Plan for those, or pass another `profile`."

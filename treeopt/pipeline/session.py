@@ -128,7 +128,8 @@ def open_session(source: dict[str, Any]) -> Session:
 
     with progress("Loading", None):
         session = open_session(source)
-    return _noted(session)
+    note(*session.notes)
+    return session
 
 
 def open_by_workers(run: RunDirectory, source: dict[str, Any], cluster: Cluster) -> Session:
@@ -138,12 +139,7 @@ def open_by_workers(run: RunDirectory, source: dict[str, Any], cluster: Cluster)
 
     threads = source.get("threads") or next(recorded_threads(run), 1)
     with progress("Starting workers", None):
-        cluster.start(1 if cluster.workers.gpus else threads)
+        cluster.start(1 if cluster.gpus else threads)
         session: Session = replace(cluster.call(open_outline, source, threads), cluster=cluster)
-    return _noted(session)
-
-
-def _noted(session: Session) -> Session:
-    for text in session.notes:
-        note(text)
+    note(*session.notes)
     return session

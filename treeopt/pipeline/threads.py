@@ -34,8 +34,7 @@ def settle_threads(run: RunDirectory, session: Session) -> None:
     if "threads" in session.source or (now != _chosen and threads.are_said()):
         if known is not None and known != now:
             note(
-                f"This computes with {now} thread{'s' * (now > 1)}, but the run was measured with {known}: times cannot "
-                f"be compared. Pass `threads={known}` for the same."
+                f"This computes with {now} thread{'s' * (now > 1)}, but the run was measured with {known}: pass `threads={known}` for the same."
             )
         return
     if known is None and now != _chosen:

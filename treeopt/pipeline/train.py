@@ -167,7 +167,7 @@ class TrainingJob:
     def __init__(
         self, folder: Path, source: Mapping[str, Any], recipe: Recipe, accelerator: Any, *, load_in_8bit: bool
     ) -> None:
-        from treeopt.runtime.training import heads, opening
+        from treeopt.runtime.training import opening
 
         self.folder, self.work, self.recipe, self.accelerator = folder, folder / "training", recipe, accelerator
         self.source, self.own, self.is_main = source, "responses" not in source, accelerator.is_main_process
@@ -175,7 +175,7 @@ class TrainingJob:
         self.loading = {"model": demo.NAME, **loading, "load_in_8bit": load_in_8bit}
         with progress("Loading", None, self.is_main):
             self.target = opening.open_base(accelerator=accelerator, **self.loading)
-        self.size = heads.size_of_heads(self.target, recipe)
+        self.size = opening.size_of_heads(self.target, recipe)
         self.note(f"{recipe.kind} heads: {self.size}")
 
     def note(self, message: str) -> None:
@@ -244,26 +244,18 @@ class TrainingJob:
 
     def run(self) -> tuple[tuple[Path, ...], dict[str, object]]:
         """Count, train, count again, write the heads: their files, and what was reached."""
-        from treeopt.runtime.training.heads import save_result
         from treeopt.runtime.training.loop import CHECKPOINT_STEPS, Checkpoints, Loop
-        from treeopt.runtime.training.trainees import FrozenStates
+        from treeopt.runtime.training.opening import make_heads, save_result
+        from treeopt.runtime.training.trainees import FrozenStates, Trainee
 
         states, held_states = (FrozenStates(self.target, part) for part in (self.learned, self.held_out))
-        trainee = self._trainee(states)
+        heads = make_heads(self.target, self.recipe, self.learned, states.usual_rms)
+        trainee = Trainee(heads, self.recipe, self.target, own_answers=self.own)
         checkpoints = Checkpoints(self.work / CHECKPOINT, self._key())
         checkpoints.check()
-        loop = Loop(
-            self.accelerator,
-            trainee,
-            self.recipe,
-            self.learned,
-            states if trainee.needs_states else None,
-            checkpoints=checkpoints,
-            log=self.work / "log.jsonl",
-        )
-        counted = held_states if trainee.needs_states else None
+        loop = Loop(self.accelerator, trainee, states, checkpoints=checkpoints, log=self.work / "log.jsonl")
         with progress("Counting before", None, self.is_main):
-            before = loop.count(self.held_out, counted)
+            before = loop.count(held_states)
         if begun := loop.resume().step:
             self.note(f"Continuing after {begun:,} steps.")
         try:
@@ -274,7 +266,7 @@ class TrainingJob:
                     advance(share - shown)
                     shown = share
             with progress("Counting after", None, self.is_main):
-                after = loop.count(self.held_out, counted)
+                after = loop.count(held_states)
             if loop.position.step % CHECKPOINT_STEPS:  # else it has just been kept
                 loop.checkpoint()
         except KeyboardInterrupt:
@@ -289,15 +281,6 @@ class TrainingJob:
         self.accelerator.wait_for_everyone()
         seconds, held_out = round(loop.position.seconds, 3), {"before": before, "after": after}
         return tuple(files), {"steps": loop.position.step, "seconds": seconds, "held_out": held_out}
-
-    def _trainee(self, states: Any) -> Any:
-        from treeopt.runtime.training.heads import make_heads
-        from treeopt.runtime.training.trainees import HeadsTrainee, JointTrainee
-
-        heads = make_heads(self.target, self.recipe, self.learned, states.usual_rms)
-        if self.recipe.defaults.trains_base:
-            return JointTrainee(heads, self.recipe, self.target, own_answers=self.own)
-        return HeadsTrainee(heads, self.recipe, lambda hidden: self.target.scores(self.target.logits(hidden)))
 
     def _key(self) -> dict[str, object]:
         """All that the weights of a run depend on."""

@@ -23,9 +23,7 @@ def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
     if Path(tree).is_file():
         return read_tree(Path(tree), batch_size=batch_size)
     if tree not in PUBLISHED_TREES:
-        raise InvalidInput(
-            f"There is no file {tree}, nor a published tree of that name ({', '.join(PUBLISHED_TREES)})."
-        )
+        raise InvalidInput(f"There is no file {tree}, nor a tree of that name ({', '.join(PUBLISHED_TREES)}).")
     if batch_size is not None:
         raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {tree} is one tree: leave it out.")
     return published_tree(tree)
@@ -41,10 +39,7 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
     try:
         choices = read_choices(read_text(path))
         if choices is None or not all(isinstance(choice, list | tuple) for choice in choices):
-            raise InvalidInput(
-                "it must hold a list of paths, an object with 'medusa_choices', a plan, or an engine's "
-                "configuration that treeopt export writes."
-            )
+            raise InvalidInput("it must hold a list of paths, 'medusa_choices', a plan, or what treeopt export writes.")
         if len({type(choice) for choice in choices}) > 1:
             raise InvalidInput("it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it.")
         return Tree.from_choices(choices)
@@ -58,7 +53,6 @@ def _of(path: Path, error: InvalidInput) -> InvalidInput:
 
 
 def read_plan(path: Path) -> Plan | None:
-    """The plan in a file; None where it holds something else."""
     document = load_json(path) if path.suffix == ".json" else None
     is_plan = isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.plan/")
     return Plan.load(path) if is_plan else None

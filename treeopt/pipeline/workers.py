@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -19,14 +21,12 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.files.writing import atomic_writer
 from treeopt.report.terminal import note
-from treeopt.runtime.cluster import Cluster, DoBlock, Work, Workers
+from treeopt.runtime.cluster import Cluster, DoBlock, Work
 
 if TYPE_CHECKING:
     from treeopt.records.pools import Counts
     from treeopt.runtime.prompts.sets import PromptSet
     from treeopt.runtime.training.texts import Asking
-
-ENGINE = "ray"
 
 
 @contextmanager
@@ -38,14 +38,13 @@ def cluster_of(engine: str | None, **options: Any) -> Iterator[Cluster | None]:
             raise InvalidInput(f"`{next(iter(given))}` says how `engine=ray` works: add that, or leave it out.")
         yield None
         return
-    if engine != ENGINE:
-        raise InvalidInput(f"`engine` must be {ENGINE} here, but got {engine!r}.")
+    if engine != "ray":
+        raise InvalidInput(f"`engine` must be ray here, but got {engine!r}.")
     number, gpus = given.get("workers", 1), given.get("gpus_per_worker", 0)
-    if number < 1 or not 0 <= gpus < float("inf") or (gpus > 1 and gpus % 1):
-        raise InvalidInput(
-            f"`workers` must be at least 1, and `gpus_per_worker` a share of one or a whole number, but got {number} and {gpus}."
-        )
-    with Cluster(Workers(number, gpus, given.get("address"))) as cluster:
+    if number < 1 or not 0 <= gpus < inf or (gpus > 1 and gpus % 1):
+        said = "`workers` must be at least 1, and `gpus_per_worker` a share of one or a whole number"
+        raise InvalidInput(f"{said}, but got {number} and {gpus}.")
+    with Cluster(number, gpus, given.get("address")) as cluster:
         yield cluster
 
 
@@ -60,8 +59,8 @@ def finish_blocks(
     if len(missing) < len(sizes):
         note(f"Continuing after {len(sizes) - len(missing)} of {len(sizes)} blocks.")
         advance(sum(sizes) - sum(sizes[number] for number in missing))
-    if 0 < len(missing) < cluster.workers.number:
-        note(f"Only as many workers are used as blocks are left: {len(missing)} of {cluster.workers.number}.")
+    if 0 < len(missing) < cluster.number:
+        note(f"Only as many workers are used as blocks are left: {len(missing)} of {cluster.number}.")
     for number, content, notes in cluster.do(work, missing) if missing else ():
         for said in notes:
             note(said)
@@ -106,13 +105,8 @@ class RankBlocks:
             nonlocal rows
             asked = self.prompts.conversations[number * self.size : (number + 1) * self.size]
             prompts = replace(self.prompts, conversations=asked)
-            trace, rows = with_less_memory(
-                lambda n: collect_trace(
-                    setup, prompts, batch_size=n, counts=self.counts, given=session.given, meta={"batch_size": n}
-                ),
-                rows,
-                say,
-            )
+            collect = partial(collect_trace, setup, prompts, counts=self.counts, given=session.given)
+            trace, rows = with_less_memory(lambda n: collect(batch_size=n, meta={"batch_size": n}), rows, say)
             return content_of(trace.save)
 
         return block
@@ -141,8 +135,8 @@ class AnswerBlocks:
         found = {"dtype": str(target.dtype), "weights": texts.weights_digest(target.model)}
         if found != {name: key[name] for name in found}:
             raise InvalidInput(
-                f"Workers must have the model of the command, but it is in {key['dtype']} there, in {found['dtype']} here, or "
-                "has other weights: pass `dtype`, and the same `model` on all hosts."
+                "Workers must have the model of the command, but its number format or its weights are others: pass `dtype`, "
+                "and the same `model` on all hosts."
             )
         answers = texts.AnswerWriter(target, self.prompts, self.asking)
         return lambda number, say: content_of(lambda file: answers.write(file, number, say))

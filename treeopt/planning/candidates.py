@@ -238,32 +238,19 @@ def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: 
     """What a profile does not tell: sizes and depths that it does not cover, the context that is wanted."""
     largest, timed_depth = costs.reach
     gaps = [size for size in untimed if size <= largest]
-    said = [
-        (
-            costs.below_plain,
-            "Some trees were timed faster than a plain step. That is noise, so they are taken to cost as much as one.",
-        ),
-        (
-            bool(gaps),
-            f"The profile has no latency for trees of {', '.join(map(str, gaps[:8]))}{' ...' * (len(gaps) > 8)} rows, so "
-            "they were left out.",
-        ),
-        (
-            request.context not in (None, costs.context_tokens),
-            f"The profile has no context of {request.context} tokens. The nearest measured one was taken: "
-            f"{costs.context_tokens}.",
-        ),
-        (
-            largest < most,
-            f"The profile covers sizes up to {largest}, so larger trees were left out, although the budget is "
-            f"{request.limits.budget:,}: time larger sizes to have them considered.",
-        ),
-        (
-            timed_depth < deepest,
-            f"The profile covers depths up to {timed_depth}, so deeper trees (to {deepest}) were left out.",
-        ),
-    ]
-    return tuple(warning for is_so, warning in said if is_so)
+    some = ", ".join(map(str, gaps[:8])) + " ..." * (len(gaps) > 8)
+    here, context, budget = costs.context_tokens, request.context, request.limits.budget
+    said = {
+        "Some trees were timed faster than a plain step. That is noise, so they are taken to cost as much as one.": costs.below_plain,
+        f"The profile has no latency for trees of {some} rows, so they were left out.": bool(gaps),
+        f"The profile has no context of {context} tokens. The nearest measured one was taken: {here}.": context
+        not in (None, here),
+        f"The profile covers sizes up to {largest}, so larger trees were left out, although the budget is {budget:,}: time "
+        "larger sizes to have them considered.": largest < most,
+        f"The profile covers depths up to {timed_depth}, so deeper trees (to {deepest}) were left out.": timed_depth
+        < deepest,
+    }
+    return tuple(warning for warning, is_so in said.items() if is_so)
 
 
 def common(options: list[Candidates]) -> list[Candidates]:

@@ -78,7 +78,7 @@ class GroupsCompared(Displayed):
 
     def document(self) -> dict[str, object]:
         """What ``treeopt compare --json`` says."""
-        return {**document(self)}
+        return dict(document(self))
 
 
 @dataclass(frozen=True, kw_only=True)

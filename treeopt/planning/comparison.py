@@ -45,22 +45,20 @@ def compare(source: Source, limits: Limits, *, most_dense: int = MOST_DENSE) -> 
     published = published_tree().cut(max_depth=depth)
     if len(published) <= limits.budget:
         fixed["mc_sim_7b_63"] = published
+    known = {name: tree for name, tree in fixed.items() if source.knows(tree)}
     return Comparison(
         {name: source.crossfit(limits, name) for name in source.objectives},
         tuple((w, len(tree), source.rate(tree).tokens_per_step) for w, tree in dense.items()),
         len(every),
-        tuple(
-            (name, len(tree), source.rate(tree).tokens_per_step) for name, tree in fixed.items() if source.knows(tree)
-        ),
+        tuple((name, len(tree), source.rate(tree).tokens_per_step) for name, tree in known.items()),
     )
 
 
 def _is_known(widths: Widths, source: Source) -> bool:
     """Whether the source tells a dense tree's nodes apart: its last corner, and of a probe all the others too."""
     corner = [width - 1 for width in widths]
-    if not source.knows(Tree.from_choices([corner[:depth] for depth in range(1, len(corner) + 1)])):
-        return False
-    return source.is_exact or source.knows(Tree.dense(widths))
+    last = Tree.from_choices([corner[:depth] for depth in range(1, len(corner) + 1)])
+    return source.knows(last) and (source.is_exact or source.knows(Tree.dense(widths)))
 
 
 def _sample(every: list[Widths], most: int) -> list[Widths]:

@@ -227,8 +227,8 @@ def _ms_of(draft: Draft, options: Candidates, costs: StepCosts | None) -> Floats
     ms = costs.ms([draft.rows], [draft.depth], topk)
     if np.isnan(ms[0]):
         raise OutOfRange(
-            f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep, but ends at "
-            f"{costs.reach[0]} rows, {costs.reach[1]} deep: add it with treeopt profile --sizes {len(draft)}."
+            f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep: add it with treeopt profile "
+            f"--sizes {len(draft)}."
         )
     rng = np.random.default_rng([SEED, options.batch_size])
     return np.append(ms, costs.draws_ms([draft.rows], [draft.depth], options.ms_draws.shape[1], rng, topk))

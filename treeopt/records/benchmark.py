@@ -86,12 +86,10 @@ class Benchmark(Kept):
         pairs = self._paired(name, baseline, group)
         if not len(pairs):
             return None
-        if {name, baseline} & {contender.name for contender in self.stopped}:
-            low, high = look_interval(pairs) or (None, None)
-            return Ratio(value=float(rates_ratio(pairs.sum(0))), low=low, high=high)
-        return _with_interval(
-            rates_ratio(pairs.sum(0)), rates_ratio(conversation_draws(len(pairs)) @ pairs), len(pairs)
-        )
+        stopped = {name, baseline} & {contender.name for contender in self.stopped}
+        draws = conversation_draws(len(pairs))
+        ends = look_interval(pairs) if stopped else _interval(rates_ratio(draws @ pairs), len(pairs))
+        return Ratio.of(float(rates_ratio(pairs.sum(0))), ends)
 
     def figure(self, name: str) -> Figure:
         """What was measured of a contender; its latencies are those that its tokens per second and its speedup are of."""
@@ -118,7 +116,7 @@ class Benchmark(Kept):
             return None
         ratios = 1 / rates_ratio(pairs)
         picks = np.random.default_rng(SEED).integers(0, len(ratios), (BOOTSTRAPS, len(ratios)))
-        return _with_interval(np.median(ratios), np.median(ratios[picks], axis=1), len(ratios))
+        return Ratio.of(float(np.median(ratios)), _interval(np.median(ratios[picks], axis=1), len(ratios)))
 
     def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
         """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds that both have added up."""
@@ -160,14 +158,12 @@ class Benchmark(Kept):
     @property
     def shown(self) -> dict[str, object]:
         """What follows from the other keys, for readers of JSON."""
-        speedups = {contender.name: self.speedup(contender.name) for contender in self.contenders}
-        return {"rounds": self.rounds, "speedup": {name: ratio for name, ratio in speedups.items() if ratio}}
+        speedups = {c.name: ratio for c in self.contenders if (ratio := self.speedup(c.name))}
+        return {"rounds": self.rounds, "speedup": speedups}
 
 
-def _with_interval(value: Any, samples: Any, blocks: int) -> Ratio:
-    """A ratio, and its 95 % interval by bootstrap samples over so many blocks."""
-    low, high = interval95(samples, blocks) if blocks >= FEWEST_BLOCKS else (None, None)
-    return Ratio(value=float(value), low=low, high=high)
+def _interval(samples: Any, blocks: int) -> tuple[float, float] | None:
+    return interval95(samples, blocks) if blocks >= FEWEST_BLOCKS else None
 
 
 def rates_ratio(sums: Any) -> Any:

@@ -1,7 +1,6 @@
 """Error bars: the bootstrap over conversations, which are what a measurement drew at random.
 
-Steps and answers within a conversation depend on one another, so whole conversations are drawn again,
-with replacement. Figures that are compared share the draws, so that what is common to them cancels.
+Figures that are compared share the draws, so that what is common to them cancels.
 
 C conversations · B bootstrap draws
 """
@@ -59,9 +58,7 @@ def drawn_rates(
 def interval95(samples: NDArray[np.float64], n: int) -> tuple[float, float]:
     """The 95 % interval of bootstrap draws over ``n`` things: percentiles, widened for few of them.
 
-    A bootstrap draw varies by (n - 1) / n too little, and its normal tails are too thin; the expanded
-    percentile interval (Hesterberg, What Teachers Should Know about the Bootstrap, 2015, section 4.5)
-    takes the percentiles that mend both.
+    The expanded percentile interval (Hesterberg, What Teachers Should Know about the Bootstrap, 2015, section 4.5).
 
     >>> [round(end, 3) for end in interval95(np.linspace(0, 1, 1001), 10_000)]
     [0.025, 0.975]

@@ -1,9 +1,4 @@
-"""How often each head had the true token at each rank: counts first, rates and errors from them.
-
-hits   : (K, top_k) int  states at which head k had the true token at rank i
-trials : (K,)       int  states at which head k had something to guess
-accept : (K, top_k)      hits / trials, the marginal accuracies a_k^(i) of Medusa, section 2.3.3
-"""
+"""How often each head had the true token at each rank."""
 
 from __future__ import annotations
 
@@ -28,17 +23,12 @@ KEPT_PREFIXES = 1024  # most frequent rank prefixes that calibration.json lists
 ENGINE_LOG = "engine log"  # the source that calibrations of engines' counters name
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefixCounts:
+class PrefixCounts(TypedDict):
     """The most frequent rank prefixes: how often each came, and how often its parent did with a trial."""
 
     paths: list[Choice]
     counts: list[Count]
     visited: list[Count]
-
-    def __post_init__(self) -> None:
-        if not len(self.paths) == len(self.counts) == len(self.visited):
-            raise InvalidInput("prefix_counts must have as many counts and visited as paths.")
 
 
 class Counted(TypedDict, total=False):
@@ -75,7 +65,9 @@ class CalibrationFile(Counted, Origins, total=False):
 class Calibration(Kept):
     """Marginal counts of a drafter on a data set: ``calibration.json``.
 
-    Raises InvalidInput for counts that cannot be: negative, more hits than trials, no trials.
+    hits   : (K, top_k) int  states at which head k had the true token at rank i
+    trials : (K,)       int  states at which head k had something to guess
+    accept : (K, top_k)      hits / trials, the marginal accuracies a_k^(i) of Medusa, section 2.3.3
 
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> calibration.accept.tolist()
@@ -142,7 +134,7 @@ class Calibration(Kept):
         meta = {
             "positions": int(trace.has_step.sum()),
             "sequences": trace.num_sequences,
-            "survival": chain_survival(ranks).tolist(),
+            "survival": np.logical_and.accumulate(ranks == 0, axis=1).mean(0).tolist(),  # of chains
             "loop_share": trace.loop_share(),
             "source": "measured",
             **{key: trace.meta.get(key) for key in ("drafter", "acceptance", "answers", "skipped")},
@@ -192,24 +184,14 @@ def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray
 
 def group_counts(trace: RankTrace) -> dict[str, dict[str, Any]]:
     """Hits, trials, sequences and states of each group of sequences."""
-    found = {}
-    for g, name in enumerate(trace.group_names):
-        if len(sequences := np.flatnonzero(trace.group == g)):
-            part = trace.select(sequences)
-            states = part.ranks[part.has_step]
-            hits, trials = count_hits(states, trace.top_k)
-            found[name] = {"sequences": len(sequences), "positions": len(states), "hits": hits, "trials": trials}
+    found, group = {}, np.repeat(np.asarray(trace.group), trace.lengths)
+    for g in np.unique(group).tolist():
+        states = trace.ranks[trace.has_step & (group == g)]
+        counts = {"sequences": int((trace.group == g).sum()), "positions": len(states)}
+        found[trace.group_names[g]] = counts | dict(
+            zip(("hits", "trials"), count_hits(states, trace.top_k), strict=True)
+        )
     return found
-
-
-def chain_survival(ranks: NDArray[np.int16]) -> NDArray[np.float64]:
-    """(K,) share of the states at which the top-1 guesses of heads 1...d were all right.
-
-    >>> chain_survival(np.array([[0, 0], [0, 1], [2, 0], [0, 0]], np.int16)).tolist()
-    [0.75, 0.5]
-    """
-    shares: NDArray[np.float64] = np.logical_and.accumulate(ranks == 0, axis=1).mean(0)
-    return shares
 
 
 def prefix_counts(ranks: NDArray[np.int16], *, most: int = KEPT_PREFIXES) -> tuple[list[Choice], list[int], list[int]]:
@@ -227,11 +209,10 @@ def prefix_counts(ranks: NDArray[np.int16], *, most: int = KEPT_PREFIXES) -> tup
             visited = int((here != NO_TRIAL).sum())
             for rank in np.unique(here[here >= 0]).tolist():
                 following[(*path, rank)] = states[here == rank]
-                found.append((len(following[(*path, rank)]), (*path, rank), visited))
+                found.append((-len(following[(*path, rank)]), (*path, rank), visited))
         alive = following
-    found.sort(key=lambda item: (-item[0], len(item[1]), item[1]))
-    del found[most:]
-    return [p for _, p, _ in found], [n for n, _, _ in found], [v for _, _, v in found]
+    found = sorted(found, key=lambda item: (item[0], len(item[1]), item[1]))[:most]
+    return [p for _, p, _ in found], [-n for n, _, _ in found], [v for _, _, v in found]
 
 
 def prefix_states(trace: RankTrace, paths: Sequence[Choice], *, most: int = 3) -> dict[Choice, list[int]]:
@@ -246,5 +227,5 @@ def prefix_states(trace: RankTrace, paths: Sequence[Choice], *, most: int = 3) -
     for path in paths:
         states = np.flatnonzero((trace.ranks[:, : len(path)] == path).all(1) & trace.has_step)
         first = np.unique(sequence[states], return_index=True)[1]
-        found[path] = [*states[first], *np.delete(states, first)][:most]
-    return {path: [int(state) for state in states] for path, states in found.items()}
+        found[path] = np.concatenate([states[first], np.delete(states, first)])[:most].tolist()
+    return found

@@ -1,8 +1,7 @@
 """The kinds of drafters: one row says all that treeopt does with a kind, and everything reads it here.
 
-A new drafter is a row of `DRAFTERS`, a module in ``treeopt/runtime`` that the row names, and a row of the contract in
-tests/test_drafters.py. Functions are named as ``module:function`` below ``treeopt.runtime`` and are imported where they
-are used, so that the table itself needs neither torch nor transformers.
+Functions are named as ``module:function`` below ``treeopt.runtime`` and are imported where they are used, so that the table
+itself needs neither torch nor transformers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """A figure: a draft with what its steps bring and what they cost, predicted, replayed or measured.
 
-    tokens per second = batch_size x tokens_per_step / step_ms
-    speedup           = tokens per second over those of plain decoding, 1e3 x batch_size / plain_ms
-
-A figure keeps the factors and what is known of their noise; the rest follows, and is written for readers under "shown".
+It keeps the factors and what is known of their noise; the rest follows, and is written for readers under "shown".
 """
 
 from __future__ import annotations
@@ -43,6 +40,11 @@ class Ratio:
     value: Amount
     low: Amount | None = None
     high: Amount | None = None
+
+    @classmethod
+    def of(cls, value: float, ends: Sequence[float] | None) -> Ratio:
+        low, high = ends or (None, None)
+        return cls(value=value, low=low, high=high)
 
     @property
     def log_stderr(self) -> float | None:
@@ -139,11 +141,11 @@ class Figure:
     @property
     def speedup_ratio(self) -> Ratio | None:
         """The speedup with its 95 % interval; None where a latency is not known."""
-        return None if self.speedup is None else _ratio(self.speedup, self.interval95.speedup)
+        return None if self.speedup is None else Ratio.of(self.speedup, self.interval95.speedup)
 
     def over(self, chosen: Figure) -> Ratio:
         """Its throughput over that of the draft that was chosen, with the interval that is known of it."""
-        return _ratio(self.rate / chosen.rate, self.interval95.over_chosen)
+        return Ratio.of(self.rate / chosen.rate, self.interval95.over_chosen)
 
     @property
     def shown(self) -> dict[str, object]:
@@ -152,14 +154,6 @@ class Figure:
         return {name: value for name, value in known.items() if value is not None}
 
 
-def _ratio(value: float, ends: Sequence[float] | None) -> Ratio:
-    low, high = ends or (None, None)
-    return Ratio(value=value, low=low, high=high)
-
-
 def fastest(figures: Sequence[Figure]) -> Figure | None:
-    """The figure with the most tokens per second (per step where no latency is known); None of none.
-
-    A faster one by estimate alone is taken: noise is weighed where drafts are chosen.
-    """
+    """The figure with the most tokens per second (per step where no latency is known) by estimate; None of none."""
     return max(figures, key=lambda figure: figure.rate, default=None)

@@ -1,9 +1,8 @@
-"""Which accuracies and which latencies a command uses, and whether a result was made from others than are there now.
+"""Which accuracies (a trace, a probe or a calibration) and which latencies (a profile) a command uses, and whether a result
+was made from others than are there now.
 
-accuracies  what trees are grown on and judged by: a trace, a probe or a calibration. A name or path that was given
-            comes first; without one they are the run's own
-latencies   what a step costs: a profile, likewise
-inputs      name to sha256 of the files that a result was made from; results carry it
+A name or path that was given comes first; without one they are the run's own. Results carry the ``inputs`` that they were
+made from: name to sha256 of each file.
 """
 
 from __future__ import annotations
@@ -35,12 +34,10 @@ INPUTS = ("trace.npz", "probe.npz", "calibration.json", "profile.json", "plan.js
 
 
 def load_result(path: str | Path) -> Result:
-    """What a file holds that a command wrote, or a shipped file of that name.
+    """What a file holds that a command wrote, or a shipped file of that name; InvalidInput where it is none.
 
     >>> load_result("vicuna-7b-medusa1").num_heads
     5
-
-    Raises InvalidInput where it is no such file.
     """
     file = Path(path)
     if not file.exists():
@@ -58,12 +55,7 @@ def load_result(path: str | Path) -> Result:
 
 
 def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, RankTrace | Calibration]:
-    """The file and the record of what the target's own tokens were among the guesses: a trace or a calibration.
-
-    given : a path or a shipped name; without one the run's trace, or else its calibration
-
-    Raises InvalidInput where the run has neither.
-    """
+    """The file and the record of a path or a shipped name, or the run's trace, or else its calibration."""
     if given is not None:
         path = shipped.find("calibration", given)
         if path.suffix != ".npz":
@@ -103,10 +95,7 @@ def read_planned(run: RunDirectory, given: str | None = None) -> tuple[Path, Acc
 
 
 def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, Sample | None]:
-    """So many conversations of a record, drawn at random, the same ones every time; all, and None, where it has no more.
-
-    Raises InvalidInput for accuracies without conversations.
-    """
+    """So many conversations of a record, drawn at random, the same ones every time; all, and None, where it has no more."""
     if conversations is None:
         return record, None
     if isinstance(record, Calibration):
@@ -195,10 +184,7 @@ def not_a_check(where: str, engine: str = "") -> str:
 
 
 def other_origins(record: Accuracies, profile: LatencyProfile) -> list[tuple[str, str, str]]:
-    """(what, of the accuracies, of the latencies) of each origin in which the two differ, as far as both are known.
-
-    Drafters that differ in their weights only cost the same.
-    """
+    """(what, of the accuracies, of the latencies) of each origin that differs in what a step costs, where both are known."""
     ours, theirs = ((info.get("provenance") or {}) for info in (record.meta, profile.info))
     drafters = [record.meta.get("drafter") or {}, theirs.get("drafter") or {}]
     found: list[tuple[str, Any, Any]] = [(key, ours.get(key), theirs.get(key)) for key in ("model", "dtype", "device")]

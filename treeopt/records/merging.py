@@ -4,13 +4,11 @@ Nothing is measured again. The parts of which a trace was made stay known in its
 in any order: the parts are taken out, put in order, and joined. Parts of a shard are blocks, in the order of their
 places; those of calibrations are the calibrations, in the order of their prompts' digests.
 
-A share of the traffic is one of its conversations. Every conversation counts a whole number of times, 1 for those of the
-calibration that counts least, so that r times as much is 2 for some and 3 for others where r is between; what that means
-is what repeating the conversation would (`RankTrace.repeated`).
+A share of the traffic is one of its conversations. Every conversation counts a whole number of times, as if it were repeated
+(`RankTrace.repeated`): 1 for those of the calibration that counts least, 2 for some and 3 for others where a ratio is between.
 
-Shards are one calibration divided among processes that know nothing of each other. The prompts are cut into blocks, which
-are decoded by themselves, and shard i of n measures the blocks i, i + n, i + 2n, ... So no block is another one than in a
-single process.
+Shards are one calibration divided among processes that know nothing of each other: the prompts are cut into blocks, which
+are decoded by themselves as in a single process, and shard i of n measures the blocks i, i + n, i + 2n, ...
 """
 
 from __future__ import annotations
@@ -62,15 +60,12 @@ class Shard:
     index: int = 1
     count: int = 1
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.index <= self.count:
-            raise InvalidInput(f"`shard` must be i/n with i from 1 to n, but got {self}.")
-
     @classmethod
     def of(cls, text: str) -> Shard:
         """The shard that "i/n" means. Raises InvalidInput for anything else."""
-        if not (found := re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)):
-            raise InvalidInput(f"`shard` must be i/n, for example 2/8, but got {text!r}.")
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            raise InvalidInput(f"`shard` must be i/n with i from 1 to n, for example 2/8, but got {text!r}.")
         return cls(int(found[1]), int(found[2]))
 
     def __str__(self) -> str:

@@ -1,7 +1,6 @@
 """The result of a search, one entry per batch size and context: ``plan.json``.
 
-Each class below is an object of the file, its fields are the object's keys; None stands for unknown. A plan keeps what was
-chosen and what it was chosen by; speeds, ratios and losses follow from that and are written under "shown" for readers.
+Each class below is an object of the file, its fields are the object's keys; None stands for unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
-from treeopt.trees.draft import Draft, draft_tree, dynamic_form
+from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.dynamic import MOST_LEVELS, DynamicTree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
@@ -132,19 +131,14 @@ class PlanEntry:
         return self.chosen.size > 1
 
     def best(self, kind: str) -> Figure | None:
-        """The best draft of a kind, the chosen one if it is of that kind; None where none is known.
-
-        A chain is a tree, too.
-        """
+        """The best draft of a kind, which may be the chosen one (a chain is a tree, too); None where none is known."""
         own = self.chosen.draft.kind
         return self.chosen if own == kind or (own, kind) == ("chain", "tree") else self.others.get(kind)
 
     def serving(self, takes: Callable[[Draft], bool]) -> Figure:
         """What to decode with where not every draft can be: the chosen one, or the fastest that is faster than plain.
 
-        takes : whether a draft can be decoded with
-
-        Where no latencies are known the one with the most tokens per step. Raises InvalidInput where nothing is known of any.
+        takes : whether a draft can be decoded with; InvalidInput where nothing is known of any
         """
         if not self.speculates or takes(self.draft):
             return self.chosen
@@ -156,7 +150,8 @@ class PlanEntry:
     @property
     def setting(self) -> DynamicTree | None:
         """What an engine of dynamic trees and chains is told; None for "do not speculate"."""
-        return dynamic_form(self.serving(is_setting).draft)
+        draft = self.serving(is_setting).draft
+        return None if draft.kind == "plain" else DynamicTree(draft.depth, draft.topk or 1, draft.rows)
 
     @property
     def plain(self) -> Figure:
@@ -280,22 +275,16 @@ class Plan(Kept):
         check_schedule(self.schedule, len(self.entries))
 
     def entry(self, batch_size: int | None = None) -> PlanEntry:
-        """The entry of a batch size, which may be left out where there is only one.
-
-        Raises OutOfRange for a batch size that the plan has not, or none where it has several.
-        """
+        """The entry of a batch size, which may be left out where there is only one; OutOfRange where there is none."""
         if batch_size is None and len(self.entries) == 1:
             return self.entries[0]
-        have = ", ".join(str(e.batch_size) for e in self.entries)
         for entry in self.entries:
             if entry.batch_size == batch_size:
                 return entry
+        have = f"The plan has trees for batch sizes {', '.join(str(e.batch_size) for e in self.entries)}"
         if batch_size is None:
-            raise OutOfRange(f"The plan has trees for batch sizes {have}: say which with `batch_size`.")
-        raise OutOfRange(
-            f"The plan has trees for batch sizes {have}, but {batch_size} was asked: search again with "
-            f"`batch_size` {batch_size}."
-        )
+            raise OutOfRange(f"{have}: say which with `batch_size`.")
+        raise OutOfRange(f"{have}, but {batch_size} was asked: search again with `batch_size` {batch_size}.")
 
     def limits(self, default: Limits) -> Limits:
         """The limits of the search; where the plan does not say, those of ``default``."""
@@ -330,9 +319,8 @@ class Plan(Kept):
         entry = self.entries[part.entry]
         if entry.chosen.step_ms is None:
             return None
-        inside = [e.batch_size for e in self.entries if part.first <= e.batch_size <= (part.last or e.batch_size)]
-        losses = self.losses(entry)
-        return max((losses.get(size, 0.0) for size in inside), default=0.0)
+        sizes, losses = [e.batch_size for e in self.entries], self.losses(entry)
+        return max((losses.get(n, 0.0) for n in sizes if part.first <= n <= (part.last or n)), default=0.0)
 
     @property
     def speculates(self) -> bool:
@@ -374,5 +362,5 @@ class Plan(Kept):
     def shown(self) -> dict[str, object]:
         """What follows from the other keys, for readers of JSON."""
         parts = [{"from": part.first, "to": part.last, "loss": self.loss(part)} for part in self.schedule]
-        mix = {"tokens_per_s": self.over_mix(lambda e: e.chosen), "speedup": self.mix_speedup} if self.mix else {}
-        return {"schedule": parts, **({"mix": mix} if mix else {})}
+        mix = {"tokens_per_s": self.over_mix(lambda e: e.chosen), "speedup": self.mix_speedup}
+        return {"schedule": parts, **({"mix": mix} if self.mix else {})}

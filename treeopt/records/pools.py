@@ -9,6 +9,7 @@ P states · L levels at most · n numbers of expanded nodes ("topk")
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -83,19 +84,17 @@ class Pools:
     places: NDArray[np.uint8]
 
     def __post_init__(self) -> None:
-        if not 1 <= self.levels <= MOST_LEVELS or not self.topks or list(self.topks) != sorted(set(self.topks)):
+        rising = [topk for topk in range(1, MOST_TOPK + 1) if topk in self.topks]
+        if not 1 <= self.levels <= MOST_LEVELS or not rising or list(self.topks) != rising:
             raise InvalidInput(
-                f"pools must have 1 to {MOST_LEVELS} levels and a rising list of topk, but have {self.levels} and "
-                f"{quoted(list(self.topks))}."
+                f"pools must have 1 to {MOST_LEVELS} levels and a rising list of topk from 1 to {MOST_TOPK}, but have "
+                f"{self.levels} and {quoted(list(self.topks))}."
             )
-        if not 1 <= self.topks[0] <= self.topks[-1] <= MOST_TOPK:
-            raise InvalidInput(f"topk of pools must be 1 to {MOST_TOPK}, but is {quoted(list(self.topks))}.")
         shape = (len(self.places), len(self.topks), columns_of(self.levels).stop)
         if self.places.shape != shape:
             raise InvalidInput(f"places of the pools must be {shape}, but are {self.places.shape}.")
-        for topk in self.topks:
-            for levels in range(1, self.levels + 1):
-                self._check_places(levels, topk)
+        for topk, levels in product(self.topks, range(1, self.levels + 1)):
+            self._check_places(levels, topk)
 
     @classmethod
     def of(cls, about: object, places: NDArray[np.uint8]) -> Pools:
@@ -112,9 +111,9 @@ class Pools:
         places, most = self.places_in(levels, topk), min(pool_size(levels, topk), MOST_ROWS - 1)
         known = places != NO_PLACE
         if (known & (places >= most)).any():
+            reach = places[known].max()
             raise InvalidInput(
-                f"places in pools of {levels} levels with topk {topk} must be below {most} or {NO_PLACE}, but reach "
-                f"{places[known].max()}."
+                f"places in pools of {levels} levels with topk {topk} must be below {most} or {NO_PLACE}, but reach {reach}."
             )
         if (known[:, 1:] & (places[:, 1:] <= places[:, :-1])).any():
             raise InvalidInput(f"a place in a pool must be behind its parent's, but with topk {topk} some are not.")

@@ -1,9 +1,8 @@
 """The probe: which nodes of a large tree each step of decoding would have accepted.
 
-Under typical acceptance several siblings can pass and the text depends on the tree, so that no trace of ranks
-tells what a tree reaches. Instead answers are decoded with one tree, the policy, while a larger one, the probe
-tree, is verified in the same passes. Any part of that is then scored on the same steps (`treeopt.growth.probed`):
-exactly for the policy, approximately for others, whose steps would begin elsewhere.
+Under typical acceptance the text depends on the tree, so that no trace of ranks tells what a tree reaches. Instead answers
+are decoded with one tree, the policy, while a larger one, the probe tree, is verified in the same passes. Any part of that
+is then scored on the same steps: exactly for the policy, approximately for others, whose steps would begin elsewhere.
 
 P steps of all sequences · S sequences · T nodes of the probe tree · A accepted nodes of all steps, roots left out
 """
@@ -11,7 +10,7 @@ P steps of all sequences · S sequences · T nodes of the probe tree · A accept
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,52 +63,41 @@ class Probe(Answers):
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, dtype in {**_BITS, **_ARRAYS}.items():
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, read_only(value, dtype))
-        steps, starts = len(self.accepted), self.starts
-        for name in _BITS:
-            found = getattr(self, name).shape
-            if found != (steps, len(self.tree)):
-                raise InvalidInput(f"{name} must be (steps, nodes), {steps, len(self.tree)}, but is {found}.")
+        for name, array in self._arrays(*_BITS, *_ARRAYS).items():
+            object.__setattr__(self, name, read_only(array, (_BITS | _ARRAYS)[name]))
+        steps, starts, nodes = len(self.accepted), self.starts, len(self.tree)
+        if not self.accepted.shape == self.ends.shape == (steps, nodes):
+            shapes = f"{self.accepted.shape} and {self.ends.shape}"
+            raise InvalidInput(f"accepted and ends must be (steps, nodes), {steps, nodes}, but are {shapes}.")
         rises = starts.ndim == 1 and len(starts) > 1 and (np.diff(starts) >= 0).all()
         if not rises or starts[0] != 0 or starts[-1] != steps:
             raise InvalidInput(f"starts must rise from 0 to the number of steps, {steps}.")
-        for name in PER_SEQUENCE:
-            value = getattr(self, name)
-            if value is not None and value.shape != (self.num_sequences,):
-                raise InvalidInput(f"{name} must have {self.num_sequences} entries, but has shape {value.shape}.")
-        if len(self.tree) < 2 or not set(self.policy.paths) <= set(self.tree.paths):
+        for name, array in self._arrays(*PER_SEQUENCE).items():
+            if array.shape != (self.num_sequences,):
+                raise InvalidInput(f"{name} must have {self.num_sequences} entries, but has shape {array.shape}.")
+        if nodes < 2 or not set(self.policy.paths) <= set(self.tree.paths):
             raise InvalidInput("A probe tree must have guesses, and hold every node of the policy.")
         above = self.accepted[:, self.tree.parents[1:]]
         if not self.accepted[:, 0].all() or (self.accepted[:, 1:] & ~above).any():
             raise InvalidInput("A node can be accepted only where its parent is, and the root always is.")
         if (self.ends & ~self.accepted).any() or self.ends[:, 0].any():
             raise InvalidInput("Only an accepted guess can end a sequence.")
-        found, wanted = self.log_likelihood.shape, int(self.accepted[:, 1:].sum())
-        if found != (wanted,) or not (self.log_likelihood <= 0).all():
+        wanted = int(self.accepted[:, 1:].sum())
+        if self.log_likelihood.shape != (wanted,) or not (self.log_likelihood <= 0).all():
             raise InvalidInput(
-                f"log_likelihood must have {wanted} entries of at most 0, one per accepted node, but has shape {found}."
+                f"log_likelihood must be at most 0 for each of {wanted} accepted nodes, and one for each."
             )
 
     def check(self) -> None:
-        """Raise InvalidInput where a sequence is not as long as its steps with the policy make it.
-
-        A step emits the guesses on the longest accepted path, and one token more unless a guess ends the sequence.
-        """
+        """Raise InvalidInput where a sequence is not as long as its steps with the policy make it."""
         check_answers(self, self.lengths)
-        followed = np.array([path in set(self.policy.paths) for path in self.tree.paths])
+        followed = np.isin(np.arange(len(self.tree)), [self.tree.paths.index(path) for path in self.policy.paths])
         guesses = np.where(self.accepted & followed, self.tree.depths, 0).max(1)
         cut = np.where((self.ends & followed).any(1), guesses, 0)  # as many may be left out
-        most, less = (
-            np.bincount(self.sequence, tokens, minlength=self.num_sequences).astype(np.int64)
-            for tokens in (1 + guesses, cut)
-        )
-        for s in np.flatnonzero((self.lengths > 1 + most) | (self.lengths < 1 + most - less))[:1].tolist():
-            within(
-                1 + most[s] - less[s], 1 + most[s], **{f"the length of sequence {s}, by its steps,": self.lengths[s]}
-            )
+        most = 1 + np.bincount(self.sequence, 1 + guesses, self.num_sequences).astype(np.int64)
+        least = most - np.bincount(self.sequence, cut, self.num_sequences).astype(np.int64)
+        for s in np.flatnonzero((self.lengths > most) | (self.lengths < least))[:1].tolist():
+            within(least[s], most[s], **{f"the length of sequence {s}, by its steps,": self.lengths[s]})
 
     @property
     def num_heads(self) -> int:
@@ -135,41 +123,33 @@ class Probe(Answers):
 
     def select(self, sequences: IntArray) -> Probe:
         """The probe of some of the sequences, in the given order."""
-        counts = np.diff(self.starts)[sequences]
         steps = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
         likelihood = np.zeros(self.accepted.shape, dtype=np.float32)
         likelihood[:, 1:][self.accepted[:, 1:]] = self.log_likelihood
         accepted = self.accepted[steps]
-        some = {name: getattr(self, name) for name in PER_SEQUENCE}
-        return Probe(
-            tree=self.tree,
-            policy=self.policy,
+        some: dict[str, Any] = {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
+        return replace(
+            self,
             accepted=accepted,
             ends=self.ends[steps],
             log_likelihood=likelihood[steps][:, 1:][accepted[:, 1:]],
-            starts=np.concatenate([[0], np.cumsum(counts)]),
-            **{name: array[sequences] for name, array in some.items() if array is not None},
-            meta=self.meta,
+            starts=np.concatenate([[0], np.cumsum(np.diff(self.starts)[sequences])]),
+            **some,
         )
 
     def save(self, path: str | Path) -> None:
         meta = {**self.meta, "schema": SCHEMA, "tree": self.tree.choices, "policy": self.policy.choices}
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
-        for name in _BITS:
-            arrays[name] = np.packbits(getattr(self, name)[:, 1:], axis=1, bitorder="little")
-        arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
-        npz.write(path, {n: a for n, a in arrays.items() if a is not None})
+        bits = {n: np.packbits(a[:, 1:], axis=1, bitorder="little") for n, a in self._arrays(*_BITS).items()}
+        npz.write(path, {**self._arrays(*_ARRAYS), **bits, "meta": np.array(json.dumps(meta, allow_nan=False))})
 
     @classmethod
     def load(cls, path: str | Path) -> Probe:
-        required = (*_BITS, "log_likelihood", "starts", "lengths", "meta")
-        arrays = npz.read(path, required, tuple(_ARRAYS))
+        arrays = npz.read(path, (*_BITS, "log_likelihood", "starts", "lengths", "meta"), tuple(_ARRAYS))
         meta = read_meta(path, arrays, SCHEMA)
         try:
             fields: dict[str, Any] = {n: npz.fitting(arrays[n], kind, n) for n, kind in _ARRAYS.items() if n in arrays}
             fields |= {name: _tree(meta.pop(name, None)) for name in ("tree", "policy")}
-            for name in _BITS:
-                fields[name] = _unpacked(name, arrays[name], len(fields["tree"]))
+            fields |= {name: _unpacked(name, arrays[name], len(fields["tree"])) for name in _BITS}
             probe = cls(**fields, meta={k: v for k, v in meta.items() if k != "schema"})
             probe.check()
             return probe
@@ -195,9 +175,7 @@ def _unpacked(name: str, packed: NDArray[Any], n_nodes: int) -> BoolArray:
     """(P, T) bits of a file, the root's put in front."""
     width = -(-(n_nodes - 1) // 8)
     if packed.dtype != np.uint8 or packed.ndim != 2 or packed.shape[1] != width:
-        raise InvalidInput(
-            f"its {name} must be {width} bytes per step for {n_nodes} nodes, but have shape {packed.shape}."
-        )
+        raise InvalidInput(f"its {name} must be {width} bytes per step for {n_nodes} nodes, but are {packed.shape}.")
     if packed.size * 8 > MOST_ARRAY_BYTES:
         raise InvalidInput(f"its {name} may have {MOST_ARRAY_BYTES:,} bits, but have {packed.size * 8:,}.")
     bits = np.unpackbits(packed, axis=1, count=n_nodes - 1, bitorder="little").astype(bool)

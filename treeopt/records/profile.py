@@ -6,8 +6,6 @@ setting    a batch size and a context length
 round      a stretch of time in which everything was measured once
 level      of drafting: a drafter that works level by level (Hydra heads, EAGLE, a draft model) runs once for every
            depth 0...D-1 of a tree, on the nodes there that have children (its *expanding* nodes), and finds these
-
-Estimates from them are made by `treeopt.latency.estimate.StepCosts`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import MARKED, InvalidInput
 
 # As --acceptance has them, and as records do.
 RULES = {"greedy": "greedy", "sample": "sample-then-match", "reject": "rejection", "typical": "typical"}
@@ -36,17 +36,7 @@ def rule_of(record: Mapping[str, Any] | None) -> str:
     >>> rule_of({"rule": "rejection", "temperature": 0.7})
     'reject'
     """
-    names = {rule: name for name, rule in RULES.items()}
-    return names.get((record or {}).get("rule", "greedy"), "greedy")
-
-
-def option_of(record: Mapping[str, Any]) -> str:
-    """The options that ask for the rule of a record.
-
-    >>> option_of({"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "seed": 0})
-    '--acceptance sample --temperature 0.7'
-    """
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in _asked(record).items())
+    return next((name for name, rule in RULES.items() if rule == (record or {}).get("rule")), "greedy")
 
 
 def marked_rule(record: Mapping[str, Any]) -> str:
@@ -55,13 +45,18 @@ def marked_rule(record: Mapping[str, Any]) -> str:
     >>> marked_rule({"rule": "rejection", "temperature": 0.7})
     '`acceptance=reject` `temperature=0.7`'
     """
-    return " ".join(f"`{name}={value}`" for name, value in _asked(record).items())
-
-
-def _asked(record: Mapping[str, Any]) -> dict[str, Any]:
     name = rule_of(record)
     keys = ("temperature", *OPTIONS[name]) if name != "greedy" else ()
-    return {"acceptance": name, **{key: record[key] for key in keys if record.get(key)}}
+    return " ".join([f"`acceptance={name}`", *(f"`{key}={record[key]}`" for key in keys if record.get(key))])
+
+
+def option_of(record: Mapping[str, Any]) -> str:
+    """The options that ask for the rule of a record.
+
+    >>> option_of({"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "seed": 0})
+    '--acceptance sample --temperature 0.7'
+    """
+    return MARKED.sub(lambda match: f"--{match[1].replace('_', '-')} {match[2]}", marked_rule(record))
 
 
 def same_drafter(one: Mapping[str, Any], other: Mapping[str, Any], *, weights: bool = True) -> bool:
@@ -70,19 +65,13 @@ def same_drafter(one: Mapping[str, Any], other: Mapping[str, Any], *, weights: b
     >>> same_drafter({"kind": "early-exit", "id": "early-exit:1"}, {"kind": "early-exit", "id": "early-exit:2"})
     False
     """
-    keys = ["kind", "num_heads", "num_layers"]
-    if weights:
-        keys.append("sha256")
-    if one.get("sha256") is None and other.get("sha256") is None:  # none has weights of its own
-        keys.append("id")
+    has_none = one.get("sha256") is None and other.get("sha256") is None  # no weights of its own
+    keys = ["kind", "num_heads", "num_layers", *["sha256"] * weights, *["id"] * has_none]
     return all(one.get(key) == other.get(key) for key in keys if None not in (one.get(key), other.get(key)))
 
 
 def check_drafter(measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], what: str) -> None:
-    """Raise InvalidInput unless a run's calibration was of the drafter that is now to be used; an unknown one may be.
-
-    what : the beginning of the sentence, "Bench decodes"
-    """
+    """Raise InvalidInput, beginning with ``what`` ("Bench decodes"), where a run was calibrated with a known other drafter."""
     if measured and not same_drafter(measured, wanted):
         raise InvalidInput(
             f"{what} with the drafter that the run was calibrated with, {measured.get('id')}, but got {wanted['id']}. "
@@ -97,9 +86,8 @@ def check_rule(
     *,
     command: str = "treeopt calibrate --overwrite",
 ) -> None:
-    """Raise InvalidInput unless what was measured under one rule holds for another; an unknown rule may.
+    """Raise InvalidInput, with ``what`` ("trace.npz holds"), unless what was measured under one rule, if known, holds for another.
 
-    what    : the beginning of the sentence, "trace.npz holds"
     command : what measures again, without the options of the rule
     """
     keys = ["rule"] if wanted["rule"] == "greedy" else [key for key in wanted if key != "seed"]

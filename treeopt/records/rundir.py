@@ -22,7 +22,7 @@ from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
 ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.runtime.engines`
-    "transformers": "transformers:opened",
+    "transformers": "transformers:Transformers",
     "openvino": "openvino:in_fp32",
     "openvino-int8": "openvino:in_int8",
 }
@@ -110,9 +110,8 @@ class RunDirectory:
         """All that other runtimes decoded: one for each batch size, or the last one where the plan has a single one."""
         found: list[Path] = []
         for last in map(self.bench_in, ENGINES):
-            sizes = [file for file in self.benches() if file.stem.startswith(f"{last.stem}-batch-size-")]
-            found += sizes or ([last] if last.exists() else [])
-        return found
+            found += [file for file in self.benches() if file.stem.startswith(f"{last.stem}-batch-size-")] or [last]
+        return [file for file in found if file.exists()]
 
     def benches(self) -> list[Path]:
         """All benchmarks that there are; a copy under a name of its own is none."""
@@ -132,11 +131,7 @@ class RunDirectory:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only writer. Within it the same object may be asked again.
-
-        What a killed writer of this run left half-written is deleted. Raises InvalidInput where another process
-        is writing, or nothing can be written.
-        """
+        """Be the only writer; within it the same object may be asked again. InvalidInput where another process writes."""
         if self._is_writing:
             yield
             return
@@ -155,9 +150,8 @@ class RunDirectory:
     def replace_accuracies(
         self, calibration: Calibration, trace: RankTrace | None = None, probe: Probe | None = None
     ) -> None:
-        """Put what was measured in the place of what was before; those that are not given are deleted.
-
-        Whenever this is killed, and on a full disk, the files that are there are of one origin.
+        """Replace what was measured before; those that are not given are deleted. Whenever this is killed, and on a full disk,
+        the files that are there are of one origin.
         """
         records = {self.calibration: calibration, self.probe: probe, self.trace: trace}
         old = [self.calibration, self.probe] if trace is not None else [self.probe, self.trace]

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypedDict
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
@@ -45,6 +46,22 @@ class End(IntEnum):
     LOOP = 3
 
 
+class Meta(TypedDict, total=False):
+    """What the commands read of a file's meta, besides its `Origins`."""
+
+    top_k: int | None
+    source: dict[str, Any] | None
+    prompt_sha256: list[str] | None
+    max_new_tokens: int | None
+    num_heads: int | None
+    eos_ids: list[int] | None
+    batch_sizes: list[int] | None
+    group_names: list[Any] | None
+    skipped: list[dict[str, Any]] | None
+    shard: dict[str, Any] | None
+    merged: list[Any] | None
+
+
 class Answers(Drawn):
     """What every record of answers says of them: where each begins, and whose turn it is.
 
@@ -57,6 +74,10 @@ class Answers(Drawn):
     group: NDArray[np.int16] | None
     cluster: NDArray[np.int32] | None
     meta: dict[str, Any]
+
+    def _arrays(self, *names: str) -> dict[str, NDArray[Any]]:
+        """Those of the arrays that there are."""
+        return {name: array for name in names if (array := getattr(self, name)) is not None}
 
     @property
     def num_sequences(self) -> int:
@@ -123,10 +144,8 @@ class RankTrace(Answers):
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, dtype in _ARRAYS.items():
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, read_only(value, dtype))
+        for name, array in self._arrays(*_ARRAYS).items():
+            object.__setattr__(self, name, read_only(array, _ARRAYS[name]))
         if self.ranks.ndim != 2 or 0 in self.ranks.shape or self.ranks.min() < NO_TRIAL:
             raise InvalidInput(
                 f"ranks must be a (states, heads) table of ranks, -1 or -2, but has shape "
@@ -140,37 +159,34 @@ class RankTrace(Answers):
             raise InvalidInput(f"ranks must be below top_k, {self.top_k}, but reach {self.ranks.max()}.")
         if self.top_k > MOST_RANK + 1:
             raise InvalidInput(f"top_k must be at most {MOST_RANK + 1}, as ranks have 16 bits, but is {self.top_k}.")
-        for name in (*PER_STATE, *PER_SEQUENCE):
-            value = getattr(self, name)
-            want = states if name in PER_STATE else self.num_sequences
-            ndim = 3 if name == "pool_places" else 1
-            if value is not None and (value.ndim != ndim or len(value) != want):
-                raise InvalidInput(f"{name} must have {want} entries, but has shape {value.shape}.")
+        for name, array in self._arrays(*PER_STATE, *PER_SEQUENCE).items():
+            want, ndim = (
+                states if name in PER_STATE else self.num_sequences,
+                {"ranks": 2, "pool_places": 3}.get(name, 1),
+            )
+            if array.ndim != ndim or len(array) != want:
+                raise InvalidInput(f"{name} must have {want} entries, but has shape {array.shape}.")
 
     def check(self) -> None:
         """Raise InvalidInput where what a file says of its sequences contradicts them."""
         check_answers(self, self.lengths)
-        for left in range(1, self.num_heads + 1):  # tokens from a state on
-            states = (self.starts[1:] - left)[self.lengths >= left]
-            beyond = np.argwhere(self.ranks[states, left - 1 :] >= 0)
-            if len(beyond):
-                state, head = int(states[beyond[0, 0]]), int(beyond[0, 1]) + left
-                raise InvalidInput(
-                    f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left} before "
-                    f"the end, has rank {self.ranks[state, head - 1]} at head {head}."
-                )
-        left_of = np.repeat(self.starts[1:], self.lengths) - np.arange(len(self.ranks)) if self.pools else np.zeros(0)
-        if self.pools is not None and (self.pools.deepest() > left_of - 1).any():
+        left = np.repeat(self.starts[1:], self.lengths) - np.arange(len(self.ranks))  # (P,) tokens from a state on
+        ended = np.arange(1, self.num_heads + 1) >= left[:, None]  # (P, K) no token is left to guess
+        for state, head in np.argwhere((self.ranks >= 0) & ended)[:1].tolist():
+            raise InvalidInput(
+                f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left[state]} before "
+                f"the end, has rank {self.ranks[state, head]} at head {head + 1}."
+            )
+        if self.pools is not None and (self.pools.deepest() > left - 1).any():
             raise InvalidInput("pool_places must be 255 where a sequence has no token to guess, but some are not.")
-        within(0, tokens=0 if self.tokens is None else int(self.tokens.min()))
+        for name, low in (("tokens", 0), ("target_rank", MISS)):
+            for array in self._arrays(name).values():
+                within(low, **{name: int(array.min())})
         if self.weight is not None and not (np.isin(self.weight, np.arange(1, MOST_WEIGHT + 1))).all():
             raise InvalidInput(f"weight must be whole numbers from 1 to {MOST_WEIGHT}, but some are not.")
-        within(MISS, target_rank=0 if self.target_rank is None else int(self.target_rank.min()))
         if self.tokens is not None and self.end is not None and self.meta.get("eos_ids"):
-            last, eos = self.tokens[self.starts[1:] - 1], self.meta["eos_ids"]
-            wrong = np.flatnonzero(np.isin(last, eos) != (self.end == End.EOS))
-            if len(wrong):
-                s = int(wrong[0])
+            last = self.tokens[self.starts[1:] - 1]
+            for s in np.flatnonzero(np.isin(last, self.meta["eos_ids"]) != (self.end == End.EOS))[:1].tolist():
                 raise InvalidInput(
                     f"end must be {End.EOS.value} where a sequence ends with one of eos_ids, but sequence {s} ends with "
                     f"token {last[s]}, and its end is {self.end[s]}."
@@ -214,17 +230,9 @@ class RankTrace(Answers):
         meta, hashes = self.meta, self.meta.get("prompt_sha256")
         if hashes is not None:
             meta = {**meta, "prompt_sha256": [hashes[s] for s in sequences.tolist()]}
-        arrays = {name: getattr(self, name) for name in (*PER_STATE, *PER_SEQUENCE)}
-        return RankTrace(
-            ranks=self.ranks[states],
-            starts=np.concatenate([[0], np.cumsum(self.lengths[sequences])]),
-            **{
-                name: array[states if name in PER_STATE else sequences]
-                for name, array in arrays.items()
-                if array is not None
-            },
-            meta=meta,
-        )
+        arrays = {name: array[states] for name, array in self._arrays(*PER_STATE).items()}
+        arrays |= {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
+        return RankTrace(starts=np.concatenate([[0], np.cumsum(self.lengths[sequences])]), **arrays, meta=meta)
 
     def repeated(self) -> RankTrace:
         """The trace in which every sequence stands as often as its weight says, in the same conversations as before.
@@ -253,23 +261,18 @@ class RankTrace(Answers):
             parts = [getattr(trace, name) for trace in traces]
             if all(part is not None for part in parts):
                 arrays[name] = np.concatenate(parts)
-        sizes = [0, *np.cumsum([trace.num_conversations for trace in traces])]
-        arrays["cluster"] = np.concatenate(
-            [trace.clusters + first for trace, first in zip(traces, sizes, strict=False)]
-        )
+        firsts = np.cumsum([0, *(trace.num_conversations for trace in traces)])
+        arrays["cluster"] = np.concatenate([trace.clusters + n for trace, n in zip(traces, firsts, strict=False)])
         lengths = np.concatenate([trace.lengths for trace in traces])
-        ranks = np.concatenate([trace.ranks for trace in traces])
-        return cls(ranks=ranks, starts=np.concatenate([[0], np.cumsum(lengths)]), **arrays, meta=meta)
+        return cls(starts=np.concatenate([[0], np.cumsum(lengths)]), **arrays, meta=meta)
 
     def loop_share(self) -> float | None:
         """Share of the sequences that ended in a loop; None where the file does not say."""
         return None if self.end is None else float(np.mean(self.end == End.LOOP))
 
     def save(self, path: str | Path) -> None:
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
-        arrays["meta"] = np.array(json.dumps(meta, allow_nan=False))
-        npz.write(path, {n: a for n, a in arrays.items() if a is not None})
+        npz.write(path, {**self._arrays(*_ARRAYS), "meta": np.array(json.dumps(meta, allow_nan=False))})
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
@@ -292,11 +295,7 @@ def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) ->
     if not isinstance(meta, dict) or meta.get("schema", schema) != schema:
         found = meta.get("schema") if isinstance(meta, dict) else meta
         raise InvalidInput(f"{path} must have the schema {schema}, but has {quoted(found)}.")
-    for key, kind in _META.items():
-        if not isinstance(meta.get(key), kind | None):
-            raise InvalidInput(f"{path} must have a {kind.__name__} under meta {key!r}.")
-        if key in _ITEMS and not all(type(item) is _ITEMS[key] for item in meta.get(key) or ()):
-            raise InvalidInput(f"{path} must have a list of {_ITEMS[key].__name__} under meta {key!r}.")
+    storage.typed(Meta, meta, path)
     storage.typed(Origins, meta, path)
     return meta
 
@@ -307,19 +306,14 @@ def check_answers(record: Answers, lengths: NDArray[Any]) -> None:
     lengths : (S,) tokens of each
     """
     sequences, meta = record.num_sequences, record.meta
+    names, limit, hashes = (meta.get(key) for key in ("group_names", "max_new_tokens", "prompt_sha256"))
+    most = {"end": max(End), "group": inf if names is None else len(names) - 1}
     for name in ("prompt_tokens", "cluster", "end", "group"):
         values = getattr(record, name)
-        if values is None or not sequences:
-            continue
-        names = meta.get("group_names")
-        most = {"end": max(End), "group": inf if names is None else len(names) - 1}.get(name, inf)
-        within(0, most, **{name: int(values.min())})
-        within(0, most, **{name: int(values.max())})
-    if meta.get("prompt_sha256") is not None and len(meta["prompt_sha256"]) != sequences:
-        raise InvalidInput(
-            f"prompt_sha256 must be one for each of {sequences} sequences, but are {len(meta['prompt_sha256'])}."
-        )
-    limit = meta.get("max_new_tokens")
+        for value in () if values is None or not sequences else (values.min(), values.max()):
+            within(0, most.get(name, inf), **{name: int(value)})
+    if hashes is not None and len(hashes) != sequences:
+        raise InvalidInput(f"prompt_sha256 must be one for each of {sequences} sequences, but are {len(hashes)}.")
     if limit is not None and sequences:
         within(0, limit, **{"tokens of a sequence": int(lengths.max())})
     if meta.get("batch_sizes"):
@@ -341,23 +335,6 @@ def folds_of(clusters: IntArray) -> IntArray:
     return (np.random.default_rng(0).permutation(int(clusters.max()) + 1) % FOLDS)[clusters]
 
 
-_META: dict[str, type] = {
-    "top_k": int,
-    "drafter": dict,
-    "acceptance": dict,
-    "provenance": dict,
-    "source": dict,
-    "prompt_sha256": list,
-    "max_new_tokens": int,
-    "num_heads": int,
-    "eos_ids": list,
-    "batch_sizes": list,
-    "group_names": list,
-    "skipped": list,
-    "shard": dict,
-    "merged": list,
-}
-_ITEMS: dict[str, type] = {"prompt_sha256": str, "eos_ids": int, "batch_sizes": int, "skipped": dict}
 _ARRAYS: dict[str, type[np.generic]] = {
     "ranks": np.int16,
     "starts": np.int64,
@@ -370,5 +347,5 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "target_rank": np.int16,
     "pool_places": np.uint8,
 }
-PER_STATE = ("tokens", "target_rank", "pool_places")
+PER_STATE = ("ranks", "tokens", "target_rank", "pool_places")
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")

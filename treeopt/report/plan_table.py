@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import log
 from typing import TYPE_CHECKING
 
 from treeopt.planning.select import ASKED, NEGLIGIBLE
-from treeopt.records.plan import MixErrors
+from treeopt.records.figure import Figure
+from treeopt.records.plan import BatchRange, MixErrors, Plan, PlanEntry
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import doubts
 from treeopt.report.wording import count, draft_words, kinds_of, percentages, pm, ranges, setting_name, told
+from treeopt.trees.tree import Choice, Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import RenderableType
-
-    from treeopt.records.figure import Figure
-    from treeopt.records.plan import BatchRange, Plan, PlanEntry
-    from treeopt.trees.tree import Choice, Tree
 
 
 def plan_table(plan: Plan) -> RenderableType:

@@ -41,11 +41,13 @@ def out(renderable: RenderableType | str) -> None:
     console.print(Segments(parts), crop=False)
 
 
-def note(message: str) -> None:
-    """Print talk to stderr."""
+def note(*messages: str | None) -> None:
+    """Print talk to stderr; nothing of what is None."""
     from rich.console import Console
 
-    Console(stderr=True, highlight=False).print(printable(spoken(message)), style="dim", markup=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False)
+    for message in filter(None, messages):
+        console.print(printable(spoken(message)), style="dim", markup=False, soft_wrap=True)
 
 
 @contextmanager

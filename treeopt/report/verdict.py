@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from treeopt.files.shell import command_line
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Ratio
-from treeopt.records.plan import MixErrors
+from treeopt.records.plan import MixErrors, Plan, PlanEntry
+from treeopt.records.rundir import RunDirectory
 from treeopt.report.wording import count
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from treeopt.records.plan import Plan, PlanEntry
-    from treeopt.records.rundir import RunDirectory
 
 PUBLISHED = "mc_sim_7b_63"
 CONTENDERS = {

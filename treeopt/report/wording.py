@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from treeopt.records.figure import Figure
+from treeopt.records.plan import PlanEntry
 from treeopt.trees.draft import Draft
-
-if TYPE_CHECKING:
-    from treeopt.records.figure import Figure
-    from treeopt.records.plan import PlanEntry
 
 
 def pm(value: float | None, error: float | None, digits: int = 2) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import re
 import signal
 import socket
@@ -16,12 +17,11 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Protocol
 
-from treeopt import __version__, errors
+from treeopt import __version__
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported, first_line
 
 MOST_DEATHS = 3  # of workers over one block, before the block itself is taken for the reason
@@ -39,24 +39,17 @@ class Work(Protocol):
         """Load what is needed, once for every worker."""
 
 
-@dataclass(frozen=True)
-class Workers:
-    """How many workers there are, what each has, and where.
+class Cluster:
+    """The workers of a pool, from the first call to the end of the ``with`` block.
 
+    number  : of workers
     gpus    : of each worker; without any it computes with ``cpus`` threads
     address : HOST:PORT of a running cluster, or auto; None is that of RAY_ADDRESS, else a cluster of this machine alone
     """
 
-    number: int = 1
-    gpus: float = 0
-    address: str | None = None
-
-
-class Cluster:
-    """The workers, from the first call to the end of the ``with`` block."""
-
-    def __init__(self, workers: Workers) -> None:
-        self.workers, self.cpus, self._ours = workers, 1, False
+    def __init__(self, number: int, gpus: float = 0, address: str | None = None) -> None:
+        self.number, self.gpus, self.address = number, gpus, address
+        self.cpus, self._ours = 1, False
         self._talk = redirect_stdout(sys.stderr)  # Ray prints there what becomes of workers
 
     def __enter__(self) -> Cluster:
@@ -77,9 +70,10 @@ class Cluster:
         """
         self.cpus = cpus
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what matters comes back as an error
-        if (address := self.workers.address or os.environ.get("RAY_ADDRESS") or "local") != "local":
+        if (address := self.address or os.environ.get("RAY_ADDRESS") or "local") != "local":
             check_address(address)
-            if has_token():  # as `ray start` decides it; without it Ray would wait for minutes
+            told = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+            if told or (Path.home() / ".ray" / "auth_token").exists():  # without the mode Ray would wait for minutes
                 os.environ.setdefault("RAY_AUTH_MODE", "token")
         try:
             import ray
@@ -91,33 +85,29 @@ class Cluster:
             if address == "local":
                 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
                 os.environ.setdefault("RAY_raylet_start_wait_time_s", START_S)
-                options |= {"num_cpus": self.workers.number * cpus, "include_dashboard": False}
+                options |= {"num_cpus": self.number * cpus, "include_dashboard": False}
             handler = signal.getsignal(signal.SIGTERM)
             try:
                 ray.init(**options)
             except Exception as error:  # it raises plain ones
-                what = f"{first_line(error)}. A cluster with a token needs it here, and RAY_AUTH_MODE=token in the environment"
-                if address == "local":
-                    what = f"A cluster of this machine cannot be started: {first_line(error)}"
-                raise InvalidInput(f"{what}.") from None
+                said = f"{first_line(error)}. A cluster with a token needs it here, and RAY_AUTH_MODE=token in the environment."
+                own = f"A cluster of this machine cannot be started: {first_line(error)}."
+                raise InvalidInput(own if address == "local" else said) from None
             finally:
                 if handler is not None and signal.getsignal(signal.SIGTERM) != handler:
                     signal.signal(signal.SIGTERM, handler)
             self._ours = True
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        check_room(self.workers.number, cpus, self.workers.gpus, nodes)
+        check_room(self.number, cpus, self.gpus, [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result of a function that runs where a worker will; a TreeoptError there is raised here."""
         import ray
 
-        called = ray.remote(num_cpus=self.cpus, num_gpus=self.workers.gpus)(attempt)
-        try:
-            result, kind, said = ray.get(called.remote(self.workers.gpus, __version__, function, *arguments))
-        except ray.exceptions.RayError as error:
-            raise died(error) from None
-        if kind:
-            raise error_of(kind, said)
+        called = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(attempt)
+        with _in_words():
+            result, error = ray.get(called.remote(self.gpus, __version__, function, *arguments))
+        if error is not None:
+            raise error
         return result
 
     def do(self, work: Work, blocks: Sequence[int]) -> Iterator[tuple[int, bytes, list[str]]]:
@@ -130,23 +120,22 @@ class Cluster:
             warnings.simplefilter("ignore")  # the last two have no names of their own up to Ray 2.63
             done = rows.map_batches(
                 Actor,
-                fn_constructor_args=(ray.put(work), self.workers.gpus, __version__),
+                fn_constructor_args=(ray.put(work), self.gpus, __version__),
                 batch_size=1,
-                compute=ActorPoolStrategy(size=min(self.workers.number, len(blocks)), max_tasks_in_flight_per_actor=1),
+                compute=ActorPoolStrategy(size=min(self.number, len(blocks)), max_tasks_in_flight_per_actor=1),
                 num_cpus=self.cpus,
-                num_gpus=self.workers.gpus,
+                num_gpus=self.gpus,
                 max_restarts=-1,
                 max_task_retries=MOST_DEATHS,
             )
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         done.context.enable_progress_bars = done.context.print_on_execution_start = False
-        try:
+        with _in_words():
             for row in done.iter_rows():
-                if row["kind"]:
-                    raise error_of(row["kind"], row["said"])
-                yield int(row["block"]), row["content"], row["said"].splitlines()
-        except ray.exceptions.RayError as error:
-            raise died(error) from None
+                content, error = pickle.loads(row["made"])
+                if error is not None:
+                    raise error
+                yield int(row["block"]), content, row["notes"].splitlines()
 
 
 class Actor:
@@ -158,9 +147,8 @@ class Actor:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
         number, notes = int(batch["block"][0]), list[str]()
-        content, kind, said = attempt(self._gpus, self._version, self._block, number, notes.append)
-        told = said or "\n".join(notes)
-        return {"block": [number], "content": [content or b""], "kind": [kind], "said": [told]}
+        made = attempt(self._gpus, self._version, self._block, number, notes.append)
+        return {"block": [number], "made": [pickle.dumps(made)], "notes": ["\n".join(notes)]}
 
     def _block(self, number: int, say: Callable[[str], None]) -> bytes:
         if self._do is None:
@@ -170,46 +158,41 @@ class Actor:
         return self._do(number, say)
 
 
-def attempt(gpus: float, version: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str, str]:
-    """On a worker: a result, or the class and the words of an error, so that they come back without Ray's traces."""
+def attempt(
+    gpus: float, version: str, function: Callable[..., Any], *arguments: Any
+) -> tuple[Any, TreeoptError | None]:
+    """On a worker: a result, or an error in words, so that it comes back without Ray's traces."""
     host = socket.gethostname()
     if version != __version__:
-        return None, "Unsupported", f"All hosts need the same treeopt, but {host} has {__version__}, not {version}."
+        return None, Unsupported(f"All hosts need the same treeopt, but {host} has {__version__}, not {version}.")
     if not gpus:  # it sees those of its host otherwise
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    kind = TreeoptError
     try:
-        return function(*arguments), "", ""
+        return function(*arguments), None
     except TreeoptError as error:
-        said, kind = f"{str(error).rstrip('.')} (said by a worker on {host}).", type(error).__name__
+        kind, said = type(error), f"{str(error).rstrip('.')} (said by a worker on {host})."
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{Path(frame.filename).name}, line {frame.lineno}"
-        kind = "TreeoptError"
         said = f"A worker on {host} failed: {type(error).__name__}: {first_line(error)} ({place})."
-    return None, kind, said.encode("utf-8", "backslashreplace").decode()
+    return None, kind(said.encode("utf-8", "backslashreplace").decode())
 
 
-def error_of(kind: str, said: str) -> TreeoptError:
-    """An error of `treeopt.errors` by the name of its class."""
-    found = getattr(errors, kind, TreeoptError)
-    return found(said) if issubclass(found, TreeoptError) else TreeoptError(said)
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Say in words what Ray says of workers that ended without a word, or of code that they do not have."""
+    import ray
 
-
-def died(error: Exception) -> TreeoptError:
-    """In words, what Ray says of workers that ended without a word, or of code that they do not have."""
-    cause = getattr(error, "cause", None)
-    detail = EXIT.search(str(error))
-    said = first_line(cause or error) if detail is None or cause else detail[1].split(". ")[0].rstrip(".")
-    return TreeoptError(
-        f"A worker ended {MOST_DEATHS + 1} times over the same block, or could not begin: {said}. Where memory is short, "
-        "ask for fewer `workers` or a smaller `batch_size`. What was finished is kept, and the same command continues."
-    )
-
-
-def has_token() -> bool:
-    """Whether there is a token of Ray's, by which clusters that have one know their users."""
-    said = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    return said or (Path.home() / ".ray" / "auth_token").exists()
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        cause, detail = getattr(error, "cause", None), EXIT.search(str(error))
+        said = first_line(cause or error) if detail is None or cause else detail[1].split(". ")[0].rstrip(".")
+        raise TreeoptError(
+            f"A worker ended {MOST_DEATHS + 1} times over the same block, or could not begin: {said}. Where memory is short, "
+            "ask for fewer `workers` or a smaller `batch_size`. What was finished is kept, and the same command continues."
+        ) from None
 
 
 def check_address(address: str) -> None:
@@ -241,15 +224,13 @@ def check_room(number: int, cpus: int, gpus: float, nodes: Sequence[dict[str, fl
     treeopt.errors.InvalidInput: The cluster must have room for workers=2, each with 1 CPU and 1 GPU, but has room for \
 1: it has 8 CPUs and 1 GPU. Ask for less, or start more machines first.
     """
-    room = 0.0
-    for node in nodes:
-        fits = [node.get("CPU", 0) / cpus] + ([node.get("GPU", 0) / gpus] if gpus else [])
-        room += int(min(fits) + 1e-9)
+    wanted = {name: count for name, count in (("CPU", cpus), ("GPU", gpus)) if count}
+    room = sum(int(min(node.get(name, 0) / count for name, count in wanted.items()) + 1e-9) for node in nodes)
     if room < number:
         cpu, gpu = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU"))
         raise InvalidInput(
             f"The cluster must have room for `workers={number}`, each with {_some(cpus, 'CPU')} and {_some(gpus, 'GPU')}, "
-            f"but has room for {room:.0f}: it has {_some(cpu, 'CPU')} and {_some(gpu, 'GPU')}. Ask for less, or start more "
+            f"but has room for {room}: it has {_some(cpu, 'CPU')} and {_some(gpu, 'GPU')}. Ask for less, or start more "
             "machines first."
         )
 

@@ -90,6 +90,8 @@ def reason_of(error: BaseException, path: str = "") -> str:
 
     path : that the sentence before has named already
     """
+    if type(error).__name__ == "DatasetGenerationError" and error.__cause__ is not None:
+        error = error.__cause__  # it says nothing itself
     text = str(error).replace(path, "it") if "/" in path else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = " ".join(lines[:2]) if lines and lines[0].endswith(":") else lines[0] if lines else ""

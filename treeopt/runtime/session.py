@@ -23,7 +23,7 @@ from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts.order import MOST_DRAWN, Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, dtype_note, open_target
+from treeopt.runtime.target import Target, dtype_note, load_target
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
     drawing = given("top_p", "top_k", "seed", "epsilon", "delta")
     rules = open_acceptance(rule, asked.get("temperature"), given=responses, **drawing)
     name, model = _prompts_name(asked), asked.get("model", demo.NAME)
-    target = open_target(model, **given("dtype", "device", "device_map", "revision", "trust_remote_code"))
+    target = load_target(model, **given("dtype", "device", "device_map", "revision", "trust_remote_code"))
     placed = given("revision", "trust_remote_code")
     opened = open_drafter(asked.get("drafter"), target, depth=asked.get("draft_depth"), **placed)
     drafter: Drafter = opened.drafter

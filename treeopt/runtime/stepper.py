@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treeopt.errors import InvalidInput
@@ -178,11 +178,10 @@ class StepVisits(Visitor):
             self.visit(place, (0, 1), 0)
         found, began = [], time.perf_counter()
         for place in range(len(self.trees) + 1):
-            first = self.visit(place, (0, 1), 0)
-            step_ms = first.step_ms[0]
-            if step_ms < 1e3 * LONG_STEP_S or self.stepper.first_is_slow:
-                step_ms = min(step_ms, self.visit(place, (0, 1), 0).step_ms[0])
-            found.append(step_ms / 1e3)
+            seconds = self.visit(place, (0, 1), 0).step_ms[0] / 1e3
+            if seconds < LONG_STEP_S or self.stepper.first_is_slow:
+                seconds = min(seconds, self.visit(place, (0, 1), 0).step_ms[0] / 1e3)
+            found.append(seconds)
         return found, time.perf_counter() - began
 
     def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
@@ -230,31 +229,25 @@ class StepVisits(Visitor):
     def _step(self, draft: Draft, turn: int) -> tuple[int, Pass]:
         """The mean length of rows before the next step in which all are live, and that step."""
         while True:
-            for one in self._asked(draft):
-                live = [place for place, tokens in one.emitted.items() if tokens]
-                length = sum(self._texts[place] - 1 for place in live)
-                for place in live:
-                    self._texts[place] += len(one.emitted[place])
-                if not one.reads_prompt and len(live) == self.batch_size:
-                    self._gave_steps = True
-                    return length // self.batch_size, one
-            if not self._gave_steps:
-                raise InvalidInput(
-                    f"Timing needs answers of more than one token, but {len(self._texts)} prompts gave no step in which "
-                    f"{self.batch_size} were answered together: they may be as long as the context, or end at once."
-                )
-            self._open(draft, turn)
-
-    def _asked(self, draft: Draft) -> Iterator[Pass]:
-        """The passes to come, with this draft."""
-        assert self._passes is not None
-        while True:
+            assert self._passes is not None
             try:
-                one = next(self._passes) if self._is_new else self._passes.send(draft)
+                one = self._passes.send(None if self._is_new else draft)
             except StopIteration:
-                return
+                if not self._gave_steps:
+                    raise InvalidInput(
+                        f"Timing needs answers of more than one token, but {len(self._texts)} prompts gave no step in which "
+                        f"{self.batch_size} were answered together."
+                    ) from None
+                self._open(draft, turn)
+                continue
             self._is_new = False
-            yield one
+            live = [place for place, tokens in one.emitted.items() if tokens]
+            length = sum(self._texts[place] - 1 for place in live)
+            for place in live:
+                self._texts[place] += len(one.emitted[place])
+            if not one.reads_prompt and len(live) == self.batch_size:
+                self._gave_steps = True
+                return length // self.batch_size, one
 
 
 def rows_at(context_tokens: int, prompts: Sequence[Sequence[int]], target: Target) -> tuple[list[list[int]], StopRule]:

@@ -54,9 +54,8 @@ class Target:
         self.stored_dtype: torch.dtype | None = None  # of the checkpoint, where it is known
         self.passes = 0  # forwards of the decoder so far
         self.compiled = False
-        self.layers: tuple[int, ...] = ()  # at whose inputs `hidden` reads the residual stream too
-        self._between: dict[int, Tensor] = {}  # what was read there in the last pass
         self._hooks: list[Any] = []
+        self.read_layers(())
 
     @property
     def state_width(self) -> int:
@@ -72,6 +71,7 @@ class Target:
         for hook in self._hooks:
             hook.remove()
         self.layers, self._hooks = tuple(layers), []
+        self._between: dict[int, Tensor] = {}  # what was read there in the last pass
         found: Any = getattr(self.model.get_decoder(), "layers", None)
         if self.layers and not isinstance(found, nn.ModuleList):
             raise Unsupported(
@@ -107,10 +107,7 @@ class Target:
         return torch.cat([last, *between], -1)
 
     def hidden(self, tokens: Tensor, positions: Tensor, cache: TreeCache, mask: Any) -> Tensor:
-        """Last hidden states, after the final norm: (n, T) tokens to (n, T, d).
-
-        With `layers` they are followed by the residual stream at each: (n, T, d (1 + layers)).
-        """
+        """(n, T, d) last hidden states of (n, T) tokens, after the final norm; behind them the residual stream at `layers`."""
         self.passes += 1
         return self.states(
             input_ids=tokens, position_ids=positions, past_key_values=cache, attention_mask=mask, use_cache=True
@@ -167,15 +164,6 @@ def padded(texts: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts], dtype=torch.long)
 
 
-def open_target(model: str, **options: Any) -> Target:
-    """The target that --model names: `load_target`, or the embedded model for "demo"."""
-    if model != demo.NAME:
-        return load_target(model, **options)
-    target = load_target(str(demo.MODEL), **options)
-    target.name = demo.TITLE
-    return target
-
-
 def load_target(
     path_or_id: str,
     *,
@@ -187,7 +175,7 @@ def load_target(
     quantization: Any = None,
     option: str = "`model`",
 ) -> Target:
-    """A model and its tokenizer from a folder, a GGUF file or a hub id, in evaluation mode; "smollm2" is one of the former.
+    """A model and its tokenizer from a folder, a GGUF file or a hub id, in evaluation mode; or "demo" or "smollm2".
 
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
     ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one.
@@ -199,8 +187,12 @@ def load_target(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    check_places(device, device_map)
-    folder = find_model(path_or_id, option)
+    if device_map is not None:
+        if device is not None:
+            raise InvalidInput("`device` and `device_map` exclude each other.")
+        if importlib.util.find_spec("accelerate") is None:
+            raise Unsupported("`device_map` needs accelerate. Install it with: pip install accelerate")
+    folder = demo.MODEL if path_or_id == demo.NAME else find_model(path_or_id, option)
     device = check_device(device)
     wanted = wanted_dtype(dtype, "several" if device_map else device) or "auto"
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -227,18 +219,10 @@ def load_target(
         model.eval().requires_grad_(False)
         if model.dtype == torch.float64:  # which grouped products of experts do not take
             model.set_experts_implementation("eager")
-        target = Target(model, tokenizer, name=path_or_id, revision=revision)
+        title = demo.TITLE if path_or_id == demo.NAME else path_or_id
+        target = Target(model, tokenizer, name=title, revision=revision)
         target.stored_dtype = config.dtype
         return target
-
-
-def check_places(device: str | None, device_map: str | None) -> None:
-    """Raise InvalidInput for ways to place a model that exclude each other, and Unsupported without what one needs."""
-    if device_map is not None:
-        if device is not None:
-            raise InvalidInput("`device` and `device_map` exclude each other.")
-        if importlib.util.find_spec("accelerate") is None:
-            raise Unsupported("`device_map` needs accelerate. Install it with: pip install accelerate")
 
 
 def find_model(name: str, option: str) -> Path | None:
@@ -246,11 +230,8 @@ def find_model(name: str, option: str) -> Path | None:
     found = find_local(name, f"{option} must be a folder with a model, a GGUF file or a hub id")
     if found is None and name == demo.SMOLLM2:
         found = gguf.smollm2()
-    return (
-        gguf.dequantised(found, option)
-        if found is not None and found.suffix == gguf.SUFFIX and found.is_file()
-        else found
-    )
+    is_gguf = found is not None and found.suffix == gguf.SUFFIX and found.is_file()
+    return gguf.dequantised(found, option) if found and is_gguf else found
 
 
 def check_device(device: str | None) -> str:
@@ -284,15 +265,11 @@ def dtype_note(target: Target) -> str | None:
     computes = computes_in_bfloat16()
     if target.dtype == torch.bfloat16 and not computes:
         return (
-            "This processor does not compute in bfloat16: it converts every number, so that a step of many rows takes "
-            "many times as long as it should, and larger trees look worse than they are. Use `dtype=float32`."
+            "This processor does not compute in bfloat16: it converts every number, so steps of many rows take many times as "
+            "long as they should. Use `dtype=float32`."
         )
     if target.dtype == torch.float32 and target.stored_dtype == torch.bfloat16:
-        other = (
-            "it takes half the memory, and is faster for layers that are not small"
-            if computes
-            else "but this processor does not compute in it"
-        )
+        other = "it takes half the memory" if computes else "but this processor does not compute in it"
         return f"The checkpoint is in bfloat16 and is loaded in float32. `dtype=bfloat16` keeps it; {other}."
     return None
 
@@ -309,10 +286,7 @@ def check_placement(model: Any) -> None:
     """Raise Unsupported where a device map puts parts of the model off the devices that compute."""
     places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
     if places & {"disk", "meta"}:
-        raise Unsupported(
-            "Timing a model needs all of it in memory, but `device_map` put parts on disk: use a smaller "
-            "`dtype` or more devices."
-        )
+        raise Unsupported("`device_map` put parts of the model on disk: use a smaller `dtype` or more devices.")
 
 
 def check_support(model: Any, config: Any) -> None:
@@ -322,15 +296,11 @@ def check_support(model: Any, config: Any) -> None:
     alibi = getattr(config, "alibi", False) or config.model_type == "bloom"
     if alibi or "local" in str(getattr(config, "attention_layers", "")):
         raise Unsupported(
-            f"A tree mask must be all that attention depends on, but {name} uses ALiBi or local attention "
-            "layers, which take positions from the columns of the cache."
+            f"A tree mask must be all that attention depends on, but {name} uses ALiBi or local attention."
         )
     if strange or getattr(model, "_is_stateful", False):
-        kind = f"{', '.join(strange)} layers" if strange else "recurrent layers"
-        raise Unsupported(
-            f"A tree needs softmax attention in every layer, but {name} has {kind}, which keep one "
-            "state per sequence and cannot branch."
-        )
+        kind = ", ".join(strange) or "recurrent"
+        raise Unsupported(f"A tree needs softmax attention in every layer, but {name} has {kind} layers.")
     if config._attn_implementation not in ATTENTION:
         raise Unsupported(
             f"The attention implementation must take a tree mask ({', '.join(ATTENTION)}), but "
@@ -350,10 +320,8 @@ def context_limit(config: Any) -> int:
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for parameters in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
         if parameters.get("rope_type") in ("dynamic", "longrope"):
-            original = parameters.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", None
-            )
-            limit = min(limit, int(original or limit))
+            named = "original_max_position_embeddings"
+            limit = min(limit, int(parameters.get(named) or getattr(config, named, None) or limit))
     return limit
 
 

@@ -1,7 +1,6 @@
 """Drafts: what a decoding step can verify, whatever kind of tree that is.
 
-A fixed tree (`Tree`; a chain is one) and a dynamic tree (`DynamicTree`) are the kinds; of a `TreeSize` only the size is
-known. A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
+A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
 drafter's file. In files a draft is an object:
 
     {"medusa_choices": [[0], [0, 0]]}      a fixed tree
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.trees.dynamic import MOST_LEVELS, DynamicTree
+from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
 
 
@@ -99,21 +98,6 @@ def draft_tree(draft: Draft) -> Tree:
     return draft
 
 
-def dynamic_form(draft: Draft) -> DynamicTree | None:
-    """The numbers of a dynamic tree or a chain, as engines are told them; None for plain decoding.
-
-    >>> dynamic_form(Tree.chain(2)), dynamic_form(Tree.chain(0))
-    (DynamicTree(levels=2, topk=1, rows=3), None)
-    """
-    if draft.kind == "plain" or isinstance(draft, DynamicTree):
-        return draft if isinstance(draft, DynamicTree) else None
-    if draft.kind != "chain" or draft.depth > MOST_LEVELS:
-        raise InvalidInput(
-            f"A dynamic tree has at most {MOST_LEVELS} levels, and this is a {draft.kind} of {draft.depth}."
-        )
-    return DynamicTree(draft.depth, 1, draft.rows)
-
-
 # The keys of a record, and what makes a draft of their values; the first whose keys a record all has is taken.
 RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("medusa_choices",): Tree.from_choices,
@@ -123,9 +107,7 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
 
 
 def draft_of(record: object) -> Draft:
-    """The draft that a file's record describes; a draft is returned as it is.
-
-    Raises InvalidInput for a record of no draft, or of one that cannot be.
+    """The draft that a file's record describes, or that is given; InvalidInput for a record of none.
 
     >>> draft_of({"levels": 3, "topk": 4, "rows": 16})
     DynamicTree(levels=3, topk=4, rows=16)

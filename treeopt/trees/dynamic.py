@@ -2,8 +2,6 @@
 
 At every level the drafter expands the ``topk`` likeliest nodes of the last one, each by its ``topk`` likeliest
 children. All children enter the pool, with the probability of their path as score; the best of the pool are verified.
-SGLang, TensorRT-LLM, OpenVINO GenAI and EAGLE's repository build such trees, each with names of its own for the three
-numbers.
 """
 
 from __future__ import annotations

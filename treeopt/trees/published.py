@@ -1,11 +1,8 @@
 """Trees that others published, in the order of their lists; a word is a path of ranks, the root left out.
 
 mc_sim_7b_63         the default of the Medusa authors; Hydra, TensorRT-LLM's README and others reuse it for every model
-vicuna_..., zephyr_  the lists for their other heads; stage 1 is Medusa-1, stage 2 Medusa-2
+vicuna_..., zephyr_  the lists for their other heads, by greedy insertion; stage 1 is Medusa-1, stage 2 Medusa-2
 eagle_mc_sim_7b_63   EAGLE-1's tree of 25 nodes, which kept the name of the one that it replaced
-
-The nine Medusa lists are in the order in which their authors' greedy search inserted the nodes, EAGLE's
-goes level by level.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ sibling-closed    a node's children have the ranks 0...c-1: the engine keeps how
 low-rank-expands  the same, and of a node's children those with children of their own have the lowest ranks
 chain             one child each, of rank 0: the engine keeps a length
 
-Each contains the next one. A shape is a set of trees; `growth` and `knapsack` find the best in it.
+Each contains the next one.
 """
 
 from __future__ import annotations

@@ -58,8 +58,6 @@ class Tree:
     def from_choices(cls, choices: Iterable[Sequence[int]]) -> Tree:
         """The tree of a list of paths, in any order; an empty list is the lone root.
 
-        Raises InvalidInput for a duplicate, a missing parent, a negative rank, or a listed root.
-
         >>> Tree.from_choices([[0, 0]])
         Traceback (most recent call last):
         treeopt.errors.InvalidInput: Every choice needs its parent in the list, but (0, 0) lacks (0,).
@@ -230,17 +228,17 @@ class TreeFamily:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gains", read_only(self.gains, np.float64))
-        if not self.paths or self.paths[0] != () or len(self.gains) != len(self.paths):
-            raise InvalidInput("A family must begin with the root and have one gain per node.")
         if self.members is not None:
             object.__setattr__(self, "members", read_only(self.members, np.bool_))
-            if not len(self.members) or not self.members[:, 0].all() or (np.diff(self.sizes) < 1).any():
-                raise InvalidInput("The trees of a family must have the root, and each be larger than the last.")
+
+    @cached_property
+    def _members(self) -> BoolArray:
+        return np.tri(len(self.paths), dtype=bool) if self.members is None else self.members
 
     @cached_property
     def sizes(self) -> IntArray:
         """(n,) sizes that there are trees of, rising."""
-        return np.arange(1, len(self.paths) + 1) if self.members is None else self.members.sum(1)
+        return np.asarray(self._members.sum(1))
 
     def __len__(self) -> int:
         """Size of the largest tree."""
@@ -259,19 +257,15 @@ class TreeFamily:
 
     def nodes(self, size: int) -> tuple[Choice, ...]:
         """The paths of the largest tree of at most ``size`` nodes, in order of growth."""
-        if self.members is None:
-            return self.paths[:size]
-        return tuple(self.paths[i] for i in np.flatnonzero(self.members[self.index(size)]))
+        return tuple(self.paths[i] for i in np.flatnonzero(self._members[self.index(size)]))
 
     def gains_of(self, size: int) -> NDArray[np.float64]:
         """The gains of those nodes, in the same order."""
-        return self.gains[:size] if self.members is None else self.gains[self.members[self.index(size)]]
+        return np.asarray(self.gains[self._members[self.index(size)]])
 
     def members_of(self, sizes: IntArray) -> BoolArray:
         """(n, N) which nodes the largest trees within some sizes have."""
-        if self.members is None:
-            return np.asarray(np.arange(len(self.paths)) < sizes[:, None])
-        return self.members[[self.index(size) for size in sizes.tolist()]]
+        return self._members[np.searchsorted(self.sizes, sizes, side="right") - 1]
 
     def tokens_per_step(self, size: int) -> float:
         """The objective's own (in-sample) expectation for the largest tree of at most ``size`` nodes."""
@@ -279,10 +273,7 @@ class TreeFamily:
 
     def depths(self) -> IntArray:
         """(n,) the depth of each tree."""
-        depths = np.array([len(path) for path in self.paths])
-        if self.members is None:
-            return np.maximum.accumulate(depths)
-        return np.asarray((self.members * depths).max(1))
+        return np.asarray(np.where(self._members, [len(path) for path in self.paths], 0).max(1))
 
 
 def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:

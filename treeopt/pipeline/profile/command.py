@@ -36,10 +36,11 @@ from treeopt.pipeline.profile.placement import (
     timing_trees,
     tree_families,
 )
+from treeopt.pipeline.profile.timed import all_timings
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT, ms_of_speed
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.origins import Runtime
-from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
+from treeopt.records.profile import LatencyProfile, ProfileSetting
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
 from treeopt.trees.tree import Tree
@@ -72,37 +73,25 @@ def profile_command(
     source = source_of(record) if record else None
     families = tree_families(source, num_heads or (source.num_heads if source else NUM_HEADS), wanted.largest)
     check_sizes(wanted.sizes or (), families)
-    points: list[StepTiming] = []
-    plain: list[StepTiming] = []
-    left_s, settings = wanted.time_limit_s, wanted.settings(UNKNOWN_CONTEXT)
-    for i, (batch_size, context) in enumerate(settings):
+    found: dict[tuple[int, int | None], Rounds] = {}
+    left_s, places = wanted.time_limit_s, wanted.settings(UNKNOWN_CONTEXT)
+    for i, (batch_size, context) in enumerate(places):
         sizes = wanted.sizes_at(batch_size)
         if template.places & {"tree", "depth"}:
             trees = timing_trees(families, sizes, given=bool(wanted.sizes))
         else:
             trees = deepest_trees(families, sizes)
-        key = {
-            "command": command,
-            "batch_size": batch_size,
-            "context": context,
-            "trees": [tree.choices for tree in trees],
-            "precision": wanted.precision,
-            "time_limit_s": wanted.time_limit_s,
-        }
+        asked = {"batch_size": batch_size, "context": context, "trees": [tree.choices for tree in trees]}
+        key = {"command": command, **asked, "precision": wanted.precision, "time_limit_s": wanted.time_limit_s}
         folder = run.partial("profile") / f"command-batch-size-{batch_size}-context-{context}"
         calls = Calls(template, batch_size, context, trees, folder / "trees")
-        rounds = calls.rounds(left_s / (len(settings) - i), wanted.precision, Journal(folder, key))
-        left_s -= rounds.seconds
-        timed, reference = rounds.timings(context)
-        points += timed
-        plain.append(reference)
-    info = {
-        "measures": "step",
-        "settings": [ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens) for p in plain],
-        "provenance": provenance,
-        "inputs": inputs_of(used) if used else {},
-    }
-    return finish(run, LatencyProfile(tuple(points), tuple(plain), whose, info), wanted.precision)
+        rounds = calls.rounds(left_s / (len(places) - i), wanted.precision, Journal(folder, key))
+        left_s, found[batch_size, context] = left_s - rounds.seconds, rounds
+    points, plain = all_timings(found)
+    settings = [ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens) for p in plain]
+    info = {"measures": "step", "settings": settings, "provenance": provenance}
+    info |= {"inputs": inputs_of(used) if used else {}}
+    return finish(run, LatencyProfile(points, plain, whose, info), wanted.precision)
 
 
 @dataclass(frozen=True)
@@ -133,12 +122,9 @@ class Template:
         """Raise InvalidInput unless the command can be told all that is wanted."""
         if "context" in self.places and not wanted.contexts:
             raise InvalidInput("`command` with {context} needs `contexts`, the lengths to measure at.")
-        for place, name, several in (
-            ("context", "contexts", wanted.contexts),
-            ("batch_size", "batch_size", wanted.batch_sizes),
-        ):
-            if len(set(several)) > 1 and place not in self.places:
-                raise InvalidInput(f"Several `{name}` need a place {{{place}}} in `command`.")
+        for name, several in (("context", wanted.contexts), ("batch_size", wanted.batch_sizes)):
+            if len(set(several)) > 1 and name not in self.places:
+                raise InvalidInput(f"Several of `{name}` need a place {{{name}}} in `command`.")
 
     def filled(self, **values: object) -> list[str]:
         pattern = re.compile(r"\{(" + "|".join(PLACES) + r")\}")
@@ -183,13 +169,8 @@ class Calls(Visitor):
     def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
         """One run of the command; how many steps it takes is its own."""
         tree, started = self.drafts[place], time.perf_counter()
-        words = self.template.filled(
-            size=len(tree),
-            depth=tree.depth,
-            batch_size=self.batch_size,
-            context=self.context,
-            tree=self.files[place].resolve(),
-        )
+        values = {"size": len(tree), "depth": tree.depth, "batch_size": self.batch_size, "context": self.context}
+        words = self.template.filled(**values, tree=self.files[place].resolve())
         shown = command_line(*words)
         try:
             done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, check=False)
@@ -230,10 +211,7 @@ def samples_of(line: str, batch_size: int) -> list[float]:
     said = answer.get("step_ms") if isinstance(answer, dict) else answer
     found = said if isinstance(said, list) and isinstance(answer, dict) else [said]
     if not found or not all(isinstance(ms, int | float) for ms in found):
-        raise InvalidInput(
-            "its last line must be milliseconds per step, or a JSON object with step_ms, or with tokens_per_s and "
-            f"tokens_per_step, but it is {line[:80]!r}."
-        )
+        raise InvalidInput(f"its last line must be milliseconds per step, or JSON (--help), but it is {line[:80]!r}.")
     return [checked(Step, {"step_ms": ms}).step_ms for ms in found]
 
 

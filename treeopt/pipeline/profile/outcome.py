@@ -19,7 +19,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 
-TOLD_DRIFT = 0.05
+TOLD_DRIFT, LONGER = 0.05, "a longer `time_limit_s` helps"
 SAME = ("model", "revision", "drafter", "acceptance", "device", "dtype", "machine")  # of profiles that can be one
 
 
@@ -57,34 +57,33 @@ def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance:
     return [*differing(earlier.runtime, json.loads(to_json(runtime))), *found]
 
 
-def finish(run: RunDirectory, result: LatencyProfile, precision: float) -> LatencyProfile:
-    """The result, with what the run had measured before of the same thing, as the run's profile."""
-    result.info["precision"] = precision
-    tell(result)
-    whole = with_earlier(run, result)
-    save(run, whole)
+def finish(
+    run: RunDirectory, result: LatencyProfile, precision: float | None, *, remedy: str = LONGER, alone: bool = False
+) -> LatencyProfile:
+    """The result, with what the run had measured before of the same thing, as the run's profile; ``alone`` without it.
+
+    In the file are its precision, where it is known, and drift for readers of JSON.
+    """
+    if precision is not None:
+        result.info["precision"] = precision
+        tell(result, remedy)
+    whole = result if alone else with_earlier(run, result)
+    shown: dict[str, object] = {"drift": [round(drift(plain), 4) for plain in whole.autoregressive]}
+    if "precision" in whole.info:
+        shown["precision"] = vars(precision_reached(whole, whole.info["precision"]))
+    replace(whole, info={**whole.info, "shown": shown}).save(run.profile)
     discard(run.partial("profile"))
     return whole
 
 
-def save(run: RunDirectory, profile: LatencyProfile) -> None:
-    """Write the run's profile, with its precision and drift for readers of JSON."""
-    shown: dict[str, object] = {"drift": [round(drift(plain), 4) for plain in profile.autoregressive]}
-    if "precision" in profile.info:
-        shown["precision"] = vars(precision_reached(profile, profile.info["precision"]))
-    replace(profile, info={**profile.info, "shown": shown}).save(run.profile)
-
-
-def tell(result: LatencyProfile, remedy: str = "a longer `time_limit_s` helps") -> None:
-    """Notes on what the reader of the table should know."""
+def tell(result: LatencyProfile, remedy: str) -> None:
     known = precision_reached(result, result.info["precision"])
     if known.missed:
         note(
             f"{known.missed} of {known.timings} latencies are not known to {known.wanted:.1%} yet, the worst to "
             f"{known.worst:.1%}: {remedy}."
         )
-    if caution := busy(result.info.get("processor_share")):
-        note(caution)
+    note(busy(result.info.get("processor_share")))
     floors = {floor.setting: floor for floor in result.info.get("bandwidth_floor") or ()}
     if floors or "weights" in result.runtime:
         weights = result.info["weight_bytes"]

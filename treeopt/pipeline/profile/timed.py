@@ -171,17 +171,16 @@ class Stages:
 
     def _first_at(self, batch_size: int, *, context: int | None, limit_s: float) -> None:
         """Stage one at one setting, unless a larger batch was halved to it before."""
-        if (at := (batch_size, context)) not in self.found:
-            self.found[at] = self._rounds(at, self._trees_at(batch_size), limit_s)
-
-    def _trees_at(self, batch_size: int) -> list[Draft]:
-        """The trees of stage one."""
-        wanted, source = self.wanted, self.source
+        at, wanted, source = (batch_size, context), self.wanted, self.source
+        if at in self.found:
+            return
         if self.engine is not None:
             assert source is not None, "an engine is timed with a run's own trace"
-            return engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
-        trees = timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))
-        return [*trees, *(() if wanted.sizes else dynamic_trees(source.pooled if source else None, wanted.budget))]
+            trees = engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
+        else:
+            trees = [*timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))]
+            trees += () if wanted.sizes else dynamic_trees(source.pooled if source else None, wanted.budget)
+        self.found[at] = self._rounds(at, trees, limit_s)
 
     def _second(self, source: Source) -> None:
         """Stage two: at every setting the trees that a plan on stage one would choose between."""
@@ -217,7 +216,6 @@ class Stages:
         return sum(rounds.seconds for rounds in self.found.values())
 
     def _rounds(self, at: Place, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
-        """The rounds of one setting and stage, through its journal."""
         from treeopt.runtime.decode import Decoder
         from treeopt.runtime.stepper import StepVisits, rows_at
 
@@ -230,19 +228,11 @@ class Stages:
                 prompts, stop = rows_at(context, prompts, session.target)
                 setup = replace(setup, stop=stop)
             stepper = Decoder(setup)
-        known = {
-            **session.provenance(seed=0).record(),
-            "time": None,
-            "command": None,
-            "compiled": session.target.compiled,
-            "runtime": [stepper.name, stepper.version],
-            "batch_size": batch_size,
-            "context": context,
-            "trees": [tree.record for tree in trees],
-            "precision": self.wanted.precision,
-            "time_limit_s": self.wanted.time_limit_s,
-            "max_new_tokens": self.max_new_tokens,
-        }
+        at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
+        asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
+        limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
+        known = {**session.provenance(seed=0).record(), "time": None, "command": None, **at_hand, **asked, **limits}
+        known["max_new_tokens"] = self.max_new_tokens
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
         journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
@@ -271,9 +261,7 @@ def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, planned: Pla
             f"{max(limit_s - planned.warm_up_s, 0):.0f} s. Timed are {len(kept)} sizes: {', '.join(map(str, kept))}."
         )
     if planned.least_s > SPARE * limit_s:
-        note(
-            f"The least that can be timed {where} takes about {planned.least_s:.0f} s, more than the time limit leaves."
-        )
+        note(f"The least that can be timed {where} takes about {planned.least_s:.0f} s, longer than the limit.")
 
 
 def _acceptance(session: Session, source: Source | None) -> Acceptance:
@@ -287,7 +275,6 @@ def _acceptance(session: Session, source: Source | None) -> Acceptance:
 
 
 def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_s: float | None) -> dict[str, Any]:
-    """Notes of the file on the model, the machine and the measurement."""
     from treeopt.runtime.memory import bandwidth_floor, weight_bytes
 
     info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0).record()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from treeopt.files.storage import read_text
 from treeopt.latency.hardware import DTYPES, ITEMSIZE, device_of, shape_of
 from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.latency.rounds import PRECISION
-from treeopt.pipeline.profile.outcome import check_can_join, save, tell, with_earlier
+from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import NUM_HEADS, Wanted
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
@@ -56,10 +56,7 @@ class LatencyRow(BaseModel):
         sizes = [n + 1 for n in (self.nodes, self.num_speculative_tokens) if n is not None]
         sizes += [self.size] if self.size else []
         if len(sizes) != 1:
-            raise InvalidInput(
-                "a row must have a size (with the root) or a number of nodes (num_draft_tokens, "
-                "num_speculative_tokens, nodes or choices, without it), one of them."
-            )
+            raise InvalidInput("a row must have a size (with the root) or a number of nodes (without it), one of them.")
         size, ms, depth = sizes[0], self.step_ms, self.num_speculative_tokens if self.depth is None else self.depth
         if not ms and self.tokens_per_s and self.tokens_per_step:
             ms = ms_of_speed(self.batch_size, self.tokens_per_s, self.tokens_per_step)
@@ -68,9 +65,7 @@ class LatencyRow(BaseModel):
         if not 0 < ms < math.inf:
             raise InvalidInput(f"a step must take a finite time above 0, but got {ms:g} ms.")
         if size > 1 and depth is not None and not 1 <= depth < size:
-            raise InvalidInput(
-                f"depth must be at least 1 and less than size, which counts the root, but they are {depth} and {size}."
-            )
+            raise InvalidInput(f"depth must be at least 1 and less than size, but they are {depth} and {size}.")
         return self.model_copy(update={"size": size, "step_ms": ms, "depth": depth if size > 1 else 0})
 
 
@@ -109,51 +104,42 @@ def profile_from_file(
     rows = read_rows(file)
     if not contexts and any(row.context_tokens is None for row in rows):
         note(f"Some rows do not say their context. It is written as {UNKNOWN_CONTEXT}; pass it with `contexts`.")
-    context = contexts[0] if contexts else UNKNOWN_CONTEXT
-    rows = [row.model_copy(update={"context_tokens": row.context_tokens or context}) for row in rows]
+    deepest = NUM_HEADS
     if any(row.depth is None for row in rows):
         deepest = num_heads or calibrated_heads(run) or NUM_HEADS
-        depths = [min(row.size - 1, deepest) if row.depth is None else row.depth for row in rows]
-        rows = [row.model_copy(update={"depth": depth}) for row, depth in zip(rows, depths, strict=True)]
         if any(row.size > 2 for row in rows):
-            note(
-                f"The file has no depths: trees are taken to be {deepest} deep, or as deep as their rows allow. Give it by a "
-                "column depth, or by `num_heads`."
-            )
-    result = profile_of(rows, str(file))
+            note(f"The file has no depths: trees are taken to be {deepest} deep where they can; `num_heads` says.")
+    result = profile_of(rows, str(file), contexts[0] if contexts else UNKNOWN_CONTEXT, deepest)
     provenance = Provenance().record() | dict.fromkeys(UNREAD)
     result.runtime["name"] = runtime or file.stem
     check_can_join(run, result.runtime, provenance, overwrite=overwrite)
     result.info.update(measures="step", provenance=provenance, inputs=inputs_of(file))
     timings = (*result.points, *result.autoregressive)
-    if few := sum(len(timing.step_ms) < 2 for timing in timings):
+    few = sum(len(timing.step_ms) < 2 for timing in timings)
+    if few:
         note(f"{few} of {len(timings)} latencies have one sample each, so their error is unknown.")
-    else:
-        result.info["precision"] = PRECISION
-        tell(result, "more rows of them help")
     if not overwrite:
         check_nothing_lost(run, result)
-        result = with_earlier(run, result)
-    save(run, result)
-    return result
+    return finish(run, result, None if few else PRECISION, remedy="more rows of them help", alone=overwrite)
 
 
-def profile_of(rows: Sequence[LatencyRow], name: str) -> LatencyProfile:
-    """Rows with all that they need as a profile; InvalidInput where a setting has no plain row."""
+def profile_of(rows: Sequence[LatencyRow], name: str, context: int, deepest: int) -> LatencyProfile:
+    """Rows as a profile, with the context and the depth of those that say none; InvalidInput without a plain row."""
     groups: dict[tuple[int, ...], list[LatencyRow]] = {}
     for row in rows:
-        groups.setdefault((row.batch_size, row.context_tokens or 0, row.size, row.depth or 0), []).append(row)
+        depth = min(row.size - 1, deepest) if row.depth is None else row.depth
+        groups.setdefault((row.batch_size, row.context_tokens or context, row.size, depth), []).append(row)
     plain = {key[:2] for key in groups if key[2] == 1}
-    for batch_size, context, *_ in sorted(groups):
-        if (batch_size, context) not in plain:
+    for batch_size, at, *_ in sorted(groups):
+        if (batch_size, at) not in plain:
             raise InvalidInput(
                 f"{name} must have a plain row, of size 1, for every batch size and context, but batch size "
-                f"{batch_size}{f' at context {context}' if context else ''} has none: time plain decoding too."
+                f"{batch_size}{f' at context {at}' if at else ''} has none: time plain decoding too."
             )
     timed: dict[bool, list[StepTiming]] = {True: [], False: []}  # plain, and with trees
-    for (batch_size, context, size, depth), group in sorted(groups.items()):
+    for (batch_size, at, size, depth), group in sorted(groups.items()):
         samples, rounds = tuple(row.step_ms for row in group), tuple(r.round for r in group if r.round is not None)
-        timed[size == 1].append(StepTiming(batch_size, context, size, depth, samples, round=rounds or None))
+        timed[size == 1].append(StepTiming(batch_size, at, size, depth, samples, round=rounds or None))
     settings = [ProfileSetting(batch_size=t.batch_size, context_tokens=t.context_tokens) for t in timed[True]]
     return LatencyProfile(tuple(timed[False]), tuple(timed[True]), {}, {"settings": settings})
 
@@ -168,11 +154,14 @@ def read_rows(file: Path) -> list[LatencyRow]:
             if {"step_time", "num_draft_tokens", "steps"} <= record.keys():
                 found.append(checked(SglangLine, record).row())
                 continue
-            named = _by_meaning(record)
-            found.append(checked(LatencyRow, named).whole())
+            names: dict[str, str] = {}
+            for name in record:
+                if (other := names.setdefault(SYNONYMS.get(name, name), name)) != name:
+                    raise InvalidInput(f"a row must give each value once, but has {other} and {name}.")
+            found.append(checked(LatencyRow, {meaning: record[name] for meaning, name in names.items()}).whole())
         except InvalidInput as error:
             raise InvalidInput(f"{file} line {line}: {error}") from None
-        unused |= named.keys() - LatencyRow.model_fields.keys()
+        unused |= names.keys() - LatencyRow.model_fields.keys()
     if not found:
         raise InvalidInput(f"{file} must have rows of timings, but it has none.")
     if len({row.round is None for row in found}) > 1:
@@ -206,9 +195,7 @@ def _table_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]
             if not any(values):
                 continue
             if header and len(values) != len(header):
-                raise InvalidInput(
-                    f"{file} line {reader.line_num} must have {len(header)} cells, but it has {len(values)}."
-                )
+                raise InvalidInput(f"{file} line {reader.line_num} must have {len(header)} cells, not {len(values)}.")
             if header:
                 yield reader.line_num, {k: v for k, v in zip(header, values, strict=True) if v}
             header = header or [name.lower() for name in values]
@@ -216,16 +203,6 @@ def _table_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]
                 raise InvalidInput(f"{file} must name every column once, but has {', '.join(header)}.")
     except csv.Error as error:
         raise InvalidInput(f"{file} line {reader.line_num} is not a row of a table: {error}.") from None
-
-
-def _by_meaning(record: Mapping[str, object]) -> dict[str, object]:
-    """The record without synonyms; InvalidInput where it says a thing twice."""
-    names: dict[str, str] = {}
-    for name in record:
-        other = names.setdefault(SYNONYMS.get(name, name), name)
-        if other != name:
-            raise InvalidInput(f"a row must give each value once, but has {other} and {name}.")
-    return {meaning: record[name] for meaning, name in names.items()}
 
 
 def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) -> float:
@@ -251,7 +228,6 @@ def check_nothing_lost(run: RunDirectory, result: LatencyProfile) -> None:
 
 
 def calibrated_heads(run: RunDirectory) -> int | None:
-    """Heads that the run was calibrated with."""
     found = find_accuracies(run)
     return found[1].num_heads if found else None
 
@@ -275,8 +251,7 @@ def profile_analytical(
     wanted = Wanted(**options)
     if run.profile.exists() and not overwrite and run.read_profile().info.get("measures") != MEASURES:
         raise InvalidInput(
-            f"A measured profile is not replaced by a computed one unasked, but {run.profile} is one: pass another `run`, "
-            "or `overwrite`."
+            f"{run.profile} was measured and is not replaced unasked: pass `overwrite` or another `run`."
         )
     if dtype not in (None, *DTYPES):
         raise Unsupported(f"`analytical` knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")

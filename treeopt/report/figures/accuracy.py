@@ -40,12 +40,7 @@ def _words(info: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Chart:
-    """Share of the trials in which the true token was at each rank, and down to it; of one rank a line over depth.
-
-    >>> chart = accuracy_chart(Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100])))
-    >>> [chart[1][depth].y.tolist() for depth in ("1", "2")]
-    [[0.6, 0.8], [0.4, 0.5]]
-    """
+    """Share of the trials in which the true token was at each rank, and down to it; of one rank a line over depth."""
     hits, trials = calibration.hits[:, :ranks], calibration.trials[:, None]
     info = calibration.meta
     guesser, right, _, of = _words(info)
@@ -86,11 +81,6 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     """Groups by the accuracy at depth 1, best first; tokens per step beside them where they are known for every group.
 
     groups : a calibration's, name to hits (K x R), trials (K) and sequences; ``info`` is all that it says
-
-    >>> groups = {"chat": {"hits": [[3]], "trials": [10], "sequences": 1},
-    ...           "code": {"hits": [[9]], "trials": [10], "sequences": 2}}
-    >>> groups_chart(groups)[0].rows
-    ['code (2)', 'chat (1)']
     """
     info = info or {}
     guesser, right, share, of = _words(info)
@@ -123,11 +113,6 @@ def positions_chart(trace: RankTrace, *, buckets: int = 8) -> Chart:
     """Top-1 accuracy at each depth in up to ``buckets`` ranges of positions with about equally many states.
 
     Thin lines part the ranges; points stand at the mean position of the states in each.
-
-    >>> trace = RankTrace(np.array([[0], [0], [0], [3], [-2]]), np.array([0, 5]))
-    >>> panel = positions_chart(trace, buckets=2)[0]
-    >>> panel.breaks, panel["1"].y.tolist()
-    ([1.5], [1.0, 0.5])
     """
     states = trace.has_step
     position = (np.arange(len(trace.ranks)) - np.repeat(trace.starts[:-1], trace.lengths))[states]

@@ -5,13 +5,13 @@ beside each other, and what batching trades.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from treeopt.errors import OutOfRange
-from treeopt.planning.compared import DraftersCompared
+from treeopt.planning.compared import DrafterFigure, DraftersCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Figure, Ratio
 from treeopt.records.plan import Plan
@@ -113,7 +113,7 @@ def contenders_chart(bench: Benchmark) -> Chart:
 
 def _to(ratios: Sequence[Ratio | None], height: float) -> Look:
     """The size of a panel of ratios, from 0 to the greatest."""
-    top = max(1.0, *(ratio.high or ratio.value for ratio in ratios if ratio))
+    top = max([1.0, *(ratio.high or ratio.value for ratio in ratios if ratio)])
     return {"xlim": (0, 1.06 * top), "height": height}
 
 
@@ -124,15 +124,6 @@ def _ratios(ratios: Sequence[Ratio | None]) -> list[Series]:
     plain = Series("", [], [1.0], look={"color": style.GREY, "linestyle": (0, (2, 3)), "zorder": 0}, kind="across")
     look = {"color": style.BLUE, "marker": "o", "markersize": 5, "elinewidth": 2}
     return [marks.along("", [row for row, _ in known], **look), plain]
-
-
-@dataclass(frozen=True)
-class Placed:
-    """What one of several reaches at a batch size."""
-
-    name: str
-    figure: Figure
-    is_measured: bool
 
 
 def kinds_chart(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> Chart:
@@ -147,11 +138,8 @@ def kinds_chart(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> C
         bench = (benches or {}).get(entry.batch_size)
         measured = {c.draft: bench.figure(c.name) for c in reversed(bench.contenders)} if bench else {}
         for name, best in kinds_of(entry).items() if entry.best("dynamic") else ():
-            found = measured.get(best.draft)
-            marks += [
-                Placed(name, best, is_measured=False),
-                *([Placed(name, found, is_measured=True)] if found else []),
-            ]
+            for figure in filter(None, (best, measured.get(best.draft))):
+                marks.append(DrafterFigure(drafter=name, figure=figure, setting="", is_measured=figure is not best))
     if not marks:
         raise OutOfRange(
             "The plan has no dynamic trees. They need treeopt calibrate --topk, treeopt profile, then treeopt search"
@@ -162,29 +150,28 @@ def kinds_chart(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> C
 
 def drafters_chart(result: DraftersCompared) -> Chart:
     """What each drafter reaches at each batch size with its own best draft."""
-    marks = [Placed(style.short(one.drafter), one.figure, one.is_measured) for one in result.settings]
-    return _beside(marks, "Drafters, each with its own best tree", result.about)
+    return _beside(result.settings, "Drafters, each with its own best tree", result.about)
 
 
-def _beside(marks: Sequence[Placed], title: str, *about: str | None) -> Chart:
+def _beside(marks: Sequence[DrafterFigure], title: str, *about: str | None) -> Chart:
     """Speedups on the left, tokens per step on the right; predicted ones are hollow."""
-    sizes = sorted({mark.figure.batch_size for mark in marks})
-    names = list(dict.fromkeys(mark.name for mark in marks))
+    sizes = sorted({mark.batch_size for mark in marks})
+    names = list(dict.fromkeys(mark.drafter for mark in marks))
     width = TOGETHER / len(names)
     left, right = [plain_line(1.0)], []
     for i, name in enumerate(names):
         for is_measured in (True, False):
-            mine = [m.figure for m in marks if (m.name, m.is_measured) == (name, is_measured)]
+            mine = [m.figure for m in marks if (m.drafter, m.is_measured) == (name, is_measured)]
             look = {**style.series(i), "linestyle": "none", "fillstyle": "full" if is_measured else "none"}
             aside = width * (i - (len(names) - 1) / 2 + (0.12 if is_measured else -0.12))
             x = [sizes.index(figure.batch_size) + aside for figure in mine]
-            noted = {m.figure.batch_size for m in marks if m.name == name and is_measured and not m.is_measured}
+            noted = {m.batch_size for m in marks if m.drafter == name and is_measured and not m.is_measured}
             timed = [(at, f.speedup_ratio, f) for at, f in zip(x, mine, strict=True) if f.speedup_ratio]
             notes = ["" if f.batch_size in noted else setting_name(f.draft) for *_, f in timed]
             speedups = Estimates.of((ratio.value, (ratio.low, ratio.high), None) for _, ratio, _ in timed)
             left.append(replace(speedups.over("", [at for at, *_ in timed], **look), notes=notes))
             rates = [(f.tokens_per_step, f.interval95.tokens_per_step, f.stderr.tokens_per_step) for f in mine]
-            right.append(Estimates.of(rates).over(name if mine else "", x, **look))
+            right.append(Estimates.of(rates).over(style.short(name) if mine else "", x, **look))
     axes: Look = {"scale": [str(size) for size in sizes], "ylim": (0, None)}
     panels = [
         Panel(left, "batch size", "speedup over plain decoding", **axes),

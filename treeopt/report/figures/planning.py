@@ -154,13 +154,7 @@ def bands(
 
 
 def latency_chart(profile: LatencyProfile) -> Chart:
-    """Medians of the measured steps, repeated timings pooled: milliseconds, and the ratio to a plain step.
-
-    >>> from treeopt.records.profile import StepTiming
-    >>> point, plain = StepTiming(1, 128, 8, 2, (3.0, 3.0)), StepTiming(1, 128, 1, 0, (2.0, 2.0))
-    >>> latency_chart(LatencyProfile((point,), (plain,)))[1]["batch size 1"].y.tolist()
-    [1.5]
-    """
+    """Medians of the measured steps, repeated timings pooled: milliseconds, and the ratio to a plain step."""
     left, right = list[Series](), [plain_line(1.0)]
     deepest, depths, every = 0, set[int](), list[float]()
     for i, setting in enumerate(profile.settings):

@@ -65,12 +65,6 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
 
     ``in_sample`` says that the tree was grown on this trace, which the caption then tells.
     Raises OutOfRange for a calibration that lacks the tree's heads or ranks.
-
-    >>> from treeopt.records.trace import RankTrace
-    >>> trace = RankTrace(np.array([[0], [1], [3], [-2]]), np.array([0, 4]))
-    >>> data = tree_data(Tree.chain(1), trace)
-    >>> data.visits.tolist(), data.steps, data.probabilities.tolist()
-    ([2, 1], 2, [1.0, 0.5])
     """
     source = source_of(record)
     about, who = source.meta, depth_noun(source.meta.get("drafter"))

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from treeopt.trees.tree import BoolArray, Tree
+from treeopt.trees.tree import Tree
 
 Nodes = list[list[int]]  # (b, T) of every row and node
 
@@ -56,12 +56,14 @@ def sequence_key(prompt: Sequence[int]) -> int:
 class Greedy:
     """The target chooses its likeliest token, of equal ones the smallest id; guesses that equal it are accepted."""
 
-    record = {"rule": "greedy", "temperature": 0.0}  # noqa: RUF012  never changed
+    @property
+    def record(self) -> dict[str, object]:
+        return {"rule": "greedy", "temperature": 0.0}
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         return logits.argmax(-1)
 
-    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor | None = None) -> list[int]:
+    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
         return follow(tree, tokens, choices)
 
 
@@ -89,12 +91,3 @@ def follow_each(parents: Nodes, tokens: Nodes, choices: Nodes) -> Nodes:
                 path.append(at := node)
         paths.append(path)
     return paths
-
-
-def with_ancestors(tree: Tree, passes: BoolArray) -> BoolArray:
-    """(b, T) nodes that pass and whose ancestors all do; the root always does."""
-    accepted = passes.copy()
-    accepted[:, 0] = True
-    for _ in range(tree.depth - 1):  # a node needs its parent, and so all its ancestors
-        accepted[:, 1:] &= accepted[:, tree.parents[1:]]
-    return accepted

@@ -41,9 +41,7 @@ def open_acceptance(
         raise InvalidInput(f"`{strange[0]}` is not for `acceptance={name}`: leave it out.")
     if name == "greedy":
         if temperature:
-            raise InvalidInput(
-                f"`acceptance=greedy` has no temperature, but got `temperature={temperature}`: leave it out."
-            )
+            raise InvalidInput(f"`acceptance=greedy` has no temperature: leave `temperature={temperature}` out.")
         return Greedy()
     options = {option: value for option, value in options.items() if option in OPTIONS[name]}
     if temperature is not None:
@@ -62,8 +60,8 @@ def by_rejection(drafter: Drafter, target: Target, sampling: Acceptance) -> tupl
 
     if not isinstance(drafter, DraftModel):
         raise InvalidInput(
-            "`acceptance=reject` weighs the target's probabilities against a draft model's, so it needs `drafter=MODEL` "
-            f"or early-exit, but the drafter is of the kind {drafter.kind}: use `acceptance=sample`."
+            "`acceptance=reject` needs a draft model, `drafter=MODEL` or early-exit, but the drafter is of the kind "
+            f"{drafter.kind}: use `acceptance=sample`."
         )
     assert isinstance(sampling, Sampling), "rejection samples"
     chains = SampledChain(drafter, target, sampling)

@@ -84,23 +84,15 @@ def reject(
     return accepted, gumbel_argmax(next_probabilities(p, q, accepted).log(), states)
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """How the chains of a step were drafted: what accepting them needs."""
-
-    q: Tensor  # (b, K, V)
-    keys: Tensor  # (b,) of each row's sequence
-    positions: Tensor  # (b,) of the first drafted token in its sequence
-
-
 class SampledChain(DraftModel):
     """A draft model that draws its chains from its own distribution: guesses of rank 0 only.
 
-    proposal : of the last step of its decoder, of which there is one at a time
+    proposal : (b, K, V) probabilities of the last step of its decoder, of which there is one at a time, and of each row (b,)
+               the sequence's key and the position of the first drafted token
     """
 
     has_probabilities = False  # it draws its guesses
-    proposal: Proposal
+    proposal: tuple[Tensor, Tensor, Tensor]
 
     def __init__(self, model: DraftModel, target: Target, sampling: Sampling) -> None:
         super().__init__(model.model, model.vocab_size, num_heads=model.num_heads, kind=model.kind)
@@ -125,10 +117,8 @@ class SampledChain(DraftModel):
         """
         first, n, device = len(answer.prompt) + 1, len(states), states.device
         tokens = torch.tensor(answer.tokens[1 : 1 + n], dtype=torch.long, device=device)[:, None]
-        key, places = (
-            torch.tensor([sequence_key(answer.prompt)], device=device),
-            torch.arange(first, first + n, device=device),
-        )
+        key = torch.tensor([sequence_key(answer.prompt)], device=device)
+        places = torch.arange(first, first + n, device=device)
         noise = uniforms(stream_states(self.sampling.seed, NoiseStream.ACCEPT, key, places), 1)
         each = (states, answer.state_hidden[1 : 1 + n], tokens, noise)
         passes = [torch.zeros((0, 1), dtype=torch.bool)]
@@ -171,7 +161,7 @@ class ChainDraft(ModelDraft):
             shares.append(q.masked_fill(outside[:, None], 0.0))
             tokens.append(drawn.masked_fill(outside, -1)[:, None])
             mark(f"draft {depth}")
-        self.drafter.proposal = Proposal(torch.stack(shares, 1), self.keys, positions)
+        self.drafter.proposal = torch.stack(shares, 1), self.keys, positions
         return torch.cat(tokens, 1)
 
     def keep(self, order: Sequence[int]) -> None:
@@ -199,17 +189,10 @@ class Rejection:
         return self.drafter.sampling.choose(logits, keys, positions)
 
     def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
-        made, sampling = self.drafter.proposal, self.drafter.sampling
-        drafted = torch.tensor(tokens, device=logits.device)[:, 1:]
-        assert drafted.shape == made.q.shape[:2], "the proposal is that of this very step"
-        accepted, following = reject(
-            sampling.probabilities(logits),
-            made.q,
-            drafted,
-            seed=sampling.seed,
-            keys=made.keys,
-            positions=made.positions,
-        )
+        (q, keys, positions), sampling = self.drafter.proposal, self.drafter.sampling
+        drafted, p = torch.tensor(tokens, device=logits.device)[:, 1:], sampling.probabilities(logits)
+        assert drafted.shape == q.shape[:2], "the proposal is that of this very step"
+        accepted, following = reject(p, q, drafted, seed=sampling.seed, keys=keys, positions=positions)
         last = accepted.tolist()  # node n of a chain has depth n
         for chosen, node, token in zip(choices, last, following.tolist(), strict=True):
             chosen[node] = token

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.acceptance.greedy import Nodes, follow
-from treeopt.trees.tree import Tree
+from treeopt.runtime.acceptance.greedy import Greedy
 
 CHUNK_NUMBERS = 2**22  # logits handled at once; each takes some 50 bytes meanwhile
 
@@ -35,7 +34,7 @@ class NoiseStream(IntEnum):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Greedy):
     """Sample at a temperature, among the ``top_k`` likeliest tokens, of these among the likeliest that make ``top_p``.
 
     >>> sampling = Sampling(0.8, top_k=2)
@@ -50,11 +49,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise InvalidInput(
-                f"`temperature` must be above 0 to sample, but got {self.temperature}: greedy decoding is "
-                "`acceptance=greedy`."
-            )
+        check_temperature(self.temperature)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InvalidInput(f"`top_p` must be above 0 and at most 1, but got {self.top_p}.")
         if self.top_k is not None and self.top_k < 1:
@@ -62,19 +57,11 @@ class Sampling:
 
     @property
     def record(self) -> dict[str, object]:
-        return {
-            "rule": "sample-then-match",
-            "temperature": self.temperature,
-            "top_p": None if self.top_p == 1 else self.top_p,  # which is the same rule
-            "top_k": self.top_k,
-            "seed": self.seed,
-        }
+        top_p = None if self.top_p == 1 else self.top_p  # which is the same rule
+        return {"rule": "sample-then-match", **vars(self), "top_p": top_p}
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """(..., V) logits to (...) tokens, each with the noise of its place.
-
-        Keys and positions are those of `Acceptance.choose`, in any shapes that broadcast to (...).
-        """
+        """(..., V) logits to (...) tokens, each with the noise of its place; keys and positions may broadcast to (...)."""
         shape = logits.shape[:-1]
         states = stream_states(self.seed, NoiseStream.TOKEN, keys.to(logits.device), positions.to(logits.device))
         rows = rows_at_once(logits.shape[-1])
@@ -105,8 +92,13 @@ class Sampling:
         """(..., V) float64: what `choose` draws from."""
         return self.filtered(logits).softmax(-1)
 
-    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor | None = None) -> list[int]:
-        return follow(tree, tokens, choices)
+
+def check_temperature(temperature: float) -> None:
+    """Raise InvalidInput for a temperature that nothing can be drawn at."""
+    if not 0 < temperature < math.inf:
+        raise InvalidInput(
+            f"`temperature` must be above 0, but got {temperature}: greedy decoding is `acceptance=greedy`."
+        )
 
 
 def rows_at_once(vocab_size: int) -> int:

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.acceptance.greedy import Nodes, with_ancestors
+from treeopt.runtime.acceptance.greedy import Greedy, Nodes
+from treeopt.runtime.acceptance.sampling import check_temperature
 from treeopt.runtime.drafters.states import states_at_once
 from treeopt.trees.tree import BoolArray, Tree
 
@@ -31,7 +32,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Typical:
+class Typical(Greedy):
     """The rule; ``delta`` is the square root of epsilon by default, as in Medusa.
 
     >>> Typical(epsilon=0.25).record
@@ -43,11 +44,7 @@ class Typical:
     delta: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise InvalidInput(
-                f"`temperature` must be above 0 for typical acceptance, but got {self.temperature}: for greedy decoding "
-                "use `acceptance=greedy`."
-            )
+        check_temperature(self.temperature)
         if not 0 < self.epsilon < 1:
             raise InvalidInput(f"`epsilon` must be a probability above 0 and below 1, but got {self.epsilon}.")
         if self.delta is not None and not 0 < self.delta < math.inf:
@@ -55,15 +52,8 @@ class Typical:
 
     @property
     def record(self) -> dict[str, object]:
-        return {
-            "rule": "typical",
-            "temperature": self.temperature,
-            "epsilon": self.epsilon,
-            "delta": math.sqrt(self.epsilon) if self.delta is None else self.delta,
-        }
-
-    def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        return logits.argmax(-1)
+        delta = math.sqrt(self.epsilon) if self.delta is None else self.delta
+        return {"rule": "typical", **vars(self), "delta": delta}
 
     def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
         return longest(tree, *self.judge(tree, np.array(tokens), logits))
@@ -74,37 +64,29 @@ class Typical:
         tokens : (b, T) of every node, -1 for no guess · logits : (b, T, V)
         """
         passes, own = self._passes(tree, tokens, logits)
-        likelihood = np.zeros(tokens.shape, dtype=np.float32)
+        accepted, likelihood = np.ones(tokens.shape, dtype=bool), np.zeros(tokens.shape, dtype=np.float32)
         for depth in range(1, tree.depth + 1):
             nodes = np.flatnonzero(tree.depths == depth)
             likelihood[:, nodes] = likelihood[:, tree.parents[nodes]] + own[:, nodes - 1]
-        root = np.ones((len(tokens), 1), dtype=bool)
-        return with_ancestors(tree, np.concatenate([root, passes], axis=1)), likelihood
+            accepted[:, nodes] = accepted[:, tree.parents[nodes]] & passes[:, nodes - 1]
+        return accepted, likelihood
 
     @torch.inference_mode()
     def _passes(self, tree: Tree, tokens: NDArray[np.int64], logits: Tensor) -> tuple[BoolArray, Floats]:
         """(b, T-1) guesses that the rule takes after their parents, and the log-probability of each."""
         expanding, of = np.unique(tree.parents[1:], return_inverse=True)
-        b, n = len(tokens), len(tree)
-        parent = torch.from_numpy((np.arange(b)[:, None] * n + expanding).ravel())  # (b * E,) rows of the logits
-        place = (np.arange(b)[:, None] * len(expanding) + of).ravel()  # (b * (T-1),) of each guess in these
-        guesses = torch.from_numpy(tokens[:, 1:].ravel()).to(logits.device)
-        rows, at_once = logits.flatten(0, 1), states_at_once(logits.shape[-1])
-        log_p = torch.empty(len(place), device=logits.device)
-        least = torch.empty(len(place), device=logits.device)
-        for first in range(0, len(parent), at_once):
-            chunk = rows[parent[first : first + at_once].to(logits.device)].float() / self.temperature
-            chunk = chunk.log_softmax(-1)
-            entropy = torch.special.entr(chunk.exp()).sum(-1)
+        guesses = torch.from_numpy(tokens[:, 1:]).to(logits.device)
+        children = torch.from_numpy(of).to(logits.device)
+        found, each = [], max(1, states_at_once(logits.shape[-1]) // len(expanding))  # rows
+        for part, guess in zip(logits.split(each), guesses.split(each), strict=True):
+            log_p = (part[:, expanding].float() / self.temperature).log_softmax(-1)  # (rows, E, V)
+            entropy = torch.special.entr(log_p.exp()).sum(-1)
             bound = (self.record["delta"] * (-entropy).exp()).clamp_max(self.epsilon)
-            which = np.flatnonzero((place >= first) & (place < first + at_once))
-            among = torch.from_numpy(place[which] - first).to(logits.device)
-            here = torch.from_numpy(which).to(logits.device)
-            log_p[here] = chunk[among, guesses[here].clamp_min(0)]
-            least[here] = bound[among]
-        passes = (log_p.exp() > least) & (guesses >= 0)
-        found = torch.stack([passes.float(), log_p]).cpu().numpy().reshape(2, b, n - 1)
-        return found[0] > 0, found[1]
+            rows = torch.arange(len(part), device=logits.device)[:, None]
+            own = log_p[rows, children, guess.clamp_min(0)]
+            found.append(torch.stack([((own.exp() > bound[:, children]) & (guess >= 0)).float(), own]))
+        passes, likelihood = torch.cat(found, 1).cpu().numpy()
+        return passes > 0, likelihood
 
 
 def longest(tree: Tree, accepted: BoolArray, likelihood: Floats) -> list[int]:

@@ -192,17 +192,13 @@ def _token_ids(reading: Reading, vocab_size: int) -> Tensor | None:
     """(Vt,) the target's ids of the tokens that are guessed, ascending; None where they are all of V."""
     if OFFSETS not in reading.names:
         return None
-    names, stored = reading.names, reading.stored
-    offsets, said = stored.read(names[OFFSETS]), reading.said(OFFSETS)
-    if offsets.ndim != 1 or offsets.dtype != torch.int64 or not len(offsets):
-        kind = f"{short(offsets.dtype)} of shape {tuple(offsets.shape)}"
-        raise InvalidInput(f"{said} must be a list of int64 offsets, one for each draft token, but it is {kind}.")
+    names, offsets, said = reading.names, reading.integers(OFFSETS), reading.said(OFFSETS)
     ids = torch.arange(len(offsets)) + offsets
     outside = int(offsets.min()) < 0 or int(offsets.max()) >= vocab_size or int(ids.max()) >= vocab_size
     if outside or bool((ids.diff() <= 0).any()):
         raise InvalidInput(f"{said} must lead to ascending token ids below the target's {vocab_size}, but it does not.")
     if KNOWN in names:
-        known = stored.read(names[KNOWN])
+        known = reading.stored.read(names[KNOWN])
         wanted = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
         if known.dtype != torch.bool or not torch.equal(known, wanted):
             raise InvalidInput(

@@ -72,14 +72,12 @@ class Settings(dict[str, Any]):
 class StoredTensors:
     """The names of the tensors in some files; their values when asked for.
 
-    A name may have a part in each of several files, concatenated along dimension 0 (tensor-parallel
-    ranks). ``own`` says that by their names the files hold heads and nothing else.
+    A name may have a part in each of several files, concatenated along dimension 0 (tensor-parallel ranks).
     """
 
     origin: Path
     parts: dict[str, tuple[Path, ...]]
     ranks: int = 0
-    own: bool = False
     notes: tuple[str, ...] = ()
     pickled: Pickled = field(default_factory=dict, repr=False)
 
@@ -202,7 +200,7 @@ def _listed(origin: Path, files: list[Path]) -> StoredTensors:
             if name in parts:
                 raise InvalidInput(f"{quoted(name)} is in two files, {parts[name][0]} and {file}.")
             parts[name] = (file,)
-    return StoredTensors(origin, parts, own=origin.name in HEAD_FILES, pickled=pickled)
+    return StoredTensors(origin, parts, pickled=pickled)
 
 
 def _ranked(folder: Path) -> StoredTensors:

@@ -5,9 +5,7 @@ d width · nh query heads and nk key heads of width hd · F inner width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +14,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import Settings
 from treeopt.runtime.checkpoints.reading import Reading, most_common
 from treeopt.runtime.drafters.layer import OneLayer, layer_config
+from treeopt.runtime.folder import loadable
 
 ATTENTION = "layers.0.self_attn."
 LAYER = (
@@ -26,19 +25,8 @@ LAYER = (
 FREQUENCIES = ATTENTION + "rotary_emb.inv_freq"
 TOLD = ("num_attention_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act")  # not by tensors
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+DESCRIBES = "config.json must describe a Llama layer"
 SIZES = {"num_attention_heads": LAYER[0], "num_key_value_heads": LAYER[1], "intermediate_size": LAYER[4]}
-
-
-@contextmanager
-def describing(origin: Path) -> Iterator[None]:
-    """Turn whatever transformers' checks raise on a config into InvalidInput."""
-    try:
-        yield
-    except InvalidInput:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InvalidInput(f"config.json of {origin} must describe a Llama layer, but: {reason}") from None
 
 
 def build_layer_config(
@@ -76,7 +64,7 @@ def build_layer_config(
                 f"The attention of a layer must have whole heads, of width {head_width} by {quoted(told_by)}, and a whole "
                 f"multiple of them for queries, but {reading.said(name)} has {rows} rows beside the {query_rows} of queries."
             )
-    with describing(origin):
+    with loadable(DESCRIBES, str(origin)):
         config = layer_config(
             like,
             width,
@@ -102,7 +90,7 @@ def described(config: Settings, width: int) -> Any | None:
         config.number("rms_norm_eps", 0, kind=int | float)
     from transformers import LlamaConfig
 
-    with describing(config.origin):
+    with loadable(DESCRIBES, str(config.origin)):
         return LlamaConfig(hidden_size=width, **given)
 
 

@@ -106,17 +106,14 @@ class RecognisedHeads:
 
 
 def recognise(stored: StoredTensors) -> RecognisedHeads | None:
-    """The layout, heads and blocks that the names tell; None where no name is of Medusa heads.
-
-    Where something is missing or left over it is refused by name.
-    """
+    """The layout, heads and blocks that the names tell, which all must be there; None where no name is of Medusa heads."""
     matches = {scheme: {n: place for n in stored.parts if (place := scheme.place(n))} for scheme in SCHEMES}
     scheme = max(SCHEMES, key=lambda scheme: len(matches[scheme]))
     found, config = matches[scheme], stored.config
     if not found:
         return None
     layout = scheme.layout
-    if layout in ("merged", "modelopt") and (stored.own or len(found) == len(stored.parts)):
+    if layout in ("merged", "modelopt") and (stored.origin.name in HEAD_FILES or len(found) == len(stored.parts)):
         layout = "medusa"  # the heads alone, saved with their prefix
     if stored.ranks and layout != "tensorrt-llm":
         raise InvalidInput(f"{stored.origin} must hold TensorRT-LLM's tensors, but it has {quoted(next(iter(found)))}.")
@@ -200,7 +197,7 @@ def _build(stored: StoredTensors, found: RecognisedHeads, base: Base) -> LoadedH
     elif layout == "vllm":
         _check_vllm(reading, found, length)
     if found.token_map:
-        rows, token_ids, vocab_size = _truncated(reading, rows, stored.read(found.token_map))
+        rows, token_ids, vocab_size = _truncated(reading, rows, reading.integers(found.token_map))
     else:
         config.check_sizes({"vocab_size": (vocab_size, (*found.projections, "lm_head.weight")[0])})
 
@@ -266,9 +263,6 @@ def _truncated(
     config, notes, lm_head = reading.config, reading.notes, reading.base.lm_head
     rows, claimed, origin = len(projections[0]), config.get("truncated_vocab_size"), reading.stored.origin
     vocab_size = config.get("vocab_size") or (None if lm_head is None else len(lm_head))
-    if token_map.ndim != 1 or token_map.dtype != torch.int64 or not len(token_map):
-        kind = f"{short(token_map.dtype)} of shape {tuple(token_map.shape)}"
-        raise InvalidInput(f"token_map must be a list of int64 token ids, but in {origin} it is {kind}.")
     if rows == vocab_size and claimed in (None, rows):
         notes.append("token_map is ignored, as in vLLM, since config.json says no smaller truncated_vocab_size.")
         return projections, None, rows
@@ -288,7 +282,7 @@ def _truncated(
         raise config.wrong("truncated_vocab_size", f"that of token_map, {len(token_map)}")
     token_ids, order = token_map.sort()
     if int(token_ids[0]) < 0 or int(token_ids[-1]) >= vocab_size or bool((token_ids.diff() == 0).any()):
-        raise InvalidInput(f"token_map in {origin} must have distinct token ids below {vocab_size}, but does not.")
+        raise InvalidInput(f"token_map in {origin} must have distinct token ids below the vocabulary's {vocab_size}.")
     picked = order if rows == len(token_map) else token_ids
     return [tensor[picked] for tensor in projections], token_ids, vocab_size
 

@@ -141,6 +141,14 @@ class Reading:
                 )
         return tensors
 
+    def integers(self, name: str) -> Tensor:
+        """A list of whole numbers, such as ids of tokens."""
+        found = self.stored.read(self.names[name])
+        if found.ndim != 1 or found.dtype != torch.int64 or not len(found):
+            kind = f"{short(found.dtype)} of shape {tuple(found.shape)}"
+            raise InvalidInput(f"{self.said(name)} must be a list of int64 numbers, but it is {kind}.")
+        return found
+
     def most_common_size(self, pattern: str, dimension: int = 0) -> int:
         """The commonest size in a dimension, of the tensors whose names have the pattern in them."""
         tensors = [tensor for name, tensor in self.tensors.items() if re.search(pattern, name)]

@@ -1,9 +1,9 @@
 """Rows of a drafter that attends to the text before it: a cache of its own, fed with every committed token once.
 
 A place of the cache belongs to a state: to a committed token with its hidden state, and the token that follows
-it. The prompt's states but the last are fed when the prompt is, the others when the next tree step drafts: then
-the root, which follows the last committed token, is known. Guesses are written behind them and never kept: what
-was accepted is fed again with the target's own hidden states, in the pass that the new root needs anyway.
+it. A state is fed when a tree step drafts: then the root, which follows the last committed token, is known. Guesses are
+written behind and never kept: what was accepted is fed again with the target's own hidden states, in the pass that the
+new root needs anyway.
 
 b live rows · n states to feed · d width of the target · E nodes of a level
 """
@@ -83,8 +83,7 @@ class CausalDraft(LevelDraft):
     def catch_up(self, roots: Tensor) -> Tensor:
         """Feed the waiting states, now that the (b,) roots are known: (b, ...) output of `feed` at each row's last state.
 
-        A pass writes as many places in every row, so after plain steps a long row beside one with more to feed
-        may lack the room for all at once: then there are several passes.
+        A long row beside one with more to feed may lack the room for all at once: then there are several passes.
         """
         assert self._waiting, "every step commits a token, so something waits"
         self._merge()
@@ -94,12 +93,10 @@ class CausalDraft(LevelDraft):
         found, fed, n = None, 0, max(waiting)
         while fed < n:
             size = min(n - fed, max(self.cache.capacity - max(self.cache.lengths), 1))
-            part = slice(fed, fed + size)
+            part, steps = slice(fed, fed + size), torch.arange(size, device=self.device)
             starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
-            steps = torch.arange(size, device=self.device)
             self.cache.begin_step(size, starts)
-            causal = torch.ones((size, size), dtype=torch.bool, device=self.device).tril()
-            mask = self.mask(starts, causal, steps)
+            mask = self.mask(starts, torch.ones((size, size), dtype=torch.bool, device=self.device).tril(), steps)
             made = self.feed(following[:, part], self.drafter.fused(hidden[:, part]), starts + steps, mask)
             made = one_of_each(made, [min(max(count - fed, 1), size) - 1 for count in waiting])
             if found is not None:
@@ -132,8 +129,8 @@ class CausalDraft(LevelDraft):
     def read(self, answer: GivenText) -> None:
         self.clear()
         text = [*answer.prompt, *answer.tokens]
-        hidden = answer.hidden[None] if self.drafter.reads_prompt else answer.hidden.new_empty((1, len(text), 0))
-        self.prefill([text[: len(text) + self.ahead - 1]], hidden)
+        hidden = answer.hidden if self.drafter.reads_prompt else answer.hidden.new_empty((len(text), 0))
+        self.prefill([text[: len(text) + self.ahead - 1]], hidden[None])
         self._sought: Sequence[int] = ()
         self._answer, self._width = answer, self._waiting[0][1].shape[-1]
         self._rooted = len(answer.prompt) - self.ahead  # places before the first state's root

@@ -47,10 +47,7 @@ class LevelDraft:
         raise NotImplementedError
 
     def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
-        """(b, E, V) for the children of a level's nodes, by the nodes' (b, E) tokens; called depth by depth.
-
-        (b, 1, V) where all nodes of a level have the same children.
-        """
+        """(b, E, V) for the children of a level's nodes, by the nodes' (b, E) tokens; (b, 1, V) where all have the same."""
         raise NotImplementedError
 
     def scores(self, logits: Tensor) -> Tensor:
@@ -148,9 +145,9 @@ class GrowingPool:
         return (parents if self.at is None else self.at.gather(1, parents)) * most + kept % k
 
     def pool(self) -> Pool:
-        tokens, parents, scores = zip(*self._found, strict=True)
-        depths = [self._rows.new_full((part.shape[1],), depth) for depth, part in enumerate(tokens, 1)]
-        return Pool(torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(scores, 1), torch.cat(depths))
+        tokens, parents, scores = (torch.cat(parts, 1) for parts in zip(*self._found, strict=True))
+        depths = [self._rows.new_full((len(part[0][0]),), depth) for depth, part in enumerate(self._found, 1)]
+        return Pool(tokens, parents, scores, torch.cat(depths))
 
 
 def united(frontiers: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -29,7 +29,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import DRAFTERS, LOOKED_UP
 from treeopt.records.trace import MISS
-from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import Drafter, GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
 
 NAMES = ("ngram", "ngram:earliest")  # as --drafter has them
@@ -86,8 +86,7 @@ class PromptLookup:
                 if rank is None:  # labels past the end are negative, and so never found
                     break
                 matches = found[rank][1]
-                if rank < top_k:
-                    ranks[state, k] = rank
+                ranks[state, k] = rank if rank < top_k else MISS
         return ranks
 
 
@@ -109,12 +108,9 @@ class IndexedText:
 
     def index(self, count: int) -> None:
         """Note the n-grams of the first ``count`` tokens that are not yet noted."""
-        tokens, ends = self.tokens, self._ends
-        lengths = range(self.lookup.shortest, self.lookup.longest + 1)
         for end in range(self._indexed + 1, count + 1):
-            for length in lengths:
-                if length <= end:
-                    ends.setdefault(tuple(tokens[end - length : end]), []).append(end)
+            for length in range(self.lookup.shortest, min(self.lookup.longest, end) + 1):
+                self._ends.setdefault(tuple(self.tokens[end - length : end]), []).append(end)
         self._indexed = max(self._indexed, count)
 
     def matches(self) -> Matches:
@@ -165,9 +161,8 @@ class LookupDraft:
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         for prompt in prompts:
-            text = IndexedText(self.lookup, list(prompt))
-            text.index(len(prompt))
-            self.texts.append(text)
+            self.texts.append(IndexedText(self.lookup, list(prompt)))
+            self.texts[-1].index(len(prompt))
 
     def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
         for text, committed in zip(self.texts, tokens, strict=True):
@@ -202,3 +197,13 @@ def _guesses(text: IndexedText, nodes: Sequence[tuple[int, int]]) -> list[int]:
         tokens.append(token)
         matches.append(passing)
     return tokens
+
+
+def about_lookup(engine: str, drafter: Drafter) -> str:
+    """What a prediction for an engine's own lookup lacks, in a sentence; empty where the drafter guesses alike."""
+    if not isinstance(drafter, PromptLookup) or drafter.earliest:
+        return ""
+    return (
+        f"{engine} copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The drafter "
+        "ngram has all such places vote, so the prediction is not of these guesses; that of ngram:earliest is."
+    )

@@ -31,8 +31,8 @@ class Drafted:
     tokens    : (b, T) of every node, the roots first; -1 for no guess
     depths    : ([b,] T)
     ancestors : ([b,] T, T) which nodes are above each, itself among them
-    accepted  : of (b, T) tokens that the target chose behind each node and (b, T, V) logits the tokens of the nodes, those
-                chosen, and of each row the accepted path, root first
+    accepted  : of (b, T) tokens that the target chose behind each node and their (b, T, V) logits: the tokens of the nodes,
+                those chosen, and of each row the accepted path, root first
     """
 
     tokens: Tensor
@@ -75,8 +75,7 @@ def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Acceptance
         raise InvalidInput(f"A dynamic tree needs a drafter with probabilities, but {drafter.kind} has none.")
     if acceptance.record["rule"] not in SAME_TEXT:
         raise InvalidInput(
-            "A dynamic tree needs greedy decoding or sampling, whose text does not depend on the tree, but the rule is "
-            f"{acceptance.record['rule']}."
+            f"A dynamic tree needs greedy decoding or sampling, but the rule is {acceptance.record['rule']}."
         )
     check_fits(drafter, tree.levels, tree.topk - 1)
 
@@ -96,11 +95,10 @@ def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Acceptance
 
 def check_fits(drafter: Drafter, depth: int, max_rank: int) -> None:
     """Raise InvalidInput for a draft that is deeper or wider than the drafter guesses."""
-    if depth > drafter.num_heads:
+    deepest, known = drafter.num_heads, drafter.draft_vocab_size
+    if depth > deepest:
+        raise InvalidInput(f"A tree may be as deep as the drafter guesses, {deepest}, but its depth is {depth}.")
+    if max_rank >= known:
         raise InvalidInput(
-            f"A tree may be as deep as the drafter guesses, {drafter.num_heads}, but its depth is {depth}."
-        )
-    if max_rank >= drafter.draft_vocab_size:
-        raise InvalidInput(
-            f"A rank must be below the tokens that the drafter knows, {drafter.draft_vocab_size}, but the tree has {max_rank}."
+            f"A rank must be below the tokens that the drafter knows, {known}, but the tree has {max_rank}."
         )

@@ -34,9 +34,9 @@ Mark = Callable[[str], None]  # called with the name of a part of the step when 
 class GivenText:
     """A text to count ranks on.
 
-    hidden : (N, d) states of the answer, or (P - 1 + N, d) of prompt and answer where the drafter `reads_prompt`:
-             the target's last hidden states (after the final norm) of all tokens but the last one; wider where
-             the drafter has it read between its layers, see `Target.read_layers`
+    hidden : (N, d) the target's last hidden states (after the final norm) of all tokens of the answer but the last one, or
+             (P - 1 + N, d) with the prompt's before them where the drafter `reads_prompt`; wider where it has the target
+             read between its layers, see `Target.read_layers`
     """
 
     prompt: Sequence[int]
@@ -51,19 +51,16 @@ class GivenText:
 
     def labels(self, num_heads: int) -> Tensor:
         """(N, K) the token that has to be guessed at each state and depth; MISS or NO_TRIAL past the end."""
-        n = len(self.tokens)
         beyond = MISS if self.end is End.EOS else NO_TRIAL
         padded = torch.tensor([*self.tokens, *[beyond] * num_heads])
-        labels = torch.stack([padded[k : n + k] for k in range(1, num_heads + 1)], dim=1)
+        labels = padded[1:].unfold(0, num_heads, 1)[: len(self.tokens)].clone()
         labels[-1] = NO_TRIAL  # no step is taken at the last state
         return labels
 
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
-    """The nodes of one depth whose children are drafted, in every row.
-
-    The frontiers of all depths one behind the other are the rows that a sequential drafter attends to, the root left out.
+    """The nodes of one depth whose children are drafted. Those of all depths are what a sequential drafter attends to.
 
     parent : (b, E) place of each one's parent in the frontier above; (b, 1) zeros for the root's own. b is 1 for a tree,
              whose nodes are the same in all rows
@@ -199,8 +196,7 @@ class DrafterState(Protocol):
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
         """(b, T) token of every node, the (b,) roots first; -1 where the drafter has no such guess.
 
-        Every call to ``mark`` ends a part of the step: "draft 0", "draft 1", ... for drafting the children of the
-        expanding nodes of that depth.
+        Every call to ``mark`` ends a part of the step: "draft 0", "draft 1", ... for the children of nodes of that depth.
         """
 
     def keep(self, order: Sequence[int]) -> None:

@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -76,9 +75,8 @@ def converted_drafter(drafter: DraftModel | Eagle3Heads, target: Target, say: Sa
     read, form = drafter.layers_of(target.num_layers), drafter.form
     if form != Form(form.width, form.vocab_size, layers=form.layers) or len(read) != 3 or min(read) < 1:
         raise Unsupported(
-            "OpenVINO GenAI takes EAGLE-3 layers as its authors publish them: three states, each the output of one of the "
-            "target's layers, and none of the flags that other trainers add. This drafter is another, so decode with it in "
-            "treeopt itself."
+            "OpenVINO GenAI takes EAGLE-3 layers as its authors publish them, which read three of the target's layers. This "
+            "drafter is another: decode with it in treeopt itself."
         )
     # GenAI reads outputs where the authors' code reads inputs, so it has to be told (docs/engines.md).
     outputs = [layer - 1 for layer in read]
@@ -104,7 +102,7 @@ def _made(
     with folder_made_once(cached) as folder:
         if folder is None:
             return cached
-        python, began = _environment(say), time.monotonic()
+        python = _environment(say)
         say(f"{what} is being converted for OpenVINO, once, into {cached}.")
         with tempfile.TemporaryDirectory(dir=cached.parent) as place:
             source = Path(place) / "model"
@@ -115,7 +113,6 @@ def _made(
             _run([*command, "--task", TASK, *options, folder], "converted", place, HF_HUB_OFFLINE="1")
             if outputs:
                 _run([python, "-c", NAME_LAYERS, folder, *outputs], "converted", place)
-        say(f"It took {time.monotonic() - began:.0f} s.")
     return cached
 
 
@@ -128,19 +125,19 @@ def _environment(say: Say) -> Path:
     with folder_made_once(folder) as made:
         if made is not None:
             say(
-                f"The conversion to OpenVINO needs other versions than treeopt. A virtual environment of its own is made once, "
-                f"in {folder}: 1.3 GB with a CPU build of torch, some minutes. Yours stays as it is."
+                f"The conversion to OpenVINO gets a virtual environment of its own, once: 1.3 GB and some minutes, in {folder}."
             )
-            began = time.monotonic()
             with loadable("A virtual environment must be made for the conversion", "venv"):
                 venv.create(made, with_pip=True, symlinks=os.name != "nt")
-            pip = [_python(made), "-m", "pip", "--quiet", "--disable-pip-version-check"]
             torch_ = f"torch=={torch.__version__.partition('+')[0]}"
             wanted = (f"optimum-intel[openvino]=={OPTIMUM_INTEL}", f"openvino=={OPENVINO}", torch_)
-            _run([*pip, "install", "--no-compile", *wanted], "installed", str(made))
-            _run([*pip, "install", "--no-compile", "--no-deps", *UNASKED], "installed", str(made))
-            _run([*pip, "uninstall", "--yes", *UNWANTED], "installed", str(made))
-            say(f"The environment was made in {time.monotonic() - began:.0f} s.")
+            for task in (
+                ("install", "--no-compile", *wanted),
+                ("install", "--no-compile", "--no-deps", *UNASKED),
+                ("uninstall", "--yes", *UNWANTED),
+            ):
+                pip = [_python(made), "-m", "pip", "--quiet", "--disable-pip-version-check", *task]
+                _run(pip, "installed", str(made))
     return _python(folder)
 
 

@@ -8,7 +8,6 @@ error is not used again.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -22,27 +21,23 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads
-from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.engines.conversion import Say, converted, converted_drafter
 from treeopt.runtime.folder import loadable
-from treeopt.runtime.stepper import Pass, Stepper
+from treeopt.runtime.stepper import Pass, Prompts, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 DRAFTERS = ("draft-model", "eagle3", "ngram")
-NAMES: Mapping[str, str] = {"openvino": "fp32", "openvino-int8": "int8"}  # engine to the format of the target's weights
+NAMES = {"fp32": "openvino", "int8": "openvino-int8"}  # by the format of the target's weights
 OWN_LENGTH = 5  # guesses that `LLMPipeline.generate` asks for where nobody says how many
 # Rounding decides which token is likelier, so all that can be computed in float32 is. With weights of 8 bits the engine else
 # rounds activations to 8 bits as well, and a chain or a tree changes more than half of the texts.
 EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 MOST_TOKENS = 2**20  # of a pass: no prompt is read in parts, and no request waits for others
-LOOKUP = (
-    f"OpenVINO GenAI copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The drafter "
-    "ngram of treeopt has all such places vote, so the prediction is not of these guesses; that of ngram:earliest is."
-)
 INT8 = "The engine's target has weights of 8 bits, so the prediction is of a model that is not quite the same."
 
 
@@ -51,17 +46,20 @@ class OpenVino(Stepper):
 
     most_rows = 64
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, weights: str, say: Say) -> None:
-        import openvino_genai
-
+    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, say: Say, *, weights: str) -> None:
+        try:
+            import openvino_genai
+        except ImportError:
+            raise Unsupported(
+                "`engine=openvino` needs openvino-genai. Install it with: pip install 'treeopt[openvino]'"
+            ) from None
         self.genai: Any = openvino_genai
-        self.name = next(name for name, format_ in NAMES.items() if format_ == weights)
+        self.name = NAMES[weights]
         self.version: str = openvino_genai.__version__.partition("-")[0]
         self.target, self.drafter, self.stop, self.weights, self.say = target, drafter, stop, weights, say
         self.takes_trees = drafter.kind == "eagle3"
         self.own_length = None if drafter.kind == "ngram" else OWN_LENGTH
-        other_guesses = isinstance(drafter, PromptLookup) and not drafter.earliest
-        self.about = " ".join([*[LOOKUP] * other_guesses, *[INT8] * (weights != "fp32")])
+        self.about = f"{about_lookup('OpenVINO GenAI', drafter)} {INT8 * (weights != 'fp32')}".strip()
         self._pipelines: dict[bool, Any] = {}
 
     def answer(
@@ -73,7 +71,7 @@ class OpenVino(Stepper):
             pipeline = self._pipelines.pop(guesses, None) or self._pipeline(guesses)
             requests: dict[int, Any] = {}
             try:
-                yield from self._passes(pipeline, requests, prompts, self._settings(draft), rows)
+                yield from self._passes(pipeline, requests, list(enumerate(prompts)), self._settings(draft), rows)
             except GeneratorExit:
                 _empty(pipeline, requests)
                 self._pipelines[guesses] = pipeline
@@ -81,17 +79,12 @@ class OpenVino(Stepper):
             self._pipelines[guesses] = pipeline  # after an error it would go on, and accept nothing
 
     def _passes(
-        self,
-        pipeline: Any,
-        requests: dict[int, Any],
-        prompts: Sequence[Sequence[int]],
-        settings: Mapping[str, Any],
-        rows: int,
+        self, pipeline: Any, requests: dict[int, Any], prompts: Prompts, settings: Mapping[str, Any], rows: int
     ) -> Generator[Pass, None, None]:
         """The passes; ``requests`` are those that are being answered, by the prompt's place."""
         from openvino import Tensor
 
-        waiting, silent = deque(enumerate(prompts)), set[int]()
+        waiting, silent = deque(prompts), set[int]()
         ends: dict[int, SequenceEnd] = {}
         while waiting or requests:
             while waiting and len(requests) < rows:
@@ -154,17 +147,7 @@ def _empty(pipeline: Any, requests: Mapping[int, Any], wait: bool = True) -> Non
 
 def _read(request: Any) -> list[int]:
     """The tokens that a request got in the last step."""
-    if not request.can_read():
-        return []
-    (output,) = request.read().values()
-    return list(output.generated_ids)
+    return [token for output in request.read().values() for token in output.generated_ids] if request.can_read() else []
 
 
-def opened(target: Target, drafter: Drafter, stop: StopRule, say: Say, *, weights: str) -> OpenVino:
-    """The engine with weights of a format; Unsupported where the package is missing."""
-    if importlib.util.find_spec("openvino_genai") is None:
-        raise Unsupported("`engine=openvino` needs openvino-genai. Install it with: pip install 'treeopt[openvino]'")
-    return OpenVino(target, drafter, stop, weights, say)
-
-
-in_fp32, in_int8 = partial(opened, weights="fp32"), partial(opened, weights="int8")
+in_fp32, in_int8 = partial(OpenVino, weights="fp32"), partial(OpenVino, weights="int8")

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.draft_model import DraftModel
-from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable
 from treeopt.runtime.stepper import Pass, Stepper
@@ -29,10 +29,6 @@ from treeopt.trees.draft import Draft
 DRAFTERS = ("draft-model", "early-exit", "ngram")
 # Of the assistant's generation config: where it is not told otherwise, guesses end where it is not confident.
 SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-LOOKUP = (
-    f"transformers copies what followed the earliest place where the last {LOOKED_UP} tokens, or fewer, stood before. The "
-    "drafter ngram of treeopt has all such places vote, so the prediction is not of these guesses; that of ngram:earliest is."
-)
 OTHER_ROWS = (
     "The two models have another number of rows in their vocabularies, so transformers guesses text and splits it into "
     "tokens again. The prediction may not be of these guesses."
@@ -49,12 +45,12 @@ class Transformers(Stepper):
     name, version = "transformers", transformers.__version__
     most_rows, is_stepwise = 1, False
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule) -> None:
+    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, say: object = None) -> None:
         self.target, self.kind, self.stop = target, drafter.kind, stop
         self.assistant: Any = None  # the model whose generation config has the settings
         self._assisted: dict[str, object] = {}  # arguments of `generate`
         self._own: Mapping[str, Any] = {}
-        self.about = LOOKUP if isinstance(drafter, PromptLookup) and not drafter.earliest else ""
+        self.about = about_lookup("transformers", drafter)
         if isinstance(drafter, DraftModel):
             self.assistant, self.exit = target.model, drafter.model.num_layers
             if drafter.kind == "draft-model":
@@ -76,14 +72,14 @@ class Transformers(Stepper):
         """The passes, prompt after prompt."""
         for place, prompt in enumerate(prompts):
             stream, began = self._answer(prompt, None if draft is None else draft.depth)
-            for n, (tokens, ended) in enumerate(zip(stream.tokens[1:], stream.times[1:], strict=True)):
-                yield Pass({place: tokens}, ended - began, reads_prompt=n == 0)  # the stream gets the prompt first
+            for n, (tokens, ended) in enumerate(stream.passes[1:]):  # the stream gets the prompt first
+                yield Pass({place: tokens}, ended - began, reads_prompt=n == 0)
                 began = ended
 
     def _answer(self, prompt: Sequence[int], length: int | None) -> tuple[PassStream, float]:
         """The answer with chains of ``length`` guesses, and when it began."""
-        device, room = self.target.model.device, min(self.stop.max_new_tokens, self.target.context - len(prompt))
-        asked: dict[str, object] = {"max_new_tokens": room, "do_sample": False, "use_cache": True}
+        ids, room = torch.tensor([prompt], device=self.target.model.device), self.target.context - len(prompt)
+        asked: dict[str, object] = {"max_new_tokens": min(self.stop.max_new_tokens, room), "do_sample": False}
         if self.stop.eos_ids:
             asked["eos_token_id"] = sorted(self.stop.eos_ids)
         told = dict(zip(SETTINGS, (length, "constant", 0.0), strict=True)) if self.assistant and length else {}
@@ -91,13 +87,13 @@ class Transformers(Stepper):
             asked |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
         elif length != 0 and self.kind == "early-exit":
             asked["assistant_early_exit"] = self.exit
-        ids, stream = torch.tensor([prompt], device=device), PassStream(self.stop, length != 0)
+        stream = PassStream(self.stop, length != 0)
         with self._settings(told), loadable("`engine=transformers` must be able to answer", self.target.name):
             began = time.perf_counter()
             self.target.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                generation_config=GenerationConfig(**asked),
+                generation_config=GenerationConfig(**asked, use_cache=True),
                 stopping_criteria=StoppingCriteriaList([stream]),
                 streamer=stream,
                 **(self._assisted if length != 0 else {}),
@@ -130,15 +126,13 @@ class PassStream(StoppingCriteria):
     """
 
     def __init__(self, stop: StopRule, guesses: bool) -> None:
-        self.tokens: list[list[int]] = []
-        self.times: list[float] = []
+        self.passes: list[tuple[list[int], float]] = []  # tokens, and when they came
         self._watch, self._guesses = SequenceEnd(stop), guesses
 
     def put(self, tokens: Tensor) -> None:
-        self.tokens.append(tokens.flatten().tolist())
-        self.times.append(time.perf_counter())
-        if self._guesses and len(self.tokens) > 1:
-            self._watch.take(self.tokens[-1])
+        self.passes.append((tokens.flatten().tolist(), time.perf_counter()))
+        if self._guesses and len(self.passes) > 1:
+            self._watch.take(self.passes[-1][0])
 
     def end(self) -> None: ...
 
@@ -146,8 +140,3 @@ class PassStream(StoppingCriteria):
         if not self._guesses:
             self._watch.take([int(input_ids[0, -1])])
         return torch.full((len(input_ids),), self._watch.reason is not None, device=input_ids.device)
-
-
-def opened(target: Target, drafter: Drafter, stop: StopRule, _: object) -> Transformers:
-    """The engine for a target and a drafter."""
-    return Transformers(target, drafter, stop)

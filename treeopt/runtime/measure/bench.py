@@ -7,11 +7,13 @@ round is a block of the benchmark's journal.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from treeopt.files.journal import Journal
 from treeopt.files.storage import typed
@@ -92,16 +94,13 @@ def decode_contenders(
 
 def slower(visits: Sequence[BlockVisit]) -> set[str]:
     """Contenders that are shown to be slower than the chosen tree by what was decoded; never plain decoding."""
-    totals: dict[str, dict[tuple[int, ...], list[float]]] = {}
+    totals: dict[str, dict[tuple[int, ...], NDArray[np.float64]]] = defaultdict(dict)
     for visit in visits:
+        block = tuple(visit.prompts)
         for name, run in visit.runs.items():
-            row = totals.setdefault(name, {}).setdefault(tuple(visit.prompts), [0.0, 0.0])
-            row[0] += run.tokens
-            row[1] += run.decode_s
-    ours = totals.get("chosen", {})
-    rivals = {
-        name: rows for name, rows in totals.items() if name not in ("plain", "chosen") and rows.keys() == ours.keys()
-    }
+            totals[name][block] = totals[name].get(block, 0.0) + np.array([run.tokens, run.decode_s])
+    ours = totals.pop("chosen", {})
+    rivals = {name: rows for name, rows in totals.items() if name != "plain" and rows.keys() == ours.keys()}
     return {name for name, rows in rivals.items() if loses_by_far([[*rows[block], *ours[block]] for block in ours])}
 
 

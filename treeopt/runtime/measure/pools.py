@@ -5,7 +5,6 @@ n states · S levels · M nodes of the pool
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,11 @@ from treeopt.trees.dynamic import MOST_ROWS
 NUMBERS_AT_ONCE, MOST_STATES = 2**24, 256  # of the keys of the rows that are drafted together, and rows
 
 
-@dataclass
 class PoolRecorder:
     """Records the pools of a drafter, for several topk up to so many levels."""
 
-    drafter: Any
-    levels: int
-    topks: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        self._draft: LevelDraft | None = None
+    def __init__(self, drafter: Any, levels: int, topks: tuple[int, ...]) -> None:
+        self.drafter, self.levels, self.topks = drafter, levels, topks
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
@@ -53,13 +47,13 @@ class PoolRecorder:
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
         capacity = tokens + 1 + (self.levels - 1) * sum(self.topks)
-        if self._draft is None or capacity > self._capacity:
+        if capacity > self._capacity:
             width = getattr(self.drafter, "width", 0) or self.drafter.model.width
             layers = 1 if not hasattr(self.drafter, "model") else self.drafter.model.num_layers
             self._rows = min(max(NUMBERS_AT_ONCE // (capacity * width * layers), 1), MOST_STATES)
-            self._capacity = capacity
-            self._draft = self.drafter.start(self._rows, capacity)
-        return self._draft
+            self._capacity, self._draft = capacity, self.drafter.start(self._rows, capacity)
+        found: LevelDraft = self._draft
+        return found
 
 
 def true_places(pool: Pool, labels: Tensor, levels: int) -> Tensor:

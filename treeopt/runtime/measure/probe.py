@@ -18,7 +18,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.records.probe import Probe
-from treeopt.runtime.acceptance.greedy import Nodes
+from treeopt.runtime.acceptance.greedy import Greedy, Nodes
 from treeopt.runtime.acceptance.typical import Floats, Typical, longest
 from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.measure.ranks import Prompt
@@ -30,7 +30,7 @@ from treeopt.trees.tree import BoolArray, Tree
 Step = tuple[BoolArray, BoolArray, Floats]
 
 
-class Probing:
+class Probing(Greedy):
     """Judges every node of the probe tree, but emits only what the policy, a part of it, has accepted."""
 
     def __init__(self, rule: Typical, tree: Tree, policy: Tree) -> None:
@@ -39,11 +39,8 @@ class Probing:
         self.verdict: tuple[Nodes, BoolArray, Floats]  # of the last step: tokens, accepted, likelihood
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return self.rule.record
-
-    def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        return self.rule.choose(logits, keys, positions)
 
     def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
         accepted, likelihood = self.rule.judge(tree, np.array(tokens), logits)

@@ -43,22 +43,19 @@ class Unfinished:
 
         Where it cannot be written, that is told, and nothing is kept any more: the block itself goes on.
         """
+        began, numbers = time.monotonic(), self._numbers()
+        number = 1 + max(numbers, default=-1)
         try:
-            self._write(state)
+            with atomic_writer(self._journal.block(number)) as stream:
+                torch.save(dict(state), stream)
+            self._journal.finish(number)
+            for old in numbers:
+                self._journal.block(old).unlink(missing_ok=True)
         except InvalidInput as error:
             self._failed = True
             self._tell(f"{error} The block goes on; if it is stopped, it begins anew.")
             with suppress(InvalidInput):
                 discard(self._journal.folder)
-
-    def _write(self, state: Mapping[str, Any]) -> None:
-        began, numbers = time.monotonic(), self._numbers()
-        number = 1 + max(numbers, default=-1)
-        with atomic_writer(self._journal.block(number)) as stream:
-            torch.save(dict(state), stream)
-        self._journal.finish(number)
-        for old in numbers:
-            self._journal.block(old).unlink(missing_ok=True)
         self._last = time.monotonic()
         self._cost = self._last - began
 

@@ -14,7 +14,6 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -25,6 +24,7 @@ from treeopt.errors import InvalidInput, first_line
 from treeopt.files.bounds import limit_rows, open_regular
 from treeopt.files.places import find_local
 from treeopt.files.storage import sha256_of
+from treeopt.runtime.folder import loadable
 
 MOST_ROWS = 10**6
 MOST_UNPACKED_BYTES = 2**28  # of a .gz file
@@ -33,6 +33,7 @@ MOST_RATIO, SMALL_BYTES = 100, 2**24  # of what unpacks: how many times its size
 FEWEST_BATCH_ROWS, SMALL_ROWS = 8, 2**16
 MOST_PARQUET_ROWS, MOST_PARQUET_BYTES = 10**7, 2**32  # by the file's own account of itself
 BATCH_ROWS = 1024  # of a table, read at once
+MUST = "`prompts` must be a file, a folder or a hub dataset"
 WRAPPERS = ("data", "prompts", "rows", "examples", "instances", "train", "test")  # keys around a list of rows
 
 # A row's number, counted from 1, and its record, or the reason why it has none.
@@ -68,15 +69,14 @@ def read_rows(source: str, *, split: str | None = None) -> Rows:
 
     Raises InvalidInput where the source cannot be read or holds nothing.
     """
-    must = "`prompts` must be a file, a folder or a hub dataset"
-    path = find_local(source, must)
+    path = find_local(source, MUST)
     reader = READERS.get(Path(source.lower().removesuffix(".gz")).suffix)
     if path is not None and path.is_dir():
         return _folder(path, split)
     if path is None and reader is None:
         return _hub(source, split)
     if path is None:
-        raise InvalidInput(f"{must}, but {Path(source).absolute()} does not exist.")
+        raise InvalidInput(f"{MUST}, but {Path(source).absolute()} does not exist.")
     if split is not None:
         raise InvalidInput(f"`split` is for a dataset, but `prompts` is {source}. Leave it out.")
     if reader is None:
@@ -273,7 +273,7 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what fails is raised
-    with _loading(source):
+    with loadable(MUST, source):
         dataset = load()
         if isinstance(dataset, dict):
             chosen = split or ("train" if "train" in dataset else next(iter(dataset)) if len(dataset) == 1 else None)
@@ -286,25 +286,12 @@ def _dataset(source: str, name: str, split: str | None, load: Callable[[], Any])
     digest = hashlib.sha256()
 
     def found() -> Iterator[Found]:
-        with _loading(source):
+        with loadable(MUST, source):
             for number, record in enumerate(dataset, 1):
                 digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
                 yield number, record
 
     return Rows(f"{name} ({split})" if split else name, found(), digest.hexdigest)
-
-
-@contextmanager
-def _loading(source: str) -> Iterator[None]:
-    """Turn what datasets raises into InvalidInput: pyarrow's errors, fsspec's, the network's, others in every version."""
-    try:
-        yield
-    except InvalidInput:
-        raise
-    except Exception as error:
-        cause = error.__cause__ if type(error).__name__ == "DatasetGenerationError" else None  # says nothing itself
-        reason = first_line(cause or error)
-        raise InvalidInput(f"`prompts` must be a file, a folder or a hub dataset, but {source}: {reason}.") from None
 
 
 # Small services, also for those who read the records.

@@ -31,13 +31,10 @@ class Order:
 
 
 class Draw(Generic[T]):
-    """The first things of an order with distinct texts, drawn from things that come one by one.
-
-    n_duplicates : things whose text came before; the first stays
-    """
+    """The first things of an order, drawn from things that come one by one; of several with one text the first stays."""
 
     def __init__(self, order: Order) -> None:
-        self.order, self.n_duplicates = order, 0
+        self.order = order
         self._kept: dict[int, tuple[int, T]] = {}  # by a hash of the text: place in the order, thing
         self._last: list[tuple[int, int]] = []  # heap of (-place, hash); on top the last in the order
         self._came = 0
@@ -47,9 +44,7 @@ class Draw(Generic[T]):
         self._came += 1
         key = hashed(self.order.seed, text)
         place = self._came if self.order.seed is None else key
-        if key in self._kept:
-            self.n_duplicates += 1
-        elif len(self._kept) < self.order.most or place < -self._last[0][0]:
+        if key not in self._kept and (len(self._kept) < self.order.most or place < -self._last[0][0]):
             self._kept[key] = place, thing
             heapq.heappush(self._last, (-place, key))
             if len(self._kept) > self.order.most:

@@ -78,7 +78,6 @@ class PromptSet:
     chat: ChatFormat = field(repr=False)
     skipped: tuple[Skipped, ...] = ()
     n_skipped: int = 0
-    n_duplicates: int = 0
     seed: int | None = None
 
     def without(self, hashes: Iterable[str]) -> PromptSet:
@@ -172,9 +171,8 @@ def load_prompts(
     n_groups = len({conversation.group for conversation in found})
     if n_groups > MOST_GROUPS:
         raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has {n_groups}.")
-    prompts = _prompt_set(found, rows.name, rows.fingerprint(), chat, order.seed)
-    n_duplicates = prompts.n_duplicates + drawn.n_duplicates
-    return replace(prompts, skipped=tuple(skipped), n_skipped=n_skipped, n_duplicates=n_duplicates)
+    kept, fingerprint = _distinct(found, order.seed), rows.fingerprint()
+    return PromptSet(kept, rows.name, fingerprint, chat, tuple(skipped), n_skipped, order.seed)
 
 
 def _tokenised(
@@ -203,40 +201,34 @@ def demo_prompts(
     if group_by not in (None, "module"):
         raise InvalidInput(f"The demo's prompts can be grouped by module only, but `group_by` is {group_by}.")
     modules = standard_library(held_out=held_out)
-    rng = np.random.default_rng((seed or 0) % 2**64)
     texts: list[tuple[str, str]] = []
     for module in modules:
+        package = module.name.split("/")[0].removesuffix(".py") if group_by else ""
         for start in range(0, len(module.text) - SLOT_CHARS, SLOT_CHARS):
             slot = module.text[start : start + SLOT_CHARS]
-            package = module.name.split("/")[0].removesuffix(".py")
-            texts.append((slot[slot.find("\n") + 1 :], package if group_by else ""))
+            texts.append((slot[slot.find("\n") + 1 :], package))
+    rng = np.random.default_rng((seed or 0) % 2**64)
     order = rng.permutation(len(texts))
     lengths = rng.integers(DEMO_TOKENS[0], DEMO_TOKENS[1] + 1, len(texts))
     chosen = (np.sort(order) if seed is None else order)[:most].tolist()
     all_ids = target.tokenizer([texts[i][0] for i in chosen])["input_ids"]
     found = []
     for row, (i, ids) in enumerate(zip(chosen, all_ids, strict=True), 1):
-        if ids:
-            first = tuple(ids[: lengths[i]])
+        if first := tuple(ids[: lengths[i]]):
             message = ("user", str(target.tokenizer.decode(first)))
             found.append(Conversation(first, (message,), group=texts[i][1], row=row))
     chat = ChatFormat.of(target, chat_template=False)
     name = f"{'held-out' if held_out else 'training'} modules of the Python standard library"
-    return _prompt_set(found, name, fingerprint(modules), chat, seed)
+    return PromptSet(_distinct(found, seed), name, fingerprint(modules), chat, seed=seed)
 
 
-def _prompt_set(
-    found: Sequence[Conversation], name: str, fingerprint: str, chat: ChatFormat, seed: int | None
-) -> PromptSet:
-    """The set of these conversations, groups spread; of several with the same prompts the first stays."""
+def _distinct(found: Sequence[Conversation], seed: int | None) -> tuple[Conversation, ...]:
+    """The conversations, groups spread; of several with the same prompts the first stays."""
     unique: dict[str, Conversation] = {}
     for conversation in found:
         unique.setdefault(conversation.sha256, conversation)
-    n_duplicates = len(found) - len(unique)
-    kept = list(unique.values())
-    if seed is not None:
-        kept = [kept[i] for i in spread([conversation.group for conversation in kept], seed)]
-    return PromptSet(tuple(kept), name, fingerprint, chat, n_duplicates=n_duplicates, seed=seed)
+    kept = tuple(unique.values())
+    return kept if seed is None else tuple(kept[i] for i in spread([one.group for one in kept], seed))
 
 
 def _check_columns(source: str, columns: Collection[str], options: Mapping[str, str | None]) -> None:

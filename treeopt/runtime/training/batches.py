@@ -112,12 +112,13 @@ def count_trials(texts: Sequence[Text], num_heads: int) -> IntArray:
 def texts_of_step(step: int, n: int, batch_size: int, seed: int) -> IntArray:
     """(batch_size,) places of the texts of a step among ``n``, of which each comes once in every epoch.
 
-    They depend on nothing but the arguments, so that a run that goes on takes the batches it would have
-    taken.
+    They depend on the arguments alone, so that a run that goes on takes the batches it would have taken.
     """
-    places = np.arange(step * batch_size, (step + 1) * batch_size)
-    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(n) for epoch in set((places // n).tolist())}
-    return np.array([orders[place // n][place % n] for place in places.tolist()], dtype=np.int64)
+    epochs, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), n)
+    orders = {epoch: np.random.default_rng((seed, epoch)).permutation(n) for epoch in set(epochs.tolist())}
+    return np.array(
+        [orders[epoch][place] for epoch, place in zip(epochs.tolist(), places, strict=True)], dtype=np.int64
+    )
 
 
 def split_texts(texts: Sequence[Text], share: float = HELD_OUT_SHARE) -> tuple[list[Text], list[Text]]:
@@ -137,10 +138,8 @@ def split_texts(texts: Sequence[Text], share: float = HELD_OUT_SHARE) -> tuple[l
 
 def digest_of(texts: Sequence[Text]) -> str:
     """sha256 over all tokens and where the answers begin."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(np.array([text.prompt_tokens, *text.tokens], dtype="<i4").tobytes())
-    return digest.hexdigest()
+    parts = (np.array([text.prompt_tokens, *text.tokens], dtype="<i4").tobytes() for text in texts)
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def common_tokens(texts: Sequence[Text], vocab_size: int, size: int) -> Tensor:
@@ -149,7 +148,6 @@ def common_tokens(texts: Sequence[Text], vocab_size: int, size: int) -> Tensor:
     >>> common_tokens([Text(np.array([9, 4, 7, 4]), 1, "")], 10, 3).tolist()
     [0, 4, 7]
     """
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for text in texts:
-        counts += np.bincount(text.tokens[text.prompt_tokens :], minlength=vocab_size)
+    answered = [text.tokens[text.prompt_tokens :] for text in texts]
+    counts = np.bincount(np.concatenate([np.zeros(0, dtype=np.int64), *answered]), minlength=vocab_size)
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))

@@ -15,7 +15,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +32,9 @@ from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.decode import synchronize
 from treeopt.runtime.folder import reason_of
 from treeopt.runtime.memory import is_out_of_memory
-from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
-from treeopt.runtime.training.recipe import CLIP_NORM, Recipe
-from treeopt.runtime.training.trainees import Counted, FrozenStates
+from treeopt.runtime.training.batches import count_trials, make_batch, texts_of_step
+from treeopt.runtime.training.recipe import CLIP_NORM
+from treeopt.runtime.training.trainees import Counted, FrozenStates, Trainee
 from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
@@ -70,28 +70,24 @@ def record_of(counts: Tensor, trials: IntArray) -> dict[str, object]:
 class Loop:
     """One run: a trainee, its optimiser, and the texts, under an `accelerate.Accelerator`.
 
-    states : of the texts, where the trainee needs them · log : file that takes a line of JSON for every step
+    log : file that takes a line of JSON for every step
     """
 
     def __init__(
         self,
         accelerator: Any,
-        trainee: Any,
-        recipe: Recipe,
-        texts: Sequence[Text],
-        states: FrozenStates | None,
+        trainee: Trainee,
+        states: FrozenStates,
         *,
         checkpoints: Checkpoints,
         log: Path,
         checkpoint_steps: int = CHECKPOINT_STEPS,
     ) -> None:
-        self.accelerator, self.recipe, self.texts, self.states = accelerator, recipe, texts, states
+        self.accelerator, self.states, self.texts, self.recipe = accelerator, states, states.texts, trainee.recipe
         self.checkpoints, self.log, self.checkpoint_steps = checkpoints, log, checkpoint_steps
-        passes = accelerator.num_processes * recipe.accumulate
-        if recipe.batch_size < passes:
-            raise InvalidInput(
-                f"`batch_size` must be at least 1 for each process and pass, {passes}, but got {recipe.batch_size}."
-            )
+        passes, size = accelerator.num_processes * self.recipe.accumulate, self.recipe.batch_size
+        if size < passes:
+            raise InvalidInput(f"`batch_size` must be at least 1 for each process and pass, {passes}, but got {size}.")
         groups = [{**group, "lr": group["peak"]} for group in trainee.groups()]
         optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
         self.trainee, self.num_heads = trainee, trainee.heads.num_heads  # itself, where `model` may be wrapped
@@ -116,7 +112,7 @@ class Loop:
         started, recipe = time.perf_counter(), self.recipe
         step, alone = self.position.step, self.accelerator.num_processes == 1
         several = recipe.steps is None or recipe.steps * recipe.batch_size > len(self.texts)  # epochs
-        if several and alone and self.states is not None and self.states.fit:
+        if several and alone and self.trainee.base is None and self.states.fit:
             self.states.keep(recipe.batch_size)
         # What was kept helps the steps to come, so it is on their clock; but there has to be time for some.
         seconds = self._together(self.position.seconds + time.perf_counter() - started)
@@ -164,7 +160,7 @@ class Loop:
         parts, found = np.array_split(mine, recipe.accumulate), []
         for n, part in enumerate(parts, 1):
             with nullcontext() if n == len(parts) else accelerator.no_sync(self.model):
-                loss, counts = self._pass(self.model, self.texts, self.states, part.tolist(), trials, share)
+                loss, counts = self._pass(self.model, self.states, part.tolist(), trials, share)
                 # Processes average their gradients, where the step's is the sum.
                 accelerator.backward(loss * accelerator.num_processes)
                 found.append(torch.cat([counts, loss.detach().double()[None]]))
@@ -173,30 +169,22 @@ class Loop:
         logged = {key: record[key] for key in LOGGED if record[key] is not None}
         return {"loss": float(total[-1]), "learning_rate": recipe.peak_rate * rate, **logged}
 
-    def _pass(
-        self,
-        model: Any,
-        texts: Sequence[Text],
-        states: FrozenStates | None,
-        places: list[int],
-        trials: IntArray,
-        share: float,
-    ) -> Counted:
-        batch = make_batch([texts[i] for i in places], self.num_heads, self.device)
-        hidden = None if states is None else states.of(places, batch)
+    def _pass(self, model: Any, states: FrozenStates, places: list[int], trials: IntArray, share: float) -> Counted:
+        batch = make_batch([states.texts[i] for i in places], self.num_heads, self.device)
+        hidden = states.of(places, batch) if self.trainee.base is None else None
         counted: Counted = model(batch, hidden, torch.from_numpy(trials).to(self.device), share)
         return counted
 
     @torch.no_grad()
-    def count(self, texts: Sequence[Text], states: FrozenStates | None) -> dict[str, object]:
+    def count(self, states: FrozenStates) -> dict[str, object]:
         """The record of losses and hits over some texts, with the weights as they are."""
         self.trainee.eval()
-        processes, trials = self.accelerator.num_processes, count_trials(texts, self.num_heads)
-        mine = list(range(self.accelerator.process_index, len(texts), processes))
+        processes, trials = self.accelerator.num_processes, count_trials(states.texts, self.num_heads)
+        mine = list(range(self.accelerator.process_index, len(states.texts), processes))
         size = max(1, self.recipe.batch_size // processes // self.recipe.accumulate)
         total = torch.zeros(2 * self.num_heads + 2, dtype=torch.float64, device=self.device)
         for i in range(0, len(mine), size):
-            total += self._pass(self.trainee, texts, states, mine[i : i + size], trials, 1.0)[1]
+            total += self._pass(self.trainee, states, mine[i : i + size], trials, 1.0)[1]
         self.trainee.train()
         return record_of(self.accelerator.reduce(total, "sum"), trials)
 

@@ -1,20 +1,30 @@
-"""Open what a training run needs: devices, the base, the seed prompts."""
+"""What a training run begins with, devices, the base, the seed prompts and heads, and the files that it ends with."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import replace
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files.writing import temporary
+from treeopt.records.drafters import DRAFTERS
+from treeopt.runtime.checkpoints import save_heads
+from treeopt.runtime.checkpoints.save import by_libraries
+from treeopt.runtime.drafters import part_of
 from treeopt.runtime.prompts.order import MOST_DRAWN, Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
-from treeopt.runtime.target import Target, open_target
+from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.training.batches import Text
 from treeopt.runtime.training.recipe import Recipe
 
 LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
@@ -28,23 +38,16 @@ def check_packages(recipe: Recipe, *, load_in_8bit: bool) -> None:
         raise Unsupported(
             f"`kind={recipe.kind}` needs {' and '.join(absent)}. Install with: pip install {' '.join(absent)}"
         )
-    if not load_in_8bit:
-        return
-    if recipe.defaults.trains_base:
+    if load_in_8bit and recipe.defaults.trains_base:
         raise Unsupported(
             f"`load_in_8bit` is for a base that stays as it is, but {recipe.kind} trains it: leave it out."
         )
-    if importlib.util.find_spec("bitsandbytes") is None or not torch.cuda.is_available():
+    if load_in_8bit and (importlib.util.find_spec("bitsandbytes") is None or not torch.cuda.is_available()):
         missing = "bitsandbytes is not installed" if torch.cuda.is_available() else "there is no CUDA device"
-        raise Unsupported(
-            f"`load_in_8bit` needs bitsandbytes and a CUDA device, but {missing}: leave it out, or install "
-            "bitsandbytes with: pip install bitsandbytes"
-        )
+        raise Unsupported(f"`load_in_8bit` needs bitsandbytes and a CUDA device, but {missing}: leave it out.")
 
 
-def open_accelerator(
-    recipe: Recipe, *, device: str | None, dtype: str | None = None, mixed_precision: str | None = None
-) -> Any:
+def open_accelerator(recipe: Recipe, *, device: str | None, dtype: str | None, mixed_precision: str | None) -> Any:
     """accelerate's view of the devices; started by ``accelerate launch`` it is one process of several.
 
     Modules are placed by the caller, so that --device means here what it means elsewhere.
@@ -79,15 +82,11 @@ def open_base(model: str, accelerator: Any, *, load_in_8bit: bool = False, **opt
         from transformers import BitsAndBytesConfig
 
         options["quantization"] = BitsAndBytesConfig(load_in_8bit=True)
-    return open_target(model, **options)
+    return load_target(model, **options)
 
 
 def open_seeds(target: Target, prompts: str | None, most: int, seed: int | None = 0, **options: Any) -> PromptSet:
-    """The first ``most`` prompts to answer, in the seed's order, and given answers where ``responses`` names their column.
-
-    The demo's are cut from the modules that the demo model was trained on, so that none of calibration's and
-    bench's are among them.
-    """
+    """The first ``most`` prompts to answer, in the seed's order; the demo's are none of calibration's and bench's."""
     if prompts is None or prompts == demo.NAME:
         if target.name != demo.TITLE:
             raise InvalidInput(
@@ -99,3 +98,77 @@ def open_seeds(target: Target, prompts: str | None, most: int, seed: int | None 
         return demo_prompts(target, held_out=False, most=most, seed=seed)
     found = load_prompts(target, prompts, order=Order(seed, max(most, MOST_DRAWN)), **options)
     return replace(found, conversations=found.conversations[:most])
+
+
+@dataclass(frozen=True)
+class Size:
+    """Parameters of heads by their part, and the bytes that the finished file has for each."""
+
+    parameters: dict[str, int]
+    bytes_each: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.parameters.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {count:,}" for name, count in self.parameters.items())
+        return f"{self.total:,} parameters ({parts}), {self.total * self.bytes_each / 1e6:,.1f} MB"
+
+
+def make_heads(
+    target: Target, recipe: Recipe, texts: Sequence[Text] = (), hidden_rms: Callable[[], float] = lambda: 1.0
+) -> Any:
+    """Heads to train, in float32 or more: they guess what the target itself says next.
+
+    texts      : by which the tokens are chosen that EAGLE-3 guesses
+    hidden_rms : usual root mean square of the target's hidden states, with which the norm of Hydra++'s prefix
+                 layer begins
+
+    From now on the target hands out the states that the heads read.
+    """
+    torch.manual_seed(recipe.seed)
+    lm_head = target.lm_head.weight.detach().to(torch.promote_types(target.dtype, torch.float32))
+    heads = _begun(target, recipe, lm_head, texts, hidden_rms)
+    target.read_layers(heads.layers_of(target.num_layers))
+    return heads
+
+
+def _begun(target: Target, recipe: Recipe, *options: Any) -> Any:
+    """Heads of a recipe's kind; all that is their own learns."""
+    kind = next(name for name, kind in DRAFTERS.items() if recipe.kind in kind.recipes)
+    heads = part_of(kind, "begins")(target, recipe, *options).requires_grad_(True)
+    if heads.shares_projection:
+        heads.projection.requires_grad_(False)  # it is the target's
+    return heads
+
+
+def size_of_heads(target: Target, recipe: Recipe) -> Size:
+    """The parameters that heads would have, without making them."""
+    made = _begun(target, recipe, torch.empty_like(target.lm_head.weight, device="meta"), (), lambda: 1.0)
+    named = {"projection": "projections", "lm_head": "projections", "prefix": "prefix layer"}
+    parts: Counter[str] = Counter()
+    for name, weight in made.named_parameters():
+        own = "layer" if recipe.defaults.one_layer else "blocks"
+        parts[next((part for mark, part in named.items() if mark in name), own)] += (
+            weight.numel() * weight.requires_grad
+        )
+    return Size({part: size for part, size in parts.items() if size}, target.dtype.itemsize)
+
+
+def save_result(trainee: Any, target: Target, recipe: Recipe, folder: Path) -> list[Path]:
+    """The files written. The heads take the target's dtype; Medusa-2's adapter becomes part of the base."""
+    heads = trainee.heads.eval().requires_grad_(False).to(target.dtype)
+    layout = recipe.defaults.layout
+    if not recipe.defaults.trains_base:
+        lm_head = target.lm_head.weight if heads.shares_projection else None
+        return save_heads(heads, layout, folder, base=target.name, lm_head=lm_head)
+    base_folder = temporary(folder / "training" / "base")
+    try:
+        with by_libraries(base_folder):
+            trainee.base.merge_and_unload().save_pretrained(base_folder)
+            if target.tokenizer is not None:
+                target.tokenizer.save_pretrained(base_folder)
+        return save_heads(heads, layout, folder, base=target.name, base_folder=base_folder)
+    finally:
+        shutil.rmtree(base_folder, ignore_errors=True)

@@ -1,7 +1,6 @@
 """The recipe of each kind of heads: what is trained, how, and how that changes over a run.
 
-A run is as long as its steps or its minutes say; where it stands is a share of that, from 0 to 1, so that a
-run by the clock also ends with a learning rate of zero.
+Where a run stands is a share of its steps or its minutes, so that one by the clock ends with a learning rate of zero, too.
 
 s step, from 0 · S steps in all · x share of the run that is over
 """
@@ -28,9 +27,7 @@ DRAFT_VOCAB = 32_000  # as published drafters have
 
 @dataclass(frozen=True)
 class Recipe:
-    """How heads of one kind are trained.
-
-    It is over after so many steps, passes over the texts, or minutes of training, one of them.
+    """How heads of one kind are trained, for so many steps, passes over the texts, or minutes.
 
     kind          : what to train
     num_heads     : number of heads: tokens to guess beyond the next one. Of eagle3 the steps that its layer is unrolled over
@@ -68,9 +65,7 @@ class Recipe:
             raise InvalidInput(f"`draft_vocab` is for `kind={layers}`: heads of the kind {self.kind} know all tokens.")
         lengths = [f"`{name}`" for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
         if len(lengths) > 1:
-            raise InvalidInput(
-                f"{' and '.join(lengths)} exclude each other, as each says how long to train: give one of them."
-            )
+            raise InvalidInput(f"{' and '.join(lengths)} exclude each other: give one of them.")
 
     def over(self, num_texts: int) -> Recipe:
         """This recipe with its epochs as steps, for so many texts to learn from.

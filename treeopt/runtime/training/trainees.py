@@ -1,8 +1,8 @@
-"""The modules that a step trains: each turns a batch into a loss and into counts.
+"""The module that a step trains, which turns a batch into a loss and into counts; the losses.
 
-The base is frozen here: its hidden states are computed without gradients, or kept in memory where several
-epochs read the same ones. Losses are sums over states: a step divides them once, however many passes it takes. Head k
-(from 1) guesses the token at p + k + 1 of a state at place p.
+The base is frozen: its hidden states are computed without gradients, or kept in memory where several epochs read the same
+ones. Losses are sums over states: a step divides them once, however many passes it takes. Head k (from 1) guesses the
+token at p + k + 1 of a state at place p.
 
 In Medusa-2 the base and its heads learn together, the base through LoRA: L = L_base + lambda_0 L_heads (Medusa, section
 2.2.2). On the model's own answers L_base is the distance to the original base, KL(original || now) (section 2.3.2), and the
@@ -15,8 +15,7 @@ B texts · T tokens · n states · d width · V vocabulary · K heads
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,29 +47,73 @@ def counts_of(
     return torch.cat([head_loss.double(), hits.double(), base]).detach()
 
 
-class HeadsTrainee(nn.Module):
-    """Medusa-1, Hydra or Hydra++ heads, or EAGLE-3's layer, on a frozen base.
+class Trainee(nn.Module):
+    """Heads on a base, which is frozen, or learns through an adapter; all else stays as it is.
 
-    scores : (n, d) hidden states to (n, V) logits of the base, the teacher of Hydra++ and EAGLE-3
+    base        : the target with its adapter; None where it is frozen
+    own_answers : whether the texts are the model's own, so that a base that learns is held where it was
     """
 
-    needs_states = True
-
-    def __init__(self, heads: Any, recipe: Recipe, scores: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, heads: Any, recipe: Recipe, target: Target, *, own_answers: bool = True) -> None:
         super().__init__()
-        self.heads, self.recipe, self.scores = heads, recipe, scores
+        self.heads, self.recipe, self.target, self.own_answers = heads, recipe, target, own_answers
+        self.base: Any = _adapted(target.model, recipe.seed) if recipe.defaults.trains_base else None
 
     def groups(self) -> list[dict[str, object]]:
-        return [{"params": trained(self.heads), "peak": self.recipe.peak_rate}]
+        peak, base = self.recipe.peak_rate, [] if self.base is None else trained(self.base)
+        groups = [{"params": trained(self.heads), "peak": peak}, {"params": base, "peak": BASE_RATE * peak}]
+        return [group for group in groups if group["params"]]
 
-    def forward(self, batch: Batch, hidden: Tensor, trials: Tensor, share: float) -> Counted:
-        """The loss of a batch. hidden : (B, T, d) of the base; trials : (K+1,) labels of the whole step."""
-        teacher = None
+    def train(self, mode: bool = True) -> Trainee:
+        """Dropout only where LoRA has it: the base's own would disturb what it is compared with."""
+        super().train(mode)
+        for name, module in self.base.named_modules() if self.base is not None else ():
+            module.train(mode and "lora_dropout" in name)
+        return self
+
+    def forward(self, batch: Batch, hidden: Tensor | None, trials: Tensor, share: float) -> Counted:
+        """The loss of a batch; outside training all parts of it are counted.
+
+        hidden : (B, T, d) of a frozen base; trials : (K+1,) labels of the whole step
+        """
+        alone, teacher = self.base is None or (self.training and self.recipe.heads_alone(share)), None
+        if hidden is None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not alone):
+                hidden = self.target.states(input_ids=batch.tokens, use_cache=False)
         if self.recipe.defaults.teacher:
             with torch.no_grad():
                 teacher = self.scores(batch.states(hidden))
         head_loss, hits = count(self.heads, hidden, batch, teacher)
-        return heads_loss(head_loss, trials, self.recipe), counts_of(head_loss, hits)
+        loss = self.recipe.joint_weight(share) * heads_loss(head_loss, trials, self.recipe)
+        if alone:
+            return loss, counts_of(head_loss, hits)
+        labels, logits = batch.ahead[:, 0], self.scores(batch.states(hidden))
+        base_loss, base_kl = text_loss(logits, labels), torch.zeros_like(loss)
+        if self.own_answers or not self.training:
+            base_kl = kl_to_base(logits, self.original(batch), labels)
+        loss = loss + (base_kl if self.own_answers else base_loss) / trials[0]
+        return loss, counts_of(head_loss, hits, base_loss, base_kl)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """(..., d) to the (..., V) logits of the base: the teacher of Hydra++ and EAGLE-3."""
+        return self.target.scores(self.target.logits(hidden))
+
+    @torch.no_grad()
+    def original(self, batch: Batch) -> Tensor:
+        """(n, V) logits of the base as it was."""
+        with self.base.disable_adapter():
+            return self.scores(batch.states(self.target.states(input_ids=batch.tokens, use_cache=False)))
+
+
+def _adapted(model: Any, seed: int) -> Any:
+    """A model with LoRA's layers (Medusa, appendix), which take their places inside its own decoder: that one runs."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():  # peft asks for an attribute that transformers is about to rename
+        warnings.simplefilter("ignore", FutureWarning)
+        lora = LoraConfig(r=32, lora_alpha=16, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM")
+        return get_peft_model(model, lora)
 
 
 def trained(module: nn.Module) -> list[nn.Parameter]:
@@ -170,68 +213,3 @@ class FrozenStates:
     @torch.no_grad()
     def _compute(self, batch: Batch) -> Tensor:
         return self.target.states(input_ids=batch.tokens, use_cache=False)
-
-
-class JointTrainee(nn.Module):
-    """Heads and a base with an adapter; all but these stays as it is.
-
-    own_answers : whether the texts are the model's own, so that the base is held where it was
-    """
-
-    needs_states = False
-
-    def __init__(self, heads: Any, recipe: Recipe, target: Target, *, own_answers: bool) -> None:
-        super().__init__()
-        from peft import LoraConfig, get_peft_model
-
-        torch.manual_seed(recipe.seed)
-        with warnings.catch_warnings():  # peft asks for an attribute that transformers is about to rename
-            warnings.simplefilter("ignore", FutureWarning)
-            # LoRA's layers take their places inside the target's own decoder, which is the one that runs.
-            lora = LoraConfig(  # Medusa, appendix
-                r=32, lora_alpha=16, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM"
-            )
-            self.base: Any = get_peft_model(target.model, lora)
-        self.heads, self.recipe, self.target, self.own_answers = heads, recipe, target, own_answers
-
-    def groups(self) -> list[dict[str, object]]:
-        peak = self.recipe.peak_rate
-        return [{"params": trained(self.heads), "peak": peak}, {"params": trained(self.base), "peak": BASE_RATE * peak}]
-
-    def train(self, mode: bool = True) -> JointTrainee:
-        """Dropout only where LoRA has it: the base's own would disturb what it is compared with."""
-        super().train(mode)
-        self.base.eval()
-        for name, module in self.base.named_modules():
-            if "lora_dropout" in name:
-                module.train(mode)
-        return self
-
-    def forward(self, batch: Batch, hidden: None, trials: Tensor, share: float) -> Counted:
-        """The loss of a batch; outside training all parts of it are counted."""
-        alone = self.training and self.recipe.heads_alone(share)
-        with torch.no_grad() if alone else nullcontext():
-            made = self.target.states(input_ids=batch.tokens, use_cache=False)
-        head_loss, hits = count(self.heads, made, batch)
-        loss = self.recipe.joint_weight(share) * heads_loss(head_loss, trials, self.recipe)
-        if alone:
-            return loss, counts_of(head_loss, hits)
-        labels, logits = batch.ahead[:, 0], self.scores(batch.states(made))
-        base_loss, base_kl = text_loss(logits, labels), torch.zeros_like(loss)
-        if self.own_answers or not self.training:
-            base_kl = kl_to_base(logits, self.original(batch), labels)
-        loss = loss + (base_kl if self.own_answers else base_loss) / trials[0]
-        return loss, counts_of(head_loss, hits, base_loss, base_kl)
-
-    def scores(self, hidden: Tensor) -> Tensor:
-        return self.target.scores(self.target.logits(hidden))
-
-    @torch.no_grad()
-    def original(self, batch: Batch) -> Tensor:
-        """(n, V) logits of the base as it was."""
-        with self.base.disable_adapter():
-            return self.scores(batch.states(self.target.states(input_ids=batch.tokens, use_cache=False)))
-
-    def merged(self) -> Any:
-        """The base with the adapter added to its weights; this trainee is of no use afterwards."""
-        return self.base.merge_and_unload()
