@@ -126,14 +126,13 @@ def rates_by_group(steps: IntArray, tokens: IntArray, answers: Answers) -> dict[
 
     steps, tokens : (C,) of every conversation
     """
-    if answers.group is None:
-        return {}
+    of_conversation = np.array(answers.conversation_groups())
     found: dict[str, tuple[float, float | None]] = {}
-    group = answers.group[np.unique(answers.clusters, return_index=True)[1]]
-    for g in np.unique(group).tolist():
-        among = np.flatnonzero(group == g)
-        rates = TreeRates(steps=steps[among], tokens=tokens[among])
-        found[answers.group_names[g]] = (rates.tokens_per_step, rates.stderr if len(among) > 1 else None)
+    for name in answers.group_names:
+        among = np.flatnonzero(of_conversation == name)
+        if len(among):
+            rates = TreeRates(steps=steps[among], tokens=tokens[among])
+            found[name] = (rates.tokens_per_step, rates.stderr if len(among) > 1 else None)
     return found
 
 
