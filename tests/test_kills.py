@@ -20,11 +20,11 @@ from treeopt import demo
 from treeopt.cli import cli
 from treeopt.files import storage, writing
 from treeopt.files.journal import Journal
-from treeopt.files.provenance import Provenance
 from treeopt.pipeline import search
 from treeopt.pipeline.train import TrainingJob, writing_heads
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import load_result, read_accuracies
+from treeopt.records.origins import provenance
 from treeopt.records.plan import Plan, Verified
 from treeopt.records.rundir import RunDirectory
 
@@ -218,7 +218,7 @@ def test_training_that_is_killed_while_it_writes_is_finished_by_the_same_command
 def test_what_verify_decoded_is_kept_until_the_plan_is_written(own_demo_run, monkeypatch):
     run = RunDirectory(own_demo_run)
     device = SimpleNamespace(type="cuda")  # nothing is decoded
-    session = SimpleNamespace(target=SimpleNamespace(device=device), provenance=Provenance)
+    session = SimpleNamespace(target=SimpleNamespace(device=device), provenance=provenance)
 
     def proof(run, session, entry, *rest):
         Journal(run.partial("verify"), {}).append({"decoded": 1})

@@ -13,13 +13,12 @@ import pytest
 
 from treeopt import demo, pipeline
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files.provenance import Provenance
 from treeopt.files.storage import typed
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan
-from treeopt.records.origins import Origins, RuleRecord
+from treeopt.records.origins import Origins, RuleRecord, provenance
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import RULES
 from treeopt.records.rundir import RunDirectory
@@ -62,14 +61,14 @@ def search(run, *batch_sizes, **options):
 def test_timing_steps_here_does_not_replace_latencies_of_another_runtime(run):
     before = run.profile.read_bytes()
     with pytest.raises(InvalidInput, match=r"runtime \('vllm 0.11' there, 'treeopt' here\).*overwrite"):
-        check_can_join(run, HERE, Provenance().record(), overwrite=False)
-    check_can_join(run, HERE, Provenance().record(), overwrite=True)
+        check_can_join(run, HERE, provenance(), overwrite=False)
+    check_can_join(run, HERE, provenance(), overwrite=True)
     assert run.profile.read_bytes() == before
 
 
 def test_versions_are_no_other_measurement_and_what_differs_is_named_by_its_key(run):
     ours = LatencyProfile((), (StepTiming(1, 128, 1, 0, (1.0,)),), HERE)
-    made = Provenance(drafter={"kind": "medusa", "sha256": "a"}, threads=1).record()
+    made = provenance(drafter={"kind": "medusa", "sha256": "a"}, threads=1)
     replace(ours, info={"provenance": {**made, "versions": {"torch": "1"}}}).save(run.profile)
     check_can_join(run, {**HERE, "version": "0.2.0", "compiled": None}, made, overwrite=False)
     other = {**made, "drafter": {"kind": "medusa", "sha256": "b"}, "threads": 2}
@@ -139,7 +138,7 @@ def test_every_hint_names_the_run(tmp_path):
 
 
 def session(**origin):
-    return SimpleNamespace(provenance=lambda: Provenance(**origin))
+    return SimpleNamespace(provenance=lambda: provenance(**origin))
 
 
 def profile_from(run, runtime=None, **origin):

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.files.journal import Journal
-from treeopt.files.provenance import Provenance
 from treeopt.latency.rounds import Visit, processor_share, time_rounds
 from treeopt.pipeline import threads as pipeline
+from treeopt.records.origins import provenance
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime import stepper
@@ -47,7 +47,7 @@ def session_of(**source):
 
 def profile_with(run, n):
     points = (StepTiming(1, 1, 2, 1, (2.0,)),)
-    record = {**Provenance(threads=n).record(), "device": "cpu"}
+    record = {**provenance(threads=n), "device": "cpu"}
     info = {"provenance": record, "settings": [ProfileSetting(batch_size=1, context_tokens=1)], "precision": 0.02}
     profile = LatencyProfile(points, (StepTiming(1, 1, 1, 0, (1.0,)),), info=info)
     profile.save(run.profile)
@@ -105,7 +105,7 @@ def test_a_run_keeps_the_number_that_was_chosen_first(torch_threads, tmp_path, m
     torch_threads.append(8)  # another process
     monkeypatch.setattr(pipeline, "_chosen", None)
     monkeypatch.setattr(threads, "choose_threads", lambda setup, prompts: pytest.fail("it was chosen before"))
-    Journal(run.partial("calibrate"), {"provenance": Provenance(threads=4).record()})  # killed
+    Journal(run.partial("calibrate"), {"provenance": provenance(threads=4)})  # killed
     pipeline.settle_threads(run, session_of())
     assert torch_threads[-1] == 4
     profile_with(run, 1)  # timings come first
@@ -130,7 +130,7 @@ def test_the_users_number_stays_and_a_difference_is_said(torch_threads, tmp_path
 
 def test_another_machines_number_is_not_taken(torch_threads, tmp_path, monkeypatch):
     run = RunDirectory(tmp_path)
-    Journal(run.partial("calibrate"), {"provenance": {**Provenance(threads=4).record(), "machine": "another"}})
+    Journal(run.partial("calibrate"), {"provenance": {**provenance(threads=4), "machine": "another"}})
     monkeypatch.setattr(threads, "choose_threads", lambda setup, prompts: 2)
     pipeline.settle_threads(run, session_of())
     assert torch_threads[-1] == 2

@@ -157,7 +157,7 @@ def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) 
     meta, session, pools, counts = trace.meta, decoding.session, trace.pools, decoding.counts
     seeds = [rule.get("seed") for rule in (meta.get("acceptance") or {}, decoding.rule)]
     if (
-        (meta.get("provenance") or {}).get("dtype") == session.provenance().dtype
+        (meta.get("provenance") or {}).get("dtype") == session.provenance()["dtype"]
         and meta.get("max_new_tokens") == decoding.max_new_tokens
         and not (meta.get("answers") or {}).get("given")
         and (seeds[0] == seeds[1] or not same_seed)
@@ -172,7 +172,7 @@ def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) 
 def check_decodes_here(session: Session, latencies: LatencyProfile | None) -> None:
     """Raise InvalidInput where latencies are of another runtime or machine than decodes to verify."""
     if latencies and (
-        where := elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance().record())
+        where := elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance())
     ):
         raise InvalidInput(f"`verify` decodes here, but the latencies were timed {where}: leave `verify` out.")
 

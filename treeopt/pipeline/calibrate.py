@@ -29,7 +29,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration, prefix_states
 from treeopt.records.merging import WHOLE, Shard, digest, join, shard_record
-from treeopt.records.origins import differing
+from treeopt.records.origins import ProvenanceRecord, differing
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
@@ -87,7 +87,7 @@ def calibrate(
         check_unmeasured(run, {**_trace_meta(asking), **recorded}, session.acceptance.record, own)
     folder, limits = run.partial("calibrate"), {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     trace = collect(asking, conversations, folder, **limits, counts=counts, title="Calibrating")
-    calibration = summary(trace, asking.provenance().record())
+    calibration = summary(trace, asking.provenance())
     agreement = calibration.meta.get("target_agreement", 1.0)
     if session.temperature == 0 and agreement < SAME_TARGET:
         raise InvalidInput(
@@ -101,7 +101,7 @@ def calibrate(
     return calibration
 
 
-def summary(trace: RankTrace, provenance: dict[str, Any]) -> Calibration:
+def summary(trace: RankTrace, provenance: ProvenanceRecord) -> Calibration:
     """The counts of a trace, with what each group's conversations reach."""
     calibration = Calibration.from_trace(trace, provenance=provenance)
     if trace.group_names and trace.num_conversations > 1:
@@ -211,7 +211,7 @@ def collect(
             _finish_here(session, journal, blocks, advance, **asked)
         else:
             prompts = replace(session.prompts, conversations=tuple(c for block in blocks for c in block))
-            work = RankBlocks(session.source, session.provenance().threads or 1, prompts, size=size, **asked)
+            work = RankBlocks(session.source, session.provenance()["threads"] or 1, prompts, size=size, **asked)
             finish_blocks(session.cluster, work, journal, [len(block) for block in blocks], advance)
     done = [RankTrace.load(journal.block(number)) for number in range(len(blocks))]
     said: dict[str, Any] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
@@ -272,7 +272,7 @@ def _trace_meta(session: Session) -> dict[str, Any]:
             "is_estimate": given and temperature is None,
         },
         # When and how the trace was made is in calibration.json: a continued run has the same bytes.
-        "provenance": {**session.provenance().record(), "time": None, "command": None},
+        "provenance": {**session.provenance(), "time": None, "command": None},
         "prompt_seed": session.prompts.seed,
         "source": session.source,
     }

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -68,12 +68,11 @@ class Decoding:
         return self.session.acceptance.record
 
     @property
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> ProvenanceRecord:
         """Provenance of a benchmark, with the engine that decoded."""
-        known, engine = self.session.provenance(seed=0).record(), self.engine
+        known, engine = self.session.provenance(seed=0), self.engine
         if engine is not None:
-            about = {"about": engine.about} if engine.about else {}
-            known["engine"] = {"name": engine.name, "version": engine.version, **about}
+            known["engine"] = {"name": engine.name, "version": engine.version, "about": engine.about or None}
         return known
 
     @property
@@ -107,7 +106,7 @@ def decode(
         max_new_tokens=decoding.max_new_tokens,
         loop_share=compared.loop_share(),
         skipped=reference.meta.get("skipped") or None,
-        provenance=cast(ProvenanceRecord, decoding.origin),
+        provenance=decoding.origin,
     )
 
 

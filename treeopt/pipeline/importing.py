@@ -8,9 +8,9 @@ from treeopt import __version__
 from treeopt.engines.imports import read_measurement
 from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count
-from treeopt.files.provenance import Provenance
 from treeopt.files.storage import sha256_of
 from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.origins import provenance
 from treeopt.records.rundir import RunDirectory
 
 
@@ -49,7 +49,7 @@ def import_file(
         raise InvalidInput("Every file may be given once, but two of them have the same content.")
     kind, found = read_measurement(paths, kind, drafter=drafter, trials=trials, heads=heads)
     # On which machine and by which versions it was measured the file does not say.
-    record = Provenance(versions={"treeopt": __version__}).record() | {
+    record = provenance(versions={"treeopt": __version__}) | {
         "machine": None,
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }

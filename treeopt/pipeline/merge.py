@@ -7,10 +7,10 @@ from pathlib import Path
 
 from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Positive
-from treeopt.files.provenance import Provenance
 from treeopt.pipeline.calibrate import summary
 from treeopt.records.calibration import Calibration
 from treeopt.records.merging import merge
+from treeopt.records.origins import ProvenanceRecord, provenance
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
@@ -34,8 +34,9 @@ def merge_runs(
             f"{there[0]} exists, and merging replaces it only with `overwrite`: pass that, or another `run`."
         )
     trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others], shares or None)
-    now = Provenance()
-    calibration = summary(trace, {**(trace.meta.get("provenance") or {}), "command": now.command, "time": now.time})
+    now = provenance()
+    made: ProvenanceRecord = trace.meta.get("provenance", {})
+    calibration = summary(trace, {**made, "command": now["command"], "time": now["time"]})
     calibration.meta["merged"] = trace.meta.get("merged")
     run.replace_accuracies(calibration, trace)
     for said in _told(trace):

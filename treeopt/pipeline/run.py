@@ -71,7 +71,7 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> tuple[
     if steps.finished() < 1:
         settle_threads(run, session)
         if wanted.engine is None:
-            check_can_join(run, session.runtime(), session.provenance(seed=0).record(), overwrite=wanted.overwrite)
+            check_can_join(run, session.runtime(), session.provenance(seed=0), overwrite=wanted.overwrite)
         calibrate(
             run,
             session,

@@ -13,7 +13,6 @@ from treeopt.engines.registry import method_of, removal_notes, tree_method_of
 from treeopt.engines.write import check_rule_of
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.places import distinct, folder_name
-from treeopt.files.provenance import Provenance
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
@@ -25,7 +24,7 @@ from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
-from treeopt.records.origins import OURS, ProvenanceRecord
+from treeopt.records.origins import OURS, ProvenanceRecord, provenance
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
@@ -154,7 +153,7 @@ def _provenance(run: RunDirectory, plan: Plan) -> ProvenanceRecord:
         earlier = None
     if earlier and earlier.provenance and said(earlier) == said(plan):
         return earlier.provenance
-    return cast(ProvenanceRecord, {key: value for key, value in Provenance().record().items() if value is not None})
+    return cast(ProvenanceRecord, {key: value for key, value in provenance().items() if value is not None})
 
 
 def note_warnings(plan: Plan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import TreeoptError
@@ -46,7 +46,7 @@ def settle_threads(run: RunDirectory, session: Session) -> None:
 
 def recorded_threads(run: RunDirectory) -> Iterator[int]:
     """The numbers of threads that the run was measured with on this machine: timings first, then what is unfinished."""
-    records: list[dict[str, Any]] = []
+    records: list[Mapping[str, Any]] = []
     try:
         records += [run.read_profile().info.get("provenance") or {}] if run.profile.exists() else []
         records += [run.read_trace().meta.get("provenance") or {}] if run.trace.exists() else []

@@ -19,10 +19,10 @@ from treeopt.files import storage, writing
 from treeopt.files.bounds import loads
 from treeopt.files.journal import Journal
 from treeopt.files.parameters import Count
-from treeopt.files.provenance import Provenance
 from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
 from treeopt.pipeline.workers import AnswerBlocks, finish_blocks
+from treeopt.records.origins import provenance
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.training.recipe import PRECISIONS
 
@@ -300,7 +300,7 @@ class TrainingJob:
     def record(self) -> dict[str, object]:
         """Recipe, heads, texts and provenance, for files."""
         recipe, target = self.recipe, self.target
-        provenance = Provenance(
+        made = provenance(
             model=target.name,
             revision=target.revision,
             drafter={"kind": recipe.kind, "num_heads": recipe.num_heads, "num_layers": recipe.layers},
@@ -320,7 +320,7 @@ class TrainingJob:
             "prompt_sha256": [conversation.sha256 for conversation in self.prompts.conversations],
         }
         heads = {"parameters": self.size.parameters, "bytes": self.size.total * self.size.bytes_each}
-        return {"recipe": recipe.record(), "heads": heads, "texts": texts, "provenance": provenance.record()}
+        return {"recipe": recipe.record(), "heads": heads, "texts": texts, "provenance": made}
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """training.json and the curves of the log; says where heads learned their texts by heart.

@@ -15,7 +15,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.figure import Rate
-from treeopt.records.origins import Kept, Origins
+from treeopt.records.origins import Kept, Origins, ProvenanceRecord
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import Choice, IntArray, read_only
 
@@ -121,7 +121,7 @@ class Calibration(Kept):
         return errors
 
     @classmethod
-    def from_trace(cls, trace: RankTrace, provenance: dict[str, Any] | None = None) -> Calibration:
+    def from_trace(cls, trace: RankTrace, provenance: ProvenanceRecord | None = None) -> Calibration:
         """Count hits and trials over all states at which a step can be taken, and for each group."""
         ranks = trace.ranks[trace.has_step]
         hits, trials = count_hits(ranks, trace.top_k)

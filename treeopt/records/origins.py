@@ -5,16 +5,20 @@ Origins are kept as they were written, with the keys that the measuring session 
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
-from typing_extensions import Self, TypedDict  # pydantic takes none of typing's before Python 3.12
+from typing_extensions import Self, TypedDict, Unpack  # pydantic takes none of typing's before Python 3.12
 
 from treeopt.errors import quoted
 from treeopt.files import storage
 from treeopt.files.fields import NotNegative, Share
+from treeopt.files.provenance import machine, versions
+from treeopt.files.shell import command_line
 from treeopt.records.display import Drawn
 
 OURS = "treeopt"  # the runtime that decodes here
@@ -75,7 +79,7 @@ class Runtime(TypedDict, total=False):
 
 
 class ProvenanceRecord(TypedDict, total=False):
-    """What `treeopt.files.provenance` writes; of a benchmark by another runtime than treeopt also which."""
+    """Where a figure comes from; carried by every file. Of a benchmark by another runtime than treeopt it says which."""
 
     model: str | None
     revision: str | None
@@ -86,12 +90,24 @@ class ProvenanceRecord(TypedDict, total=False):
     device: str | None
     dtype: str | None
     seed: int | None
-    threads: int | None
+    threads: int | None  # that a processor computes with; None on other devices
     command: str | None
     time: str | None
     versions: dict[str, str | None] | None
     machine: str | None
     engine: Runtime | None
+
+
+def provenance(**known: Unpack[ProvenanceRecord]) -> ProvenanceRecord:
+    """The record of what this process makes now, with None for what is not known."""
+    here: ProvenanceRecord = {
+        "command": command_line("treeopt", *sys.argv[1:]),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": versions(),
+        "machine": machine(),
+    }
+    unknown = dict.fromkeys(key for key in ProvenanceRecord.__annotations__ if key != "engine")
+    return cast(ProvenanceRecord, unknown | here | known)
 
 
 class SkippedRow(TypedDict, total=False):
@@ -111,7 +127,7 @@ class Answered(TypedDict, total=False):
 
 
 class Origins(TypedDict, total=False):
-    """Keys that records share. ``source`` holds the options of a trace, and says of a calibration who measured it."""
+    """Keys that records share. ``source`` holds the options of a session, and says of imported accuracies who measured them."""
 
     drafter: DrafterRecord | None
     acceptance: RuleRecord | None

@@ -9,7 +9,6 @@ accept : (K, R)  P(head k has the true token at rank r)
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.worth import product_values
+from treeopt.records.origins import DrafterRecord
 from treeopt.runtime.acceptance.greedy import Greedy, Nodes
 from treeopt.runtime.drafters.medusa import MedusaHeads, check_bias
 from treeopt.runtime.folder import check_config, loadable, parts_of, read_object
@@ -44,15 +44,15 @@ def open_random_session(
     """
     target = random_target(config, dtype=dtype, device=device, seed=seed)
     check_bias(target)
-    shared, placed = target.lm_head.weight, dict[str, Any](dtype=target.dtype, device=target.device)
-    heads = MedusaHeads(num_heads, 1, target.width, target.vocab_size, shared=shared, **placed)
+    sizes, shared = (num_heads, 1, target.width, target.vocab_size), target.lm_head.weight
+    heads = MedusaHeads(*sizes, shared=shared, dtype=target.dtype, device=target.device)
     with torch.no_grad():
         heads.blocks.normal_(0.0, SPREAD, generator=torch.Generator(target.device).manual_seed(seed))
     tokens = np.random.default_rng(seed).integers(0, target.vocab_size, (NUM_PROMPTS, PROMPT_TOKENS))
     conversations = tuple(Conversation(tuple(row), ()) for row in tokens.tolist())
     chat = ChatFormat(None, frozenset(), target.vocab_size, None)
     prompts = PromptSet(conversations, "random token ids", f"seed {seed}", chat)
-    record = {"kind": heads.kind, "id": RANDOM, "num_heads": num_heads, "num_layers": heads.num_layers}
+    record: DrafterRecord = {"kind": heads.kind, "id": RANDOM, "num_heads": num_heads, "num_layers": heads.num_layers}
     return Session(target, heads.eval().requires_grad_(False), record, prompts, weights=RANDOM)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +11,8 @@ import torch
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
-from treeopt.files.provenance import Provenance
 from treeopt.records.merging import WHOLE, Shard
-from treeopt.records.origins import Runtime
+from treeopt.records.origins import DrafterRecord, ProvenanceRecord, Runtime, provenance
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.open import by_rejection, open_acceptance
 from treeopt.runtime.cluster import Cluster
@@ -32,7 +31,7 @@ class Session:
 
     target: Target
     drafter: Drafter
-    drafter_record: dict[str, object]  # kind, id, layout, sha256, num_heads
+    drafter_record: DrafterRecord
     prompts: PromptSet
     given: bool = False  # whether the prompts come with answers
     notes: tuple[str, ...] = ()  # what loading repaired, left out, or found strange
@@ -47,9 +46,9 @@ class Session:
         """The parts that decode the session's answers, each of at most so many tokens."""
         return Setup(self.target, self.drafter, StopRule(self.target.eos_ids, max_new_tokens), self.acceptance)
 
-    def provenance(self, seed: int | None = None) -> Provenance:
+    def provenance(self, seed: int | None = None) -> ProvenanceRecord:
         target = self.target
-        return Provenance(
+        return provenance(
             model=target.name,
             revision=target.revision,
             drafter=self.drafter_record,
@@ -168,11 +167,11 @@ class Outline(Session):
     known : where its figures come from, as the worker tells it
     """
 
-    known: Provenance = field(default_factory=Provenance)
+    known: ProvenanceRecord = field(default_factory=provenance)
 
-    def provenance(self, seed: int | None = None) -> Provenance:
-        here = Provenance()
-        return replace(self.known, seed=seed, command=here.command, time=here.time)
+    def provenance(self, seed: int | None = None) -> ProvenanceRecord:
+        now = provenance()
+        return {**self.known, "seed": seed, "command": now["command"], "time": now["time"]}
 
 
 def open_outline(source: Mapping[str, Any], threads: int) -> Outline:

@@ -23,7 +23,6 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files import writing
 from treeopt.files.fields import Amount, checked
 from treeopt.files.journal import Journal
-from treeopt.files.provenance import Provenance
 from treeopt.files.shell import command_line
 from treeopt.growth.source import source_of
 from treeopt.latency.rounds import FEWEST_ROUNDS, Planned, Rounds, Visit, Visitor, time_rounds
@@ -39,7 +38,7 @@ from treeopt.pipeline.profile.placement import (
 from treeopt.pipeline.profile.timed import all_timings
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT, ms_of_speed
 from treeopt.records.inputs import find_accuracies, inputs_of
-from treeopt.records.origins import Runtime
+from treeopt.records.origins import Runtime, provenance
 from treeopt.records.profile import LatencyProfile, ProfileSetting
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
@@ -67,8 +66,8 @@ def profile_command(
     template, wanted = Template.parse(command), Wanted(**options)
     template.check(wanted)
     whose: Runtime = {"name": runtime or Path(template.words[0]).name, "command": command}
-    provenance = Provenance().record()
-    check_can_join(run, whose, provenance, overwrite=overwrite)
+    made = provenance()
+    check_can_join(run, whose, made, overwrite=overwrite)
     used, record = find_accuracies(run, calibration) or (None, None)
     source = source_of(record) if record else None
     families = tree_families(source, num_heads or (source.num_heads if source else NUM_HEADS), wanted.largest)
@@ -89,7 +88,7 @@ def profile_command(
         left_s, found[batch_size, context] = left_s - rounds.seconds, rounds
     points, plain = all_timings(found)
     settings = [ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens) for p in plain]
-    info = {"measures": "step", "settings": settings, "provenance": provenance}
+    info = {"measures": "step", "settings": settings, "provenance": made}
     info |= {"inputs": inputs_of(used) if used else {}}
     return finish(run, LatencyProfile(points, plain, whose, info), wanted.precision)
 

@@ -98,7 +98,7 @@ def profile(
     settle_threads(run, session)
     with _compiled(session) if compiled else nullcontext():
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
-        check_can_join(run, runtime, session.provenance(seed=0).record(), overwrite=overwrite)
+        check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
         stages.measure()
         points, plain = all_timings(stages.found)
         info = _info(session, stages, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
@@ -231,7 +231,7 @@ class Stages:
         at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
-        known = {**session.provenance(seed=0).record(), "time": None, "command": None, **at_hand, **asked, **limits}
+        known = {**session.provenance(seed=0), "time": None, "command": None, **at_hand, **asked, **limits}
         known["max_new_tokens"] = self.max_new_tokens
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
@@ -277,7 +277,7 @@ def _acceptance(session: Session, source: Source | None) -> Acceptance:
 def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_s: float | None) -> dict[str, Any]:
     from treeopt.runtime.memory import bandwidth_floor, weight_bytes
 
-    info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0).record()}
+    info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0)}
     info["settings"] = [
         ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None)
         for p, (_, context) in zip(plain, stages.found, strict=True)

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Amount, Count, Positive, checked
-from treeopt.files.provenance import Provenance
 from treeopt.files.storage import read_text
 from treeopt.latency.hardware import DTYPES, ITEMSIZE, device_of, shape_of
 from treeopt.latency.roofline import MEASURES, analytical_profile
@@ -26,6 +25,7 @@ from treeopt.latency.rounds import PRECISION
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import NUM_HEADS, Wanted
 from treeopt.records.inputs import find_accuracies, inputs_of
+from treeopt.records.origins import provenance
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -110,10 +110,10 @@ def profile_from_file(
         if any(row.size > 2 for row in rows):
             note(f"The file has no depths: trees are taken to be {deepest} deep where they can; `num_heads` says.")
     result = profile_of(rows, str(file), contexts[0] if contexts else UNKNOWN_CONTEXT, deepest)
-    provenance = Provenance().record() | dict.fromkeys(UNREAD)
+    made = provenance() | dict.fromkeys(UNREAD)
     result.runtime["name"] = runtime or file.stem
-    check_can_join(run, result.runtime, provenance, overwrite=overwrite)
-    result.info.update(measures="step", provenance=provenance, inputs=inputs_of(file))
+    check_can_join(run, result.runtime, made, overwrite=overwrite)
+    result.info.update(measures="step", provenance=made, inputs=inputs_of(file))
     timings = (*result.points, *result.autoregressive)
     few = sum(len(timing.step_ms) < 2 for timing in timings)
     if few:
@@ -268,7 +268,7 @@ def profile_analytical(
         num_heads=num_heads or calibrated_heads(run) or NUM_HEADS,
     )
     used: str = result.info["roofline"]["dtype"]
-    result.info["provenance"] = Provenance(device=found.name, dtype=used).record() | {"machine": None}
+    result.info["provenance"] = provenance(device=found.name, dtype=used) | {"machine": None}
     result.info["inputs"] = inputs_of(file) if file else {}
     note(f"Nothing was timed: latencies are a roofline of {found.name} for {shape.name}.")
     if not found.fitted:

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from treeopt.records.origins import RuleRecord
 from treeopt.trees.tree import Tree
 
 Nodes = list[list[int]]  # (b, T) of every row and node
@@ -25,7 +26,7 @@ class Acceptance(Protocol):
     """A rule: it chooses the target's own tokens, and decides which guesses are accepted."""
 
     @property
-    def record(self) -> dict[str, object]: ...  # "rule", "temperature" and whatever else it depends on
+    def record(self) -> RuleRecord: ...  # "rule", "temperature" and whatever else it depends on
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """(..., V) logits to the (...) tokens that the target chooses there.
@@ -57,7 +58,7 @@ class Greedy:
     """The target chooses its likeliest token, of equal ones the smallest id; guesses that equal it are accepted."""
 
     @property
-    def record(self) -> dict[str, object]:
+    def record(self) -> RuleRecord:
         return {"rule": "greedy", "temperature": 0.0}
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:

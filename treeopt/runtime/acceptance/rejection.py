@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
+from treeopt.records.origins import RuleRecord
 from treeopt.records.trace import MISS
 from treeopt.runtime.acceptance.greedy import Nodes, sequence_key
 from treeopt.runtime.acceptance.sampling import (
@@ -180,7 +181,7 @@ class Rejection:
     drafter: SampledChain
 
     @property
-    def record(self) -> dict[str, object]:
+    def record(self) -> RuleRecord:
         return {**self.drafter.sampling.record, "rule": "rejection"}
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.records.origins import RuleRecord
 from treeopt.runtime.acceptance.greedy import Greedy
 
 CHUNK_NUMBERS = 2**22  # logits handled at once; each takes some 50 bytes meanwhile
@@ -56,9 +58,9 @@ class Sampling(Greedy):
             raise InvalidInput(f"`top_k` must be at least 1, but got {self.top_k}.")
 
     @property
-    def record(self) -> dict[str, object]:
-        top_p = None if self.top_p == 1 else self.top_p  # which is the same rule
-        return {"rule": "sample-then-match", **vars(self), "top_p": top_p}
+    def record(self) -> RuleRecord:
+        known = {**vars(self), "top_p": None if self.top_p == 1 else self.top_p}  # which is the same rule
+        return cast(RuleRecord, {"rule": "sample-then-match", **known})
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
         """(..., V) logits to (...) tokens, each with the noise of its place; keys and positions may broadcast to (...)."""

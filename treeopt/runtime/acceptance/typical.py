@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.records.origins import RuleRecord
 from treeopt.runtime.acceptance.greedy import Greedy, Nodes
 from treeopt.runtime.acceptance.sampling import check_temperature
 from treeopt.runtime.drafters.states import states_at_once
@@ -51,9 +53,9 @@ class Typical(Greedy):
             raise InvalidInput(f"`delta` must be above 0, but got {self.delta}.")
 
     @property
-    def record(self) -> dict[str, object]:
+    def record(self) -> RuleRecord:
         delta = math.sqrt(self.epsilon) if self.delta is None else self.delta
-        return {"rule": "typical", **vars(self), "delta": delta}
+        return cast(RuleRecord, {"rule": "typical", **vars(self), "delta": delta})
 
     def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
         return longest(tree, *self.judge(tree, np.array(tokens), logits))

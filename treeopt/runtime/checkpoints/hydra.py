@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,8 +129,8 @@ def _build(
         if len(set(later)) < len(later):
             notes.append("Each head's blocks after the first share their storage: they are one block, repeated.")
             break
-    own, placed = reading.embedding(EMBEDDING), dict[str, Any](dtype=reading.dtype, device=base.device)
-    heads = HydraHeads(num_heads, num_layers, vocab_size, embedding=own, prefix=prefix, **placed)
+    own, sizes = reading.embedding(EMBEDDING), (num_heads, num_layers, vocab_size)
+    heads = HydraHeads(*sizes, embedding=own, prefix=prefix, dtype=reading.dtype, device=base.device)
     if heads.prefix_layer is not None and frequencies is not None:
         used = heads.prefix_layer.model.rotary_emb.inv_freq.cpu()
         reading.check_shapes({FREQUENCIES: tuple(used.shape)}, "a prefix layer", unused)

@@ -129,8 +129,8 @@ def load_draft_model(
     Raises InvalidInput unless it has the target's tokens.
     """
     dtype = next((name for name, kind in DTYPES.items() if kind == target.dtype), None)
-    placed: dict[str, Any] = {"dtype": dtype, "device": str(target.device), "trust_remote_code": trust_remote_code}
-    draft = load_target(path_or_id, option="`drafter`", **placed)
+    placed = {"dtype": dtype, "device": str(target.device)}
+    draft = load_target(path_or_id, option="`drafter`", trust_remote_code=trust_remote_code, **placed)
     check_same_tokenizer(target, draft)
     return DraftModel(draft, target.vocab_size, num_heads=num_heads)
 

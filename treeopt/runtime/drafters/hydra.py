@@ -123,10 +123,11 @@ def untrained(
     state, since the layer ends in a norm: the same order (if the head has no bias), and about the same numbers where
     ``hidden_rms`` is the usual root mean square of the target's hidden states.
     """
-    (vocab_size, width), placed = lm_head.shape, dict[str, Any](dtype=lm_head.dtype, device=lm_head.device)
+    vocab_size, width = lm_head.shape
     embedding, bias = target.model.get_input_embeddings().weight.detach(), getattr(target.lm_head, "bias", None)
     prefix: Any = layer_config(target.config, width) if recipe.kind == "hydra++" else None
-    made = HydraHeads(recipe.num_heads, recipe.layers, vocab_size, embedding=embedding, prefix=prefix, **placed)
+    sizes, read = (recipe.num_heads, recipe.layers, vocab_size), {"embedding": embedding, "prefix": prefix}
+    made = HydraHeads(*sizes, **read, dtype=lm_head.dtype, device=lm_head.device)
     for head in made.heads:
         assert isinstance(head, HydraHead)
         head.res_connection.weight[:, :width].fill_diagonal_(1)

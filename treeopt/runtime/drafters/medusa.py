@@ -142,8 +142,8 @@ def untrained(
     if not LAYOUTS[recipe.defaults.layout].shares:
         return MedusaHeads.like_lm_head(lm_head, recipe.num_heads, recipe.layers)
     check_bias(target)
-    (vocab_size, width), placed = lm_head.shape, dict[str, Any](dtype=lm_head.dtype, device=lm_head.device)
-    return MedusaHeads(recipe.num_heads, recipe.layers, width, vocab_size, shared=lm_head, **placed)
+    sizes = (recipe.num_heads, recipe.layers, *reversed(lm_head.shape))
+    return MedusaHeads(*sizes, shared=lm_head, dtype=lm_head.dtype, device=lm_head.device)
 
 
 def check_bias(target: Target) -> None:

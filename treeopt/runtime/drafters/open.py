@@ -12,6 +12,7 @@ from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
 from treeopt.records.drafters import DRAFTERS
+from treeopt.records.origins import DrafterRecord
 from treeopt.runtime import gguf
 from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.checkpoints.files import find_checkpoint
@@ -32,7 +33,7 @@ class OpenDrafter:
     """A drafter, its record for provenance (kind, id, sha256, num_heads, ...), and notes for the user."""
 
     drafter: Drafter
-    record: dict[str, object]
+    record: DrafterRecord
     notes: tuple[str, ...] = ()
 
 
@@ -84,7 +85,7 @@ def open_drafter(
             f"{where} has width {heads.width} and vocabulary {heads.vocab_size}."
         )
     target.read_layers(heads.layers_of(target.num_layers))
-    record = {**_record(heads, name or where, loaded.files), "layout": loaded.layout}
+    record: DrafterRecord = {**_record(heads, name or where, loaded.files), "layout": loaded.layout}
     return OpenDrafter(heads, record, () if shipped else tuple(loaded.notes))
 
 
@@ -96,11 +97,13 @@ def _shipped(name: str | None, target: Target) -> tuple[str, str] | None:
     return (f"treeopt {model} {name}", str(folders[name])) if name in folders else None
 
 
-def _record(drafter: Any, id_: str, files: Sequence[Path] = ()) -> dict[str, object]:
+def _record(drafter: Any, id_: str, files: Sequence[Path] = ()) -> DrafterRecord:
     """sha256 is over the weights in the files; None where there are none."""
     digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest() if files else None
-    layers = {"num_layers": drafter.num_layers} if hasattr(drafter, "num_layers") else {}
-    return {"kind": drafter.kind, "id": id_, "sha256": digest, "num_heads": drafter.num_heads, **layers}
+    found: DrafterRecord = {"kind": drafter.kind, "id": id_, "sha256": digest, "num_heads": drafter.num_heads}
+    if hasattr(drafter, "num_layers"):
+        found["num_layers"] = drafter.num_layers
+    return found
 
 
 def is_causal_lm(folder: Path) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.records.origins import RuleRecord
 from treeopt.records.probe import Probe
 from treeopt.runtime.acceptance.greedy import Greedy, Nodes
 from treeopt.runtime.acceptance.typical import Floats, Typical, longest
@@ -39,7 +40,7 @@ class Probing(Greedy):
         self.verdict: tuple[Nodes, BoolArray, Floats]  # of the last step: tokens, accepted, likelihood
 
     @property
-    def record(self) -> dict[str, object]:
+    def record(self) -> RuleRecord:
         return self.rule.record
 
     def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
