@@ -42,7 +42,7 @@ UNREADABLE = "The file must hold a tree: a list of choices, an object with 'medu
 
 
 @dataclass(frozen=True)
-class Reading:
+class EngineReading:
     """How an engine reads a list: reads is "the same", "another tree" or "nothing"."""
 
     engine: str
@@ -56,7 +56,7 @@ class Diagnosis:
 
     tree: Tree
     repaired: tuple[str, ...]
-    readings: tuple[Reading, ...]
+    readings: tuple[EngineReading, ...]
 
     @property
     def document(self) -> dict[str, object]:
@@ -100,7 +100,7 @@ def diagnose(text: str) -> Diagnosis:
     tree, more = repair(found.choices)
     readings = _readings(found.choices, tree)
     if found.triton:
-        readings[triton.TITLE] = Reading(triton.TITLE, "another tree", found.triton)
+        readings[triton.TITLE] = EngineReading(triton.TITLE, "another tree", found.triton)
     others = tuple(reading for reading in readings.values() if reading.reads != "the same")
     return Diagnosis(tree, (*found.repaired, *more), others)
 
@@ -139,7 +139,7 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
     return Tree.from_choices([*times, *added]), tuple(repaired)
 
 
-def _readings(choices: Choices, tree: Tree) -> dict[str, Reading]:
+def _readings(choices: Choices, tree: Tree) -> dict[str, EngineReading]:
     """How every engine of trees reads a list as it stands, by the ports of their rules."""
     rows, meant = len(choices) + 1, len({tuple(choice) for choice in choices}) + 1
     found = {}
@@ -161,7 +161,7 @@ def _readings(choices: Choices, tree: Tree) -> dict[str, Reading]:
                 why = str(error)
             except (LookupError, ValueError, TypeError) as error:
                 reads, why = "nothing", f"It fails: {type(error).__name__}, {error}."
-            found[name] = Reading(name, reads, why)
+            found[name] = EngineReading(name, reads, why)
     return found
 
 

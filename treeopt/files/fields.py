@@ -76,7 +76,7 @@ def checked(model: type[M], record: Mapping[str, Any]) -> M:
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What makes instances of a type."""
+    """The pydantic adapter that checks values of a type, built once for each."""
     return TypeAdapter(kind)
 
 

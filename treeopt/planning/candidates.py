@@ -220,7 +220,7 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     ms = costs.ms(*numbers)
     known = np.flatnonzero(~np.isnan(ms))
     sizes, depths, topks = numbers[:, known]
-    timed = costs.is_timed(sizes, depths) | (sizes == 1) | (not request.measured_only)
+    timed = request.considered(costs.is_timed(sizes, depths) | (sizes == 1))
     ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), rng, topks)
     wanted, found = (set(some.tolist()) for some in (table.sizes[grown], sizes[grown[known]]))
     if found == {1} != wanted:

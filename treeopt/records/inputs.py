@@ -79,7 +79,7 @@ def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, 
 def find_accuracies(
     run: RunDirectory, given: str | None = None, *, otherwise: str | None = None
 ) -> tuple[Path, RankTrace | Calibration] | None:
-    """Those of `read_accuracies`; where nothing was given or calibrated the shipped calibration ``otherwise``, or None."""
+    """The accuracies of `read_accuracies`; where nothing was given or calibrated the shipped calibration ``otherwise``, or None."""
     own = run.trace.exists() or run.calibration.exists()
     given = given if given is not None or own else otherwise
     return read_accuracies(run, given) if own or given is not None else None

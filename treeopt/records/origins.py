@@ -66,7 +66,7 @@ class RuleRecord(TypedDict, total=False):
 
 
 class Runtime(TypedDict, total=False):
-    """What decoded: its name, version, and how it was set up."""
+    """The software that decoded: its name, version, and how it was set up."""
 
     name: str | None
     version: str | None

@@ -76,7 +76,7 @@ class Answers(Drawn):
     meta: dict[str, Any]
 
     def _arrays(self, *names: str) -> dict[str, NDArray[Any]]:
-        """Those of the arrays that there are."""
+        """The arrays of these names that there are."""
         return {name: array for name in names if (array := getattr(self, name)) is not None}
 
     @property

@@ -48,7 +48,7 @@ class SequenceEnd:
         self._run = [0] * (LOOP_PERIOD if stop.at_loops else 0)
 
     def take(self, tokens: Iterable[int]) -> list[int]:
-        """Those of the next tokens that come before the end."""
+        """The part of the next tokens that comes before the end."""
         taken = []
         for token in tokens:
             if self.reason is not None:
