@@ -302,6 +302,8 @@ def test_random_counts_come_back_from_the_line_they_print(imported, drafts, rate
     if hits[0]:
         assert calibration.meta["drafts"] == drafts
         assert hits == approx(reached[1 : len(hits) + 1], abs=1 + 0.001 * drafts)
+        printed = [round(count / drafts, 3) for count in reached[1 : len(hits) + 1]]
+        assert [count / drafts for count in hits] == approx(printed, abs=0.0005 + 1e-8)
 
 
 @st.composite

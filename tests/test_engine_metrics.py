@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.engines.imports import read_measurement
-from treeopt.engines.measured.printed import Printed
-from treeopt.engines.measured.survival import CHAIN, MIXED, OPTIMISTIC, Drafts, chain_histogram
+from treeopt.engines.measured.survival import CHAIN, MIXED, OPTIMISTIC, Drafts
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.importing import import_file
 from treeopt.records.calibration import Calibration
@@ -147,11 +146,6 @@ def chain_of(histogram):
     return sum(histogram), [sum(histogram[j:]) for j in range(1, len(histogram))]
 
 
-@given(HISTOGRAMS)
-def test_counters_and_histograms_hold_the_same(histogram):
-    assert chain_histogram(*chain_of(histogram), "x") == {len(histogram) - 1: histogram}
-
-
 def writers(histogram):
     drafts, reached = chain_of(histogram)
     yield exposition(drafts, reached)
@@ -213,15 +207,3 @@ def test_mixed_lengths_come_back_to_the_survival_they_were_drawn_from():
     assert survival == pytest.approx(np.cumprod(rates), abs=0.03)
     naive = (taken >= 4).mean()
     assert naive < 0.6 * survival[3]
-
-
-@pytest.mark.parametrize(
-    ("drafts", "reached"), [(7, [3]), (1000, REACHED), (123_457, [100_001, 70_003, 1]), (10, [10, 10]), (5, [0, 0])]
-)
-def test_printed_rates_give_counts_that_print_as_they_do(drafts, reached):
-    rates = [round(c / drafts, 3) for c in reached]
-    printed = Printed(rates, sum(reached), drafts * len(reached), round(1 + sum(reached) / drafts, 2))
-    found, counts = printed.counts("x")
-    assert found == drafts
-    assert [round(c / found, 3) for c in counts] == rates
-    assert abs(sum(counts) - sum(reached)) <= 0.0005 * len(rates) * drafts

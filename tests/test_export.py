@@ -228,49 +228,40 @@ def test_lists_that_engines_take_for_something_else_are_no_trees():
             Tree.from_choices(choices)
 
 
-@pytest.mark.parametrize("engine", ["medusa", "hydra", "eagle1", "neuron-medusa", "modelopt"])
-def test_rank_10_is_the_next_heads_first_candidate(engine):
-    assert medusa_buffers([[0], [10], [0, 0]]).tree_indices.tolist() == [0, 1, 11, 11]
-    tree = Tree.from_choices([[rank] for rank in range(11)] + [[0, 0]])
-    with pytest.raises(InvalidInput, match="ranks up to 9, but the tree has 10"):
-        export(tree, engine)
+SEVENTEEN = [[rank] for rank in range(17)]
+FIRST, SECOND = [1] + [0] * 8, [1] + [0] * 7 + [1]
+TEN_DEEP = [[0], *(FIRST[:depth] for depth in range(1, 9)), FIRST, SECOND, [*FIRST, 0], [*SECOND, 0]]
+GAP = [[0], [2], [0, 0], [2, 0]]
+# Engines, a tree that they would take for another, and why it is refused.
+MISREAD = [
+    ("medusa hydra eagle1 neuron-medusa modelopt", [*SEVENTEEN[:11], [0, 0]], "ranks up to 9, but the tree has 10"),
+    ("tensorrt-llm", [*SEVENTEEN, [0, 0]], "ranks up to 15, but the tree has 16"),
+    ("tensorrt-llm triton", TEN_DEEP, "up to depth 8, but this one has 10"),
+    ("tensorrt-llm", GAP, "without gaps at depth 1.*--for tensorrt-llm"),
+    ("hydra neuron-token-tree", [[0], [0, 1]], "without a gap.*--for (hydra|neuron-token-tree)"),
+    ("hydra", [[0], [1], [1, 0]], "likeliest siblings.*--for hydra"),
+    ("eagle1", [[0], [1], [2]], "depth 2 or more"),
+]
 
 
-def test_rank_16_is_another_path_in_tensorrt_llm():
-    chain = [[rank] for rank in range(17)]
-    with pytest.raises(InvalidInput, match="share theirs"):  # (16, 0) has the bits of (1, 0, 0)
-        tensorrt_trees.in_cpp([*chain, [0, 0], [16, 0], [0, 0, 0], [1, 0, 0], [16, 0, 0]], 63, 4)
-    with pytest.raises(InvalidInput, match="ranks up to 15, but the tree has 16"):
-        export(Tree.from_choices([*chain, [0, 0]]), "tensorrt-llm")
-
-
-def test_paths_longer_than_8_share_their_bits_in_tensorrt_llm():
-    first, second = [1] + [0] * 8, [1] + [0] * 7 + [1]
-    prefixes = [first[:depth] for depth in range(1, 9)]
-    choices = [[0], *prefixes, first, second, [*first, 0], [*second, 0]]
-    with pytest.raises(InvalidInput, match="share theirs"):  # both children hang on the second
-        tensorrt_trees.in_cpp(choices, 63, 16)
-    for engine in ("tensorrt-llm", "triton"):
-        with pytest.raises(InvalidInput, match="up to depth 8, but this one has 10"):
+@pytest.mark.parametrize(("engines", "choices", "said"), MISREAD)
+def test_a_tree_that_an_engine_would_take_for_another_is_refused(engines, choices, said):
+    for engine in engines.split():
+        with pytest.raises(InvalidInput, match=said):
             export(Tree.from_choices(choices), engine)
-        assert export(Tree.chain(8), engine).files
 
 
-def test_a_gap_at_depth_1_gives_two_nodes_one_place_in_tensorrt_llm():
+def test_what_engines_make_of_such_trees():
+    """Rank 10 is the next head's candidate, and in TensorRT-LLM's C++ rank 16 and paths longer than 8 share others' bits."""
+    assert medusa_buffers([[0], [10], [0, 0]]).tree_indices.tolist() == [0, 1, 11, 11]
+    for choices in ([*SEVENTEEN, [0, 0], [16, 0], [0, 0, 0], [1, 0, 0], [16, 0, 0]], TEN_DEEP):
+        with pytest.raises(InvalidInput, match="share theirs"):
+            tensorrt_trees.in_cpp(choices, 63, 16)
     with pytest.raises(InvalidInput, match="one place"):
-        tensorrt_trees.in_python([[0], [2], [0, 0], [2, 0]])
-    with pytest.raises(InvalidInput, match=r"without gaps at depth 1.*--for tensorrt-llm"):
-        export(Tree.from_choices([[0], [2], [0, 0], [2, 0]]), "tensorrt-llm")
-    assert export(Tree.from_choices([[0], [0, 1]]), "tensorrt-llm").files
-    assert export(Tree.from_choices([[1]]), "medusa").files
-
-
-@pytest.mark.parametrize("engine", ["hydra", "neuron-token-tree"])
-def test_a_gap_is_another_candidate_where_children_are_counted(engine):
+        tensorrt_trees.in_python(GAP)
     assert neuron.token_tree({"0": ["1"], "1": ["2"]}).choices == [[0], [0, 0]]
     assert medusa.drafted([[0], [0, 1]]).choices == [[0], [0, 0]]
-    with pytest.raises(InvalidInput, match=f"without a gap.*--for {engine}"):
-        export(Tree.from_choices([[0], [0, 1]]), engine)
+    assert all(export(Tree.chain(8), engine).files for engine in ("tensorrt-llm", "triton"))
 
 
 @pytest.mark.parametrize(
@@ -301,19 +292,6 @@ def test_more_choices_than_were_built_are_refused_and_fewer_save_nothing():
     small = export(Tree.dense([2, 2]), "tensorrt-llm", max_draft_len=63)
     assert any("save nothing" in note for note in small.notes)
     assert "max_draft_len: 63" in small.files["llm_api_options.yml"]
-
-
-def test_hydra_expands_the_likelier_sibling_instead():
-    assert medusa.drafted([[0], [1], [1, 0]]).choices == [[0], [1], [0, 0]]
-    with pytest.raises(InvalidInput, match=r"likeliest siblings.*--for hydra"):
-        export(Tree.from_choices([[0], [1], [1, 0]]), "hydra")
-
-
-def test_a_tree_of_depth_1_is_refused_for_eagle():
-    with pytest.raises(IndexError):
-        eagle1.drafting_levels([[0], [1]])
-    with pytest.raises(InvalidInput, match="depth 2 or more"):
-        export(Tree.dense([3]), "eagle1")
 
 
 PARSED = {"{0},{0, 0},{1}": [[0], [0, 0], [1]], "{0}, {0,0}, {1}": [[0], [0, 0], [1]], "{0},\n{1}": [[0], [1]],
@@ -361,17 +339,6 @@ def test_notes_say_what_the_engine_cannot_do_or_may_get_wrong():
 # Engines, methods and plans
 
 
-def test_the_drafter_picks_the_method():
-    for engine, drafter, name in (
-        ("tensorrt-llm", "medusa", "medusa"),
-        ("tensorrt-llm", "eagle3", "draft-len"),
-        ("vllm", "medusa", "medusa"),
-    ):
-        assert method_of(engine, drafter).name == name
-    with pytest.raises(InvalidInput, match=r"kinds medusa, but this drafter is eagle3"):
-        method_of("neuron-medusa", "eagle3")
-
-
 def plan_of(kind="medusa", **options) -> Plan:
     accept = np.outer([0.6, 0.5, 0.4], [1.0, 0.3, 0.2])
     calibration = Calibration((1000 * accept).round().astype(int), np.full(3, 1000), meta={"drafter": {"kind": kind}})
@@ -388,13 +355,6 @@ def test_an_engine_of_chains_gets_the_best_of_a_plan_of_trees_and_that_is_said(e
     assert written.notes[0] == f"{engine} takes chains only: written is the best of the plan's chains."
     with pytest.raises(InvalidInput, match=f"takes chains only.*treeopt search --for {engine}"):
         export(plan[1].tree, engine)
-
-
-def test_a_plan_of_chains_becomes_a_length_or_a_schedule():
-    assert "--speculate 3" in export_plan(plan_of(shape="chain"), "tgi").command
-    plan = plan_of("eagle3", shape="chain", batch_sizes=(1, 8))
-    assert json.loads(export_plan(plan, "vllm").files["speculative_config.json"])["num_speculative_tokens"] == 3
-    assert export_plan(plan, "vllm", batch_size=8).command
 
 
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}

@@ -65,16 +65,6 @@ def test_merging_keeps_every_length(lengths):
     assert ranges_of(lambda batch_size: intended(lengths, batch_size)) == merged(lengths)
 
 
-@pytest.mark.parametrize(
-    "lengths", [((2, None, 3),), ((1, 8, 3), (8, None, 2)), ((1, 8, 3), (10, None, 2)), ((1, 8, 3),)]
-)
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "tgi"])
-def test_schedules_that_begin_later_overlap_or_end_are_refused_everywhere(engine, lengths):
-    drafter = "ngram" if engine == "tgi" else "eagle3"
-    with pytest.raises(InvalidInput, match=r"from 1 on|open"):
-        export_request(Request(lengths=lengths, num_heads=8, drafter=drafter), engine)
-
-
 def test_vllm_gets_the_documented_form():
     found = written("vllm", (16, 3), (128, 2), (None, 0), drafter="mtp")
     config = json.loads(found.files["speculative_config.json"])

@@ -23,28 +23,21 @@ def test_a_release_that_has_everything_lacks_nothing():
     assert report.facts > 20
 
 
-@pytest.mark.parametrize(
-    ("word", "named"),
-    [
-        ("--speculative-config", "flag --speculative-config of vllm serve is gone (written by vllm batch-size"),
-        (
-            "num_speculative_tokens_per_batch_size",
-            "key num_speculative_tokens_per_batch_size of --speculative-config is gone (written by vllm batch-size; "
-            "looked for in vllm/config/speculative.py)",
-        ),
-        ("eagle3", "value eagle3 of method is gone"),
-        ("serve", "program serve is gone"),
-        ("num_spec_steps", "read key num_spec_steps is gone (read by vllm-requests"),
-        ("acceptance_histogram", "read key acceptance_histogram is gone"),
-        (
-            "detailed",
-            "value detailed of --per-request-spec-decode-metrics is gone (read by vllm-metrics, vllm-requests",
-        ),
-        ("choices", "read key choices of a response is gone"),
-        ("Mean acceptance length", "log line 'SpecDecoding metrics' is not read any more"),
-        ("vllm:spec_decode_num_accepted_tokens_per_pos", "scrape of /metrics is not read any more"),
-    ],
-)
+RENAMED = {
+    "--speculative-config": "flag --speculative-config of vllm serve is gone (written by vllm batch-size",
+    "num_speculative_tokens_per_batch_size": "key num_speculative_tokens_per_batch_size of --speculative-config is gone "
+    "(written by vllm batch-size; looked for in vllm/config/speculative.py)",
+    "eagle3": "value eagle3 of method is gone",
+    "serve": "program serve is gone",
+    "num_spec_steps": "read key num_spec_steps is gone (read by vllm-requests",
+    "detailed": "value detailed of --per-request-spec-decode-metrics is gone (read by vllm-metrics, vllm-requests",
+    "choices": "read key choices of a response is gone",
+    "Mean acceptance length": "log line 'SpecDecoding metrics' is not read any more",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "scrape of /metrics is not read any more",
+}
+
+
+@pytest.mark.parametrize(("word", "named"), RENAMED.items())
 def test_what_is_renamed_is_named(word, named):
     lines = report_of("vllm", fake.renamed(VLLM, "*", word)).lines()
     assert any(line.startswith(f"vllm 9.9: {named}") for line in lines), lines
@@ -59,9 +52,7 @@ def test_every_fact_is_missed_where_its_word_is_renamed():
 def test_a_file_that_is_gone_is_said():
     texts = {path: text for path, text in VLLM.texts.items() if "config/speculative" not in path}
     lines = report_of("vllm", Release("9.9", texts)).gone
-    assert [
-        line for line in lines if line.startswith("value eagle3 of method cannot be looked up, since its file is gone")
-    ]
+    assert any(one.startswith("value eagle3 of method cannot be looked up, since its file is gone") for one in lines)
     texts["vllm/config/speculative.py"] = "class Other: ...\n"
     assert not [line for line in report_of("vllm", Release("9.9", texts)).gone if "file is gone" in line]
 
@@ -205,32 +196,23 @@ SOURCE, WHEEL = "engine-1.0.tar.gz", "engine-1.0-py3-none-any.whl"
 WHOLE = fake.sdist({"a.py": "x = 1\n" * 999})
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "others", "said"),
-    [
-        (SOURCE, WHOLE, {"yanked": "broken"}, "no final release"),
-        (SOURCE, WHOLE, {"hashes": {"sha256": "0" * 64}}, "not the hash"),
-        (SOURCE, WHOLE, {"hashes": {"md5": "0"}}, "not the hash that the index gives: None"),
-        (SOURCE, WHOLE, {"hashes": None}, "cannot be read as JSON of PEP 691"),
-        (SOURCE, WHOLE[:-20], {}, "engine-1.0.tar.gz cannot be read"),
-        (SOURCE, b"<html>", {}, "cannot be read"),
-        (WHEEL, fake.wheel({"a.py": "x = 1\n"})[:-9], {}, "cannot be read"),
-        (SOURCE, fake.sdist({f"{i}.py": "#" * 2000 for i in range(3)}), {}, "its texts take more than"),
-        (WHEEL, fake.wheel({f"{i}.py": "#" * 2000 for i in range(3)}), {}, "its texts take more than"),
-    ],
-    ids=[
-        "yanked",
-        "wrong-hash",
-        "no-sha256",
-        "no-hashes",
-        "cut-source",
-        "no-source",
-        "cut-wheel",
-        "huge",
-        "huge-wheel",
-    ],
-)
-def test_a_release_that_cannot_be_read_is_said(name, content, others, said, tmp_path, cache, monkeypatch):
+HUGE = {f"{i}.py": "#" * 2000 for i in range(3)}
+UNREADABLE = {
+    "yanked": (SOURCE, WHOLE, {"yanked": "broken"}, "no final release"),
+    "wrong hash": (SOURCE, WHOLE, {"hashes": {"sha256": "0" * 64}}, "not the hash"),
+    "no sha256": (SOURCE, WHOLE, {"hashes": {"md5": "0"}}, "not the hash that the index gives: None"),
+    "no hashes": (SOURCE, WHOLE, {"hashes": None}, "cannot be read as JSON of PEP 691"),
+    "cut source": (SOURCE, WHOLE[:-20], {}, "engine-1.0.tar.gz cannot be read"),
+    "no source": (SOURCE, b"<html>", {}, "cannot be read"),
+    "cut wheel": (WHEEL, fake.wheel({"a.py": "x = 1\n"})[:-9], {}, "cannot be read"),
+    "huge": (SOURCE, fake.sdist(HUGE), {}, "its texts take more than"),
+    "huge wheel": (WHEEL, fake.wheel(HUGE), {}, "its texts take more than"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_release_that_cannot_be_read_is_said(case, tmp_path, cache, monkeypatch):
+    name, content, others, said = UNREADABLE[case]
     monkeypatch.setattr(archives, "MOST_BYTES", 6 * 999)
     with fake.index(tmp_path, {name: content}, **others) as address:
         monkeypatch.setenv("PIP_INDEX_URL", address)

@@ -41,15 +41,7 @@ from treeopt.records.drafters import LOOKED_UP
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
-METHODS = {
-    "eagle3": "eagle3",
-    "eagle": "eagle",
-    "mtp": "mtp",
-    "draft-model": "draft_model",
-    "ngram": "ngram",
-    "dflash": "dflash",
-    "dspark": "dspark",
-}
+SCHEDULED = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "dflash", "dspark")
 MODELS = dict.fromkeys(("mtp", "ngram", "suffix"), None) | {"medusa": "HEADS"}  # all others have a DRAFTER
 MEDUSA_UNTIL = "0.32.0"
 NOTES = {
@@ -66,14 +58,14 @@ def write(request: Request) -> Written:
     Medusa's proposer asserts that the length never changes; suffix decoding runs on model runner V1, which drops a schedule.
     """
     lengths, kind = chains.merged(request.lengths), request.kind
-    if kind not in METHODS:
+    if kind not in SCHEDULED:
         chains.only_length(request, f"vLLM with {kind}")
     longest = max(length for _, _, length in lengths)
     if kind == "medusa":
         chains.within_heads(longest, request, "vLLM")
     if longest == 0:
         return chains.plain("vllm serve MODEL")
-    config: dict[str, object] = {"method": METHODS.get(kind, kind)}
+    config: dict[str, object] = {"method": kind.replace("-", "_")}
     if model := MODELS.get(kind, "DRAFTER"):
         config["model"] = model
     if kind == "ngram":
@@ -277,7 +269,7 @@ IMPORTS = {
 }  # fmt: skip
 CONFIG = "num_speculative_tokens in --speculative-config"
 ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", imports=IMPORTS, methods=(
-    Method(name="batch-size", checked="0.33.0", drafters=tuple(METHODS), rules=("greedy", "sample", "reject"),
+    Method(name="batch-size", checked="0.33.0", drafters=SCHEDULED, rules=("greedy", "sample", "reject"),
            carrier="num_speculative_tokens_per_batch_size in --speculative-config", syntax="[[1, 16, 3], [17, 4096, 0]]",
            derived=("num_speculative_tokens = longest length", "of MTP ≤ its layers or = a multiple of them"),
            by_batch_size=True, versions="PR #32374 on; not with data parallelism",
