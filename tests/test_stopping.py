@@ -14,6 +14,7 @@ from treeopt.report.bench_table import bench_table
 from treeopt.runtime.measure.bench import decode_contenders, slower
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stepper import AnswerRun, BlockRun
+from treeopt.trees.tree import Tree
 
 BLOCKS, DISTURBED = 32, 0.1
 LOOKED = [BLOCKS * look // (LOOKS + 1) for look in range(1, LOOKS + 1)]
@@ -108,9 +109,11 @@ def test_a_benchmark_that_goes_on_stops_whom_it_would_have_stopped(tmp_path, kep
     assert decode_contenders(decode, PROMPTS, SECONDS, batch_size=1, rounds=1, journal=journal) == whole
 
 
-def test_nobody_stops_without_a_chosen_tree_or_with_few_blocks():
-    visits = decode_contenders(decode, PROMPTS, ["plain", "slow"], batch_size=1, rounds=1)
-    assert all("slow" in visit.runs for visit in visits)
+def test_nobody_stops_without_another_chosen_tree_or_with_few_blocks():
+    for others in ({}, {"chosen": Tree.chain(2)}):  # the same draft under another name
+        drafts = {"plain": None, "slow": Tree.chain(2)} | others
+        visits = decode_contenders(decode, PROMPTS, drafts, batch_size=1, rounds=1)
+        assert all("slow" in visit.runs for visit in visits)
     visits = decode_contenders(decode, PROMPTS[:6], SECONDS, batch_size=1, rounds=1)
     assert slower(visits[:4]) == set()
     assert slower(visits) == {"slow"}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.records.calibration import Calibration, prefix_counts
-from treeopt.records.trace import End, RankTrace
+from treeopt.records.trace import End, Meta, RankTrace
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 
 from .conftest import traces
@@ -56,9 +56,14 @@ def test_a_trace_survives_its_file(tmp_path_factory, trace):
 
 
 def test_a_hand_written_trace_needs_ranks_and_starts_only(tmp_path):
-    np.savez(tmp_path / "t.npz", ranks=np.array([[1], [0], [-2]], np.int16), starts=np.array([0, 3]))
-    trace = RankTrace.load(tmp_path / "t.npz")
-    assert Calibration.from_trace(trace).hits.tolist() == [[1, 1]]
+    arrays = {"ranks": np.array([[1], [0], [-2]], np.int16), "starts": np.array([0, 3])}
+    for about in (
+        {},
+        {"meta": np.array(json.dumps(dict.fromkeys(Meta.__annotations__)))},
+    ):  # what is unknown may be null
+        np.savez(tmp_path / "t.npz", **arrays, **about)
+        trace = RankTrace.load(tmp_path / "t.npz")
+        assert Calibration.from_trace(trace).hits.tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize(

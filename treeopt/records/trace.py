@@ -290,14 +290,14 @@ class RankTrace(Answers):
 
 
 def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) -> dict[str, Any]:
-    """The JSON under "meta" of a file's arrays, after checking its schema name and the kinds of its values."""
+    """The JSON under "meta" of a file's arrays, its schema name and kinds checked; a key of `Meta` without value is left out."""
     meta = npz.json_of(arrays["meta"], f"'meta' of {path}") if "meta" in arrays else {}
     if not isinstance(meta, dict) or meta.get("schema", schema) != schema:
         found = meta.get("schema") if isinstance(meta, dict) else meta
         raise InvalidInput(f"{path} must have the schema {schema}, but has {quoted(found)}.")
     storage.typed(Meta, meta, path)
     storage.typed(Origins, meta, path)
-    return meta
+    return {key: value for key, value in meta.items() if value is not None or key not in Meta.__annotations__}
 
 
 def check_answers(record: Answers, lengths: NDArray[Any]) -> None:

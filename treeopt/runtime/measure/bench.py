@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from treeopt.records.benchmark import LOOKS, loses_by_far
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stepper import BlockRun, Prompts
 from treeopt.runtime.target import Target
+from treeopt.trees.draft import Draft
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
 def decode_contenders(
     decode: Callable[[str, Prompts], BlockRun],
     prompts: Sequence[Prompt],
-    contenders: Collection[str],
+    contenders: Mapping[str, Draft | None],
     *,
     batch_size: int,
     rounds: int,
@@ -60,8 +61,9 @@ def decode_contenders(
 ) -> list[BlockVisit]:
     """Decode all prompts with every contender in every round, but for those that stop since they lose by far (`slower`).
 
-    decode  : decodes some prompts with a contender, by its name
-    journal : visits of an earlier run of the same benchmark, and where every new one goes
+    decode     : decodes some prompts with a contender, by its name
+    contenders : the draft of each; one with the chosen draft is no slower, whatever the clock says
+    journal    : visits of an earlier run of the same benchmark, and where every new one goes
 
     ``progress`` is called with the number of answers of every visit.
     """
@@ -77,7 +79,7 @@ def decode_contenders(
     for n, (round_, b) in enumerate(order):
         if n in looks:
             lost = slower(visits[:n])
-            going = [name for name in going if name not in lost]
+            going = [name for name in going if name not in lost or contenders[name] == contenders["chosen"]]
         if n < len(visits):
             continue
         if n == began:  # warm up
