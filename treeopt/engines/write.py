@@ -46,8 +46,6 @@ def write_request(request: Request, way: Method, engine: str) -> Written:
         reason = f"takes {TAKEN[way.shape]} only, but this tree of {len(tree)} rows, {tree.depth} deep, is none"
     elif way.dynamic:
         reason = _beyond(merged(request.dynamics), way)
-    elif request.dynamic or request.settings:
-        raise InvalidInput(f"{engine} with {way.name} takes no dynamic trees.")
     elif request.tree is not None:
         reason = _misread(request.tree, way, request.num_heads)
     elif way.max_depth is not None and longest > way.max_depth:

@@ -54,8 +54,10 @@ def import_file(
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
     about = {"provenance": record, "drafter": {"kind": drafter} if drafter else None}
-    source = replace(found.source, meta=found.source.meta | about)
-    trace, calibration = (None, source) if isinstance(source, Calibration) else (source, Calibration.from_trace(source))
+    trace = None if found.trace is None else replace(found.trace, meta=found.trace.meta | about)
+    calibration = found.calibration if trace is None else Calibration.from_trace(trace)
+    assert calibration is not None
+    calibration.meta.update(about)
     if calibration.meta.get("source") != ENGINE_LOG:
         calibration.meta["source"] = "imported"
     calibration.meta["notes"] = list(found.notes)

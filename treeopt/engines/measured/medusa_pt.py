@@ -58,7 +58,7 @@ def read(content: Any, path: Path) -> Found:
     meta = {"top_k": heads[0].shape[1], "acceptance": {"rule": "greedy", "temperature": 0.0}}
     starts, end = np.arange(prompts + 1) * (steps + 1), np.full(prompts, End.LIMIT)
     trace = RankTrace(ranks.reshape(-1, len(heads)), starts, end=end, meta=meta)
-    return Found(trace, (NO_EOS,))
+    return Found(None, (NO_EOS,), trace)
 
 
 def block_shape(rows: list[int]) -> tuple[int, int] | None:

@@ -80,7 +80,7 @@ def read(content: Any, path: Path) -> Found:
         raise InvalidInput(
             f"{path} must have something to guess for every head, but head {tried.argmin() + 1} has not."
         )
-    return Found(trace)
+    return Found(trace=trace)
 
 
 def sequence_ranks(line: Logged, heads: int, where: str) -> NDArray[np.int64]:
