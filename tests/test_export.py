@@ -38,7 +38,6 @@ from treeopt.trees.tree import Tree
 from .conftest import published_data, trees
 
 TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.shape != "chain"]
-MEDUSA = [name for name in PUBLISHED_TREES if name != "eagle_mc_sim_7b_63"]
 named = pytest.mark.parametrize(("engine", "method"), TREES, ids=[f"{e}-{m.name}" for e, m in TREES])
 
 
@@ -82,11 +81,6 @@ def comes_back(tree, engine, method) -> bool:
 
 class TestContract:
     """What every method of trees keeps."""
-
-    @named
-    @pytest.mark.parametrize("name", PUBLISHED_TREES)
-    def test_published_trees_come_back(self, engine, method, name):
-        comes_back(published_tree(name), engine, method)
 
     @named
     def test_every_published_tree_that_is_at_hand(self, engine, method):
@@ -373,13 +367,6 @@ def test_typical_acceptance_is_asked_for_by_the_codes_that_have_it(engine, kind)
     }
     assert any("posterior_threshold=0.09, posterior_alpha=0.3" in note for note in written.notes)
     assert "posterior" not in export_plan(plan_of(kind, shape="low-rank-expands"), engine).command
-
-
-def test_requests_to_engines_of_chains_must_ask_for_the_rule():
-    chain = plan_of(shape="chain")
-    assert "requests must ask for the same" in " ".join(export_plan(replace(chain, acceptance=SAMPLED), "tgi").notes)
-    with pytest.raises(InvalidInput, match="accepts by the rule greedy or sample, but the plan holds"):
-        export_plan(replace(chain, acceptance=TYPICAL), "tgi")
 
 
 def test_n_grams_are_looked_up_at_the_lengths_that_were_measured():

@@ -147,21 +147,8 @@ def test_what_is_meant_is_repaired_and_what_engines_make_of_it_is_said(text):
         assert words is None or words in said[engine][0] + said[engine][1], engine
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"0": ["1", "3"], "1": ["2"]}', "numbered by breadth"),  # depth first
-        ('{"0": ["1", "3"]}', "numbered by breadth"),  # a gap
-        ('{"0": []}', "at least one child"),
-        ('{"0": ["1", "2"], "1": ["3"], "2": ["3"]}', "two"),
-        ('{"0": ["1"], "1": ["0"]}', "two"),  # a cycle
-        ('{"1": ["2"]}', "at least one child"),
-    ],
-)
-def test_token_trees_that_neuron_refuses_are_refused(text, words):
-    assert neuron.token_tree({"0": ["2", "1"]}).choices == [[0], [1]]  # children may fall
-    with pytest.raises(InvalidInput, match=words):
-        diagnose(text)
+def test_children_of_a_token_tree_may_fall():
+    assert neuron.token_tree({"0": ["2", "1"]}).choices == [[0], [1]]
 
 
 @pytest.mark.parametrize(
@@ -176,6 +163,13 @@ def test_token_trees_that_neuron_refuses_are_refused(text, words):
         ("a = [[0]]\nb = [[0], [1]]\n", "keep one"),
         ("prose", "must hold a tree"),
         ("", "must hold a tree"),
+        # Neuron refuses these token trees too.
+        ('{"0": ["1", "3"], "1": ["2"]}', "numbered by breadth"),  # depth first
+        ('{"0": ["1", "3"]}', "numbered by breadth"),  # a gap
+        ('{"0": []}', "at least one child"),
+        ('{"0": ["1", "2"], "1": ["3"], "2": ["3"]}', "two"),
+        ('{"0": ["1"], "1": ["0"]}', "two"),  # a cycle
+        ('{"1": ["2"]}', "at least one child"),
     ],
 )
 def test_what_has_no_obvious_repair_is_refused(text, words):

@@ -62,14 +62,13 @@ def only(ranges: Ranges[Value], takes: str) -> Value:
     return first
 
 
-def within_heads(length: int, request: Request, engine: str) -> int:
-    """The length; InvalidInput where there are not as many heads, of which each makes one guess."""
+def check_heads(length: int, request: Request, engine: str) -> None:
+    """Raise InvalidInput where a chain is longer than there are heads, of which each makes one guess."""
     if length > request.num_heads:
         raise InvalidInput(
             f"{engine} takes a chain up to the number of heads, {request.num_heads}, but this one has "
             f"{length} guesses: search again with `max_depth={request.num_heads}`."
         )
-    return length
 
 
 def launch(command: str, notes: Iterable[str] = (), files: Mapping[str, str] | None = None) -> Written:
@@ -113,7 +112,7 @@ class Flags:
         if length == 0:
             return plain(f"{serve}{self.alone}")
         if request.kind in self.heads:
-            within_heads(length, request, self.engine)
+            check_heads(length, request, self.engine)
         numbers = {"length": length, "rows": length + 1, "looked_up": min(length, LOOKED_UP)}
         numbers |= {"batch_size": size, "batch_rows": size * (length + 1)}
         notes = [note.format(**numbers) for note in (*self.notes, *self.notes_of.get(request.kind, ()))]

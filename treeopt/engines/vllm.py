@@ -62,7 +62,7 @@ def write(request: Request) -> Written:
         chains.only_length(request, f"vLLM with {kind}")
     longest = max(length for _, _, length in lengths)
     if kind == "medusa":
-        chains.within_heads(longest, request, "vLLM")
+        chains.check_heads(longest, request, "vLLM")
     if longest == 0:
         return chains.plain("vllm serve MODEL")
     config: dict[str, object] = {"method": kind.replace("-", "_")}
