@@ -281,6 +281,26 @@ def test_a_constant_pair_gives_the_tokens_per_step_of_the_theory():
     assert abs(emitted.mean() - expected) < STANDARD_ERRORS * emitted.std() / math.sqrt(len(emitted))
 
 
+def test_the_overlap_along_a_text_is_the_chance_of_every_trial(target):
+    """Accepted tokens less their chances are a martingale, whatever models and texts are: no bias to forgive."""
+    draft, sampling, chain, limit = shaken("llama", 0.5), Sampling(2.5, top_k=20, seed=4), 4, 60
+    prompts = [[i, 3 * i % VOCABULARY] for i in range(24)]
+    stop = StopRule(frozenset(), limit, at_loops=False)
+    rows = decode_by_rejection(target, draft, prompts, chain=chain, batch_size=24, stop=stop, sampling=sampling)
+    overlaps = [overlap_of(target, draft, [*row.prompt, *row.tokens], sampling) for row in rows]
+    chances, successes = [], 0
+    for row, overlap in zip(rows, overlaps, strict=True):
+        place = len(row.prompt)  # of the root; the first drafted token's chance stands there
+        for count in row.accepted:
+            trials = min(count + 1, chain, len(row.prompt) + limit - 1 - place)
+            chances += overlap[place : place + trials].tolist()
+            successes += count
+            place += 1 + count
+    chances = np.array(chances)
+    assert 0.2 < chances.mean() < 0.9
+    assert abs(successes - chances.sum()) < STANDARD_ERRORS * math.sqrt((chances * (1 - chances)).sum())
+
+
 @pytest.mark.parametrize("accept", [0.0, 0.3, 0.8, 1.0])
 @pytest.mark.parametrize("chain", [0, 1, 5])
 def test_tokens_per_step_are_those_of_a_geometric_process(accept, chain):

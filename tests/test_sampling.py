@@ -161,6 +161,7 @@ def test_answers_are_drawn_token_by_token(target):
     ("options", "says"),
     [
         ({"temperature": 0.0}, "temperature must be above 0, but got 0.0"),
+        ({"temperature": -1.0}, "temperature must be above 0, but got -1.0"),
         ({"temperature": float("nan")}, "temperature"),
         ({"temperature": float("inf")}, "temperature"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1, but got 0.0"),

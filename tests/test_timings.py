@@ -126,6 +126,11 @@ WRONG = [
     ('{"batch_size": 1, "size": 1, "ms": 2}\n{"batch', "line 2 must be one JSON object"),
     ('{"batch_size": true, "size": 1, "ms": 2}\n', "line 1: batch_size must be a whole number"),
     ('{"batch_size": 1, "step_time": 0.1, "steps": 3, "num_draft_tokens": "a"}', "line 1: num_draft_tokens must be"),
+    (
+        '{"batch_size": 1, "step_time": 0, "steps": 0, "num_draft_tokens": 1}',
+        "line 1: step_time must be a number above 0",
+    ),
+    ('{"batch_size": 1, "ms": 2}', "line 1"),
     ('"a\n1,2', "line"),
 ]
 
