@@ -1,13 +1,9 @@
 """The embedded model and the prompts that are cut for it."""
 
-import json
-import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 from treeopt import demo
 from treeopt.demo.corpus import fingerprint, is_held_out, standard_library
@@ -100,30 +96,3 @@ def test_the_logit_gap_is_the_targets(session):
     gap = logit_gap(session.target, prompt, [7, 11], [7, 12], 1)
     assert gap == pytest.approx(float((logits[12] - logits[11]).abs()), abs=1e-4)
     assert logit_gap(session.target, prompt, [7], [7, 12], 1) is None
-
-
-@pytest.mark.slow
-def test_the_recipe_runs_and_continues(tmp_path):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-    from demo_model import main
-
-    books = tmp_path / "books.txt"
-    books.write_text("CHAPTER I\n\nIt was a dark and stormy night. " * 4000, encoding="utf-8")
-    options = [
-        "--books",
-        str(books),
-        "--work",
-        str(tmp_path / "work"),
-        "--tokens",
-        "16384",
-        "--prompts",
-        "64",
-        "--epochs",
-        "1",
-    ]
-    for _ in range(2):  # the second time everything is there
-        result = CliRunner().invoke(main, options, catch_exceptions=False)
-        assert result.exit_code == 0
-    card = json.loads((tmp_path / "work" / "card.json").read_text())
-    assert card["held_out_bits_per_byte"] > 1
-    assert (tmp_path / "work" / "heads" / "medusa_lm_head.safetensors").exists()
