@@ -206,6 +206,17 @@ def test_what_people_look_at_says_what_is_stale(run, command, monkeypatch):
     assert "plan.json was made from another profile.json" in invoke(*command, "--run", run.path).stderr
 
 
+def test_nothing_is_exported_from_a_stale_plan_unasked(run):
+    search(run, 1)
+    fresh = pipeline.export(run, "medusa")[1].files
+    some_profile((1,)).save(run.profile)
+    said = treeopt("export", "--to", "triton", "--run", run.path, code=1)
+    assert "unless --anyway is given. plan.json was made from another profile.json" in said
+    assert not (run.export / "triton").exists()
+    assert pipeline.export(run, "medusa", anyway=True)[1].files == fresh
+    assert "was made from another" in invoke("export", "--to", "medusa", "--anyway", "--run", run.path).stderr
+
+
 @pytest.mark.long
 def test_calibrate_keeps_another_measurement(own_demo_run):
     run = RunDirectory(own_demo_run)

@@ -76,11 +76,14 @@ def test_a_plan_of_shipped_files_wants_no_calibration(tmp_path):
     assert "export" in following(run)
 
 
-def test_what_was_made_from_something_else_is_stale(run):
+def test_what_was_made_from_something_else_is_stale(run, tmp_path):
     assert row(run, "plan.json").state == "up to date"
+    treeopt("status", "--check", "--run", tmp_path / "empty", code=1)
+    treeopt("status", "--check", "--run", run.path)
     some_profile([1, 4], depth=1).save(run.profile)
     assert (row(run, "plan.json").state, row(run, "plan.json").why) == ("stale", "profile.json changed since")
     assert following(run) == ["search"]
+    treeopt("status", "--check", "--run", run.path, code=1)
 
 
 def test_a_stale_export_is_named_and_a_plan_without_speculation_is_not_exported(run):

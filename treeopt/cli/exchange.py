@@ -105,6 +105,7 @@ def export(
     engine: str,
     tree: str | None = None,
     heads: Count | None = None,
+    anyway: bool = False,
     **options: Any,
 ) -> None:
     """Write the chosen trees as an engine's own configuration.
@@ -121,10 +122,11 @@ def export(
     engine : the serving engine (treeopt list engines)
     tree   : export this tree instead of the plan's: a file, or the name of a published one
     heads  : number of heads of the drafter of ``tree``; by default the depth of the tree
+    anyway : export although the plan is stale: what it was made from has changed since
     """
     from treeopt import pipeline
 
-    paths, written = pipeline.export(run, engine, tree=tree, heads=heads, **options)
+    paths, written = pipeline.export(run, engine, tree=tree, heads=heads, anyway=anyway, **options)
     show_files(paths, written.notes, as_json, command=written.command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from textwrap import fill
@@ -91,7 +92,7 @@ def show(run: RunDirectory, as_json: bool, *, batch_size: Count | None = None, t
 
 
 @command(writes=False)
-def status(run: RunDirectory, as_json: bool) -> None:
+def status(run: RunDirectory, as_json: bool, *, check: bool = False) -> None:
     """Say what the run directory holds, and what to do next.
 
     A file is stale if what it was made from has changed since. A file that cannot be read is named.
@@ -99,13 +100,17 @@ def status(run: RunDirectory, as_json: bool) -> None:
     \b
     Example:
         treeopt status
-        treeopt status --run other-run
+        treeopt status --run other-run --check
+
+    check : exit with 1 if there is no file, or one that is stale, damaged or unfinished
     """
-    from treeopt.report.status import status
+    from treeopt.report.status import OK, status
     from treeopt.report.tables import status_table
 
     found = status(run)
     show_result(asdict(found), status_table(found), as_json)
+    if check and {file.state for file in found.files} != {OK}:
+        sys.exit(1)
 
 
 @command(name="list")

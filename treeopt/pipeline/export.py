@@ -41,11 +41,13 @@ def export(
     method: str | None = None,
     tree: str | None = None,
     heads: int | None = None,
+    anyway: bool = False,
     **target: Any,
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
-    Options are those of `Plan.export`; ``target`` says for which engine exactly: ``version``, ``max_draft_len``.
+    Options are those of `Plan.export`; ``target`` says for which engine exactly: ``version``, ``max_draft_len``. A stale plan
+    is exported ``anyway`` only.
     """
     folder = run.export / engine
     if tree is not None:
@@ -56,8 +58,9 @@ def export(
     if heads is not None:
         raise InvalidInput("`heads` goes with `tree`; a plan knows how many heads there are.")
     plan = run.read_plan()
-    for said in stale_plan(run, plan):
-        note(said)
+    if (old := stale_plan(run, plan)) and not anyway:
+        raise InvalidInput(f"A stale plan is not exported, unless `anyway` is given. {old[0]}")
+    note(*old)
     if len(plan.entries) > 1 and batch_size is not None:
         folder /= f"batch-size-{batch_size}"
     benches: Mapping[int, Benchmark] = {}
