@@ -15,8 +15,9 @@ from transformers import GenerationConfig
 
 import treeopt as api
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.growth.source import source_of
 from treeopt.pipeline.decoding import Contest
-from treeopt.pipeline.entrants import Entrant
+from treeopt.pipeline.entrants import Entrant, engine_entrants
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -36,6 +37,7 @@ from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, random_prompts, tiny_model, treeopt
+from .test_report import make_run
 from .test_stepper import Recorded
 
 CSV = "batch_size,size,depth,step_ms\n1,1,0,2.0\n1,2,1,2.1\n1,3,2,2.2\n1,4,3,2.3\n1,8,2,2.4\n2,1,0,2.0\n2,4,3,2.5\n"
@@ -196,6 +198,26 @@ def test_guesses_that_are_split_again_may_be_more_than_were_told():
     entrants = {"plain": Entrant(), "chain of 1": Entrant(Tree.chain(1), is_replayable=False)}
     bench = contest.result([BlockVisit(round=0, prompts=[0], runs=runs)], entrants)
     assert [contender.size for contender in bench.contenders] == [1, 4]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("kind", ["tree", "chain"])
+def test_an_engines_own_chain_is_one_contender_with_the_same_chain(tmp_path, stops, kind):
+    run = make_run(tmp_path, batch_sizes=(1,))
+    entry, source = run.read_plan().entries[0], source_of(run.read_trace())
+    entry = replace(entry, chosen=entry.best(kind), others={})
+    for length in range(1, 7):
+        engine = Recorded([])
+        engine.own_length, engine.own_stops = length, stops
+        found = engine_entrants(run, run.read_plan(), entry, source, engine, ())
+        depths = [entrant.draft.depth for entrant in found.values()]
+        others = [entrant.draft.depth for name, entrant in found.items() if name != "defaults"]
+        assert len(set(others)) == len(others)
+        assert depths.count(length) == (2 if stops and length in others else 1)
+        judged = list(found)[1]
+        assert judged == ("chosen" if entry.draft.kind == "chain" else f"chain of {found[judged].draft.depth}")
+        assert ("defaults" in found) == (stops or found[judged].draft.depth != length)
+        assert all(entrant.is_own == (stops and name == "defaults") for name, entrant in found.items())
 
 
 def test_what_the_library_raises_is_a_sentence_and_leaves_the_model_as_it_was(monkeypatch):

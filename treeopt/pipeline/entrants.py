@@ -83,11 +83,16 @@ def engine_entrants(
             f"{engine.name} takes no draft of the plan's kind, {entry.draft.kind}: its best chain, of {best}, is decoded. "
             f"To plan for it: {run.command('search', '--for', engine.name)}"
         )
-    chains = {length: Tree.chain(length) for length in lengths}
-    entrants |= {f"chain of {n}": fixed(source, tree) for n, tree in chains.items() if tree != entry.draft}
+    entrants |= {f"chain of {n}": fixed(source, Tree.chain(n)) for n in lengths if Tree.chain(n) != entry.draft}
     entrants |= rivals(entry) if takes_dynamic else {}
     if engine.own_length is not None:
-        entrants[OWN_SETTINGS] = Entrant(Tree.chain(engine.own_length), is_own=True)
+        own = Tree.chain(engine.own_length)
+        twin = None if engine.own_stops else next((name for name, one in entrants.items() if one.draft == own), None)
+        if twin == list(entrants)[1]:
+            note(f"The own settings of {engine.name} are a chain of {own.depth} too: both are {twin}, decoded once.")
+        else:
+            same = entrants.pop(twin) if twin else fixed(source, own)
+            entrants[OWN_SETTINGS] = Entrant(own, is_own=True) if engine.own_stops else same
     entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
     return _taken(entrants, source, engine)
 

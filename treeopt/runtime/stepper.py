@@ -64,6 +64,7 @@ class Stepper(ABC):
     switches    : whether a draft that is sent to the generator is that of the passes to come
     takes_trees : whether it takes dynamic trees, for one prompt at a time
     own_length  : longest chain of the engine's own settings; None where it has to be told one
+    own_stops   : whether its own settings may end a chain earlier; else they are the chain of own_length
     without_own : why its own settings are not decoded, in a sentence; empty where they are, or there are none
     about       : what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
     first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
@@ -77,6 +78,7 @@ class Stepper(ABC):
     switches: bool = False
     takes_trees: bool = False
     own_length: int | None = None
+    own_stops: bool = False
     without_own: str = ""
     about: str = ""
     first_is_slow: bool = False

@@ -61,6 +61,7 @@ class Transformers(Stepper):
                     self.about = OTHER_ROWS
             config = self.assistant.generation_config
             self._own = {name: getattr(config, name) for name in SETTINGS}
+            self.own_stops = self._own[SETTINGS[2]] != 0
             if self._own[SETTINGS[1]] in (None, "constant"):  # others have no longest chain
                 self.own_length = self._own[SETTINGS[0]] or config._get_default_generation_params()[SETTINGS[0]]
             else:
