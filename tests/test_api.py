@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -83,13 +84,16 @@ def test_a_plan_is_asked_by_batch_size(run):
         plan[3]
 
 
-def test_bench_decodes_with_the_plan_that_it_gets(run, session):
+def test_bench_decodes_with_the_plan_that_it_gets(run, session, monkeypatch):
+    """On a machine that gives it half of the time."""
+    monkeypatch.setattr("treeopt.runtime.stepper.time.process_time", lambda: time.perf_counter() / 2)
     plan = treeopt.search(run=run, budget=8, batch_sizes=(1,))
     result = treeopt.bench(plan, session, run=run, num_prompts=2, max_new_tokens=8, rounds=1)
     assert result.contender("chosen").draft == plan[1].draft
     assert Plan.load(run / "plan.json").document() == plan.document()
     assert result.document() == treeopt.load(run / "bench.json").document()
-    assert "Real decoding" in result._repr_html_()
+    assert result.processor_share == pytest.approx(0.5, abs=0.02)
+    assert "had the processor for 50% of" in result._repr_html_()
     assert result.plot("contenders").axes
 
 

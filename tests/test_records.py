@@ -82,6 +82,15 @@ def test_profiles_of_two_rules_are_not_joined(run):
     assert with_earlier(run, profile_of(MEDUSA, sampled, batch_size=2)).batch_sizes == [2]
 
 
+def test_a_joined_profile_was_as_busy_as_what_it_keeps(run):
+    before, now = profile_of(MEDUSA), profile_of(MEDUSA, batch_size=2)
+    before.info["processor_share"], now.info["processor_share"] = 0.4, 0.9
+    before.save(run.profile)
+    assert with_earlier(run, now).info["processor_share"] == 0.4
+    now.save(run.profile)
+    assert with_earlier(run, replace(now, info={**now.info, "processor_share": 1.0})).info["processor_share"] == 1.0
+
+
 def test_bench_refuses_another_drafter_without_weights():
     check_drafter(trace_of(EXIT).meta["drafter"], EXIT, "Bench decodes")
     check_drafter(None, EXIT, "Bench decodes")

@@ -14,13 +14,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tests.test_bench_table import REJECT, TYPICAL, ruled
+from tests.test_bench_table import REJECT, TYPICAL, ruled, shown
 from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt import pipeline
 from treeopt.cli import cli
 from treeopt.engines.plans import export_plan
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import OBEYED
+from treeopt.latency.rounds import precision_reached
 from treeopt.pipeline import notebook
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -31,6 +32,7 @@ from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
+from treeopt.report.bench_table import bench_table
 from treeopt.report.page import write_report
 from treeopt.report.terminal import note, out
 from treeopt.trees.shapes import Limits
@@ -121,6 +123,28 @@ def test_of_some_files_there_is_a_report_and_what_to_measure_next_is_said_in_the
     assert "bench" not in gone or "treeopt bench" in " ".join(hints)
     kinds = [hint for hint in hints if hint.startswith("kinds was left out")]  # the run has no dynamic trees
     assert bool(hints[len(kinds) :]) == bool(gone)
+
+
+def test_what_was_noisy_is_in_the_files_and_in_the_first_lines(no_pictures, tmp_path):
+    run = make_run(tmp_path, batch_sizes=(1,))
+    page = html.unescape(write_report(run).read_text())
+    assert not any(said in page for said in ("The machine is busy", "are not known to", "Stopped early"))
+    profile, bench = run.read_profile(), Benchmark.load(run.bench_of(1))
+    missed = precision_reached(profile, 1e-6)
+    replace(profile, info={**profile.info, "precision": 1e-6, "processor_share": 0.21}).save(run.profile)
+    last = replace(bench.contenders[-1], stopped=True)
+    replace(bench, contenders=(*bench.contenders[:-1], last), processor_share=0.4).save(run.bench_of(1))
+    assert Benchmark.load(run.bench_of(1)).processor_share == 0.4
+    page = html.unescape(write_report(run).read_text())
+    begin = page[page.index("In short") : page.index('class="cards"')]
+    for file, said in (
+        ("profile.json", "other programs had the processor for 79% of"),
+        ("profile.json", f"{missed.missed} of {missed.timings} latencies are not known to 0.0% yet"),
+        ("bench-batch-size-1.json", "other programs had the processor for 60% of"),
+        ("bench-batch-size-1.json", "Stopped early"),
+    ):
+        assert re.search(f">{file}: [^<]*{said}", begin)
+    assert "60% of the time" in shown(bench_table(Benchmark.load(run.bench_of(1))))
 
 
 def alone(run):

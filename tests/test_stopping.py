@@ -10,7 +10,8 @@ from tests.test_figures import some_bench
 from treeopt.files.journal import Journal
 from treeopt.records.benchmark import LOOKS, Benchmark, loses_by_far
 from treeopt.records.contender import Contender
-from treeopt.report.bench_table import bench_table
+from treeopt.report.bench_table import bench_table, bench_tables
+from treeopt.report.figures.bench import contenders_chart
 from treeopt.runtime.measure.bench import decode_contenders, slower
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stepper import AnswerRun, BlockRun
@@ -131,4 +132,9 @@ def test_a_contender_that_stopped_is_marked_in_the_file_and_below_the_table(tmp_
     assert "Stopped early, since shown to be slower than the chosen tree: published mc_sim_7b_63" in shown(
         bench_table(bench)
     )
+    speedups = [row[6] for row in bench_tables(bench)[0].rows]
+    assert speedups[-1] == "slower (stopped)"
+    assert all("[" in said for said in speedups[:-1])
+    bars = contenders_chart(bench).panels[0][0].series
+    assert sum(len(one.x) for one in bars) == len(rest)
     assert "Stopped early" not in shown(bench_table(some_bench()))

@@ -27,6 +27,7 @@ from treeopt.records.rules import check_rule, marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
+from treeopt.report.verdict import decoding_caveats
 from treeopt.trees.draft import Draft
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ def _proof(
     most = answers.meta.get("max_new_tokens", 128)
     first = Decoding(session, answers, entrants, entry.batch_size, 2, most, folder / "contest")
     contest = decode(first, conversations[-half:])
+    note(*decoding_caveats(contest))
     ranking = [(ratio.value, name) for name in drafts if (ratio := contest.speedup(name)) is not None]
     if not ranking:
         raise InvalidInput("`verify` timed nothing: the held-out prompts never fill a batch of this size.")

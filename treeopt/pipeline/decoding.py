@@ -14,7 +14,7 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.replay import accepted_lengths, length_counts, record_for, replay_lengths, tells
-from treeopt.latency.rounds import busy, processor_share
+from treeopt.latency.rounds import processor_share
 from treeopt.pipeline.calibrate import collect, first_conversations
 from treeopt.pipeline.entrants import Entrant
 from treeopt.records.benchmark import LOOKS, Benchmark
@@ -100,6 +100,7 @@ def decode(
     if not has_one_text:
         quality, _ = with_less_memory(lambda n: _quality(decoding, visits, prompts, reference, n), rows, note)
     compared = _engine_answers(decoding, prompts, visits) if decoding.engine else reference
+    decoded = [run for visit in visits for run in visit.runs.values()]
     return replace(
         Contest(session.target, prompts, compared, rows, has_one_text).result(visits, decoding.entrants),
         quality=quality,
@@ -107,6 +108,7 @@ def decode(
         loop_share=compared.loop_share(),
         skipped=reference.meta.get("skipped") or None,
         provenance=decoding.origin,
+        processor_share=processor_share(decoded) if session.target.device.type == "cpu" else None,
     )
 
 
@@ -166,13 +168,9 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
         return decode_block(stepper, told[name], asked, setup.stop, rows)
 
     with progress(f"Decoding with {len(told)} contenders", len(prompts) * len(told) * decoding.rounds) as advance:
-        visits = decode_contenders(
+        return decode_contenders(
             decode_with, prompts, told, batch_size=rows, rounds=decoding.rounds, journal=journal, progress=advance
         )
-    share = processor_share([run for visit in visits for run in visit.runs.values()])
-    if session.target.device.type == "cpu" and (caution := busy(share)):
-        note(caution)
-    return visits
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Benchmark(Kept):
     quality    : contender -> its texts as judged by the target, where they depend on the tree
     loop_share : share of the plain answers that ended in a loop
     skipped    : prompts or turns that were left out, and why
+    processor_share : processor time of the process over the time that decoding took; None on other devices
     """
 
     file_kind = "bench"
@@ -48,6 +49,7 @@ class Benchmark(Kept):
     loop_share: Share | None = None
     skipped: list[SkippedRow] | None = None
     provenance: ProvenanceRecord | None = None
+    processor_share: Share | None = None
 
     def contender(self, name: str) -> Contender:
         known = {contender.name: contender for contender in self.contenders}

@@ -13,8 +13,8 @@ from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
 from treeopt.report.table import Column, Table
 from treeopt.report.terminal import together
-from treeopt.report.verdict import label, measured, subject
-from treeopt.report.wording import count, percentages, pm, told
+from treeopt.report.verdict import decoding_caveats, label, measured, subject
+from treeopt.report.wording import percentages, pm, told
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,11 +35,13 @@ def bench_tables(bench: Benchmark) -> list[Table]:
         Column("\nreplayed", lambda c: pm(c.replayed_tokens_per_step, None), spare=1),
         Column("tokens/step\nmeasured", lambda c: pm(c.tokens_per_step, c.stderr)),
         Column("\ntokens/s", lambda c: pm(c.tokens_per_s, None, 0)),
-        Column("speedup\n[95 % interval]", lambda c: str(bench.speedup(c.name) or "–")),
+        Column(
+            "speedup\n[95 % interval]", lambda c: "slower (stopped)" if c.stopped else str(bench.speedup(c.name) or "–")
+        ),
     ]
     if has_one_text(bench.acceptance):
         columns.append(Column("same\ntext", lambda c: f"{c.identical}/{c.compared}"))
-    caption = f"{_about_stopped(bench)} {_about_differences(bench)}".strip()
+    caption = " ".join(filter(None, [*decoding_caveats(bench), _about_differences(bench)]))
     table = Table(_title(bench), columns, bench.contenders, caption=caption, bold=lambda c: c.name == bench.judged)
     return [table, *([_quality_table(bench)] if bench.quality else [])]
 
@@ -124,13 +126,6 @@ def _about_differences(bench: Benchmark) -> str:
         "Where a text differs from plain decoding's, the target's logits for the two first tokens that differ are at most "
         f"{max(gaps):.2g} apart."
     )
-
-
-def _about_stopped(bench: Benchmark) -> str:
-    """Which contenders lost by far and stopped, and what their figures are of; empty where none did."""
-    named = ", ".join(f"{label(bench, c.name)} after {count(c.compared, 'answer')}" for c in bench.stopped)
-    said = f"Stopped early, since shown to be slower than the chosen tree: {named}. Their intervals are of 99.9 %."
-    return said if named else ""
 
 
 def _title(bench: Benchmark) -> str:

@@ -34,7 +34,15 @@ from treeopt.report.canvas import Canvas, Mark, Texts, curve_canvas, tree_canvas
 from treeopt.report.figures import FIGURES, Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, kinds_table, mixture, price, schedule, trees_table
-from treeopt.report.verdict import NO_TREE_PAYS, doubts, entry_doubts, speedup_over, weighed
+from treeopt.report.verdict import (
+    NO_TREE_PAYS,
+    decoding_caveats,
+    doubts,
+    entry_doubts,
+    speedup_over,
+    timing_caveats,
+    weighed,
+)
 from treeopt.report.wording import count, told
 from treeopt.trees.tree import Choice
 
@@ -69,11 +77,13 @@ class ReportSources:
 
     notes   : file -> what it says beside its figures
     records : file -> {what: value}, for the table of origins
+    caveats : what makes the figures of a file unsure, in sentences
     """
 
     def __init__(self) -> None:
         self.notes: dict[str, FileNotes] = {}
         self.records: dict[str, Mapping[str, Any]] = {}
+        self.caveats: list[str] = []
 
     def add(self, file: Path, info: Mapping[str, Any], **more: Any) -> None:
         """Add a file that was read; ``info`` is what it holds beside its figures."""
@@ -91,6 +101,7 @@ class ReportSources:
     def add_bench(self, file: Path, bench: Benchmark) -> None:
         """Add a benchmark that was read."""
         self.add(file, {name: getattr(bench, name) for name in BENCH_NOTES}, dtype=bench.dtype, rounds=bench.rounds)
+        self.caveats += [f"{file.name}: {said}" for said in decoding_caveats(bench)]
 
     def examples(self) -> dict[Choice, Texts]:
         """Path -> real texts in which it was accepted."""
@@ -168,6 +179,7 @@ def write_report(
             plan = replace(plan, drafter={**drafter, "num_heads": inputs.calibration.num_heads})
     if run.profile.exists():
         sources.add(run.profile, inputs.profile.info, runtime=inputs.profile.runtime)
+        sources.caveats += [f"{run.profile.name}: {said}" for said in timing_caveats(inputs.profile)]
     document = plan.document()
     searched = {key: document[key] for key in SEARCHED if key in document}
     about = {"inputs": plan.inputs, "provenance": plan.provenance}
@@ -192,6 +204,7 @@ def write_report(
         origin=origin,
         stale=[*old, *map(not_a_check, elsewhere)],
         against=doubts(plan) if plan.mix else [],
+        caveats=sources.caveats,
         one_text=has_one_text(plan.acceptance),
         rule=rule,
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),

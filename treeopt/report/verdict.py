@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from treeopt.files.shell import command_line
+from treeopt.latency.rounds import busy, precision_reached
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Ratio
 from treeopt.records.plan import MixErrors, Plan, PlanEntry
+from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.wording import count
 
@@ -70,6 +72,22 @@ def doubt(speedup: Ratio) -> str:
     }.get(outcome(speedup), "")
 
 
+def timing_caveats(profile: LatencyProfile, remedy: str = "") -> list[str]:
+    """What makes a profile's latencies unsure, in sentences; the ``remedy`` is what would make them sure."""
+    found, wanted = [busy(profile.info.get("processor_share"))], profile.info.get("precision")
+    if wanted is not None and (known := precision_reached(profile, wanted)).missed:
+        missed = f"{known.missed} of {known.timings} latencies are not known to {wanted:.1%} yet"
+        found.insert(0, f"{missed}, the worst to {known.worst:.1%}{': ' if remedy else ''}{remedy}.")
+    return [*filter(None, found)]
+
+
+def decoding_caveats(bench: Benchmark) -> list[str]:
+    """What makes a benchmark's figures unsure, in sentences: a busy machine, contenders that stopped early."""
+    named = ", ".join(f"{label(bench, c.name)} after {count(c.compared, 'answer')}" for c in bench.stopped)
+    stopped = f"Stopped early, since shown to be slower than the chosen tree: {named}." if named else None
+    return [*filter(None, (busy(bench.processor_share), stopped))]
+
+
 def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
     """What a benchmark says against the chosen tree: plain decoding is as fast, a rival is faster; and how it stands to
     the rivals that it does not lose against: a chain that it ties, the published tree.
@@ -93,8 +111,8 @@ def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
         elif over.low <= 1 and rival.name in (PUBLISHED, "chain") and not bench.engine:
             ties.append(f"{what} is not shown to be faster than {name}: it decodes {times(over)} as fast.")
         elif over.low > 1 and rival.name == PUBLISHED:
-            rows = count(rival.size, "row")
-            won.append(f"{subject(bench)} is {times(over)} as fast as the published tree of {rows}.")
+            faster = "faster than" if rival.stopped else f"{times(over)} as fast as"
+            won.append(f"{subject(bench)} is {faster} the published tree of {count(rival.size, 'row')}.")
     return against, ties + won
 
 

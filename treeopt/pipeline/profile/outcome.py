@@ -13,11 +13,12 @@ from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.latency.paired import median_latency
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
-from treeopt.latency.rounds import busy, drift, precision_reached
+from treeopt.latency.rounds import drift, precision_reached
 from treeopt.records.origins import OURS, differing
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
+from treeopt.report.verdict import timing_caveats
 
 TOLD_DRIFT, LONGER = 0.05, "a longer `time_limit_s` helps"
 SAME = ("model", "revision", "drafter", "acceptance", "device", "dtype", "machine")  # of profiles that can be one
@@ -77,13 +78,7 @@ def finish(
 
 
 def tell(result: LatencyProfile, remedy: str) -> None:
-    known = precision_reached(result, result.info["precision"])
-    if known.missed:
-        note(
-            f"{known.missed} of {known.timings} latencies are not known to {known.wanted:.1%} yet, the worst to "
-            f"{known.worst:.1%}: {remedy}."
-        )
-    note(busy(result.info.get("processor_share")))
+    note(*timing_caveats(result, remedy))
     floors = {floor.setting: floor for floor in result.info.get("bandwidth_floor") or ()}
     if floors or "weights" in result.runtime:
         weights = result.info["weight_bytes"]
@@ -129,6 +124,9 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     }
     if "precision" not in then:  # some latencies have one sample
         info.pop("precision", None)
+    shares = [one.get("processor_share") for one in ((now, then) if kept else (now,))]
+    if known := [share for share in shares if share is not None]:
+        info["processor_share"] = min(known)
     points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.topk or 0))
     plain = both(earlier.autoregressive, later.autoregressive)
     return LatencyProfile(tuple(points), tuple(plain), later.runtime, info)

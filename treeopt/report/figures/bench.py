@@ -84,7 +84,7 @@ def _about(bench: Benchmark) -> str:
 def contenders_chart(bench: Benchmark) -> Chart:
     """Speedups with their 95 % intervals, and tokens per step predicted, replayed and measured; below them the groups."""
     cs = bench.contenders
-    rows = [f"{style.short(CONTENDERS.get(c.name, c.name), 24)} ({c.size})" for c in cs]
+    rows = [f"{style.short(CONTENDERS.get(c.name, c.name), 24)} ({c.size}{', stopped' * c.stopped})" for c in cs]
     rates: dict[str, list[float | None]] = {
         "predicted, product": [c.predicted.product for c in cs],
         "predicted, joint": [c.predicted.joint for c in cs],
@@ -98,7 +98,7 @@ def contenders_chart(bench: Benchmark) -> Chart:
         x = [rate for rate in values if rate is not None]
         y = [row + (i - 2) * 0.14 for row, rate in enumerate(values) if rate is not None]
         marks += [Series(kind, x, y, look=look)] if x else []
-    height, speedups = max(2.2, 0.34 * len(cs) + 0.6), [bench.speedup(c.name) for c in cs]
+    height, speedups = max(2.2, 0.34 * len(cs) + 0.6), [None if c.stopped else bench.speedup(c.name) for c in cs]
     left = Panel(_ratios(speedups), OVER, "contender (rows per step)", "Speedup", rows=rows, **_to(speedups, height))
     panels = [[left, Panel(marks, "tokens per step", title="Tokens per step", rows=rows, height=height)]]
     if groups := bench.groups if "chosen" in [c.name for c in cs] else []:
