@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 
 from tests.test_figures import some_bench, some_plan
-from treeopt.records.contender import Quality
-from treeopt.report.bench_table import about_rule, bench_table, text_price
-from treeopt.report.plan_table import plan_table, tree_view
+from treeopt.records.contender import Predicted, Quality
+from treeopt.report.bench_table import about_rule, bench_table, bench_tables, text_price
+from treeopt.report.plan_table import plan_table, tree_view, trees_table
+from treeopt.report.wording import pm, told
 from treeopt.trees.tree import Tree
 
 REJECT = {"rule": "rejection", "temperature": 0.7}
@@ -88,3 +89,25 @@ def test_a_single_row_is_singular():
     plan = some_plan((1,))
     entries = (replace(plan.entries[0], runner_up=plan.entries[0].plain),)
     assert "the next best, 1 row, is" in shown(plan_table(replace(plan, entries=entries)))
+
+
+def test_one_prediction_stands_in_the_tables_and_the_others_in_the_details():
+    """Each cell is the number of the record that its header names."""
+    plan, bench = some_plan((1, 4)), some_bench()
+    known = Predicted(product=1.11, joint=1.22, replayed=1.33)
+    bench = replace(bench, contenders=tuple(replace(c, predicted=known) for c in bench.contenders))
+    for details in (False, True):
+        names = ["product", "joint"] * details
+        table = trees_table(plan, details=details)
+        heads = [column.header.split("\n") for column in table.columns]
+        assert [head[1] for head in heads if len(head) > 1] == names
+        for entry, row in zip(plan.entries, table.rows, strict=True):
+            said = {"product": entry.basis.product, "joint": entry.basis.joint}
+            assert row[4 : 4 + len(names)] == tuple(pm(said[name], None) for name in names)
+            assert row[4 + len(names)] == told(entry.chosen, "tokens_per_step")
+        table = bench_tables(bench, details=details)[0]
+        heads = [column.header.split("\n")[1] for column in table.columns if "tokens/step" in column.header]
+        assert heads == [*names, *["replayed"] * details, "predicted", "measured"]
+        for c, row in zip(bench.contenders, table.rows, strict=True):
+            said = {"product": 1.11, "joint": 1.22, "predicted": 1.33, "replayed": c.replayed_tokens_per_step}
+            assert list(row[2 : 1 + len(heads)]) == [pm(said[name], None) for name in heads[:-1]]

@@ -29,7 +29,7 @@ ELSEWHERE = {
 
 
 @command(treeopt.open, "treeopt.pipeline.run:LineOptions")
-def run(run: RunDirectory, as_json: bool, **options: Any) -> None:
+def run(run: RunDirectory, as_json: bool, *, details: bool = False, **options: Any) -> None:
     """Do everything, from calibrate to report.
 
     The steps are calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
@@ -43,6 +43,8 @@ def run(run: RunDirectory, as_json: bool, **options: Any) -> None:
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
         treeopt run --drafter medusa,hydra,ngram,draft --batch-size 1,4
         treeopt run --model smollm2 --drafter eagle3 --prompts prompts.jsonl --engine openvino
+
+    details : show other predictions of the tokens per step too, and their replay
     """
     from treeopt import pipeline
     from treeopt.report.terminal import note
@@ -56,10 +58,12 @@ def run(run: RunDirectory, as_json: bool, **options: Any) -> None:
         note(f"The picture is {files[0]}.")
         show_comparison(found, as_json)
     else:
-        _run_one(run, as_json, source, wanted)
+        _run_one(run, as_json, details, source, wanted)
 
 
-def _run_one(run: RunDirectory, as_json: bool, source: dict[str, Any], wanted: pipeline.LineOptions) -> None:
+def _run_one(
+    run: RunDirectory, as_json: bool, details: bool, source: dict[str, Any], wanted: pipeline.LineOptions
+) -> None:
     from treeopt import demo, pipeline
     from treeopt.files.shell import printable
     from treeopt.report.bench_table import bench_table, closing
@@ -72,9 +76,9 @@ def _run_one(run: RunDirectory, as_json: bool, source: dict[str, Any], wanted: p
     if as_json:
         show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
         return
-    out(plan_table(plan))
+    out(plan_table(plan, details=details))
     for entry, result in zip(plan.entries, results, strict=True):
-        out(bench_table(result))
+        out(bench_table(result, details=details))
         if compared := closing(entry, result):
             out(compared)
     note((f"For your engine: {run.export}/. " if engines else "") + f"To look at it all, open {run.report}")
@@ -111,7 +115,7 @@ def calibrate(run: RunDirectory, as_json: bool, **options: Any) -> None:
 
 
 @command(treeopt.search, words={"engine": "--for"})
-def search(run: RunDirectory, as_json: bool, **options: Any) -> None:
+def search(run: RunDirectory, as_json: bool, *, details: bool = False, **options: Any) -> None:
     """Choose the tree with the best throughput for each batch size.
 
     Figures are held out, with error bars over conversations and over rounds of timing. Sizes that the
@@ -125,15 +129,17 @@ def search(run: RunDirectory, as_json: bool, **options: Any) -> None:
         treeopt search --for vllm --batch-size 1,8,32
         treeopt search --sample 5000
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
+
+    details : show other predictions of the tokens per step too
     """
     from treeopt.report.plan_table import plan_table
 
     plan = treeopt.search(run=run, **options)
-    show_result(plan.document(), plan_table(plan), as_json)
+    show_result(plan.document(), plan_table(plan, details=details), as_json)
 
 
 @command(treeopt.bench, without=("plan",))
-def bench(run: RunDirectory, as_json: bool, **options: Any) -> None:
+def bench(run: RunDirectory, as_json: bool, *, details: bool = False, **options: Any) -> None:
     """Decode held-out prompts for real, with trees and without.
 
     The chosen tree is compared with plain decoding, the published tree, a chain and the largest tree. Of the other trees,
@@ -146,11 +152,13 @@ def bench(run: RunDirectory, as_json: bool, **options: Any) -> None:
         treeopt bench --num-prompts 16 --rounds 3
         treeopt bench --engine transformers
         treeopt bench --prompts trace --tree my_tree.json --dtype float64
+
+    details : show other predictions of the tokens per step too, and their replay
     """
     from treeopt.report.bench_table import bench_table
 
     result = treeopt.bench(run=run, **options)
-    show_result(result.document(), bench_table(result), as_json)
+    show_result(result.document(), bench_table(result, details=details), as_json)
 
 
 @command(treeopt.compare, without=("first", "others"))

@@ -7,7 +7,7 @@ from math import hypot
 from typing import TYPE_CHECKING, Any
 
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.contender import Contender, Quality
+from treeopt.records.contender import Quality
 from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
@@ -20,19 +20,30 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def bench_table(bench: Benchmark) -> RenderableType:
+OTHERS = (  # of a contender's tokens per step, for those who ask for details
+    Column("tokens/step\nproduct", lambda c: pm(c.predicted.product, None), spare=4),
+    Column("tokens/step\njoint", lambda c: pm(c.predicted.joint, None), spare=3),
+    Column("tokens/step\nreplayed", lambda c: pm(c.replayed_tokens_per_step, None), spare=2),
+)
+
+
+def bench_table(bench: Benchmark, *, details: bool = False) -> RenderableType:
     """The verdict of a benchmark, then its tables."""
     said = measured(bench)
-    return together(*bench_tables(bench), group_table(None, bench), headline=[said] if said else [])
+    tables = bench_tables(bench, details=details)
+    return together(*tables, group_table(None, bench), headline=[said] if said else [])
 
 
-def bench_tables(bench: Benchmark) -> list[Table]:
-    """Predicted, replayed and measured, contender by contender; then what the target thinks of their texts."""
+def bench_tables(bench: Benchmark, *, details: bool = False) -> list[Table]:
+    """Predicted and measured, contender by contender; then what the target thinks of their texts.
+
+    details : whether other predictions stand there, and what replay of the benchmark's own answers gives
+    """
     columns = [
         Column("contender", lambda c: label(bench, c.name), names=True),
         Column("rows", lambda c: f"≤{c.size}" if bench.engine and c.name == "defaults" else str(c.size)),
-        Column("predicted: product\n/ joint / replay", _predicted, spare=2),
-        Column("\nreplayed", lambda c: pm(c.replayed_tokens_per_step, None), spare=1),
+        *(OTHERS if details else ()),
+        Column("tokens/step\npredicted", lambda c: pm(c.predicted.replayed, None), spare=1),
         Column("tokens/step\nmeasured", lambda c: pm(c.tokens_per_step, c.stderr)),
         Column("\ntokens/s", lambda c: pm(c.tokens_per_s, None, 0)),
         Column(
@@ -44,13 +55,6 @@ def bench_tables(bench: Benchmark) -> list[Table]:
     caption = " ".join(filter(None, [*decoding_caveats(bench), _about_differences(bench)]))
     table = Table(_title(bench), columns, bench.contenders, caption=caption, bold=lambda c: c.name == bench.judged)
     return [table, *([_quality_table(bench)] if bench.quality else [])]
-
-
-def _predicted(contender: Contender) -> str:
-    """Tokens per step, predicted in three ways; a dash where none is known."""
-    of = contender.predicted
-    known = " / ".join(pm(value, None) for value in (of.product, of.joint, of.replayed))
-    return known.replace("– / – / –", "–")
 
 
 def _quality_table(bench: Benchmark) -> Table:

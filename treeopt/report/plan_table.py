@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def plan_table(plan: Plan) -> RenderableType:
+def plan_table(plan: Plan, *, details: bool = False) -> RenderableType:
     """One row per batch size: the chosen draft and what to expect of it; the other kinds; then how sure the choice is."""
     said = [*map(certainty, plan.entries), mixture(plan), price(plan), schedule(plan), one_server(plan), drawn(plan)]
-    trees = trees_table(plan, "\n".join(filter(None, said)))
+    trees = trees_table(plan, "\n".join(filter(None, said)), details=details)
     return together(trees, kinds_table(plan), headline=doubts(plan))
 
 
-def trees_table(plan: Plan, caption: str = "") -> Table:
-    """The draft of every entry, and a row for the mix over all."""
-    predicted = [f"tokens/step\n{how}" for how in ("product", "joint", "replayed")]
-    headers = ("batch", "rows", "depth", "widths", *predicted, "step ms", "tokens/s", "speedup")
-    rows = [_cells(entry) for entry in plan.entries]
+def trees_table(plan: Plan, caption: str = "", *, details: bool = False) -> Table:
+    """The draft of every entry, and a row for the mix over all; with the other predictions for who asks for ``details``."""
+    others = ["tokens/step\nproduct", "tokens/step\njoint"] if details else []
+    headers = ("batch", "rows", "depth", "widths", *others, "tokens/step", "step ms", "tokens/s", "speedup")
+    rows = [_cells(entry, details) for entry in plan.entries]
     if plan.mix:
         shares = percentages([plan.mix[entry.batch_size] for entry in plan.entries])
         rows = [(f"{cells[0]} ({share})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
     if (total := plan.over_mix(lambda e: e.chosen)) is not None:
         errors = plan.mix_errors or MixErrors()
         rates, speedup = pm(total, errors.tokens_per_s, 0), pm(plan.mix_speedup, errors.speedup)
-        rows.append(("mix", *rows[0][1:7], "–", rates, speedup))
+        rows.append(("mix", *rows[0][1:-3], "–", rates, speedup))
     title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
-    return Table(title, texts(*headers, wraps=("batch", "widths"), spare=predicted[:2]), rows, caption=caption)
+    return Table(title, texts(*headers, wraps=("batch", "widths"), spare=others), rows, caption=caption)
 
 
-def _cells(e: PlanEntry) -> tuple[str, ...]:
+def _cells(e: PlanEntry, details: bool) -> tuple[str, ...]:
     """The cells of an entry."""
-    predicted, f = e.predicted, e.chosen
+    f, others = e.chosen, (e.basis.product, e.basis.joint) if details else ()
     widths = setting_name(e.draft) if e.draft.topk else " ".join(map(str, e.tree.widths()))
     return (
         *map(str, (e.batch_size, f.size, f.depth)),
         widths if e.speculates else "do not speculate",
-        *(pm(value, None) for value in (predicted.product, predicted.joint)),
-        pm(predicted.replayed, f.stderr.tokens_per_step),
+        *(pm(value, None) for value in others),
+        told(f, "tokens_per_step"),
         told(f, "step_ms"),
         told(f, "tokens_per_s", 0),
         told(f, "speedup"),
