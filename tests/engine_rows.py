@@ -116,7 +116,7 @@ def read_modelopt(files: Files) -> Tree:
 
 def read_tensorrt_trees(files: Files) -> Tree:
     """The tree of every file, as both of its runtimes read it."""
-    if old.PLAIN in files[old.OPTIONS]:
+    if old.OPTIONS not in files or old.PLAIN in files[old.OPTIONS]:
         return Tree.chain(0)
     config = yaml.safe_load(files[old.OPTIONS])["speculative_config"]
     key = "medusa_choices" if config["decoding_type"] == "Medusa" else "eagle_choices"
@@ -126,6 +126,15 @@ def read_tensorrt_trees(files: Files) -> Tree:
     most = config["max_draft_len"] if key == "medusa_choices" else len(config[key])
     heads = config.get("num_medusa_heads", old.MOST_DEPTH)
     return same(tree for choices in lists for tree in (old.in_cpp(choices, most, heads), old.in_python(choices)))
+
+
+def read_neuron_medusa(files: Files) -> Tree:
+    alone = neuron.MEDUSA_FILE not in files
+    return Tree.chain(0) if alone else decoded(medusa_buffers(json.loads(files[neuron.MEDUSA_FILE])))
+
+
+def read_token_tree(files: Files) -> Tree:
+    return neuron.token_tree(json.loads(files[neuron.TREE_FILE])) if neuron.TREE_FILE in files else Tree.chain(0)
 
 
 def read_triton(files: Files) -> Tree:
@@ -466,8 +475,8 @@ READERS: dict[tuple[str, str], Reader] = {
     ("hydra", "choices"): read_hydra,
     ("eagle1", "choices"): read_eagle1,
     ("eagle2", "dynamic-tree"): read_eagle2,
-    ("neuron-medusa", "medusa-tree"): lambda files: decoded(medusa_buffers(json.loads(files[neuron.MEDUSA_FILE]))),
-    ("neuron-token-tree", "token-tree"): lambda files: neuron.token_tree(json.loads(files[neuron.TREE_FILE])),
+    ("neuron-medusa", "medusa-tree"): read_neuron_medusa,
+    ("neuron-token-tree", "token-tree"): read_token_tree,
     ("tensorrt-llm", "medusa"): read_tensorrt_trees,
     ("tensorrt-llm", "draft-len"): read_tensorrt_llm,
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,

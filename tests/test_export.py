@@ -20,7 +20,7 @@ from treeopt.engines.base import Request
 from treeopt.engines.lists import decoded, medusa_buffers
 from treeopt.engines.plans import export_plan
 from treeopt.engines.reading import read_choices
-from treeopt.engines.registry import ENGINES, method_of
+from treeopt.engines.registry import ENGINES, method_of, runners
 from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import export_all
@@ -405,6 +405,17 @@ def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
     nothing, said = exported(plan_of("nobody's"))
     assert not nothing
     assert "No engine that treeopt knows runs drafters of the kind nobody's" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("kind", ["draft-model", "medusa", "eagle", "eagle3", "ngram"])
+def test_a_plan_that_is_not_to_speculate_is_every_engines_plain_command(tmp_path, kind):
+    """All that can run the drafter get it, but for those that take a list of choices and nothing else."""
+    run, plan = RunDirectory(tmp_path), plan_of(kind, shape="chain", batch_sizes=(1, 4))
+    alone = replace(plan, entries=tuple(replace(e, chosen=e.plain, others={}) for e in plan.entries), schedule=[])
+    alone.save(run.plan)
+    assert {*runners(kind)} - {*export_all(run, alone)} <= {"eagle1", "medusa", "modelopt", "triton"}
+    for file in run.export.rglob("commands.sh"):
+        assert not re.search(r"^[^#]*(specul|draft|HEADS)", file.read_text(), re.M), file
 
 
 def test_a_refusal_names_what_an_earlier_export_left(tmp_path):

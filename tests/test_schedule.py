@@ -325,7 +325,7 @@ def test_what_there_is_against_a_mix_is_of_the_mix():
     lost = replace(plan, constraint=replace(plan.constraint, mix={1: 0.001, 64: 0.999}))
     assert doubts(lost)[0].startswith(f"Speculation is predicted to lose over the mix ({lost.mix_speedup:.2f}")
     measured = doubts(plan, {64: at_speed(some_bench(batch_size=64), 0.9)})
-    assert measured[:2] == [*doubts(plan), "Batch size 64: Speculation loses here."]
+    assert measured[:2] == [*doubts(plan), "Batch size 64: Speculation is slower than plain decoding here."]
 
 
 def test_a_calibration_without_answers_has_no_error_over_a_mix():

@@ -8,6 +8,7 @@ from tests.test_bench_table import at_speed, shown
 from tests.test_figures import long_trace, some_bench, some_plan, some_profile
 from tests.test_report import make_run
 from treeopt import pipeline
+from treeopt.errors import InvalidInput
 from treeopt.pipeline.search import note_warnings
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -46,17 +47,20 @@ def rival(bench, name, *, over_chosen):
 @pytest.mark.parametrize(
     ("low", "high", "begins"),
     [
-        (1.01, 1.2, "The chosen tree (3 rows a step) decodes 0.98 (1.01 to 1.20) times"),
-        (0.85, 1.05, "Speculation is not shown to gain here: the 95 % interval"),
-        (0.7, 0.99, "Speculation loses here: serve the model without it"),
+        (1.01, 1.21, "The chosen tree (3 rows a step) decodes 1.11 (1.01 to 1.21) times"),
+        (0.85, 1.05, "Speculation was slower than plain decoding here, though not beyond noise: the 95 % interval"),
+        (0.7, 0.99, "Speculation is slower than plain decoding here: serve the model without it"),
         (1.0, 1.2, "Speculation is not shown to gain here"),
         (None, None, "Speculation is not shown to gain here: the prompts are too few for an interval"),
     ],
 )
 def test_a_benchmark_begins_with_what_it_comes_to_a_gain_only_above_1(monkeypatch, low, high, begins):
-    monkeypatch.setattr(Benchmark, "speedup", lambda *names, **options: Ratio(value=0.98, low=low, high=high))
+    middle = 1.05 if low is None else (low + high) / 2
+    monkeypatch.setattr(Benchmark, "speedup", lambda *names, **options: Ratio(value=middle, low=low, high=high))
     bench = some_bench()
-    assert shown(bench_table(replace(bench, contenders=bench.contenders[:2]))).startswith(begins)
+    said = shown(bench_table(replace(bench, contenders=bench.contenders[:2])))
+    assert said.startswith(begins)
+    assert ("slower than plain decoding: " in said) == (middle < 1)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +149,33 @@ def test_a_chain_that_is_predicted_to_be_faster_is_named():
     assert with_chain(1.04, tokens_per_s=(0.9 * ours, 1.1 * ours)) == []
 
 
+@pytest.mark.parametrize("speed", [0.97, 0.5])
+@pytest.mark.parametrize("runtime", ["treeopt", "openvino"])
+def test_what_was_measured_slower_is_not_exported_unless_anyway(tmp_path, speed, runtime):
+    """One batch size of two, by treeopt itself and by an engine that was planned for."""
+    run = make_run(tmp_path, batch_sizes=(1, 4))
+    plan = replace(run.read_plan(), runtime={"name": runtime})
+    plan.save(run.plan)
+    engine = None if runtime == "treeopt" else runtime
+    for size, faster in ((1, 1.5), (4, speed)):
+        bench = at_speed(Benchmark.load(run.bench_of(size)), faster)
+        run.bench_of(size).unlink()
+        about = {**bench.provenance, **({"engine": {"name": engine}} if engine else {})}
+        inputs = inputs_of(run.plan, run.trace)
+        replace(bench, inputs=inputs, provenance=about).save(run.bench_of(size, engine))
+    paths, written = pipeline.export(run, "tensorrt-llm")
+    assert {path.parent.name for path in paths} == {"batch-size-1"}
+    (said,) = [note for note in written.notes if note.startswith("Nothing was written")]
+    assert "measured slower than plain decoding" in said
+    assert f"batch size 4 ({speed:.2f}" in said
+    with pytest.raises(InvalidInput, match="measured slower than plain decoding is not exported"):
+        pipeline.export(run, "tensorrt-llm", batch_size=4)
+    assert "tensorrt-llm" in pipeline.export_all(run, plan)
+    paths, written = pipeline.export(run, "tensorrt-llm", anyway=True)
+    assert {path.parent.name for path in paths} == {"batch-size-1", "batch-size-4"}
+    assert any("slower than plain decoding here" in note for note in written.notes)
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setattr("treeopt.report.page.pictures", lambda *rest, **options: [])
@@ -163,19 +194,19 @@ def test_a_benchmark_says_nothing_against_a_plan_for_another_runtime(run):
     against = doubts(run.read_plan())
     _, written = pipeline.export(run, "medusa")
     assert list(written.notes[: len(against)]) == against
-    assert "Speculation loses here" not in " ".join(written.notes)
+    assert "Speculation is slower" not in " ".join(written.notes)
     assert Inputs(run).benches() == {}
     page = write_report(run).read_text()
-    assert "Speculation loses here" not in page
+    assert "Speculation is slower" not in page
     assert "for steps timed in vllm. Decoded here it is 0.90 times as fast" in page
 
 
 def test_an_export_begins_with_what_speaks_against_its_tree(run):
     def notes() -> list[str]:
-        return list(pipeline.export(run, "medusa")[1].notes)
+        return list(pipeline.export(run, "medusa", anyway=True)[1].notes)
 
     decoded(run, 0.9)
-    assert notes()[0].startswith("Speculation loses here")
+    assert notes()[0].startswith("Speculation is slower")
     decoded(run, 1.5)
     assert "Speculation" not in " ".join(notes())
     decoded(run, 0.9, inputs={"plan.json": "0"})  # of another plan: the prediction
@@ -190,8 +221,8 @@ def test_the_report_shows_a_loss_in_the_colour_and_place_of_a_gain(run):
     page = write_report(run).read_text()
     card = page.partition('class="card"')[2].partition("</a>")[0]
     assert 'class="lost">0.90×' in card
-    assert card.index("Speculation loses here") < card.index("as fast as plain decoding")
-    assert "Speculation loses here" in page[page.index("For the engine") :]
+    assert card.index("Speculation is slower") < card.index("is slower than plain decoding: 0.90 times as fast")
+    assert "Speculation is slower" in page[page.index("For the engine") :]
     decoded(run, 1.5)
     page = write_report(run).read_text()
     assert 'class="lost"' not in page

@@ -77,11 +77,16 @@ class Request:
         chains = tuple((a, b, DynamicTree(k, 1, k + 1) if k else None) for a, b, k in self.lengths)
         return self.settings or chains or ((1, None, self.dynamic),)
 
+    @property
+    def paying_tree(self) -> Tree | None:
+        """The tree; None where the plan is not to speculate."""
+        return self.tree if self.tree is not None and len(self.tree) > 1 else None
+
     def tree_of(self, engine: str) -> Tree:
         """The tree; InvalidInput where there is none to speculate with."""
-        if self.tree is None or len(self.tree) == 1:
+        if self.paying_tree is None:
             raise InvalidInput(f"{engine} needs a tree, but the plan is not to speculate here: serve the model alone.")
-        return self.tree
+        return self.paying_tree
 
 
 @dataclass(frozen=True, kw_only=True)

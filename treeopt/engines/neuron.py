@@ -9,22 +9,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from treeopt.engines.base import Choices, Method, Request, ServingEngine, Written
+from treeopt.engines.chains import plain
 from treeopt.engines.lists import TOPK, listed
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.shell import shell_word
 from treeopt.trees.tree import MAX_RANK, Choice, Tree, check_size
 
 MEDUSA_FILE, TREE_FILE = "medusa_tree.json", "token_tree.json"
+RUN = (
+    "inference_demo --model-type llama --task-type causal-lm run --model-path MODEL --compiled-model-path COMPILED "
+    "--on-device-sampling --batch-size"
+)
 
 
 def write_medusa(request: Request) -> Written:
     """The list for ``--medusa-tree-json``."""
-    tree = request.tree_of("neuron-medusa")
+    if (tree := request.paying_tree) is None:
+        return plain(f"{RUN} {request.batch_size}", "tree")
     command = (
-        "inference_demo --model-type llama --task-type causal-lm run --model-path MODEL "
-        f"--compiled-model-path COMPILED --batch-size 1 --is-medusa --medusa-speculation-length {len(tree)} "
-        f"--num-medusa-heads {shell_word(request.num_heads)} --medusa-tree-json {MEDUSA_FILE} --on-device-sampling "
-        f"--global-topk {TOPK}"
+        f"{RUN} 1 --is-medusa --medusa-speculation-length {len(tree)} --num-medusa-heads {shell_word(request.num_heads)} "
+        f"--medusa-tree-json {MEDUSA_FILE} --global-topk {TOPK}"
     )
     notes = (
         f"medusa_speculation_length must be {len(tree)}, the size of the tree, and differ from every "
@@ -38,15 +42,14 @@ def write_medusa(request: Request) -> Written:
 
 def write_tree(request: Request) -> Written:
     """The children of every node for ``--token-tree-json``; nodes are numbered by depth, then by path."""
-    tree = request.tree_of("neuron-token-tree")
+    if (tree := request.paying_tree) is None:
+        return plain(f"{RUN} {request.batch_size}", "tree")
     children: dict[str, list[str]] = {}
     for node in range(1, len(tree)):
         children.setdefault(str(int(tree.parents[node])), []).append(str(node))
     command = (
-        "inference_demo --model-type llama --task-type causal-lm run --model-path MODEL "
-        "--compiled-model-path COMPILED --draft-model-path DRAFTER --batch-size 1 --enable-eagle-speculation "
-        f"--enable-fused-speculation --speculation-length {len(tree)} --token-tree-json {TREE_FILE} "
-        "--on-device-sampling"
+        f"{RUN} 1 --draft-model-path DRAFTER --enable-eagle-speculation --enable-fused-speculation "
+        f"--speculation-length {len(tree)} --token-tree-json {TREE_FILE}"
     )
     notes = [f"speculation_length must be {len(tree)}, the size of the tree. EAGLE-1 drafters only, greedy."]
     if not leaf_last(tree):

@@ -11,7 +11,7 @@ from functools import reduce
 from operator import or_
 
 from treeopt.engines.base import COMMANDS, Choices, Request, Unknown, Written
-from treeopt.engines.chains import launch
+from treeopt.engines.chains import launch, plain
 from treeopt.engines.lists import as_lists, listed
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import shell_word
@@ -27,8 +27,7 @@ SAFE_DEPTH = 8  # ranks are shifted as 32-bit numbers, so that those eight level
 
 def write(request: Request) -> Written:
     """The YAML of --extra_llm_api_options, the bare list of trtllm-bench, and the commands to build and run."""
-    tree = request.tree
-    if tree is None or len(tree) == 1:
+    if (tree := request.paying_tree) is None:
         return _plain(request.batch_size)
     built, notes = _draft_len(request, tree)
     literal = listed(tree)
@@ -89,7 +88,8 @@ def mask_note(n: int, built: int) -> list[str]:
 
 def write_eagle(request: Request) -> Written:
     """``eagle_choices`` of the two-model EAGLE, in the YAML of the LLM API and on the command line."""
-    tree = request.tree_of("tensorrt-llm")
+    if (tree := request.paying_tree) is None:
+        return plain("trtllm-serve MODEL", "tree")
     literal, n = listed(tree), len(tree) - 1
     text = f"""\
 speculative_config:

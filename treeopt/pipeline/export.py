@@ -1,6 +1,6 @@
 """What leaves the run: an engine's configuration, a checkpoint in another layout."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,16 +17,16 @@ from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writer, write_text
+from treeopt.pipeline.compare import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import stale_plan
 from treeopt.records.plan import Plan
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import written_for
 from treeopt.report.terminal import note
-from treeopt.report.verdict import doubts
+from treeopt.report.verdict import doubts, is_slower, speedup_over, times
 
 OPENVINO = "openvino"  # a layout that needs another environment
 WRITTEN = ".written"  # lists the files of an export in its folder
@@ -65,8 +65,8 @@ def export(
         folder /= f"batch-size-{batch_size}"
     benches: Mapping[int, Benchmark] = {}
     with suppress(InvalidInput):  # one is damaged: the prediction says it too
-        benches = Inputs(run).benches()
-    return export_to(folder, plan, engine, benches, batch_size=batch_size, method=method, **target)
+        benches = benches_of(run, plan)
+    return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, method=method, **target)
 
 
 def export_to(
@@ -75,6 +75,7 @@ def export_to(
     engine: str,
     benches: Mapping[int, Benchmark] | None = None,
     *,
+    anyway: bool = False,
     batch_size: int | None = None,
     **options: Any,
 ) -> tuple[list[Path], Written]:
@@ -82,21 +83,23 @@ def export_to(
 
     A plan of several trees for an engine that takes one is written for each batch size into a folder of its own.
     ``options`` are those of `ask`. What speaks against the plan's trees, by their ``benches`` where there are some,
-    is the first of the notes, then for which load it is.
+    is the first of the notes, then for which load it is. What was measured slower than plain is written ``anyway`` only.
     """
     asked = ask(plan, engine, batch_size=batch_size, **options)
+    served, own = asked.plan, (plan.runtime or {}).get("name") or engine
+    judged = {size: bench for size, bench in (benches or {}).items() if served[size].draft == plan[size].draft}
     parts: dict[int | None, Written] = {}
     refused: dict[int | None, InvalidInput] = {}
     for size, request in asked.requests.items():
         try:
+            if not anyway:
+                _check_speed(served, judged, size)
             parts[size] = write_request(request, asked.way, engine)
         except InvalidInput as error:
             refused[size] = error
     if not parts:
         first, earlier = next(iter(refused.values())), any(folder.glob(f"**/{WRITTEN}"))
         raise InvalidInput(f"{first} The files in {folder} are of an earlier export.") if earlier else first
-    served, own = asked.plan, (plan.runtime or {}).get("name") or engine
-    judged = {size: bench for size, bench in (benches or {}).items() if served[size].draft == plan[size].draft}
     notes = [*doubts(served, judged, batch_size=batch_size), *written_for(served, list(asked.requests)), *asked.notes]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += _notes(parts)
@@ -115,6 +118,19 @@ def export_to(
     paths = [path for size, part in parts.items() for path in _write(folders[size], part.files)]
     commands = (f"# Batch size {size}, in {shell_word(folders[size])}\n{part.command}" for size, part in parts.items())
     return paths, Written(files={}, command="\n".join(commands), notes=tuple(notes))
+
+
+def _check_speed(plan: Plan, benches: Mapping[int, Benchmark], size: int | None) -> None:
+    """Raise InvalidInput where a draft was measured slower than plain decoding, of all batch sizes where ``size`` is None."""
+    among = {
+        n: speedup_over(bench, "plain") for n, bench in benches.items() if size in (None, n) and plan[n].speculates
+    }
+    slower = {n: ratio for n, ratio in among.items() if ratio and is_slower(ratio)}
+    if slower and not (plan.mix and len(slower) < len(plan.entries)):
+        each = ", ".join(f"batch size {n} ({times(ratio)} as fast)" for n, ratio in slower.items())
+        raise InvalidInput(
+            f"A draft measured slower than plain decoding is not exported, unless `anyway` is given: {each}."
+        )
 
 
 def _notes(parts: Mapping[int | None, Written]) -> list[str]:
@@ -137,36 +153,30 @@ def _clear(folder: Path, kept: Collection[str]) -> None:
                 part.rmdir()
 
 
-def export_all(run: RunDirectory, plan: Plan) -> list[str]:
-    """Write the files of every engine that takes the plan's drafter, rule and trees, and name the others: those written."""
+def export_all(run: RunDirectory, plan: Plan, engines: Sequence[str] = ()) -> list[str]:
+    """Write the files of every engine, or of these, that takes the plan's drafter, rule and trees: those written.
+
+    The others are named. A plan that is not to speculate goes to those that can serve the model alone.
+    """
     kind = (plan.drafter or {}).get("kind")
-    able, written, others = runners(kind), [], []
-    if not plan.speculates or not able:
-        reason = (
-            f"No engine that treeopt knows runs drafters of the kind {kind}"
-            if plan.speculates
-            else "The plan is not to speculate"
-        )
-        note(f"{reason}: nothing was exported.")
-        return []
+    able, written, refused = engines or runners(kind), [], dict[str, list[str]]()
+    if not able:
+        note(f"No engine that treeopt knows runs drafters of the kind {kind}: nothing was exported.")
     for name in able:
         way = method_for_plan(plan, name)
-        if way.dynamic and not all(entry.best("dynamic") for entry in plan.entries):
+        if way.dynamic and not all(entry.best("dynamic") or not entry.speculates for entry in plan.entries):
             continue
         if rule_of(plan.acceptance) not in way.rules:
-            others.append(name)
+            refused.setdefault(f"none of them decodes by {marked_rule(plan.acceptance or {})}.", []).append(name)
             continue
         try:
             paths, files = export(run, name)
         except TreeoptError as error:
-            note(f"Not exported for {name}: {error}")
+            refused.setdefault(str(error).removeprefix(f"{name} "), []).append(name)
             continue
         written += [name] if paths else []
-        for said in files.notes:
-            if said.startswith(NOTHING_WRITTEN):
-                note(f"{name}: {said}")
-    if others:
-        note(f"Not exported for {', '.join(others)}: none of them decodes by {marked_rule(plan.acceptance or {})}.")
+        note(*(f"{name}: {said}" for said in files.notes if said.startswith(NOTHING_WRITTEN)))
+    note(*(f"Not exported for {', '.join(names)}: {why}" for why, names in refused.items()))
     return written
 
 

@@ -15,7 +15,7 @@ from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate, probe_again
 from treeopt.pipeline.compare import compare_drafters
-from treeopt.pipeline.export import export, export_all
+from treeopt.pipeline.export import export_all
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import search
@@ -95,9 +95,7 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> tuple[
     plan = search(run, engine=name, **sizes)
     told: dict[str, Any] = {"engine": wanted.engine, "num_prompts": wanted.bench_prompts}
     results = [bench(run, session, batch_size=entry.batch_size, **told) for entry in plan.entries]
-    engines = export_all(run, plan) if name is None else [name] if plan.speculates else []
-    if name and engines:
-        export(run, name)
+    engines = export_all(run, plan, [name] if name else [])
     with progress("Drawing", None):
         drawn = list(figures.pictures(run))
         figures.draw(run, drawn=drawn)

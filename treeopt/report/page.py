@@ -39,6 +39,8 @@ from treeopt.report.verdict import (
     decoding_caveats,
     doubts,
     entry_doubts,
+    is_slower,
+    pace,
     speedup_over,
     timing_caveats,
     weighed,
@@ -146,7 +148,7 @@ class Section:
             return "1×", "" if self.doubts else said
         if speedup and self.bench and not self.elsewhere:
             ends = "" if speedup.low is None else f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
-            said = f"{tree} decodes {speedup.value:.2f} times as fast as plain decoding, measured{ends}"
+            said = f"{tree} {pace(Ratio(value=speedup.value))}, measured{ends}"
             said += f"; predicted {told(chosen, 'speedup')}." if chosen.speedup is not None else "."
             return f"{speedup.value:.2f}×", " ".join([said, *weighed(self.bench)[1]])
         if chosen.speedup is None:
@@ -238,7 +240,7 @@ def _section(i: int, plan: Plan, inputs: Inputs, sources: ReportSources) -> Sect
         elsewhere=timed_elsewhere(run, plan, bench) if bench else "",
         tree=tree_canvas(inputs, entry, sources.examples(), f"tree-{i}"),
         curve=curve_canvas(entry, f"curve-{i}"),
-        exports=list(_exports(run, plan, entry)),
+        exports=list(_exports(run, plan, entry, bench)),
     )
 
 
@@ -319,11 +321,14 @@ def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
     return found
 
 
-def _exports(run: RunDirectory, plan: Plan, entry: PlanEntry) -> Iterator[tuple[str, str, Written | None]]:
+def _exports(
+    run: RunDirectory, plan: Plan, entry: PlanEntry, bench: Benchmark | None
+) -> Iterator[tuple[str, str, Written | None]]:
     """Each engine that can run the drafter, the command that exports for it, and what is written."""
     for name in runners((plan.drafter or {}).get("kind")):
         words = ["treeopt", "export", "--to", name, "--run", str(run.path)]
         words += ["--batch-size", str(entry.batch_size)] if len(plan.entries) > 1 else []
+        words += ["--anyway"] if bench and entry.speculates and is_slower(speedup_over(bench, "plain")) else []
         made = None
         with suppress(TreeoptError):  # the command says why
             made = export_plan(plan, name, batch_size=entry.batch_size)

@@ -64,12 +64,32 @@ def outcome(speedup: Ratio | None) -> str:
 
 def doubt(speedup: Ratio) -> str:
     """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is."""
+    said = (
+        "was slower than plain decoding here, though not beyond noise"
+        if is_slower(speedup)
+        else "is not shown to gain here"
+    )
     return {
-        "few": "Speculation is not shown to gain here: the prompts are too few for an interval.",
-        "loss": f"Speculation loses here{ADVICE}.",
-        "open": "Speculation is not shown to gain here: the 95 % interval of its speedup is "
-        f"{speedup.low or 0:.2f} to {speedup.high or 0:.2f}.",
+        "few": f"Speculation {said}: the prompts are too few for an interval.",
+        "loss": f"Speculation is slower than plain decoding here{ADVICE}.",
+        "open": f"Speculation {said}: the 95 % interval of its speedup is {speedup.low or 0:.2f} to {speedup.high or 0:.2f}.",
     }.get(outcome(speedup), "")
+
+
+def is_slower(speedup: Ratio | None) -> bool:
+    """Whether plain decoding was faster, beyond noise or not."""
+    return speedup is not None and speedup.value < 1
+
+
+def pace(speedup: Ratio) -> str:
+    """How a contender decodes beside plain decoding.
+
+    >>> pace(Ratio(value=1.2)), pace(Ratio(value=0.9, low=0.8, high=1.1))
+    ('decodes 1.20 times as fast as plain decoding', 'is slower than plain decoding: 0.90 (0.80 to 1.10) times as fast')
+    """
+    if is_slower(speedup):
+        return f"is slower than plain decoding: {times(speedup)} as fast"
+    return f"decodes {times(speedup)} as fast as plain decoding"
 
 
 def timing_caveats(profile: LatencyProfile, remedy: str = "") -> list[str]:
@@ -122,7 +142,7 @@ def measured(bench: Benchmark) -> str:
         timed = bench.contenders[0].tokens_per_s is not None
         return "" if timed else "Nothing was timed: the prompts are too few for a full batch."
     (against, ties), size = weighed(bench), bench.contender(bench.judged).size
-    result = f"{subject(bench)} ({count(size, 'row')} a step) decodes {times(speedup)} as fast as plain decoding."
+    result = f"{subject(bench)} ({count(size, 'row')} a step) {pace(speedup)}."
     return " ".join([*against, result if size > 1 else "The plan does not speculate at this batch size.", *ties])
 
 
@@ -265,7 +285,7 @@ def _found(entry: PlanEntry, bench: Benchmark) -> str:
     if speedup is None:
         return "nothing was timed, since the prompts are too few for a full batch"
     what = f"a {entry.draft.kind} of {count(entry.chosen.size, 'row')}".replace("a dynamic of", "a dynamic tree of")
-    return f"{what} decodes {times(speedup)} as fast as plain decoding{SHOWN.get(outcome(speedup), '')}"
+    return f"{what} {pace(speedup)}{SHOWN.get(outcome(speedup), '')}"
 
 
 def _next(pairs: Sequence[tuple[PlanEntry, Benchmark]], engines: Sequence[str]) -> tuple[str, list[object]]:
