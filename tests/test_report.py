@@ -14,11 +14,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tests.test_bench_table import REJECT, TYPICAL, ruled, shown
+from tests.test_bench_table import REJECT, TYPICAL, at_speed, ruled, shown
 from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt import pipeline
 from treeopt.cli import cli
 from treeopt.engines.plans import export_plan
+from treeopt.engines.registry import method_of, runners
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import OBEYED
 from treeopt.latency.rounds import precision_reached
@@ -28,7 +29,7 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
-from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
@@ -145,6 +146,32 @@ def test_what_was_noisy_is_in_the_files_and_in_the_first_lines(no_pictures, tmp_
     ):
         assert re.search(f">{file}: [^<]*{said}", begin)
     assert "60% of the time" in shown(bench_table(Benchmark.load(run.bench_of(1))))
+
+
+@pytest.mark.parametrize("engine", [None, "sglang", "tensorrt-llm"])
+def test_the_first_lines_have_the_commands_that_deploy(no_pictures, tmp_path, engine):
+    """Those of `export` to the engine that was planned for, or to the first that takes the plan; none for what is slower."""
+    run = make_run(tmp_path, batch_sizes=(1, 4))
+    drafter = {"kind": "eagle3", "id": "layer", "num_heads": 4}
+    chains = plan_trees(run.read_trace(), run.read_profile(), PlanRequest(Limits(8, shape="chain"), (1, 4)))
+    limits = replace(
+        chains.constraint, engine=engine and PlannedEngine(name=engine, method=method_of(engine, "eagle3").name)
+    )
+    plan = replace(chains, drafter=drafter, constraint=limits)
+    for one in (plan, replace(plan, entries=tuple(replace(e, chosen=e.plain, others={}) for e in plan.entries))):
+        one.save(run.plan)
+        page = html.unescape(write_report(run).read_text())
+        begin = page[page.index("In short") : page.index("<table")]
+        named = re.search("to deploy it with ([^<]*)<", begin)[1]
+        assert named == engine or (engine is None and named in runners("eagle3"))
+        command = re.sub(r"(# Batch size \d), in \S+", r"\1", pipeline.export(run, named)[1].command)
+        assert f"treeopt export --to {named} --run {run.path}\n{command}</pre>" in begin
+    bench = at_speed(Benchmark.load(run.bench_of(4)), 0.9)
+    plan.save(run.plan)
+    chosen = replace(bench.contender("chosen"), draft=plan[4].draft)
+    contenders = (bench.contenders[0], chosen)
+    replace(bench, contenders=contenders, inputs=inputs_of(run.plan, run.trace)).save(run.bench_of(4))
+    assert "to deploy it" not in write_report(run).read_text()
 
 
 def alone(run):

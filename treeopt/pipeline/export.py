@@ -26,7 +26,7 @@ from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.plan_table import written_for
 from treeopt.report.terminal import note
-from treeopt.report.verdict import doubts, is_slower, speedup_over, times
+from treeopt.report.verdict import doubts, slowdown, times
 
 OPENVINO = "openvino"  # a layout that needs another environment
 WRITTEN = ".written"  # lists the files of an export in its folder
@@ -122,10 +122,7 @@ def export_to(
 
 def _check_speed(plan: Plan, benches: Mapping[int, Benchmark], size: int | None) -> None:
     """Raise InvalidInput where a draft was measured slower than plain decoding, of all batch sizes where ``size`` is None."""
-    among = {
-        n: speedup_over(bench, "plain") for n, bench in benches.items() if size in (None, n) and plan[n].speculates
-    }
-    slower = {n: ratio for n, ratio in among.items() if ratio and is_slower(ratio)}
+    slower = {n: ratio for n, bench in benches.items() if size in (None, n) and (ratio := slowdown(bench))}
     if slower and not (plan.mix and len(slower) < len(plan.entries)):
         each = ", ".join(f"batch size {n} ({times(ratio)} as fast)" for n, ratio in slower.items())
         raise InvalidInput(

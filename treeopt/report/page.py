@@ -17,8 +17,9 @@ from typing import Any
 
 from treeopt import __version__
 from treeopt.engines.base import Written
-from treeopt.engines.plans import export_plan
+from treeopt.engines.plans import ask, export_plan
 from treeopt.engines.registry import runners
+from treeopt.engines.write import write_request
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
@@ -39,8 +40,8 @@ from treeopt.report.verdict import (
     decoding_caveats,
     doubts,
     entry_doubts,
-    is_slower,
     pace,
+    slowdown,
     speedup_over,
     timing_caveats,
     weighed,
@@ -207,6 +208,7 @@ def write_report(
         stale=[*old, *map(not_a_check, elsewhere)],
         against=doubts(plan) if plan.mix else [],
         caveats=sources.caveats,
+        deployment=_deployment(run, plan, sections[0], engines),
         one_text=has_one_text(plan.acceptance),
         rule=rule,
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
@@ -321,6 +323,27 @@ def _stale(run: RunDirectory, notes: Mapping[str, FileNotes]) -> dict[str, str]:
     return found
 
 
+def _deployment(
+    run: RunDirectory, plan: Plan, section: Section, engines: Sequence[Benchmark]
+) -> tuple[str, str] | None:
+    """The engine that was planned for, or else the first that takes the plan, and the commands that start it with the plan.
+
+    None where no engine takes it, or where it was measured slower than plain decoding.
+    """
+    able = [name for name, _, made in section.exports if made]
+    planned = [plan.constraint.engine.name] if plan.constraint and plan.constraint.engine else able
+    benches = [*Inputs(run).benches().values(), *(one for one in engines if not timed_elsewhere(run, plan, one))]
+    if not planned or any(map(slowdown, benches)):
+        return None
+    lines = [command_line("treeopt", "export", "--to", planned[0], "--run", str(run.path))]
+    with suppress(TreeoptError):  # the command says why
+        asked = ask(plan, planned[0])
+        for size, request in asked.requests.items():
+            lines += [] if size is None else [f"# Batch size {size}"]
+            lines.append(write_request(request, asked.way, planned[0]).command)
+    return planned[0], "\n".join(lines)
+
+
 def _exports(
     run: RunDirectory, plan: Plan, entry: PlanEntry, bench: Benchmark | None
 ) -> Iterator[tuple[str, str, Written | None]]:
@@ -328,7 +351,7 @@ def _exports(
     for name in runners((plan.drafter or {}).get("kind")):
         words = ["treeopt", "export", "--to", name, "--run", str(run.path)]
         words += ["--batch-size", str(entry.batch_size)] if len(plan.entries) > 1 else []
-        words += ["--anyway"] if bench and entry.speculates and is_slower(speedup_over(bench, "plain")) else []
+        words += ["--anyway"] if bench and slowdown(bench) else []
         made = None
         with suppress(TreeoptError):  # the command says why
             made = export_plan(plan, name, batch_size=entry.batch_size)

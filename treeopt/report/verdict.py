@@ -66,7 +66,7 @@ def doubt(speedup: Ratio) -> str:
     """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is."""
     said = (
         "was slower than plain decoding here, though not beyond noise"
-        if is_slower(speedup)
+        if speedup.value < 1
         else "is not shown to gain here"
     )
     return {
@@ -76,9 +76,10 @@ def doubt(speedup: Ratio) -> str:
     }.get(outcome(speedup), "")
 
 
-def is_slower(speedup: Ratio | None) -> bool:
-    """Whether plain decoding was faster, beyond noise or not."""
-    return speedup is not None and speedup.value < 1
+def slowdown(bench: Benchmark) -> Ratio | None:
+    """The speedup of a draft that plain decoding was faster than, beyond noise or not; None of any other."""
+    speedup = speedup_over(bench, "plain")
+    return speedup if speedup and speedup.value < 1 and bench.contender(bench.judged).size > 1 else None
 
 
 def pace(speedup: Ratio) -> str:
@@ -87,7 +88,7 @@ def pace(speedup: Ratio) -> str:
     >>> pace(Ratio(value=1.2)), pace(Ratio(value=0.9, low=0.8, high=1.1))
     ('decodes 1.20 times as fast as plain decoding', 'is slower than plain decoding: 0.90 (0.80 to 1.10) times as fast')
     """
-    if is_slower(speedup):
+    if speedup.value < 1:
         return f"is slower than plain decoding: {times(speedup)} as fast"
     return f"decodes {times(speedup)} as fast as plain decoding"
 
