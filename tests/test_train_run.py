@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -91,6 +92,23 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
     assert [line["loss"] for line in one] == [line["loss"] for line in other]
     assert [line["step"] for line in other] == list(range(1, 8))
     assert len(list((tmp_path / "killed/checkpoint.partial").glob("*.safetensors"))) == 1
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1)])
+def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
+    target = small_target(layers=7, dtype=torch.float32)
+    recipe = Recipe(kind, K, num_layers=layers, steps=3, draft_vocab=20 if kind == "eagle3" else None)
+    loop = make_loop(tmp_path / "first", target, recipe)
+    before = run(loop)
+    save_result(loop.trainee, target, recipe, tmp_path / "heads")
+    onward = replace(recipe, start=str(tmp_path / "heads"), draft_vocab=None)
+    begun = make_loop(tmp_path / "second", target, onward)
+    again = trained(begun.trainee)
+    assert again.keys() == before.keys()
+    assert all(torch.equal(weight, before[name]) for name, weight in again.items())
+    assert any(not torch.equal(weight, before[name]) for name, weight in run(begun).items())
+    with pytest.raises(InvalidInput, match="start must be heads of the kind hydra\\+\\+ with 2 heads of 4 layers"):
+        make_heads(target, Recipe("hydra++", K, start=str(tmp_path / "heads")))
 
 
 def test_a_checkpoint_of_another_run_is_left_alone_and_a_run_without_one_makes_room(tmp_path):

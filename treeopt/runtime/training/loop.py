@@ -155,7 +155,8 @@ class Loop:
             group["lr"] = group["peak"] * rate
         chosen = texts_of_step(step, len(self.texts), recipe.batch_size, recipe.seed)
         trials = count_trials([self.texts[i] for i in chosen], self.num_heads)
-        mine = chosen[accelerator.process_index :: accelerator.num_processes]
+        own = chosen[accelerator.process_index :: accelerator.num_processes]
+        mine = sorted(own, key=lambda i: len(self.texts[i].tokens))  # a pass is as long as its longest text
         torch.manual_seed(recipe.seed + step * accelerator.num_processes + accelerator.process_index)  # dropout
         parts, found = np.array_split(mine, recipe.accumulate), []
         for n, part in enumerate(parts, 1):

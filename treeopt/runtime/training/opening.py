@@ -21,6 +21,7 @@ from treeopt.records.drafters import DRAFTERS
 from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.checkpoints.save import by_libraries
 from treeopt.runtime.drafters import part_of
+from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.prompts.order import MOST_DRAWN, Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.target import Target, load_target
@@ -137,10 +138,26 @@ def make_heads(
 def _begun(target: Target, recipe: Recipe, *options: Any) -> Any:
     """Heads of a recipe's kind; all that is their own learns."""
     kind = next(name for name, kind in DRAFTERS.items() if recipe.kind in kind.recipes)
-    heads = part_of(kind, "begins")(target, recipe, *options).requires_grad_(True)
+    heads = part_of(kind, "begins")(target, recipe, *options)
+    if recipe.start is not None:
+        heads = _started(target, recipe, kind, heads)
+    heads = heads.requires_grad_(True)
     if heads.shares_projection:
         heads.projection.requires_grad_(False)  # it is the target's
     return heads
+
+
+def _started(target: Target, recipe: Recipe, kind: str, new: Any) -> Any:
+    """The heads that a recipe goes on from, in the number format of new ones, with whose weights theirs must agree."""
+    one_layer = recipe.defaults.one_layer  # whose vocabulary is its own
+    found: Any = open_drafter(recipe.start, target, depth=recipe.num_heads if one_layer else None).drafter
+    theirs, ours = ({name: p.shape for name, p in heads.named_parameters()} for heads in (found, new))
+    if found.kind != kind or not (one_layer or theirs == ours):
+        raise InvalidInput(
+            f"`start` must be heads of the kind {recipe.kind} with {recipe.num_heads} heads of {recipe.layers} layers, but "
+            f"{recipe.start} has others: say what they are by `kind`, `num_heads` and `num_layers`."
+        )
+    return found.to(next(new.parameters()).dtype).train()
 
 
 def size_of_heads(target: Target, recipe: Recipe) -> Size:

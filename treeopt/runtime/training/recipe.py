@@ -39,6 +39,7 @@ class Recipe:
     batch_size    : texts in each step, over all devices
     accumulate    : split each step into this many passes, to save memory
     learning_rate : highest learning rate of the heads; by default 0.001; medusa-2 0.002; eagle3 0.0005
+    start         : heads of the same kind to go on from, named as a drafter is; by default new ones
     """
 
     kind: Annotated[str, KINDS] = "medusa-1"
@@ -51,6 +52,7 @@ class Recipe:
     batch_size: Count = 8
     accumulate: Count = 1
     learning_rate: Positive | None = None
+    start: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,6 +65,8 @@ class Recipe:
         if not self.defaults.one_layer and self.draft_vocab is not None:
             layers = " or ".join(kind for kind in KINDS if RECIPES[kind].one_layer)
             raise InvalidInput(f"`draft_vocab` is for `kind={layers}`: heads of the kind {self.kind} know all tokens.")
+        if self.start is not None and self.draft_vocab is not None:
+            raise InvalidInput("`draft_vocab` is of new heads, but `start` names some that have theirs: leave one out.")
         lengths = [f"`{name}`" for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
         if len(lengths) > 1:
             raise InvalidInput(f"{' and '.join(lengths)} exclude each other: give one of them.")
