@@ -111,6 +111,14 @@ def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
         make_heads(target, Recipe("hydra++", K, start=str(tmp_path / "heads")))
 
 
+@pytest.mark.parametrize(("epochs", "kept"), [(1.0, 0), (1.5, 9)])
+def test_states_are_kept_where_several_epochs_read_them(epochs, kept, tmp_path):
+    """One epoch, rounded up to whole steps, was once taken for several."""
+    loop = make_loop(tmp_path, small_target(), Recipe(num_heads=K, epochs=epochs, batch_size=4).over(len(TEXTS)))
+    run(loop)
+    assert len(loop.states._kept) == kept
+
+
 def test_a_checkpoint_of_another_run_is_left_alone_and_a_run_without_one_makes_room(tmp_path):
     """Another command once replaced a half-trained run without a word."""
     target, recipe, other = small_target(), Recipe(steps=3, num_heads=K), Recipe(steps=3, num_heads=3, seed=1)

@@ -111,7 +111,7 @@ class Loop:
         self.model.train()
         started, recipe = time.perf_counter(), self.recipe
         step, alone = self.position.step, self.accelerator.num_processes == 1
-        several = recipe.steps is None or recipe.steps * recipe.batch_size > len(self.texts)  # epochs
+        several = recipe.steps is None or (recipe.steps - 1) * recipe.batch_size >= len(self.texts)  # epochs
         if several and alone and self.trainee.base is None and self.states.fit:
             self.states.keep(recipe.batch_size)
         # What was kept helps the steps to come, so it is on their clock; but there has to be time for some.
