@@ -14,7 +14,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
-from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups
+from treeopt.pipeline.decoding import Decoding, decode, evenly, held_out_conversations, other_groups, usual_prompts
 from treeopt.pipeline.entrants import PLAIN, Entrant, engine_entrants, own_entrants
 from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
@@ -129,7 +129,7 @@ def held_out(
     run: RunDirectory, decoding: Decoding, trace: RankTrace, num_prompts: int | None
 ) -> tuple[Conversation, ...]:
     """So many held-out conversations, by default enough for the batch size; a note where there are fewer."""
-    wanted = num_prompts or max(24, 10 * decoding.batch_size)
+    wanted = num_prompts or usual_prompts(decoding.batch_size)
     conversations = held_out_conversations(run, decoding.session, trace, wanted)
     if len(conversations) < wanted:
         note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
@@ -219,20 +219,22 @@ def _proof(
     drafts |= {f"{size} rows, depth {depth}": families[depth].tree(size) for size, depth in sizes}
     others = [f for f in (entry.chosen, *entry.others.values()) if f.speedup and f.draft not in drafts.values()]
     drafts |= {f"{f.draft.kind} of {f.size} rows, depth {f.depth}": f.draft for f in others}
-    conversations = held_out_conversations(run, session, answers, len(session.prompts.conversations))
-    half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
+    every = held_out_conversations(run, session, answers, len(session.prompts.conversations))
+    half = min(len(every) // 2, usual_prompts(entry.batch_size))
     if half < 1:
         raise InvalidInput("`verify` needs at least 2 held-out prompts, one to choose by and one to measure on.")
+    fresh = evenly(every, half)  # bench takes these too
+    others = [conversation for conversation in every if conversation not in fresh]
     folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
     entrants = {name: Entrant(draft) for name, draft in drafts.items()}
     most = answers.meta.get("max_new_tokens", 128)
-    first = Decoding(session, answers, entrants, entry.batch_size, 2, most, folder / "contest")
-    contest = decode(first, conversations[-half:])
+    first = Decoding(session, answers, entrants, entry.batch_size, 1, most, folder / "contest")
+    contest = decode(first, evenly(others, half))
     note(*decoding_caveats(contest))
     ranking = [(ratio.value, name) for name in drafts if (ratio := contest.speedup(name)) is not None]
     if not ranking:
         raise InvalidInput("`verify` timed nothing: the held-out prompts never fill a batch of this size.")
     winner = max(ranking)[1]
     afresh = {name: first.entrants[name] for name in ("plain", winner)}
-    proof = decode(replace(first, entrants=afresh, folder=folder / "afresh"), conversations[:half])
+    proof = decode(replace(first, entrants=afresh, folder=folder / "afresh"), fresh)
     return Verified(finalists=[contest.figure(name) for name in drafts], prompts=half, afresh=proof.figure(winner))

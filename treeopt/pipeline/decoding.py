@@ -15,7 +15,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.replay import accepted_lengths, length_counts, record_for, replay_lengths, tells
 from treeopt.latency.rounds import processor_share
-from treeopt.pipeline.calibrate import collect, first_conversations
+from treeopt.pipeline.calibrate import collect
 from treeopt.pipeline.entrants import Entrant
 from treeopt.records.benchmark import LOOKS, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Quality
@@ -294,14 +294,29 @@ def _quality(
     return found
 
 
+def usual_prompts(batch_size: int) -> int:
+    """Held-out prompts that are decoded where nobody says how many."""
+    return max(64, 10 * batch_size)
+
+
 def held_out_conversations(
     run: RunDirectory, session: Session, trace: Answers, wanted: int
 ) -> tuple[Conversation, ...]:
-    """The first of the session's conversations that the trace was not measured on."""
+    """So many of the session's conversations that the trace was not measured on, drawn evenly from all of them."""
     hashes = trace.meta.get("prompt_sha256")
     if hashes is None:
         raise InvalidInput(f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256.")
-    return first_conversations(replace(session, prompts=session.prompts.without(hashes)), wanted)
+    if not (left := session.prompts.without(hashes).conversations):
+        raise InvalidInput(
+            f"`prompts` must leave some for bench, but all of {session.prompts.name} were calibrated on."
+        )
+    return evenly(left, wanted)
+
+
+def evenly(conversations: Sequence[Conversation], wanted: int) -> tuple[Conversation, ...]:
+    """So many of the conversations, or all: of every group its share, to one, evenly spaced over the group's own order."""
+    ordered, wanted = sorted(conversations, key=lambda one: one.group), min(wanted, len(conversations))
+    return tuple(ordered[i * len(ordered) // wanted] for i in range(wanted))
 
 
 def other_groups(calibrated: Sequence[str], decoded: Sequence[str]) -> str | None:

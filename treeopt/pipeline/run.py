@@ -43,7 +43,7 @@ class LineOptions:
     engine         : time, plan for and decode in this runtime
     num_prompts    : prompts to calibrate on
     max_new_tokens : longest answer
-    bench_prompts  : held-out prompts; by default 24, or 10 a row
+    bench_prompts  : held-out prompts; by default 64, or 10 a row
     time_limit_s   : seconds for timing steps
     overwrite      : replace other measurements of the run
     """
