@@ -196,8 +196,8 @@ def test_guesses_that_are_split_again_may_be_more_than_were_told():
     said = {"plain": [[n] for n in range(6, 13)], "chain of 1": [[6], [7, 8, 9, 10], [11, 12]]}
     runs = {name: decode_block(Recorded(passes), Tree.chain(1), [(0, [1])], STOP) for name, passes in said.items()}
     entrants = {"plain": Entrant(), "chain of 1": Entrant(Tree.chain(1), is_replayable=False)}
-    bench = contest.result([BlockVisit(round=0, prompts=[0], runs=runs)], entrants)
-    assert [contender.size for contender in bench.contenders] == [1, 4]
+    visits = [BlockVisit(round=0, prompts=[0], runs=runs)]
+    assert [contest.contender(name, entrant, visits).size for name, entrant in entrants.items()] == [1, 4]
 
 
 @pytest.mark.parametrize("stops", [False, True])

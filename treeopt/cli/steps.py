@@ -76,7 +76,7 @@ def _run_one(
     plan, results, engines, groups = pipeline.run_line(run, pipeline.open_session(source), wanted)
     if as_json:
         found = {"plan": plan.document(), "bench": [r.document() for r in results]}
-        show_result({**found, **({"groups": groups.document()} if groups else {})}, None, as_json)
+        show_result({**found, "groups": groups.document() if groups else None}, None, as_json)
         return
     out(plan_table(plan, details=details))
     for entry, result in zip(plan.entries, results, strict=True):

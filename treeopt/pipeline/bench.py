@@ -54,8 +54,7 @@ def bench(
     num_prompts : held-out prompts; "trace" takes all those that were calibrated on
     trees       : more contenders, by file or published name
     """
-    on_trace = num_prompts == "trace"
-    if on_trace and engine is not None:
+    if num_prompts == "trace" and engine is not None:
         raise InvalidInput("`engine` decodes held-out prompts, but got `prompts=trace`.")
     plan, trace, rule = run.read_plan(), run.read_trace(), session.acceptance.record
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
@@ -75,13 +74,13 @@ def bench(
     else:
         entrants = engine_entrants(run, plan, entry, source, opened, trees)
     decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
-    reference = _plain_answers_of(trace, decoding, same_seed=not of_probe) if on_trace else None
-    conversations = (
-        _trace_conversations(session, trace) if num_prompts == "trace" else held_out(run, decoding, trace, num_prompts)
-    )
+    if num_prompts == "trace":
+        conversations = _trace_conversations(session, trace)
+    else:
+        conversations = held_out(run, decoding, trace, num_prompts)
     result = replace(
-        decode(decoding, conversations, reference=reference),
-        prompts="trace" if on_trace else "held out",
+        decode(decoding, conversations),
+        prompts="trace" if num_prompts == "trace" else "held out",
         inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
     )
     run.replace_bench(result, plan, entry.batch_size, engine)
@@ -150,26 +149,6 @@ def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversati
     return tuple(known[sha] for sha in wanted)
 
 
-def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) -> RankTrace | None:
-    """The trace itself, where its answers are those that plain decoding would give in this decoding.
-
-    same_seed : whether the texts depend on the seed
-    """
-    meta, session, pools, counts = trace.meta, decoding.session, trace.pools, decoding.counts
-    seeds = [rule.get("seed") for rule in (meta.get("acceptance") or {}, decoding.rule)]
-    if (
-        (meta.get("provenance") or {}).get("dtype") == session.provenance()["dtype"]
-        and meta.get("max_new_tokens") == decoding.max_new_tokens
-        and not (meta.get("answers") or {}).get("given")
-        and (seeds[0] == seeds[1] or not same_seed)
-        and counts.top_k == trace.top_k
-        and (not counts.topks or (pools and {*counts.topks} <= {*pools.topks} and counts.levels <= pools.levels))
-    ):
-        return trace
-    note("The trace has another dtype, limits, seed, ranks or topk: its prompts are answered again.")
-    return None
-
-
 def check_decodes_here(session: Session, latencies: LatencyProfile | None) -> None:
     """Raise InvalidInput where latencies are of another runtime or machine than decodes to verify."""
     if latencies and (
@@ -224,12 +203,12 @@ def _proof(
     if half < 1:
         raise InvalidInput("`verify` needs at least 2 held-out prompts, one to choose by and one to measure on.")
     fresh = evenly(every, half)  # bench takes these too
-    others = [conversation for conversation in every if conversation not in fresh]
+    rest = [conversation for conversation in every if conversation not in fresh]
     folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
     entrants = {name: Entrant(draft) for name, draft in drafts.items()}
     most = answers.meta.get("max_new_tokens", 128)
     first = Decoding(session, answers, entrants, entry.batch_size, 1, most, folder / "contest")
-    contest = decode(first, evenly(others, half))
+    contest = decode(first, evenly(rest, half))
     note(*decoding_caveats(contest))
     ranking = [(ratio.value, name) for name in drafts if (ratio := contest.speedup(name)) is not None]
     if not ranking:

@@ -195,15 +195,11 @@ def collect(
     meta = _trace_meta(session)
     counts, shard = fitting(counts, session), session.shard
     all_prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
-    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "counts": counts}
-    options = {
-        **counts.record,
-        "conversations": all_prompts,
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-    }
+    limits = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    asked: dict[str, Any] = {**limits, "counts": counts}
     numbered, folder = blocks_of(conversations, batch_size, shard), folder.absolute()
     blocks = [tuple(block) for block in numbered.values()]
+    options = {**counts.record, "conversations": all_prompts, **limits}
     key = {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})}
     journal = Journal(folder, key, ".npz")
     with progress(title, sum(map(len, blocks))) as advance:

@@ -82,18 +82,13 @@ class Decoding:
         return record_for(drafts, self.source.meta.get("top_k") or 1)
 
 
-def decode(
-    decoding: Decoding, conversations: Sequence[Conversation], *, reference: RankTrace | None = None
-) -> Benchmark:
-    """Have all contenders answer some conversations: a benchmark.
-
-    reference  the trace of the conversations' plain answers; they are answered where it is missing
-    """
+def decode(decoding: Decoding, conversations: Sequence[Conversation]) -> Benchmark:
+    """Have all contenders answer some conversations: a benchmark."""
     from treeopt.runtime.measure.ranks import turn_prompts
     from treeopt.runtime.memory import with_less_memory
 
     session = decoding.session
-    reference = reference or _plain_answers(decoding, conversations)
+    reference = _plain_answers(decoding, conversations)
     prompts = turn_prompts(session.prompts, reference)
     visits, rows = with_less_memory(lambda rows: _visits(decoding, prompts, rows), decoding.batch_size, note)
     has_one_text, quality = decoding.rule["rule"] in SAME_TEXT, None
@@ -101,8 +96,10 @@ def decode(
         quality, _ = with_less_memory(lambda n: _quality(decoding, visits, prompts, reference, n), rows, note)
     compared = _engine_answers(decoding, prompts, visits) if decoding.engine else reference
     decoded = [run for visit in visits for run in visit.runs.values()]
-    return replace(
-        Contest(session.target, prompts, compared, rows, has_one_text).result(visits, decoding.entrants),
+    contest = Contest(session.target, prompts, compared, rows, has_one_text)
+    return Benchmark(
+        contenders=tuple(contest.contender(name, entrant, visits) for name, entrant in decoding.entrants.items()),
+        dtype=str(session.target.dtype).removeprefix("torch."),
         quality=quality,
         max_new_tokens=decoding.max_new_tokens,
         loop_share=compared.loop_share(),
@@ -187,14 +184,8 @@ class Contest:
     batch_size: int
     has_one_text: bool = True
 
-    def result(self, visits: Sequence[BlockVisit], entrants: Mapping[str, Entrant]) -> Benchmark:
-        """The benchmark of all visits."""
-        return Benchmark(
-            contenders=tuple(self._contender(name, entrant, visits) for name, entrant in entrants.items()),
-            dtype=str(self.target.dtype).removeprefix("torch."),
-        )
-
-    def _contender(self, name: str, entrant: Entrant, all_visits: Sequence[BlockVisit]) -> Contender:
+    def contender(self, name: str, entrant: Entrant, all_visits: Sequence[BlockVisit]) -> Contender:
+        """What the visits measured of one of the contenders."""
         visits = [(visit, visit.runs[name]) for visit in all_visits if name in visit.runs]
         first = [run for visit, run in visits if visit.round == 0]
         rows = sorted((row for run in first for row in run.rows), key=lambda row: row.id)

@@ -109,13 +109,11 @@ def run_line(
 
 def groups_of(run: RunDirectory, session: Session) -> GroupsCompared | None:
     """What each group of prompts gains by a setting of its own; a note where that cannot be told."""
-    if session.source.get("group_by") is None:
-        return None
     try:
-        return compare_groups(side_of([run]))
+        return compare_groups(side_of([run])) if session.source.get("group_by") else None
     except InvalidInput as reason:  # few conversations, or a rule whose record has no answers
         note(str(reason))
-        return None
+    return None
 
 
 def drafters_of(asked: str) -> list[str]:

@@ -249,14 +249,14 @@ def verdict(result: Result) -> str:
     raise TypeError(type(result).__name__)
 
 
-def compared_table(result: Result) -> RenderableType:
-    """The verdict, then the tables."""
-    return together(*_tables(result), headline=[verdict(result)])
-
-
 @singledispatch
 def _tables(result: Result) -> list[Table]:
     raise TypeError(type(result).__name__)
+
+
+def compared_table(result: Result) -> RenderableType:
+    """The verdict, then the tables."""
+    return together(*_tables(result), headline=[verdict(result)])
 
 
 def per_cent(loss: Loss) -> str:
