@@ -199,8 +199,8 @@ def collect(
     asked: dict[str, Any] = {**limits, "counts": counts}
     numbered, folder = blocks_of(conversations, batch_size, shard), folder.absolute()
     blocks = [tuple(block) for block in numbered.values()]
-    options = {**counts.record, "conversations": all_prompts, **limits}
-    key = {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})}
+    key = {**meta, **counts.record, "conversations": all_prompts, **limits}
+    key |= {} if shard == WHOLE else {"shard": str(shard)}
     journal = Journal(folder, key, ".npz")
     with progress(title, sum(map(len, blocks))) as advance:
         if session.cluster is None:

@@ -298,10 +298,7 @@ def _(result: GroupsCompared) -> str:
             f"{one.group} at batch size {one.batch_size} ({draft_words(one.own.draft)}), {times(one.gain)} as fast as shared"
             for one in gainers
         ]
-        return (
-            f"A setting of their own pays for {'; '.join(said)}. treeopt search --for-groups own makes a plan for each "
-            "group."
-        )
+        return f"A setting of their own pays for {'; '.join(said)}. To plan for each: treeopt search --for-groups own."
     most = max(result.groups, key=lambda group: group.shared.interval95[0])
     return (
         f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The "
