@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import treeopt as api
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.source import source_of
 from treeopt.pipeline.decoding import Contest
-from treeopt.pipeline.entrants import Entrant, engine_entrants
+from treeopt.pipeline.entrants import Entrant, engine_entrants, own_entrants
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -196,8 +197,17 @@ def test_guesses_that_are_split_again_may_be_more_than_were_told():
     said = {"plain": [[n] for n in range(6, 13)], "chain of 1": [[6], [7, 8, 9, 10], [11, 12]]}
     runs = {name: decode_block(Recorded(passes), Tree.chain(1), [(0, [1])], STOP) for name, passes in said.items()}
     entrants = {"plain": Entrant(), "chain of 1": Entrant(Tree.chain(1), is_replayable=False)}
-    bench = contest.result([BlockVisit(round=0, prompts=[0], runs=runs)], entrants)
-    assert [contender.size for contender in bench.contenders] == [1, 4]
+    visits = [BlockVisit(round=0, prompts=[0], runs=runs)]
+    assert [contest.contender(name, entrant, visits).size for name, entrant in entrants.items()] == [1, 4]
+
+
+@pytest.mark.parametrize("kind", ["tree", "chain"])
+def test_the_best_chain_is_decoded_once_where_it_is_the_plan(tmp_path, kind):
+    run = make_run(tmp_path, batch_sizes=(1,))
+    entry, source = run.read_plan().entries[0], source_of(run.read_trace())
+    drafter = SimpleNamespace(num_heads=source.num_heads, draft_vocab_size=64)
+    found = own_entrants(run.read_plan(), replace(entry, chosen=entry.best(kind), others={}), source, drafter, ())
+    assert ("chain" in found) == (kind == "tree")
 
 
 @pytest.mark.parametrize("stops", [False, True])

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from treeopt.growth.drift import SURVIVAL, TOP_1, holm, reach, shifts
 from treeopt.growth.heldout import folds
 from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
+from treeopt.pipeline.run import groups_of
 from treeopt.planning.compared import DrafterFigure, winner
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import drawn_accept, group_losses, group_parts, plan_losses, tokens_of
@@ -23,11 +25,13 @@ from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.figure import Figure, Intervals
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import NO_TRIAL, RankTrace
+from treeopt.report.tables import verdict
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import examples, invoke, random_trace, traces
 from .engine_files import exposition
+from .test_figures import some_bench
 
 
 def conversations(rng, n: int, *, best: float = 0.5, heads: int = 3) -> RankTrace:
@@ -221,6 +225,46 @@ def test_the_losses_of_two_groups_by_hand():
     assert shared.entries[0].tree.medusa_choices == [[0], [0, 0]]
     losses = {one.group: one.shared.share for one in group_losses(shared, trace, None)}
     assert losses == pytest.approx({"x": 0.0, "y": 0.5}, abs=1e-9)
+
+
+@pytest.fixture
+def mixed_run(tmp_path):
+    """A run of two groups: in x every guess is right, in y none is. A plain step takes 10 ms, one with guesses 12."""
+    run, trace = treeopt.RunDirectory(tmp_path / "mixed"), grouped(x=constant([0, 0], n=60), y=constant([3, 3], n=10))
+    run.replace_accuracies(Calibration.from_trace(trace), trace)
+    steps = tuple(StepTiming(1, 64, size, size - 1, (12.0,) * 4) for size in (2, 3))
+    LatencyProfile(steps, (StepTiming(1, 64, 1, 0, (10.0,) * 4),)).save(run.profile)
+    treeopt.search(run=run, budget=3, max_rank=0)
+    return run
+
+
+def test_a_run_by_group_says_which_group_is_better_off_without_speculation(mixed_run):
+    """Without guesses y takes 10 ms a token, not 12: exactly 1.2 times as fast, whatever is drawn again."""
+    found = groups_of(mixed_run, SimpleNamespace(source={"group_by": "kind"}))
+    (y,) = found.gainers
+    assert (y.group, y.own.draft) == ("y", Tree.chain(0))
+    assert (y.gain.value, y.gain.low, y.gain.high) == pytest.approx((1.2, 1.2, 1.2))
+    said = verdict(found)
+    assert "y at batch size 1 (do not speculate), 1.20 (1.20 to 1.20) times as fast as shared" in said
+    assert groups_of(mixed_run, SimpleNamespace(source={})) is None
+
+
+def test_groups_that_are_too_few_to_be_judged_do_not_end_a_run(mixed_run, capsys):
+    mixed_run.read_trace().select(np.arange(62)).save(mixed_run.trace)
+    assert groups_of(mixed_run, SimpleNamespace(source={"group_by": "kind"})) is None
+    assert "two groups of 5 conversations" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_last_lines_of_a_run_have_its_groups(mixed_run, monkeypatch):
+    from treeopt import pipeline
+
+    groups = groups_of(mixed_run, SimpleNamespace(source={"group_by": "kind"}))
+    monkeypatch.setattr(pipeline, "open_session", lambda source: None)
+    monkeypatch.setattr(pipeline, "run_line", lambda *given: (mixed_run.read_plan(), [some_bench()], [], groups))
+    last = invoke("run", "--run", mixed_run.path).stdout.rpartition("The speedup is")[2]
+    assert last.index("do not speculate") < last.index("own over shared") < last.index("Found: ")
+    document = json.loads(invoke("run", "--run", mixed_run.path, "--json").stdout)
+    assert [one["group"] for one in document["groups"]["groups"]] == ["x", "y"]
 
 
 def test_a_trace_without_groups_has_none_to_compare():

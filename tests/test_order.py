@@ -51,7 +51,7 @@ def test_calibration_and_bench_take_of_every_category_its_share(tmp_path, groupe
     """In file order 96 of 260 prompts are of 5 categories, and the 24 for bench of two others."""
     prompts = load(tmp_path, SORTED, group_by="kind" if grouped else None, order=Order(0))
     session, run = FakeSession(prompts), RunDirectory(tmp_path / "run")
-    calibrated = first_conversations(session, 96, reserved=1)
+    calibrated = first_conversations(session, 96)
     rest = held_out_conversations(run, session, trace_of(calibrated), 24)
     for found in (calibrated, rest):
         share = len(found) / 13
@@ -124,21 +124,26 @@ def test_later_commands_go_on_in_the_order_of_the_run(tmp_path):
     }
 
 
+@pytest.mark.parametrize("grouped", [True, False])
+def test_prompts_of_bench_stand_for_all_that_are_left_of_a_file_in_order(tmp_path, grouped):
+    """Of 13 categories, one behind the other in the file; the first 26 of those left would be of two of them."""
+    prompts = load(tmp_path, SORTED, group_by="kind" if grouped else None)
+    trace = trace_of(prompts.conversations[::20])
+    found = held_out_conversations(RunDirectory(tmp_path), FakeSession(prompts), trace, 26)
+    assert set(Counter(SORTED[c.row - 1]["kind"] for c in found).values()) == {2}
+
+
 def test_a_bench_of_other_groups_says_so(tmp_path, capsys):
     prompts = load(tmp_path, SORTED, group_by="kind", order=Order(0))
-    calibrated = trace_of(prompts.conversations[:96])
-    rest = replace(prompts, conversations=prompts.conversations[96:])
-    for chosen, words in (
-        (rest.conversations, ""),
-        (
-            sorted(rest.conversations, key=lambda c: c.row),
-            "The prompts are of other groups than the calibration's: category 0 54% (calibrated: 7%)",
-        ),
+    in_file_order = sorted(prompts.conversations, key=lambda c: c.row)
+    for calibrated, words in (
+        (prompts.conversations[:96], ""),
+        (in_file_order[:96], "The prompts are of other groups than the calibration's: category 0 0% (calibrated: 21%)"),
     ):
-        decoding = SimpleNamespace(session=FakeSession(replace(prompts, conversations=tuple(chosen))), batch_size=1)
-        held_out(RunDirectory(tmp_path), decoding, calibrated, 24)
-        assert capsys.readouterr().err.replace("\n", " ").startswith(words)
-        assert words or not capsys.readouterr().err
+        decoding = SimpleNamespace(session=FakeSession(prompts), batch_size=1)
+        held_out(RunDirectory(tmp_path), decoding, trace_of(calibrated), 24)
+        said = capsys.readouterr().err.replace("\n", " ")
+        assert said.startswith(words) if words else not said
 
 
 def rows_of(path, n):

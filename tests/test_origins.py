@@ -80,7 +80,7 @@ def test_versions_are_no_other_measurement_and_what_differs_is_named_by_its_key(
 def test_a_sample_of_a_large_file_is_not_said_to_be_all_of_it(monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["treeopt.pipeline.calibrate"], "MOST_DRAWN", 8)
     session = SimpleNamespace(prompts=SimpleNamespace(conversations=tuple(range(8)), name="x"))
-    assert len(first_conversations(session, 100, reserved=1)) == 6
+    assert len(first_conversations(session, 100)) == 6
     assert "Calibrating on 6 of 8 prompts, 8 of a file at most; the rest" in capsys.readouterr().err
 
 

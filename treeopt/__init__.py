@@ -252,7 +252,7 @@ def bench(
 
     plan           : becomes the run's; by default it is the run's
     batch_size     : which of the plan's; by default its first
-    num_prompts    : held-out prompts; by default 24, or 10 a row
+    num_prompts    : held-out prompts; by default 64, or 10 a row
     max_new_tokens : longest answer; by default as calibrated
     rounds         : times that every contender decodes every prompt
     engine         : have another runtime decode: transformers, openvino, openvino-int8

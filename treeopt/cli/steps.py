@@ -68,13 +68,15 @@ def _run_one(
     from treeopt.files.shell import printable
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.plan_table import plan_table
+    from treeopt.report.tables import compared_table
     from treeopt.report.terminal import note, out
     from treeopt.report.verdict import ending
 
     source = pipeline.resolve(run, source, overwrite=wanted.overwrite, num_prompts=wanted.num_prompts)
-    plan, results, engines = pipeline.run_line(run, pipeline.open_session(source), wanted)
+    plan, results, engines, groups = pipeline.run_line(run, pipeline.open_session(source), wanted)
     if as_json:
-        show_result({"plan": plan.document(), "bench": [r.document() for r in results]}, None, as_json)
+        found = {"plan": plan.document(), "bench": [r.document() for r in results]}
+        show_result({**found, "groups": groups.document() if groups else None}, None, as_json)
         return
     out(plan_table(plan, details=details))
     for entry, result in zip(plan.entries, results, strict=True):
@@ -83,6 +85,8 @@ def _run_one(
             out(compared)
     note((f"For your engine: {run.export}/. " if engines else "") + f"To look at it all, open {run.report}")
     said, following = ending(run, plan, results, engines, is_demo=source.get("model", demo.NAME) == demo.NAME)
+    if groups:
+        out(compared_table(groups))
     out(said)
     click.echo(printable(following))  # on a line of its own, however long, to be copied
 

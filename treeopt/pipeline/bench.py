@@ -14,7 +14,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
-from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups
+from treeopt.pipeline.decoding import Decoding, decode, evenly, held_out_conversations, other_groups, usual_prompts
 from treeopt.pipeline.entrants import PLAIN, Entrant, engine_entrants, own_entrants
 from treeopt.pipeline.threads import settle_threads
 from treeopt.planning.planner import plan_trees
@@ -54,8 +54,7 @@ def bench(
     num_prompts : held-out prompts; "trace" takes all those that were calibrated on
     trees       : more contenders, by file or published name
     """
-    on_trace = num_prompts == "trace"
-    if on_trace and engine is not None:
+    if num_prompts == "trace" and engine is not None:
         raise InvalidInput("`engine` decodes held-out prompts, but got `prompts=trace`.")
     plan, trace, rule = run.read_plan(), run.read_trace(), session.acceptance.record
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
@@ -75,13 +74,13 @@ def bench(
     else:
         entrants = engine_entrants(run, plan, entry, source, opened, trees)
     decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
-    reference = _plain_answers_of(trace, decoding, same_seed=not of_probe) if on_trace else None
-    conversations = (
-        _trace_conversations(session, trace) if num_prompts == "trace" else held_out(run, decoding, trace, num_prompts)
-    )
+    if num_prompts == "trace":
+        conversations = _trace_conversations(session, trace)
+    else:
+        conversations = held_out(run, decoding, trace, num_prompts)
     result = replace(
-        decode(decoding, conversations, reference=reference),
-        prompts="trace" if on_trace else "held out",
+        decode(decoding, conversations),
+        prompts="trace" if num_prompts == "trace" else "held out",
         inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
     )
     run.replace_bench(result, plan, entry.batch_size, engine)
@@ -129,7 +128,7 @@ def held_out(
     run: RunDirectory, decoding: Decoding, trace: RankTrace, num_prompts: int | None
 ) -> tuple[Conversation, ...]:
     """So many held-out conversations, by default enough for the batch size; a note where there are fewer."""
-    wanted = num_prompts or max(24, 10 * decoding.batch_size)
+    wanted = num_prompts or usual_prompts(decoding.batch_size)
     conversations = held_out_conversations(run, decoding.session, trace, wanted)
     if len(conversations) < wanted:
         note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
@@ -148,26 +147,6 @@ def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversati
             f"`prompts=trace` needs the trace's prompts: {len(missing)} are not in {session.prompts.name}."
         )
     return tuple(known[sha] for sha in wanted)
-
-
-def _plain_answers_of(trace: RankTrace, decoding: Decoding, *, same_seed: bool) -> RankTrace | None:
-    """The trace itself, where its answers are those that plain decoding would give in this decoding.
-
-    same_seed : whether the texts depend on the seed
-    """
-    meta, session, pools, counts = trace.meta, decoding.session, trace.pools, decoding.counts
-    seeds = [rule.get("seed") for rule in (meta.get("acceptance") or {}, decoding.rule)]
-    if (
-        (meta.get("provenance") or {}).get("dtype") == session.provenance()["dtype"]
-        and meta.get("max_new_tokens") == decoding.max_new_tokens
-        and not (meta.get("answers") or {}).get("given")
-        and (seeds[0] == seeds[1] or not same_seed)
-        and counts.top_k == trace.top_k
-        and (not counts.topks or (pools and {*counts.topks} <= {*pools.topks} and counts.levels <= pools.levels))
-    ):
-        return trace
-    note("The trace has another dtype, limits, seed, ranks or topk: its prompts are answered again.")
-    return None
 
 
 def check_decodes_here(session: Session, latencies: LatencyProfile | None) -> None:
@@ -219,20 +198,22 @@ def _proof(
     drafts |= {f"{size} rows, depth {depth}": families[depth].tree(size) for size, depth in sizes}
     others = [f for f in (entry.chosen, *entry.others.values()) if f.speedup and f.draft not in drafts.values()]
     drafts |= {f"{f.draft.kind} of {f.size} rows, depth {f.depth}": f.draft for f in others}
-    conversations = held_out_conversations(run, session, answers, len(session.prompts.conversations))
-    half = min(len(conversations) // 2, max(24, 10 * entry.batch_size))  # bench takes the first ones
+    every = held_out_conversations(run, session, answers, len(session.prompts.conversations))
+    half = min(len(every) // 2, usual_prompts(entry.batch_size))
     if half < 1:
         raise InvalidInput("`verify` needs at least 2 held-out prompts, one to choose by and one to measure on.")
+    fresh = evenly(every, half)  # bench takes these too
+    rest = [conversation for conversation in every if conversation not in fresh]
     folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
     entrants = {name: Entrant(draft) for name, draft in drafts.items()}
     most = answers.meta.get("max_new_tokens", 128)
-    first = Decoding(session, answers, entrants, entry.batch_size, 2, most, folder / "contest")
-    contest = decode(first, conversations[-half:])
+    first = Decoding(session, answers, entrants, entry.batch_size, 1, most, folder / "contest")
+    contest = decode(first, evenly(rest, half))
     note(*decoding_caveats(contest))
     ranking = [(ratio.value, name) for name in drafts if (ratio := contest.speedup(name)) is not None]
     if not ranking:
         raise InvalidInput("`verify` timed nothing: the held-out prompts never fill a batch of this size.")
     winner = max(ranking)[1]
     afresh = {name: first.entrants[name] for name in ("plain", winner)}
-    proof = decode(replace(first, entrants=afresh, folder=folder / "afresh"), conversations[:half])
+    proof = decode(replace(first, entrants=afresh, folder=folder / "afresh"), fresh)
     return Verified(finalists=[contest.figure(name) for name in drafts], prompts=half, afresh=proof.figure(winner))

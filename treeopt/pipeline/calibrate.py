@@ -78,7 +78,7 @@ def calibrate(
     others = {"responses": session.given, "engine": session.cluster, "shard": session.shard != WHOLE}
     if is_typical and (given := [name for name, value in others.items() if value]):
         raise InvalidInput(f"Typical acceptance is measured by decoding in one process: leave `{given[0]}` out.")
-    conversations = first_conversations(session, num_prompts, reserved=1)
+    conversations = first_conversations(session, num_prompts)
     settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
@@ -152,13 +152,13 @@ def examples(session: Session, trace: RankTrace, calibration: Calibration) -> li
     return found
 
 
-def first_conversations(session: Session, num_prompts: int, *, reserved: int = 0) -> tuple[Conversation, ...]:
-    """The first of the session's conversations; with ``reserved`` a quarter is left for bench."""
+def first_conversations(session: Session, num_prompts: int) -> tuple[Conversation, ...]:
+    """The first of the session's conversations; a quarter is left for bench."""
     conversations = session.prompts.conversations
-    if len(conversations) <= reserved:
+    if len(conversations) < 2:
         raise InvalidInput(f"`prompts` must leave some for bench, but {session.prompts.name} has {len(conversations)}.")
-    most = len(conversations) - (max(1, len(conversations) // 4) if reserved else 0)
-    if reserved and num_prompts > most:
+    most = len(conversations) - max(1, len(conversations) // 4)
+    if num_prompts > most:
         drawn = f", {MOST_DRAWN:,} of a file at most" if len(conversations) == MOST_DRAWN else ""
         note(f"Calibrating on {most} of {len(conversations)} prompts{drawn}; the rest are held out for bench.")
     return conversations[: min(num_prompts, most)]
@@ -195,16 +195,12 @@ def collect(
     meta = _trace_meta(session)
     counts, shard = fitting(counts, session), session.shard
     all_prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
-    asked: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "counts": counts}
-    options = {
-        **counts.record,
-        "conversations": all_prompts,
-        "max_new_tokens": max_new_tokens,
-        "batch_size": batch_size,
-    }
+    limits = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    asked: dict[str, Any] = {**limits, "counts": counts}
     numbered, folder = blocks_of(conversations, batch_size, shard), folder.absolute()
     blocks = [tuple(block) for block in numbered.values()]
-    key = {**meta, **options, **({} if shard == WHOLE else {"shard": str(shard)})}
+    key = {**meta, **counts.record, "conversations": all_prompts, **limits}
+    key |= {} if shard == WHOLE else {"shard": str(shard)}
     journal = Journal(folder, key, ".npz")
     with progress(title, sum(map(len, blocks))) as advance:
         if session.cluster is None:

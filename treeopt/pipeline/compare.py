@@ -143,14 +143,18 @@ def planned(side: Side, latencies: LatencyProfile | None, batch_size: int | None
     return replace(side.plan, entries=(side.plan.entry(batch_size),), schedule=[])
 
 
-def compare_groups(side: Side, batch_size: int | None, budget: int, tolerance: float) -> GroupsCompared:
+def compare_groups(
+    side: Side, batch_size: int | None = None, budget: int = 64, tolerance: float = 0.005
+) -> GroupsCompared:
+    """What each group of a side's prompts loses by sharing its plan."""
     source = side.source
     if source is None or not source.is_exact:
         raise InvalidInput(f"Groups are compared in a trace, but {side.name} has none: pass a second source.")
     trace = cast(RankTrace, source.answers)
     with progress("Comparing groups", None):
         plan = planned(side, side.profile, batch_size, budget)
-        losses = group_losses(plan, trace, side.profile)
+        way = planned_trees(plan)
+        losses = group_losses(plan, trace, side.profile, way.dynamic_limits if way else DYNAMIC)
     return GroupsCompared(name=side.name, groups=tuple(losses), tolerance=tolerance)
 
 

@@ -15,7 +15,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.replay import accepted_lengths, length_counts, record_for, replay_lengths, tells
 from treeopt.latency.rounds import processor_share
-from treeopt.pipeline.calibrate import collect, first_conversations
+from treeopt.pipeline.calibrate import collect
 from treeopt.pipeline.entrants import Entrant
 from treeopt.records.benchmark import LOOKS, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Quality
@@ -82,18 +82,13 @@ class Decoding:
         return record_for(drafts, self.source.meta.get("top_k") or 1)
 
 
-def decode(
-    decoding: Decoding, conversations: Sequence[Conversation], *, reference: RankTrace | None = None
-) -> Benchmark:
-    """Have all contenders answer some conversations: a benchmark.
-
-    reference  the trace of the conversations' plain answers; they are answered where it is missing
-    """
+def decode(decoding: Decoding, conversations: Sequence[Conversation]) -> Benchmark:
+    """Have all contenders answer some conversations: a benchmark."""
     from treeopt.runtime.measure.ranks import turn_prompts
     from treeopt.runtime.memory import with_less_memory
 
     session = decoding.session
-    reference = reference or _plain_answers(decoding, conversations)
+    reference = _plain_answers(decoding, conversations)
     prompts = turn_prompts(session.prompts, reference)
     visits, rows = with_less_memory(lambda rows: _visits(decoding, prompts, rows), decoding.batch_size, note)
     has_one_text, quality = decoding.rule["rule"] in SAME_TEXT, None
@@ -101,8 +96,10 @@ def decode(
         quality, _ = with_less_memory(lambda n: _quality(decoding, visits, prompts, reference, n), rows, note)
     compared = _engine_answers(decoding, prompts, visits) if decoding.engine else reference
     decoded = [run for visit in visits for run in visit.runs.values()]
-    return replace(
-        Contest(session.target, prompts, compared, rows, has_one_text).result(visits, decoding.entrants),
+    contest = Contest(session.target, prompts, compared, rows, has_one_text)
+    return Benchmark(
+        contenders=tuple(contest.contender(name, entrant, visits) for name, entrant in decoding.entrants.items()),
+        dtype=str(session.target.dtype).removeprefix("torch."),
         quality=quality,
         max_new_tokens=decoding.max_new_tokens,
         loop_share=compared.loop_share(),
@@ -187,14 +184,8 @@ class Contest:
     batch_size: int
     has_one_text: bool = True
 
-    def result(self, visits: Sequence[BlockVisit], entrants: Mapping[str, Entrant]) -> Benchmark:
-        """The benchmark of all visits."""
-        return Benchmark(
-            contenders=tuple(self._contender(name, entrant, visits) for name, entrant in entrants.items()),
-            dtype=str(self.target.dtype).removeprefix("torch."),
-        )
-
-    def _contender(self, name: str, entrant: Entrant, all_visits: Sequence[BlockVisit]) -> Contender:
+    def contender(self, name: str, entrant: Entrant, all_visits: Sequence[BlockVisit]) -> Contender:
+        """What the visits measured of one of the contenders."""
         visits = [(visit, visit.runs[name]) for visit in all_visits if name in visit.runs]
         first = [run for visit, run in visits if visit.round == 0]
         rows = sorted((row for run in first for row in run.rows), key=lambda row: row.id)
@@ -294,14 +285,29 @@ def _quality(
     return found
 
 
+def usual_prompts(batch_size: int) -> int:
+    """Held-out prompts that are decoded where nobody says how many."""
+    return max(64, 10 * batch_size)
+
+
 def held_out_conversations(
     run: RunDirectory, session: Session, trace: Answers, wanted: int
 ) -> tuple[Conversation, ...]:
-    """The first of the session's conversations that the trace was not measured on."""
+    """So many of the session's conversations that the trace was not measured on, drawn evenly from all of them."""
     hashes = trace.meta.get("prompt_sha256")
     if hashes is None:
         raise InvalidInput(f"Held-out prompts need to know those of the trace, but {run.trace} has no prompt_sha256.")
-    return first_conversations(replace(session, prompts=session.prompts.without(hashes)), wanted)
+    if not (left := session.prompts.without(hashes).conversations):
+        raise InvalidInput(
+            f"`prompts` must leave some for bench, but all of {session.prompts.name} were calibrated on."
+        )
+    return evenly(left, wanted)
+
+
+def evenly(conversations: Sequence[Conversation], wanted: int) -> tuple[Conversation, ...]:
+    """So many of the conversations, or all: of every group its share, to one, evenly spaced over the group's own order."""
+    ordered, wanted = sorted(conversations, key=lambda one: one.group), min(wanted, len(conversations))
+    return tuple(ordered[i * len(ordered) // wanted] for i in range(wanted))
 
 
 def other_groups(calibrated: Sequence[str], decoded: Sequence[str]) -> str | None:

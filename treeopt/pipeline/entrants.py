@@ -62,7 +62,8 @@ def own_entrants(
     if published.max_rank < drafter.draft_vocab_size:  # not of a draft model's chains, nor with very few tokens
         entrants[PUBLISHED] = fixed(source, published)
     entrants |= rivals(entry)
-    entrants["chain"] = fixed(source, Tree.chain(chain_of.depth if chain_of else drafter.num_heads))
+    chain = Tree.chain(chain_of.depth if chain_of else drafter.num_heads)
+    entrants |= {} if chain == entry.draft else {"chain": fixed(source, chain)}
     accepted = source.held_out_shares(whole, most).tolist()
     entrants["budget"] = Entrant(whole.family.tree(most), Predicted(**whole.rates(most).document()), accepted)
     return {**entrants, **given_trees(files, source, entrants)}

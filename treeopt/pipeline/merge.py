@@ -39,8 +39,7 @@ def merge_runs(
     calibration = summary(trace, {**made, "command": now["command"], "time": now["time"]})
     calibration.meta["merged"] = trace.meta.get("merged")
     run.replace_accuracies(calibration, trace)
-    for said in _told(trace):
-        note(said)
+    note(*_told(trace))
     return calibration
 
 

@@ -14,14 +14,14 @@ from treeopt.files.places import distinct, folder_name
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate, probe_again
-from treeopt.pipeline.compare import compare_drafters
+from treeopt.pipeline.compare import compare_drafters, compare_groups, side_of
 from treeopt.pipeline.export import export_all
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import search
 from treeopt.pipeline.session import open_session, resolve
 from treeopt.pipeline.threads import settle_threads
-from treeopt.planning.compared import DraftersCompared
+from treeopt.planning.compared import DraftersCompared, GroupsCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
 from treeopt.records.pools import RANKS_ALONE, USUAL
@@ -43,7 +43,7 @@ class LineOptions:
     engine         : time, plan for and decode in this runtime
     num_prompts    : prompts to calibrate on
     max_new_tokens : longest answer
-    bench_prompts  : held-out prompts; by default 24, or 10 a row
+    bench_prompts  : held-out prompts; by default 64, or 10 a row
     time_limit_s   : seconds for timing steps
     overwrite      : replace other measurements of the run
     """
@@ -58,8 +58,11 @@ class LineOptions:
     overwrite: bool = False
 
 
-def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> tuple[Plan, list[Benchmark], list[str]]:
-    """Calibrate, profile, search, bench, export, draw and report: (plan, benchmark of each entry, engines exported to).
+def run_line(
+    run: RunDirectory, session: Session, wanted: LineOptions
+) -> tuple[Plan, list[Benchmark], list[str], GroupsCompared | None]:
+    """Calibrate, profile, search, bench, export, draw and report: (plan, benchmark of each entry, engines exported to,
+    groups of prompts where they are known).
 
     Dynamic trees are recorded for drafters that an engine grows them of.
     """
@@ -101,7 +104,16 @@ def run_line(run: RunDirectory, session: Session, wanted: LineOptions) -> tuple[
         figures.draw(run, drawn=drawn)
         write_report(run, drawn=drawn)
     discard(run.partial("run"))
-    return plan, results, engines
+    return plan, results, engines, groups_of(run, session)
+
+
+def groups_of(run: RunDirectory, session: Session) -> GroupsCompared | None:
+    """What each group of prompts gains by a setting of its own; a note where that cannot be told."""
+    try:
+        return compare_groups(side_of([run])) if session.source.get("group_by") else None
+    except InvalidInput as reason:  # few conversations, or a rule whose record has no answers
+        note(str(reason))
+    return None
 
 
 def drafters_of(asked: str) -> list[str]:

@@ -327,6 +327,10 @@ class TrainingJob:
 
         The last step of the run: its checkpoint is deleted when all is written.
         """
+        from treeopt.report.figures.accuracy import training_chart
+        from treeopt.report.figures.chart import draw
+        from treeopt.report.figures.style import to_bytes
+
         storage.write_json(self.work / "training.json", "training", record)
         file = self.work / "log.jsonl"
         try:
@@ -336,16 +340,9 @@ class TrainingJob:
         if said := by_heart(log, record["held_out"]["after"]):
             note(said)
         if log:
-            self.draw_curves(log, record)
+            with writing.atomic_writer(self.work / "curves.png") as stream:
+                stream.write(to_bytes(draw(training_chart(log, record)), "png"))
         writing.discard(self.work / CHECKPOINT)
-
-    def draw_curves(self, log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> None:
-        from treeopt.report.figures.accuracy import training_chart
-        from treeopt.report.figures.chart import draw
-        from treeopt.report.figures.style import to_bytes
-
-        with writing.atomic_writer(self.work / "curves.png") as stream:
-            stream.write(to_bytes(draw(training_chart(log, record)), "png"))
 
 
 def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:

@@ -62,8 +62,7 @@ def finish_blocks(
     if 0 < len(missing) < cluster.number:
         note(f"Only as many workers are used as blocks are left: {len(missing)} of {cluster.number}.")
     for number, content, notes in cluster.do(work, missing) if missing else ():
-        for said in notes:
-            note(said)
+        note(*notes)
         with atomic_writer(journal.block(number)) as stream:
             stream.write(content)
         journal.finish(number)

@@ -25,9 +25,10 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import Candidates, Floats, tables_of
 from treeopt.planning.entries import figure_of
 from treeopt.planning.request import DYNAMIC, PlanRequest
+from treeopt.planning.select import select
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.calibration import Calibration
-from treeopt.records.figure import Errors, Figure
+from treeopt.records.figure import Errors, Figure, Ratio
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -82,6 +83,11 @@ class GroupLoss:
     conversations: int
     own: Figure
     shared: Loss
+
+    @property
+    def gain(self) -> Ratio:
+        """What its own draft brings: the throughput over that with the shared one."""
+        return Ratio.of(1 / (1 - self.shared.share), [1 / (1 - end) for end in self.shared.interval95])
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,20 +173,22 @@ def group_parts(trace: RankTrace) -> dict[str, RankTrace]:
     return found
 
 
-def group_losses(plan: Plan, trace: RankTrace, profile: LatencyProfile | None) -> list[GroupLoss]:
+def group_losses(
+    plan: Plan, trace: RankTrace, profile: LatencyProfile | None, dynamic: DynamicLimits | None = DYNAMIC
+) -> list[GroupLoss]:
     """What each group loses at each batch size with the best tree for all, within the limits of the shared ``plan``."""
     parts, limits, found = group_parts(trace), plan.limits(Limits()), []
     whole, sources = source_of(trace), {name: source_of(part) for name, part in parts.items()}
     names = np.array(trace.conversation_groups())
     for entry in plan.entries:
-        shared = best_of(_options(whole, plan, entry, limits, profile, DYNAMIC)[0], whole)
+        shared = best_of(_options(whole, plan, entry, limits, profile, dynamic)[0], whole)
         for name, part in sources.items():
-            own, among = _options(part, plan, entry, limits, profile, DYNAMIC)[0], np.flatnonzero(names == name)
+            own, among = _options(part, plan, entry, limits, profile, dynamic)[0], np.flatnonzero(names == name)
             loss = GroupLoss(
                 batch_size=entry.batch_size,
                 group=name,
                 conversations=len(among),
-                own=figure_of(own, int(own.throughput.argmax())),
+                own=figure_of(own, select(own).chosen),
                 shared=shared.on(among).loss(best_of(own, part)),
             )
             found.append(loss)

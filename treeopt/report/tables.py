@@ -19,6 +19,7 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.report.status import OK, RunStatus
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
+from treeopt.report.verdict import times
 from treeopt.report.wording import count, draft_words, percentages, pm, told
 
 if TYPE_CHECKING:
@@ -248,14 +249,14 @@ def verdict(result: Result) -> str:
     raise TypeError(type(result).__name__)
 
 
-def compared_table(result: Result) -> RenderableType:
-    """The verdict, then the tables."""
-    return together(*_tables(result), headline=[verdict(result)])
-
-
 @singledispatch
 def _tables(result: Result) -> list[Table]:
     raise TypeError(type(result).__name__)
+
+
+def compared_table(result: Result) -> RenderableType:
+    """The verdict, then the tables."""
+    return together(*_tables(result), headline=[verdict(result)])
 
 
 def per_cent(loss: Loss) -> str:
@@ -293,11 +294,11 @@ def _(result: Compared) -> str:
 @verdict.register(GroupsCompared)
 def _(result: GroupsCompared) -> str:
     if gainers := result.gainers:
-        said = ", ".join(f"{one.group} {per_cent(one.shared)} % at batch size {one.batch_size}" for one in gainers)
-        return (
-            f"Of what its own plan reaches, sharing one costs {said}: treeopt search --for-groups own makes a plan for "
-            "each."
-        )
+        said = [
+            f"{one.group} at batch size {one.batch_size} ({draft_words(one.own.draft)}), {times(one.gain)} as fast as shared"
+            for one in gainers
+        ]
+        return f"A setting of their own pays for {'; '.join(said)}. To plan for each: treeopt search --for-groups own."
     most = max(result.groups, key=lambda group: group.shared.interval95[0])
     return (
         f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The "
@@ -358,9 +359,9 @@ def _(result: GroupsCompared) -> list[Table]:
         Column("conver-\nsations", lambda one: f"{one.conversations:,}"),
         Column("own tree", lambda one: draft_words(one.own.draft), wraps=True),
         Column("tokens/step\nof it", lambda one: pm(one.own.tokens_per_step, None), spare=1),
-        Column("loses %\nwith shared", lambda one: per_cent(one.shared)),
+        Column("own over shared\n[95 % interval]", lambda one: str(one.gain)),
     ]
-    caption = "Losses are against the group's own plan, all held out; ± is a standard error over conversations."
+    caption = "The last column is what its own tree brings a group: tokens per second over those with the shared one, held out."
     return [Table("One plan for all groups", columns, result.groups, caption=caption)]
 
 

@@ -240,17 +240,7 @@ def times(ratio: Ratio) -> str:
     return f"{ratio.value:.2f}{ends} times"
 
 
-OWN_RUN: list[object] = [
-    "run",
-    "--model",
-    "MODEL",
-    "--drafter",
-    "HEADS",
-    "--prompts",
-    "prompts.jsonl",
-    "--run",
-    "my-run",
-]
+OWN_RUN = ("run", "--model", "MODEL", "--drafter", "HEADS", "--prompts", "prompts.jsonl", "--run", "my-run")
 SHOWN = {  # how the sentence goes on
     "few": ", but the prompts are too few to show a gain",
     "loss": ", so not speculating is best",
@@ -272,7 +262,7 @@ def ending(
     holds, (why, words) = "these prompts", _next(pairs, engines)
     words += ["--run", run.path]
     if is_demo:
-        holds, why, words = "the demo model", "Your own model and heads need a run of their own", OWN_RUN
+        holds, why, words = "the demo model", "Your own model and heads need a run of their own", [*OWN_RUN]
     # by its path, where it was started by that and a shell does not find it by its name
     program = sys.argv[0] if Path(sys.argv[0]).name == "treeopt" and not shutil.which("treeopt") else "treeopt"
     return f"Found: {'; '.join(each)}. This holds for {holds} on this machine. {why}:", command_line(program, *words)

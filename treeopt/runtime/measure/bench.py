@@ -72,7 +72,7 @@ def decode_contenders(
     blocks = [[(i, prompts[i].tokens) for i in block] for block in blocks_of(prompts, batch_size)]
     mixed = np.random.default_rng(0).permutation(len(blocks)).tolist()  # the first of them are of all groups
     order = list(itertools.product(range(rounds), mixed))
-    looks = {len(order) * look // (LOOKS + 1) for look in range(1, LOOKS + 1)}
+    looks = {len(order) // part for part in LOOKS}
     for visit in visits:
         progress(len(visit.prompts) * len(contenders))
     going = list(contenders)

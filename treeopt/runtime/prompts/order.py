@@ -2,7 +2,7 @@
 
 A conversation's place follows from the seed and its text, never from its place in the source. Any beginning of the
 order, and the rest behind it, have of every group its share, to one conversation: so have the prompts that calibration
-takes and those that are left for bench.
+takes. Those of bench are drawn from all that are left, of every group its share.
 """
 
 from __future__ import annotations
