@@ -79,7 +79,7 @@ def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
     from scipy.stats import t
 
     measure, depth = measure_for(before, after), min(before.num_heads, after.num_heads)
-    both = [reach(record, measure, depth) for record in (before, after)]
+    both = [reach(source_of(record).record, measure, depth) for record in (before, after)]  # repeated by their weights
     depth = min(len(one.shares) for one in both)
     ours, theirs = (one.shares[:depth] for one in both)
     variances = [one.stderr[:depth] ** 2 for one in both]
