@@ -71,7 +71,7 @@ def plan_trees(
     evidence = [evidence_of(source, c, s.chosen, budget) for c, s in zip(options, selections, strict=True)]
     for b, selection in enumerate(selections):
         entries.append(entry_of(options, selection, b, evidence[b], free[b] if free else None, own=mix is None))
-    errors = mix_errors(whole, options[0], selections[0]) if mix else None
+    errors = mix_errors(judged(whole, selections[0]), options[0], selections[0]) if mix else None
     drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
     return Plan(
         entries=tuple(entries),
