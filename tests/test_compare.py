@@ -61,6 +61,15 @@ def grouped(**parts: RankTrace) -> RankTrace:
     return replace(whole, group=group)
 
 
+def as_counted(trace: RankTrace) -> Calibration:
+    """The survival of chains as the counts of an engine, with errors over requests."""
+    of = reach(trace, SURVIVAL, 3)
+    said = {"survival": of.shares.tolist(), "survival_stderr": of.stderr.tolist(), "requests": of.conversations}
+    counts = np.rint(1e4 * np.append(1.0, of.shares)).astype(int)
+    meta = {"source": ENGINE_LOG, **said, "survival_stderr_is_optimistic": False}
+    return Calibration(counts[1:, None], np.maximum(counts[:-1], 1), meta=meta)
+
+
 # Depth by depth.
 
 
@@ -120,18 +129,37 @@ def test_at_most_7_of_100_halvings_of_one_traffic_are_called_different(measure):
     """Were the error rate the 2 % that is promised at most, more than 7 would come in one of 1,000 seeds; it is fixed."""
     rng = np.random.default_rng(5)
     whole, called = conversations(rng, 120), 0
-    log = {"source": ENGINE_LOG}
     for _ in range(100):
         order = rng.permutation(120)
         halves = [whole.select(order[:60]), whole.select(order[60:])]
-        if measure == SURVIVAL:  # as the counts of an engine, with errors over requests
-            of = reach(halves[1], SURVIVAL, 3)
-            said = {"survival": of.shares.tolist(), "survival_stderr": of.stderr.tolist(), "requests": 60}
-            counts = np.rint(1e4 * np.append(1.0, of.shares)).astype(int)
-            meta = {**log, **said, "survival_stderr_is_optimistic": False}
-            halves[1] = Calibration(counts[1:, None], np.maximum(counts[:-1], 1), meta=meta)
+        if measure == SURVIVAL:
+            halves[1] = as_counted(halves[1])
         called += any(shift.moved for shift in shifts(*halves))
     assert called <= 7
+
+
+@pytest.mark.parametrize("measure", [TOP_1, SURVIVAL])
+def test_at_most_2_of_100_pairs_with_8_conversations_on_a_side_are_called_different(monkeypatch, measure):
+    """Were it 2 %, more than 14 of 300 would come in one of 1,000 seeds; Student's t alone called 3.8 % different."""
+    monkeypatch.setattr("treeopt.growth.drift.measure_for", lambda *records: measure)
+    rng, called = np.random.default_rng(7), 0
+    whole = conversations(rng, 300)
+    for _ in range(300):
+        order = rng.permutation(300)
+        called += any(shift.moved for shift in shifts(whole.select(order[:8]), whole.select(order[8:68])))
+    assert called <= 14
+
+
+@pytest.mark.parametrize("measure", [TOP_1, SURVIVAL])
+def test_traffic_of_just_these_weights_is_not_called_different(measure):
+    """An easy and a hard half, weighed 4 to 1, beside traffic of four easy ones to a hard one. The seed is fixed."""
+    rng = np.random.default_rng(8)
+    for _ in range(5):
+        merged = RankTrace.concatenate([conversations(rng, 40, best=p) for p in (0.7, 0.3)], {"top_k": 8})
+        merged = replace(merged, weight=np.repeat([4, 1], 40))
+        traffic = RankTrace.concatenate([conversations(rng, n, best=p) for n, p in ((80, 0.7), (20, 0.3))], {"top_k": 8})
+        found = shifts(merged, traffic) if measure == TOP_1 else shifts(merged, as_counted(traffic))
+        assert not any(shift.moved for shift in found)
 
 
 def test_other_traffic_is_called_different():

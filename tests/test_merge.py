@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -65,6 +66,14 @@ def calibration(seed, num_blocks, *, prefix=""):
     hashes = [f"{prefix}{seed}-{i}" for i in range(BLOCK * num_blocks)]
     blocks = [block(rng, hashes[i : i + BLOCK]) for i in range(0, len(hashes), BLOCK)]
     return blocks, hashes, join(blocks, {**META, "skipped": SKIPPED})
+
+
+def asked_once(name, n):
+    """n conversations of one turn, in a group of this name."""
+    trace = random_trace(np.random.default_rng(n), [6] * n, 3, 4)
+    about = {"prompt_sha256": [f"{name}-{i}" for i in range(n)], "group_names": [name], "skipped": []}
+    meta = {**META, **trace.meta, "max_new_tokens": 9, **about}
+    return replace(trace, tokens=np.ones(6 * n), group=np.zeros(n), meta=meta)
 
 
 def shard(blocks, hashes, places):
@@ -218,6 +227,19 @@ def test_shares_of_the_traffic_are_those_of_its_conversations(seed, ratio, num_b
         least = min(share / size for share, size in zip(shares_found, sizes, strict=True))
         for count, share in zip(counts, shares_found, strict=True):
             assert abs(count - share / least) < 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares"), [((40, 8), (5, 2)), ((30, 18), (0.7, 0.3)), ((30, 10), (0.9, 0.1)), ((12, 30), (0.4, 1.4))]
+)
+def test_weights_are_exact_where_shares_are_decimals(sizes, shares):
+    """All conversations of one count as often as the shares say, to the last: 30 that count 1.4 times are 42."""
+    traces = [asked_once(f"{i}", n) for i, n in enumerate(sizes)]
+    found = merge(list(zip("ab", traces, strict=True)), shares)
+    each = [Fraction(str(share)) / n for share, n in zip(shares, sizes, strict=True)]
+    wanted = {f"{i}": n * ratio / min(each) for i, (n, ratio) in enumerate(zip(sizes, each, strict=True))}
+    weight = np.ones(len(found.group)) if found.weight is None else found.weight
+    assert dict(zip(found.group_names, np.bincount(found.group, weight), strict=True)) == wanted
 
 
 def test_error_bars_do_not_shrink_when_everything_counts_twice():

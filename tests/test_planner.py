@@ -87,7 +87,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
             held_out = source_of(trace).crossfit(Limits(40, max_depth=depth, shape="any"), "replay")
             for size, rate in enumerate(held_out.tokens_per_step, 1):
                 best = max(best, 1e3 * entry.batch_size * rate / cost(entry.batch_size * size))
-        assert entry.chosen.tokens_per_s == pytest.approx(best)
+        assert entry.chosen.tokens_per_s == pytest.approx(best, rel=0.005)  # less what it owes to luck
         assert entry.chosen.size * entry.batch_size % 8 == 0  # the end of a stair: one node more is not free
     assert [part.entry for part in plan.schedule] == [0, 1]
     assert 1 < plan.schedule[1].first <= 4

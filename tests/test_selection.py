@@ -11,7 +11,7 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.select import NEGLIGIBLE, select
+from treeopt.planning.select import NEGLIGIBLE, judged, select
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
@@ -138,10 +138,10 @@ def test_prompts_to_separate_are_what_it_takes():
     points = tuple(StepTiming(1, 100, n, 1, (cost(1, n, 1),)) for n in (2, 3))
     profile = LatencyProfile(points, (StepTiming(1, 100, 1, 0, (2.0,)),))
     first = plan_trees(sample(30), profile, PlanRequest(Limits(3))).entries[0]
-    assert first.prompts_to_separate > 30
+    fewest, most = first.prompts_to_separate
+    assert 30 < fewest < most
     assert {2, 3} <= set(first.tied_sizes)
-    needed = first.prompts_to_separate
-    later = plan_trees(sample(2 * needed), profile, PlanRequest(Limits(3))).entries[0]
+    later = plan_trees(sample(most), profile, PlanRequest(Limits(3))).entries[0]
     assert later.tied_sizes == [later.chosen.size]
 
 
@@ -230,8 +230,47 @@ def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hard
         draws,
         1e3 * ones,
         1e3 * np.ones((3, 2000)),
+        ones == 1,
+        ones == 1,
     )
     selection = select(c)
     assert (draws[0] > draws[2]).mean() > 0.1  # so it is not told from the fastest alone
     assert c.sizes[selection.tied].tolist() == [4, 8]
     assert c.sizes[selection.chosen] == 8
+
+
+def test_the_winner_of_a_contest_is_not_praised_for_its_luck():
+    """Neighbouring sizes, whose errors go together: what is said of the chosen one is off by at most 0.15 of its errors.
+
+    600 contests scatter by 0.05 of an error. Without a correction the winner is too good by 0.4 of them and more.
+    """
+    rng, n, draws, spread = np.random.default_rng(2), 12, 200, 0.03
+    near = np.linalg.cholesky(0.85 ** np.abs(np.subtract.outer(np.arange(n), np.arange(n))))
+    truth = 1.5 * np.exp(spread * rng.standard_normal(n))
+    candidates = [Candidate("grown", 2 + i, 2) for i in range(n)]
+    sure, off, raw = np.ones(n, dtype=bool), [], []
+    for _ in range(600):
+        rates, ms = (m * np.exp(0.02 * near @ rng.standard_normal(n)) for m in (truth, 10 * np.ones(n)))
+        noise = [np.exp(0.02 * near @ rng.standard_normal((n, draws))) for _ in range(2)]
+        c = Candidates(1, 1, candidates, rates, rates[:, None] * noise[0], ms, ms[:, None] * noise[1], sure, sure)
+        chosen = (selection := select(c)).chosen
+        error, expected = c.throughput_draws[chosen].std() / c.throughput[chosen], 1e2 * truth[chosen]
+        for found, table in ((raw, c), (off, judged(c, selection))):
+            found.append((table.throughput[chosen] / expected - 1) / error)
+    assert np.mean(raw) > 0.4
+    assert abs(np.mean(off)) < 0.15
+
+
+def test_of_sizes_as_good_the_smallest_that_was_timed_is_chosen_and_single_samples_have_no_errors(trace):
+    """12 rows were not timed, and look as fast as 16 within 0.5 %; nothing says how sure that is."""
+    rates = source_of(trace).crossfit(Limits(16, max_depth=3), "replay").tokens_per_step
+    ms = {8: 1.5, 16: 1.0}  # milliseconds for each token, so that 16 rows are the fastest that was timed
+    ends = [rates[n - 1] * cost for n, cost in ms.items()]
+    ends[0] = 2 * rates[11] * 1.001 - ends[1]  # and 12 rows, halfway between, cost 0.1 % more for each token
+    points = tuple(StepTiming(1, 100, n, 3, (one,)) for n, one in zip(ms, ends, strict=True))
+    plan = plan_trees(trace, LatencyProfile(points, (StepTiming(1, 100, 1, 0, (0.8,)),)), PlanRequest(Limits(16)))
+    chosen, curve = plan[1].chosen, {point.size: point.tokens_per_s for point in plan[1].curve}
+    assert max(curve.values()) * (1 - NEGLIGIBLE) < curve[12]
+    assert chosen.size in (8, 16)
+    assert chosen.stderr.step_ms is chosen.stderr.speedup is chosen.interval95.speedup is None
+    assert chosen.stderr.tokens_per_step > 0

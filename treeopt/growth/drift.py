@@ -3,7 +3,8 @@
 top-1      share of the trials at a depth in which its likeliest guess is the token that came
 survival   share of the steps of a chain that accept its guesses up to a depth: all that an engine counts, and a probe
 
-Conversations are what was drawn at random: errors are of sums over whole conversations (linearised, Student's t). The
+Conversations are what was drawn at random: errors are of sums over whole conversations (linearised, Student's t). Where
+a source has few of them, that calls too much different, and conversations change sides at random instead (permutation). The
 depths are tested together by Holm's method, so that one of 50 pairs without a difference is called different, at most.
 
 C conversations · D depths
@@ -21,7 +22,7 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.probed import tokens_of_trees
 from treeopt.growth.replay import accepted_lengths, sequence_of, visited
 from treeopt.growth.source import source_of
-from treeopt.records.bootstrap import LEVEL
+from treeopt.records.bootstrap import BOOTSTRAPS, LEVEL, SEED
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
@@ -31,6 +32,7 @@ from treeopt.trees.tree import IntArray, Tree
 Floats = NDArray[np.float64]
 TOP_1, SURVIVAL = "top-1", "survival"
 FALSE_ALARMS = 0.02  # share of the pairs without a difference that may be called different
+FEW = 30  # conversations of a source that Student's t is not trusted with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +54,15 @@ class Shift:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """(D,) shares of a source with their standard errors, by how many conversations; None where that is not known."""
+    """(D,) shares of a source with their standard errors, by how many conversations; None where that is not known.
+
+    counts : (2, C, D) passed and tried guesses of every conversation; None where they are not known
+    """
 
     shares: Floats
     stderr: Floats
     conversations: int | None
+    counts: Floats | None = None
 
 
 def measure_for(*records: Accuracies) -> str:
@@ -79,13 +85,17 @@ def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
     from scipy.stats import t
 
     measure, depth = measure_for(before, after), min(before.num_heads, after.num_heads)
-    both = [reach(record, measure, depth) for record in (before, after)]
+    both = [reach(source_of(record).record, measure, depth) for record in (before, after)]  # repeated by their weights
     depth = min(len(one.shares) for one in both)
     ours, theirs = (one.shares[:depth] for one in both)
     variances = [one.stderr[:depth] ** 2 for one in both]
     error = np.maximum(np.sqrt(sum(variances)), 1e-12)
     freedom = _freedom(variances, [one.conversations for one in both])
     p_values = 2 * t.sf(np.abs(theirs - ours) / error, freedom)
+    counts = [one.counts[..., :depth] for one in both if one.counts is not None]
+    is_weighed = any(getattr(record, "weight", None) is not None for record in (before, after))  # sides are not alike
+    if len(counts) == 2 and min(one.shape[1] for one in counts) < FEW and not is_weighed:
+        p_values = permuted(*counts, measure)
     half = t.ppf((1 + LEVEL) / 2, freedom) * error
     rows = zip(
         *(values.tolist() for values in (ours, theirs, theirs - ours, half, p_values, holm(p_values))), strict=True
@@ -107,6 +117,25 @@ def holm(p_values: Floats, level: float = FALSE_ALARMS) -> NDArray[np.bool_]:
     found = np.zeros(len(p_values), dtype=bool)
     found[order] = passed
     return found
+
+
+def permuted(ours: Floats, theirs: Floats, measure: str) -> Floats:
+    """(D,) share of the random divisions of all conversations that differ by as much as two sources do, by their counts."""
+    rng, both = np.random.default_rng(SEED), np.concatenate([ours, theirs], axis=1)
+    few, total = min(ours.shape[1], theirs.shape[1]), both.sum(1)[:, None]
+    picks = np.array([rng.choice(both.shape[1], few, replace=False) for _ in range(BOOTSTRAPS)])
+    some = both[:, picks].sum(2)  # (2, B, D)
+    change, found = (
+        np.abs(_shares(*one, measure) - _shares(*other, measure))
+        for one, other in ((some, total - some), (ours.sum(1), theirs.sum(1)))
+    )
+    return np.asarray((1 + (change >= found - 1e-12).sum(0)) / (1 + BOOTSTRAPS))
+
+
+def _shares(passed: Floats, tried: Floats, measure: str) -> Floats:
+    """(..., D) shares by sums over conversations."""
+    shares = passed / np.maximum(tried, 1)
+    return np.asarray(np.cumprod(shares, axis=-1) if measure == SURVIVAL else shares)
 
 
 def _freedom(variances: list[Floats], conversations: list[int | None]) -> Floats:
@@ -179,10 +208,9 @@ def _pooled(
     hits, trials = (
         np.stack([np.bincount(conversation, column, n) for column in counts.T], axis=1) for counts in (passed, tried)
     )
-    total = np.maximum(trials.sum(0), 1.0)
-    shares = hits.sum(0) / total
-    pulls = (hits - shares * trials) / total  # (C, D)
+    shares = _shares(hits.sum(0), trials.sum(0), TOP_1)
+    pulls = (hits - shares * trials) / np.maximum(trials.sum(0), 1)  # (C, D)
     if measure == SURVIVAL:
         pulls = np.cumsum(pulls / np.maximum(shares, 1e-12), axis=1) * np.cumprod(shares)
         shares = np.cumprod(shares)
-    return Reach(shares, np.sqrt(n / (n - 1) * (pulls**2).sum(0)), n)
+    return Reach(shares, np.sqrt(n / (n - 1) * (pulls**2).sum(0)), n, np.stack([hits, trials]))

@@ -126,6 +126,15 @@ class StepCosts:
         used = (self._weights(sizes, depths, straight=True) > 0).sum(1)
         return np.asarray(used == np.count_nonzero(self._shares))
 
+    def is_sure(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> BoolArray:
+        """(n,) whether the error of each is known: of what was timed once, or in one round, it is not."""
+        sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
+        found = np.zeros(len(sizes), dtype=bool)
+        for costs, mine in self._parts(topks):
+            used = (costs._weights(sizes[mine], depths[mine]) > 0) | (costs._plain > 0)
+            found[mine] = ~(used & np.concatenate([m.once for m in costs._near])).any(1)
+        return found
+
     def draws_ms(
         self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator, topks: ArrayLike = 0
     ) -> Floats:
@@ -243,6 +252,7 @@ class Measurements:
     sizes, depths, ms, stderr_ms : (A,)
     ratios       : of every step (R,) how long it took over the plain one in each round; empty where rounds are unknown
     plain_rounds : (R,) of the plain step the median of each round [ms]
+    once         : (A,) whether it was timed once, or in one round, so that its error is not known
     plain_ends   : whether a root alone was timed as a tree, so that the plain step is one of every depth
     """
 
@@ -252,6 +262,7 @@ class Measurements:
     stderr_ms: Floats
     ratios: list[Floats]
     plain_rounds: Floats
+    once: BoolArray
     plain_ends: bool
 
     @classmethod
@@ -264,9 +275,11 @@ class Measurements:
         # Samples of a round are alike, so the plain step's error is that of its rounds.
         reference = Latency(median_latency(plain.step_ms).ms, median_latency(rounds or plain.step_ms).stderr_ms)
         latencies, ratios = [reference], [np.ones(len(rounds))]
+        seen: list[Floats | tuple[float, ...]] = []
         for timing in timings:
             own = paired_latency(timing, plain)
             ratios.append(paired_ratios(timing, plain))
+            seen.append(ratios[-1] if len(ratios[-1]) else timing.step_ms)
             shared = reference.stderr_ms * own.ms / reference.ms if len(ratios[-1]) else 0.0
             latencies.append(Latency(own.ms, float(np.hypot(own.stderr_ms, shared))))
         return cls(
@@ -276,6 +289,7 @@ class Measurements:
             np.array([latency.stderr_ms for latency in latencies]),
             ratios,
             np.array(rounds),
+            np.array([len(one) < 2 for one in (rounds or plain.step_ms, *seen)]),
             plain_ends=any(p.size == 1 for p in points),
         )
 

@@ -29,7 +29,7 @@ from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.trees.draft import Draft
 from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import IntArray, Tree
+from treeopt.trees.tree import BoolArray, IntArray, Tree
 
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
 MOST_DYNAMIC = 64  # dynamic trees, the fastest by estimate, that are in the table
@@ -81,6 +81,8 @@ class Candidates:
     context  : tokens that sequences have; None without latencies
     rates    : (n,) held-out tokens per step, rate_draws (n, B)
     ms       : (n,) latency of a step, ms_draws (n, B); without latencies all the same
+    timed    : (n,) whether it was timed, and is not one between two
+    sure     : (n,) whether its error is known
     warnings : what the latencies do not tell
     """
 
@@ -91,6 +93,8 @@ class Candidates:
     rate_draws: Floats
     ms: Floats
     ms_draws: Floats
+    timed: BoolArray
+    sure: BoolArray
     warnings: tuple[str, ...] = ()
 
     @cached_property
@@ -136,11 +140,8 @@ class Candidates:
 
     def only(self, which: IntArray) -> Candidates:
         """The table of some of the candidates."""
-        rates, rate_draws, ms, ms_draws = (
-            values[which] for values in (self.rates, self.rate_draws, self.ms, self.ms_draws)
-        )
-        some = [self.all[i] for i in which]
-        return replace(self, all=some, rates=rates, rate_draws=rate_draws, ms=ms, ms_draws=ms_draws)
+        names = ("rates", "rate_draws", "ms", "ms_draws", "timed", "sure")
+        return replace(self, all=[self.all[i] for i in which], **{name: getattr(self, name)[which] for name in names})
 
     def best_of(self, *groups: str) -> int | None:
         """The fastest of some groups by estimate, more than a lone root; None where there is none."""
@@ -168,7 +169,8 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
     tables = []
     for batch_size in request.sizes:
         ms, shape = np.full(len(found), 1e3 * batch_size), (len(found), _count(draws))
-        table = Candidates(batch_size, None, found, rates, draws, ms, np.broadcast_to(ms[:, None], shape), (UNTIMED,))
+        ms_draws, known = np.broadcast_to(ms[:, None], shape), np.ones(len(found), dtype=bool)
+        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, known, (UNTIMED,))
         tables.append(_priced(table, costs[batch_size], deepest, request) if costs else table)
     return tables
 
@@ -220,7 +222,8 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     ms = costs.ms(*numbers)
     known = np.flatnonzero(~np.isnan(ms))
     sizes, depths, topks = numbers[:, known]
-    timed = request.considered(costs.is_timed(sizes, depths) | (sizes == 1))
+    timed = costs.is_timed(sizes, depths) | (sizes == 1)
+    taken, sure = request.considered(timed), costs.is_sure(sizes, depths, topks)
     ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), rng, topks)
     wanted, found = (set(some.tolist()) for some in (table.sizes[grown], sizes[grown[known]]))
     if found == {1} != wanted:
@@ -230,8 +233,8 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
             f"{costs.batch_size} it has none: time sizes {some}."
         )
     warnings = _warnings(costs, request, sorted(wanted - found), max(wanted), deepest)
-    c = replace(table, context=costs.context_tokens, warnings=warnings).only(known[timed])
-    return replace(c, ms=ms[known[timed]], ms_draws=ms_draws[timed])
+    c = replace(table, context=costs.context_tokens, warnings=warnings).only(known[taken])
+    return replace(c, ms=ms[known[taken]], ms_draws=ms_draws[taken], timed=timed[taken], sure=sure[taken])
 
 
 def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: int, deepest: int) -> tuple[str, ...]:
@@ -267,8 +270,11 @@ def mixed(options: list[Candidates], shares: Sequence[float]) -> Candidates:
         np.sum([share * getattr(c, name) for share, c in zip(shares, options, strict=True)], axis=0)
         for name in ("throughput", "throughput_draws")
     )
-    tokens = 1e3 * first.batch_size
-    return replace(first, ms=tokens * first.rates / total, ms_draws=tokens * first.rate_draws / draws)
+    tokens, (timed, sure) = 1e3 * first.batch_size, (
+        np.all([getattr(c, name) for c in options], axis=0) for name in ("timed", "sure")
+    )
+    ms, ms_draws = tokens * first.rates / total, tokens * first.rate_draws / draws
+    return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, sure=sure)
 
 
 @dataclass(frozen=True)

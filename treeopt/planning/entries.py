@@ -27,11 +27,13 @@ def figure_of(c: Candidates, i: int, *, chosen: int | None = None, whole: bool =
     one, is_timed = c.all[i], c.context is not None
     n, draws = one.conversations or BOOTSTRAPS, c.throughput_draws[i]
     samples = {"tokens_per_step": c.rate_draws[i]} if one.conversations else {}
-    if is_timed and c.is_noisy:
-        speedups = c.rate_draws[i] * c.ms_draws[c.plain] / c.ms_draws[i]
-        samples |= {"tokens_per_s": draws, "speedup": speedups}
+    is_sure = c.is_noisy and bool(c.sure[i])
+    if is_timed and is_sure:
+        samples["tokens_per_s"] = draws
+    if is_timed and (is_sure or i == c.plain):
+        samples["speedup"] = c.rate_draws[i] * c.ms_draws[c.plain] / c.ms_draws[i]
     ends = {name: interval95(values, n) for name, values in samples.items()}
-    if chosen is not None and c.is_noisy:
+    if chosen is not None and is_sure and c.sure[chosen]:
         ends["over_chosen"] = interval95(draws / c.throughput_draws[chosen], n)
     return Figure(
         draft=one.draft if whole else TreeSize(one.size, one.depth),
@@ -40,7 +42,7 @@ def figure_of(c: Candidates, i: int, *, chosen: int | None = None, whole: bool =
         step_ms=float(c.ms[i]) if is_timed else None,
         plain_ms=float(c.ms[c.plain]) if is_timed else None,
         stderr=Errors(
-            step_ms=float(c.ms_stderr[i]) if c.ms_stderr.any() else None,
+            step_ms=float(c.ms_stderr[i]) if is_timed and c.sure[i] else None,
             **{name: stderr(values, n) for name, values in samples.items()},
         ),
         interval95=Intervals(**ends),
@@ -78,7 +80,7 @@ def entry_of(
             conversations=one.conversations or None,
             steps=None if rates.steps is None else int(rates.steps.sum()),
         ),
-        sizes95=selection.sizes95 if own and c.context is not None and c.is_noisy else None,
+        sizes95=selection.sizes95 if own and c.context is not None and c.is_noisy and c.sure[i] else None,
         tied_sizes=tied if own else [],
         runner_up=figure_of(c, runner_up, chosen=i) if own and runner_up is not None else None,
         prompts_to_separate=selection.prompts if own else None,
@@ -136,7 +138,7 @@ def _curve(c: Candidates) -> list[Figure]:
             batch_size=c.batch_size,
             tokens_per_step=float(c.rates[i]),
             step_ms=None if c.context is None else float(c.ms[i]),
-            stderr=Errors(tokens_per_s=None if c.context is None else float(c.throughput_draws[i].std())),
+            stderr=Errors(tokens_per_s=float(c.throughput_draws[i].std()) if c.context and c.sure[i] else None),
         )
         for size, i in sorted(best.items())
     ]

@@ -16,7 +16,7 @@ from treeopt.planning.candidates import common, evidence_of, mixed, tables_of
 from treeopt.planning.entries import entry_of, mix_errors
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.schedule import schedule_of
-from treeopt.planning.select import select
+from treeopt.planning.select import judged, select
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Constraint, Plan
@@ -64,13 +64,14 @@ def plan_trees(
         tables, options = options, common(options)
         whole = mixed(options, [mix[c.batch_size] / sum(mix.values()) for c in options])
         selections = [select(whole)] * len(options)
-    free = [(c, select(c).chosen) for c in tables]
+    free = [(judged(c, best), best.chosen) for c, best in ((c, select(c)) for c in tables)]
+    schedule, tests = ([ONE_FOR_ALL], []) if mix else schedule_of(options, selections)
+    options = [judged(c, s) for c, s in zip(options, selections, strict=True)]
     budget, entries = request.limits.budget, []
     evidence = [evidence_of(source, c, s.chosen, budget) for c, s in zip(options, selections, strict=True)]
     for b, selection in enumerate(selections):
         entries.append(entry_of(options, selection, b, evidence[b], free[b] if free else None, own=mix is None))
-    errors = mix_errors(whole, options[0], selections[0]) if mix else None
-    schedule, tests = ([ONE_FOR_ALL], []) if mix else schedule_of(options, selections)
+    errors = mix_errors(judged(whole, selections[0]), options[0], selections[0]) if mix else None
     drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
     return Plan(
         entries=tuple(entries),

@@ -2,41 +2,50 @@
 
 A candidate is *tied* with the fastest one where none is faster than it in 97.5 % of the bootstrap draws, which are the
 same for all candidates (`candidates`). Of the tied ones that cost next to nothing a fixed tree is chosen before a dynamic
-one, which is more to run, and the smallest of them.
+one, which is more to run, then one that was timed, and the smallest of them.
+
+The winner of a contest looks better than it is. `judged` takes the *luck* out: the choice is made again with noise added
+to the estimates, and judged with as much of the opposite noise, which is independent of it (Oliveira, Lei, Tibshirani,
+Unbiased Risk Estimation in the Normal Means Problem via Coupled Bootstrap Techniques, 2021).
+
+m tied candidates · B bootstrap draws
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treeopt.planning.candidates import Candidates
+from treeopt.planning.candidates import Candidates, Floats
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import IntArray
 
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
 NEGLIGIBLE = 0.005  # share of the throughput that a smaller tree may cost where they are tied
+ADDED = 0.25  # variance of the noise added, over that of the estimates: as if a fifth of all was held out
 POWER = 1.96 + 0.84  # standard errors between two trees that 95 % intervals separate in 80 % of the cases
-ASKED = 100_000  # conversations; how many more it takes to separate two trees is not said
+ASKED = 100_000  # conversations; that it takes more of them is not said
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
     """Which candidate was chosen, and how sure that is.
 
-    chosen    : of the tied ones that cost at most `NEGLIGIBLE` throughput a fixed one, and the smallest
+    chosen    : of the tied ones that cost at most `NEGLIGIBLE` throughput a fixed one, a timed one, and the smallest
     tied      : all that the data cannot tell from the fastest
     runner_up : the fastest of another size; None where there is no other, or no latency is known
     sizes95   : 95 % interval of the fastest size over the draws
-    prompts   : conversations that would tell the runner-up from the chosen one; None where more would not
+    prompts   : fewest and most conversations that would tell the runner-up from the chosen one; None where more would not
+    again     : (B,) which of the tied is chosen with noise added; None where there is no noise, or no choice
     """
 
     chosen: int
     tied: IntArray
     runner_up: int | None
     sizes95: tuple[int, int]
-    prompts: int | None = None
+    prompts: tuple[int, int | None] | None = None
+    again: IntArray | None = None
 
 
 def select(c: Candidates, *, take: Draft | None = None) -> Selection:
@@ -53,24 +62,61 @@ def select(c: Candidates, *, take: Draft | None = None) -> Selection:
     near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)
     # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
     tied = np.array([i for i in near if i == fastest or ((draws > draws[i]).mean(axis=1) < CERTAIN).all()])
-    good = [i for i in tied.tolist() if total[i] >= (1 - NEGLIGIBLE) * total[fastest]]
-    chosen = min(good, key=lambda i: (c.all[i].group == "dynamic", c.sizes[i], -total[i])) if wanted is None else wanted
+    tied = tied[np.lexsort((-total[tied], c.sizes[tied], ~c.timed[tied], c.groups[tied] == "dynamic"))]
+    chosen = int(tied[(total[tied] >= (1 - NEGLIGIBLE) * total[fastest]).argmax()]) if wanted is None else wanted
+    noisy = np.log(total[tied, None]) + np.sqrt(ADDED) * _noise(draws[tied])
+    again = (noisy >= noisy.max(0) - NEGLIGIBLE).argmax(0)
     others = np.flatnonzero(c.sizes != c.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None
     winners = np.sort(c.sizes[draws.argmax(0)])
     low, high = (int(winners[int(share * (len(winners) - 1))]) for share in (0.025, 0.975))
     prompts = None if runner_up is None else _prompts(c, chosen, runner_up)
-    return Selection(chosen, tied, runner_up, (low, high), prompts)
+    return Selection(chosen, tied, runner_up, (low, high), prompts, again)
 
 
-def _prompts(c: Candidates, i: int, j: int) -> int | None:
-    """How many conversations would tell two candidates apart in four of five cases.
+def judged(c: Candidates, selection: Selection) -> Candidates:
+    """The table without what the chosen candidate owes to luck: fewer tokens per step, longer steps.
+
+    All but plain decoding, which is known, by as much, so that drafts stay to each other as they are.
+    """
+    tied, again = selection.tied, selection.again
+    if again is None:
+        return c
+    n, drafted = c.all[selection.chosen].conversations, c.sizes > 1
+    widened = np.sqrt(n / (n - 1)) if n > 1 else 1.0
+    fewer = np.where(drafted, np.exp(-widened * _luck(c.rate_draws[tied], again)), 1.0)
+    longer = np.where(drafted, np.exp(-_luck(c.ms_draws[tied] / c.ms_draws[c.plain], again)), 1.0)
+    return replace(
+        c,
+        rates=np.maximum(fewer * c.rates, 1),
+        rate_draws=np.maximum(fewer[:, None] * c.rate_draws, 1),
+        ms=longer * c.ms,
+        ms_draws=longer[:, None] * c.ms_draws,
+    )
+
+
+def _noise(draws: Floats) -> Floats:
+    """(m, B) how far draws are off, as shares."""
+    found = np.log(draws)
+    return np.asarray(found - found.mean(axis=1, keepdims=True))
+
+
+def _luck(draws: Floats, again: IntArray) -> float:
+    """By what share the one that is chosen is overestimated on average, by (m, B) draws."""
+    noise = np.broadcast_to(_noise(draws), (len(draws), len(again)))
+    return float(noise[again, np.arange(len(again))].mean() / np.sqrt(ADDED))
+
+
+def _prompts(c: Candidates, i: int, j: int) -> tuple[int, int | None] | None:
+    """How many conversations would tell two candidates apart in four of five cases, if they differ a standard error more
+    than is seen, and if one less; that is None where they may not differ at all, or above `ASKED`.
 
     None where there are as many already, or none to draw: more would make tokens per step surer, but not the latencies,
-    which need a longer profile. At most `ASKED` and one.
+    which need a longer profile.
     """
-    behind = float(np.log(c.throughput[i] / c.throughput[j]))
-    of_prompts = float(np.log(c.rate_draws[i] / c.rate_draws[j]).std())
-    n = c.all[i].conversations
-    needed = n * (POWER * of_prompts / behind) ** 2 if behind else np.inf
-    return int(min(np.ceil(needed), ASKED + 1)) if n and n < needed else None
+    n, seen = c.all[i].conversations, abs(float(np.log(c.throughput[i] / c.throughput[j])))
+    error = float(np.log(c.rate_draws[i] / c.rate_draws[j]).std())
+    fewest, most = (n * (POWER * error / max(apart, 1e-12)) ** 2 for apart in (seen + error, seen - error))
+    if not n or most <= n:
+        return None
+    return max(int(np.ceil(fewest)), n + 1), int(np.ceil(most)) if most <= ASKED else None

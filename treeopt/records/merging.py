@@ -32,6 +32,7 @@ from treeopt.records.rules import same_drafter
 from treeopt.records.trace import RankTrace
 
 MOST_REPEATED = 100  # times that a conversation may count
+LARGEST = 10_000_000  # denominator of a share that was kept as a float: one of so few digits is found again
 # What traces must have in common, and where their meta says it.
 MUST_AGREE = {
     "numbers of heads": ("num_heads",),
@@ -128,11 +129,12 @@ class _Origin:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part with its own trace, and the name of the trace that it was taken out of."""
+    """A part with its own trace, the name of the trace that it was taken out of, and its exact share of the traffic."""
 
     part: Part
     trace: RankTrace
     name: str
+    share: Fraction = Fraction(0)
 
 
 def merge(traces: Sequence[Named], shares: Sequence[float] | None = None) -> RankTrace:
@@ -247,12 +249,17 @@ def _shared(each: Sequence[list[_Piece]], shares: Sequence[float] | None) -> lis
                 f"{piece.name} was merged by shares of the traffic: say with `weight` what every run stands for."
             )
         return list(each)
-    found, total = [], math.fsum(shares)
-    for share, own in zip(shares, each, strict=True):
+    found, exact = [], [Fraction(str(share)) for share in shares]  # as they were written: 0.7 is 7/10
+    for share, own in zip(exact, each, strict=True):
         sizes = [piece.trace.num_conversations for piece in own]
-        known = [p.part.share or size / sum(sizes) for p, size in zip(own, sizes, strict=True)]
-        within = share / total / math.fsum(known)
-        found.append([replace(p, part=replace(p.part, share=within * s)) for p, s in zip(own, known, strict=True)])
+        known = [
+            Fraction(p.part.share).limit_denominator(LARGEST) if p.part.share else Fraction(size, sum(sizes))
+            for p, size in zip(own, sizes, strict=True)
+        ]
+        shares_of = [share / sum(exact) * one / sum(known) for one in known]
+        found.append(
+            [replace(p, part=replace(p.part, share=float(s)), share=s) for p, s in zip(own, shares_of, strict=True)]
+        )
     return found
 
 
@@ -281,7 +288,7 @@ def _weights(pieces: Sequence[_Piece]) -> NDArray[np.float32] | None:
 
     Of a calibration whose conversations count r times each on average, the i-th counts floor((i + 1) r) - floor(i r) times.
     """
-    ratios = [Fraction(piece.part.share or 0.0) / piece.trace.num_conversations for piece in pieces]
+    ratios = [piece.share / piece.trace.num_conversations for piece in pieces]
     least = min(ratios)
     if max(ratios) > MOST_REPEATED * least:
         raise InvalidInput(

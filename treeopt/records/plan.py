@@ -26,6 +26,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
 
 ROOT = Tree.chain(0)
+PromptRange = tuple[Positive, Positive | None]  # fewest and most prompts; None where that cannot be told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +87,8 @@ class PlanEntry:
     growth_order  : (path, gain [tokens per step]) of the best fixed tree, first its own nodes; then on to the whole budget
                     where trees are nested
     sizes95       : 95 % interval of the fastest size · tied_sizes : sizes that the data cannot tell from the fastest
-    runner_up     : the fastest draft of another size, and how many conversations would tell the two apart; None where more
-                    would not
+    runner_up     : the fastest draft of another size, and the fewest and most conversations that would tell the two apart;
+                    None where more would not
     accepted      : share of the steps that emit 0, 1, ... guesses
     unconstrained : what the best tree without the limits reaches
     elsewhere     : what the chosen draft reaches at the plan's other batch sizes
@@ -104,7 +105,7 @@ class PlanEntry:
     sizes95: tuple[Positive, Positive] | None = None
     tied_sizes: list[Positive] = field(default_factory=list)
     runner_up: Figure | None = None
-    prompts_to_separate: Positive | None = None
+    prompts_to_separate: PromptRange | None = None
     accepted: list[Share] = field(default_factory=list)
     verified: Verified | None = None
     unconstrained: Figure | None = None
@@ -192,7 +193,7 @@ class MixErrors:
     speedup: NotNegative | None = None
     tied_sizes: list[Positive] = field(default_factory=list)
     runner_up: Figure | None = None
-    prompts_to_separate: Positive | None = None
+    prompts_to_separate: PromptRange | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from math import log, nan
 from typing import TYPE_CHECKING
 
-from treeopt.planning.select import ASKED, NEGLIGIBLE
+from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.figure import Figure
 from treeopt.records.plan import BatchRange, MixErrors, Plan, PlanEntry
 from treeopt.report.table import Column, Table, texts
@@ -92,15 +92,17 @@ def _ties(entry: PlanEntry, known: PlanEntry | MixErrors, runner: Figure, *, hin
     """Which sizes are ``known`` to be tied with the chosen one, and how far the next best is behind."""
     tied, needed, over = known.tied_sizes, known.prompts_to_separate, runner.over(entry.chosen)
     others = any(size != entry.chosen.size for size in tied)
-    ahead, error = -100 * log(over.value), 100 * (over.log_stderr or 0.0)
+    ahead, error = -100 * log(over.value), nan if over.log_stderr is None else 100 * over.log_stderr
     said = f"sizes {ranges(tied)} are tied" if others else "no other size is tied"
-    said += f"; the next best, {count(runner.size, 'row')}, is {abs(ahead):.1f} ±{error:.1f} % "
+    said += f"; the next best, {count(runner.size, 'row')}, is {pm(abs(ahead), error, 1)} % "
     said += "behind" if ahead >= 0 else "ahead"
     if not (others and hint):
         return said
     if needed is not None:
-        many = f"About {needed:,} prompts" if needed <= ASKED else f"More than {ASKED:,} prompts"
-        return f"{said}. {many} would tell them apart if latencies were exact"
+        fewest, most = needed
+        if most is None:
+            return f"{said}. How many prompts would tell them apart cannot be told from these: at least {fewest:,}"
+        return f"{said}. Some {fewest:,} to {most:,} prompts would tell them apart if latencies were exact"
     if entry.basis.conversations:
         return f"{said}. More prompts would not tell them apart, but a longer profile may"
     return f"{said}. A longer profile may tell them apart"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, singledispatch
+from math import nan
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,8 @@ def _timed_steps(
     for depth, latency, steps in timed:
         where = (str(setting[0]), str(setting[1] or "–"), str(steps[0].size), depth)
         samples = str(sum(len(p.step_ms) for p in steps))
-        ms, over = pm(latency.ms, latency.stderr_ms), pm(latency.ms / costs.plain.ms, None)
+        is_sure = bool(costs.is_sure([steps[0].size], [steps[0].depth])[0])
+        ms, over = pm(latency.ms, latency.stderr_ms if is_sure else nan), pm(latency.ms / costs.plain.ms, None)
         yield *where, ms, over, samples, *_part_shares(steps[0])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from math import isnan, nan
 
 from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
@@ -13,17 +14,20 @@ from treeopt.trees.draft import Draft
 def pm(value: float | None, error: float | None, digits: int = 2) -> str:
     """A figure with its standard error.
 
-    >>> pm(1.5, 0.02), pm(None, None)
-    ('1.50 ±0.02', '–')
+    error : NaN for one that is not known; None where there is none to show
+
+    >>> pm(1.5, 0.02), pm(1.5, nan), pm(None, None)
+    ('1.50 ±0.02', '1.50 ±?', '–')
     """
     if value is None:
         return "–"
-    return f"{value:.{digits}f}" + ("" if error is None else f" ±{error:.{digits}f}")
+    return f"{value:.{digits}f}" + ("" if error is None else " ±?" if isnan(error) else f" ±{error:.{digits}f}")
 
 
 def told(figure: Figure, name: str, digits: int = 2) -> str:
-    """One of the numbers of a figure, by its name, with its standard error."""
-    return pm(getattr(figure, name), getattr(figure.stderr, name), digits)
+    """One of the numbers of a figure, by its name, with its standard error, that of a latency also where it is not known."""
+    error = getattr(figure.stderr, name)
+    return pm(getattr(figure, name), nan if error is None and name != "tokens_per_step" else error, digits)
 
 
 def count(n: int, noun: str) -> str:
