@@ -23,7 +23,6 @@ from treeopt.records.rules import option_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
 SIZE_INCHES = (7.0, 4.5)
 DPI = 150
@@ -122,11 +121,15 @@ def legend_size(labels: Sequence[str], title: str | None) -> tuple[int, float]:
     return columns, height if labels else 0.0
 
 
-def legend(axes: Axes, title: str | None, columns: int, handles: Mapping[str, Any]) -> Legend:
-    """A legend at the left of axes that hold nothing else."""
+def legend(axes: Axes, title: str | None, columns: int, handles: Mapping[str, Any]) -> None:
+    """A legend at the height of axes that hold nothing else, at the left edge of the picture."""
+    from matplotlib.transforms import blended_transform_factory
+
     axes.axis("off")
-    place: Look = {"loc": "upper left", "borderaxespad": 0.0, "borderpad": 0.0, "alignment": "left", "handlelength": 3}
-    return axes.legend(list(handles.values()), list(handles), title=title or None, ncols=columns, **place)
+    edge = blended_transform_factory(axes.get_figure().transFigure, axes.transAxes)
+    place: Look = {"loc": "upper left", "bbox_to_anchor": (0.012, 1.0), "bbox_transform": edge, "borderaxespad": 0.0}
+    look: Look = {"title": title or None, "ncols": columns, "borderpad": 0.0, "alignment": "left", "handlelength": 3}
+    axes.legend(list(handles.values()), list(handles), **place, **look).set_in_layout(False)
 
 
 def size_axis(axes: Axes, sizes: ArrayLike) -> None:
