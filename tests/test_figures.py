@@ -313,6 +313,9 @@ def test_throughput_is_the_plans():
     for entry in plan.entries:
         size, chosen = str(entry.batch_size), entry.chosen
         assert chosen.tokens_per_s in [float(one.y[0]) for one in left.series if one.look.get("marker") == "*"]
+        shade = next(one for one in left.series if one.kind == "area" and list(one.y) == list(left[size].y))
+        half = [1.959964 * p.stderr.tokens_per_s for p in entry.curve]
+        assert (shade.ends[1] - shade.y, shade.y - shade.ends[0]) == (pytest.approx(half), pytest.approx(half))
         assert max(right[size].y) == pytest.approx(max(p.tokens_per_s for p in entry.curve) / entry.plain.tokens_per_s)
     with pytest.raises(OutOfRange, match="treeopt profile"):
         throughput_chart(plan_trees(long_trace(3), request=PlanRequest(Limits(8))))
@@ -333,6 +336,7 @@ def test_latency_is_the_median_at_the_deepest_tree():
     left, right = latency_chart(profile).panels[0]
     line, _, shallow = left.series
     assert ([*line.x], [*line.y], [*shallow.x], [*shallow.y]) == ([8], [8.0], [8], [4.0])
+    assert line.look["linestyle"] == "none", "a line would assert every dip"
     assert right["batch size 2"].y.tolist() == [4.0]
     assert right["depth 1"].label
     half = 1.96 * 1.2533 * 1.4826 / np.sqrt(3)  # the median absolute deviation is 1

@@ -8,6 +8,7 @@ from io import StringIO
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -148,6 +149,43 @@ def test_options_are_in_groups(name):
     assert set(headings) <= {"Options", *GROUPS}
     longest = max((part.count("\n  -") for part in said.split("\n\n")), default=0)
     assert longest <= 12
+
+
+@pytest.mark.parametrize(
+    ("name", "usual"),
+    [
+        ("calibrate", ["--model", "--drafter", "--prompts", "--num-prompts"]),
+        ("profile", ["--model", "--drafter", "--prompts", "--batch-size"]),
+    ],
+)
+def test_the_usual_options_come_first(name, usual):
+    first = helped(name).partition("\nUsual:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^  (--[\w-]+)", first, re.M) == usual
+
+
+COMPLETED = [
+    ("search --for", "v", {"vllm"}),
+    ("export --to", "tensorrt", {"tensorrt-llm"}),
+    ("profile --engine", "", {"openvino", "openvino-int8", "transformers"}),
+    ("run --engine", "openvino-", {"openvino-int8"}),
+    ("search --calibration", "vicuna-7", {"vicuna-7b-medusa1", "file"}),
+    ("search --profile", "a100", {"a100-80gb--llama-33b-linear-layers", "file"}),
+    ("calibrate --drafter", "eagle", {"eagle", "eagle3", "file"}),
+    ("import --from", "vllm", {"vllm-metrics", "vllm-requests"}),
+    ("score", "mc_", {"mc_sim_7b_63", "file"}),
+    ("status --run", "", {"dir"}),
+    ("compare treeopt-run", "be", {"file"}),
+    ("plot", "thr", {"throughput"}),
+    ("list", "eng", {"engines"}),
+    ("list engines", "sg", {"sglang"}),
+]
+
+
+@pytest.mark.parametrize(("words", "begun", "expected"), COMPLETED)
+def test_the_shell_completes_options_with_their_values(words, begun, expected):
+    shell = ShellComplete(cli, {}, "treeopt", "_TREEOPT_COMPLETE")
+    found = shell.get_completions(words.split(), begun)
+    assert {one.value if one.type == "plain" else one.type for one in found} == expected
 
 
 def test_groups_name_options_that_there_are():

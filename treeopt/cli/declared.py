@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import treeopt
+from treeopt.cli.names import completion
 from treeopt.errors import spoken
 from treeopt.files.parameters import REQUIRED, Parameter, parameters_of, without_table
 
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 Built = tuple[list[click.Parameter], str]
-# Headings of --help and the parameters below them; what is in none of them comes first.
+# Headings of --help and the parameters below them; what is in none of them comes after the usual ones.
 GROUPS = {
-    "Load": ("batch_sizes", "context", "contexts"),
+    "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
     "Trees and engine": ("budget", "sizes", "engine", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
                          "max_draft_len", "for_groups", "tolerance"),
     "Latencies from elsewhere": ("from_csv", "command", "runtime", "analytical", "num_heads", "overwrite"),
-    "Model and drafter": ("random_weights", "model", "drafter", "draft_depth", "revision", "dtype", "device", "device_map",
+    "Model and drafter": ("random_weights", "draft_depth", "revision", "dtype", "device", "device_map",
                           "compiled", "mixed_precision", "load_in_8bit", "trust_remote_code"),
     "Several machines": ("workers", "gpus_per_worker", "address"),
-    "Prompts and answers": ("prompts", "column", "group_by", "responses", "split", "chat_template", "num_prompts",
-                            "bench_prompts", "max_new_tokens", "tokens", "answers"),
+    "Prompts and answers": ("column", "group_by", "responses", "split", "chat_template", "bench_prompts", "max_new_tokens",
+                            "tokens", "answers"),
     "How guesses are accepted": ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "seed"),
     "Files and output": ("calibration", "profile", "run", "output", "picture", "details", "as_json", "_click_default_help"),
 }  # fmt: skip
@@ -77,7 +78,7 @@ class DeclaredCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         group_of = {name: title for title, names in GROUPS.items() for name in names}
-        found: dict[str, list[tuple[str, str]]] = {"Options": [], **{title: [] for title in GROUPS}}
+        found: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Usual", "Options", *GROUPS)}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None and isinstance(parameter, click.Option):
                 found[group_of.get(parameter.name or "", "Options")].append(record)
@@ -164,7 +165,8 @@ def command(
         def build() -> Built:
             known = [parameters_of(resolve_name(source) if isinstance(source, str) else source) for source in sources]
             taken = {k: v for one in known for k, v in one.items() if names is None or k in names}
-            left = {k: v for k, v in taken.items() if k not in {*without, "run", "options", "self"}} | own
+            every = {k: v for k, v in taken.items() if k not in {*without, "run", "options", "self"}} | own
+            left = {k: every[k] for k in dict.fromkeys([*(k for k in GROUPS["Usual"] if k in every), *every])}
             called = WORDS | dict(words or {})
             flags = {k: called.get(k, f"--{k.replace('_', '-')}").rpartition("/")[2] for k in left}
             params: list[click.Parameter] = [_argument(own[k]) for k in given]
@@ -193,7 +195,7 @@ def command(
 def _argument(one: Parameter) -> click.Argument:
     kind = click.Path(path_type=Path) if one.kind is Path else None
     about = {"required": one.default is REQUIRED, "metavar": METAVARS.get(one.name), "type": kind}
-    return click.Argument([one.name], nargs=-1 if one.many else 1, **about)  # type: ignore[arg-type]
+    return click.Argument([one.name], nargs=-1 if one.many else 1, **about, **completion(one.name))  # type: ignore[arg-type]
 
 
 def _option(one: Parameter, word: str, flags: Mapping[str, str], hidden: bool) -> click.Option:
@@ -218,7 +220,7 @@ def _option(one: Parameter, word: str, flags: Mapping[str, str], hidden: bool) -
             default = f"{100 * default if one.range and one.range.percent else default:g}"
         default = None if default is REQUIRED else default
         about |= {"type": kind or Value(one), "default": default, "show_default": default is not None}
-    return click.Option([one.name, *word.split("/")], **about)
+    return click.Option([one.name, *word.split("/")], **about, **completion(one.name))
 
 
 def said(text: str, flags: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treeopt.cli.declared import command, show_files, show_result
+from treeopt.cli.names import names
 from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count
 
@@ -127,25 +128,11 @@ def list_(as_json: bool, topic: str | None = None, name: str | None = None) -> N
         treeopt list engines vllm
     """
     from treeopt.engines.registry import ENGINES
-    from treeopt.files.shipped import shipped
-    from treeopt.growth.objectives import OBJECTIVES
     from treeopt.records.drafters import DRAFTERS, LAYOUTS
-    from treeopt.records.rules import MEANINGS, RULES
+    from treeopt.records.rules import MEANINGS
     from treeopt.report.engine_table import engine_table, method_table, records
-    from treeopt.report.figures import FIGURES
-    from treeopt.trees.published import PUBLISHED_TREES
 
-    found = {
-        "calibrations": list(shipped("calibration")),
-        "profiles": list(shipped("profiles")),
-        "trees": list(PUBLISHED_TREES),
-        "drafters": list(DRAFTERS),
-        "engines": list(ENGINES),
-        "acceptance": list(RULES),
-        "objectives": list(OBJECTIVES),
-        "layouts": list(LAYOUTS),
-        "figures": list(FIGURES),
-    }
+    found = names()
     if name is not None and (topic != "engines" or name not in ENGINES):
         known = f"must be one of {', '.join(ENGINES)}" if topic == "engines" else "goes with engines alone"
         raise click.BadParameter(f"{known}, but got {name!r}.", param_hint="NAME")

@@ -59,14 +59,16 @@ class Loss:
 class PlanLoss:
     """What a plan's draft reaches on other answers at one batch size, and what it loses there.
 
-    planned : tokens per step that the plan expected; None for another draft than the plan's
-    reached : the draft on these answers · best : what would be chosen for them
+    planned    : tokens per step that the plan expected; None for another draft than the plan's
+    reached    : the draft on these answers · best : what would be chosen for them
+    over_plain : what is lost against plain decoding, below 0 what is gained; None where no latency is known
     """
 
     planned: float | None
     reached: Figure
     best: Figure
     loss: Loss
+    over_plain: Loss | None
 
     @property
     def batch_size(self) -> int:
@@ -142,10 +144,11 @@ def plan_losses(
         options, costs = _options(source, plan, entry, limits, profile, dynamic)
         ms, rates, best = _ms_of(draft, options, costs), source.rate(draft), int(options.throughput.argmax())
         if rates.steps is None or rates.tokens is None:
-            loss = _loss_by_counts(source, draft, ms, options, best)
+            loss, over_plain = (_loss_by_counts(source, draft, ms, options, other) for other in (best, options.plain))
         else:
             ours = Taken(rates.steps, rates.tokens, np.zeros(len(rates.steps), dtype=np.int64), ms[None])
-            loss = ours.loss(best_of(options, source))
+            plain = options.only(np.array([options.plain]))
+            loss, over_plain = (ours.loss(best_of(one, source)) for one in (options, plain))
         reached = Figure(
             draft=draft,
             batch_size=entry.batch_size,
@@ -155,7 +158,10 @@ def plan_losses(
             stderr=Errors(tokens_per_step=rates.stderr),
         )
         planned = entry.chosen.tokens_per_step if draft == entry.draft else None
-        found.append(PlanLoss(planned=planned, reached=reached, best=figure_of(options, best), loss=loss))
+        over = over_plain if costs else None
+        found.append(
+            PlanLoss(planned=planned, reached=reached, best=figure_of(options, best), loss=loss, over_plain=over)
+        )
     return found
 
 

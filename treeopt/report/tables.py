@@ -13,7 +13,7 @@ import numpy as np
 from treeopt.growth.drift import SURVIVAL
 from treeopt.growth.score import Score
 from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared, Winner
-from treeopt.planning.regret import Loss
+from treeopt.planning.regret import Loss, PlanLoss
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -264,7 +264,7 @@ def compared_table(result: Result) -> RenderableType:
 def per_cent(loss: Loss) -> str:
     """A loss with its standard error.
 
-    >>> from treeopt.planning.regret import Loss
+    >>> from treeopt.planning.regret import Loss, PlanLoss
     >>> per_cent(Loss(share=0.0041, stderr=0.0018, interval95=(0.0, 0.008)))
     '0.4 ±0.2'
     """
@@ -277,20 +277,38 @@ def _ends(interval: Iterable[float], digits: str) -> str:
 
 @verdict.register(Compared)
 def _(result: Compared) -> str:
+    speculation = [
+        _speculation(one) for one in sorted(result.losses, key=lambda one: -one.loss.share) if one.over_plain
+    ]
     one, tolerance = result.worst, f"{100 * result.tolerance:g} %"
     best = f"the best for {result.names[1]}" + (f" at batch size {one.batch_size}" if len(result.losses) > 1 else "")
     plan = f"The plan ({count(one.reached.size, 'row')})"
-    loses = f"{plan} loses {per_cent(one.loss)} % against {best}"
-    if not result.keep:
-        return f"{loses}, more than {tolerance}: plan anew."
     low, high = (100 * end for end in one.loss.interval95)
-    if high > 100 * result.tolerance:
-        return (
-            f"{loses}, 95 % interval {low:.1f} to {high:.1f}: not shown to be more than {tolerance}, so keep it. More "
-            "conversations would tell."
+    if not result.keep:
+        said = f"{plan} loses {per_cent(one.loss)} % against {best}, more than {tolerance}: plan anew."
+    elif high > 100 * result.tolerance:
+        said = (
+            f"{plan} loses {per_cent(one.loss)} % against {best}, 95 % interval {low:.1f} to {high:.1f}: not shown to be more "
+            f"than {tolerance}, so keep it. More conversations would tell."
         )
-    within = pm(max(100 * one.loss.share, 0.0), 100 * one.loss.stderr, 1)
-    return f"{plan} is still within {within} % of {best}: keep it."
+    else:
+        within = pm(max(100 * one.loss.share, 0.0), 100 * one.loss.stderr, 1)
+        said = f"{plan} is still within {within} % of {best}: keep it."
+    return " ".join([*speculation, said])
+
+
+def _speculation(one: PlanLoss) -> str:
+    """What a plan's draft now costs or gains against plain decoding at a batch size, and whether to turn it off or on."""
+    assert one.over_plain is not None
+    at, share, (low, high) = f"At batch size {one.batch_size}", one.over_plain.share, one.over_plain.interval95
+    if one.reached.size == 1:
+        pays = one.best.size > 1 and one.loss.interval95[0] > 0
+        return f"{at} the plan is not to speculate{', but speculation now gains: turn it on' if pays else ''}."
+    if low > 0:
+        return f"{at} speculation now costs {100 * share:.0f} %{': turn it off' if one.best.size == 1 else ''}."
+    if high < 0:
+        return f"{at} speculation gains {-100 * share:.0f} %."
+    return f"{at} speculation is not shown to gain or to cost ({-100 * share:+.0f} %)."
 
 
 @verdict.register(GroupsCompared)

@@ -152,24 +152,24 @@ class Chart:
 
 @style.look()
 def draw(chart: Chart) -> Figure:
-    """The picture of a chart; what its series are called stands to the right of the upper panels."""
+    """The picture of a chart; what its series are called stands above the panels, at the left, where a phone shows it."""
     heights = [max(panel.height for panel in row) for row in chart.panels]
-    figure = style.blank(height=max(style.SIZE_INCHES[1], 1.0 + sum(heights)))
-    widths = [panel.width for panel in chart.panels[0]]
-    grid = figure.add_gridspec(len(heights), len(widths), height_ratios=heights, width_ratios=widths)
+    series = [one for row in chart.panels for panel in row for one in panel.series]
+    labels = [] if chart.legend is None else list(dict.fromkeys(one.label for one in series if one.label))
+    columns, above = style.legend_size(labels, chart.legend)
+    figure = style.blank(height=max(style.SIZE_INCHES[1], 1.0 + sum(heights)) + above)
+    widths, every = [panel.width for panel in chart.panels[0]], [above, *heights] if labels else heights
+    grid = figure.add_gridspec(len(every), len(widths), height_ratios=every, width_ratios=widths)
     named: Look = {}
-    for i, row in enumerate(chart.panels):
+    for i, row in enumerate(chart.panels, len(every) - len(heights)):
         for j, panel in enumerate(row):
             axes = figure.add_subplot(grid[i, :] if panel.is_wide else grid[i, j])
             for one in panel.series:
-                handle = _add(axes, one, across=bool(panel.rows))
-                if one.label:
-                    named.setdefault(one.label, handle)
+                named.setdefault(one.label, _add(axes, one, across=bool(panel.rows)))
             _finish(axes, panel, names_rows=j == 0)
             _note(axes, panel)
-    if chart.legend is not None and named:
-        beside = figure.axes[len(widths) - 1]
-        style.legend(beside, chart.legend or None, handles=list(named.values()), labels=list(named))
+    if labels:
+        style.legend(figure.add_subplot(grid[0, :]), chart.legend, columns, {name: named[name] for name in labels})
     figure.align_ylabels()
     style.heading(figure, chart.title, chart.caption)
     return figure
@@ -233,8 +233,8 @@ def _note(axes: Axes, panel: Panel) -> None:
         for at, value, lower, text in zip(x, y, low, one.notes, strict=False):
             place: Look = {"textcoords": "offset points", "va": "center", "fontsize": 7}
             if one.side == "below":
-                place |= {"rotation": 90 if len(text) > 3 else 0, "ha": "center", "va": "top", "fontsize": 6}
-                axes.annotate(text, (at, lower), (0, -4), **place)
+                place |= {"ha": "center", "va": "top", "fontsize": 6, "linespacing": 1.0}
+                axes.annotate(text.replace("/", "/\n"), (at, lower), (0, -4), **place)  # upright: a turned 8 is ∞
                 continue
             side = 1 if one.side == "right" else -1
             across, up = axes.transLimits.transform(axes.transScale.transform((at, value)))

@@ -1,7 +1,8 @@
 """What a search weighs, over tree size: tokens per step, what a step costs and is made of, and throughput.
 
-Where drafting goes depth by depth, trees of one size cost by their depth. So lines join the trees that are as deep as
-their rows allow, up to the deepest that were measured; others are marks that tell their depth.
+Where drafting goes depth by depth, trees of one size cost by their depth. So marks with intervals are the trees that are as
+deep as their rows allow, up to the deepest that were measured; of others the marks tell their depth. No line joins latencies:
+a dip may be noise.
 
 N sizes (1 ... budget)
 """
@@ -121,20 +122,23 @@ def throughput_chart(plan: Plan) -> Chart:
         style.known(plan.runtime, "name", "version"),
         f"objective {plan.objective}" if plan.objective else None,
         style.rule(plan.acceptance),
-        "★ chosen, with 95 % interval; broad: tied sizes",
+        "★ chosen; bar and shade: 95 % intervals; broad: tied sizes",
     )
     return Chart("Throughput over tree size", caption, [panels], "batch size")
 
 
 def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Series]:
-    """The line over sizes, in the ``unit``, its tied sizes as broad pieces, and the chosen draft as a star."""
-    points = sorted((p.size, p.tokens_per_s / unit) for p in entry.curve if p.tokens_per_s)
-    sizes, rates = np.transpose(points)
+    """The line over sizes, in the ``unit``, with its noise, its tied sizes as broad pieces, and the chosen draft as a star."""
+    points = [(p.size, p.tokens_per_s / unit, (p.stderr.tokens_per_s or 0.0) / unit) for p in entry.curve if p.tokens_per_s]
+    sizes, rates, errors = np.transpose(sorted(points))
+    noise = Estimates.of(zip(rates, repeat(None), errors)).ends
+    shade = {"color": look["color"], "alpha": 0.12, "linewidth": 0, "zorder": 0}
     broad = {**look, "linewidth": 9, "alpha": 0.25, "solid_capstyle": "butt", "zorder": 1, "linestyle": "-"}
     star = {**look, "marker": "*", "markersize": 10, "mec": "black", "mew": 0.6, "zorder": 4}
     rate, error = (each or 0.0 for each in (entry.chosen.tokens_per_s, entry.chosen.stderr.tokens_per_s))
     return [
-        Series(str(entry.batch_size), sizes, rates, look=look),
+        Series(str(entry.batch_size), sizes, rates, look={**look, "linewidth": 0.8}),
+        *([Series("", sizes, rates, noise, shade, "area")] if errors.any() else []),
         *(Series("", x, y, look=broad) for x, y in bands(sizes, rates, entry.tied_sizes)),
         Estimates.of([(rate / unit, None, error / unit)]).over("", [entry.chosen.size], **star),
     ]
@@ -159,7 +163,7 @@ def latency_chart(profile: LatencyProfile) -> Chart:
     deepest, depths, every = 0, set[int](), list[float]()
     for i, setting in enumerate(profile.settings):
         line, others = _trees(profile, *setting)
-        costs, look = StepCosts(profile, *setting, as_measured=True), {**style.series(i), "marker": "."}
+        costs, look = StepCosts(profile, *setting, as_measured=True), {**style.series(i), "linestyle": "none"}
         plain, sizes = costs.plain, [size for size, _ in line]
         ms, error = costs.latencies(sizes, [depth for _, depth in line])
         ratio = ms / plain.ms
@@ -181,8 +185,8 @@ def latency_chart(profile: LatencyProfile) -> Chart:
         Panel(left, ROWS, "step latency [ms]", "One step (dashed: plain)", "sizes", log=log, ylim=ylim),
         Panel(right, ROWS, "overhead", "Over a plain step", "sizes", ylim=(0, None)),
     ]
-    note = f"medians, 95 % intervals; lines: trees as deep as their rows allow, {deepest} at most"
-    note += "; marks: shallower ones" if depths else ""
+    note = f"medians, 95 % intervals, of trees as deep as their rows allow, {deepest} at most"
+    note += "; grey marks: shallower ones" if depths else ""
     return Chart("What a decoding step costs", style.sentence(_caption(profile), note), [panels])
 
 

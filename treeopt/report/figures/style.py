@@ -23,7 +23,6 @@ from treeopt.records.rules import option_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
 SIZE_INCHES = (7.0, 4.5)
 DPI = 150
@@ -110,10 +109,27 @@ def series(i: int) -> Look:
     }
 
 
-def legend(axes: Axes, title: str | None = None, **options: Any) -> Legend:
-    """A legend to the right of the axes, where it can hide nothing."""
-    place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
-    return axes.legend(title=title, alignment="left", handlelength=3, **{**place, **options})
+def legend_size(labels: Sequence[str], title: str | None) -> tuple[int, float]:
+    """Columns of a legend that takes half of a picture's width at most, and the inches that it is high.
+
+    >>> legend_size(["1", "4"], "batch size")[0], legend_size(["a name of twenty-five"] * 2, None)[0], legend_size([], "")
+    (2, 2, (1, 0.0))
+    """
+    lines = [line for label in labels for line in label.split("\n")]
+    columns = max(1, min(len(labels), 56 // (10 + max(map(len, lines), default=0))))
+    height = 0.15 * -(-len(lines) // columns) + (0.16 if title else 0.0) + 0.05
+    return columns, height if labels else 0.0
+
+
+def legend(axes: Axes, title: str | None, columns: int, handles: Mapping[str, Any]) -> None:
+    """A legend at the height of axes that hold nothing else, at the left edge of the picture."""
+    from matplotlib.transforms import blended_transform_factory
+
+    axes.axis("off")
+    edge = blended_transform_factory(axes.get_figure().transFigure, axes.transAxes)
+    place: Look = {"loc": "upper left", "bbox_to_anchor": (0.012, 1.0), "bbox_transform": edge, "borderaxespad": 0.0}
+    look: Look = {"title": title or None, "ncols": columns, "borderpad": 0.0, "alignment": "left", "handlelength": 3}
+    axes.legend(list(handles.values()), list(handles), **place, **look).set_in_layout(False)
 
 
 def size_axis(axes: Axes, sizes: ArrayLike) -> None:
