@@ -52,6 +52,8 @@ def write_request(request: Request, way: Method, engine: str) -> Written:
         reason = f"takes chains of up to {way.max_depth} guesses, but this one has {longest}"
     if reason:
         raise InvalidInput(f"{engine} {reason}: {search_for(engine, way)}")
+    for one in request.groups.values():
+        write_request(one, way, engine)  # says what cannot be written for it
     written = way.write(request if request.drafter else replace(request, drafter=way.drafters[0]))
     line = f"# For {ENGINES[engine].title}, checked against {way.checked}. Written by treeopt {__version__}.\n"
     texts = {**written.files, COMMANDS: written.files.get(COMMANDS, f"{written.command}\n")}
