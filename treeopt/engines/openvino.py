@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 
 from treeopt.engines import chains
-from treeopt.engines.base import Method, Request, ServingEngine, Written
+from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine, Written
 from treeopt.engines.programs import SCRIPT, Settings, sampling
 from treeopt.files.shell import shell_word
 from treeopt.records.drafters import LOOKED_UP
@@ -118,6 +118,6 @@ ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvin
            source=SOURCE, write=write),
     Method(name="prompt-lookup", checked="2026.4.1.0", drafters=("ngram",), rules=("greedy", "sample"), by_request=True,
            carrier="generation_config.json, prompt_lookup of LLMPipeline()",
-           syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), source=SOURCE,
-           write=write),
+           syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), looks_up=EARLIEST,
+           source=SOURCE, write=write),
 ))  # fmt: skip
