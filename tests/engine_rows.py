@@ -479,6 +479,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("neuron-token-tree", "token-tree"): read_token_tree,
     ("tensorrt-llm", "medusa"): read_tensorrt_trees,
     ("tensorrt-llm", "draft-len"): read_tensorrt_llm,
+    ("tensorrt-llm", "ngram"): read_tensorrt_llm,
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,
     ("tensorrt-llm", "eagle"): read_tensorrt_trees,
     ("triton", "medusa"): read_triton,

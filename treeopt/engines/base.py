@@ -192,7 +192,7 @@ class ServingEngine:
     readers  its code that reads lists, by name: the tree that comes of a user's list, or of the tree that was meant, for
              ``treeopt import-tree``. InvalidInput where it decodes with another tree, another error where it fails
     counting readers that verify a choice twice if it is listed twice
-    unplanned other ways in which it speculates, which are known and not planned for: name to how it is asked for
+    unplanned other ways in which it speculates, known and not planned for: name to how it is asked for
     """
 
     name: str
