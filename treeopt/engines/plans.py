@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from treeopt.engines.base import Method, Request, Written
-from treeopt.engines.chains import LAST, Ranges, Value
+from treeopt.engines.chains import LAST
 from treeopt.engines.registry import ENGINES, method_of, tree_method_of
 from treeopt.engines.write import write_request
 from treeopt.errors import InvalidInput
 from treeopt.files.places import user_cache
 from treeopt.records.origins import DrafterRecord
-from treeopt.records.plan import Beyond, Plan, PlanEntry, each_its_own, is_setting
+from treeopt.records.plan import BatchRange, Beyond, Plan, PlanEntry, each_its_own, is_setting
 from treeopt.records.rules import rule_of
 from treeopt.trees.draft import Draft
 
@@ -74,12 +74,12 @@ def ask(
         runtime=plan.runtime,
         folders=_converted(plan, engine),
     )
-    ends = way.by_batch_size and None in sizes and not plan.mix and served.entries[-1].chosen.step_ms is not None
-    said = _beyond(served, engine, beyond) if ends else ""
+    timed = served.entries[-1].chosen.step_ms is not None
+    whole, said = served, list[str]()
+    if way.by_batch_size and None in sizes and timed and not plan.mix:
+        whole, said = _ended(served, way, engine, beyond)
     asked = {
-        size: _of_all(request, served, way, off=bool(said) and beyond == "off")
-        if size is None
-        else _of_one(request, served.entry(size), way)
+        size: _of_all(request, whole, way) if size is None else _of_one(request, served.entry(size), way)
         for size in sizes
     }
     if own:
@@ -87,7 +87,7 @@ def ask(
             size: replace(one, groups={name: _of_one(request, plan.entry(size), way) for name, plan in own.items()})
             for size, one in asked.items()
         }
-    return Asked(way, served, asked, tuple(notes), (said,) if said else ())
+    return Asked(way, served, asked, tuple(notes), tuple(said))
 
 
 def _converted(plan: Plan, engine: str) -> dict[str, str]:
@@ -98,19 +98,20 @@ def _converted(plan: Plan, engine: str) -> dict[str, str]:
     return {word: str(folder) for word, folder in folders.items() if folder.is_dir()}
 
 
-def _beyond(plan: Plan, engine: str, beyond: Beyond) -> str:
-    """What a schedule does above the largest batch size that was searched; empty where it does not speculate there anyway."""
-    largest, last = _searched(plan), plan.entries[plan.schedule[-1].entry]
+def _ended(plan: Plan, way: Method, engine: str, beyond: Beyond) -> tuple[Plan, list[str]]:
+    """The plan with an entry not to speculate above the largest batch size that was searched, and that in a sentence."""
+    part = plan.schedule[-1]
+    largest = max(part.first, *(entry.batch_size for entry in plan.entries))
+    last = max(plan.entries, key=lambda entry: entry.batch_size) if way.dynamic else plan.entries[part.entry]
     if not last.speculates or largest >= LAST:
-        return ""
+        return plan, []
+    said = f"Above batch size {largest} nothing was searched"
     if beyond == "last":
-        return (
-            f"Above batch size {largest} nothing was searched: {engine} speculates there as at {largest}, at your risk."
-        )
-    return (
-        f"Above batch size {largest} nothing was searched, so {engine} does not speculate there. To go on as at {largest}: "
-        "`beyond=last`."
-    )
+        return plan, [f"{said}: {engine} speculates there as at {largest}, at your risk."]
+    off = replace(last, batch_size=largest + 1, chosen=last.plain)
+    parts = [replace(part, last=largest), BatchRange(first=largest + 1, entry=len(plan.entries))]
+    ended = replace(plan, entries=(*plan.entries, off), schedule=[*plan.schedule[:-1], *parts])
+    return ended, [f"{said}, so {engine} does not speculate there. To go on as at {largest}: `beyond=last`."]
 
 
 def export_plan(plan: Plan, engine: str, **options: int | str | None) -> Written:
@@ -149,32 +150,17 @@ def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
     return replace(request, dynamic=entry.setting) if way.dynamic else replace(request, tree=entry.tree)
 
 
-def _of_all(request: Request, plan: Plan, way: Method, *, off: bool) -> Request:
-    """The request for the one draft of all batch sizes, or for that of every range of them.
-
-    off : whether it ends with the largest batch size of the plan, and does not speculate above
-    """
+def _of_all(request: Request, plan: Plan, way: Method) -> Request:
+    """The request for the one draft of all batch sizes, or for that of every range of them."""
     if way.dynamic and (plan.mix or not way.by_batch_size):
         return replace(request, dynamic=plan.entries[0].setting)
     if way.dynamic:
         ranges = each_its_own([entry.batch_size for entry in plan.entries])
-        settings = [(r.first, r.last, plan.entries[r.entry].setting) for r in ranges]
-        return replace(request, settings=_ended(settings, plan, None) if off else tuple(settings))
+        return replace(request, settings=tuple((r.first, r.last, plan.entries[r.entry].setting) for r in ranges))
     if way.shape != "chain":
         return replace(request, tree=plan.entries[plan.schedule[0].entry].tree)
-    lengths = [(part.first, part.last, plan.entries[part.entry].chosen.depth) for part in plan.schedule]
-    return replace(request, lengths=_ended(lengths, plan, 0) if off else tuple(lengths))
-
-
-def _ended(ranges: list[tuple[int, int | None, Value]], plan: Plan, nothing: Value) -> Ranges[Value]:
-    """The ranges up to the largest batch size of the plan, and one more with nothing."""
-    (first, _, last), largest = ranges[-1], _searched(plan)
-    return (*ranges[:-1], (first, largest, last), (largest + 1, None, nothing))
-
-
-def _searched(plan: Plan) -> int:
-    """The largest batch size that a plan is for."""
-    return max(plan.schedule[-1].first, *(entry.batch_size for entry in plan.entries))
+    lengths = ((part.first, part.last, plan.entries[part.entry].chosen.depth) for part in plan.schedule)
+    return replace(request, lengths=tuple(lengths))
 
 
 def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Method:
