@@ -116,7 +116,7 @@ def read_modelopt(files: Files) -> Tree:
 
 def read_tensorrt_trees(files: Files) -> Tree:
     """The tree of every file, as both of its runtimes read it."""
-    if old.OPTIONS not in files or old.PLAIN in files[old.OPTIONS]:
+    if old.OPTIONS not in files:
         return Tree.chain(0)
     config = yaml.safe_load(files[old.OPTIONS])["speculative_config"]
     key = "medusa_choices" if config["decoding_type"] == "Medusa" else "eagle_choices"
@@ -479,6 +479,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("neuron-token-tree", "token-tree"): read_token_tree,
     ("tensorrt-llm", "medusa"): read_tensorrt_trees,
     ("tensorrt-llm", "draft-len"): read_tensorrt_llm,
+    ("tensorrt-llm", "ngram"): read_tensorrt_llm,
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,
     ("tensorrt-llm", "eagle"): read_tensorrt_trees,
     ("triton", "medusa"): read_triton,

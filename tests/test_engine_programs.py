@@ -2,19 +2,29 @@
 
 import json
 import runpy
+import shlex
 import shutil
 import sys
+from dataclasses import replace
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 
 from treeopt import demo
 from treeopt.engines.base import Request
+from treeopt.engines.plans import export_plan
 from treeopt.engines.programs import SCRIPT
 from treeopt.engines.registry import ENGINES
 from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
+from treeopt.records.calibration import Calibration
+from treeopt.runtime.engines.openvino import EXACT
+from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.shapes import Limits
 
 FILE = "generation_config.json"
 NAMES = ("transformers", "openvino", "mlc-llm", "mlx-lm", "exllamav3")
@@ -36,7 +46,10 @@ def with_settings(source, folder, settings):
 
 
 def files_of(engine, drafter, length=3, **others):
-    request = Request(lengths=((1, None, length),), num_heads=5, drafter=drafter, **others)
+    draft = {} if "dynamic" in others else {"lengths": ((1, None, length),)}
+    request = Request(**draft, num_heads=5, drafter=drafter, **others)
+    if "dynamic" in others:
+        return dict(export_request(request, engine, method="dynamic-tree").files)
     return dict(export_request(request, engine).files)
 
 
@@ -159,6 +172,53 @@ def test_openvino_gets_the_plans_settings_alone(run_program, length):
     run_program(library, files, "MODEL", PROMPT)
     library.GenerationConfig.assert_called_once_with(**json.loads(files[FILE]), max_new_tokens=128)
     library.LLMPipeline().generate.assert_called_once_with(PROMPT, library.GenerationConfig())
+
+
+@pytest.mark.parametrize("tree", [None, DynamicTree(3, 2, 7)], ids=["chain", "tree"])
+@pytest.mark.parametrize("runtime", [None, "treeopt", "openvino", "openvino-int8", "openvino-default"])
+def test_openvino_decodes_in_the_precision_that_was_planned_in(run_program, runtime, tree):
+    """Caches in float32 alone end a pipeline that computes in bfloat16; trees need both."""
+    given = {"runtime": {"name": runtime}, **({} if tree is None else {"dynamic": tree})}
+    files, library = files_of("openvino", "eagle3", **given), MagicMock(name="openvino_genai")
+    run_program(library, files, "MODEL", "DRAFTER", PROMPT)
+    exact = tree is not None or runtime in ("openvino", "openvino-int8")
+    forced = EXACT if exact else {}
+    library.draft_model.assert_called_once_with("DRAFTER", "CPU", **forced)
+    library.LLMPipeline.assert_called_once_with("MODEL", "CPU", draft_model=library.draft_model(), **forced)
+    assert ("# All is computed in float32" if exact else "# The precision is the CPU's own") in files[SCRIPT]
+
+
+def test_openvino_is_pointed_to_the_folders_that_were_converted(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
+    runtime = {"name": "openvino", "converted": {"MODEL": "abc-fp32", "DRAFTER": "def-eagle3"}}
+    plan = replace(planned("eagle3"), runtime=runtime)
+    assert "MODEL DRAFTER PROMPT" in export_plan(plan, "openvino").command
+    folders = [tmp_path / "my cache" / "treeopt" / "openvino" / name for name in runtime["converted"].values()]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert shlex.split(export_plan(plan, "openvino").command) == ["python", SCRIPT, *map(str, folders), "PROMPT"]
+    assert "MODEL DRAFTER PROMPT" in export_plan(replace(plan, runtime={**runtime, "name": "vllm"}), "openvino").command
+
+
+def planned(drafter, depth=3):
+    counts = np.array([[800], [600], [420]])
+    record = Calibration(counts, np.array([1000, 800, 600]), meta={"drafter": {"kind": drafter}})
+    return plan_trees(record, request=PlanRequest(Limits(depth + 1, shape="chain")))
+
+
+def test_openvino_gets_the_settings_of_every_group(run_program):
+    plans = {"chat": planned("ngram", 1), "code": planned("ngram", 2), "few": planned("ngram", 0)}
+    files = export_plan(planned("ngram"), "openvino", groups=plans).files
+    assert {name: one.get("num_assistant_tokens") for name, one in json.loads(files["groups.json"]).items()} == {
+        "chat": 1,
+        "code": 2,
+        "few": None,
+    }
+    for words, length in (((), 3), (("chat",), 1), (("code",), 2), (("few",), None)):
+        library = MagicMock(name="openvino_genai")
+        run_program(library, files, "MODEL", PROMPT, *words)
+        assert library.GenerationConfig.call_args.kwargs.get("num_assistant_tokens") == length
+        library.LLMPipeline.assert_called_once_with("MODEL", "CPU", **({"prompt_lookup": True} if length else {}))
 
 
 @pytest.mark.parametrize(("drafter", "length"), [("ngram", 3), ("draft-model", 3), ("ngram", 0)])

@@ -207,7 +207,7 @@ def test_fastrl_gets_every_range_of_batch_sizes(run):
     one, two = (plan[size].setting for size in SIZES[:2])
     assert written.command.endswith(
         f"{one.levels}_{one.topk}_{one.rows},{two.levels}_{two.topk}_{two.rows} --speculative-mab-bs-threshold 1,4 "
-        "--apdative-speculative-batch-size-threshold 63"
+        "--apdative-speculative-batch_size-threshold 63"
     )
 
 

@@ -89,7 +89,7 @@ TREE = "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-d
         ("eagle2", "--use_eagle3 --total-token 16 --depth 4 --top-k 4 --temperature 0"),
         ("tensorrt-llm", "max_total_draft_tokens: 15\n  use_dynamic_tree: true\n  dynamic_tree_max_topK: 4\n"),
         ("openvino", '"num_assistant_tokens": 15, "tree_depth": 5, "branching_factor": 4'),
-        ("openvino", "**exact"),  # the cache in float32
+        ("openvino", "**precision"),  # the cache in float32
     ],
 )
 def test_each_engine_counts_a_dynamic_tree_of_5_levels_4_wide_and_16_rows_in_its_own_way(engine, told):
@@ -226,7 +226,7 @@ def test_options_that_make_no_difference_are_refused():
 def test_names_that_are_not_known_are_refused_with_the_known_ones():
     with pytest.raises(Unsupported, match="eagle1, eagle2, exllamav3"):
         method_of("other")
-    with pytest.raises(Unsupported, match="medusa, draft-len, dynamic-tree, eagle"):
+    with pytest.raises(Unsupported, match="medusa, draft-len, ngram, dynamic-tree, eagle"):
         method_of("tensorrt-llm", method="other")
 
 
@@ -336,6 +336,48 @@ def test_the_page_has_the_tables_as_they_are():
     assert engine_table.refreshed(page) == page, f"refresh it: {REFRESH}"
 
 
+def test_what_is_known_and_not_planned_for_is_in_the_tables():
+    known = {
+        "tensorrt-llm": "dynamic trees of MTP, DFlash, DSpark, PARD, SA, AUTO",
+        "sglang": "UNO, Domino, block verification",
+        "vllm": "ngram_gpu, PARD, P-EAGLE, block verification",
+        "llama-cpp": "ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache",
+    }
+    page = PAGE.read_text(encoding="utf-8")
+    for engine, names in known.items():
+        said = CliRunner().invoke(cli, ["list", "engines", engine]).output
+        for name in names.split(", "):
+            assert name in said
+            assert f"| `{engine}` | {name} | " in page
+        assert "not planned for" in said
+
+
+def test_tensorrt_llms_ngrams_are_never_told_of_rejection_sampling():
+    def written(**rule):
+        return export_request(
+            Request(lengths=((1, None, 3),), num_heads=5, drafter="ngram", acceptance=rule), "tensorrt-llm"
+        )
+
+    for rule in ("greedy", "sample-then-match"):
+        assert "rejection" not in "".join(written(rule=rule, temperature=0.7).files.values())
+    with pytest.raises(InvalidInput, match="tensorrt-llm with ngram accepts by the rule greedy or sample"):
+        written(rule="rejection", temperature=0.7)
+
+
+@pytest.mark.parametrize("drafter_id", ["ngram", "ngram:earliest"])
+def test_an_export_of_ngrams_warns_where_the_engine_looks_up_otherwise(drafter_id):
+    engines = {name for name, one in ENGINES.items() if any("ngram" in way.drafters for way in one.methods)}
+    fits = {"transformers", "openvino"} if drafter_id == "ngram:earliest" else set()
+    for engine in engines:
+        request = Request(lengths=((1, None, 3),), num_heads=5, drafter="ngram", drafter_id=drafter_id)
+        said = [
+            note for note in export_request(request, engine).notes if note.startswith(f"{engine} looks n-grams up ")
+        ]
+        assert len(said) == 1
+        assert ("as ngram:earliest does" in said[0]) == (engine in fits)
+        assert ("so its tokens per step differ" in said[0]) == (engine not in fits)
+
+
 @named(METHODS)
 def test_every_row_says_what_a_reader_needs(engine, method):
     assert method.shape in SHAPES
@@ -372,7 +414,8 @@ def test_list_engines_as_json_has_all_fields():
     assert [(row["engine"], row["method"]) for row in rows] == [(e, m.name) for e, m in METHODS]
     for row, (_, method) in zip(rows, METHODS, strict=True):
         assert row["package"] == ENGINES[row["engine"]].package
-        for name in row.keys() - {"engine", "title", "package", "method"}:
+        assert row["unplanned"] == ENGINES[row["engine"]].unplanned
+        for name in row.keys() - {"engine", "title", "package", "method", "unplanned"}:
             value = getattr(method, name)
             assert row[name] == (list(value) if isinstance(value, tuple) else value), name
 

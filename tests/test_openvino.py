@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
+import shlex
+import subprocess
+import sys
 
 import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from treeopt import demo
+from treeopt.engines.base import Request
+from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files.places import user_cache
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -23,7 +30,7 @@ from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.runtime.engines import conversion, open_stepper
+from treeopt.runtime.engines import conversion, open_stepper, openvino
 from treeopt.runtime.stepper import decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
@@ -38,6 +45,20 @@ pytestmark = [
 ]
 LAYERS, WIDTH, HEADS = 12, 64, 4
 STOP = StopRule(frozenset({7}), 40, at_loops=False)
+# Runs the program of its arguments, and prints how many tokens each of its passes emitted.
+WATCH = """
+import json, runpy, sys
+import openvino_genai as genai
+
+class Watched(genai.LLMPipeline):
+    def generate(self, prompt, config):
+        found = super().generate([prompt], config)
+        print(json.dumps(list(found.perf_metrics.raw_metrics.m_batch_sizes)), file=sys.stderr)
+        return found.texts[0]
+
+genai.LLMPipeline, sys.argv = Watched, sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 PROMPTS = [(i, [11 * i + 9 * k % 50 + 8 for k in range(n)]) for i, n in enumerate((5, 31, 12))]
 
 
@@ -91,6 +112,18 @@ def tiny_layer(target: Target) -> Eagle3Heads:
     return made
 
 
+def half(target: Target) -> DraftModel:
+    """The lower half of the target's layers."""
+    small = copy.deepcopy(target.model)
+    small.model.layers = small.model.layers[: LAYERS // 2]
+    small.config.num_hidden_layers = LAYERS // 2
+    return DraftModel(Target(small, target.tokenizer, name="half"), target.vocab_size)
+
+
+def lookup(target: Target) -> PromptLookup:
+    return PromptLookup(target.vocab_size, earliest=True)
+
+
 @pytest.fixture(scope="module")
 def target() -> Target:
     return tiny_target()
@@ -101,10 +134,10 @@ def drafter(target) -> Eagle3Heads:
     return tiny_layer(target)
 
 
-def opened(target, drafter):
+def opened(target, drafter, stop=STOP):
     """The engine; a skip where the environment that converts cannot be had."""
     try:
-        return open_stepper("openvino", Setup(target, drafter, STOP))
+        return open_stepper("openvino", Setup(target, drafter, stop))
     except Unsupported as error:
         if "cannot be installed" in str(error):
             pytest.skip(str(error))
@@ -135,10 +168,7 @@ def test_a_long_prompt_is_read_in_one_pass(target, drafter, tree, monkeypatch):
 
 
 def test_a_draft_model_and_the_engines_own_settings(target):
-    small = copy.deepcopy(target.model)
-    small.model.layers = small.model.layers[: LAYERS // 2]
-    small.config.num_hidden_layers = LAYERS // 2
-    drafter = DraftModel(Target(small, target.tokenizer, name="half"), target.vocab_size)
+    drafter = half(target)
     engine = opened(target, drafter)
     assert sum(check(engine, target, drafter, Tree.chain(3)))
     own = decode_block(engine, None, PROMPTS, STOP).rows
@@ -164,6 +194,43 @@ def test_layers_of_other_forms_are_refused_by_name(target, drafter):
         other = Eagle3Heads(config, form, embedding=target.model.model.embed_tokens.weight)
         with pytest.raises(Unsupported, match="takes EAGLE-3 layers as its authors publish them"):
             conversion.converted_drafter(other, target, print)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("forced", [openvino.EXACT, {}], ids=["float32", "own"])
+@pytest.mark.parametrize("drafter", ["ngram", "draft-model", "eagle3", "eagle3-tree"])
+def test_the_exported_program_decodes_as_bench_does(target, drafter, forced, tmp_path, monkeypatch):
+    """Run as it is written, on the precisions that this processor has: every step emits as many tokens."""
+    kind, is_tree, _ = drafter.partition("-tree")
+    if is_tree and not forced:
+        pytest.skip("trees are exact, whatever the plan was timed in")
+    monkeypatch.setattr(openvino, "EXACT", forced)
+    texts = ["the long way home from", "def area(width, height):\n    return width * height\n\ndef area(width"]
+    prompts = list(enumerate(target.tokenizer(text)["input_ids"] for text in texts))
+    made = {"ngram": lookup, "draft-model": half, "eagle3": tiny_layer}[kind](target)
+    stop = StopRule(frozenset({target.tokenizer.eos_token_id}), 128, at_loops=False)  # GenAI heeds the tokenizer's
+    engine = opened(target, made, stop)
+    ours = decode_block(engine, DynamicTree(3, 4, 11) if is_tree else Tree.chain(3), prompts, stop).rows
+    name = "openvino" if forced else "openvino-default"
+    request = Request(
+        **({"dynamic": DynamicTree(3, 4, 11)} if is_tree else {"lengths": ((1, None, 3),)}),
+        num_heads=5,
+        drafter=kind,
+        runtime={"name": name},
+        folders={word: str(user_cache() / "openvino" / folder) for word, folder in engine.converted.items()},
+    )
+    written = export_request(request, "openvino", method="dynamic-tree" if is_tree else None)
+    for file, text in written.files.items():
+        (tmp_path / file).write_text(text)
+    (tmp_path / "watch.py").write_text(WATCH)
+    for text, row in zip(texts, ours, strict=True):
+        _, *words = shlex.split(written.command.replace("PROMPT", shlex.quote(text)))
+        said = subprocess.run(
+            [sys.executable, "watch.py", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert said.returncode == 0, said.stderr[-2000:]
+        first, *steps = json.loads(said.stderr.splitlines()[-1])
+        assert (first, steps) == (1, [1 + accepted for accepted in row.accepted])
 
 
 @pytest.fixture(scope="module")

@@ -216,6 +216,30 @@ def test_a_schedule_says_for_which_loads_it_is(tmp_path):
     assert "Searched: 1, 8, 64." in notes
 
 
+@pytest.mark.parametrize("row", [("vllm", "batch-size"), ("sglang", "adaptive"), ("tensorrt-llm", "draft-len")])
+def test_a_schedule_does_not_speculate_where_nobody_searched(row, tmp_path):
+    plan = plan_trees(engine_log(), hardware(), PlanRequest(Limits(shape="chain"), batch_sizes=[1, 8, 32]))
+    plan = replace(plan, drafter={"kind": "eagle3", "num_heads": 3})
+    depths = {entry.batch_size: entry.chosen.depth for entry in plan}
+    assert depths[32] > 0
+    for beyond, length in (("off", 0), ("last", depths[32])):
+        paths, written = export_to(tmp_path / beyond, plan, row[0], beyond=beyond)
+        read = READERS[row]({path.name: path.read_text() for path in paths})
+        found = {size: next(k for a, b, k in read if a <= size <= (b or size)) for size in (*depths, 33, 256)}
+        assert found == {**depths, 33: length, 256: length}
+        assert written.notes[0].startswith("Above batch size 32 nothing was searched")
+
+
+def test_the_first_batch_size_that_does_not_pay_is_named():
+    plan = plan_trees(engine_log(), hardware(), PlanRequest(Limits(shape="chain"), batch_sizes=[1, 8, 32, 64]))
+    assert [entry.speculates for entry in plan] == [True, True, True, False]
+    assert 32 < plan.break_even <= 64
+    assert f"From batch size {plan.break_even} on speculation does not pay." in schedule(plan)
+    assert (
+        plan_trees(engine_log(), hardware(), PlanRequest(Limits(shape="chain"), batch_sizes=[1, 8])).break_even is None
+    )
+
+
 def test_an_export_leaves_nothing_of_another_load_behind(tmp_path):
     plan = searched(1, 4, 8)
     exported(plan, "tensorrt-llm", tmp_path)

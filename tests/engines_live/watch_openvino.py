@@ -24,7 +24,7 @@ def watch(seen: dict[str, Any]) -> None:
 
     class Watched(pipeline):
         def __init__(self, folder: str, device: str, **options: Any) -> None:
-            super().__init__(folder, device, **options, **FLOAT32)
+            super().__init__(folder, device, **{**options, **FLOAT32})
             self.alone = pipeline(folder, device, **FLOAT32)
 
         def generate(self, prompt: str, config: genai.GenerationConfig) -> str:
@@ -35,7 +35,7 @@ def watch(seen: dict[str, Any]) -> None:
             return found.texts[0]
 
     genai.LLMPipeline = Watched
-    genai.draft_model = lambda folder, device: draft_model(folder, device, **FLOAT32)
+    genai.draft_model = lambda folder, device, **own: draft_model(folder, device, **FLOAT32)
 
 
 def main(program: str, *arguments: str) -> None:

@@ -33,7 +33,7 @@ Built = tuple[list[click.Parameter], str]
 GROUPS = {
     "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
     "Trees and engine": ("budget", "sizes", "engine", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
-                         "max_draft_len", "for_groups", "tolerance"),
+                         "max_draft_len", "beyond", "for_groups", "tolerance"),
     "Latencies from elsewhere": ("from_csv", "command", "runtime", "analytical", "num_heads", "overwrite"),
     "Model and drafter": ("random_weights", "draft_depth", "revision", "dtype", "device", "device_map",
                           "compiled", "mixed_precision", "load_in_8bit", "trust_remote_code"),

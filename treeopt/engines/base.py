@@ -16,11 +16,13 @@ from typing import Any
 from treeopt.engines.measured.files import Found
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
+from treeopt.records.origins import Runtime
 from treeopt.records.rules import rule_of
 from treeopt.trees.dynamic import DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command
+EARLIEST = "from the earliest place of the longest n-gram"
 Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
 Settings = tuple[tuple[int, int | None, DynamicTree | None], ...]  # dynamic trees likewise; None: do not speculate
 Choices = list[Any]  # of lists or tuples of ranks, or of anything else: a list of a user's
@@ -39,6 +41,9 @@ class Request:
     max_draft_len  of an engine that has been built already; None where it is built for this tree
     acceptance     record of the rule that the tree was chosen for; None for greedy decoding
     drafter_id     which drafter of its kind, as records name it
+    runtime        whose latencies it was planned with
+    folders        what stands for a model or a drafter in commands, to the folder that it was converted into
+    groups         by group of prompts, what differs there, for methods that take settings by request
     """
 
     tree: Tree | None = None
@@ -53,6 +58,9 @@ class Request:
     version: str | None = None
     max_draft_len: int | None = None
     acceptance: Mapping[str, Any] | None = None
+    runtime: Runtime | None = None
+    folders: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, "Request"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_heads", "num_layers", "max_draft_len"):
@@ -113,7 +121,8 @@ class Method:
     derived        fields that follow from the tree, "max_draft_len = choices"
     first_depth_closed  whether ranks must have no gap at depth 1, though they may further down
     by_version     whether its files differ by release · by_batch_size  whether it takes a schedule
-    built_for_size whether another size needs another engine build
+    built_for_size whether another size needs another engine build · by_request  whether every request has settings of its own
+    looks_up       how it looks n-grams up, where that is known: "from the latest place"; `EARLIEST` as ngram:earliest does
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
@@ -138,6 +147,8 @@ class Method:
     by_version: bool = False
     by_batch_size: bool = False
     built_for_size: bool = False
+    by_request: bool = False
+    looks_up: str = ""
     versions: str = "current"
     status: str = "live"
     source: str
@@ -181,6 +192,7 @@ class ServingEngine:
     readers  its code that reads lists, by name: the tree that comes of a user's list, or of the tree that was meant, for
              ``treeopt import-tree``. InvalidInput where it decodes with another tree, another error where it fails
     counting readers that verify a choice twice if it is listed twice
+    unplanned other ways in which it speculates, known and not planned for: name to how it is asked for
     """
 
     name: str
@@ -190,3 +202,4 @@ class ServingEngine:
     imports: Mapping[str, Kind] = field(default_factory=dict)
     readers: Mapping[str, Callable[[Choices, Tree], Tree]] = field(default_factory=dict)
     counting: tuple[str, ...] = ()
+    unplanned: Mapping[str, str] = field(default_factory=dict)

@@ -70,6 +70,6 @@ def write(request: Request) -> Written:
 ENGINE = ServingEngine(name="exllamav3", title="ExLlamaV3", package="exllamav3", methods=(
     Method(name="generator", checked="1.6.5", drafters=tuple(FLAGS), rules=("greedy", "sample"),
            carrier="num_draft_tokens of Generator()", syntax="--draft_model_dir DRAFTER --num_draft_tokens 3",
-           derived=("dynamic_draft_tokens = False",),
+           derived=("dynamic_draft_tokens = False",), looks_up="from where the longest match, however long, first ended",
            source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py", write=write),
 ))  # fmt: skip

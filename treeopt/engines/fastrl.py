@@ -16,7 +16,7 @@ from treeopt.errors import InvalidInput
 MOST_ROWS = 2048
 ALGORITHM, CONFIGS = "--speculative-eagle-mab-algorithm", "--speculative-eagle-mab-configs"
 THRESHOLD = "--speculative-mab-bs-threshold"
-UP_TO = "--apdative-speculative-batch-size-threshold"  # as it is spelled there
+UP_TO = "--apdative-speculative-batch_size-threshold"  # as it is spelled there
 DRAFTERS = ("eagle3", "eagle")
 
 

@@ -190,11 +190,13 @@ def _printed(line: DraftLine, path: Path) -> Printed:
 
 
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts, takes_several=True)
-ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", imports={"llama-cpp": KIND}, methods=(
+UNPLANNED = {kind: f"--spec-type {kind}" for kind in ("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")}
+ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", imports={"llama-cpp": KIND},
+                       unplanned=UNPLANNED, methods=(
     Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options),
            rules=("greedy", "sample"), carrier="--spec-type, --spec-draft-n-max",
            syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",
-           derived=("rows of a step = n-max + 1",),
+           derived=("rows of a step = n-max + 1",), looks_up="from the latest place of n-grams of one size",
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
 ))  # fmt: skip

@@ -65,5 +65,6 @@ ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="o
     Method(name="ngram", drafters=("ngram",), rules=("greedy", "sample"),
            checked="0.18.0", max_depth=MOST_LENGTH, max_batch_size=1, carrier=OPTIONS,
            syntax='{"ngram_size": 4, "max_draft_tokens": 3}', derived=("min_adaptive_k = 0", "ngram_size = 4"),
+           looks_up="from the latest place of n-grams of one size",
            source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=lookup),
 ))  # fmt: skip

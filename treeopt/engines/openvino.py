@@ -1,17 +1,22 @@
 """OpenVINO GenAI: the length of a chain in a request's generation config; how guesses are made is the pipeline's argument.
 
 With ``tree_depth`` EAGLE-3 makes a dynamic tree of so many levels, of which the best num_assistant_tokens are verified
-beside the root.
+beside the root. Every request may ask for its own: where a plan has groups, `GROUPS` has the settings of each.
 """
 
+import json
 from dataclasses import replace
 
 from treeopt.engines import chains
-from treeopt.engines.base import Method, Request, ServingEngine, Written
-from treeopt.engines.programs import Library, Way
+from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine, Written
+from treeopt.engines.programs import SCRIPT, Settings, sampling
+from treeopt.files.shell import shell_word
 from treeopt.records.drafters import LOOKED_UP
 
+FILE, GROUPS = "generation_config.json", "groups.json"
 LENGTH = "num_assistant_tokens"
+EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+OWN_PRECISION = "-default"  # ends the names of runtimes that decode in the precision that the processor likes best
 PROGRAM = '''"""Speculative decoding with OpenVINO GenAI: python generate.py {arguments}"""
 
 import json
@@ -22,50 +27,97 @@ import openvino_genai
 
 {names} = sys.argv[1:]
 settings = json.loads(Path(__file__).with_name("generation_config.json").read_text())
-{loading}pipeline = openvino_genai.LLMPipeline(name, "CPU"{options})
-config = openvino_genai.GenerationConfig(**settings, max_new_tokens=128)  # ends are the model's own
+{groups}# {said}
+precision = {precision}
+{pipeline}config = openvino_genai.GenerationConfig(**settings, max_new_tokens=128)  # ends are the model's own
 print(pipeline.generate(prompt, config))
 '''
+BY_GROUP = """groups = json.loads(Path(__file__).with_name("groups.json").read_text())
+settings = groups[group[0]] if group else settings
+"""
+PIPELINE = 'pipeline = openvino_genai.LLMPipeline(name, "CPU"{guesses}, **precision)\n'
+IF_GUESSED = f'if "{LENGTH}" in settings:\n    {{}}else:  # this group is not to speculate\n    {{}}'
+GUESSES = {"": "", "PROMPT": ", prompt_lookup=True"}  # by the word that stands for the drafter
+GUESSES["DRAFTER"] = ', draft_model=openvino_genai.draft_model(drafter, "CPU", **precision)'
+EXACTLY = (
+    "All is computed in float32, so that texts are those of the model alone. Without it a CPU with bfloat16 is faster, and "
+    "some texts differ; trees need it."
+)
 ROUNDING = (
-    "A CPU with bfloat16 decodes in it, and with weights of 8 bits activations are rounded to 8 bits: texts may then differ "
-    'from those of the model alone. With INFERENCE_PRECISION_HINT="f32" and DYNAMIC_QUANTIZATION_GROUP_SIZE="0" as arguments '
-    "of LLMPipeline they are the same."
+    "The precision is the CPU's own: with bfloat16, or with weights of 8 bits, some texts differ from those of the model alone. "
+    f"With precision = {json.dumps(EXACT)} they are the same."
 )
-IR = "MODEL and DRAFTER are folders that optimum-cli export openvino wrote, with the same tokenizer."
-DRAFT = Way(LENGTH, argument="DRAFTER", options=', draft_model=openvino_genai.draft_model(drafter, "CPU")')
+IR = "MODEL and DRAFTER are folders that treeopt convert or optimum-cli export openvino wrote, with the same tokenizer."
 ONE_BY_ONE = "Trees are for one request at a time: in 2026.4.1.0 several together end with an error of PaKVReorder."
-TREE = Way(
-    LENGTH,
-    argument="DRAFTER",
-    loading='exact = {"KV_CACHE_PRECISION": "f32"}  # with any other a tree changes what is generated\n',
-    options=', draft_model=openvino_genai.draft_model(drafter, "CPU", **exact), **exact',
-)
-draft = Library("OpenVINO GenAI", PROGRAM, {"draft-model": DRAFT, "eagle3": DRAFT}, (IR, ROUNDING))
-LOOKUP = Way(LENGTH, {"max_ngram_size": LOOKED_UP}, options=", prompt_lookup=True")
-lookup = Library("OpenVINO GenAI", PROGRAM, {"ngram": LOOKUP}, (ROUNDING,))
 
 
-def write_tree(request: Request) -> Written:
-    """A dynamic tree of EAGLE-3; a chain is written as one."""
+def write(request: Request) -> Written:
+    """A chain, or a dynamic tree of EAGLE-3, of every group where the request has groups."""
+    settings = _settings(request, request.kind)
+    groups = {name: _settings(one, request.kind) for name, one in request.groups.items()}
+    every = [settings, *groups.values()]
+    guessing = [one for one in every if LENGTH in one]
+    trees, looks_up = any("tree_depth" in one for one in every), request.kind == "ngram"
+    words = ["MODEL", *["DRAFTER"] * bool(guessing and not looks_up), "PROMPT"]
+    command = " ".join(shell_word(request.folders[word]) if word in request.folders else word for word in words)
+    exact = trees or is_exact(request)
+    files = {FILE: settings, **({GROUPS: groups} if groups else {})}
+    texts = {name: f"{json.dumps(content)}\n" for name, content in files.items()}
+    texts[SCRIPT] = PROGRAM.format(
+        arguments=" ".join([*words, *["[GROUP]"] * bool(groups)]),
+        names=", ".join(["name", *["drafter"] * ("DRAFTER" in words), "prompt", *["*group"] * bool(groups)]),
+        groups=BY_GROUP if groups else "",
+        said=EXACTLY if exact else ROUNDING,
+        precision=json.dumps(EXACT if exact else {}),
+        pipeline=_pipeline(words[-2] if "DRAFTER" in words else "PROMPT", len(guessing) / len(every)),
+    )
+    notes = [*[IR] * ("DRAFTER" in words and not request.folders), EXACTLY if exact else ROUNDING]
+    notes += [ONE_BY_ONE] * trees
+    if groups:
+        notes.append(f"Settings by group: python {SCRIPT} {command} GROUP, with one of {', '.join(groups)}.")
+    written = chains.launch(f"python {SCRIPT} {command}", notes)
+    if not guessing:
+        written = chains.plain(f"python {SCRIPT} {command}")
+    return replace(written, files={**written.files, **texts})
+
+
+def _pipeline(drafter: str, share: float) -> str:
+    """Lines that make the pipeline, where a share of the settings is to guess."""
+    guesses, plain = (PIPELINE.format(guesses=GUESSES[word]) for word in (drafter, ""))
+    return guesses if share == 1 else plain if share == 0 else IF_GUESSED.format(guesses, plain)
+
+
+def _settings(request: Request, kind: str) -> Settings:
+    """The generation config of a request with a kind of drafter."""
+    settings = sampling(request)
+    if request.lengths or request.tree is not None:
+        length = request.tree.depth if request.tree is not None else chains.only_length(request, "OpenVINO GenAI")
+        looked_up = {"max_ngram_size": LOOKED_UP} if kind == "ngram" else {}
+        return {**settings, LENGTH: length, **looked_up} if length else settings
     tree = chains.only(request.dynamics, "OpenVINO GenAI takes one dynamic tree")
     if tree is None or tree.topk == 1:
-        return draft(replace(request, lengths=((1, None, tree.levels if tree else 0),)))
-    way = replace(TREE, settings={"tree_depth": tree.levels, "branching_factor": tree.topk})
-    write = Library("OpenVINO GenAI", PROGRAM, {"eagle3": way}, (IR, ROUNDING, ONE_BY_ONE))
-    return write(replace(request, lengths=((1, None, tree.rows - 1),)))
+        return {**settings, LENGTH: tree.levels} if tree else settings
+    return {**settings, LENGTH: tree.rows - 1, "tree_depth": tree.levels, "branching_factor": tree.topk}
+
+
+def is_exact(request: Request) -> bool:
+    """Whether a plan was made with the latencies of this engine in float32: `runtime.engines.openvino` has its names."""
+    name = (request.runtime or {}).get("name") or ""
+    return name.startswith("openvino") and not name.endswith(OWN_PRECISION)
 
 
 SOURCE = "openvinotoolkit/openvino.genai src/cpp/src/generation_config.cpp, src/cpp/src/sampling/sampler.cpp"
 DRAFT_MODEL = "generation_config.json, draft_model of LLMPipeline()"
 ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvino-genai", methods=(
-    Method(name="draft-model", checked="2026.4.1.0", drafters=tuple(draft.ways), carrier=DRAFT_MODEL,
-           syntax='{"num_assistant_tokens": 3}', derived=("assistant_confidence_threshold = 0",), source=SOURCE, write=draft),
+    Method(name="draft-model", checked="2026.4.1.0", drafters=("draft-model", "eagle3"), by_request=True, carrier=DRAFT_MODEL,
+           syntax='{"num_assistant_tokens": 3}', derived=("assistant_confidence_threshold = 0",), source=SOURCE, write=write),
     Method(name="dynamic-tree", checked="2026.4.1.0", dynamic=True, fills_levels="all", drafters=("eagle3",), max_batch_size=1,
-           carrier=DRAFT_MODEL, syntax='{"num_assistant_tokens": 15, "tree_depth": 5, "branching_factor": 4}',
-           derived=("num_assistant_tokens = rows - 1 >= tree_depth", "KV_CACHE_PRECISION = f32"), source=SOURCE,
-           write=write_tree),
-    Method(name="prompt-lookup", checked="2026.4.1.0", drafters=tuple(lookup.ways), rules=("greedy", "sample"),
+           by_request=True, carrier=DRAFT_MODEL,
+           syntax='{"num_assistant_tokens": 15, "tree_depth": 5, "branching_factor": 4}',
+           derived=("num_assistant_tokens = rows - 1 >= tree_depth", "KV_CACHE_PRECISION = INFERENCE_PRECISION_HINT = f32"),
+           source=SOURCE, write=write),
+    Method(name="prompt-lookup", checked="2026.4.1.0", drafters=("ngram",), rules=("greedy", "sample"), by_request=True,
            carrier="generation_config.json, prompt_lookup of LLMPipeline()",
-           syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), source=SOURCE,
-           write=lookup),
+           syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), looks_up=EARLIEST,
+           source=SOURCE, write=write),
 ))  # fmt: skip

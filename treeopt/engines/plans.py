@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from treeopt.engines.base import Method, Request, Written
+from treeopt.engines.chains import LAST
 from treeopt.engines.registry import ENGINES, method_of, tree_method_of
 from treeopt.engines.write import write_request
 from treeopt.errors import InvalidInput
+from treeopt.files.places import user_cache
 from treeopt.records.origins import DrafterRecord
-from treeopt.records.plan import Plan, PlanEntry, each_its_own, is_setting
+from treeopt.records.plan import BatchRange, Beyond, Plan, PlanEntry, each_its_own, is_setting
 from treeopt.records.rules import rule_of
 from treeopt.trees.draft import Draft
 
@@ -20,12 +22,14 @@ class Asked:
     plan     : with the draft of every entry that the method takes
     requests : by batch size; None alone where a schedule or one draft serves all
     notes    : where those are others than were chosen, and batch sizes that are left out
+    beyond   : what a schedule does above the largest batch size of the plan, in a sentence; none where there is no schedule
     """
 
     way: Method
     plan: Plan
     requests: Mapping[int | None, Request]
     notes: tuple[str, ...]
+    beyond: tuple[str, ...]
 
 
 def ask(
@@ -36,10 +40,14 @@ def ask(
     method: str | None = None,
     version: str | None = None,
     max_draft_len: int | None = None,
+    beyond: Beyond = "off",
+    groups: Mapping[str, Plan] | None = None,
 ) -> Asked:
     """The requests of a plan to an engine: its schedule where the engine takes one, else one for each batch size.
 
-    An engine that takes chains only gets the fastest of the plan's. Raises InvalidInput for a plan that has no such draft.
+    Above its largest batch size, where nobody searched, a schedule does not speculate, or goes on as there ("last"). An engine
+    that takes chains only gets the fastest of the plan's, and one that takes settings by request those of the ``groups`` too.
+    Raises InvalidInput for a plan that has no such draft.
     """
     drafter = plan.drafter or DrafterRecord()
     num_heads = drafter.get("num_heads")
@@ -47,7 +55,8 @@ def ask(
         raise InvalidInput("The export needs the number of heads, but the plan has no drafter.num_heads.")
     way = method_for_plan(plan, engine, method)
     served, notes = _served(plan, way, engine)
-    sizes = batch_sizes_to_export(served, way) if batch_size is None else [batch_size]
+    own = {name: _served(one, way, engine)[0] for name, one in (groups or {}).items()} if way.by_request else {}
+    sizes = batch_sizes_to_export(served, way, grouped=bool(own)) if batch_size is None else [batch_size]
     left = [str(e.batch_size) for e in plan.entries if e.batch_size not in sizes]
     if left and batch_size is None and None not in sizes:
         notes.append(
@@ -62,12 +71,47 @@ def ask(
         max_draft_len=max_draft_len,
         batch_size=plan.entries[-1].batch_size,
         acceptance=plan.acceptance,
+        runtime=plan.runtime,
+        folders=_converted(plan, engine),
     )
+    timed = served.entries[-1].chosen.step_ms is not None
+    whole, said = served, list[str]()
+    if way.by_batch_size and None in sizes and timed and not plan.mix:
+        whole, said = _ended(served, way, engine, beyond)
     asked = {
-        size: _of_all(request, served, way) if size is None else _of_one(request, served.entry(size), way)
+        size: _of_all(request, whole, way) if size is None else _of_one(request, served.entry(size), way)
         for size in sizes
     }
-    return Asked(way, served, asked, tuple(notes))
+    if own:
+        asked = {
+            size: replace(one, groups={name: _of_one(request, plan.entry(size), way) for name, plan in own.items()})
+            for size, one in asked.items()
+        }
+    return Asked(way, served, asked, tuple(notes), tuple(said))
+
+
+def _converted(plan: Plan, engine: str) -> dict[str, str]:
+    """The folders that the engine's model and drafter were converted into when it was timed, where they are still there."""
+    runtime = plan.runtime or {}
+    names = (runtime.get("converted") or {}) if str(runtime.get("name")).startswith(engine) else {}
+    folders = {word: user_cache() / engine / name for word, name in names.items()}
+    return {word: str(folder) for word, folder in folders.items() if folder.is_dir()}
+
+
+def _ended(plan: Plan, way: Method, engine: str, beyond: Beyond) -> tuple[Plan, list[str]]:
+    """The plan with an entry not to speculate above the largest batch size that was searched, and that in a sentence."""
+    part = plan.schedule[-1]
+    largest = max(part.first, *(entry.batch_size for entry in plan.entries))
+    last = max(plan.entries, key=lambda entry: entry.batch_size) if way.dynamic else plan.entries[part.entry]
+    if not last.speculates or largest >= LAST:
+        return plan, []
+    said = f"Above batch size {largest} nothing was searched"
+    if beyond == "last":
+        return plan, [f"{said}: {engine} speculates there as at {largest}, at your risk."]
+    off = replace(last, batch_size=largest + 1, chosen=last.plain)
+    parts = [replace(part, last=largest), BatchRange(first=largest + 1, entry=len(plan.entries))]
+    ended = replace(plan, entries=(*plan.entries, off), schedule=[*plan.schedule[:-1], *parts])
+    return ended, [f"{said}, so {engine} does not speculate there. To go on as at {largest}: `beyond=last`."]
 
 
 def export_plan(plan: Plan, engine: str, **options: int | str | None) -> Written:
@@ -77,7 +121,7 @@ def export_plan(plan: Plan, engine: str, **options: int | str | None) -> Written
         plan.entry()  # says that one has to be named
     (request,) = asked.requests.values()
     written = write_request(request, asked.way, engine)
-    return replace(written, notes=(*asked.notes, *written.notes))
+    return replace(written, notes=(*asked.beyond, *asked.notes, *written.notes))
 
 
 def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
@@ -138,7 +182,7 @@ def planned_trees(plan: Plan) -> Method | None:
     return next((one for one in methods if planned and one.dynamic and one.name == planned.method), None)
 
 
-def batch_sizes_to_export(plan: Plan, way: Method) -> list[int | None]:
+def batch_sizes_to_export(plan: Plan, way: Method, *, grouped: bool = False) -> list[int | None]:
     """The batch sizes that a plan is written for, one by one; None alone where a schedule or one tree serves all.
 
     An engine that decodes fewer sequences at once gets those that it can decode, if the plan has any and is for no mix.
@@ -151,4 +195,4 @@ def batch_sizes_to_export(plan: Plan, way: Method) -> list[int | None]:
         plan.entries if way.dynamic or way.shape != "chain" else [plan.entries[part.entry] for part in plan.schedule]
     )
     drafts = {entry.setting if way.dynamic else tuple(entry.tree.paths) for entry in entries}
-    return [None] if way.by_batch_size or len(drafts) == 1 else [*sizes]
+    return [None] if way.by_batch_size or len(sizes) == 1 or (len(drafts) == 1 and not grouped) else [*sizes]

@@ -225,12 +225,15 @@ KIND = Kind("responses of SGLang with meta_info or sglext", is_of_drafts, read_d
 FLAGS = "--speculative-num-steps, -eagle-topk, -num-draft-tokens"
 HOOK, PACKAGE = "sgl-project/sglang python/sglang/srt/arg_groups/speculative_hook.py", "python/sglang/srt/speculative"
 CHAIN_FLAGS = ("eagle-topk = 1", "num-draft-tokens = steps + 1")
-ENGINE = ServingEngine(name="sglang", title="SGLang", package="sglang", imports={"sglang": KIND}, methods=(
+UNPLANNED = {"UNO": "--speculative-algorithm UNO", "Domino": "a drafter of DFlash's kind, with projector_type: domino",
+             "block verification": "where it samples; how it is asked for was not seen"}  # fmt: skip
+ENGINE = ServingEngine(name="sglang", title="SGLang", package="sglang", imports={"sglang": KIND}, unplanned=UNPLANNED, methods=(
     Method(name="adaptive", checked="0.5.23", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
            carrier="--speculative-adaptive-config", syntax='{"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [3]}}',
            derived=CHAIN_FLAGS, by_batch_size=True,
            source=f"sgl-project/sglang {PACKAGE}/adaptive_spec_params.py, {PACKAGE}/eagle_utils.py", write=write_adaptive),
     Method(name="steps", checked="0.5.23", drafters=tuple(ALGORITHMS), rules=("greedy", "sample"), carrier=FLAGS,
+           looks_up="in a trie of all answers, with the last 18 tokens of every prompt",
            syntax="--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
            derived=CHAIN_FLAGS, source=HOOK, write=write),
     Method(name="dynamic-tree", checked="0.5.23", dynamic=True, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS,

@@ -67,7 +67,7 @@ def write(request: Request) -> Written:
     if kind == "ngram":
         options["max_matching_ngram_size"] = LOOKED_UP
     notes: list[str] = []
-    if request.rule != "greedy":
+    if request.rule != "greedy" and kind != "ngram":
         if meaning == LOWER:
             raise InvalidInput(
                 f"Releases whose draft_len_schedule has {LOWER} keys have no use_rejection_sampling: leave `version` "
@@ -232,6 +232,9 @@ ENGINE = ServingEngine(
     readers={"TensorRT-LLM, C++": tensorrt_trees.read_cpp, "TensorRT-LLM, Python": tensorrt_trees.read_python},
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
                                   is_of_drafts, read_drafts, takes_several=True, takes_others=True)},
+    unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "DFlash": "decoding_type: DFlash",
+               "DSpark": "decoding_type: DSpark", "PARD": "decoding_type: PARD", "AUTO": "decoding_type: AUTO",
+               "SA": "decoding_type: SA, or sa_config of Eagle3, MTP and PARD"},
     methods=(
     Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), shape="any", first_depth_closed=True,
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
@@ -241,11 +244,16 @@ ENGINE = ServingEngine(
            source="NVIDIA/TensorRT-LLM tensorrt_llm/runtime/medusa_utils.py, "
                   "cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp",
            write=tensorrt_trees.write),
-    Method(name="draft-len", checked=MAIN, drafters=tuple(TYPES), rules=("greedy", "sample", "reject"),
+    Method(name="draft-len", checked=MAIN, drafters=("eagle3", "mtp", "draft-model"), rules=("greedy", "sample", "reject"),
            carrier="speculative_config in the YAML of trtllm-serve --config", syntax="draft_len_schedule: {4: 4, 8: 2}",
            derived=("max_draft_len = length at the smallest key",), by_version=True, by_batch_size=True,
            versions="PR #8194 on; keys are upper bounds since PR #10860, lower bounds before",
            source=f"{ARGS}, PRs #8194, #10860, #12262, #12588", write=write),
+    Method(name="ngram", checked=MAIN, drafters=("ngram",), rules=("greedy", "sample"), looks_up="in a pool of all requests",
+           carrier="speculative_config in the YAML of trtllm-serve --config", syntax="decoding_type: NGram, max_draft_len: 3",
+           derived=("max_draft_len = length at the smallest key",), by_version=True, by_batch_size=True,
+           versions="PR #8194 on; it refuses use_rejection_sampling", source=f"{ARGS}, tensorrt_llm/_torch/speculative/ngram.py",
+           write=write),
     Method(name="dynamic-tree", checked=MAIN, dynamic=True, within_levels=True, redrafts=True, fills_levels="all", drafters=("eagle3",),
            rules=("greedy", "sample"), carrier="speculative_config in the YAML of trtllm-serve --config",
            syntax="use_dynamic_tree: true, dynamic_tree_max_topK: 4, max_draft_len: 5, max_total_draft_tokens: 15",

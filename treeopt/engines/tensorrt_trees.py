@@ -18,7 +18,6 @@ from treeopt.files.shell import shell_word
 from treeopt.trees.tree import Choice, Tree
 
 OPTIONS, BENCH = "llm_api_options.yml", "medusa_choices.yml"
-PLAIN = "# No tree pays at batch size"  # begins the files for serving without speculation
 FOUR_BITS = 15  # it packs a rank into four bits; `MAX_RANK` is of those that look at ten candidates a head
 WORD = 32  # rows of a word of its packed mask
 MOST_DEPTH, RANK_BITS = 16, 4  # of a path, four bits a rank
@@ -28,7 +27,10 @@ SAFE_DEPTH = 8  # ranks are shifted as 32-bit numbers, so that those eight level
 def write(request: Request) -> Written:
     """The YAML of --extra_llm_api_options, the bare list of trtllm-bench, and the commands to build and run."""
     if (tree := request.paying_tree) is None:
-        return _plain(request.batch_size)
+        return plain(
+            f"trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE --max_batch_size {request.batch_size}",
+            "tree",
+        )
     built, notes = _draft_len(request, tree)
     literal = listed(tree)
     heads, layers, rows = map(shell_word, (request.num_heads, request.num_layers, built))
@@ -160,17 +162,6 @@ def in_python(choices: Sequence[Sequence[int]]) -> Tree:
     if len(first := {path[0] for path in choices}) <= max(first):
         raise InvalidInput("TensorRT-LLM's Python runtime gives two nodes one place: ranks have a gap at depth 1.")
     return Tree.from_choices({tuple(path[:depth]) for path in choices for depth in range(1, len(path) + 1)})
-
-
-def _plain(batch_size: int) -> Written:
-    """The files for serving without speculation, by their usual names."""
-    command = f"trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE --max_batch_size {batch_size}"
-    files = {
-        OPTIONS: f"{PLAIN} {batch_size}: no speculative_config.\n{{}}\n",
-        COMMANDS: f"{PLAIN} {batch_size}: build the model without its heads, by its own convert script.\n{command}\n",
-    }
-    note = f"No tree pays at batch size {batch_size}: these files serve the model without its heads."
-    return Written(files=files, command=command, notes=(note,))
 
 
 def read_cpp(choices: Choices, _: Tree) -> Tree:

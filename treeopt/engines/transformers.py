@@ -6,7 +6,7 @@ That is the draft model's own, or the target's own for n-grams and early exits. 
 
 import re
 
-from treeopt.engines.base import Method, Request, ServingEngine
+from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine
 from treeopt.engines.programs import Library, Way
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import LOOKED_UP
@@ -79,5 +79,5 @@ ENGINE = ServingEngine(name="transformers", title="transformers", package="trans
            source=SOURCE, write=assistant),
     Method(name="prompt-lookup", checked="5.23.0", drafters=tuple(lookup.ways), rules=("greedy", "sample"), max_batch_size=1,
            carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
-           derived=("max_matching_ngram_size = 3",), source=SOURCE, write=lookup),
+           derived=("max_matching_ngram_size = 3",), looks_up=EARLIEST, source=SOURCE, write=lookup),
 ))  # fmt: skip

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from treeopt import __version__
-from treeopt.engines.base import COMMANDS, Method, Request, Written
+from treeopt.engines.base import COMMANDS, EARLIEST, Method, Request, Written
 from treeopt.engines.chains import BLOCKS, merged
 from treeopt.engines.registry import ENGINES, method_of, removal_notes, search_for
 from treeopt.errors import InvalidInput
@@ -52,6 +52,8 @@ def write_request(request: Request, way: Method, engine: str) -> Written:
         reason = f"takes chains of up to {way.max_depth} guesses, but this one has {longest}"
     if reason:
         raise InvalidInput(f"{engine} {reason}: {search_for(engine, way)}")
+    for one in request.groups.values():
+        write_request(one, way, engine)  # says what cannot be written for it
     written = way.write(request if request.drafter else replace(request, drafter=way.drafters[0]))
     line = f"# For {ENGINES[engine].title}, checked against {way.checked}. Written by treeopt {__version__}.\n"
     texts = {**written.files, COMMANDS: written.files.get(COMMANDS, f"{written.command}\n")}
@@ -64,10 +66,10 @@ def _notes_on(request: Request, way: Method, engine: str, longest: int) -> list[
     """Notes on a request that an engine can take: what differs there, and what the plan leaves open."""
     notes = []
     if request.drafter == "ngram":
-        notes.append(
-            f"{engine} looks n-grams up in its own way, so its tokens per step differ. Measure them in the "
-            "engine, and read them with treeopt import."
-        )
+        said = f"{engine} looks n-grams up in its own way{way.looks_up and f', {way.looks_up}'}, so its tokens per step differ. "
+        said += "Measure them in the engine, and read them with treeopt import."
+        fits = request.drafter_id == "ngram:earliest" and way.looks_up == EARLIEST
+        notes.append(f"{engine} looks n-grams up as ngram:earliest does: {way.looks_up}." if fits else said)
     speculates = any(what for *_, what in (request.dynamics if way.dynamic else request.lengths))
     if request.drafter in BLOCKS and longest:
         notes.append(

@@ -20,8 +20,8 @@ from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writ
 from treeopt.pipeline.compare import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.inputs import stale_plan
-from treeopt.records.plan import Plan
+from treeopt.records.inputs import group_plans, stale_plan
+from treeopt.records.plan import Beyond, Plan
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.plan_table import written_for
@@ -42,6 +42,7 @@ def export(
     tree: str | None = None,
     heads: int | None = None,
     anyway: bool = False,
+    beyond: Beyond = "off",
     **target: Any,
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
@@ -51,6 +52,8 @@ def export(
     """
     folder = run.export / engine
     if tree is not None:
+        if beyond != "off":
+            raise InvalidInput("`beyond` goes with a plan's schedule, and a `tree` has none: leave it out.")
         given = named_tree(tree, batch_size=batch_size)
         request = Request(tree=given, num_heads=heads or max(given.depth, 1), **target)
         written = export_request(request, engine, method=method)
@@ -66,7 +69,10 @@ def export(
     benches: Mapping[int, Benchmark] = {}
     with suppress(InvalidInput):  # one is damaged: the prediction says it too
         benches = benches_of(run, plan)
-    return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, method=method, **target)
+    if not plan.mix:
+        target["groups"] = group_plans(run, plan)
+    options = {**target, "beyond": beyond, "method": method}
+    return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, **options)
 
 
 def export_to(
@@ -100,7 +106,8 @@ def export_to(
     if not parts:
         first, earlier = next(iter(refused.values())), any(folder.glob(f"**/{WRITTEN}"))
         raise InvalidInput(f"{first} The files in {folder} are of an earlier export.") if earlier else first
-    notes = [*doubts(served, judged, batch_size=batch_size), *written_for(served, list(asked.requests)), *asked.notes]
+    doubted, loads = doubts(served, judged, batch_size=batch_size), written_for(served, list(asked.requests))
+    notes = [*asked.beyond, *doubted, *loads, *asked.notes]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += _notes(parts)
     if not str(own).startswith(engine):

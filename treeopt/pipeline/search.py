@@ -23,7 +23,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
+from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, of_all, other_origins, read_planned, sampled
 from treeopt.records.origins import OURS, ProvenanceRecord, provenance
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
@@ -106,7 +106,7 @@ def search(
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
         if for_groups == "own":
-            plan_groups(run, record, latencies, request)
+            plan_groups(run, record, latencies, request, inputs_of(*(file for file in (used, timed) if file)))
     if session is not None and verify:
         plan = verified(run, session, plan, record, latencies, request, verify)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
@@ -118,8 +118,17 @@ def search(
     return plan
 
 
-def plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile | None, request: PlanRequest) -> None:
-    """Write a run directory with trace, latencies and plan for each group; InvalidInput where groups are not known."""
+def plan_groups(
+    run: RunDirectory,
+    record: Accuracies,
+    latencies: LatencyProfile | None,
+    request: PlanRequest,
+    inputs: Mapping[str, str],
+) -> None:
+    """Write a run directory with trace, latencies and plan for each group; InvalidInput where groups are not known.
+
+    inputs : of the plan for all, which a group's are kept beside
+    """
     if request.mix:
         raise InvalidInput("`for_groups=own` needs batch sizes without shares: leave the shares out.")
     source = source_of(record)
@@ -137,7 +146,8 @@ def plan_groups(run: RunDirectory, record: Accuracies, latencies: LatencyProfile
             own.profile.unlink(missing_ok=True)  # of a search before
             if latencies is not None:
                 latencies.save(own.profile)
-            replace(plan, inputs=inputs_of(own.trace, *([own.profile] if latencies else []))).save(own.plan)
+            mine = inputs_of(own.trace, *([own.profile] if latencies else []))
+            replace(plan, inputs={**of_all(inputs), **mine}).save(own.plan)
         note(f"The plan of the group {name} is in {own.path}.")
 
 

@@ -125,6 +125,22 @@ def inputs_of(*files: Path) -> dict[str, str]:
     return {file.name: sha256_of(file) for file in files}
 
 
+def of_all(inputs: Mapping[str, str]) -> dict[str, str]:
+    """The inputs of a plan for all groups, as a plan of one group says them."""
+    return {f"../../{name}": sha256 for name, sha256 in inputs.items()}
+
+
+def group_plans(run: RunDirectory, plan: Plan) -> dict[str, Plan]:
+    """Group to its plan, where the search of a plan made one for each; those of another search are left out."""
+    found: dict[str, Plan] = {}
+    for file in sorted(run.path.glob("groups/*/plan.json")):
+        own = RunDirectory(file.parent)
+        one = own.read_plan()
+        if of_all(plan.inputs).items() <= one.inputs.items() and one.constraint == plan.constraint:
+            found[own.read_trace().conversation_groups()[0]] = one
+    return found
+
+
 def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = False) -> list[str]:
     """Names of the run's files that are not what they were when a result was made from them: the result is stale.
 

@@ -66,7 +66,10 @@ class RuleRecord(TypedDict, total=False):
 
 
 class Runtime(TypedDict, total=False):
-    """The software that decoded: its name, version, and how it was set up."""
+    """The software that decoded: its name, version, and how it was set up.
+
+    converted : what stands for a model or a drafter in exported commands, to the name of its folder in the user's cache
+    """
 
     name: str | None
     version: str | None
@@ -76,6 +79,7 @@ class Runtime(TypedDict, total=False):
     weights: str | None
     command: str | None
     about: str | None
+    converted: dict[str, str] | None
 
 
 class ProvenanceRecord(TypedDict, total=False):
@@ -160,6 +164,6 @@ def differing(there: Any, here: Any, name: str = "") -> list[str]:
     ['threads (1 there, 2 here)']
     """
     if isinstance(there, Mapping) and isinstance(here, Mapping):
-        keys = [key for key in dict.fromkeys((*there, *here)) if key not in ("version", "versions")]
+        keys = [key for key in dict.fromkeys((*there, *here)) if key not in ("version", "versions", "converted")]
         return [said for key in keys for said in differing(there.get(key), here.get(key), f"{name} {key}".strip())]
     return [] if there == here else [f"{name.replace('_', ' ')} ({quoted(there)} there, {quoted(here)} here)"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,7 @@ from treeopt.trees.tree import Choice, Tree
 
 ROOT = Tree.chain(0)
 PromptRange = tuple[Positive, Positive | None]  # fewest and most prompts; None where that cannot be told
+Beyond = Literal["off", "last"]  # what a schedule does above the largest batch size that was searched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,6 +325,12 @@ class Plan(Kept):
         return max((losses.get(n, 0.0) for n in sizes if part.first <= n <= (part.last or n)), default=0.0)
 
     @property
+    def break_even(self) -> int | None:
+        """The batch size from which on speculation does not pay; None where it does at the largest, or nowhere did."""
+        pays = [self.entries[part.entry].speculates for part in self.schedule]
+        return None if pays[-1] or not any(pays) else self.schedule[-pays[::-1].index(True)].first
+
+    @property
     def speculates(self) -> bool:
         """Whether more than plain decoding was chosen at any batch size."""
         return any(entry.speculates for entry in self.entries)
@@ -345,6 +352,7 @@ class Plan(Kept):
         method: str | None = None,
         version: str | None = None,
         max_draft_len: parameters.Count | None = None,
+        beyond: Beyond = "off",
     ) -> Exported:
         """Write the plan as an engine's own files (``treeopt list engines``) into ``folder``.
 
@@ -353,11 +361,13 @@ class Plan(Kept):
         batch_size    : which of the plan's trees, where it has several; by default the schedule where the engine takes one,
                         else a folder for each
         max_draft_len : the own max_draft_len of a TensorRT-LLM engine that is built already
+        beyond        : what a schedule does above the largest batch size of the plan, where nobody searched: off, it does not
+                        speculate; last, it goes on as there
 
         Raises InvalidInput for what the engine would refuse or misread.
         """
         options = {"batch_size": batch_size, "method": method, "version": version, "max_draft_len": max_draft_len}
-        return viewer().write_export(self, engine, Path(folder), options)
+        return viewer().write_export(self, engine, Path(folder), {**options, "beyond": beyond})
 
     @property
     def shown(self) -> dict[str, object]:

@@ -30,6 +30,7 @@ def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
     """Every method with all that the table knows of it, JSON-ready."""
     return [
         {"engine": engine.name, "title": engine.title, "package": engine.package, "method": method.name}
+        | {"unplanned": engine.unplanned}
         | {f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT}
         for engine in engines.values()
         for method in engine.methods
@@ -88,6 +89,7 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
     "versions": lambda e, m: available(m),
     "checked": lambda e, m: m.checked,
     "package": lambda e, m: e.package or "its source is not on the Python package index",
+    "n-grams": lambda e, m: m.looks_up or NONE,
     "read in": lambda e, m: m.source,
     "plan with": lambda e, m: search_for(e.name, m),
 }
@@ -106,6 +108,9 @@ def refreshed(page: str) -> str:
     """docs/engines.md with its tables made anew: all methods, then how each is written and where that was read."""
     before, _, rest = page.partition(BEGIN)
     tables = f"{_markdown(HEADS, HEADS)}\n{_markdown(list(DETAILS), list(DETAILS.values()))}"
+    tables += "\n| engine | known, and not planned for | how it is asked for |\n| --- | --- | --- |\n"
+    others = [(one.name, *other) for one in ENGINES.values() for other in one.unplanned.items()]
+    tables += "".join(f"| `{engine}` | {name} | {asked} |\n" for engine, name, asked in others)
     return f"{before}{BEGIN}\n\n{tables}\n{END}\n" + rest.partition(f"{END}\n")[2]
 
 
@@ -134,4 +139,6 @@ def method_table(engine: ServingEngine) -> RenderableType:
         usual = ", the usual one" if i == 0 < len(engine.methods) - 1 else ""
         rows = [(word, tell(engine, method)) for word, tell in FACTS.items()]
         tables.append(Table(f"{engine.title}: {method.name}{usual}", texts("", "", names=2), rows))
-    return together(*tables)
+    others = list(engine.unplanned.items())
+    known = [Table(f"{engine.title}: known, and not planned for", texts("", "", names=2), others)] if others else []
+    return together(*tables, *known)

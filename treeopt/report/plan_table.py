@@ -184,6 +184,8 @@ def schedule(plan: Plan) -> str:
         said += f" What the trees lose between these within {', '.join(unknown)} is not known." if unknown else ""
     elif searched[-1] - searched[0] >= len(searched):
         said += " A batch size between these gets what the next smaller one gets; what it loses is not known."
+    if plan.break_even:
+        said += f" From batch size {plan.break_even} on speculation does not pay."
     return f"{said} Above {searched[-1]} nothing was searched{f', and below {searched[0]}' if searched[0] > 1 else ''}."
 
 

@@ -67,6 +67,7 @@ class Stepper(ABC):
     own_stops   : whether its own settings may end a chain earlier; else they are the chain of own_length
     without_own : why its own settings are not decoded, in a sentence; empty where they are, or there are none
     about       : what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
+    converted   : as `Runtime` has it
     first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
     by_parts    : set to have the next steps say what their parts took, where the engine can tell
     """
@@ -81,6 +82,7 @@ class Stepper(ABC):
     own_stops: bool = False
     without_own: str = ""
     about: str = ""
+    converted: Mapping[str, str] = {}
     first_is_slow: bool = False
     by_parts: bool = False
 

@@ -100,6 +100,8 @@ def profile(
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
         check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
         stages.measure()
+        if opened and opened.converted:
+            runtime["converted"] = dict(opened.converted)
         points, plain = all_timings(stages.found)
         info = _info(session, stages, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
         return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)

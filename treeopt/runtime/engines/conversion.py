@@ -14,6 +14,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ UNASKED = ("einops", "diffusers<0.38")
 # Not needed for text: the first is broken where it was built for another torch, the second reports what is converted.
 UNWANTED = ("torchvision", "openvino-telemetry")
 FORMATS = ("fp32", "int8")
+CPU_BUILDS = (
+    "https://download.pytorch.org/whl/cpu"  # PyPI's torch for Linux brings CUDA, some GB that nothing here uses
+)
 # Says in an EAGLE-3 model which of the target's outputs it reads.
 NAME_LAYERS = """
 import os, sys, openvino
@@ -131,13 +135,13 @@ def _environment(say: Say) -> Path:
                 venv.create(made, with_pip=True, symlinks=os.name != "nt")
             torch_ = f"torch=={torch.__version__.partition('+')[0]}"
             wanted = (f"optimum-intel[openvino]=={OPTIMUM_INTEL}", f"openvino=={OPENVINO}", torch_)
-            for task in (
-                ("install", "--no-compile", *wanted),
-                ("install", "--no-compile", "--no-deps", *UNASKED),
-                ("uninstall", "--yes", *UNWANTED),
-            ):
-                pip = [_python(made), "-m", "pip", "--quiet", "--disable-pip-version-check", *task]
-                _run(pip, "installed", str(made))
+            pip = [_python(made), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+            without = ("install", "--no-compile", "--no-deps")
+            with suppress(Unsupported):  # not to be reached everywhere; torch is then the usual index's
+                only = ("--index-url", CPU_BUILDS, "--retries", "0", "--timeout", "10")
+                _run([*pip, *without, *only, torch_], "installed", str(made))
+            for task in (("install", "--no-compile", *wanted), (*without, *UNASKED), ("uninstall", "--yes", *UNWANTED)):
+                _run([*pip, *task], "installed", str(made))
     return _python(folder)
 
 

@@ -125,6 +125,14 @@ class OpenVino(Stepper):
             return {"num_assistant_tokens": tree.depth, **lookup}
         return {"num_assistant_tokens": tree.rows - 1, "tree_depth": tree.depth, "branching_factor": tree.topk}
 
+    @property
+    def converted(self) -> dict[str, str]:  # type: ignore[override]
+        """The names of the folders of its pipelines."""
+        folders = {"MODEL": converted(self.target, self.weights, self.say)}
+        if isinstance(self.drafter, DraftModel | Eagle3Heads):
+            folders["DRAFTER"] = converted_drafter(self.drafter, self.target, self.say)
+        return {word: folder.name for word, folder in folders.items()}
+
     def _pipeline(self, guesses: bool) -> Any:
         """A pipeline that guesses, or one that does not."""
         exact = {**EXACT, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
