@@ -8,7 +8,7 @@ trap 'rm -rf "$place"' EXIT
 "${PYTHON:-python3}" -m venv "$place/venv"
 # First without what runs models: planning, pictures and export must work.
 "$place/venv/bin/pip" install --quiet --disable-pip-version-check --constraint "$constraints" "$wheel"
-! "$place/venv/bin/python" -c "import torch" 2>/dev/null
+if "$place/venv/bin/python" -c "import torch" 2>/dev/null; then echo "torch came along"; exit 1; fi
 cd "$place"
 venv/bin/treeopt --help >/dev/null
 venv/bin/treeopt list | grep vicuna-7b-medusa1
