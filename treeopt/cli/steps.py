@@ -301,6 +301,9 @@ def _heeded_source() -> str | None:
 def _random_session(config: str, num_heads: int | None, options: dict[str, Any]) -> tuple[Session, dict[str, Any]]:
     """A model of random weights, and the options of its timing; of those of a model only --dtype and --device go with it."""
     from treeopt.report.terminal import progress
+    from treeopt.runtime.waiting import import_torch
+
+    import_torch()
     from treeopt.runtime.random_weights import NUM_HEADS, open_random_session
 
     source = {name: options.pop(name) for name in parameters_of(treeopt.open) if name in options}

@@ -50,7 +50,7 @@ class Journal:
     def is_finished(self, number: int) -> bool:
         """Whether a block is there as it was finished."""
         with suppress(OSError, ValueError):
-            if number not in self._whole and self._hash_file(number).read_text("ascii") == self._hash(number):
+            if number not in self._whole and storage.read_text(self._hash_file(number)) == self._hash(number):
                 self._whole.add(number)
         return number in self._whole
 

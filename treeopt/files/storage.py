@@ -141,7 +141,7 @@ def typed(kind: type[T], record: Any, source: str | Path) -> T:
 def sha256_of(file: Path) -> str:
     """Hex digest of a file's bytes, read in blocks."""
     digest = hashlib.sha256()
-    with file.open("rb") as stream:
+    with open_regular(file) as stream:
         while block := stream.read(2**20):
             digest.update(block)
     return digest.hexdigest()

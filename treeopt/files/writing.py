@@ -13,6 +13,7 @@ import io
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -47,7 +48,8 @@ def _placing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """The name of a file to write, which appears under ``path`` when the block is done without an error.
+    """The name of a file to write, which appears under ``path`` when the block is done without an error, with the mode of the
+    file that was there.
 
     Raises InvalidInput where it cannot be written: a full disk, a folder in its place, a file that is read-only.
     """
@@ -58,6 +60,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "it is read-only")
         yield made
+        if path.exists():
+            made.chmod(stat.S_IMODE(path.stat().st_mode))
     WRITTEN.add(path)
 
 
@@ -207,7 +211,7 @@ def sole_writer(folder: Path, places: Iterable[Path], refusal: str, *, lock: boo
 @contextmanager
 def _owning(folder: Path) -> Iterator[None]:
     """Have temporary files named as those of the folder's writer."""
-    before = _owner.set(hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:12])
+    before = _owner.set(hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:12])
     try:
         yield
     finally:

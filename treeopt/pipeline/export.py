@@ -27,6 +27,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.report.plan_table import written_for
 from treeopt.report.terminal import note
 from treeopt.report.verdict import doubts, slowdown, times
+from treeopt.runtime.waiting import import_torch
 
 OPENVINO = "openvino"  # a layout that needs another environment
 WRITTEN = ".written"  # lists the files of an export in its folder
@@ -213,6 +214,7 @@ def convert(
     revision : revision of a hub checkpoint
     weights  : format of the weights, for openvino: fp32 or int8; by default fp32
     """
+    import_torch()
     from treeopt.runtime.checkpoints import convert as write
 
     if weights is not None and (model is not None or layout != OPENVINO):

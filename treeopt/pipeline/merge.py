@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Positive
 from treeopt.pipeline.calibrate import summary
@@ -29,11 +31,11 @@ def merge_runs(
     to be overwritten.
     """
     there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
-    if there and not overwrite:
+    trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others], shares or None)
+    if there and not overwrite and not (there == [run.trace] and _is_same(run.read_trace(), trace)):
         raise InvalidInput(
             f"{there[0]} exists, and merging replaces it only with `overwrite`: pass that, or another `run`."
         )
-    trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others], shares or None)
     now = provenance()
     made: ProvenanceRecord = trace.meta.get("provenance", {})
     calibration = summary(trace, {**made, "command": now["command"], "time": now["time"]})
@@ -49,6 +51,12 @@ def _trace_of(run: RunDirectory) -> RankTrace:
             f"Merging takes traces, but {run.path} was measured under typical acceptance: calibrate on all prompts at once."
         )
     return run.read_trace()
+
+
+def _is_same(one: RankTrace, other: RankTrace) -> bool:
+    """Whether a trace is that of the same answers, as a merge leaves it that is killed before the calibration is written."""
+    hashes = [trace.meta.get("prompt_sha256") for trace in (one, other)]
+    return hashes[0] == hashes[1] and np.array_equal(one.ranks, other.ranks)
 
 
 def _told(trace: RankTrace) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
+from treeopt.files.parameters import parameters_of
 from treeopt.files.places import located
 from treeopt.pipeline.threads import recorded_threads
 from treeopt.records.drafters import DRAFTERS
@@ -56,6 +57,10 @@ def resolve(
         for name, value in earlier.items()
         if (kind := kinds.get(name)) and (type(value) is kind or (kind is float and type(value) is int))
     }
+    declared = parameters_of(ModelOptions)
+    for name in known.keys() & declared.keys() - source.keys():
+        if fault := declared[name].fault(known[name]):
+            raise InvalidInput(f"{run.trace} is not as it should be: source.{name} {fault}.")
     gone: set[str] = set()
     if "prompts" in source:  # another file has columns of its own; temperature was that of the given answers
         gone |= {"responses", "column", "group_by", "split"}

@@ -25,6 +25,7 @@ from treeopt.pipeline.workers import AnswerBlocks, finish_blocks
 from treeopt.records.origins import provenance
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.training.recipe import PRECISIONS
+from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
     from treeopt.runtime.cluster import Cluster
@@ -87,6 +88,7 @@ def train(
     load_in_8bit    : load the frozen base in 8 bits (needs bitsandbytes and CUDA)
     cluster         : whose workers write the answers
     """
+    import_torch()
     from treeopt.runtime.training import opening
 
     rules = [name for name in RULE_OPTIONS if name in source]

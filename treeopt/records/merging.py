@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.files.fields import Amount, Count, Positive
+from treeopt.files.fields import Amount, Count, Positive, add_up
 from treeopt.files.storage import document, typed
 from treeopt.records.rules import same_drafter
 from treeopt.records.trace import RankTrace
@@ -125,6 +125,9 @@ class _Origin:
 
     shard: ShardRecord | None = None
     merged: tuple[Part, ...] | None = None
+
+    def __post_init__(self) -> None:
+        add_up([part.share for part in self.merged or () if part.share is not None])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import parameters
-from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
+from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, Shares
 from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, viewer
 from treeopt.records.figure import Figure, Rate, fastest
@@ -107,7 +107,7 @@ class PlanEntry:
     tied_sizes: list[Positive] = field(default_factory=list)
     runner_up: Figure | None = None
     prompts_to_separate: PromptRange | None = None
-    accepted: list[Share] = field(default_factory=list)
+    accepted: Shares = field(default_factory=list)
     verified: Verified | None = None
     unconstrained: Figure | None = None
     own: Figure | None = None

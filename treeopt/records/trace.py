@@ -278,13 +278,12 @@ class RankTrace(Answers):
     def load(cls, path: str | Path) -> RankTrace:
         arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta"), mapped=True)
         meta = read_meta(path, arrays, SCHEMA)
-        if len(np.unique(arrays.get("weight", []))) == 1:
-            del arrays["weight"]  # whatever all count, they count the same
         try:
             kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
             trace = cls(**kinds, meta=meta)
             trace.check()
-            return trace
+            alike = trace.weight is not None and len(np.unique(trace.weight)) == 1
+            return replace(trace, weight=None) if alike else trace  # whatever all count, they count the same
         except InvalidInput as error:
             raise InvalidInput(f"{path} is not a rank trace: {error}") from None
 

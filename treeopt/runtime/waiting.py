@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 
+from treeopt.errors import Unsupported
+
+RUNS_MODELS = ("torch", "transformers", "datasets", "safetensors")  # what only commands that run a model import
 POLICY = "OMP_WAIT_POLICY"
 SAID_BY = (POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # variables by which a user says how threads wait
 
@@ -17,8 +21,13 @@ SAID_BY = (POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # variables by which a us
 def import_torch() -> None:
     """Import torch with threads that sleep while they wait, unless it is there already or the user says how they wait.
 
-    The environment is as before in the end: commands that are started have threads of their own.
+    The environment is as before in the end: commands that are started have threads of their own. Raises Unsupported where
+    what runs models is not installed.
     """
+    if absent := [name for name in RUNS_MODELS if find_spec(name) is None]:
+        raise Unsupported(
+            f"This runs a model, which needs {absent[0]}, but it is not installed. Install it with: pip install 'treeopt[models]'"
+        )
     if "torch" in sys.modules or any(name in os.environ for name in SAID_BY):
         return
     os.environ[POLICY] = "PASSIVE"

@@ -82,6 +82,7 @@ class Tree:
         >>> Tree.chain(2).choices
         [[0], [0, 0]]
         """
+        check_size(depth, depth)
         return cls.dense([1] * depth)
 
     @classmethod

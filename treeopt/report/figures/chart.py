@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from treeopt.files.shell import printable
 from treeopt.report.figures import style
 from treeopt.report.figures.style import Z95, Look
 
@@ -204,7 +205,7 @@ def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
     if panel.log:
         style.log_axis(axes)
     if panel.rows:
-        axes.set_yticks(range(len(panel.rows)), panel.rows)
+        axes.set_yticks(range(len(panel.rows)), map(printable, panel.rows))
         axes.set_ylim(len(panel.rows) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         axes.tick_params(labelleft=names_rows)
@@ -215,7 +216,7 @@ def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
     elif panel.scale == "whole":
         axes.locator_params(axis="x", nbins=10, integer=True, min_n_ticks=1)
     elif panel.scale != "any":
-        axes.set_xticks(range(len(panel.scale)), list(panel.scale))
+        axes.set_xticks(range(len(panel.scale)), list(map(printable, panel.scale)))
         axes.set_xlim(-0.5, len(panel.scale) - 0.5)
         axes.grid(visible=False, axis="x")
     for axis in (axes.xaxis, axes.yaxis):

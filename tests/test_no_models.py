@@ -1,0 +1,104 @@
+"""Without torch, transformers, datasets and safetensors: what needs no model runs, and what runs one says how to get them."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treeopt.runtime.waiting import RUNS_MODELS
+
+from .test_merge import calibration, shard
+
+PROGRAM = f"""
+import sys
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, *rest):
+        return None if name.partition(".")[0] in {RUNS_MODELS!r} else self.finder.find_spec(name, *rest)
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+sys.meta_path[:] = map(Without, sys.meta_path)
+from treeopt.cli import main
+main()
+"""
+SHIPPED = "vicuna-7b-medusa1"
+CONFIG = {
+    "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024, "vocab_size": 1000,
+    "model_type": "llama", "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("no-models")
+    (place / "config.json").write_text(json.dumps(CONFIG))
+    (place / "steps.csv").write_text("batch_size,size,depth,step_ms\n1,1,0,10\n1,8,3,11\n1,16,4,13\n")
+    (place / "table.csv").write_text("head,rank,accuracy\n1,0,0.6\n1,1,0.2\n2,0,0.4\n2,1,0.1\n")
+    blocks, hashes, _ = calibration(0, 2)
+    for i in range(2):
+        (place / f"part-{i}").mkdir()
+        shard(blocks, hashes, [i]).save(place / f"part-{i}" / "trace.npz")
+    run(place, "search", "--calibration", SHIPPED, "--budget", "8")
+    return place
+
+
+def run(place: Path, *words: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words],
+        cwd=place, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--help",
+        "calibrate --help",
+        "train --help",
+        "list",
+        "list engines vllm",
+        "search --calibration vicuna-7b-medusa1 --budget 8 --for vllm --run other",
+        "show",
+        "score mc_sim_7b_63 --calibration vicuna-7b-medusa1",
+        "import table.csv --trials 1000 --run imported",
+        "import-tree treeopt-run/plan.json",
+        "export --to medusa",
+        "plot",
+        "report",
+        "compare vicuna-7b-medusa1 vicuna-7b-medusa1",
+        "status",
+        "merge part-0 part-1 --run merged",
+        "profile --from-csv steps.csv --run timed",
+        "profile --analytical H100-SXM --model config.json --run computed",
+        "profile --command 'echo {size}' --sizes 4,8 --time-limit 1 --run asked",
+    ],
+)
+def test_what_needs_no_model_runs(folder, line):
+    assert run(folder, *shlex.split(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run",
+        "calibrate",
+        "profile",
+        "profile --random-weights config.json",
+        "search --calibration vicuna-7b-medusa1 --profile demo--amd-epyc-2-cores-bfloat16 --verify 2",
+        "bench",
+        "bench --engine openvino",
+        "convert heads --to vllm -o out",
+        "train -o heads",
+    ],
+)
+def test_what_runs_a_model_says_how_to_install_it(folder, line):
+    said = run(folder, *line.split(), code=1)
+    assert "This runs a model, which needs torch" in said
+    assert "pip install 'treeopt[models]'" in said
