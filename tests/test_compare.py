@@ -158,7 +158,9 @@ def test_traffic_of_just_these_weights_is_not_called_different(measure):
     for _ in range(5):
         merged = RankTrace.concatenate([conversations(rng, 40, best=p) for p in (0.7, 0.3)], {"top_k": 8})
         merged = replace(merged, weight=np.repeat([4, 1], 40))
-        traffic = RankTrace.concatenate([conversations(rng, n, best=p) for n, p in ((80, 0.7), (20, 0.3))], {"top_k": 8})
+        traffic = RankTrace.concatenate(
+            [conversations(rng, n, best=p) for n, p in ((80, 0.7), (20, 0.3))], {"top_k": 8}
+        )
         found = shifts(merged, traffic) if measure == TOP_1 else shifts(merged, as_counted(traffic))
         assert not any(shift.moved for shift in found)
 

@@ -95,7 +95,7 @@ def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
     counts = [one.counts[..., :depth] for one in both if one.counts is not None]
     is_weighed = any(getattr(record, "weight", None) is not None for record in (before, after))  # sides are not alike
     if len(counts) == 2 and min(one.shape[1] for one in counts) < FEW and not is_weighed:
-        p_values = permuted(*counts, measure)
+        p_values = permuted(counts[0], counts[1], measure)
     half = t.ppf((1 + LEVEL) / 2, freedom) * error
     rows = zip(
         *(values.tolist() for values in (ours, theirs, theirs - ours, half, p_values, holm(p_values))), strict=True
@@ -126,7 +126,7 @@ def permuted(ours: Floats, theirs: Floats, measure: str) -> Floats:
     picks = np.array([rng.choice(both.shape[1], few, replace=False) for _ in range(BOOTSTRAPS)])
     some = both[:, picks].sum(2)  # (2, B, D)
     change, found = (
-        np.abs(_shares(*one, measure) - _shares(*other, measure))
+        np.abs(_shares(one[0], one[1], measure) - _shares(other[0], other[1], measure))
         for one, other in ((some, total - some), (ours.sum(1), theirs.sum(1)))
     )
     return np.asarray((1 + (change >= found - 1e-12).sum(0)) / (1 + BOOTSTRAPS))
@@ -212,5 +212,5 @@ def _pooled(
     pulls = (hits - shares * trials) / np.maximum(trials.sum(0), 1)  # (C, D)
     if measure == SURVIVAL:
         pulls = np.cumsum(pulls / np.maximum(shares, 1e-12), axis=1) * np.cumprod(shares)
-        shares = np.cumprod(shares)
+        shares = np.asarray(np.cumprod(shares))
     return Reach(shares, np.sqrt(n / (n - 1) * (pulls**2).sum(0)), n, np.stack([hits, trials]))

@@ -270,8 +270,9 @@ def mixed(options: list[Candidates], shares: Sequence[float]) -> Candidates:
         np.sum([share * getattr(c, name) for share, c in zip(shares, options, strict=True)], axis=0)
         for name in ("throughput", "throughput_draws")
     )
-    tokens, (timed, sure) = 1e3 * first.batch_size, (
-        np.all([getattr(c, name) for c in options], axis=0) for name in ("timed", "sure")
+    tokens, (timed, sure) = (
+        1e3 * first.batch_size,
+        (np.all([getattr(c, name) for c in options], axis=0) for name in ("timed", "sure")),
     )
     ms, ms_draws = tokens * first.rates / total, tokens * first.rate_draws / draws
     return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, sure=sure)
