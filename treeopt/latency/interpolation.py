@@ -31,7 +31,7 @@ EXACT = 1e-9  # below it a measurement is free of all others
 MOST_LEFT_OUT = 200  # measurements, evenly among all
 COVERED, ENOUGH = 0.95, 19  # of how many left out the largest but none is the 95 % quantile
 ANYWHERE = 12**-0.5  # standard deviation of what lies anywhere on a way of length 1
-FLAT = 0.1
+FLAT = 0.1  # of a latency: how far apart its neighbours are taken to be where they are equal
 Floats = NDArray[np.float64]
 Curve = Callable[[IntArray], Floats]  # of sizes what a step costs there, up to a constant
 
@@ -199,8 +199,9 @@ class Between:
 def between(measured: Mapping[Setting, Measurements]) -> Between:
     """The way that the measurements of a profile say themselves, each of them left out in turn (some, if there are many).
 
-    The error is the 95 % quantile of what was left out (split conformal: n + 1 for n), so that no shape of the errors is
-    assumed. Below `ENOUGH` of them it is the largest, at least that of a latency anywhere between its two neighbours.
+    The error is the 95 % quantile of what was left out (of n + 1, as one more would come), so that no shape of errors is
+    assumed: stairs make a few large ones. Below `ENOUGH` of them it is the largest, at least their root mean square and that
+    of one more, of which nothing is known but that it lies between its neighbours.
     """
     first = {setting: 0 if here.plain_ends else 1 for setting, here in measured.items()}
     places = [(setting, i) for setting, here in measured.items() for i in range(first[setting], len(here.sizes))]
@@ -226,8 +227,10 @@ def between(measured: Mapping[Setting, Measurements]) -> Between:
     errors, shares = np.moveaxis(np.array(found), 2, 0)  # (n, 2)
     along, straight = np.sqrt(np.square(errors).mean(0)).tolist()
     ordered = np.sort(shares[:, 0 if along < straight else 1])
-    enough = len(ordered) >= ENOUGH
-    share = ordered[int(np.ceil(COVERED * (len(ordered) + 1))) - 1] if enough else max(ANYWHERE, ordered[-1])
+    if len(ordered) >= ENOUGH:
+        share = ordered[int(np.ceil(COVERED * (len(ordered) + 1))) - 1]
+    else:
+        share = max(ordered[-1], np.sqrt((np.square(ordered).sum() + ANYWHERE**2) / (len(ordered) + 1)))
     return Between(stairs, (along, straight), float(share), len(ordered))
 
 
