@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.files import storage, writing
 from treeopt.latency.hardware import Device, ModelShape
-from treeopt.latency.roofline import Operator, attention_product, linear, operator_us, step_operators
+from treeopt.latency.roofline import Operator, linear, operator_us, step_operators
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures.style import (
     COLOURS,

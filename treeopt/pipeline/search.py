@@ -281,8 +281,11 @@ def check_latencies(
         check_rule(theirs["acceptance"], info["acceptance"], f"{file} holds", command=again)
     kind, measures = (info.get("drafter") or {}).get("kind"), profile.info.get("measures", "step")
     if measures == ANALYTICAL:
-        heads = "" if kind in (None, "medusa") else f" for Medusa heads, while drafting with {kind} takes another time"
-        note(f"Nothing was measured: the step latencies are computed{heads}. The speedups are upper bounds.")
+        drafts = ((profile.info.get("roofline") or {}).get("drafter") or {}).get("kind")
+        other = "" if kind in (None, drafts) else f" for drafting with {drafts}, while {kind} takes another time"
+        note(
+            f"Nothing was measured: the step latencies are computed{other}. The speedups are estimates: time steps to know."
+        )
     elif measures != "step":
         note(f"The profile measures {measures} alone: the speedups are upper bounds.")
     if missing := sorted(set(sizes) - set(profile.batch_sizes)):
