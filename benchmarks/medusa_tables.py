@@ -47,6 +47,11 @@ TFLOPS: dict[int, dict[int, tuple[float, ...]]] = {
 }
 
 
+# Whole steps at batch size 1: plain ones in tokens per second (Table 4, AlpacaEval), the overhead of 64 rows and Medusa-2's
+# heads (Table 1, MT-Bench), and steps of 64 rows and Medusa-1's heads in ms (medians of three runs in the code's repository).
+STEPS = {"llama-7b": (37.07, 1.22, 25.3), "llama-13b": (29.01, 1.23, 35.5), "llama-33b": (17.87, 1.27, 68.6)}
+
+
 def attention_product(name: str, groups: int, queries: int, keys: int, width: int, *, times: int = 1) -> Operator:
     """QK^T or PV, of ``groups`` key heads with so many queries each.
 

@@ -17,7 +17,17 @@ from sys import argv
 from typing import TYPE_CHECKING
 
 import numpy as np
-from medusa_tables import BATCH_SIZE, CANDIDATES, CONTEXT, DEVICE, SHAPE, SOURCE, TFLOPS, predicted_tflops
+from medusa_tables import (
+    BATCH_SIZE,
+    CANDIDATES,
+    CONTEXT,
+    DEVICE,
+    SHAPE,
+    SOURCE,
+    TFLOPS,
+    attention_product,
+    predicted_tflops,
+)
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput

@@ -35,7 +35,7 @@ from treeopt.records.rundir import RunDirectory
 from .conftest import published_data
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from medusa_tables import CANDIDATES, TFLOPS, attention_product, operator_of, predicted_tflops
+from medusa_tables import CANDIDATES, STEPS, TFLOPS, attention_product, operator_of, predicted_tflops
 from roofline_figures import Setting, roofline_data, setting_of, speedup_data, write_figures
 
 A100, LLAMA = DEVICES["A100-80GB-PCIe"], SHAPES["llama-33b"]
@@ -369,20 +369,15 @@ def test_each_drafter_costs_what_its_weights_say(tmp_path):
         drafting_of("redrafter", LLAMA3)
 
 
-# Milliseconds of a plain step as published, batch size 1: Medusa's Table 4 (1000 / tokens per second), Hydra's section 5.
-PUBLISHED_MS = {"llama-7b": (26.98, 8.8), "llama-13b": (34.47, 18.8), "llama-33b": (55.96, 47.8)}
-
-
 def test_published_steps_stand_beside_the_computed_ones_in_the_documents(request):
     text = (request.config.rootpath / "docs" / "your-own-model.md").read_text(encoding="utf-8")
-    rates = {row[0]: row[1] for row in published_data("figures")["medusa2_table4_alpacaeval"]["rows"]}
-    for name, (measured, computed) in PUBLISHED_MS.items():
-        assert measured == pytest.approx(1e3 / rates[f"Vicuna-{name.removeprefix('llama-')}"], abs=0.01)
-        found = step_ms(SHAPES[name], A100, batch_size=1, size=1, context_tokens=512)
-        assert found == pytest.approx(computed, abs=0.05)
-        assert (
-            f"| `{name}` | {measured:.1f} | {computed:.1f} | {computed / measured - 1:+.0%}".replace("%", " %") in text
-        )
+    for name, (tokens_per_s, overhead, tree_ms) in STEPS.items():
+        asked = {"batch_size": 1, "context_tokens": 512}
+        plain = step_ms(SHAPES[name], A100, size=1, **asked)
+        tree = step_ms(SHAPES[name], A100, size=64, num_heads=4, **asked)
+        pairs = [(1e3 / tokens_per_s, plain, ".1f"), (tree_ms, tree, ".1f"), (overhead, tree / plain, ".2f")]
+        cells = [f"{a:{form}} | {b:{form}} | {100 * (b / a - 1):+.0f} %" for a, b, form in pairs]
+        assert f"| `{name}` | {' | '.join(cells)} |".replace("-", "−") in text.replace("`llama-", "`llama−"), cells
 
 
 def test_a_window_bounds_the_keys(tmp_path):

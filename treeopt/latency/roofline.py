@@ -138,10 +138,10 @@ def draft_operators(
     kind, own = drafter.kind, drafter.shape or shape
     width, found = own.width, list[Operator]()
     vocabulary = -(-own.vocab_size // own.devices)
-    for level, times in ((0, min(depth, 1)), (1, depth - 1)):
-        nodes = 1 if not level or kind == "medusa" else -(-(size - 1) // depth)
+    below_root = depth if kind == "medusa" else min(depth, 1)  # Medusa's heads all read the root's state
+    for nodes, times in ((1, below_root), (-(-(size - 1) // max(depth, 1)), depth - below_root)):
         rows = batch_size * nodes
-        if kind == "ngram" or times < 1:
+        if kind == "ngram" or not times:
             continue
         if kind in ("medusa", "hydra", "hydra++"):
             inner = (
