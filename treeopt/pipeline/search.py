@@ -297,13 +297,21 @@ def check_latencies(
 def to_add(profile: LatencyProfile, run: RunDirectory, sizes: str) -> str:
     """How to add batch sizes, by where the run's latencies came from: the words of that source, and its command."""
     name, command = profile.runtime.get("name"), profile.runtime.get("command")
-    device = ((profile.info.get("roofline") or {}).get("device") or {}).get("name")
+    roofline = profile.info.get("roofline") or {}
+    device, devices = (roofline.get("device") or {}).get("name"), (roofline.get("model") or {}).get("devices", 1)
     file, said = next(iter(profile.info.get("inputs") or {}), "TABLE"), "Add what is missing with"
     if command:
         words: tuple[object, ...] = ("--command", command, "--runtime", name, "--batch-size", sizes)
     elif device:
         every = ",".join(map(str, sorted({*map(int, sizes.split(",")), *profile.batch_sizes})))
-        words = ("--analytical", device, "--model", file, "--batch-size", every)
+        words = (
+            "--analytical",
+            f"{devices}x{device}" if devices > 1 else device,
+            "--model",
+            file,
+            "--batch-size",
+            every,
+        )
     elif name == OURS:
         words = ("--batch-size", sizes)
     else:
