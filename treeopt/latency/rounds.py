@@ -78,12 +78,16 @@ class Planned:
 
 
 class Visitor(ABC):
-    """What takes steps to be timed: a decoder, or somebody's own benchmark.
+    """What takes steps to be timed: a decoder, an engine, or somebody's own benchmark.
 
+    A lone root among the trees is plain decoding of an engine as it comes, where the plain step is of an exact one.
+
+    visits       : untimed and timed steps of a visit, that with the most first
     plain_visits : turns of the plain step in a round
     is_slow      : whether each visit is worth a block of the journal; else each round is one
     """
 
+    visits: Sequence[tuple[int, int]] = VISITS
     plain_visits = PLAIN_VISITS
     is_slow = False
 
@@ -95,11 +99,8 @@ class Visitor(ABC):
         return None, 0.0
 
     @abstractmethod
-    def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
-        """Some untimed and some timed steps with the tree of that place.
-
-        turn : of all turns of the measurement; who answers prompts begins with another one each
-        """
+    def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
+        """Some untimed and some timed steps with the tree of that place, in the round of that number."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ class Rounds:
             parts_ms={part: tuple(visit.parts_ms[part] for _, visit in turns) for part in parts} or None,
             expanding=tuple(tree.expanding()) if "draft 0" in parts else None,
             topk=tree.topk,
+            as_it_comes=(len(tree) == 1 and place < len(self.all_trees)) or None,
         )
 
 
@@ -211,7 +213,7 @@ def time_rounds(
             visitor.warm_up()
             is_warm = True
         place = int(np.random.default_rng([0, number]).permutation(places)[done])
-        unsaved.append(visitor.visit(place, planned.visit, number + done))
+        unsaved.append(visitor.visit(place, planned.visit, number))
         visits.append(unsaved[-1])
         progress(unsaved[-1])
         if visitor.is_slow or done + 1 == len(places):
@@ -230,10 +232,13 @@ def plan_visits(visitor: Visitor, time_limit_s: float) -> Planned:
     step_s, warm_up_s = visitor.warm_up()
     if step_s is None:
         return Planned(list(range(len(visitor.trees))), VISITS[-1], 0.0, 0.0)
-    return replace(plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s), warm_up_s=warm_up_s)
+    planned = plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s, visitor.visits)
+    return replace(planned, warm_up_s=warm_up_s)
 
 
-def plan_rounds(trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: float) -> Planned:
+def plan_rounds(
+    trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: float, visits: Sequence[tuple[int, int]] = VISITS
+) -> Planned:
     """The longest visits with which the fewest rounds of all trees fit, or else the trees that fit with the shortest.
 
     step_s : seconds of a step with each tree, and of a plain step
@@ -245,13 +250,14 @@ def plan_rounds(trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: f
     def seconds(kept: Sequence[int], visit: tuple[int, int]) -> float:
         return FEWEST_ROUNDS * sum(visit) * (sum(step_s[i] for i in kept) + PLAIN_VISITS * step_s[len(trees)])
 
-    places, shortest = list(range(len(trees))), VISITS[-1]
-    whole_s, kept = seconds(places, shortest), list[int]()
-    for visit in VISITS:
+    places, shortest = list(range(len(trees))), visits[-1]
+    whole_s, kept = seconds(places, shortest), [i for i in places if len(trees[i]) == 1]
+    least = LEAST_TREES + len(kept)
+    for visit in visits:
         if seconds(places, visit) <= time_limit_s:
             return Planned(places, visit, whole_s, seconds(places, visit))
     for i in far_apart(trees):
-        if len(kept) < LEAST_TREES or seconds([*kept, i], shortest) <= time_limit_s:
+        if i not in kept and (len(kept) < least or seconds([*kept, i], shortest) <= time_limit_s):
             kept.append(i)
     return Planned(sorted(kept), shortest, whole_s, seconds(kept, shortest))
 
@@ -286,7 +292,9 @@ def margin_of_error(timing: StepTiming, plain: StepTiming) -> float:
     >>> margin_of_error(timing, timing)
     0.0
     """
-    latency = median_latency(timing.step_ms) if timing.size == 1 else paired_latency(timing, plain)
+    latency = (
+        median_latency(timing.step_ms) if timing.size == 1 and not timing.as_it_comes else paired_latency(timing, plain)
+    )
     return 1.96 * latency.stderr_ms / latency.ms
 
 

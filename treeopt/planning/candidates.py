@@ -13,6 +13,7 @@ n candidates · C conversations · B bootstrap draws
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -36,6 +37,7 @@ MOST_DYNAMIC = 64  # dynamic trees, the fastest by estimate, that are in the tab
 UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
 
 Floats = NDArray[np.float64]
+AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
 Key = tuple[str, int, int, int]  # group of candidates, rows, depth, topk
 NOTHING = TreeRates()
 
@@ -110,8 +112,9 @@ class Candidates:
 
     @cached_property
     def plain(self) -> int:
-        """Where the lone root is."""
-        return int(self.sizes.argmin())
+        """Where the lone root is; of an exact engine and the same one as it comes the faster one's."""
+        roots = np.flatnonzero(self.sizes == self.sizes.min())
+        return int(roots[self.throughput[roots].argmax()])
 
     @cached_property
     def ms_stderr(self) -> Floats:
@@ -164,6 +167,8 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
         settings = source.dynamic(replace(request.dynamic, levels=levels, rows=rows, chains=False))
         found += _dynamic(settings, costs) if settings else []
+    if any(cost.as_it_comes for cost in costs.values()):
+        found.append(replace(found[0], group=AS_IT_COMES))
     rates, draws = _drawn([one.rates for one in found])
     tables = []
     for batch_size in request.sizes:
@@ -218,10 +223,13 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     grown, rng = table.groups == "grown", np.random.default_rng([SEED, costs.batch_size])
     numbers = np.array([(one.size, one.depth, one.topk) for one in table.all]).T
     ms = costs.ms(*numbers)
-    known = np.flatnonzero(~np.isnan(ms))
+    known, alone = np.flatnonzero(~np.isnan(ms)), table.groups == AS_IT_COMES
     sizes, depths, topks = numbers[:, known]
     timed = request.considered(costs.is_timed(sizes, depths) | (sizes == 1))
-    ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), rng, topks)
+    ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
+    if costs.as_it_comes:
+        ms[alone] = costs.as_it_comes.ms([2], [1])
+        ms_draws[alone[known]] = costs.as_it_comes.draws_ms([2], [1], ms_draws.shape[1], rng)
     wanted, found = (set(some.tolist()) for some in (table.sizes[grown], sizes[grown[known]]))
     if found == {1} != wanted:
         some = ", ".join(map(str, sorted(wanted - {1})[:4]))

@@ -1,6 +1,7 @@
 """Profile: latencies of decoding steps, treeopt's own or an engine's, added to what the run has measured before.
 
-stage one   trees at the edges of tiles and of every depth (`placement`); of an engine the chains and trees that it takes
+stage one   trees at the edges of tiles and of every depth (`placement`); of an engine the chains and trees that it takes, at
+            the contexts of the trace
 stage two   what a plan on those latencies would choose, and its rivals, timed for themselves; not in an engine
 journals    of the rounds of every setting and stage; what is done next depends on those alone, so a killed run goes on
 """
@@ -40,10 +41,11 @@ from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, TreeFamily
+from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 if TYPE_CHECKING:
     from treeopt.runtime.acceptance.greedy import Acceptance
@@ -56,7 +58,12 @@ SPARE = 1.2  # times the limit that is kept without a word
 RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
 RANDOM_CONTEXT = 512
 
-Place = tuple[int, int | None]  # batch size; tokens that rows are held at, None: as long as the prompts make them
+TEXTS, APART = 512, 128  # texts that an engine is timed on; tokens between contexts that are timed for themselves
+GOLDEN = 0.6180339887  # its multiples are spread evenly however many they are
+
+Place = tuple[
+    int, int | None
+]  # batch size; tokens that rows are held at or about, None: as long as the prompts make them
 
 
 def profile(
@@ -86,7 +93,6 @@ def profile(
     if engine is not None:
         own = {"contexts": wanted.contexts, "sizes": wanted.sizes, "compiled": compiled, "calibration": calibration}
         opened = _opened(engine, session, max_new_tokens, wanted, {**own, "gb_per_s": gb_per_s})
-        run.read_trace()
     usual = RANDOM_CALIBRATION if is_random else None
     used, record = find_accuracies(run, calibration, otherwise=usual) or (None, None)
     source = source_of(record) if record else None
@@ -100,7 +106,7 @@ def profile(
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
         check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
         stages.measure()
-        points, plain = all_timings(stages.found)
+        points, plain = all_timings(stages.found, nominal=opened is None)
         info = _info(session, stages, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
         return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
@@ -130,9 +136,11 @@ def _compiled(session: Session) -> Iterator[None]:
     note(compiled_note(session.target))
 
 
-def all_timings(found: Mapping[Place, Rounds]) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:
-    """The points of several settings, and the plain step of each."""
-    timed = [rounds.timings(context) for (_, context), rounds in found.items()]
+def all_timings(
+    found: Mapping[Place, Rounds], *, nominal: bool = True
+) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:
+    """The points of several settings, and the plain step of each; contexts are the places' own, or those that rows had."""
+    timed = [rounds.timings(context if nominal else None) for (_, context), rounds in found.items()]
     return tuple(point for points, _ in timed for point in points), tuple(plain for _, plain in timed)
 
 
@@ -156,13 +164,18 @@ class Stages:
         drafter = self.session.drafter
         return tree_families(self.source, drafter.num_heads, self.wanted.largest, ranks=drafter.draft_vocab_size)
 
+    @cached_property
+    def texts(self) -> dict[int, list[Sequence[int]]]:
+        """Context to the texts that an engine goes on from; empty for treeopt's own decoder."""
+        return {} if self.engine is None else texts_of(self.run.read_trace(), self.session)
+
     def measure(self) -> None:
         """Stage one at every setting, or at half its batch size where memory runs out; then stage two."""
         from treeopt.runtime.memory import with_less_memory
 
         has_second = self.wanted.sizes is None and self.engine is None
         limit_s = self.wanted.time_limit_s * (STAGE_ONE if has_second else 1.0)
-        settings = self.wanted.settings(None)
+        settings = replace(self.wanted, contexts=[*self.texts] or self.wanted.contexts).settings(None)
         for i, (batch_size, context) in enumerate(settings):
             share_s = (limit_s - self._seconds()) / (len(settings) - i)
             with_less_memory(partial(self._first_at, context=context, limit_s=share_s), batch_size, note)
@@ -177,6 +190,7 @@ class Stages:
         if self.engine is not None:
             assert source is not None, "an engine is timed with a run's own trace"
             trees = engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
+            trees += [Tree.chain(0)] if self.engine.as_it_comes else []
         else:
             trees = [*timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))]
             trees += () if wanted.sizes else dynamic_trees(source.pooled if source else None, wanted.budget)
@@ -217,12 +231,13 @@ class Stages:
 
     def _rounds(self, at: Place, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
         from treeopt.runtime.decode import Decoder
-        from treeopt.runtime.stepper import StepVisits, rows_at
+        from treeopt.runtime.stepper import rows_at, visits_of
 
         batch_size, context = at
         session, stepper = self.session, self.engine
-        prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
+        prompts: Sequence[Sequence[int]] = self.texts.get(context or 0, [])
         if stepper is None:
+            prompts = [c.first for c in session.prompts.conversations[:64]]
             setup = replace(session.setup(self.max_new_tokens), acceptance=_acceptance(session, self.source))
             if context is not None:
                 prompts, stop = rows_at(context, prompts, session.target)
@@ -237,7 +252,7 @@ class Stages:
         of = "" if stepper.name == OURS else f"{stepper.name}-"
         journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
         title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
-        visits = StepVisits(stepper, prompts, trees, batch_size)
+        visits = visits_of(stepper, prompts, trees, batch_size)
         with progress(title, max(limit_s, 0.0)) as advance, closing(visits):
 
             def heard(event: Planned | Visit) -> None:
@@ -249,6 +264,38 @@ class Stages:
             return time_rounds(
                 visits, time_limit_s=limit_s, precision=self.wanted.precision, journal=journal, progress=heard
             )
+
+
+def texts_of(trace: RankTrace, session: Session) -> dict[int, list[Sequence[int]]]:
+    """Context to the texts about as long that stretches of decoding go on from: prompts with a part of their answers.
+
+    Every state of the trace is as likely as any other, and the first of the texts stand for all. Where contexts differ much,
+    those above the mean are timed for themselves, so that a step at the mean lies between two that were timed.
+    """
+    from treeopt.runtime.measure.ranks import turn_prompts
+    from treeopt.runtime.stepper import STRETCH
+
+    known = {conversation.sha256 for conversation in session.prompts.conversations}
+    hashes = trace.meta.get("prompt_sha256") or [None]
+    mine = [s for s, sha in enumerate(hashes) if sha in known]
+    if not mine or trace.tokens is None:
+        raise InvalidInput(f"An engine is timed on the trace's prompts, but none are in {session.prompts.name}.")
+    trace = trace.select(np.array(mine))
+    prompts, lengths = turn_prompts(session.prompts, trace), trace.lengths
+    which, begins = np.repeat(np.arange(len(prompts)), lengths), np.arange(len(trace.ranks))
+    begins -= np.repeat(trace.starts[:-1], lengths) + STRETCH // 2  # a stretch is about its state, where there is room
+    begins = np.clip(begins, 0, np.maximum(lengths - STRETCH, 0)[which])
+    contexts = np.array([len(prompt.tokens) for prompt in prompts])[which] + begins
+    above = contexts > contexts.mean()
+    low, high = (int(np.median(some)) if len(some) else 0 for some in (contexts[~above], contexts[above]))
+    parts = [~above, above] if high - low > max(APART, low // 4) else [np.full(len(above), True)]
+    found = {}
+    for states in map(np.flatnonzero, parts):
+        ordered = states[np.argsort(contexts[states], kind="stable")]
+        drawn = ordered[((0.5 + GOLDEN * np.arange(min(TEXTS, len(ordered)))) % 1 * len(ordered)).astype(int)]
+        texts: list[Sequence[int]] = [(*prompts[which[i]].tokens, *trace.texts[which[i]][: begins[i]]) for i in drawn]
+        found[int(np.median(contexts[states]))] = texts
+    return found
 
 
 def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, planned: Planned) -> None:
@@ -279,7 +326,9 @@ def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_
 
     info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0)}
     info["settings"] = [
-        ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None)
+        ProfileSetting(
+            batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None and not stages.texts
+        )
         for p, (_, context) in zip(plain, stages.found, strict=True)
     ]
     if session.target.device.type == "cpu":
