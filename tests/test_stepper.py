@@ -25,7 +25,7 @@ from treeopt.runtime.drafters.draft_model import early_exit
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.measure.ranks import rank_answers
-from treeopt.runtime.stepper import PLAIN, Pass, Stepper, decode_block, visits_of
+from treeopt.runtime.stepper import PLAIN, Pass, Stepper, StretchVisits, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
@@ -243,7 +243,7 @@ def test_drafters_and_engines_that_there_are_not_are_refused(target, heads):
     setup = Setup(target, heads, StopRule(frozenset(), 9))
     with pytest.raises(Unsupported, match=r"early-exit, ngram, but this drafter is medusa\. It runs in treeopt itself"):
         open_stepper("transformers", setup)
-    with pytest.raises(Unsupported, match="must be one of transformers, openvino, .*, but got 'vlm'"):
+    with pytest.raises(Unsupported, match=r"must be one of transformers, openvino, .*, but got 'vlm'"):
         open_stepper("vlm", setup)
 
 
@@ -275,10 +275,10 @@ class Fake(Stepper):
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_whole_steps_with_all_rows_live_are_timed(batch_size):
     engine, prompts = Fake(), [[1] * n for n in (5, 9, 7)]
-    found = time_rounds(visits_of(engine, prompts, TREES, batch_size), time_limit_s=1e9)
+    found = time_rounds(StretchVisits(engine, [prompts], TREES, batch_size), time_limit_s=1e9)
     assert engine.open == 0  # every answer that was not heard to its end was closed
     assert found.trees == TREES
-    points, plain = found.timings()
+    ((points, plain),) = found.timings()
     for point, tree in zip((*points, plain), (*TREES, PLAIN), strict=True):
         assert set(point.step_ms) == {2.0 + len(tree)}
         assert (point.size, point.depth, point.accepted_mean) == (len(tree), tree.depth, tree.depth)
@@ -291,7 +291,7 @@ def test_whole_steps_with_all_rows_live_are_timed(batch_size):
 
 def test_answers_too_short_to_be_timed_are_said():
     with pytest.raises(InvalidInput, match="Timing needs answers of more than one token, but 4 prompts gave no step"):
-        time_rounds(visits_of(Fake(1), [[1], [1, 2]], TREES, 1), time_limit_s=1e9)
+        time_rounds(StretchVisits(Fake(1), [[[1], [1, 2]]], TREES, 1), time_limit_s=1e9)
 
 
 def step(size: int, depth: int, ms: float, topk: int | None = None) -> StepTiming:
@@ -336,7 +336,7 @@ def test_an_engines_profile_is_planned_on(run, fake, capsys):
     session = api.open(run=run)
     asked = {"engine": "fake", "batch_sizes": (1, 2), "budget": 12}
     pipeline.profile(run, session, **asked, time_limit_s=0.0)
-    assert "trees at batch size 1, context" in capsys.readouterr().err
+    assert "trees at batch size 1 would take about" in capsys.readouterr().err
     found = pipeline.profile(run, session, **asked, time_limit_s=1e6)
     assert found.runtime == {"name": "fake", "version": "1"}
     assert found.batch_sizes == [1, 2]

@@ -83,11 +83,13 @@ class Visitor(ABC):
     A lone root among the trees is plain decoding of an engine as it comes, where the plain step is of an exact one.
 
     visits       : untimed and timed steps of a visit, that with the most first
+    contexts     : lengths of texts that rounds take in turn, so that a slow minute falls on all alike
     plain_visits : turns of the plain step in a round
     is_slow      : whether each visit is worth a block of the journal; else each round is one
     """
 
     visits: Sequence[tuple[int, int]] = VISITS
+    contexts = 1
     plain_visits = PLAIN_VISITS
     is_slow = False
 
@@ -111,6 +113,7 @@ class Rounds:
     batch_size: int
     planned: Planned
     rounds: Sequence[Round]
+    contexts: int = 1
 
     @property
     def trees(self) -> list[Draft]:
@@ -125,15 +128,16 @@ class Rounds:
 
         The spread of a few rounds is small by chance every so often, so it has to be in the last rounds each.
         """
-        if len(self.rounds) < FEWEST_ROUNDS:
+        each = len(self.rounds) // self.contexts
+        if each < FEWEST_ROUNDS:
             return False
         seconds = self.seconds - self.planned.warm_up_s
         if seconds + seconds / len(self.rounds) > time_limit_s - self.planned.warm_up_s:
             return True
-        return len(self.rounds) >= FEWEST_SAMPLES and all(
+        return each >= FEWEST_SAMPLES and all(
             margin_of_error(point, plain) <= precision
-            for n in range(len(self.rounds) - IN_A_ROW + 1, len(self.rounds) + 1)
-            for points, plain in [replace(self, rounds=self.rounds[:n]).timings(1)]
+            for n in range(each - IN_A_ROW + 1, each + 1)
+            for points, plain in replace(self, rounds=self.rounds[: n * self.contexts]).timings(1)
             for point in (plain, *points)
         )
 
@@ -151,16 +155,19 @@ class Rounds:
         planned = replace(self.planned, kept=kept, warm_up_s=warm_up_s)
         return Rounds([*self.all_trees, *other.all_trees], self.batch_size, planned, [*mine, *theirs])
 
-    def timings(self, context_tokens: int | None = None) -> tuple[list[StepTiming], StepTiming]:
-        """The trees' timings and the plain one; the context is ``context_tokens``, or the rows' median length."""
-        context = context_tokens
-        if context is None:
-            context = int(median([length for visit in self.visits for length in visit.lengths]))
-        plain = self._timing(len(self.all_trees), Tree.chain(0), context)
-        return [self._timing(i, self.all_trees[i], context) for i in self.planned.kept], plain
+    def timings(self, context_tokens: int | None = None) -> list[tuple[list[StepTiming], StepTiming]]:
+        """The trees' timings and the plain one, at ``context_tokens``, or else at each median length of the rows."""
+        found = []
+        for rounds in (self.rounds[i :: self.contexts] for i in range(self.contexts)):
+            context = context_tokens
+            if context is None:
+                context = int(median([length for round_ in rounds for visit in round_ for length in visit.lengths]))
+            plain = self._timing(rounds, len(self.all_trees), Tree.chain(0), context)
+            found.append(([self._timing(rounds, i, self.all_trees[i], context) for i in self.planned.kept], plain))
+        return found
 
-    def _timing(self, place: int, tree: Draft, context: int) -> StepTiming:
-        turns = [(n, visit) for n, round_ in enumerate(self.rounds) for visit in round_ if visit.place == place]
+    def _timing(self, rounds: Sequence[Round], place: int, tree: Draft, context: int) -> StepTiming:
+        turns = [(n, visit) for n, round_ in enumerate(rounds) for visit in round_ if visit.place == place]
         accepted = [n for _, visit in turns for n in visit.accepted]
         parts = turns[0][1].parts_ms
         return StepTiming(
@@ -206,7 +213,8 @@ def time_rounds(
         places = [*planned.kept, *[len(visitor.trees)] * visitor.plain_visits]
         number, done = divmod(len(visits), len(places))
         if not done:
-            found = Rounds(visitor.trees, visitor.batch_size, planned, rounds_of(visits, len(places)))
+            rounds = rounds_of(visits, len(places))
+            found = Rounds(visitor.trees, visitor.batch_size, planned, rounds, visitor.contexts)
             if found.is_enough(time_limit_s, precision):
                 return found
         if not is_warm:

@@ -254,18 +254,30 @@ class StepVisits(Visitor):
 class StretchVisits(StepVisits):
     """Visits to an engine: those of a round go on from the same texts, to the same length, each for itself.
 
+    texts : of every context, those that rounds take one after the other
+
     What a step costs depends on the text before it and on how many guesses were accepted, so the sample of a visit is the
     mean of its steps: what the stretch took, over their number.
     """
 
     visits = ((0, 1),)
 
+    def __init__(
+        self, stepper: Stepper, texts: Sequence[Sequence[Sequence[int]]], trees: Sequence[Draft], batch_size: int
+    ) -> None:
+        super().__init__(stepper, [text for some in texts for text in some], trees, batch_size)
+        self.texts, self.contexts = texts, len(texts)
+
     def warm_up(self) -> tuple[list[float], float]:
-        """Seconds of a visit with each tree and of a plain one: that of a plain one, and what steps on short texts add."""
-        began, places = time.perf_counter(), range(len(self.trees) + 1)
+        """Seconds of a visit at each context with each tree, and of plain ones: these, and what steps on short texts add."""
+        places = range(len(self.trees) + 1)
+        for place in {0, max(len(self.trees) - 1, 0), len(self.trees)}:  # what an engine loads at first is no step
+            self._stretch(place, 0, 1, SHORT)
+        began = time.perf_counter()
         steps = [min(one.seconds for _, one in self._stretch(place, 0, 1, SHORT)) for place in places]
-        whole_s = self.visit(len(self.trees), self.visits[0], 0).seconds
-        return [whole_s + STRETCH * (step - steps[-1]) for step in steps], time.perf_counter() - began
+        plain_s = sum(self.visit(places[-1], self.visits[0], number).seconds for number in range(self.contexts))
+        added_s = [STRETCH * self.contexts * (step - steps[-1]) for step in steps]
+        return [plain_s + more for more in added_s], time.perf_counter() - began
 
     def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
         """A stretch with a tree, from the texts of the round."""
@@ -288,9 +300,10 @@ class StretchVisits(StepVisits):
         draft, stepper, rows = self.trees[place] if place < len(self.trees) else PLAIN, self.stepper, self.batch_size
         if place < len(self.trees) and len(draft) == 1:
             stepper = stepper.as_it_comes or stepper
+        some = self.texts[number % self.contexts]
         for turn in range(MOST_TURNS):
-            first = (number + turn) * rows
-            texts = [self._prompts[i % len(self._prompts)][-most:] for i in range(first, first + rows)]
+            first = (number // self.contexts + turn) * rows
+            texts = [some[i % len(some)][-most:] for i in range(first, first + rows)]
             lengths, found = np.array([len(text) - 1 for text in texts]), list[tuple[int, Pass]]()
             end = int(lengths.sum()) + rows * tokens
             with closing(stepper.answer(texts, draft, rows)) as passes:
@@ -305,12 +318,6 @@ class StretchVisits(StepVisits):
             if found:
                 return found
         raise InvalidInput(NO_STEP.format(MOST_TURNS * rows, rows))
-
-
-def visits_of(stepper: Stepper, texts: Sequence[Sequence[int]], trees: Sequence[Draft], batch_size: int) -> StepVisits:
-    """Visits to the steps of whatever decodes."""
-    kind = StepVisits if stepper.switches else StretchVisits
-    return kind(stepper, texts, trees, batch_size)
 
 
 def rows_at(context_tokens: int, prompts: Sequence[Sequence[int]], target: Target) -> tuple[list[list[int]], StopRule]:

@@ -61,9 +61,7 @@ RANDOM_CONTEXT = 512
 TEXTS, APART = 512, 128  # texts that an engine is timed on; tokens between contexts that are timed for themselves
 GOLDEN = 0.6180339887  # its multiples are spread evenly however many they are
 
-Place = tuple[
-    int, int | None
-]  # batch size; tokens that rows are held at or about, None: as long as the prompts make them
+Place = tuple[int, int | None]  # batch size; tokens that rows are held at, None: as long as the prompts make them
 
 
 def profile(
@@ -106,7 +104,7 @@ def profile(
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
         check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
         stages.measure()
-        points, plain = all_timings(stages.found, nominal=opened is None)
+        points, plain = all_timings(stages.found)
         info = _info(session, stages, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
         return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
@@ -136,11 +134,9 @@ def _compiled(session: Session) -> Iterator[None]:
     note(compiled_note(session.target))
 
 
-def all_timings(
-    found: Mapping[Place, Rounds], *, nominal: bool = True
-) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:
-    """The points of several settings, and the plain step of each; contexts are the places' own, or those that rows had."""
-    timed = [rounds.timings(context if nominal else None) for (_, context), rounds in found.items()]
+def all_timings(found: Mapping[Place, Rounds]) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:
+    """The points of several settings, and the plain step of each."""
+    timed = [each for (_, context), rounds in found.items() for each in rounds.timings(context)]
     return tuple(point for points, _ in timed for point in points), tuple(plain for _, plain in timed)
 
 
@@ -164,18 +160,13 @@ class Stages:
         drafter = self.session.drafter
         return tree_families(self.source, drafter.num_heads, self.wanted.largest, ranks=drafter.draft_vocab_size)
 
-    @cached_property
-    def texts(self) -> dict[int, list[Sequence[int]]]:
-        """Context to the texts that an engine goes on from; empty for treeopt's own decoder."""
-        return {} if self.engine is None else texts_of(self.run.read_trace(), self.session)
-
     def measure(self) -> None:
         """Stage one at every setting, or at half its batch size where memory runs out; then stage two."""
         from treeopt.runtime.memory import with_less_memory
 
         has_second = self.wanted.sizes is None and self.engine is None
         limit_s = self.wanted.time_limit_s * (STAGE_ONE if has_second else 1.0)
-        settings = replace(self.wanted, contexts=[*self.texts] or self.wanted.contexts).settings(None)
+        settings = self.wanted.settings(None)
         for i, (batch_size, context) in enumerate(settings):
             share_s = (limit_s - self._seconds()) / (len(settings) - i)
             with_less_memory(partial(self._first_at, context=context, limit_s=share_s), batch_size, note)
@@ -231,18 +222,20 @@ class Stages:
 
     def _rounds(self, at: Place, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
         from treeopt.runtime.decode import Decoder
-        from treeopt.runtime.stepper import rows_at, visits_of
+        from treeopt.runtime.stepper import StepVisits, StretchVisits, rows_at
 
         batch_size, context = at
         session, stepper = self.session, self.engine
-        prompts: Sequence[Sequence[int]] = self.texts.get(context or 0, [])
-        if stepper is None:
-            prompts = [c.first for c in session.prompts.conversations[:64]]
+        if stepper is not None:
+            visits: StepVisits = StretchVisits(stepper, texts_of(self.run.read_trace(), session), trees, batch_size)
+        else:
+            prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
             setup = replace(session.setup(self.max_new_tokens), acceptance=_acceptance(session, self.source))
             if context is not None:
                 prompts, stop = rows_at(context, prompts, session.target)
                 setup = replace(setup, stop=stop)
             stepper = Decoder(setup)
+            visits = StepVisits(stepper, prompts, trees, batch_size)
         at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
@@ -252,7 +245,6 @@ class Stages:
         of = "" if stepper.name == OURS else f"{stepper.name}-"
         journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
         title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
-        visits = visits_of(stepper, prompts, trees, batch_size)
         with progress(title, max(limit_s, 0.0)) as advance, closing(visits):
 
             def heard(event: Planned | Visit) -> None:
@@ -266,11 +258,11 @@ class Stages:
             )
 
 
-def texts_of(trace: RankTrace, session: Session) -> dict[int, list[Sequence[int]]]:
-    """Context to the texts about as long that stretches of decoding go on from: prompts with a part of their answers.
+def texts_of(trace: RankTrace, session: Session) -> list[list[Sequence[int]]]:
+    """Texts that stretches of decoding go on from: prompts with a part of their answers.
 
     Every state of the trace is as likely as any other, and the first of the texts stand for all. Where contexts differ much,
-    those above the mean are timed for themselves, so that a step at the mean lies between two that were timed.
+    those above the mean stand in a list of their own: a step at the mean then lies between two that were timed.
     """
     from treeopt.runtime.measure.ranks import turn_prompts
     from treeopt.runtime.stepper import STRETCH
@@ -289,12 +281,11 @@ def texts_of(trace: RankTrace, session: Session) -> dict[int, list[Sequence[int]
     above = contexts > contexts.mean()
     low, high = (int(np.median(some)) if len(some) else 0 for some in (contexts[~above], contexts[above]))
     parts = [~above, above] if high - low > max(APART, low // 4) else [np.full(len(above), True)]
-    found = {}
+    found = list[list[Sequence[int]]]()
     for states in map(np.flatnonzero, parts):
         ordered = states[np.argsort(contexts[states], kind="stable")]
         drawn = ordered[((0.5 + GOLDEN * np.arange(min(TEXTS, len(ordered)))) % 1 * len(ordered)).astype(int)]
-        texts: list[Sequence[int]] = [(*prompts[which[i]].tokens, *trace.texts[which[i]][: begins[i]]) for i in drawn]
-        found[int(np.median(contexts[states]))] = texts
+        found.append([(*prompts[which[i]].tokens, *trace.texts[which[i]][: begins[i]]) for i in drawn])
     return found
 
 
@@ -326,10 +317,9 @@ def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_
 
     info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0)}
     info["settings"] = [
-        ProfileSetting(
-            batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None and not stages.texts
-        )
-        for p, (_, context) in zip(plain, stages.found, strict=True)
+        ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None)
+        for (_, context), rounds in stages.found.items()
+        for _, p in rounds.timings(context)
     ]
     if session.target.device.type == "cpu":
         info["processor_share"] = processor_share([v for rounds in stages.found.values() for v in rounds.visits])
