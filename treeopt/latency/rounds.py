@@ -300,9 +300,8 @@ def margin_of_error(timing: StepTiming, plain: StepTiming) -> float:
     >>> margin_of_error(timing, timing)
     0.0
     """
-    latency = (
-        median_latency(timing.step_ms) if timing.size == 1 and not timing.as_it_comes else paired_latency(timing, plain)
-    )
+    is_paired = timing.size > 1 or timing.as_it_comes
+    latency = paired_latency(timing, plain) if is_paired else median_latency(timing.step_ms)
     return 1.96 * latency.stderr_ms / latency.ms
 
 

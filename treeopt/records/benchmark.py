@@ -24,9 +24,7 @@ from treeopt.records.origins import Kept, ProvenanceRecord, RuleRecord, Runtime,
 
 FEWEST_BLOCKS = 5  # below it no interval is given
 LOOKS = 3
-AS_IT_COMES = (
-    "default plain"  # the contender that is plain decoding by an engine as it comes, beside one told to be exact
-)
+AS_IT_COMES = "default plain"  # the contender that is plain decoding by an engine as it comes, beside an exact one
 ERROR = 0.001  # of an interval at a look
 
 

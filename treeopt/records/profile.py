@@ -156,12 +156,9 @@ class LatencyProfile(Kept):
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
 
     def __post_init__(self) -> None:
+        plain = [p.step_ms for p in self.autoregressive]
         for point in self.points:
-            if (
-                point.size == 1
-                and not point.as_it_comes
-                and point.step_ms not in [p.step_ms for p in self.autoregressive]
-            ):
+            if point.size == 1 and not point.as_it_comes and point.step_ms not in plain:
                 raise InvalidInput(
                     "A point of size 1 is the plain step and must have its samples, but the point of batch size "
                     f"{point.batch_size} has others: leave it out."

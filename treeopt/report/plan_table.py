@@ -84,8 +84,7 @@ def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
     """
     said = ""
     if exact := entry.others.get(EXACT):
-        said = f"Speedups are over {BY_DEFAULT}; told to be exact it is {told(exact, 'speedup')} times as fast, plain"
-        said += ". To plan in its own precision: treeopt profile --engine NAME-default. " if hint else ". "
+        said = f"Speedups are over {BY_DEFAULT}; told to be exact it is {told(exact, 'speedup')} times as fast, plain. "
     if entry.runner_up is None or entry.chosen.interval95.tokens_per_step is None:
         return said.strip()
     said += f"Batch size {entry.batch_size}: {_ties(entry, entry, entry.runner_up, hint=hint)}"

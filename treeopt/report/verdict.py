@@ -251,17 +251,7 @@ def times(ratio: Ratio) -> str:
     return f"{ratio.value:.2f}{ends} times"
 
 
-OWN_RUN: list[object] = [
-    "run",
-    "--model",
-    "MODEL",
-    "--drafter",
-    "HEADS",
-    "--prompts",
-    "prompts.jsonl",
-    "--run",
-    "my-run",
-]
+OWN_RUN: list[object] = [*"run --model MODEL --drafter HEADS --prompts prompts.jsonl --run my-run".split()]
 SHOWN = {  # how the sentence goes on
     "few": ", but the prompts are too few to show a gain",
     "loss": ", so not speculating is best",

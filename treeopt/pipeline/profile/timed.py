@@ -238,6 +238,7 @@ class Stages:
             visits = StepVisits(stepper, prompts, trees, batch_size)
         at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
+        asked |= {"texts": inputs_of(self.run.trace) if self.engine else None}
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
         known = {**session.provenance(seed=0), "time": None, "command": None, **at_hand, **asked, **limits}
         known["max_new_tokens"] = self.max_new_tokens
