@@ -18,6 +18,7 @@ from treeopt.growth.replay import accepted_lengths, record_for, replay_lengths
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.rounds import PLAIN_VISITS, time_rounds
 from treeopt.pipeline.decoding import behind
+from treeopt.records.origins import OURS
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import AnswerRow, Setup, decode
@@ -62,7 +63,7 @@ class Case:
 
     def pairs(self) -> list[tuple[int, Draft]]:
         """Rows and drafts; engines take dynamic trees for one prompt at a time."""
-        several = [draft for draft in self.drafts if self.stepper.switches or not draft.topk]
+        several = [draft for draft in self.drafts if self.stepper.name == OURS or not draft.topk]
         return [(n, draft) for n in self.rows for draft in (PLAIN, *(self.drafts if n == 1 else several))]
 
 
@@ -196,7 +197,7 @@ def test_a_closed_iterator_leaves_nothing_running(case):
 
 def test_a_draft_that_is_sent_is_that_of_the_next_step(case):
     stepper = case.stepper
-    if not stepper.switches:
+    if stepper.name != OURS:
         pytest.skip("its drafts are fixed with a prompt")
     stepper.prepare(case.prompts, case.drafts, 1)
     long = max(case.plain(), key=len)

@@ -251,7 +251,17 @@ def times(ratio: Ratio) -> str:
     return f"{ratio.value:.2f}{ends} times"
 
 
-OWN_RUN: list[object] = [*"run --model MODEL --drafter HEADS --prompts prompts.jsonl --run my-run".split()]
+OWN_RUN: list[object] = [
+    "run",
+    "--model",
+    "MODEL",
+    "--drafter",
+    "HEADS",
+    "--prompts",
+    "prompts.jsonl",
+    "--run",
+    "my-run",
+]
 SHOWN = {  # how the sentence goes on
     "few": ", but the prompts are too few to show a gain",
     "loss": ", so not speculating is best",

@@ -68,7 +68,6 @@ class Stepper(ABC):
 
     most_rows   : prompts that it answers together; None for as many as there is memory
     is_stepwise : whether passes are told one by one, and an answer can be left after any
-    switches    : whether a draft that is sent to the generator is that of the passes to come
     takes_trees : whether it takes dynamic trees, for one prompt at a time
     own_length  : longest chain of the engine's own settings; None where it has to be told one
     own_stops   : whether its own settings may end a chain earlier; else they are the chain of own_length
@@ -83,7 +82,6 @@ class Stepper(ABC):
     version: str
     most_rows: int | None = None
     is_stepwise: bool = True
-    switches: bool = False
     takes_trees: bool = False
     own_length: int | None = None
     own_stops: bool = False
@@ -104,7 +102,8 @@ class Stepper(ABC):
     ) -> Generator[Pass, Draft | None, None]:
         """The passes that answer some prompts, so many at a time. A generator that is closed leaves nothing running.
 
-        draft : of the steps; None for the engine's own settings
+        draft : of the steps; None for the engine's own settings. One that is sent to treeopt's own decoder is that of the passes
+                to come
         """
 
 
@@ -168,7 +167,7 @@ def decode_block(
 
 
 class StepVisits(Visitor):
-    """Visits to the steps of a decoder that switches drafts: rows go on from visit to visit, all of them live."""
+    """Visits to the steps of treeopt's own decoder, which switches drafts: rows go on from visit to visit, all of them live."""
 
     def __init__(
         self, stepper: Stepper, prompts: Sequence[Sequence[int]], trees: Sequence[Draft], batch_size: int

@@ -57,7 +57,6 @@ LEAST_STEPS = 40  # that the second stage of a setting takes
 SPARE = 1.2  # times the limit that is kept without a word
 RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
 RANDOM_CONTEXT = 512
-
 TEXTS, APART = 512, 128  # texts that an engine is timed on; tokens between contexts that are timed for themselves
 GOLDEN = 0.6180339887  # its multiples are spread evenly however many they are
 
@@ -91,6 +90,7 @@ def profile(
     if engine is not None:
         own = {"contexts": wanted.contexts, "sizes": wanted.sizes, "compiled": compiled, "calibration": calibration}
         opened = _opened(engine, session, max_new_tokens, wanted, {**own, "gb_per_s": gb_per_s})
+        run.read_trace()
     usual = RANDOM_CALIBRATION if is_random else None
     used, record = find_accuracies(run, calibration, otherwise=usual) or (None, None)
     source = source_of(record) if record else None
@@ -238,10 +238,9 @@ class Stages:
             visits = StepVisits(stepper, prompts, trees, batch_size)
         at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
-        asked |= {"texts": inputs_of(self.run.trace) if self.engine else None}
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
         known = {**session.provenance(seed=0), "time": None, "command": None, **at_hand, **asked, **limits}
-        known["max_new_tokens"] = self.max_new_tokens
+        known |= {"max_new_tokens": self.max_new_tokens, "texts": inputs_of(self.run.trace) if self.engine else None}
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
         journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
