@@ -21,6 +21,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.bench_table import bench_tables
 from treeopt.report.plan_table import certainty
+from treeopt.report.tables import profile_table
 from treeopt.report.verdict import measured
 from treeopt.runtime.stepper import PLAIN, STRETCH, Pass, Stepper, StretchVisits
 from treeopt.trees.tree import Tree
@@ -151,6 +152,7 @@ def test_speedups_are_over_the_engine_as_it_comes(run, monkeypatch, scale, pays)
     profile = pipeline.profile(run, api.open(run=run), **asked, overwrite=True)
     assert LatencyProfile.load(run.profile).as_it_comes == profile.as_it_comes != []
     entry = api.search(run=run, engine="openvino", budget=12, batch_sizes=[1])[1]
+    assert [row[3] for row in profile_table(profile).rows][:2] == ["plain", "plain, default"]
     costs, exact = StepCosts(profile, 1), entry.others.get(EXACT)
     assert entry.plain.step_ms == pytest.approx(min(scale, 1) * costs.plain.ms, rel=0.15)
     assert entry.speculates == pays

@@ -213,7 +213,8 @@ def time_rounds(
         places = [*planned.kept, *[len(visitor.trees)] * visitor.plain_visits]
         number, done = divmod(len(visits), len(places))
         if not done:
-            rounds = rounds_of(visits, len(places))
+            each = len(places)
+            rounds = [tuple(visits[i : i + each]) for i in range(0, len(visits), each)]
             found = Rounds(visitor.trees, visitor.batch_size, planned, rounds, visitor.contexts)
             if found.is_enough(time_limit_s, precision):
                 return found
@@ -228,11 +229,6 @@ def time_rounds(
             if journal:
                 journal.append({"visits": [asdict(visit) for visit in unsaved]})
             unsaved = []
-
-
-def rounds_of(visits: Sequence[Visit], each: int) -> list[Round]:
-    """The whole rounds of a list of visits."""
-    return [tuple(visits[i : i + each]) for i in range(0, len(visits) - each + 1, each)]
 
 
 def plan_visits(visitor: Visitor, time_limit_s: float) -> Planned:
