@@ -425,9 +425,9 @@ def test_the_curves_of_many_heads_have_room(num_heads):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         to_bytes(figure, "png")
-    left, right = figure.axes
+    left, right, beside = figure.axes
     assert min(axes.get_position().width for axes in (left, right)) > 0.3
     assert len({str(line.get_color()) for line in left.lines}) == (min(num_heads, 8) if num_heads <= 10 else num_heads)
-    named = [text.get_text() for text in right.get_legend().get_texts()]
+    named = [text.get_text() for text in beside.get_legend().get_texts()]
     assert len(named) <= 11
     assert {"1", str(num_heads)} <= set(named)

@@ -35,7 +35,7 @@ GROUPS = {
     "Trees and engine": ("budget", "sizes", "engine", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
                          "max_draft_len", "beyond", "for_groups", "tolerance"),
     "Latencies from elsewhere": ("from_csv", "command", "runtime", "analytical", "num_heads", "overwrite"),
-    "Model and drafter": ("random_weights", "draft_depth", "revision", "dtype", "device", "device_map",
+    "Model and drafter": ("random_weights", "start", "draft_depth", "revision", "dtype", "device", "device_map",
                           "compiled", "mixed_precision", "load_in_8bit", "trust_remote_code"),
     "Several machines": ("workers", "gpus_per_worker", "address"),
     "Prompts and answers": ("column", "group_by", "responses", "split", "chat_template", "bench_prompts", "max_new_tokens",
