@@ -61,7 +61,9 @@ def overlaps(figure) -> list[str]:
     return wrong
 
 
-PHONE = 336 / 640  # of a picture's width is seen before one scrolls: of 360 px without margins, of the least width in report.css
+PHONE = (
+    336 / 640
+)  # of a picture's width is seen before one scrolls: of 360 px without margins, of the least width in report.css
 
 
 def meet(a, b) -> bool:

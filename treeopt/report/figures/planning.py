@@ -129,7 +129,9 @@ def throughput_chart(plan: Plan) -> Chart:
 
 def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Series]:
     """The line over sizes, in the ``unit``, with its noise, its tied sizes as broad pieces, and the chosen draft as a star."""
-    points = [(p.size, p.tokens_per_s / unit, (p.stderr.tokens_per_s or 0.0) / unit) for p in entry.curve if p.tokens_per_s]
+    points = [
+        (p.size, p.tokens_per_s / unit, (p.stderr.tokens_per_s or 0.0) / unit) for p in entry.curve if p.tokens_per_s
+    ]
     sizes, rates, errors = np.transpose(sorted(points))
     noise = Estimates.of(zip(rates, repeat(None), errors)).ends
     shade = {"color": look["color"], "alpha": 0.12, "linewidth": 0, "zorder": 0}

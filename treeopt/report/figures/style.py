@@ -112,7 +112,7 @@ def series(i: int) -> Look:
 def legend_size(labels: Sequence[str], title: str | None) -> tuple[int, float]:
     """Columns of a legend that takes half of a picture's width at most, and the inches that it is high.
 
-    >>> legend_size(["1", "4"], "batch size")[0], legend_size(["a name of twenty-five"] * 2, None)[0], legend_size([], "")
+    >>> legend_size(["1", "4"], "batch size")[0], legend_size(["a name of eighteen"] * 2, None)[0], legend_size([], "")
     (2, 2, (1, 0.0))
     """
     lines = [line for label in labels for line in label.split("\n")]
