@@ -126,7 +126,7 @@ def legend(axes: Axes, title: str | None, columns: int, handles: Mapping[str, An
     from matplotlib.transforms import blended_transform_factory
 
     axes.axis("off")
-    edge = blended_transform_factory(axes.get_figure().transFigure, axes.transAxes)
+    edge = blended_transform_factory(axes.figure.transFigure, axes.transAxes)
     place: Look = {"loc": "upper left", "bbox_to_anchor": (0.012, 1.0), "bbox_transform": edge, "borderaxespad": 0.0}
     look: Look = {"title": title or None, "ncols": columns, "borderpad": 0.0, "alignment": "left", "handlelength": 3}
     axes.legend(list(handles.values()), list(handles), **place, **look).set_in_layout(False)
