@@ -60,7 +60,7 @@ def _complete(context: click.Context, parameter: click.Parameter, begun: str) ->
         return parameter.type.shell_complete(context, parameter, begun)
     name, known = str(parameter.name), names()
     engines = ENGINES if context.info_name in RUNTIMES else known["engines"]
-    own: dict[str, Collection[str]] = {"engine": engines, "kind": KINDS, "topic": known}
-    fitting = own.get(name) or known.get(TOPICS.get(name, ""), ())
+    of_topic = known.get(TOPICS.get(name, ""), [])
+    fitting: Collection[str] = {"engine": engines, "kind": KINDS, "topic": known}.get(name, of_topic)
     kind = [CompletionItem(begun, type="dir" if name in FOLDERS else "file")] if name in (*FILES, *FOLDERS) else []
     return [*kind, *(CompletionItem(one) for one in fitting if one.startswith(begun))]
