@@ -53,19 +53,14 @@ def completion(parameter: str) -> dict[str, Any]:
 
 def _complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """What a word that was begun may become: files first, since bash forgets what came before them."""
+    from treeopt.engines.imports import KINDS
+    from treeopt.records.rundir import ENGINES
+
     if isinstance(parameter.type, click.Choice):
         return parameter.type.shell_complete(context, parameter, begun)
-    name, command = str(parameter.name), context.info_name
-    if name == "engine":
-        from treeopt.records.rundir import ENGINES
-
-        fitting: Collection[str] = ENGINES if command in RUNTIMES else names()["engines"]
-    elif name == "kind":
-        from treeopt.engines.imports import KINDS
-
-        fitting = KINDS
-    else:
-        fitting = names() if name == "topic" else names().get(TOPICS.get(name, ""), ())
-    kinds = {"file": name in FILES, "dir": name in FOLDERS}
-    items = [CompletionItem(begun, type=kind) for kind, is_so in kinds.items() if is_so]
-    return [*items, *(CompletionItem(one) for one in fitting if one.startswith(begun))]
+    name, known = str(parameter.name), names()
+    engines = ENGINES if context.info_name in RUNTIMES else known["engines"]
+    of_topic = known.get(TOPICS.get(name, ""), [])
+    fitting: Collection[str] = {"engine": engines, "kind": KINDS, "topic": known}.get(name, of_topic)
+    kind = [CompletionItem(begun, type="dir" if name in FOLDERS else "file")] if name in (*FILES, *FOLDERS) else []
+    return [*kind, *(CompletionItem(one) for one in fitting if one.startswith(begun))]

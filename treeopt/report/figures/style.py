@@ -112,7 +112,7 @@ def series(i: int) -> Look:
 def legend_size(labels: Sequence[str], title: str | None) -> tuple[int, float]:
     """Columns of a legend that takes half of a picture's width at most, and the inches that it is high.
 
-    >>> legend_size(["1", "4"], "batch size")[0], legend_size(["a name of twenty-five"] * 2, None)[0], legend_size([], "")
+    >>> legend_size(["1", "4"], "batch size")[0], legend_size(["a name of eighteen"] * 2, None)[0], legend_size([], "")
     (2, 2, (1, 0.0))
     """
     lines = [line for label in labels for line in label.split("\n")]
@@ -126,9 +126,7 @@ def legend(axes: Axes, title: str | None, columns: int, handles: Mapping[str, An
     from matplotlib.transforms import blended_transform_factory
 
     axes.axis("off")
-    picture = axes.get_figure()
-    assert picture is not None
-    edge = blended_transform_factory(picture.transFigure, axes.transAxes)
+    edge = blended_transform_factory(axes.figure.transFigure, axes.transAxes)
     place: Look = {"loc": "upper left", "bbox_to_anchor": (0.012, 1.0), "bbox_transform": edge, "borderaxespad": 0.0}
     look: Look = {"title": title or None, "ncols": columns, "borderpad": 0.0, "alignment": "left", "handlelength": 3}
     axes.legend(list(handles.values()), list(handles), **place, **look).set_in_layout(False)
