@@ -210,7 +210,15 @@ def to_bytes(figure: Figure, kind: str, dpi: float = DPI) -> bytes:
     stream = io.BytesIO()
     nobody = {"png": ["Software"], "svg": ["Date", "Creator"]}[kind]
     figure.savefig(stream, format=kind, dpi=dpi, metadata=dict.fromkeys(nobody))
-    return stream.getvalue() if kind == "png" else printable(stream.getvalue().decode()).encode()
+    if kind == "png":
+        return stream.getvalue()
+    clips: dict[str, str] = {}  # named for places to the last bit, which two layouts of one figure need not share
+    text = re.sub(
+        r"(?<=[#\"])p[0-9a-f]{10}\b",
+        lambda name: clips.setdefault(name[0], f"clip-{len(clips) + 1}"),
+        stream.getvalue().decode(),
+    )
+    return printable(text).encode()
 
 
 def svg_element(file: bytes, prefix: str = "") -> str:
