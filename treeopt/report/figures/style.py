@@ -213,12 +213,12 @@ def to_bytes(figure: Figure, kind: str, dpi: float = DPI) -> bytes:
     if kind == "png":
         return stream.getvalue()
     clips: dict[str, str] = {}  # named for places to the last bit, which two layouts of one figure need not share
-    text = re.sub(
+    drawn = re.sub(
         r"(?<=[#\"])p[0-9a-f]{10}\b",
         lambda name: clips.setdefault(name[0], f"clip-{len(clips) + 1}"),
         stream.getvalue().decode(),
     )
-    return printable(text).encode()
+    return printable(drawn).encode()
 
 
 def svg_element(file: bytes, prefix: str = "") -> str:
