@@ -152,10 +152,10 @@ def test_the_dynamic_tree_of_a_plan_is_among_the_fastest_of_all_settings(trace, 
     ]
     rates, ms = np.array([tokens_per_step(trace, tree) for tree in trees]), of.ms(*numbers(trees))
     i = trees.index(found.draft)
-    assert found.tokens_per_step == pytest.approx(rates[i])
-    assert found.step_ms == pytest.approx(ms[i])
     throughput = 1e3 * batch_size * rates / ms
-    assert found.tokens_per_s == pytest.approx(throughput[i])
+    assert 0.95 < found.tokens_per_step / rates[i] < 1 + 1e-9  # without the winner's luck
+    assert 1 - 1e-9 < found.step_ms / ms[i] < 1.05
+    assert found.tokens_per_s == pytest.approx(1e3 * batch_size * found.tokens_per_step / found.step_ms)
     best = np.nanargmax(throughput)
     assert i == best or (found.size < trees[best].rows and throughput[i] > 0.95 * throughput[best])
 

@@ -122,10 +122,10 @@ def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits
         speed, plain = rates_of(entry.batch_size, limits)
         found = fastest([figure for figure in (entry.chosen, *entry.others.values()) if figure.size > 1])
         tree = chosen[entry.batch_size] = DynamicTree(found.depth, found.draft.topk or 1, found.size)
-        assert found.tokens_per_s == pytest.approx(speed[tree])
-        assert not entry.speculates or found.tokens_per_s >= 0.994 * np.nanmax(list(speed.values()))
+        assert 0.98 < found.tokens_per_s / speed[tree] < 1 + 1e-9  # without the winner's luck
+        assert not entry.speculates or speed[tree] >= 0.994 * np.nanmax(list(speed.values()))
         assert found.speedup == pytest.approx(found.tokens_per_s / plain)
-        own[entry.batch_size] = max(found.tokens_per_s, plain)
+        own[entry.batch_size] = max(speed[tree], plain)
         assert entry.setting == (tree if found.tokens_per_s > plain else None)
     for entry in plan:
         if entry.speculates:
