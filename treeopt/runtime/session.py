@@ -141,14 +141,16 @@ def _prompts_name(source: Mapping[str, Any]) -> str:
 
 
 def _skipped_note(prompts: PromptSet) -> tuple[str, ...]:
-    """A sentence on prompts that were left out, where some were."""
+    """Sentences on prompts that were left out, where some were."""
+    twice = (f"{prompts.n_repeated:,} prompts left out that ask what an earlier one asks.",) * (prompts.n_repeated > 0)
     if not prompts.skipped:
-        return ()
+        return twice
     first, some = prompts.skipped[0], len(prompts.skipped)
     listed = "all" if some == prompts.n_skipped else f"the first {some:,}"
     return (
         f"{prompts.n_skipped:,} prompts left out, the first at row {first.row}: {first.reason}. "
         f"calibration.json lists {listed}.",
+        *twice,
     )
 
 

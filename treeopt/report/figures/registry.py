@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import InvalidInput, OutOfRange, meant
 from treeopt.files.writing import atomic_writer
 from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
@@ -220,7 +220,7 @@ def pictures(
     wanted = FIGURES if names is None else names
     for name in wanted:
         if name not in FIGURES:
-            raise InvalidInput(f"A figure must be one of {', '.join(FIGURES)}, but got {name!r}.")
+            raise InvalidInput(f"A figure must be one of {', '.join(FIGURES)}, but got {name!r}.{meant(name, FIGURES)}")
     inputs = Inputs(run)
     planned = [entry.batch_size for entry in inputs.plan.entries] if run.plan.exists() else [None]
     sizes = planned if batch_size is None else [batch_size]
