@@ -462,7 +462,9 @@ def test_a_run_that_was_slower_at_one_batch_size_exports_the_other_to_every_engi
     ranges = READERS["vllm", method_of("vllm", "eagle3").name](files_in(run.export / "vllm"))
     assert {size: of_size(ranges, size) for size in (1, 4)} == depth
     _, written = exporting.export(run, "vllm", anyway=True)
-    assert READERS["vllm", method_of("vllm", "eagle3").name](files_in(run.export / "vllm"))[0][2] == plan[1].chosen.depth
+    assert (
+        READERS["vllm", method_of("vllm", "eagle3").name](files_in(run.export / "vllm"))[0][2] == plan[1].chosen.depth
+    )
 
 
 def files_in(folder):

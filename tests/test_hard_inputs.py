@@ -172,5 +172,5 @@ def test_weights_of_zero_are_refused(tmp_path, weight):
 def test_shares_add_up():
     assert typed(Shares, [0.5, 0.5], "plan.json") == [0.5, 0.5]
     assert typed(Shares, [], "plan.json") == []
-    with pytest.raises(InvalidInput, match="must add up to 1, but add up to 0.9"):
+    with pytest.raises(InvalidInput, match=r"must add up to 1, but add up to 0\.9"):
         typed(Shares, [0.5, 0.4], "plan.json")

@@ -360,4 +360,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *TYPES})
+    return sorted(__all__)

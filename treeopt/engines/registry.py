@@ -42,7 +42,9 @@ redrafter.
     named = [one for one in methods if method in (None, one.name)]
     if not named:
         known = ", ".join(one.name for one in methods)
-        raise Unsupported(f"`method` of {engine} must be one of {known}, but got {method!r}.{meant(method, [one.name for one in methods])}")
+        raise Unsupported(
+            f"`method` of {engine} must be one of {known}, but got {method!r}.{meant(method, [one.name for one in methods])}"
+        )
     for one in named:
         if drafter is None or drafter in one.drafters:
             return one

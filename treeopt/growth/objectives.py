@@ -176,7 +176,9 @@ def grow(trace: RankTrace, limits: Limits, *, objective: str) -> TreeFamily:
 def check_objective(objective: str) -> None:
     """Raise InvalidInput for a name that is not one of `OBJECTIVES`."""
     if objective not in OBJECTIVES:
-        raise InvalidInput(f"`objective` must be one of {', '.join(OBJECTIVES)}, but got {objective!r}.{meant(objective, OBJECTIVES)}")
+        raise InvalidInput(
+            f"`objective` must be one of {', '.join(OBJECTIVES)}, but got {objective!r}.{meant(objective, OBJECTIVES)}"
+        )
 
 
 def grow_independent(accept: NDArray[np.float64], limits: Limits) -> TreeFamily:

@@ -94,7 +94,9 @@ def export_to(
         plan = replace(plan, entries=tuple(alone), schedule=[]) if slower else plan
         asked = ask(plan, engine, batch_size=batch_size, **options)
         judged = _judged(plan, asked.plan, {size: bench for size, bench in judged.items() if size not in slower})
-        plain = [f"Written without speculation, which was measured slower: batch size {size}." for size in sorted(slower)]
+        plain = [
+            f"Written without speculation, which was measured slower: batch size {size}." for size in sorted(slower)
+        ]
     served = asked.plan
     parts: dict[int | None, Written] = {}
     refused: dict[int | None, InvalidInput] = {}
@@ -108,7 +110,12 @@ def export_to(
     if not parts:
         first, earlier = next(iter(refused.values())), any(folder.glob(f"**/{WRITTEN}"))
         raise InvalidInput(f"{first} The files in {folder} are of an earlier export.") if earlier else first
-    notes = [*plain, *doubts(served, judged, batch_size=batch_size), *written_for(served, list(asked.requests)), *asked.notes]
+    notes = [
+        *plain,
+        *doubts(served, judged, batch_size=batch_size),
+        *written_for(served, list(asked.requests)),
+        *asked.notes,
+    ]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += _notes(parts)
     if not str(own).startswith(engine):

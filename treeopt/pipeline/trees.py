@@ -23,7 +23,9 @@ def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
     if Path(tree).is_file():
         return read_tree(Path(tree), batch_size=batch_size)
     if tree not in PUBLISHED_TREES:
-        raise InvalidInput(f"There is no file {tree}, nor a tree of that name ({', '.join(PUBLISHED_TREES)}).{meant(tree, PUBLISHED_TREES)}")
+        raise InvalidInput(
+            f"There is no file {tree}, nor a tree of that name ({', '.join(PUBLISHED_TREES)}).{meant(tree, PUBLISHED_TREES)}"
+        )
     if batch_size is not None:
         raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {tree} is one tree: leave it out.")
     return published_tree(tree)

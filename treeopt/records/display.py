@@ -6,9 +6,11 @@ front, `treeopt`, registers where they are; they are imported when something is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
+
+from treeopt.errors import quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,8 +52,29 @@ def viewer() -> Viewer:
     return _viewers[0]()
 
 
+def one_line(record: Any) -> str:
+    """A record by what is known of it: numbers and short texts as they are, of the rest how much there is.
+
+    >>> from treeopt.trees.draft import DynamicTree
+    >>> one_line(DynamicTree(3, 2, 8))
+    'DynamicTree(levels=3, topk=2, rows=8)'
+    """
+    said = []
+    for name in (field.name for field in fields(record)):
+        value = getattr(record, name)
+        if isinstance(value, int | float | str):
+            said.append(f"{name}={quoted(value, 40)}")
+        elif hasattr(value, "shape") or (isinstance(value, Sized) and len(value)):
+            said.append(f"{name}: {'×'.join(map(str, getattr(value, 'shape', ()))) or len(value)}")
+        elif value is not None and not isinstance(value, Sized):
+            said.append(f"{name}: {type(value).__name__}")
+    return f"{type(record).__name__}({', '.join(said)})"
+
+
 class Displayed:
     """A result that shows itself in a notebook."""
+
+    __repr__ = one_line
 
     def _repr_html_(self) -> str:
         return viewer().html(self)

@@ -11,6 +11,7 @@ import torch
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
+from treeopt.records.display import one_line
 from treeopt.records.merging import WHOLE, Shard
 from treeopt.records.origins import DrafterRecord, ProvenanceRecord, Runtime, provenance
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
@@ -25,7 +26,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, dtype_note, load_target
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Session:
     """A loaded target with its drafter and prompts."""
 
@@ -41,6 +42,8 @@ class Session:
     source: Mapping[str, object] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
     shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
     cluster: Cluster | None = None  # whose workers hold it, where this is an `Outline`
+
+    __repr__ = one_line
 
     def setup(self, max_new_tokens: int) -> Setup:
         """The parts that decode the session's answers, each of at most so many tokens."""
@@ -159,7 +162,7 @@ DRAFTER = ("num_heads", "draft_vocab_size", "has_probabilities")
 RULE = ("record",)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outline(Session):
     """A session that workers hold: of target, drafter and rule it has the plain attributes alone.
 

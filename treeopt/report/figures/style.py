@@ -75,9 +75,9 @@ def look() -> Iterator[None]:
 
 def blank(width: float = SIZE_INCHES[0], height: float = SIZE_INCHES[1]) -> Figure:
     """An empty figure of this size in inches, whose parts make room for each other."""
-    from matplotlib.figure import Figure
+    from treeopt.report.figures.shown import ShownFigure
 
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return ShownFigure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def heading(figure: Figure, title: str, caption: str) -> None:

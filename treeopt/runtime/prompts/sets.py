@@ -237,7 +237,9 @@ def _distinct(found: Sequence[Conversation], seed: int | None) -> tuple[Conversa
 def _check_columns(source: str, columns: Collection[str], options: Mapping[str, str | None]) -> None:
     for option, name in options.items():
         if columns and name not in (None, *columns):
-            raise InvalidInput(f"{option} must be a column of {source}: {listed(columns)}, but got {name}.{meant(name, columns)}")
+            raise InvalidInput(
+                f"{option} must be a column of {source}: {listed(columns)}, but got {name}.{meant(name, columns)}"
+            )
     if columns and options["`column`"] is None and not any(name in columns for name in COLUMNS):
         raise InvalidInput(
             f"A prompt must stand under {listed(COLUMNS)}, but {source} has {listed(columns)}: name one with `column`."
