@@ -298,7 +298,7 @@ def test_a_picture_shows_itself_and_a_record_is_one_line():
     """As Jupyter asks for both: without pyplot it showed `<Figure size ...>`, and plans over pages."""
     calibration = treeopt.load("vicuna-7b-medusa1")
     plan = treeopt.search(calibration, budget=40)
-    picture = plan.plot("throughput")
+    picture = calibration.plot("accuracy")
     assert picture._repr_png_().startswith(b"\x89PNG")
     profile = treeopt.load("a100-80gb--llama-33b-linear-layers")
     records = [plan, plan[1], calibration, profile, treeopt.score("mc_sim_7b_63", calibration),

@@ -87,17 +87,13 @@ def export_to(
     is the first of the notes, then for which load it is. What was measured slower than plain is written ``anyway`` only.
     """
     asked = ask(plan, engine, batch_size=batch_size, **options)
-    own, judged, plain = (plan.runtime or {}).get("name") or engine, _judged(plan, asked.plan, benches), list[str]()
-    slower = {size for size, bench in judged.items() if slowdown(bench)}
-    if None in asked.requests and not anyway and not plan.mix and len(slower) < len(plan.entries):
-        alone = (replace(e, chosen=e.plain, others={}) if e.batch_size in slower else e for e in plan.entries)
-        plan = replace(plan, entries=tuple(alone), schedule=[]) if slower else plan
-        asked = ask(plan, engine, batch_size=batch_size, **options)
-        judged = _judged(plan, asked.plan, {size: bench for size, bench in judged.items() if size not in slower})
-        plain = [
-            f"Written without speculation, which was measured slower: batch size {size}." for size in sorted(slower)
-        ]
-    served = asked.plan
+    served, own, notes = asked.plan, (plan.runtime or {}).get("name") or engine, list[str]()
+    judged = {size: bench for size, bench in (benches or {}).items() if served[size].draft == plan[size].draft}
+    slower = [size for size, bench in judged.items() if slowdown(bench)]
+    if None in asked.requests and not anyway and not plan.mix and 0 < len(slower) < len(plan.entries):
+        asked = ask(_plain_at(slower, plan), engine, batch_size=batch_size, **options)
+        served, judged = asked.plan, {size: bench for size, bench in judged.items() if size not in slower}
+        notes = [f"Written without speculation, which was measured slower: batch size {size}." for size in slower]
     parts: dict[int | None, Written] = {}
     refused: dict[int | None, InvalidInput] = {}
     for size, request in asked.requests.items():
@@ -110,12 +106,7 @@ def export_to(
     if not parts:
         first, earlier = next(iter(refused.values())), any(folder.glob(f"**/{WRITTEN}"))
         raise InvalidInput(f"{first} The files in {folder} are of an earlier export.") if earlier else first
-    notes = [
-        *plain,
-        *doubts(served, judged, batch_size=batch_size),
-        *written_for(served, list(asked.requests)),
-        *asked.notes,
-    ]
+    notes += [*doubts(served, judged, batch_size=batch_size), *written_for(served, list(asked.requests)), *asked.notes]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += _notes(parts)
     if not str(own).startswith(engine):
@@ -135,9 +126,10 @@ def export_to(
     return paths, Written(files={}, command="\n".join(commands), notes=tuple(notes))
 
 
-def _judged(plan: Plan, served: Plan, benches: Mapping[int, Benchmark] | None) -> dict[int, Benchmark]:
-    """The benchmarks of the drafts that are served."""
-    return {size: bench for size, bench in (benches or {}).items() if served[size].draft == plan[size].draft}
+def _plain_at(batch_sizes: Collection[int], plan: Plan) -> Plan:
+    """The plan without speculation at some batch sizes."""
+    entries = (replace(e, chosen=e.plain, others={}) if e.batch_size in batch_sizes else e for e in plan.entries)
+    return replace(plan, entries=tuple(entries), schedule=[])
 
 
 def _check_speed(plan: Plan, benches: Mapping[int, Benchmark], size: int | None) -> None:

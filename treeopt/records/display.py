@@ -61,13 +61,13 @@ def one_line(record: Any) -> str:
     """
     said = []
     for name in (field.name for field in fields(record)):
-        value = getattr(record, name)
+        value, shape = getattr(record, name), getattr(getattr(record, name), "shape", None)
         if isinstance(value, int | float | str):
             said.append(f"{name}={quoted(value, 40)}")
-        elif hasattr(value, "shape") or (isinstance(value, Sized) and len(value)):
-            said.append(f"{name}: {'×'.join(map(str, getattr(value, 'shape', ()))) or len(value)}")
-        elif value is not None and not isinstance(value, Sized):
-            said.append(f"{name}: {type(value).__name__}")
+        elif isinstance(shape, tuple):
+            said.append(f"{name}: {'×'.join(map(str, shape))}")
+        elif value not in (None, {}, [], ()):
+            said.append(f"{name}: {len(value) if isinstance(value, Sized) else type(value).__name__}")
     return f"{type(record).__name__}({', '.join(said)})"
 
 

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from treeopt.report.figures.style import to_bytes
+from treeopt.report.figures.style import DPI, SIZE_INCHES, to_bytes
 
 
 class ShownFigure(Figure):
@@ -10,3 +10,8 @@ class ShownFigure(Figure):
 
     def _repr_png_(self) -> bytes:
         return to_bytes(self, "png")
+
+
+def blank(width: float = SIZE_INCHES[0], height: float = SIZE_INCHES[1]) -> Figure:
+    """An empty figure of this size in inches, whose parts make room for each other."""
+    return ShownFigure(figsize=(width, height), dpi=DPI, layout="constrained")

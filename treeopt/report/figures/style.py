@@ -73,13 +73,6 @@ def look() -> Iterator[None]:
         yield
 
 
-def blank(width: float = SIZE_INCHES[0], height: float = SIZE_INCHES[1]) -> Figure:
-    """An empty figure of this size in inches, whose parts make room for each other."""
-    from treeopt.report.figures.shown import ShownFigure
-
-    return ShownFigure(figsize=(width, height), dpi=DPI, layout="constrained")
-
-
 def heading(figure: Figure, title: str, caption: str) -> None:
     """The title above everything, and what was measured below everything, as wide as the figure."""
     width = figure.get_figwidth()
