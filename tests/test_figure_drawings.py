@@ -26,7 +26,6 @@ from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positi
 from treeopt.report.figures.bench import accepted_chart, contenders_chart, kinds_chart, pareto_chart
 from treeopt.report.figures.chart import draw
 from treeopt.report.figures.planning import latency_chart, parts_chart, sizes_chart, throughput_chart
-from treeopt.report.figures.shown import blank
 from treeopt.report.figures.tree import draw_tree, tree_data
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
@@ -131,7 +130,7 @@ def test_shares_of_0_stand_at_the_edge_of_a_logarithmic_axis():
 
 
 def test_the_overlap_check_sees_overlaps():
-    figure = blank()
+    figure = style.blank()
     figure.text(0.5, 0.5, "one")
     figure.text(0.51, 0.5, "two")
     figure.text(0.99, 0.9, "beyond the edge")

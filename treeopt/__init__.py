@@ -344,7 +344,7 @@ def load(path: str | Path) -> Result:
     return load_result(path)
 
 
-def _viewer() -> display.Viewer:
+def _viewer() -> Any:
     from treeopt.pipeline import notebook
 
     return notebook

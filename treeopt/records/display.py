@@ -6,9 +6,9 @@ front, `treeopt`, registers where they are; they are imported when something is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import quoted
 
@@ -27,28 +27,15 @@ class Exported:
     command: str | None
 
 
-class Viewer(Protocol):
-    """A module of functions that show results."""
-
-    def html(self, record: Any, /) -> str:
-        """The result as an HTML element, all its text escaped."""
-
-    def figure(self, records: Sequence[Any], name: str, batch_size: int | None, /) -> Figure:
-        """The named picture of one or more results."""
-
-    def write_export(self, plan: Any, engine: str, folder: Path, options: dict[str, Any], /) -> Exported:
-        """Write a plan as an engine's own files."""
+_viewers: list[Callable[[], Any]] = []
 
 
-_viewers: list[Callable[[], Viewer]] = []
-
-
-def register(load: Callable[[], Viewer]) -> None:
-    """Say where the viewer is; ``load`` imports it."""
+def register(load: Callable[[], Any]) -> None:
+    """Say where the viewer is, a module with the functions that are called below; ``load`` imports it."""
     _viewers[:] = [load]
 
 
-def viewer() -> Viewer:
+def viewer() -> Any:
     return _viewers[0]()
 
 
@@ -77,7 +64,8 @@ class Displayed:
     __repr__ = one_line
 
     def _repr_html_(self) -> str:
-        return viewer().html(self)
+        found: str = viewer().html(self)
+        return found
 
 
 class Drawn(Displayed):
@@ -91,4 +79,5 @@ class Drawn(Displayed):
 
         Raises InvalidInput for a name that there is not, OutOfRange where a result is missing.
         """
-        return viewer().figure((self, *others), name, batch_size)
+        figure: Figure = viewer().figure((self, *others), name, batch_size)
+        return figure

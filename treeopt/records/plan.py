@@ -358,7 +358,8 @@ class Plan(Kept):
         Raises InvalidInput for what the engine would refuse or misread.
         """
         options = {"batch_size": batch_size, "method": method, "version": version, "max_draft_len": max_draft_len}
-        return viewer().write_export(self, engine, Path(folder), options)
+        exported: Exported = viewer().write_export(self, engine, Path(folder), options)
+        return exported
 
     @property
     def shown(self) -> dict[str, object]:

@@ -154,10 +154,8 @@ class Chart:
 @style.look()
 def draw(chart: Chart) -> Figure:
     """The picture of a chart; what its series are called stands to the right of the upper panels."""
-    from treeopt.report.figures.shown import blank
-
     heights = [max(panel.height for panel in row) for row in chart.panels]
-    figure = blank(height=max(style.SIZE_INCHES[1], 1.0 + sum(heights)))
+    figure = style.blank(height=max(style.SIZE_INCHES[1], 1.0 + sum(heights)))
     widths = [panel.width for panel in chart.panels[0]]
     grid = figure.add_gridspec(len(heights), len(widths), height_ratios=heights, width_ratios=widths)
     named: Look = {}

@@ -241,7 +241,6 @@ def draw(
     names: Sequence[str] | None = None,
     formats: Sequence[str] = style.FORMATS,
     batch_size: int | None = None,
-    dpi: float = style.DPI,
     drawn: Iterable[Picture | str] | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Write figures/NAME.png and .svg of everything that the run has the files for: (files, notes).
@@ -252,8 +251,6 @@ def draw(
     for kind in formats:
         if kind not in style.FORMATS:
             raise InvalidInput(f"--format must be one of {', '.join(style.FORMATS)}, but got {kind!r}.")
-    if not dpi > 0:
-        raise InvalidInput(f"--dpi must be above 0, but got {dpi}.")
     files, notes = [], []
     for picture in pictures(run, names=names, batch_size=batch_size) if drawn is None else drawn:
         if isinstance(picture, str):
@@ -263,6 +260,5 @@ def draw(
         for kind in formats:
             files.append(run.figures / f"{picture.stem}.{kind}")
             with atomic_writer(files[-1]) as stream:
-                same = kind == "svg" and dpi == style.DPI
-                stream.write(picture.svg if same else style.to_bytes(picture.drawing, kind, dpi))
+                stream.write(picture.svg if kind == "svg" else style.to_bytes(picture.drawing, kind))
     return files, notes

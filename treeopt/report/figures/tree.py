@@ -132,10 +132,8 @@ def draw_tree(data: TreeData) -> Figure:
     from matplotlib.collections import LineCollection
     from matplotlib.colors import LogNorm
 
-    from treeopt.report.figures.shown import blank
-
     tree, span = data.tree, float(data.columns.max()) + 1
-    figure = blank(min(max(style.SIZE_INCHES[0], span * COLUMN + MARGIN), MOST_WIDTH))
+    figure = style.blank(min(max(style.SIZE_INCHES[0], span * COLUMN + MARGIN), MOST_WIDTH))
     axes = figure.add_subplot()
     shade = ScalarMappable(LogNorm(RAREST, 1.0, clip=True), style.SEQUENTIAL)
     places = np.c_[data.columns, tree.depths.astype(float)]
