@@ -33,7 +33,6 @@ from treeopt.report.figures.style import (
     MARKERS,
     blank,
     heading,
-    legend,
     log_axis,
     look,
     sentence,
@@ -328,7 +327,7 @@ def draw_speedup(data: SpeedupData, figure: Figure | None = None) -> Figure:
         axes[1].set(title=f"Latency over plain ({fixed})", ylabel="overhead")
         axes[2].set(title=f"Speedup ({fixed})", ylabel="speedup", ylim=(0, None))
         axes[2].axhline(1.0, color="black", linestyle=(0, (2, 3)), linewidth=0.9)
-        legend(axes[2], label)
+        axes[2].legend(title=label, loc="upper left", bbox_to_anchor=(1.01, 1.0), alignment="left", handlelength=3)
     for axes in grid.ravel():
         size_axis(axes, data.candidates)
         axes.set_xlabel("candidates (rows of the tree)")

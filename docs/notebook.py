@@ -48,7 +48,7 @@ plan
 plan.plot("throughput")
 
 # %%
-plan[4].tree.choices
+plan[4].tree
 
 # %% [markdown]
 # A published tree beside it, on the same trace.

@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -290,3 +292,36 @@ def test_the_notebook_runs_cell_by_cell(tmp_path, monkeypatch):
 def test_the_page_lists_all_that_is_public():
     page = (DOCS / "python.md").read_text(encoding="utf-8")
     assert [name for name in treeopt.__all__ if name not in page] == []
+
+
+def test_a_picture_shows_itself_and_a_record_is_one_line():
+    """As Jupyter asks for both: without pyplot it showed `<Figure size ...>`, and plans over pages."""
+    calibration = treeopt.load("vicuna-7b-medusa1")
+    plan = treeopt.search(calibration, budget=40)
+    picture = calibration.plot("accuracy")
+    assert picture._repr_png_().startswith(b"\x89PNG")
+    profile = treeopt.load("a100-80gb--llama-33b-linear-layers")
+    records = [plan, plan[1], calibration, profile, treeopt.score("mc_sim_7b_63", calibration),
+               treeopt.compare(calibration, calibration, budget=8)]  # fmt: skip
+    for record in records:
+        assert repr(record).startswith(f"{type(record).__name__}(")
+        assert "\n" not in repr(record)
+        assert len(repr(record)) < 400
+    assert "hits: 5×5" in repr(calibration)
+
+
+def test_a_tree_draws_itself():
+    tree = published_tree("mc_sim_7b_63")
+    drawing = ElementTree.fromstring(tree._repr_svg_())
+    found = Counter(element.tag.rpartition("}")[2] for element in drawing)
+    assert found == {"circle": 64, "line": 63, "text": 64}
+    assert [text.text for text in drawing if text.tag.endswith("text") and text.text].count("0") == sum(
+        choice[-1] == 0 for choice in tree.choices
+    )
+    places = {(c.get("cx"), c.get("cy")) for c in drawing if c.tag.endswith("circle")}
+    assert len(places) == 64  # none lies on another
+    assert ElementTree.fromstring(Tree.from_choices([])._repr_svg_()) is not None
+
+
+def test_dir_has_the_public_names_alone():
+    assert dir(treeopt) == sorted(treeopt.__all__)

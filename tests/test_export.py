@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from treeopt.pipeline.export import export_to
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
+from treeopt.records.figure import Ratio
 from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.drafters.lookup import PromptLookup
@@ -37,6 +39,7 @@ from treeopt.trees.tree import Tree
 
 from .conftest import published_data, trees
 
+exporting = import_module("treeopt.pipeline.export")  # a function of the same name hides it
 TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.shape != "chain"]
 named = pytest.mark.parametrize(("engine", "method"), TREES, ids=[f"{e}-{m.name}" for e, m in TREES])
 
@@ -441,3 +444,32 @@ def test_a_command_exports_any_tree(tmp_path, monkeypatch):
     assert refused.exit_code == 1
     assert "takes chains only" in refused.output
     assert not (tmp_path / "treeopt-run" / "export" / "tgi").exists()
+
+
+@pytest.mark.parametrize("slow", [1, 4])
+def test_a_run_that_was_slower_at_one_batch_size_exports_the_other_to_every_engine(tmp_path, monkeypatch, slow):
+    """Engines that take one schedule got nothing, so a run of EAGLE-3 at batch sizes 1 and 4 had no export at all."""
+    run, plan = RunDirectory(tmp_path), plan_of("eagle3", shape="chain", batch_sizes=(1, 4))
+    plan.save(run.plan)
+    depth = {size: 0 if size == slow else plan[size].chosen.depth for size in (1, 4)}
+    benches = {1: "of 1", 4: "of 4"}
+    monkeypatch.setattr(exporting, "benches_of", lambda *run: benches)
+    monkeypatch.setattr(exporting, "slowdown", lambda bench: Ratio(value=0.8) if bench == benches[slow] else None)
+    monkeypatch.setattr(exporting, "doubts", lambda *rest, **options: [])
+    assert {"vllm", "sglang", "llama-cpp", "openvino"} <= {*export_all(run, plan)}
+    _, written = exporting.export(run, "vllm")
+    assert f"Written without speculation, which was measured slower: batch size {slow}." in written.notes
+    ranges = READERS["vllm", method_of("vllm", "eagle3").name](files_in(run.export / "vllm"))
+    assert {size: of_size(ranges, size) for size in (1, 4)} == depth
+    _, written = exporting.export(run, "vllm", anyway=True)
+    assert (
+        READERS["vllm", method_of("vllm", "eagle3").name](files_in(run.export / "vllm"))[0][2] == plan[1].chosen.depth
+    )
+
+
+def files_in(folder):
+    return {path.name: path.read_text() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def of_size(ranges, size):
+    return next(length for first, last, length in ranges if first <= size <= (last or size))

@@ -527,7 +527,6 @@ def test_a_published_calibration_gives_its_tree_and_accuracy(run):
     [
         ({"names": ["three"]}, r"one of tree, accuracy, .*, but got 'three'"),
         ({"formats": ["bmp"]}, "one of png, svg, but got 'bmp'"),
-        ({"dpi": 0}, "--dpi must be above 0"),
         ({"names": ["latency"]}, "not valid JSON"),  # a damaged file is no note
     ],
 )

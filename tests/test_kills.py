@@ -27,6 +27,7 @@ from treeopt.records.inputs import load_result, read_accuracies
 from treeopt.records.origins import provenance
 from treeopt.records.plan import Plan, Verified
 from treeopt.records.rundir import RunDirectory
+from treeopt.report.figures import style
 
 from .conftest import invoke, treeopt
 
@@ -202,7 +203,7 @@ def test_training_that_is_killed_while_it_writes_is_finished_by_the_same_command
     owner, name = {
         "heads": (TrainingJob, "write_record"),
         "record": (storage, "write_json"),
-        "curves": (TrainingJob, "draw_curves"),
+        "curves": (style, "to_bytes"),
     }[moment]
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, killed)

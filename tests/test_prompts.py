@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.runtime.prompts.sets import Conversation, Skipped, demo_prompts, load_prompts
+from treeopt.runtime.session import _skipped_note
+from treeopt.runtime.target import load_target
 
+from .conftest import treeopt
 from .prompt_files import PLAIN, ids, load, messages, reasons, target_of
 
 
@@ -223,3 +227,40 @@ def test_tokens_that_the_model_does_not_have_are_refused(tmp_path):
     small = SimpleNamespace(**{**vars(PLAIN), "vocab_size": 100})
     with pytest.raises(InvalidInput, match="tokenizer must belong to the model"):
         load(tmp_path, [{"prompt": "a"}], small)
+
+
+def test_prompts_that_are_left_out_as_they_come_twice_are_said(demo_target, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in ("a = 1", "b = 2", "a = 1", "a = 1")))
+    prompts = load_prompts(demo_target, str(path))
+    assert (len(prompts.conversations), prompts.n_skipped, prompts.n_repeated) == (2, 0, 2)
+    assert _skipped_note(prompts) == ("2 prompts left out that ask what an earlier one asks.",)
+
+
+def test_a_column_that_is_not_there_gets_the_name_that_was_meant(demo_target, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "a = 1", "category": "code"}))
+    with pytest.raises(InvalidInput, match="Did you mean 'category'"):
+        load_prompts(demo_target, str(path), group_by="categroy")
+
+
+def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(tmp_path):
+    for file in demo.MODEL.iterdir():
+        if not file.name.startswith("tokenizer"):
+            shutil.copy(file, tmp_path)
+    with pytest.raises(InvalidInput, match="model must have its tokenizer beside the weights"):
+        load_target(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("search", "--calibration", "vicuna-7b-medusa1", "--for", "llama.cpp"), "llama-cpp"),
+        (("search", "--calibration", "vicuna-7b-medusa"), "vicuna-7b-medusa1"),
+        (("score", "mc_sim_7b", "--calibration", "vicuna-7b-medusa1"), "mc_sim_7b_63"),
+        (("plot", "troughput"), "throughput"),
+        (("search", "--calibration", "vicuna-7b-medusa1", "--objective", "reply"), "replay"),
+    ],
+)
+def test_a_name_that_is_nearly_one_gets_it(tmp_path, words, meant):
+    assert f"Did you mean '{meant}'?" in treeopt(*words, "--run", tmp_path / "run", code=1).replace("\n", " ")

@@ -344,7 +344,7 @@ def load(path: str | Path) -> Result:
     return load_result(path)
 
 
-def _viewer() -> display.Viewer:
+def _viewer() -> Any:
     from treeopt.pipeline import notebook
 
     return notebook
@@ -360,4 +360,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *TYPES})
+    return sorted(__all__)

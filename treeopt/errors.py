@@ -11,8 +11,9 @@ TreeoptError            anything treeopt refuses; the command line prints it and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 Speech = Callable[[str, str | None], str]  # a parameter's name, and the value where the message says one
 MARKED = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`\n]*))?`")
@@ -75,6 +76,16 @@ def quoted(value: object, most: int = 80) -> str:
     """
     text = ascii(value)
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """A sentence with the known name that was meant, and a space before it; empty where none is near.
+
+    >>> meant("llama.cpp", ["vllm", "llama-cpp"]), meant("x", ["vllm"])
+    (" Did you mean 'llama-cpp'?", '')
+    """
+    near = get_close_matches(str(name), list(known), 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def first_line(error: BaseException, most: int = 200) -> str:

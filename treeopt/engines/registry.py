@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, Unsupported, meant
 
 MARK = re.compile(r"^(ENGINES?) = ", re.M)  # in a file that is of an engine
 
@@ -37,12 +37,14 @@ def method_of(engine: str, drafter: str | None = None, method: str | None = None
 redrafter.
     """
     if engine not in ENGINES:
-        raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.")
+        raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.{meant(engine, ENGINES)}")
     methods = ENGINES[engine].methods
     named = [one for one in methods if method in (None, one.name)]
     if not named:
         known = ", ".join(one.name for one in methods)
-        raise Unsupported(f"`method` of {engine} must be one of {known}, but got {method!r}.")
+        raise Unsupported(
+            f"`method` of {engine} must be one of {known}, but got {method!r}.{meant(method, [one.name for one in methods])}"
+        )
     for one in named:
         if drafter is None or drafter in one.drafters:
             return one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, meant
 
 
 def shipped(kind: str) -> dict[str, Path]:
@@ -23,5 +23,7 @@ def find(kind: str, path_or_name: str) -> Path:
     known = shipped(kind)
     if path_or_name not in known:
         names = ", ".join(known) or "none"
-        raise InvalidInput(f"There is no file {path_or_name}, nor a shipped one of that name ({names}).")
+        raise InvalidInput(
+            f"There is no file {path_or_name}, nor a shipped one of that name ({names}).{meant(path_or_name, known)}"
+        )
     return known[path_or_name]

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import InvalidInput, OutOfRange, meant
 from treeopt.growth.paths import Paths, of_trace
 from treeopt.growth.shrinkage import NONE, PathCounts, Strengths, mixed, strengths_of
 from treeopt.growth.walk import Walk, WalkState
@@ -176,7 +176,9 @@ def grow(trace: RankTrace, limits: Limits, *, objective: str) -> TreeFamily:
 def check_objective(objective: str) -> None:
     """Raise InvalidInput for a name that is not one of `OBJECTIVES`."""
     if objective not in OBJECTIVES:
-        raise InvalidInput(f"`objective` must be one of {', '.join(OBJECTIVES)}, but got {objective!r}.")
+        raise InvalidInput(
+            f"`objective` must be one of {', '.join(OBJECTIVES)}, but got {objective!r}.{meant(objective, OBJECTIVES)}"
+        )
 
 
 def grow_independent(accept: NDArray[np.float64], limits: Limits) -> TreeFamily:

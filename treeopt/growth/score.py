@@ -52,7 +52,7 @@ class Rated:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Score(Displayed):
     """A tree beside the best of its size and the smallest one that reaches as much.
 

@@ -93,8 +93,13 @@ def export_to(
     is the first of the notes, then for which load it is. What was measured slower than plain is written ``anyway`` only.
     """
     asked = ask(plan, engine, batch_size=batch_size, **options)
-    served, own = asked.plan, (plan.runtime or {}).get("name") or engine
+    served, own, notes = asked.plan, (plan.runtime or {}).get("name") or engine, list[str]()
     judged = {size: bench for size, bench in (benches or {}).items() if served[size].draft == plan[size].draft}
+    slower = [size for size, bench in judged.items() if slowdown(bench)]
+    if None in asked.requests and not anyway and not plan.mix and 0 < len(slower) < len(plan.entries):
+        asked = ask(_plain_at(slower, plan), engine, batch_size=batch_size, **options)
+        served, judged = asked.plan, {size: bench for size, bench in judged.items() if size not in slower}
+        notes = [f"Written without speculation, which was measured slower: batch size {size}." for size in slower]
     parts: dict[int | None, Written] = {}
     refused: dict[int | None, InvalidInput] = {}
     for size, request in asked.requests.items():
@@ -107,8 +112,8 @@ def export_to(
     if not parts:
         first, earlier = next(iter(refused.values())), any(folder.glob(f"**/{WRITTEN}"))
         raise InvalidInput(f"{first} The files in {folder} are of an earlier export.") if earlier else first
-    doubted, loads = doubts(served, judged, batch_size=batch_size), written_for(served, list(asked.requests))
-    notes = [*asked.beyond, *doubted, *loads, *asked.notes]
+    notes = [*asked.beyond, *notes, *doubts(served, judged, batch_size=batch_size)]
+    notes += [*written_for(served, list(asked.requests)), *asked.notes]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += _notes(parts)
     if not str(own).startswith(engine):
@@ -126,6 +131,12 @@ def export_to(
     paths = [path for size, part in parts.items() for path in _write(folders[size], part.files)]
     commands = (f"# Batch size {size}, in {shell_word(folders[size])}\n{part.command}" for size, part in parts.items())
     return paths, Written(files={}, command="\n".join(commands), notes=tuple(notes))
+
+
+def _plain_at(batch_sizes: Collection[int], plan: Plan) -> Plan:
+    """The plan without speculation at some batch sizes."""
+    entries = (replace(e, chosen=e.plain, others={}) if e.batch_size in batch_sizes else e for e in plan.entries)
+    return replace(plan, entries=tuple(entries), schedule=[])
 
 
 def _check_speed(plan: Plan, benches: Mapping[int, Benchmark], size: int | None) -> None:

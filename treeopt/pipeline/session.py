@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
-from treeopt.files.parameters import parameters_of
+from treeopt.files.parameters import Parameter, parameters_of
 from treeopt.files.places import located
 from treeopt.pipeline.threads import recorded_threads
 from treeopt.records.drafters import DRAFTERS
@@ -50,17 +50,15 @@ def resolve(
     theirs = earlier.get("model")
     if source.get("model", theirs) not in (theirs, located(str(theirs))):  # once it was kept as it was given
         return source
-    kinds = {"model": str, "drawn": int, **get_type_hints(ModelOptions)}
-    del kinds["trust_remote_code"]
-    known = {
-        name: value
-        for name, value in earlier.items()
-        if (kind := kinds.get(name)) and (type(value) is kind or (kind is float and type(value) is int))
-    }
-    declared = parameters_of(ModelOptions)
-    for name in known.keys() & declared.keys() - source.keys():
-        if fault := declared[name].fault(known[name]):
-            raise InvalidInput(f"{run.trace} is not as it should be: source.{name} {fault}.")
+    declared = {**parameters_of(ModelOptions), "model": Parameter("model", str), "drawn": Parameter("drawn", int)}
+    del declared["trust_remote_code"]
+    known: dict[str, Any] = {}
+    for name in declared.keys() & earlier.keys():
+        value, kind = earlier[name], declared[name].kind
+        if type(value) is kind or (kind is float and type(value) is int):
+            known[name] = value
+            if (fault := declared[name].fault(value)) and name not in source:
+                raise InvalidInput(f"{run.trace} is not as it should be: source.{name} {fault}.")
     gone: set[str] = set()
     if "prompts" in source:  # another file has columns of its own; temperature was that of the given answers
         gone |= {"responses", "column", "group_by", "split"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from treeopt.engines.reading import Diagnosis, diagnose, read_choices
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, meant
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
 from treeopt.records.calibration import Calibration
@@ -23,7 +23,9 @@ def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
     if Path(tree).is_file():
         return read_tree(Path(tree), batch_size=batch_size)
     if tree not in PUBLISHED_TREES:
-        raise InvalidInput(f"There is no file {tree}, nor a tree of that name ({', '.join(PUBLISHED_TREES)}).")
+        raise InvalidInput(
+            f"There is no file {tree}, nor a tree of that name ({', '.join(PUBLISHED_TREES)}).{meant(tree, PUBLISHED_TREES)}"
+        )
     if batch_size is not None:
         raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {tree} is one tree: leave it out.")
     return published_tree(tree)

@@ -21,7 +21,7 @@ def is_lost(loss: Loss, tolerance: float) -> bool:
     return loss.interval95[0] > tolerance
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Compared(Displayed):
     """Two sources, A and B: the depths that moved, and what A's plan loses on B.
 
@@ -62,7 +62,7 @@ class Compared(Displayed):
         return {**found, "different": bool(self.moved), "keep": self.keep, "status": self.status}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class GroupsCompared(Displayed):
     """The groups of a run, each with what it loses by sharing a plan; ``tolerance`` is the share that it may lose."""
 
@@ -120,7 +120,7 @@ class Winner:
     pays: bool | None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DraftersCompared(Displayed):
     """Runs of several drafters for one model on one machine, in the order of batch sizes."""
 

@@ -27,7 +27,7 @@ LOOKS = (8, 4, 2)  # after one block in so many
 ERROR = 0.001  # of an interval at a look
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Benchmark(Kept):
     """All contenders of one run; they decoded the same prompts, interleaved.
 

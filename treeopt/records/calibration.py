@@ -61,7 +61,7 @@ class CalibrationFile(Counted, Origins, total=False):
     prefix_counts: PrefixCounts | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Calibration(Kept):
     """Marginal counts of a drafter on a data set: ``calibration.json``.
 

@@ -6,9 +6,11 @@ front, `treeopt`, registers where they are; they are imported when something is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from treeopt.errors import quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,36 +27,45 @@ class Exported:
     command: str | None
 
 
-class Viewer(Protocol):
-    """A module of functions that show results."""
-
-    def html(self, record: Any, /) -> str:
-        """The result as an HTML element, all its text escaped."""
-
-    def figure(self, records: Sequence[Any], name: str, batch_size: int | None, /) -> Figure:
-        """The named picture of one or more results."""
-
-    def write_export(self, plan: Any, engine: str, folder: Path, options: dict[str, Any], /) -> Exported:
-        """Write a plan as an engine's own files."""
+_viewers: list[Callable[[], Any]] = []
 
 
-_viewers: list[Callable[[], Viewer]] = []
-
-
-def register(load: Callable[[], Viewer]) -> None:
-    """Say where the viewer is; ``load`` imports it."""
+def register(load: Callable[[], Any]) -> None:
+    """Say where the viewer is, a module with the functions that are called below; ``load`` imports it."""
     _viewers[:] = [load]
 
 
-def viewer() -> Viewer:
+def viewer() -> Any:
     return _viewers[0]()
+
+
+def one_line(record: Any) -> str:
+    """A record by what is known of it: numbers and short texts as they are, of the rest how much there is.
+
+    >>> from treeopt.trees.draft import DynamicTree
+    >>> one_line(DynamicTree(3, 2, 8))
+    'DynamicTree(levels=3, topk=2, rows=8)'
+    """
+    said = []
+    for name in (field.name for field in fields(record)):
+        value, shape = getattr(record, name), getattr(getattr(record, name), "shape", None)
+        if isinstance(value, int | float | str):
+            said.append(f"{name}={quoted(value, 40)}")
+        elif isinstance(shape, tuple):
+            said.append(f"{name}: {'×'.join(map(str, shape))}")
+        elif value not in (None, {}, [], ()):
+            said.append(f"{name}: {len(value) if isinstance(value, Sized) else type(value).__name__}")
+    return f"{type(record).__name__}({', '.join(said)})"
 
 
 class Displayed:
     """A result that shows itself in a notebook."""
 
+    __repr__ = one_line
+
     def _repr_html_(self) -> str:
-        return viewer().html(self)
+        found: str = viewer().html(self)
+        return found
 
 
 class Drawn(Displayed):
@@ -68,4 +79,5 @@ class Drawn(Displayed):
 
         Raises InvalidInput for a name that there is not, OutOfRange where a result is missing.
         """
-        return viewer().figure((self, *others), name, batch_size)
+        figure: Figure = viewer().figure((self, *others), name, batch_size)
+        return figure

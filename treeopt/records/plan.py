@@ -17,7 +17,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import parameters
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, Shares
 from treeopt.records.contender import Predicted
-from treeopt.records.display import Exported, viewer
+from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree
@@ -79,7 +79,7 @@ class Verified:
     afresh: Figure
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PlanEntry:
     """The chosen draft for one batch size; one of a single row means "do not speculate".
 
@@ -115,6 +115,8 @@ class PlanEntry:
     groups: dict[str, Figure] = field(default_factory=dict)
     curve: list[Figure] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    __repr__ = one_line
 
     @property
     def draft(self) -> Draft:
@@ -242,7 +244,7 @@ def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
         raise InvalidInput("The last range of a schedule must be open: its 'last' is null.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(Kept):
     """The drafts that a search chose, and what it knew when it did.
 
@@ -367,7 +369,8 @@ class Plan(Kept):
         Raises InvalidInput for what the engine would refuse or misread.
         """
         options = {"batch_size": batch_size, "method": method, "version": version, "max_draft_len": max_draft_len}
-        return viewer().write_export(self, engine, Path(folder), {**options, "beyond": beyond})
+        exported: Exported = viewer().write_export(self, engine, Path(folder), {**options, "beyond": beyond})
+        return exported
 
     @property
     def shown(self) -> dict[str, object]:

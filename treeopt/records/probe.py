@@ -28,7 +28,7 @@ from treeopt.trees.tree import BoolArray, IntArray, Tree, read_only
 SCHEMA = storage.schema("probe")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Probe(Answers):
     """What a probing run records: ``probe.npz``, where ``accepted`` and ``ends`` are packed bits.
 

@@ -137,7 +137,7 @@ class ProfileInfo(Origins, total=False):
     processor_share: Share | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LatencyProfile(Kept):
     """Measured step latencies: ``profile.json``.
 

@@ -108,7 +108,7 @@ class Answers(Drawn):
         return [self.group_names[group] for group in self.group[firsts].tolist()]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RankTrace(Answers):
     """What calibration records: ``trace.npz``.
 

@@ -11,6 +11,7 @@ import torch
 
 from treeopt import demo
 from treeopt.errors import InvalidInput
+from treeopt.records.display import one_line
 from treeopt.records.merging import WHOLE, Shard
 from treeopt.records.origins import DrafterRecord, ProvenanceRecord, Runtime, provenance
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
@@ -25,7 +26,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, dtype_note, load_target
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Session:
     """A loaded target with its drafter and prompts."""
 
@@ -41,6 +42,8 @@ class Session:
     source: Mapping[str, object] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
     shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
     cluster: Cluster | None = None  # whose workers hold it, where this is an `Outline`
+
+    __repr__ = one_line
 
     def setup(self, max_new_tokens: int) -> Setup:
         """The parts that decode the session's answers, each of at most so many tokens."""
@@ -141,14 +144,16 @@ def _prompts_name(source: Mapping[str, Any]) -> str:
 
 
 def _skipped_note(prompts: PromptSet) -> tuple[str, ...]:
-    """A sentence on prompts that were left out, where some were."""
+    """Sentences on prompts that were left out, where some were."""
+    twice = (f"{prompts.n_repeated:,} prompts left out that ask what an earlier one asks.",) * (prompts.n_repeated > 0)
     if not prompts.skipped:
-        return ()
+        return twice
     first, some = prompts.skipped[0], len(prompts.skipped)
     listed = "all" if some == prompts.n_skipped else f"the first {some:,}"
     return (
         f"{prompts.n_skipped:,} prompts left out, the first at row {first.row}: {first.reason}. "
         f"calibration.json lists {listed}.",
+        *twice,
     )
 
 
@@ -157,7 +162,7 @@ DRAFTER = ("num_heads", "draft_vocab_size", "has_probabilities")
 RULE = ("record",)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outline(Session):
     """A session that workers hold: of target, drafter and rule it has the plain attributes alone.
 

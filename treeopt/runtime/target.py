@@ -206,6 +206,8 @@ def load_target(
             check_folder(folder)
         place = path_or_id if folder is None else str(folder)
         config = AutoConfig.from_pretrained(place, **common).get_text_config()
+        with loadable(f"{option} must have its tokenizer beside the weights, a tokenizer.json for example", path_or_id):
+            tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model, found = AutoModelForCausalLM.from_pretrained(
             place, dtype=wanted, output_loading_info=True, **placed, **common
         )
@@ -214,7 +216,6 @@ def load_target(
                 f"{option} must have all weights of its model, but {path_or_id} lacks {len(missing)} of them, first of "
                 f"all {quoted(missing[0])}."
             )
-        tokenizer = AutoTokenizer.from_pretrained(place, **common)
         model = model if placed else model.to(device)
         model.eval().requires_grad_(False)
         if model.dtype == torch.float64:  # which grouped products of experts do not take

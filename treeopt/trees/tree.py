@@ -101,6 +101,26 @@ class Tree:
             choices += level
         return cls.from_choices(choices)
 
+    def _repr_svg_(self) -> str:
+        """The tree as a picture in a notebook: the root on top, in every other node its rank."""
+        across: dict[Choice, float] = {}
+        for path in sorted(self.paths, key=lambda path: [*path, MOST_RANK + 1]):  # children before their parent
+            below = [at for child, at in across.items() if child and child[:-1] == path]
+            across[path] = sum(below) / len(below) if below else max(across.values(), default=-1) + 1
+        at = {path: (24 * x + 16, 40 * len(path) + 16) for path, x in across.items()}
+        lines = [
+            '<line x1="{}" y1="{}" x2="{}" y2="{}" stroke="#888"/>'.format(*at[path[:-1]], *at[path])
+            for path in self.paths[1:]
+        ]
+        nodes = [
+            f'<circle cx="{x}" cy="{y}" r="10" fill="#9cf"/><text x="{x}" y="{y + 4}" font-size="11" text-anchor="middle">'
+            f"{path[-1] if path else ''}</text>"
+            for path, (x, y) in at.items()
+        ]
+        width, height = (max(ends) + 16 for ends in zip(*at.values(), strict=True))
+        size = f'width="{width}" height="{height}"'
+        return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join([*lines, *nodes])}</svg>'
+
     def __len__(self) -> int:
         """Rows verified per sequence and step, root included."""
         return len(self.paths)

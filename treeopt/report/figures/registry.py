@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import InvalidInput, OutOfRange, meant
 from treeopt.files.writing import atomic_writer
 from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
@@ -220,7 +220,7 @@ def pictures(
     wanted = FIGURES if names is None else names
     for name in wanted:
         if name not in FIGURES:
-            raise InvalidInput(f"A figure must be one of {', '.join(FIGURES)}, but got {name!r}.")
+            raise InvalidInput(f"A figure must be one of {', '.join(FIGURES)}, but got {name!r}.{meant(name, FIGURES)}")
     inputs = Inputs(run)
     planned = [entry.batch_size for entry in inputs.plan.entries] if run.plan.exists() else [None]
     sizes = planned if batch_size is None else [batch_size]
@@ -241,7 +241,6 @@ def draw(
     names: Sequence[str] | None = None,
     formats: Sequence[str] = style.FORMATS,
     batch_size: int | None = None,
-    dpi: float = style.DPI,
     drawn: Iterable[Picture | str] | None = None,
 ) -> tuple[list[Path], list[str]]:
     """Write figures/NAME.png and .svg of everything that the run has the files for: (files, notes).
@@ -252,8 +251,6 @@ def draw(
     for kind in formats:
         if kind not in style.FORMATS:
             raise InvalidInput(f"--format must be one of {', '.join(style.FORMATS)}, but got {kind!r}.")
-    if not dpi > 0:
-        raise InvalidInput(f"--dpi must be above 0, but got {dpi}.")
     files, notes = [], []
     for picture in pictures(run, names=names, batch_size=batch_size) if drawn is None else drawn:
         if isinstance(picture, str):
@@ -263,6 +260,5 @@ def draw(
         for kind in formats:
             files.append(run.figures / f"{picture.stem}.{kind}")
             with atomic_writer(files[-1]) as stream:
-                same = kind == "svg" and dpi == style.DPI
-                stream.write(picture.svg if same else style.to_bytes(picture.drawing, kind, dpi))
+                stream.write(picture.svg if kind == "svg" else style.to_bytes(picture.drawing, kind))
     return files, notes

@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,10 +74,12 @@ def look() -> Iterator[None]:
 
 
 def blank(width: float = SIZE_INCHES[0], height: float = SIZE_INCHES[1]) -> Figure:
-    """An empty figure of this size in inches, whose parts make room for each other."""
+    """An empty figure of this size in inches, whose parts make room for each other; a notebook shows it as a picture."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    vars(figure)["_repr_png_"] = partial(to_bytes, figure, "png")  # of itself Jupyter would show the size alone
+    return figure
 
 
 def heading(figure: Figure, title: str, caption: str) -> None:
@@ -201,7 +204,7 @@ def span(numbers: Sequence[int]) -> str:
 
 
 @look()
-def to_bytes(figure: Figure, kind: str, dpi: float = DPI) -> bytes:
+def to_bytes(figure: Figure, kind: str) -> bytes:
     """The figure as a PNG or SVG file, without dates: the same figure gives the same bytes."""
     from matplotlib.text import Text
 
@@ -209,7 +212,7 @@ def to_bytes(figure: Figure, kind: str, dpi: float = DPI) -> bytes:
         text.set_text(printable(text.get_text()))
     stream = io.BytesIO()
     nobody = {"png": ["Software"], "svg": ["Date", "Creator"]}[kind]
-    figure.savefig(stream, format=kind, dpi=dpi, metadata=dict.fromkeys(nobody))
+    figure.savefig(stream, format=kind, dpi=DPI, metadata=dict.fromkeys(nobody))
     if kind == "png":
         return stream.getvalue()
     clips: dict[str, str] = {}  # named for places to the last bit, which two layouts of one figure need not share

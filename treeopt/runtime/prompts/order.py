@@ -38,12 +38,14 @@ class Draw(Generic[T]):
         self._kept: dict[int, tuple[int, T]] = {}  # by a hash of the text: place in the order, thing
         self._last: list[tuple[int, int]] = []  # heap of (-place, hash); on top the last in the order
         self._came = 0
+        self.repeated = 0  # things with the text of one that is kept
 
     def add(self, text: str, thing: T) -> None:
         """Take a thing, and let go of the last in the order where there are too many."""
         self._came += 1
         key = hashed(self.order.seed, text)
         place = self._came if self.order.seed is None else key
+        self.repeated += key in self._kept
         if key not in self._kept and (len(self._kept) < self.order.most or place < -self._last[0][0]):
             self._kept[key] = place, thing
             heapq.heappush(self._last, (-place, key))

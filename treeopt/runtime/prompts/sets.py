@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, meant
 from treeopt.runtime.prompts.asked import COLUMNS, read_asked, read_group
 from treeopt.runtime.prompts.chat import ChatFormat, Message, Tokens
 from treeopt.runtime.prompts.files import Skipped, listed, read_rows
@@ -69,6 +69,7 @@ class PromptSet:
 
     fingerprint : sha256 of the data
     skipped     : the first `MOST_SKIPPED` rows that give no prompt; n_skipped of all
+    n_repeated  : rows that ask what an earlier one asks, and are left out
     seed        : that the order was drawn by (`treeopt.runtime.prompts.order`); None: as in the source
     """
 
@@ -78,6 +79,7 @@ class PromptSet:
     chat: ChatFormat = field(repr=False)
     skipped: tuple[Skipped, ...] = ()
     n_skipped: int = 0
+    n_repeated: int = 0
     seed: int | None = None
 
     def without(self, hashes: Iterable[str]) -> PromptSet:
@@ -172,7 +174,8 @@ def load_prompts(
     if n_groups > MOST_GROUPS:
         raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has {n_groups}.")
     kept, fingerprint = _distinct(found, order.seed), rows.fingerprint()
-    return PromptSet(kept, rows.name, fingerprint, chat, tuple(skipped), n_skipped, order.seed)
+    repeated = drawn.repeated + len(found) - len(kept)
+    return PromptSet(kept, rows.name, fingerprint, chat, tuple(skipped), n_skipped, repeated, order.seed)
 
 
 def _tokenised(
@@ -234,7 +237,9 @@ def _distinct(found: Sequence[Conversation], seed: int | None) -> tuple[Conversa
 def _check_columns(source: str, columns: Collection[str], options: Mapping[str, str | None]) -> None:
     for option, name in options.items():
         if columns and name not in (None, *columns):
-            raise InvalidInput(f"{option} must be a column of {source}: {listed(columns)}, but got {name}.")
+            raise InvalidInput(
+                f"{option} must be a column of {source}: {listed(columns)}, but got {name}.{meant(name, columns)}"
+            )
     if columns and options["`column`"] is None and not any(name in columns for name in COLUMNS):
         raise InvalidInput(
             f"A prompt must stand under {listed(COLUMNS)}, but {source} has {listed(columns)}: name one with `column`."
