@@ -1,27 +1,34 @@
 """Error bars against processes whose truth is known."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from treeopt.growth.source import source_of
+from treeopt.latency.estimate import ANOTHER_TIME
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, interval95, stderr
 from treeopt.records.trace import NO_TRIAL, RankTrace
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
+
+from .test_selection import recorded, truth
 
 TOKENS, CHANCES = 40, (0.75, 0.35)  # of an answer; of a right guess in an easy and in a hard conversation
 CHAIN = Tree.chain(2)
 
 
-def expected_steps(chance: float) -> float:
-    """Steps of one answer with a chain of two, backwards from its end: a renewal process."""
-    shares = [1 - chance, chance * (1 - chance), chance**2]
+def expected_steps(shares: Sequence[float]) -> float:
+    """Steps of one answer, by the shares that accept 0, 1, ... guesses, backwards from its end: a renewal process."""
     to_go = np.zeros(TOKENS + 1)
     for t in range(TOKENS - 2, -1, -1):
         to_go[t] = 1 + sum(p * to_go[t + 1 + min(a, TOKENS - 1 - t)] for a, p in enumerate(shares))
     return float(to_go[0])
 
 
-TRUTH = (TOKENS - 1) / np.mean([expected_steps(chance) for chance in CHANCES])
+TRUTH = (TOKENS - 1) / np.mean([expected_steps([1 - p, p * (1 - p), p**2]) for p in CHANCES])
 
 
 def calibration(rng: np.random.Generator, conversations: int) -> RankTrace:
@@ -79,3 +86,63 @@ def test_the_error_of_a_mean_is_the_textbook_one():
     values = np.random.default_rng(2).normal(size=200)
     means = drawn_rates(values, np.ones(200), conversation_draws(200, count=4000))
     assert stderr(means, 200) == pytest.approx(values.std(ddof=1) / np.sqrt(200), rel=0.06)
+
+
+HEADS, RANKS = 3, 8
+# (heads, ranks) P(a head's candidate is right) in easy and in hard conversations
+ACCEPT = [p * (1 - p) ** np.arange(RANKS) for p in np.multiply.outer((0.65, 0.35), 0.85 ** np.arange(HEADS))[..., None]]
+
+
+def searched(rng: np.random.Generator) -> RankTrace:
+    """60 conversations, easy or hard ones, whose heads guess independently."""
+    chance = np.stack(ACCEPT)[rng.integers(0, 2, 60)]  # (60, heads, ranks)
+    ranks = (rng.random((60, TOKENS, HEADS, 1)) > chance.cumsum(-1)[:, None]).sum(-1)
+    ranks[ranks == RANKS] = -1
+    state, head = np.indices((TOKENS, HEADS))
+    ranks[:, state + head + 2 > TOKENS] = NO_TRIAL
+    return RankTrace(ranks.reshape(-1, HEADS).astype(np.int16), np.arange(61) * TOKENS, meta={"top_k": RANKS})
+
+
+def true_rate(tree: Tree) -> float:
+    """Tokens per step of a tree in all conversations that there could be."""
+    steps = []
+    for accept in ACCEPT:
+        reached = np.zeros(HEADS + 2)
+        for path in tree.paths:
+            reached[len(path)] += np.prod([accept[head, rank] for head, rank in enumerate(path)])
+        steps.append(expected_steps(reached[:-1] - reached[1:]))
+    return (TOKENS - 1) / float(np.mean(steps))
+
+
+def level(batch_size: int, size: int, depth: int) -> float:
+    """Milliseconds that rise as tokens per step do: all sizes are about as fast."""
+    return 4.0 * size**0.17
+
+
+@pytest.mark.parametrize(
+    ("searches", "worst"),
+    [pytest.param(40, 0.4, marks=pytest.mark.long), pytest.param(300, 0.15, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize(("ms_of", "noise"), [(truth, 0.05), (truth, 0.15), (level, 0.05)])
+def test_what_a_plan_says_of_its_choice_is_right_on_average(searches, worst, ms_of, noise):
+    """Searches on 60 conversations and noisy rounds, decoded at another time: bias in standard errors, and coverage.
+
+    The mean of 300 scatters by 0.06 standard errors; the seeds are fixed.
+    """
+    off, hits = [], []
+    for seed in range(searches):
+        rng = np.random.default_rng([7, seed])
+        profile = recorded(ms_of, rng=rng, noise=noise, batch_sizes=(1,))
+        chosen = plan_trees(searched(rng), profile, PlanRequest(Limits(32)))[1].chosen
+        rate = true_rate(chosen.draft)
+        speedup = rate * ms_of(1, 1, 0) / ms_of(1, chosen.size, chosen.depth)
+        later = speedup * np.exp(ANOTHER_TIME * rng.standard_normal())
+        errors, ends = chosen.stderr, chosen.interval95
+        off.append(
+            ((chosen.tokens_per_step - rate) / errors.tokens_per_step, (chosen.speedup - speedup) / errors.speedup)
+        )
+        hits.append([low <= x <= high for x, (low, high) in ((rate, ends.tokens_per_step), (later, ends.speedup))])
+    bias, covered = np.mean(off, axis=0), np.mean(hits, axis=0)
+    print(f"bias of tokens per step {bias[0]:+.3f}, of the speedup {bias[1]:+.3f} standard errors; covered {covered}")
+    assert (np.abs(bias) < worst).all()
+    assert (covered >= 0.93).all() or searches < 300

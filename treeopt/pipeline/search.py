@@ -293,8 +293,8 @@ def check_latencies(
     if measures == ANALYTICAL:
         heads = "" if kind in (None, "medusa") else f" for Medusa heads, while drafting with {kind} takes another time"
         note(f"Nothing was measured: the step latencies are computed{heads}. The speedups are upper bounds.")
-    elif measures != "step":
-        note(f"The profile measures {measures} alone: the speedups are upper bounds.")
+    elif profile.part:
+        note(f"The profile measures {profile.part} alone: the speedups are upper bounds.")
     if missing := sorted(set(sizes) - set(profile.batch_sizes)):
         have, lacking = (",".join(map(str, several)) for several in (profile.batch_sizes, missing))
         remedy = to_add(profile, run, lacking) if own else "Plan for those, or pass another `profile`."

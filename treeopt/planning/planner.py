@@ -81,6 +81,7 @@ def plan_trees(
         acceptance=source.meta.get("acceptance"),
         constraint=constraint,
         runtime=profile.runtime if profile else None,
+        part=profile.part if profile else None,
         mix_errors=errors,
         error_between=max(tests, default=None),
         tests_between=len(tests) or None,

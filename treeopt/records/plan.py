@@ -248,7 +248,7 @@ def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
 class Plan(Kept):
     """The drafts that a search chose, and what it knew when it did.
 
-    runtime    : whose latencies these are
+    runtime    : whose latencies these are · part : of a step that they are of; None for whole steps
     inputs     : file -> sha256 of what it was made from
     provenance : command, time, versions and machine of the search
     schedule   : ranges of batch sizes, from 1 on without a gap, the last one open
@@ -265,6 +265,7 @@ class Plan(Kept):
     acceptance: RuleRecord | None = None
     constraint: Constraint | None = None
     runtime: Runtime | None = None
+    part: str | None = None
     inputs: dict[str, str] = field(default_factory=dict)
     provenance: ProvenanceRecord | None = None
     schedule: list[BatchRange] = field(default_factory=list)

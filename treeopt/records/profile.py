@@ -182,6 +182,12 @@ class LatencyProfile(Kept):
         return sorted({p.setting for p in self.autoregressive})
 
     @property
+    def part(self) -> str | None:
+        """The part of a step that was timed; None where whole steps were."""
+        measures = str(self.info.get("measures") or "step")
+        return None if measures.startswith("step") else measures
+
+    @property
     def batch_sizes(self) -> list[int]:
         return sorted({batch for batch, _ in self.settings})
 

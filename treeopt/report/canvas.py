@@ -142,16 +142,20 @@ def _shade(p: float) -> str:
     return ";".join(found)
 
 
-def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
-    """Throughput over size, or tokens per step where no latency was measured; None without a curve."""
+def curve_canvas(entry: PlanEntry, prefix: str, *, is_part: bool = False) -> Canvas | None:
+    """Throughput over size, or tokens per step where no latency was measured; None without a curve.
+
+    is_part : whether a part of the steps alone was timed, so that only ratios to plain decoding mean something
+    """
     from matplotlib.ticker import MaxNLocator
 
     timed = [point for point in entry.curve if point.tokens_per_s]
     points = [p for _, p in sorted({p.size: p for p in timed or entry.curve if p.size >= 1}.items())]
     if len(points) < 2:
         return None
-    values, stderr, is_fixed = [p.rate for p in points], entry.chosen.stderr, not entry.draft.topk
-    spread = Z95 * ((stderr.tokens_per_s if timed else stderr.tokens_per_step) or 0.0)
+    one = (entry.plain.tokens_per_s or 1.0) if is_part else 1.0
+    values, stderr, is_fixed = [p.rate / one for p in points], entry.chosen.stderr, not entry.draft.topk
+    spread = Z95 * ((stderr.tokens_per_s if timed else stderr.tokens_per_step) or 0.0) / one
     left, right, top, bottom = 76.0, 840.0, 16.0, 274.0  # as the template has them
     down = list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(0, max(*values, 1e-9) + spread))
     logs = [math.log2(p.size) for p in points]
@@ -170,7 +174,9 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
             kind, said, error = "chosen", "; chosen", (x[i], at(value + spread), at(value - spread))
         name, title = f"{prefix}-size-{point.size}", f"size {point.size}, depth {point.depth}{said}"
         hit = (edges[i], edges[i + 1] - edges[i])
-        marks.append(Mark(name, x[i], at(value), title, _point_rows(point, plain), kind=kind, hit=hit))
+        marks.append(
+            Mark(name, x[i], at(value), title, _point_rows(point, plain, one if is_part else None), kind=kind, hit=hit)
+        )
     tied = [p.size in entry.tied_sizes for p in points] if len(entry.tied_sizes) > 1 else []
     bands = [(edges[a], edges[b + 1] - edges[a]) for a, b in runs(tied)]
     signs = [f"★ chosen{', with its 95 % interval' if spread else ''}"] if is_fixed else []
@@ -186,17 +192,22 @@ def curve_canvas(entry: PlanEntry, prefix: str) -> Canvas | None:
         [("M" + "L".join(f"{mark.x:.1f} {mark.y:.1f}" for mark in marks), 2.0)],
         [(at(v), f"{v:,.6g}") for v in down],
         [(left + scale * (power - logs[0]), str(2**power)) for power in powers],
-        unit="tokens per second" if timed else "tokens per step",
+        unit="times plain decoding" if is_part else "tokens per second" if timed else "tokens per step",
         bands=bands,
         plain=at(plain) if plain else None,
         error=error if spread else None,
     )
 
 
-def _point_rows(point: DraftFigure, plain: float | None) -> Texts:
-    """(name, value) that a point of the curve shows under the pointer; ``plain`` is the rate of plain decoding."""
+def _point_rows(point: DraftFigure, plain: float | None, only_over: float | None) -> Texts:
+    """(name, value) that a point of the curve shows under the pointer.
+
+    plain : the rate of plain decoding; only_over : this rate, where nothing but ratios to it means something
+    """
     rate = point.tokens_per_s
     rows = [("tokens/step", f"{point.tokens_per_step:.3f}")]
+    if rate and only_over:
+        return [*rows, ("over plain", f"{rate / only_over:.2f}")]
     rows += [("step ms", f"{point.step_ms:.3f}")] if point.step_ms is not None else []
     rows += [("tokens/s", f"{rate:,.1f}")] if rate else []
     return rows + ([("over plain", f"{rate / plain:.2f}")] if rate and plain else [])

@@ -241,7 +241,7 @@ def _section(i: int, plan: Plan, inputs: Inputs, sources: ReportSources) -> Sect
         missing=missing,
         elsewhere=timed_elsewhere(run, plan, bench) if bench else "",
         tree=tree_canvas(inputs, entry, sources.examples(), f"tree-{i}"),
-        curve=curve_canvas(entry, f"curve-{i}"),
+        curve=curve_canvas(entry, f"curve-{i}", is_part=plan.part is not None),
         exports=list(_exports(run, plan, entry, bench)),
     )
 

@@ -29,21 +29,24 @@ def plan_table(plan: Plan, *, details: bool = False) -> RenderableType:
 def trees_table(plan: Plan, caption: str = "", *, details: bool = False) -> Table:
     """The draft of every entry, and a row for the mix over all; with the other predictions for who asks for ``details``."""
     others = ["tokens/step\nproduct", "tokens/step\njoint"] if details else []
-    headers = ("batch", "rows", "depth", "widths", *others, "tokens/step", "step ms", "tokens/s", "speedup")
-    rows = [_cells(entry, details) for entry in plan.entries]
+    rates = (
+        ["step over\nplain"] if plan.part else ["step ms", "tokens/s"]
+    )  # of a part of a step a ratio alone means something
+    headers = ("batch", "rows", "depth", "widths", *others, "tokens/step", *rates, "speedup")
+    rows = [_cells(entry, details, is_part=plan.part is not None) for entry in plan.entries]
     if plan.mix:
         shares = percentages([plan.mix[entry.batch_size] for entry in plan.entries])
         rows = [(f"{cells[0]} ({share})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
     if (total := plan.over_mix(lambda e: e.chosen)) is not None:
         errors = plan.mix_errors or MixErrors()
-        rates, speedup = pm(total, errors.tokens_per_s, 0), pm(plan.mix_speedup, errors.speedup)
-        rows.append(("mix", *rows[0][1:-3], "–", rates, speedup))
+        of_mix = [] if plan.part else [pm(total, errors.tokens_per_s, 0)]
+        rows.append(("mix", *rows[0][1 : -2 - len(of_mix)], "–", *of_mix, pm(plan.mix_speedup, errors.speedup)))
     title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
     return Table(title, texts(*headers, wraps=("batch", "widths"), spare=others), rows, caption=caption)
 
 
-def _cells(e: PlanEntry, details: bool) -> tuple[str, ...]:
-    """The cells of an entry."""
+def _cells(e: PlanEntry, details: bool, *, is_part: bool) -> tuple[str, ...]:
+    """The cells of an entry; ``is_part``: of its steps a part alone was timed."""
     f, others = e.chosen, (e.basis.product, e.basis.joint) if details else ()
     widths = setting_name(e.draft) if e.draft.topk else " ".join(map(str, e.tree.widths()))
     return (
@@ -51,8 +54,7 @@ def _cells(e: PlanEntry, details: bool) -> tuple[str, ...]:
         widths if e.speculates else "do not speculate",
         *(pm(value, None) for value in others),
         told(f, "tokens_per_step"),
-        told(f, "step_ms"),
-        told(f, "tokens_per_s", 0),
+        *([pm(f.overhead, None)] if is_part else [told(f, "step_ms"), told(f, "tokens_per_s", 0)]),
         told(f, "speedup"),
     )
 
@@ -64,7 +66,7 @@ def kinds_table(plan: Plan) -> Table | None:
         Column("kind", lambda row: row[1]),
         Column("rows or\nsetting", lambda row: setting_name(row[2].draft)),
         Column("tokens/step", lambda row: told(row[2], "tokens_per_step")),
-        Column("step ms", lambda row: pm(row[2].step_ms, None), spare=1),
+        *([] if plan.part else [Column("step ms", lambda row: pm(row[2].step_ms, None), spare=1)]),
         Column("speedup", lambda row: told(row[2], "speedup")),
         Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
     ]
@@ -129,12 +131,11 @@ def mixture(plan: Plan, *, hint: bool = True) -> str:
     total, own = plan.over_mix(lambda e: e.chosen), plan.over_mix(lambda e: e.own)
     if total is None or own is None:
         return said
-    errors = plan.mix_errors or MixErrors()
+    errors, speedup = plan.mix_errors or MixErrors(), plan.mix_speedup or 1.0
     each = ", ".join(f"{loss:.1%} at batch size {size}" for size, loss in _sharing(plan))
     said += (
-        f" The row of the mix has the mean over the time: {total:,.0f} tokens per second, "
-        f"{pm(plan.mix_speedup, errors.speedup)} times plain decoding. With its own tree for each batch size it would be "
-        f"{own:,.0f}: sharing one costs {max(1 - total / own, 0):.1%} over the mix ({each})."
+        f" The row of the mix has the mean over the time: {pm(speedup, errors.speedup)} times plain decoding. With its own "
+        f"tree for each batch size it would be {speedup * own / total:.2f}: sharing one costs {max(1 - total / own, 0):.1%} over the mix ({each})."
     )
     if errors.runner_up:
         said += f" Over the mix {_ties(plan.entries[0], errors, errors.runner_up, hint=hint)}."

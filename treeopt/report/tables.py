@@ -134,7 +134,7 @@ def profile_table(profile: LatencyProfile) -> Table:
     header = ("batch", "context", "rows", "depth", "ms", "over\nplain", "samples", *PARTS)
     columns = texts(*header, spare=("samples", *reversed(PARTS)))
     caption = "" if is_whole else "Not every size is shown; profile.json has them all."
-    title = "Latency of one decoding step (median)"
+    title = f"Latency of {f'the {profile.part} of ' if profile.part else ''}one decoding step (median)"
     return Table(title, columns, rows, caption=caption, section=lambda row: row[:2])
 
 

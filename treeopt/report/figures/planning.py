@@ -124,7 +124,7 @@ def throughput_chart(plan: Plan) -> Chart:
         style.rule(plan.acceptance),
         "★ chosen; bar and shade: 95 % intervals; broad: tied sizes",
     )
-    return Chart("Throughput over tree size", caption, [panels], "batch size")
+    return Chart("Throughput over tree size", caption, [panels[1:] if plan.part else panels], "batch size")
 
 
 def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Series]:
