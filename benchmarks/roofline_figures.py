@@ -344,7 +344,7 @@ def write_figures(setting: Setting, folder: Path) -> list[Path]:
     files = [folder / f"{name}.png" for name in drawings]
     for file, drawing in zip(files, drawings.values(), strict=True):
         with writing.atomic_writer(file) as stream:
-            stream.write(to_bytes(drawing, "png", DPI))
+            stream.write(to_bytes(drawing, "png"))
     return files
 
 
