@@ -27,7 +27,6 @@ from treeopt.latency.roofline import Operator, attention_product, linear, operat
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures.style import (
     COLOURS,
-    DPI,
     GREY,
     LINES,
     MARKERS,
