@@ -89,7 +89,7 @@ def test_dynamic_steps_cost_the_line_through_those_that_were_timed():
     np.testing.assert_allclose(costs.ms(rows, levels, topks), fixed + line)
     np.testing.assert_allclose(costs.ms([12], [4], 2), [4.1])
     draws = costs.draws_ms(rows[:5], levels[:5], 50, np.random.default_rng(0), topks[:5])
-    np.testing.assert_allclose(draws, np.repeat((fixed + line)[:5, None], 50, axis=1))
+    np.testing.assert_allclose(np.median(draws, 1), (fixed + line)[:5], rtol=0.05)  # not timed, so not exact
     assert np.isnan(costs.ms([13, 41], [4, 2], [2, 8])).tolist() == [False, True]
 
 
