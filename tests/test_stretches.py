@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import treeopt as api
 from treeopt import pipeline
 from treeopt.errors import InvalidInput
+from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.rounds import time_rounds
+from treeopt.pipeline.entrants import engine_entrants
 from treeopt.pipeline.profile.timed import all_timings, texts_of
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
 from treeopt.records.contender import Answer, Block, Contender
@@ -27,6 +30,7 @@ from treeopt.runtime.stepper import PLAIN, STRETCH, Pass, Stepper, StretchVisits
 from treeopt.trees.tree import Tree
 
 from .conftest import treeopt
+from .test_report import make_run
 
 CHAINS = [Tree.chain(n) for n in (1, 3, 8)]
 
@@ -163,6 +167,26 @@ def test_speedups_are_over_the_engine_as_it_comes(run, monkeypatch, scale, pays)
     if not pays:
         assert entry.chosen.speedup == 1
         assert entry.chosen.step_ms == entry.plain.step_ms
+
+
+def test_the_engine_as_it_comes_decodes_plainly_and_what_is_judged_stays_second(tmp_path):
+    """Also where the plan's tree is not taken; a plan not to speculate is decoded by the engine as it comes."""
+    run = make_run(tmp_path, batch_sizes=(1,))
+    plan, source, engine = run.read_plan(), source_of(run.read_trace()), Lawful(as_it_comes=Lawful())
+    entry = plan.entries[0]
+    for kind, judged in {"tree": f"chain of {entry.best('chain').depth}", "chain": "chosen"}.items():
+        found = engine_entrants(
+            run,
+            plan,
+            replace(entry, chosen=entry.best(kind), others={"chain": entry.best("chain")}),
+            source,
+            engine,
+            (),
+        )
+        assert list(found)[1] == judged
+        assert [name for name, one in found.items() if one.as_it_comes] == [AS_IT_COMES]
+    found = engine_entrants(run, plan, replace(entry, chosen=entry.plain), source, engine, ())
+    assert [name for name, one in found.items() if one.as_it_comes] == ["chosen", AS_IT_COMES]
 
 
 def contender(name: str, draft: Tree, seconds: float, identical: bool = True) -> Contender:

@@ -78,7 +78,6 @@ def engine_entrants(
     entrants, chain_of = plain_and_chosen(entry), entry.best("chain")
     best = chain_of.depth if chain_of else source.num_heads
     if engine.as_it_comes:
-        entrants[AS_IT_COMES] = replace(entrants["plain"], as_it_comes=True)
         entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
     lengths = sorted({1, source.num_heads, best})
@@ -99,6 +98,7 @@ def engine_entrants(
         else:
             same = entrants.pop(twin) if twin else fixed(source, own)
             entrants[OWN_SETTINGS] = Entrant(own, is_own=True) if engine.own_stops else same
+    entrants |= {AS_IT_COMES: replace(entrants["plain"], as_it_comes=True)} if engine.as_it_comes else {}
     entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
     return _taken(entrants, source, engine)
 
