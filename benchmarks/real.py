@@ -1,9 +1,13 @@
 """A real model in a real engine: settings for SmolLM2 as planned, as replayed and as measured.
 
 `python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 [--engine openvino] [--batch-size 4]`
+`python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 --engine openvino --most-tokens 256`
+`python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 --engine openvino --least-tokens 1000 --calibrate 64 --held-out 48`
 
 PROMPTS are 600 or more that no drafter learned from: the first 256 are calibrated on, 240 others decoded. Without --engine
-treeopt's own decoder decodes. Runs are kept in FOLDER, and a killed benchmark goes on there.
+treeopt's own decoder decodes. Runs are kept in FOLDER, one for each length, and a killed benchmark goes on there. Speedups are
+over the faster of plain decoding as timed and by the engine as it comes; step costs are over a plain step of the same precision,
+and the last line says how far predicted ones are off.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 import torch
@@ -22,7 +27,7 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.decoding import Decoding, decode
 from treeopt.pipeline.entrants import Entrant, plain_and_chosen, rivals
-from treeopt.records.benchmark import Benchmark
+from treeopt.records.benchmark import AS_IT_COMES, Benchmark
 from treeopt.records.contender import Predicted
 from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -37,7 +42,7 @@ from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
-CALIBRATION, HELD_OUT, TOKENS, SECONDS = 256, 240, 48, 420
+CALIBRATION, HELD_OUT, TOKENS, SECONDS, BAR = 256, 240, 48, 420, 0.03
 # What a user might try: 12 settings, beside the engine's defaults, the chain of 5.
 CHAINS = (1, 2, 3, 4, 6)
 TREES = ((2, 2, 5), (2, 4, 9), (3, 2, 7), (3, 4, 11), (4, 2, 9), (4, 4, 16), (5, 8, 24))
@@ -55,6 +60,7 @@ class Case:
     session: Session
     engine: Stepper | None
     batch_size: int
+    seconds: int
 
     @property
     def name(self) -> str:
@@ -72,7 +78,7 @@ class Case:
             place = own.path / file.name
             if not place.exists():
                 place.hardlink_to(file)
-        sizes = {"batch_sizes": (self.batch_size,), "time_limit_s": SECONDS}
+        sizes = {"batch_sizes": (self.batch_size,), "time_limit_s": self.seconds}
         if not own.profile.exists():
             engine = {} if self.engine is None else {"engine": self.engine.name, "budget": 32}
             pipeline.profile(own, self.session, **engine, **sizes)
@@ -87,6 +93,8 @@ class Case:
         if self.engine is None:
             found[PUBLISHED] = Entrant(published_tree().cut(max_depth=self.session.drafter.num_heads))
             return found
+        if self.engine.as_it_comes:
+            found[AS_IT_COMES] = replace(found["plain"], as_it_comes=True)
         if self.engine.own_length is not None:
             found["defaults"] = Entrant(
                 Tree.chain(self.engine.own_length), rate(trace, Tree.chain(self.engine.own_length))
@@ -106,23 +114,31 @@ def rate(trace: RankTrace, tree: Draft) -> Predicted:
 
 
 def costs(profile: LatencyProfile, entry: PlanEntry, trees: Mapping[str, Draft]) -> dict[str, float]:
-    """Step latency over a plain step's, by the profile; NaN where it knows none."""
-    costs = StepCosts(profile, entry.batch_size)
-    return {
+    """Step latency over a plain step's, by the profile at the plan's context; NaN where it knows none."""
+    costs = StepCosts(profile, entry.batch_size, entry.context_tokens)
+    found = {
         name: float(costs.ms([len(tree)], [tree.depth], tree.topk or 0)[0]) / costs.plain.ms
         for name, tree in trees.items()
     }
+    if costs.as_it_comes:
+        found[AS_IT_COMES] = float(costs.as_it_comes.ms([2], [1])[0]) / costs.plain.ms
+    return found
 
 
 def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping[str, float]) -> Iterator[str]:
-    """A row for each contender, and what the planned setting loses against the best of all."""
+    """A row for each contender, what the planned setting loses against the best of all, and how far step costs are off."""
+    off: dict[str, float] = {}
     for name, entrant in entrants.items():
         c, planned = result.contender(name), entrant.predicted.replayed
         if name == "plain":
             continue
-        measured, speedup = result.overhead(name), result.speedup(name)
+        measured, speedup = result.overhead(name, "plain"), result.speedup(name)
         cost = overheads[name] if overheads[name] == overheads[name] else None
-        expected = None if planned is None or cost is None else planned / cost
+        if cost is not None and measured is not None:
+            off[name] = cost / measured.value - 1
+        expected = (
+            None if planned is None or cost is None else planned / cost * min(1.0, overheads.get(AS_IT_COMES, 1.0))
+        )
         replayed = "–" if c.replayed_tokens_per_step is None else f"{c.replayed_tokens_per_step:.3f}"
         setting = entrant.draft.name
         title = name if setting in name else f"{name} ({setting})"
@@ -132,8 +148,10 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
             replayed,
             f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}" + (f" (stopped after {c.compared})" if c.stopped else ""),
             "–" if planned is None else f"{100 * (planned / c.tokens_per_step - 1):+.1f}",
-            "–" if cost is None else f"{cost:.2f}",
-            measured,
+            "–" if cost is None else f"{cost:.3f}",
+            measured
+            if measured is None or measured.low is None
+            else f"{measured.value:.3f} [{measured.low:.3f}, {measured.high:.3f}]",
             "–" if expected is None else f"{expected:.2f}",
             speedup,
             "–" if expected is None or speedup is None else f"{100 * (expected / speedup.value - 1):+.1f}",
@@ -147,6 +165,9 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
     )
     best = max(speeds, key=lambda name: speeds[name])
     yield f"\nPlanned: {planned}, {speeds[planned]:.3f} times plain decoding; the fastest of all is {best}, {speeds[best]:.3f}: regret {1 - speeds[planned] / speeds[best]:.1%}.\n"
+    worst = max(off, key=lambda name: abs(off[name]))
+    within = sum(abs(error) <= BAR for error in off.values())
+    yield f"Predicted step costs: {within} of {len(off)} within {BAR:.0%} of the measured ones, the worst {worst}, {off[worst]:+.1%}.\n"
 
 
 def entrants_rate(entrants: Mapping[str, Entrant], overheads: Mapping[str, float], name: str) -> float:
@@ -161,16 +182,24 @@ def main() -> None:
     parser.add_argument("--engine")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--held-out", type=int, default=HELD_OUT)
+    parser.add_argument("--calibrate", type=int, default=CALIBRATION)
+    parser.add_argument("--least-tokens", type=int, default=0)
+    parser.add_argument("--most-tokens", type=float, default=inf)
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="for timing steps")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     source = {"model": "smollm2", "drafter": asked.drafter, "prompts": asked.prompts, "threads": 1, "dtype": "float32"}
     session = open_session(source)
-    run = RunDirectory(asked.folder / Path(asked.drafter).name.replace(":", "-"))
+    some = [c for c in session.prompts.conversations if asked.least_tokens <= len(c.first) <= asked.most_tokens]
+    session = replace(session, prompts=replace(session.prompts, conversations=tuple(some)))
+    lengths = (asked.least_tokens, asked.most_tokens)
+    kind = "" if lengths == (0, inf) else f"-{lengths[0]}-to-{lengths[1]:g}-tokens"
+    run = RunDirectory(asked.folder / (Path(asked.drafter).name.replace(":", "-") + kind))
     run.path.mkdir(parents=True, exist_ok=True)
     if not run.trace.exists():
-        pipeline.calibrate(run, session, num_prompts=CALIBRATION, max_new_tokens=TOKENS)
+        pipeline.calibrate(run, session, num_prompts=asked.calibrate, max_new_tokens=TOKENS)
     engine = None if asked.engine is None else open_stepper(asked.engine, session.setup(TOKENS), print)
-    case = Case(run, session, engine, asked.batch_size)
+    case = Case(run, session, engine, asked.batch_size, asked.seconds)
     own, trace = case.measured(), run.read_trace()
     plan, profile = own.read_plan(), own.read_profile()
     entrants = case.entrants(plan.entry(asked.batch_size), trace)

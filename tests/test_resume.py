@@ -251,7 +251,7 @@ def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
         visit for block in kept for visit in block["visits"]
     ]
     assert len(found.rounds) == len(journal.documents()) - 1 == 3  # the fewest
-    points, plain = found.timings()
+    ((points, plain),) = found.timings()
     assert [len(p.step_ms) for p in points] == [3, 3]  # the shortest visits
     assert len(plain.step_ms) == 9
     assert {part for p in points for part in p.parts_ms} == {"draft", "target", "verify", "commit"}

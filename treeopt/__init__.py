@@ -174,7 +174,7 @@ def profile(
     calibration  : calibration that timed trees are grown on: a file or a name; by default the run's
     gb_per_s     : memory bandwidth to compare plain steps with
     compiled     : compile the target (on CUDA with CUDA graphs)
-    engine       : time another runtime's own steps, with chains and dynamic trees: openvino, openvino-int8
+    engine       : time another runtime's own steps, with chains and dynamic trees: openvino, openvino-int8, either with -default
     overwrite    : replace a profile of another model, machine or runtime, which is kept otherwise
     options      : those of `open`, on top of those that the run was calibrated with
     """
@@ -255,7 +255,7 @@ def bench(
     num_prompts    : held-out prompts; by default 64, or 10 a row
     max_new_tokens : longest answer; by default as calibrated
     rounds         : times that every contender decodes every prompt
-    engine         : have another runtime decode: transformers, openvino, openvino-int8
+    engine         : have another runtime decode: transformers, openvino, openvino-int8, either with -default
     trees          : add a tree: a file, or the name of a published one
     options        : those of `open`, on top of those that the run was calibrated with; prompts="trace" decodes those of
                      the run's own trace

@@ -59,8 +59,9 @@ class StepCosts:
     reach          : the largest size and the largest depth measured; between two contexts the smaller of both
     below_plain    : whether a tree was timed noticeably faster than a plain step
 
-    With ``as_measured`` latencies below the plain step's stay as they are; with ``redrafts`` the drafter reads the nodes of all
-    levels above again, so that level i costs what i x topk nodes cost. Raises OutOfRange for a batch size that was not measured.
+    With ``as_measured`` latencies below the plain step's stay as they are, and are not taken to another time; with ``redrafts``
+    the drafter reads the nodes of all levels above again, so that level i costs what i x topk nodes cost. Raises OutOfRange for
+    a batch size that was not measured.
 
     >>> point, plain = StepTiming(1, 128, 9, 2, (4.0,)), StepTiming(1, 128, 1, 0, (2.0,))
     >>> costs = StepCosts(LatencyProfile((point,), (plain,)), 1)
@@ -169,7 +170,7 @@ class StepCosts:
         found *= (np.maximum(ms, self._least_ms) / ms)[
             :, None
         ]  # about the raised latency, with the noise on both sides of it
-        if all(len(near.plain_rounds) for near in self._near):
+        if self._least_ms and all(len(near.plain_rounds) for near in self._near):
             found[sizes > 1] *= another_time
         return found
 
@@ -208,6 +209,14 @@ class StepCosts:
             profile = LatencyProfile(points, self.profile.autoregressive)
             found[topk] = StepCosts(profile, self.batch_size, self.context_tokens)
         return found
+
+    @cached_property
+    def as_it_comes(self) -> StepCosts | None:
+        """What plain decoding by the engine as it comes costs, as if it were a chain of 1; None where that is not told apart."""
+        here = [p for p in self.profile.as_it_comes if p.batch_size == self.batch_size]
+        points = tuple(replace(p, size=2, depth=1, as_it_comes=None) for p in here)
+        profile = LatencyProfile(points, self.profile.autoregressive)
+        return StepCosts(profile, self.batch_size, self.context_tokens, as_measured=True) if points else None
 
     @cached_property
     def _extras(self) -> dict[int, Extra]:

@@ -78,12 +78,18 @@ class Planned:
 
 
 class Visitor(ABC):
-    """What takes steps to be timed: a decoder, or somebody's own benchmark.
+    """What takes steps to be timed: a decoder, an engine, or somebody's own benchmark.
 
+    A lone root among the trees is plain decoding of an engine as it comes, where the plain step is of an exact one.
+
+    visits       : untimed and timed steps of a visit, that with the most first
+    contexts     : lengths of texts that rounds take in turn, so that a slow minute falls on all alike
     plain_visits : turns of the plain step in a round
     is_slow      : whether each visit is worth a block of the journal; else each round is one
     """
 
+    visits: Sequence[tuple[int, int]] = VISITS
+    contexts = 1
     plain_visits = PLAIN_VISITS
     is_slow = False
 
@@ -95,11 +101,8 @@ class Visitor(ABC):
         return None, 0.0
 
     @abstractmethod
-    def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
-        """Some untimed and some timed steps with the tree of that place.
-
-        turn : of all turns of the measurement; who answers prompts begins with another one each
-        """
+    def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
+        """Some untimed and some timed steps with the tree of that place, in the round of that number."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class Rounds:
     batch_size: int
     planned: Planned
     rounds: Sequence[Round]
+    contexts: int = 1
 
     @property
     def trees(self) -> list[Draft]:
@@ -124,15 +128,16 @@ class Rounds:
 
         The spread of a few rounds is small by chance every so often, so it has to be in the last rounds each.
         """
-        if len(self.rounds) < FEWEST_ROUNDS:
+        each = len(self.rounds) // self.contexts
+        if each < FEWEST_ROUNDS:
             return False
         seconds = self.seconds - self.planned.warm_up_s
         if seconds + seconds / len(self.rounds) > time_limit_s - self.planned.warm_up_s:
             return True
-        return len(self.rounds) >= FEWEST_SAMPLES and all(
+        return each >= FEWEST_SAMPLES and all(
             margin_of_error(point, plain) <= precision
-            for n in range(len(self.rounds) - IN_A_ROW + 1, len(self.rounds) + 1)
-            for points, plain in [replace(self, rounds=self.rounds[:n]).timings(1)]
+            for n in range(each - IN_A_ROW + 1, each + 1)
+            for points, plain in replace(self, rounds=self.rounds[: n * self.contexts]).timings(1)
             for point in (plain, *points)
         )
 
@@ -150,16 +155,19 @@ class Rounds:
         planned = replace(self.planned, kept=kept, warm_up_s=warm_up_s)
         return Rounds([*self.all_trees, *other.all_trees], self.batch_size, planned, [*mine, *theirs])
 
-    def timings(self, context_tokens: int | None = None) -> tuple[list[StepTiming], StepTiming]:
-        """The trees' timings and the plain one; the context is ``context_tokens``, or the rows' median length."""
-        context = context_tokens
-        if context is None:
-            context = int(median([length for visit in self.visits for length in visit.lengths]))
-        plain = self._timing(len(self.all_trees), Tree.chain(0), context)
-        return [self._timing(i, self.all_trees[i], context) for i in self.planned.kept], plain
+    def timings(self, context_tokens: int | None = None) -> list[tuple[list[StepTiming], StepTiming]]:
+        """The trees' timings and the plain one, at ``context_tokens``, or else at each median length of the rows."""
+        found = []
+        for rounds in (self.rounds[i :: self.contexts] for i in range(self.contexts)):
+            context = context_tokens
+            if context is None:
+                context = int(median([length for round_ in rounds for visit in round_ for length in visit.lengths]))
+            plain = self._timing(rounds, len(self.all_trees), Tree.chain(0), context)
+            found.append(([self._timing(rounds, i, self.all_trees[i], context) for i in self.planned.kept], plain))
+        return found
 
-    def _timing(self, place: int, tree: Draft, context: int) -> StepTiming:
-        turns = [(n, visit) for n, round_ in enumerate(self.rounds) for visit in round_ if visit.place == place]
+    def _timing(self, rounds: Sequence[Round], place: int, tree: Draft, context: int) -> StepTiming:
+        turns = [(n, visit) for n, round_ in enumerate(rounds) for visit in round_ if visit.place == place]
         accepted = [n for _, visit in turns for n in visit.accepted]
         parts = turns[0][1].parts_ms
         return StepTiming(
@@ -173,6 +181,7 @@ class Rounds:
             parts_ms={part: tuple(visit.parts_ms[part] for _, visit in turns) for part in parts} or None,
             expanding=tuple(tree.expanding()) if "draft 0" in parts else None,
             topk=tree.topk,
+            as_it_comes=(len(tree) == 1 and place < len(self.all_trees)) or None,
         )
 
 
@@ -204,14 +213,16 @@ def time_rounds(
         places = [*planned.kept, *[len(visitor.trees)] * visitor.plain_visits]
         number, done = divmod(len(visits), len(places))
         if not done:
-            found = Rounds(visitor.trees, visitor.batch_size, planned, rounds_of(visits, len(places)))
+            each = len(places)
+            rounds = [tuple(visits[i : i + each]) for i in range(0, len(visits), each)]
+            found = Rounds(visitor.trees, visitor.batch_size, planned, rounds, visitor.contexts)
             if found.is_enough(time_limit_s, precision):
                 return found
         if not is_warm:
             visitor.warm_up()
             is_warm = True
         place = int(np.random.default_rng([0, number]).permutation(places)[done])
-        unsaved.append(visitor.visit(place, planned.visit, number + done))
+        unsaved.append(visitor.visit(place, planned.visit, number))
         visits.append(unsaved[-1])
         progress(unsaved[-1])
         if visitor.is_slow or done + 1 == len(places):
@@ -220,20 +231,18 @@ def time_rounds(
             unsaved = []
 
 
-def rounds_of(visits: Sequence[Visit], each: int) -> list[Round]:
-    """The whole rounds of a list of visits."""
-    return [tuple(visits[i : i + each]) for i in range(0, len(visits) - each + 1, each)]
-
-
 def plan_visits(visitor: Visitor, time_limit_s: float) -> Planned:
     """Who has visits, and how long ones; all that there are where nothing is known of steps before."""
     step_s, warm_up_s = visitor.warm_up()
     if step_s is None:
         return Planned(list(range(len(visitor.trees))), VISITS[-1], 0.0, 0.0)
-    return replace(plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s), warm_up_s=warm_up_s)
+    planned = plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s, visitor.visits)
+    return replace(planned, warm_up_s=warm_up_s)
 
 
-def plan_rounds(trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: float) -> Planned:
+def plan_rounds(
+    trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: float, visits: Sequence[tuple[int, int]] = VISITS
+) -> Planned:
     """The longest visits with which the fewest rounds of all trees fit, or else the trees that fit with the shortest.
 
     step_s : seconds of a step with each tree, and of a plain step
@@ -245,13 +254,14 @@ def plan_rounds(trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: f
     def seconds(kept: Sequence[int], visit: tuple[int, int]) -> float:
         return FEWEST_ROUNDS * sum(visit) * (sum(step_s[i] for i in kept) + PLAIN_VISITS * step_s[len(trees)])
 
-    places, shortest = list(range(len(trees))), VISITS[-1]
-    whole_s, kept = seconds(places, shortest), list[int]()
-    for visit in VISITS:
+    places, shortest = list(range(len(trees))), visits[-1]
+    whole_s, kept = seconds(places, shortest), [i for i in places if len(trees[i]) == 1]
+    least = LEAST_TREES + len(kept)
+    for visit in visits:
         if seconds(places, visit) <= time_limit_s:
             return Planned(places, visit, whole_s, seconds(places, visit))
     for i in far_apart(trees):
-        if len(kept) < LEAST_TREES or seconds([*kept, i], shortest) <= time_limit_s:
+        if i not in kept and (len(kept) < least or seconds([*kept, i], shortest) <= time_limit_s):
             kept.append(i)
     return Planned(sorted(kept), shortest, whole_s, seconds(kept, shortest))
 
@@ -286,7 +296,8 @@ def margin_of_error(timing: StepTiming, plain: StepTiming) -> float:
     >>> margin_of_error(timing, timing)
     0.0
     """
-    latency = median_latency(timing.step_ms) if timing.size == 1 else paired_latency(timing, plain)
+    is_paired = timing.size > 1 or timing.as_it_comes
+    latency = paired_latency(timing, plain) if is_paired else median_latency(timing.step_ms)
     return 1.96 * latency.stderr_ms / latency.ms
 
 

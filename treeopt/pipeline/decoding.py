@@ -162,7 +162,8 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
     told = {name: None if entrant.is_own else entrant.draft for name, entrant in entrants.items()}
 
     def decode_with(name: str, asked: Sequence[tuple[int, Sequence[int]]]) -> BlockRun:
-        return decode_block(stepper, told[name], asked, setup.stop, rows)
+        own = (entrants[name].as_it_comes and stepper.as_it_comes) or stepper
+        return decode_block(own, told[name], asked, setup.stop, rows)
 
     with progress(f"Decoding with {len(told)} contenders", len(prompts) * len(told) * decoding.rounds) as advance:
         return decode_contenders(

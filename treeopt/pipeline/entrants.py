@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.source import Source, objective_for
 from treeopt.pipeline.trees import named_tree
+from treeopt.records.benchmark import AS_IT_COMES
 from treeopt.records.contender import Predicted
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
@@ -38,6 +39,7 @@ class Entrant:
     predicted_accepted : share of the steps that emit 0, 1, ... guesses
     is_replayable      : whether its guesses are all of the draft's nodes, and those that the reference ranks
     is_own             : whether an engine decodes it by its own settings, which may guess less than the draft
+    as_it_comes        : whether the engine as it comes decodes it, beside one told to be exact
     """
 
     draft: Draft = PLAIN
@@ -45,6 +47,7 @@ class Entrant:
     predicted_accepted: list[float] = field(default_factory=list)
     is_replayable: bool = True
     is_own: bool = False
+    as_it_comes: bool = False
 
 
 def own_entrants(
@@ -75,6 +78,8 @@ def engine_entrants(
     """The contenders of another engine: plain, what the plan comes to, some chains, its own settings, and files."""
     entrants, chain_of = plain_and_chosen(entry), entry.best("chain")
     best = chain_of.depth if chain_of else source.num_heads
+    if engine.as_it_comes:
+        entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
     lengths = sorted({1, source.num_heads, best})
     if entry.draft.kind == "tree" or (entry.draft.kind == "dynamic" and not takes_dynamic):
@@ -94,6 +99,7 @@ def engine_entrants(
         else:
             same = entrants.pop(twin) if twin else fixed(source, own)
             entrants[OWN_SETTINGS] = Entrant(own, is_own=True) if engine.own_stops else same
+    entrants |= {AS_IT_COMES: replace(entrants["plain"], as_it_comes=True)} if engine.as_it_comes else {}
     entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
     return _taken(entrants, source, engine)
 

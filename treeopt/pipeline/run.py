@@ -50,7 +50,7 @@ class LineOptions:
 
     batch_sizes: Sequence[Count] = (1,)
     budget: Count = 64
-    engine: Literal["openvino", "openvino-int8"] | None = None
+    engine: Literal["openvino", "openvino-int8", "openvino-default", "openvino-int8-default"] | None = None
     num_prompts: Count = 128
     max_new_tokens: Count = 128
     bench_prompts: Count | None = None
@@ -93,8 +93,8 @@ def run_line(
     if steps.finished() < 3 and run.probe.exists():
         probe_again(run, session)
         steps.append({"step": "probe"})
-    # The format of the weights changes latencies, not what the engine takes.
-    name = wanted.engine.removesuffix("-int8") if wanted.engine else None
+    # The precision changes latencies, not what the engine takes.
+    name = wanted.engine.partition("-")[0] if wanted.engine else None
     plan = search(run, engine=name, **sizes)
     told: dict[str, Any] = {"engine": wanted.engine, "num_prompts": wanted.bench_prompts}
     results = [bench(run, session, batch_size=entry.batch_size, **told) for entry in plan.entries]

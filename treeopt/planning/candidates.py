@@ -13,6 +13,7 @@ n candidates · C conversations · B bootstrap draws
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -36,6 +37,7 @@ MOST_DYNAMIC = 64  # dynamic trees, the fastest by estimate, that are in the tab
 UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
 
 Floats = NDArray[np.float64]
+AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
 Key = tuple[str, int, int, int]  # group of candidates, rows, depth, topk
 NOTHING = TreeRates()
 
@@ -114,8 +116,9 @@ class Candidates:
 
     @cached_property
     def plain(self) -> int:
-        """Where the lone root is."""
-        return int(self.sizes.argmin())
+        """Where the lone root is; of an exact engine and the same one as it comes the faster one's."""
+        roots = np.flatnonzero(self.sizes == self.sizes.min())
+        return int(roots[self.throughput[roots].argmax()])
 
     @cached_property
     def ms_stderr(self) -> Floats:
@@ -165,6 +168,8 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
         settings = source.dynamic(replace(request.dynamic, levels=levels, rows=rows, chains=False))
         found += _dynamic(settings, costs) if settings else []
+    if any(cost.as_it_comes for cost in costs.values()):
+        found.append(replace(found[0], group=AS_IT_COMES))
     rates, draws = _drawn([one.rates for one in found])
     tables = []
     for batch_size in request.sizes:
@@ -220,11 +225,14 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     grown, rng = table.groups == "grown", np.random.default_rng([SEED, costs.batch_size])
     numbers = np.array([(one.size, one.depth, one.topk) for one in table.all]).T
     ms = costs.ms(*numbers)
-    known = np.flatnonzero(~np.isnan(ms))
+    known, alone = np.flatnonzero(~np.isnan(ms)), table.groups == AS_IT_COMES
     sizes, depths, topks = numbers[:, known]
     timed = costs.is_timed(sizes, depths) | (sizes == 1)
     taken, sure = request.considered(timed), costs.is_sure(sizes, depths, topks)
-    ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), rng, topks)
+    ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
+    if costs.as_it_comes:
+        ms[alone] = costs.as_it_comes.ms([2], [1])
+        ms_draws[alone[known]] = costs.as_it_comes.draws_ms([2], [1], ms_draws.shape[1], rng)
     wanted, found = (set(some.tolist()) for some in (table.sizes[grown], sizes[grown[known]]))
     if found == {1} != wanted:
         some = ", ".join(map(str, sorted(wanted - {1})[:4]))
@@ -243,7 +251,11 @@ def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: 
     gaps = [size for size in untimed if size <= largest]
     some = ", ".join(map(str, gaps[:8])) + " ..." * (len(gaps) > 8)
     here, context, budget = costs.context_tokens, request.context, request.limits.budget
+    own, name = costs.as_it_comes, costs.profile.runtime.get("name")
+    faster = costs.plain.ms / own.ms([2], [1])[0] if own else 1.0
     said = {
+        f"With nothing forced the engine decodes plainly {faster:.2f} times as fast as when it is told to be exact. To plan "
+        f"for that: treeopt profile --engine {name}-default, in another run.": faster > 1,
         "Some trees were timed faster than a plain step. That is noise, so they are taken to cost as much as one.": costs.below_plain,
         f"The profile has no latency for trees of {some} rows, so they were left out.": bool(gaps),
         f"The profile has no context of {context} tokens. The nearest measured one was taken: {here}.": context

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treeopt.planning.candidates import Candidates, Evidence
+from treeopt.planning.candidates import AS_IT_COMES, Candidates, Evidence
 from treeopt.planning.select import Selection
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.figure import Errors, Figure, Intervals
-from treeopt.records.plan import Basis, MixErrors, PlanEntry
+from treeopt.records.plan import EXACT, Basis, MixErrors, PlanEntry
 from treeopt.trees.draft import TreeSize
 from treeopt.trees.tree import Choice
 
@@ -112,7 +112,11 @@ def _others(c: Candidates, chosen: Figure, i: int) -> dict[str, Figure]:
     """The best of each other kind of draft than the chosen one's."""
     best = {kind: c.best_of(*groups) for kind, groups in KINDS.items() if kind != chosen.draft.kind}
     found = {kind: figure_of(c, j, chosen=i) for kind, j in best.items() if j is not None}
-    return {kind: figure for kind, figure in found.items() if kind == figure.draft.kind}
+    found = {kind: figure for kind, figure in found.items() if kind == figure.draft.kind}
+    exact = c.places.get(("grown", 1, 0, 0))
+    if exact is not None and c.all[c.plain].group == AS_IT_COMES:
+        found[EXACT] = figure_of(c, exact, chosen=i)
+    return found
 
 
 def _growth_order(evidence: Evidence) -> list[tuple[Choice, float]]:

@@ -24,6 +24,7 @@ from treeopt.records.origins import Kept, ProvenanceRecord, RuleRecord, Runtime,
 
 FEWEST_BLOCKS = 5  # below it no interval is given
 LOOKS = (8, 4, 2)  # after one block in so many
+AS_IT_COMES = "default plain"  # the contender that is plain decoding by an engine as it comes, beside an exact one
 ERROR = 0.001  # of an interval at a look
 
 
@@ -79,12 +80,19 @@ class Benchmark(Kept):
         steps = sum(answer.steps for answer in answers)
         return (sum(a.emitted for a in answers) / steps if steps else 1.0), len(answers)
 
-    def speedup(self, name: str, baseline: str = "plain", *, group: str | None = None) -> Ratio | None:
+    @property
+    def baseline(self) -> str:
+        """The contender that speedups are over: plain decoding, or of two kinds of it the faster one."""
+        known = [c for c in self.contenders if c.name in ("plain", AS_IT_COMES)]
+        return max(known, key=lambda c: c.tokens_per_s or 0.0).name if known else "plain"
+
+    def speedup(self, name: str, baseline: str | None = None, *, group: str | None = None) -> Ratio | None:
         """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks.
 
         None where nothing was timed (every block had too few prompts for a full batch). Where one of them stopped early,
         it is of what both decoded, with the interval of the look that stopped it.
         """
+        baseline = baseline or self.baseline
         pairs = self._paired(name, baseline, group)
         if not len(pairs):
             return None
@@ -108,12 +116,12 @@ class Benchmark(Kept):
             interval95=Intervals(speedup=ends),
         )
 
-    def overhead(self, name: str) -> Ratio | None:
+    def overhead(self, name: str, baseline: str | None = None) -> Ratio | None:
         """Latency of a step over that of a plain one (Medusa, appendix B): the median over blocks.
 
         A block's plain steps were timed next to its others, so a disturbed block is one ratio of many.
         """
-        pairs = self._paired(name, "plain", per="steps")
+        pairs = self._paired(name, baseline or self.baseline, per="steps")
         if not len(pairs):
             return None
         ratios = 1 / rates_ratio(pairs)

@@ -28,6 +28,7 @@ from treeopt.trees.tree import Choice, Tree
 ROOT = Tree.chain(0)
 PromptRange = tuple[Positive, Positive | None]  # fewest and most prompts; None where that cannot be told
 Beyond = Literal["off", "last"]  # what a schedule does above the largest batch size that was searched
+EXACT = "plain, exact"  # plain decoding by an engine that is told to be exact, where the same one as it comes is faster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class PlanEntry:
     """The chosen draft for one batch size; one of a single row means "do not speculate".
 
     chosen        : its tokens per step are held-out (cross-fitted replay) where the plan was made from a trace
-    others        : kind ("tree", "chain", "dynamic") to the best of that kind, but for the kind that was chosen
+    others        : kind ("tree", "chain", "dynamic") to the best of that kind, but for the kind that was chosen; and `EXACT`
     growth_order  : (path, gain [tokens per step]) of the best fixed tree, first its own nodes; then on to the whole budget
                     where trees are nested
     sizes95       : 95 % interval of the fastest size · tied_sizes : sizes that the data cannot tell from the fastest
@@ -146,7 +147,7 @@ class PlanEntry:
         """
         if not self.speculates or takes(self.draft):
             return self.chosen
-        best = fastest([figure for figure in self.others.values() if takes(figure.draft)])
+        best = fastest([figure for figure in self.others.values() if figure.size > 1 and takes(figure.draft)])
         if best is None:
             raise InvalidInput(f"The plan has no draft of that kind for batch size {self.batch_size}.")
         return best if best.speedup is None or best.speedup > 1 else self.plain

@@ -48,6 +48,7 @@ class StepTiming(AtSetting):
     parts_ms      : samples of draft, target, verify and commit
     expanding     : of each depth, how many nodes of the tree have children
     topk          : of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
+    as_it_comes   : whether it is a plain step of an engine with nothing forced, beside an exact one
     """
 
     size: Positive
@@ -58,6 +59,7 @@ class StepTiming(AtSetting):
     parts_ms: dict[str, tuple[NotNegative, ...]] | None = None
     expanding: tuple[Positive, ...] | None = None
     topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
+    as_it_comes: bool | None = None
 
     def __post_init__(self) -> None:
         if not min(self.size - 1, 1) <= self.depth < self.size:
@@ -154,8 +156,9 @@ class LatencyProfile(Kept):
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
 
     def __post_init__(self) -> None:
+        plain = [p.step_ms for p in self.autoregressive]
         for point in self.points:
-            if point.size == 1 and point.step_ms not in [p.step_ms for p in self.autoregressive]:
+            if point.size == 1 and not point.as_it_comes and point.step_ms not in plain:
                 raise InvalidInput(
                     "A point of size 1 is the plain step and must have its samples, but the point of batch size "
                     f"{point.batch_size} has others: leave it out."
@@ -169,7 +172,12 @@ class LatencyProfile(Kept):
     @property
     def fixed(self) -> list[StepTiming]:
         """The timings of fixed trees."""
-        return [point for point in self.points if point.topk is None]
+        return [point for point in self.points if point.topk is None and not point.as_it_comes]
+
+    @property
+    def as_it_comes(self) -> list[StepTiming]:
+        """The plain steps of an engine with nothing forced; empty where those of ``autoregressive`` are such."""
+        return [point for point in self.points if point.as_it_comes]
 
     @property
     def dynamic(self) -> list[StepTiming]:

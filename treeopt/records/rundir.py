@@ -25,6 +25,8 @@ ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.
     "transformers": "transformers:Transformers",
     "openvino": "openvino:in_fp32",
     "openvino-int8": "openvino:in_int8",
+    "openvino-default": "openvino:in_own",
+    "openvino-int8-default": "openvino:in_int8_own",
 }
 BENCH = re.compile(rf"bench(?:-({'|'.join(ENGINES)}))?(?:-batch-size-(\d+))?", re.ASCII)
 MAKERS = {

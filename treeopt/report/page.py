@@ -27,7 +27,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Ratio
 from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
 from treeopt.records.origins import DrafterRecord
-from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.plan import EXACT, Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.bench_table import about_rule, bench_tables, group_table, has_one_text, text_price
@@ -36,10 +36,12 @@ from treeopt.report.figures import FIGURES, Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, kinds_table, mixture, price, schedule, trees_table
 from treeopt.report.verdict import (
+    BY_DEFAULT,
     NO_TREE_PAYS,
     decoding_caveats,
     doubts,
     entry_doubts,
+    over,
     pace,
     slowdown,
     speedup_over,
@@ -132,7 +134,7 @@ class Section:
     @property
     def speedup(self) -> Ratio | None:
         """The measured one."""
-        return speedup_over(self.bench, "plain") if self.bench else None
+        return speedup_over(self.bench) if self.bench else None
 
     @property
     def doubts(self) -> list[str]:
@@ -149,7 +151,7 @@ class Section:
             return "1×", "" if self.doubts else said
         if speedup and self.bench and not self.elsewhere:
             ends = "" if speedup.low is None else f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
-            said = f"{tree} {pace(Ratio(value=speedup.value))}, measured{ends}"
+            said = f"{tree} {pace(Ratio(value=speedup.value), over(self.bench))}, measured{ends}"
             said += f"; predicted {told(chosen, 'speedup')}." if chosen.speedup is not None else "."
             return f"{speedup.value:.2f}×", " ".join([said, *weighed(self.bench)[1]])
         if chosen.speedup is None:
@@ -158,7 +160,7 @@ class Section:
         here = "It was not measured by treeopt itself."
         if speedup:
             here = f"Decoded here it is {speedup.value:.2f} times as fast, which is no check of that."
-        said = f"{tree} is predicted to decode {told(chosen, 'speedup')} times as fast as plain decoding"
+        said = f"{tree} is predicted to decode {told(chosen, 'speedup')} times as fast as {BY_DEFAULT if EXACT in self.entry.others else 'plain decoding'}"
         said += f", for steps timed {self.elsewhere}" if self.elsewhere else ""
         return f"{chosen.speedup:.2f}×", f"{said}. {here}"
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.figure import Figure
-from treeopt.records.plan import BatchRange, MixErrors, Plan, PlanEntry
+from treeopt.records.plan import EXACT, BatchRange, MixErrors, Plan, PlanEntry
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
-from treeopt.report.verdict import doubts
+from treeopt.report.verdict import BY_DEFAULT, doubts
 from treeopt.report.wording import count, draft_words, kinds_of, percentages, pm, ranges, setting_name, told
 from treeopt.trees.tree import Choice, Tree
 
@@ -80,10 +80,16 @@ def kinds_table(plan: Plan) -> Table | None:
 
 
 def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
-    """Which sizes are as good as the chosen one; empty where not known. The ``hint`` is what would tell them apart."""
+    """What speedups are over, where an engine is told to be exact, and which sizes are as good as the chosen one.
+
+    Empty where that is not known. The ``hint`` is what would tell them apart.
+    """
+    said = ""
+    if exact := entry.others.get(EXACT):
+        said = f"Speedups are over {BY_DEFAULT}; told to be exact it is {told(exact, 'speedup')} times as fast, plain. "
     if entry.runner_up is None or entry.chosen.interval95.tokens_per_step is None:
-        return ""
-    said = f"Batch size {entry.batch_size}: {_ties(entry, entry, entry.runner_up, hint=hint)}"
+        return said.strip()
+    said += f"Batch size {entry.batch_size}: {_ties(entry, entry, entry.runner_up, hint=hint)}"
     if (verified := entry.verified) and verified.afresh.speedup:
         said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "
         said += f"{verified.afresh.speedup:.2f} times as fast as plain"

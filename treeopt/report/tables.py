@@ -141,12 +141,14 @@ def profile_table(profile: LatencyProfile) -> Table:
 def _timed_steps(
     profile: LatencyProfile, setting: tuple[int, int], points: Sequence[StepTiming]
 ) -> Iterator[tuple[str, ...]]:
-    """Rows of one batch size and context: the plain step, then the points."""
+    """Rows of one batch size and context: the plain step, that of an engine with nothing forced, then the points."""
     from treeopt.latency.estimate import StepCosts
 
     costs = StepCosts(profile, *setting, as_measured=True)
     plain = [p for p in profile.autoregressive if p.setting == setting]
     timed = [("plain", costs.plain, plain)]
+    own = [p for p in profile.as_it_comes if p.setting == setting]
+    timed += [("plain, default", latency, own) for c in [costs.as_it_comes] if own and c and (latency := c.step(2, 1))]
     timed += [(str(p.depth), latency, [p]) for p in points if (latency := costs.step(p.size, p.depth))]
     for depth, latency, steps in timed:
         where = (str(setting[0]), str(setting[1] or "–"), str(steps[0].size), depth)

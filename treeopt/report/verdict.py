@@ -16,7 +16,7 @@ from pathlib import Path
 from treeopt.files.shell import command_line
 from treeopt.latency.rounds import busy, precision_reached
 from treeopt.planning.select import NEGLIGIBLE
-from treeopt.records.benchmark import Benchmark
+from treeopt.records.benchmark import AS_IT_COMES, Benchmark
 from treeopt.records.figure import Ratio
 from treeopt.records.plan import MixErrors, Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -31,7 +31,13 @@ CONTENDERS = {
     "chain": "best top-1 chain",
     "budget": "best of full budget",
 }
-IN_ENGINE = {"plain": "plain decoding", "chosen": "chosen by treeopt", "defaults": "the engine's own settings"}
+BY_DEFAULT = "the engine's default, plain"
+IN_ENGINE = {
+    "plain": "plain decoding",
+    AS_IT_COMES: BY_DEFAULT,
+    "chosen": "chosen by treeopt",
+    "defaults": "the engine's own settings",
+}
 RIVALS = {PUBLISHED: "the published tree", "chain": "the best chain", "budget": "the best tree of the full budget"}
 ADVICE = ": serve the model without it"
 NO_TREE_PAYS = "No tree pays here: serve the model without speculation."
@@ -78,19 +84,19 @@ def doubt(speedup: Ratio) -> str:
 
 def slowdown(bench: Benchmark) -> Ratio | None:
     """The speedup of a draft that plain decoding was faster than, beyond noise or not; None of any other."""
-    speedup = speedup_over(bench, "plain")
+    speedup = speedup_over(bench)
     return speedup if speedup and speedup.value < 1 and bench.contender(bench.judged).size > 1 else None
 
 
-def pace(speedup: Ratio) -> str:
+def pace(speedup: Ratio, beside: str = "plain decoding") -> str:
     """How a contender decodes beside plain decoding.
 
     >>> pace(Ratio(value=1.2)), pace(Ratio(value=0.9, low=0.8, high=1.1))
     ('decodes 1.20 times as fast as plain decoding', 'is slower than plain decoding: 0.90 (0.80 to 1.10) times as fast')
     """
     if speedup.value < 1:
-        return f"is slower than plain decoding: {times(speedup)} as fast"
-    return f"decodes {times(speedup)} as fast as plain decoding"
+        return f"is slower than {beside}: {times(speedup)} as fast"
+    return f"decodes {times(speedup)} as fast as {beside}"
 
 
 def timing_caveats(profile: LatencyProfile, remedy: str = "") -> list[str]:
@@ -116,7 +122,7 @@ def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
     Two empty lists where nothing was timed.
     """
     chosen, names, against, ties, won = bench.contender(bench.judged), IN_ENGINE if bench.engine else RIVALS, [], [], []
-    if (speedup := speedup_over(bench, "plain")) is None:
+    if (speedup := speedup_over(bench)) is None:
         return [], []
     if chosen.size > 1 and (said := doubt(speedup)):
         against.append(said)
@@ -139,11 +145,11 @@ def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
 
 def measured(bench: Benchmark) -> str:
     """What a benchmark comes to, in sentences; what speaks against the chosen tree is the first."""
-    if (speedup := speedup_over(bench, "plain")) is None:
+    if (speedup := speedup_over(bench)) is None:
         timed = bench.contenders[0].tokens_per_s is not None
         return "" if timed else "Nothing was timed: the prompts are too few for a full batch."
     (against, ties), size = weighed(bench), bench.contender(bench.judged).size
-    result = f"{subject(bench)} ({count(size, 'row')} a step) {pace(speedup)}."
+    result = f"{subject(bench)} ({count(size, 'row')} a step) {pace(speedup, over(bench))}."
     return " ".join([*against, result if size > 1 else "The plan does not speculate at this batch size.", *ties])
 
 
@@ -171,7 +177,7 @@ def entry_doubts(plan: Plan, entry: PlanEntry, bench: Benchmark | None) -> list[
 
     A mix is not judged by the prediction for one of its batch sizes, nor is it served without speculation there.
     """
-    if bench is not None and speedup_over(bench, "plain") is not None:
+    if bench is not None and speedup_over(bench) is not None:
         return [said.replace(ADVICE, "") if plan.mix else said for said in weighed(bench)[0]]
     return [] if plan.mix else predicted_doubts(entry)
 
@@ -224,10 +230,15 @@ def predicted_doubts(entry: PlanEntry) -> list[str]:
     return found
 
 
-def speedup_over(bench: Benchmark, baseline: str) -> Ratio | None:
-    """The chosen tree's speedup over a baseline; None where one of the two was not measured."""
+def speedup_over(bench: Benchmark) -> Ratio | None:
+    """The chosen tree's speedup over plain decoding; None where one of the two was not measured."""
     known = {contender.name for contender in bench.contenders}
-    return bench.speedup(bench.judged, baseline) if {bench.judged, baseline} <= known else None
+    return bench.speedup(bench.judged) if {bench.judged, bench.baseline} <= known else None
+
+
+def over(bench: Benchmark | None) -> str:
+    """What speedups of a benchmark are over, in a sentence."""
+    return BY_DEFAULT if bench and bench.baseline == AS_IT_COMES else "plain decoding"
 
 
 def times(ratio: Ratio) -> str:
@@ -272,16 +283,16 @@ def _found(entry: PlanEntry, bench: Benchmark) -> str:
     """What a benchmark comes to at one batch size."""
     if not entry.speculates:
         return "no tree is predicted to beat plain decoding, so not speculating is the plan"
-    speedup = speedup_over(bench, "plain")
+    speedup = speedup_over(bench)
     if speedup is None:
         return "nothing was timed, since the prompts are too few for a full batch"
     what = f"a {entry.draft.kind} of {count(entry.chosen.size, 'row')}".replace("a dynamic of", "a dynamic tree of")
-    return f"{what} {pace(speedup)}{SHOWN.get(outcome(speedup), '')}"
+    return f"{what} {pace(speedup, over(bench))}{SHOWN.get(outcome(speedup), '')}"
 
 
 def _next(pairs: Sequence[tuple[PlanEntry, Benchmark]], engines: Sequence[str]) -> tuple[str, list[object]]:
     """Why, and the words of the next command for a model of one's own."""
-    shown = [(entry, bench, outcome(speedup_over(bench, "plain"))) for entry, bench in pairs if entry.speculates]
+    shown = [(entry, bench, outcome(speedup_over(bench))) for entry, bench in pairs if entry.speculates]
     if engines and "gain" in [what for *_, what in shown]:
         return f"To start {engines[0]} with it", ["export", "--to", engines[0]]
     for entry, bench, what in shown:

@@ -120,7 +120,7 @@ class Decoder(Stepper):
     finished : rows that have ended, whoever hears may clear them
     """
 
-    name, version, switches, takes_trees = "treeopt", __version__, True, True
+    name, version, takes_trees = "treeopt", __version__, True
     cache: TreeCache
 
     def __init__(self, setup: Setup, *, records: bool = False) -> None:

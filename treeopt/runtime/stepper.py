@@ -14,7 +14,10 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.latency.rounds import Visit, Visitor
@@ -25,8 +28,12 @@ from treeopt.trees.tree import Tree
 
 PLAIN = Tree.chain(0)
 MOST_TURNS = 4  # prompts that a row has in a visit before it is given up
+STRETCH = 24  # tokens of a visit to an engine: many beside the guesses of a step, few beside what they follow
+SHORT = 16  # tokens of a text that steps are warmed up on
 LONG_STEP_S = 0.5  # a first step that takes so long is not taken twice
 SHORTEST_CONTEXT = 16  # that rows can be held at [tokens]
+
+NO_STEP = "Timing needs answers of more than one token, but {} prompts gave no step in which {} were answered together."
 
 Prompts = Sequence[tuple[int, Sequence[int]]]  # (place, tokens)
 
@@ -61,7 +68,6 @@ class Stepper(ABC):
 
     most_rows   : prompts that it answers together; None for as many as there is memory
     is_stepwise : whether passes are told one by one, and an answer can be left after any
-    switches    : whether a draft that is sent to the generator is that of the passes to come
     takes_trees : whether it takes dynamic trees, for one prompt at a time
     own_length  : longest chain of the engine's own settings; None where it has to be told one
     own_stops   : whether its own settings may end a chain earlier; else they are the chain of own_length
@@ -70,13 +76,13 @@ class Stepper(ABC):
     converted   : as `Runtime` has it
     first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
     by_parts    : set to have the next steps say what their parts took, where the engine can tell
+    as_it_comes : the same engine with nothing forced, where this one is told to be exact
     """
 
     name: str
     version: str
     most_rows: int | None = None
     is_stepwise: bool = True
-    switches: bool = False
     takes_trees: bool = False
     own_length: int | None = None
     own_stops: bool = False
@@ -85,6 +91,7 @@ class Stepper(ABC):
     converted: Mapping[str, str] = {}
     first_is_slow: bool = False
     by_parts: bool = False
+    as_it_comes: Stepper | None = None
 
     def prepare(  # noqa: B027 - most engines make room by themselves
         self, prompts: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: int
@@ -97,7 +104,8 @@ class Stepper(ABC):
     ) -> Generator[Pass, Draft | None, None]:
         """The passes that answer some prompts, so many at a time. A generator that is closed leaves nothing running.
 
-        draft : of the steps; None for the engine's own settings
+        draft : of the steps; None for the engine's own settings. One that is sent to treeopt's own decoder is that of the passes
+                to come
         """
 
 
@@ -161,10 +169,7 @@ def decode_block(
 
 
 class StepVisits(Visitor):
-    """Visits to the steps of a stepper, all rows live.
-
-    Rows go on from visit to visit where the stepper can switch drafts; else every visit answers prompts of its own.
-    """
+    """Visits to the steps of treeopt's own decoder, which switches drafts: rows go on from visit to visit, all of them live."""
 
     def __init__(
         self, stepper: Stepper, prompts: Sequence[Sequence[int]], trees: Sequence[Draft], batch_size: int
@@ -178,8 +183,6 @@ class StepVisits(Visitor):
 
     def warm_up(self) -> tuple[list[float], float]:
         """Seconds of a step with each tree, and of a plain one; of two, since the first finds nothing warm."""
-        for place in () if self.stepper.switches else (len(self.trees), 0):  # what an engine loads at first is no step
-            self.visit(place, (0, 1), 0)
         found, began = [], time.perf_counter()
         for place in range(len(self.trees) + 1):
             seconds = self.visit(place, (0, 1), 0).step_ms[0] / 1e3
@@ -188,24 +191,22 @@ class StepVisits(Visitor):
             found.append(seconds)
         return found, time.perf_counter() - began
 
-    def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
+    def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
         """Some steps with a tree; the last of the untimed ones is by parts."""
         draft = self.trees[place] if place < len(self.trees) else PLAIN
         (untimed, timed), began, worked = steps, time.perf_counter(), time.process_time()
-        if self._passes is None or not self.stepper.switches:
-            self._open(draft, turn)
+        if self._passes is None:
+            self._open(draft, number)
         step_ms, accepted, lengths, parts_ms = [], [], [], {}
         for n in range(untimed + timed):
             self.stepper.by_parts = n == untimed - 1
-            length, one = self._step(draft, turn)
+            length, one = self._step(draft, number)
             lengths.append(length)
             if n >= untimed:
                 step_ms.append(round(1e3 * one.seconds, 5))
                 accepted.append(sum(map(one.guesses, one.emitted)) / self.batch_size)
             elif one.parts_ms:
                 parts_ms = {part: round(ms, 5) for part, ms in one.parts_ms.items()}
-        if not self.stepper.switches:
-            self.close()
         return Visit(
             place=place,
             seconds=time.perf_counter() - began,
@@ -222,15 +223,15 @@ class StepVisits(Visitor):
             self._passes.close()
         self._passes = None
 
-    def _open(self, draft: Draft, turn: int) -> None:
+    def _open(self, draft: Draft, number: int) -> None:
         self.close()
         count = max(len(self._prompts), MOST_TURNS * self.batch_size)
-        asked = list(itertools.islice(itertools.cycle(self._prompts), turn, turn + count))
+        asked = list(itertools.islice(itertools.cycle(self._prompts), number, number + count))
         self._texts = list(map(len, asked))
         self._passes = self.stepper.answer(asked, draft, self.batch_size)
         self._is_new, self._gave_steps = True, False
 
-    def _step(self, draft: Draft, turn: int) -> tuple[int, Pass]:
+    def _step(self, draft: Draft, number: int) -> tuple[int, Pass]:
         """The mean length of rows before the next step in which all are live, and that step."""
         while True:
             assert self._passes is not None
@@ -238,11 +239,8 @@ class StepVisits(Visitor):
                 one = self._passes.send(None if self._is_new else draft)
             except StopIteration:
                 if not self._gave_steps:
-                    raise InvalidInput(
-                        f"Timing needs answers of more than one token, but {len(self._texts)} prompts gave no step in which "
-                        f"{self.batch_size} were answered together."
-                    ) from None
-                self._open(draft, turn)
+                    raise InvalidInput(NO_STEP.format(len(self._texts), self.batch_size)) from None
+                self._open(draft, number)
                 continue
             self._is_new = False
             live = [place for place, tokens in one.emitted.items() if tokens]
@@ -252,6 +250,75 @@ class StepVisits(Visitor):
             if not one.reads_prompt and len(live) == self.batch_size:
                 self._gave_steps = True
                 return length // self.batch_size, one
+
+
+class StretchVisits(StepVisits):
+    """Visits to an engine: those of a round go on from the same texts, to the same length, each for itself.
+
+    texts : of every context, those that rounds take one after the other
+
+    What a step costs depends on the text before it and on how many guesses were accepted, so the sample of a visit is the
+    mean of its steps: what the stretch took, over their number.
+    """
+
+    visits = ((0, 1),)
+
+    def __init__(
+        self, stepper: Stepper, texts: Sequence[Sequence[Sequence[int]]], trees: Sequence[Draft], batch_size: int
+    ) -> None:
+        super().__init__(stepper, [text for some in texts for text in some], trees, batch_size)
+        self.texts, self.contexts = texts, len(texts)
+
+    def warm_up(self) -> tuple[list[float], float]:
+        """Seconds of a visit at each context with each tree, and of plain ones: these, and what steps on short texts add."""
+        places = range(len(self.trees) + 1)
+        for place in {0, max(len(self.trees) - 1, 0), len(self.trees)}:  # what an engine loads at first is no step
+            self._stretch(place, 0, 1, SHORT)
+        began = time.perf_counter()
+        steps = [min(one.seconds for _, one in self._stretch(place, 0, 1, SHORT)) for place in places]
+        plain_s = sum(self.visit(places[-1], self.visits[0], number).seconds for number in range(self.contexts))
+        added_s = [STRETCH * self.contexts * (step - steps[-1]) for step in steps]
+        return [plain_s + more for more in added_s], time.perf_counter() - began
+
+    def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
+        """A stretch with a tree, from the texts of the round."""
+        began, worked = time.perf_counter(), time.process_time()
+        found = self._stretch(place, number, STRETCH)
+        return Visit(
+            place=place,
+            seconds=time.perf_counter() - began,
+            processor_s=time.process_time() - worked,
+            step_ms=[round(1e3 * sum(one.seconds for _, one in found) / len(found), 5)],
+            accepted=[sum(map(one.guesses, one.emitted)) / self.batch_size for _, one in found],
+            lengths=[length for length, _ in found],
+        )
+
+    def _stretch(self, place: int, number: int, tokens: int, most: int = 0) -> list[tuple[int, Pass]]:
+        """Two steps or more with all rows live, until these have so many tokens each, with the mean length before each step.
+
+        most : tokens of the texts that are read, the last ones; 0 for all
+        """
+        draft, stepper, rows = self.trees[place] if place < len(self.trees) else PLAIN, self.stepper, self.batch_size
+        if place < len(self.trees) and len(draft) == 1:
+            stepper = stepper.as_it_comes or stepper
+        some = self.texts[number % self.contexts]
+        for turn in range(MOST_TURNS):
+            first = (number // self.contexts + turn) * rows
+            texts = [some[i % len(some)][-most:] for i in range(first, first + rows)]
+            lengths, found = np.array([len(text) - 1 for text in texts]), list[tuple[int, Pass]]()
+            end = int(lengths.sum()) + rows * tokens
+            with closing(stepper.answer(texts, draft, rows)) as passes:
+                for one in passes:
+                    all_live = sum(map(bool, one.emitted.values())) == rows
+                    if not one.reads_prompt and all_live:
+                        found.append((int(lengths.mean()), one))
+                    for row, emitted in one.emitted.items():
+                        lengths[row] += len(emitted)
+                    if (found and not all_live) or (len(found) > 1 and lengths.sum() >= end):
+                        break
+            if found:
+                return found
+        raise InvalidInput(NO_STEP.format(MOST_TURNS * rows, rows))
 
 
 def rows_at(context_tokens: int, prompts: Sequence[Sequence[int]], target: Target) -> tuple[list[list[int]], StopRule]:

@@ -165,7 +165,7 @@ class Calls(Visitor):
 
             return time_rounds(self, time_limit_s=time_limit_s, precision=precision, journal=journal, progress=heard)
 
-    def visit(self, place: int, steps: tuple[int, int], turn: int) -> Visit:
+    def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
         """One run of the command; how many steps it takes is its own."""
         tree, started = self.drafts[place], time.perf_counter()
         values = {"size": len(tree), "depth": tree.depth, "batch_size": self.batch_size, "context": self.context}

@@ -1,6 +1,7 @@
 """Profile: latencies of decoding steps, treeopt's own or an engine's, added to what the run has measured before.
 
-stage one   trees at the edges of tiles and of every depth (`placement`); of an engine the chains and trees that it takes
+stage one   trees at the edges of tiles and of every depth (`placement`); of an engine the chains and trees that it takes, at
+            the contexts of the trace
 stage two   what a plan on those latencies would choose, and its rivals, timed for themselves; not in an engine
 journals    of the rounds of every setting and stage; what is done next depends on those alone, so a killed run goes on
 """
@@ -40,10 +41,11 @@ from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, TreeFamily
+from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 if TYPE_CHECKING:
     from treeopt.runtime.acceptance.greedy import Acceptance
@@ -55,6 +57,8 @@ LEAST_STEPS = 40  # that the second stage of a setting takes
 SPARE = 1.2  # times the limit that is kept without a word
 RANDOM_CALIBRATION = "vicuna-7b-medusa1"  # whose accuracies random weights get where the run has none
 RANDOM_CONTEXT = 512
+TEXTS, APART = 512, 128  # texts that an engine is timed on; tokens between contexts that are timed for themselves
+GOLDEN = 0.6180339887  # its multiples are spread evenly however many they are
 
 Place = tuple[int, int | None]  # batch size; tokens that rows are held at, None: as long as the prompts make them
 
@@ -134,7 +138,7 @@ def _compiled(session: Session) -> Iterator[None]:
 
 def all_timings(found: Mapping[Place, Rounds]) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:
     """The points of several settings, and the plain step of each."""
-    timed = [rounds.timings(context) for (_, context), rounds in found.items()]
+    timed = [each for (_, context), rounds in found.items() for each in rounds.timings(context)]
     return tuple(point for points, _ in timed for point in points), tuple(plain for _, plain in timed)
 
 
@@ -179,6 +183,7 @@ class Stages:
         if self.engine is not None:
             assert source is not None, "an engine is timed with a run's own trace"
             trees = engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
+            trees += [Tree.chain(0)] if self.engine.as_it_comes else []
         else:
             trees = [*timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))]
             trees += () if wanted.sizes else dynamic_trees(source.pooled if source else None, wanted.budget)
@@ -219,27 +224,29 @@ class Stages:
 
     def _rounds(self, at: Place, trees: list[Draft], limit_s: float, stage: str = "") -> Rounds:
         from treeopt.runtime.decode import Decoder
-        from treeopt.runtime.stepper import StepVisits, rows_at
+        from treeopt.runtime.stepper import StepVisits, StretchVisits, rows_at
 
         batch_size, context = at
         session, stepper = self.session, self.engine
-        prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
-        if stepper is None:
+        if stepper is not None:
+            visits: StepVisits = StretchVisits(stepper, texts_of(self.run.read_trace(), session), trees, batch_size)
+        else:
+            prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
             setup = replace(session.setup(self.max_new_tokens), acceptance=_acceptance(session, self.source))
             if context is not None:
                 prompts, stop = rows_at(context, prompts, session.target)
                 setup = replace(setup, stop=stop)
             stepper = Decoder(setup)
+            visits = StepVisits(stepper, prompts, trees, batch_size)
         at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
         known = {**session.provenance(seed=0), "time": None, "command": None, **at_hand, **asked, **limits}
-        known["max_new_tokens"] = self.max_new_tokens
+        known |= {"max_new_tokens": self.max_new_tokens, "texts": inputs_of(self.run.trace) if self.engine else None}
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
         journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
         title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
-        visits = StepVisits(stepper, prompts, trees, batch_size)
         with progress(title, max(limit_s, 0.0)) as advance, closing(visits):
 
             def heard(event: Planned | Visit) -> None:
@@ -251,6 +258,37 @@ class Stages:
             return time_rounds(
                 visits, time_limit_s=limit_s, precision=self.wanted.precision, journal=journal, progress=heard
             )
+
+
+def texts_of(trace: RankTrace, session: Session) -> list[list[Sequence[int]]]:
+    """Texts that stretches of decoding go on from: prompts with a part of their answers.
+
+    Every state of the trace is as likely as any other, and the first of the texts stand for all. Where contexts differ much,
+    those above the mean stand in a list of their own: a step at the mean then lies between two that were timed.
+    """
+    from treeopt.runtime.measure.ranks import turn_prompts
+    from treeopt.runtime.stepper import STRETCH
+
+    known = {conversation.sha256 for conversation in session.prompts.conversations}
+    hashes = trace.meta.get("prompt_sha256") or [None]
+    mine = [s for s, sha in enumerate(hashes) if sha in known]
+    if not mine or trace.tokens is None:
+        raise InvalidInput(f"An engine is timed on the trace's prompts, but none are in {session.prompts.name}.")
+    trace = trace.select(np.array(mine))
+    prompts, lengths = turn_prompts(session.prompts, trace), trace.lengths
+    which, begins = np.repeat(np.arange(len(prompts)), lengths), np.arange(len(trace.ranks))
+    begins -= np.repeat(trace.starts[:-1], lengths) + STRETCH // 2  # a stretch is about its state, where there is room
+    begins = np.clip(begins, 0, np.maximum(lengths - STRETCH, 0)[which])
+    contexts = np.array([len(prompt.tokens) for prompt in prompts])[which] + begins
+    above = contexts > contexts.mean()
+    low, high = (int(np.median(some)) if len(some) else 0 for some in (contexts[~above], contexts[above]))
+    parts = [~above, above] if high - low > max(APART, low // 4) else [np.full(len(above), True)]
+    found = list[list[Sequence[int]]]()
+    for states in map(np.flatnonzero, parts):
+        ordered = states[np.argsort(contexts[states], kind="stable")]
+        drawn = ordered[((0.5 + GOLDEN * np.arange(min(TEXTS, len(ordered)))) % 1 * len(ordered)).astype(int)]
+        found.append([(*prompts[which[i]].tokens, *trace.texts[which[i]][: begins[i]]) for i in drawn])
+    return found
 
 
 def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, planned: Planned) -> None:
@@ -282,7 +320,8 @@ def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_
     info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0)}
     info["settings"] = [
         ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None)
-        for p, (_, context) in zip(plain, stages.found, strict=True)
+        for (_, context), rounds in stages.found.items()
+        for _, p in rounds.timings(context)
     ]
     if session.target.device.type == "cpu":
         info["processor_share"] = processor_share([v for rounds in stages.found.values() for v in rounds.visits])

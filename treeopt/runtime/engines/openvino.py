@@ -2,8 +2,11 @@
 
 A step of the pipeline is a pass over all requests, and what a request may be guessed is its own. Ran with 2026.4.1.0, where
 trees with branches change the text unless the caches of both models are in float32, and several requests with trees end
-with an error: so caches always are, and trees are for one request (docs/engines.md has both). A pipeline that raised an
+with an error: so trees are for the exact engine, and for one request (docs/engines.md has both). A pipeline that raised an
 error is not used again.
+
+exact        all is computed in float32: the texts of every draft are plain decoding's
+as it comes  nothing is forced; on a processor with bfloat16 it decodes in that, and drafts change some texts
 """
 
 from __future__ import annotations
@@ -32,13 +35,19 @@ from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 DRAFTERS = ("draft-model", "eagle3", "ngram")
-NAMES = {"fp32": "openvino", "int8": "openvino-int8"}  # by the format of the target's weights
+NAMES = {
+    "fp32": "openvino",
+    "int8": "openvino-int8",
+}  # by the format of the target's weights; as it comes they end in -default
 OWN_LENGTH = 5  # guesses that `LLMPipeline.generate` asks for where nobody says how many
 # Rounding decides which token is likelier, so all that can be computed in float32 is. With weights of 8 bits the engine else
 # rounds activations to 8 bits as well, and a chain or a tree changes more than half of the texts.
 EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 MOST_TOKENS = 2**20  # of a pass: no prompt is read in parts, and no request waits for others
 INT8 = "The engine's target has weights of 8 bits, so the prediction is of a model that is not quite the same."
+ROUNDED = (
+    "The engine decodes in the precision that is its own, so its guesses and texts are not quite the predicted ones."
+)
 
 
 class OpenVino(Stepper):
@@ -46,7 +55,9 @@ class OpenVino(Stepper):
 
     most_rows = 64
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, say: Say, *, weights: str) -> None:
+    def __init__(
+        self, target: Target, drafter: Drafter, stop: StopRule, say: Say, *, weights: str, exact: bool = True
+    ) -> None:
         try:
             import openvino_genai
         except ImportError:
@@ -54,12 +65,16 @@ class OpenVino(Stepper):
                 "`engine=openvino` needs openvino-genai. Install it with: pip install 'treeopt[openvino]'"
             ) from None
         self.genai: Any = openvino_genai
-        self.name = NAMES[weights]
+        self.name = NAMES[weights] + "-default" * (not exact)
         self.version: str = openvino_genai.__version__.partition("-")[0]
         self.target, self.drafter, self.stop, self.weights, self.say = target, drafter, stop, weights, say
-        self.takes_trees = drafter.kind == "eagle3"
+        self.forced = {**(EXACT if exact else {}), "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        self.as_it_comes = OpenVino(target, drafter, stop, say, weights=weights, exact=False) if exact else None
+        self.takes_trees = drafter.kind == "eagle3" and exact
         self.own_length = None if drafter.kind == "ngram" else OWN_LENGTH
-        self.about = f"{about_lookup('OpenVINO GenAI', drafter)} {INT8 * (weights != 'fp32')}".strip()
+        self.about = (
+            f"{about_lookup('OpenVINO GenAI', drafter)} {INT8 * (weights != 'fp32')} {ROUNDED * (not exact)}".strip()
+        )
         self._pipelines: dict[bool, Any] = {}
 
     def answer(
@@ -135,14 +150,13 @@ class OpenVino(Stepper):
 
     def _pipeline(self, guesses: bool) -> Any:
         """A pipeline that guesses, or one that does not."""
-        exact = {**EXACT, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         with_: dict[str, object] = {"prompt_lookup": True} if guesses else {}
         if guesses and isinstance(self.drafter, DraftModel | Eagle3Heads):
             folder = converted_drafter(self.drafter, self.target, self.say)
-            with_ = {"draft_model": self.genai.draft_model(str(folder), "CPU", **exact)}
+            with_ = {"draft_model": self.genai.draft_model(str(folder), "CPU", **self.forced)}
         model, scheduler = converted(self.target, self.weights, self.say), self.genai.SchedulerConfig()
         scheduler.max_num_batched_tokens = MOST_TOKENS
-        return self.genai.ContinuousBatchingPipeline(str(model), scheduler, "CPU", {**exact, **with_})
+        return self.genai.ContinuousBatchingPipeline(str(model), scheduler, "CPU", {**self.forced, **with_})
 
 
 def _empty(pipeline: Any, requests: Mapping[int, Any], wait: bool = True) -> None:
@@ -159,3 +173,4 @@ def _read(request: Any) -> list[int]:
 
 
 in_fp32, in_int8 = partial(OpenVino, weights="fp32"), partial(OpenVino, weights="int8")
+in_own, in_int8_own = partial(in_fp32, exact=False), partial(in_int8, exact=False)

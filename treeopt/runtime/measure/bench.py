@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from treeopt.files.journal import Journal
 from treeopt.files.storage import typed
-from treeopt.records.benchmark import LOOKS, loses_by_far
+from treeopt.records.benchmark import AS_IT_COMES, LOOKS, loses_by_far
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stepper import BlockRun, Prompts
 from treeopt.runtime.target import Target
@@ -102,7 +102,9 @@ def slower(visits: Sequence[BlockVisit]) -> set[str]:
         for name, run in visit.runs.items():
             totals[name][block] = totals[name].get(block, 0.0) + np.array([run.tokens, run.decode_s])
     ours = totals.pop("chosen", {})
-    rivals = {name: rows for name, rows in totals.items() if name != "plain" and rows.keys() == ours.keys()}
+    rivals = {
+        name: rows for name, rows in totals.items() if name not in ("plain", AS_IT_COMES) and rows.keys() == ours.keys()
+    }
     return {name for name, rows in rivals.items() if loses_by_far([[*rows[block], *ours[block]] for block in ours])}
 
 
