@@ -6,8 +6,8 @@ product (52 heads, 128 wide), Table 8 a linear layer (up, gate or down, 6656 x 1
 
 from __future__ import annotations
 
-from treeopt.latency.hardware import DEVICES, SHAPES, Device
-from treeopt.latency.roofline import EFFICIENCY, Efficiency, Operator, attention_product, linear, operator_us
+from treeopt.latency.hardware import DEVICES, ITEMSIZE, SHAPES, Device
+from treeopt.latency.roofline import EFFICIENCY, Efficiency, Operator, linear, operator_us
 
 SOURCE = "Medusa (arXiv 2401.10774), Tables 6-8"
 DEVICE: Device = DEVICES["A100-80GB-PCIe"]
@@ -45,6 +45,22 @@ TFLOPS: dict[int, dict[int, tuple[float, ...]]] = {
         64: (76.57, 225.19, 239.2, 243.26, 246.16, 246.91, 244.52, 246.14),
     },
 }
+
+
+# Whole steps at batch size 1: plain ones in tokens per second (Table 4, AlpacaEval), the overhead of 64 rows and Medusa-2's
+# heads (Table 1, MT-Bench), and steps of 64 rows and Medusa-1's heads in ms (medians of three runs in the code's repository).
+STEPS = {"llama-7b": (37.07, 1.22, 25.3), "llama-13b": (29.01, 1.23, 35.5), "llama-33b": (17.87, 1.27, 68.6)}
+
+
+def attention_product(name: str, groups: int, queries: int, keys: int, width: int, *, times: int = 1) -> Operator:
+    """QK^T or PV, of ``groups`` key heads with so many queries each.
+
+    >>> round(attention_product("QK^T", 1, 64, 1024, 128).intensity, 2)  # Medusa, Table 6
+    40.96
+    """
+    # its Table 5: (q, d) x (d, s), every number that goes in or out once
+    moved = queries * width + keys * width + queries * keys
+    return Operator(name, "attention", 2 * groups * queries * keys * width, ITEMSIZE * groups * moved, times)
 
 
 def operator_of(table: int, key: int, candidates: int) -> Operator:

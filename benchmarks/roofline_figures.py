@@ -17,13 +17,23 @@ from sys import argv
 from typing import TYPE_CHECKING
 
 import numpy as np
-from medusa_tables import BATCH_SIZE, CANDIDATES, CONTEXT, DEVICE, SHAPE, SOURCE, TFLOPS, predicted_tflops
+from medusa_tables import (
+    BATCH_SIZE,
+    CANDIDATES,
+    CONTEXT,
+    DEVICE,
+    SHAPE,
+    SOURCE,
+    TFLOPS,
+    attention_product,
+    predicted_tflops,
+)
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage, writing
 from treeopt.latency.hardware import Device, ModelShape
-from treeopt.latency.roofline import Operator, attention_product, linear, operator_us, step_operators
+from treeopt.latency.roofline import Operator, linear, operator_us, step_operators
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures.style import (
     COLOURS,

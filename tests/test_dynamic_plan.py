@@ -89,7 +89,7 @@ def test_dynamic_steps_cost_the_line_through_those_that_were_timed():
     np.testing.assert_allclose(costs.ms(rows, levels, topks), fixed + line)
     np.testing.assert_allclose(costs.ms([12], [4], 2), [4.1])
     draws = costs.draws_ms(rows[:5], levels[:5], 50, np.random.default_rng(0), topks[:5])
-    np.testing.assert_allclose(draws, np.repeat((fixed + line)[:5, None], 50, axis=1))
+    np.testing.assert_allclose(np.median(draws, 1), (fixed + line)[:5], rtol=0.05)  # not timed, so not exact
     assert np.isnan(costs.ms([13, 41], [4, 2], [2, 8])).tolist() == [False, True]
 
 
@@ -154,7 +154,7 @@ def test_the_dynamic_tree_of_a_plan_is_among_the_fastest_of_all_settings(trace, 
     i = trees.index(found.draft)
     throughput = 1e3 * batch_size * rates / ms
     assert 0.95 < found.tokens_per_step / rates[i] < 1 + 1e-9  # without the winner's luck
-    assert 1 - 1e-9 < found.step_ms / ms[i] < 1.05
+    assert 1 - 1e-9 < found.step_ms / ms[i] < 1.1  # nor with that of what was not timed
     assert found.tokens_per_s == pytest.approx(1e3 * batch_size * found.tokens_per_step / found.step_ms)
     best = np.nanargmax(throughput)
     assert i == best or (found.size < trees[best].rows and throughput[i] > 0.95 * throughput[best])

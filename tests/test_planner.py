@@ -129,7 +129,7 @@ def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
         entry = entries[batch]
         return entry.chosen.tokens_per_s / next(p.tokens_per_s for p in entry.curve if p.size == 64)
 
-    assert 48 <= entries[1].chosen.size <= 64  # flat there
+    assert 32 <= entries[1].chosen.size <= 64  # flat there, and between 32 and 48 not timed
     assert 16 <= entries[4].chosen.size <= 32
     assert over_the_default(4) > 1.5
     assert entries[8].chosen.size <= 16

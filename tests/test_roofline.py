@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,13 @@ from hypothesis import strategies as st
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.latency.estimate import StepCosts
-from treeopt.latency.hardware import DEVICES, KNOWN, SHAPES, Device, device_of, shape_of
+from treeopt.latency.hardware import DEVICES, KNOWN, SHAPES, Device, ModelShape, device_of, drafting_of, shape_of
 from treeopt.latency.roofline import (
     EFFICIENCY,
     Efficiency,
     analytical_profile,
-    attention_product,
     compute_us,
+    experts_read,
     linear,
     operator_us,
     step_ms,
@@ -34,7 +35,7 @@ from treeopt.records.rundir import RunDirectory
 from .conftest import published_data
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from medusa_tables import CANDIDATES, TFLOPS, operator_of, predicted_tflops
+from medusa_tables import CANDIDATES, STEPS, TFLOPS, attention_product, operator_of, predicted_tflops
 from roofline_figures import Setting, roofline_data, setting_of, speedup_data, write_figures
 
 A100, LLAMA = DEVICES["A100-80GB-PCIe"], SHAPES["llama-33b"]
@@ -138,7 +139,7 @@ def test_the_roofs_and_one_factor_alone_are_as_far_off_as_the_documents_say():
 
 
 def test_the_overheads_that_the_documents_state():
-    for name, wanted in (("llama-7b", 1.19), ("llama-13b", 1.12), ("llama-33b", 1.07)):
+    for name, wanted in (("llama-7b", 1.17), ("llama-13b", 1.11), ("llama-33b", 1.06)):
         common = {"batch_size": 1, "context_tokens": 512}
         plain = step_ms(SHAPES[name], A100, size=1, **common)
         assert round(step_ms(SHAPES[name], A100, size=64, num_heads=4, **common) / plain, 2) == wanted
@@ -150,9 +151,8 @@ def test_operators_of_a_step_by_hand(tmp_path):
     found = {op.name: op for op in step_operators(shape, batch_size=2, size=5, context_tokens=11, num_heads=4)}
     assert found["qkv"].flops == 2 * 10 * 64 * 96
     assert found["qkv"].moved_bytes == 2 * (10 * 64 + 64 * 96 + 10 * 96)
-    assert found["QK^T"].flops == found["PV"].flops == 2 * 2 * 8 * 5 * 16 * 8
-    assert found["QK^T"].moved_bytes == 2 * 2 * 2 * (20 * 8 + 16 * 8 + 20 * 16)  # 4 heads share a key head
-    assert found["softmax"].moved_bytes == 2 * 2 * (2 * 8 * 5 * 16)
+    assert found["attention"].flops == 2 * (2 * 2 * 8 * 5 * 16 * 8)
+    assert found["attention"].moved_bytes == 2 * 2 * (2 * 5 * 64 + 2 * 16 * 16)  # 4 heads share a key head; no scores
     assert found["down"].product == (10, 96, 64)
     assert found["lm_head"].product == (10, 64, 100)
     assert found["head lm_head"].product == (2, 64, 100)
@@ -257,6 +257,129 @@ def test_configs_say_their_shape(tmp_path):
     assert shape_of("llama-33b")[0] == LLAMA
 
 
+QWEN = {"model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+GLM = {"model_type": "glm4_moe", "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32}
+GLM |= {"n_shared_experts": 2, "first_k_dense_replace": 1}
+
+
+def test_experts_of_configs_and_the_numbers_that_are_read(tmp_path):
+    shape, *_ = shape_of(config(tmp_path, **GLM))
+    assert (shape.sparse_layers, shape.experts, shape.expert_inner, shape.shared_inner) == (2, 16, 32, 64)
+    one, many = (
+        {op.name: op for op in step_operators(shape, batch_size=b, size=1, context_tokens=9)} for b in (1, 4000)
+    )
+    each = 3 * 64 * 32
+    activations = 2 * 4 * (2 * 64 + 3 * 32)
+    assert one["experts"].moved_bytes == pytest.approx(2 * 4 * each + activations)
+    assert many["experts"].moved_bytes == pytest.approx(2 * 16 * each + 4000 * activations)
+    assert many["experts"].flops == 4000 * one["experts"].flops == 4000 * 2 * 4 * each
+    assert (one["up"].times, one["shared up"].times, one["shared up"].product) == (1, 2, (1, 64, 64))
+    assert shape_of(config(tmp_path, **QWEN))[0].sparse_layers == 3
+
+
+def test_the_expected_number_of_experts_is_that_of_drawing_them():
+    """20,000 draws of 3 rows scatter by 0.01: a false alarm in 1 of 15,000."""
+    rng = np.random.default_rng(0)
+    taken = rng.random((20000, 3, 16)).argsort(2)[:, :, :4].reshape(20000, 12)
+    assert experts_read(16, 4, 3) == pytest.approx(np.mean([len(set(row)) for row in taken.tolist()]), abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("said", "weight_bytes"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 1.0),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 0.5 + 2 / 128),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 0.5),
+    ],
+)
+def test_quantised_weights_move_fewer_bytes(tmp_path, said, weight_bytes):
+    shape, plain = (shape_of(config(tmp_path, quantization_config=one))[0] for one in (said, None))
+    assert shape.weight_bytes == weight_bytes
+    assert plain.gigabytes - shape.gigabytes == pytest.approx(plain.layer_weights * (2 - weight_bytes) / 1e9)
+    device = Device("memory", tflops=1e9, tb_per_s=1.0)
+    fewer, all_ = (step_ms(one, device, batch_size=1, size=1, context_tokens=1) for one in (shape, plain))
+    assert all_ - fewer == pytest.approx(plain.layer_weights * (2 - weight_bytes) / 1e9 / EFFICIENCY.linear)
+
+
+def test_devices_share_every_layer_and_send_each_other_its_sums():
+    shape = SHAPES["llama-7b"]
+    shared = replace(shape, devices=4)
+    found, whole = (
+        {op.name: op for op in step_operators(one, batch_size=2, size=8, context_tokens=99)} for one in (shared, shape)
+    )
+    for name in ("qkv", "o", "gate", "up", "down", "lm_head", "attention"):
+        assert found[name].flops == whole[name].flops / 4
+    assert (found["all-reduce"].times, found["all-reduce"].moved_bytes) == (64, 2 * 3 / 4 * 2 * 16 * 4096)
+    assert "all-reduce" not in whole
+    link = operator_us(found["all-reduce"], DEVICES["H100-SXM"])
+    assert link == pytest.approx(found["all-reduce"].moved_bytes / 450e9 * 1e6)
+
+
+LLAMA3 = ModelShape("llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256)
+
+
+def test_a_step_at_a_long_context_does_not_move_scores():
+    """64 rows at batch size 8 and 16k: 3.69 plain steps, when every score was written and read."""
+    asked = {"batch_size": 8, "context_tokens": 16384}
+    plain = step_ms(LLAMA3, DEVICES["H100-SXM"], size=1, **asked)
+    assert 1.2 < step_ms(LLAMA3, DEVICES["H100-SXM"], size=64, num_heads=4, **asked) / plain < 1.8
+
+
+def test_no_stair_is_made_up_where_none_is_known():
+    """From 256 to 264 rows a step became 43 % longer below the ridge."""
+    ms = [step_ms(LLAMA3, DEVICES["H100-SXM"], batch_size=8, size=n, context_tokens=512) for n in (32, 33)]
+    assert ms[0] < ms[1] < 1.03 * ms[0]
+
+
+def moved(shape, kind, depth, size):
+    """Bytes that drafting moves, on a device whose computing is free, and one sequence."""
+    asked = {"batch_size": 1, "size": size, "context_tokens": 64}
+    with_it, without = (
+        sum(
+            op.times * op.moved_bytes
+            for op in step_operators(shape, **asked, num_heads=d, drafter=drafting_of(kind, shape))
+        )
+        for d in (depth, 0)
+    )
+    return with_it - without
+
+
+def test_each_drafter_costs_what_its_weights_say(tmp_path):
+    """A chain of three guesses: three passes of one row each, by hand from the shapes; activations are a few per cent."""
+    width, vocabulary = LLAMA3.width, LLAMA3.vocab_size
+    layer = 2 * LLAMA3.layer_weights // 32
+    wanted = {
+        "medusa": 2 * (width**2 + width * vocabulary),
+        "hydra": 2 * (3 * width**2 + width * vocabulary),
+        "eagle": layer + 2 * (2 * width**2 + width * vocabulary),
+        "eagle3": layer + 2 * (2 * width**2 + width * 32000),
+        "mtp": layer + 2 * (2 * width**2 + width * vocabulary),
+        "early-exit:4": 4 * layer + 2 * width * vocabulary,
+    }
+    for kind, of_a_pass in wanted.items():
+        assert moved(LLAMA3, kind, 3, 4) == pytest.approx(3 * of_a_pass, rel=0.02), kind
+    assert moved(LLAMA3, "ngram", 3, 4) == 0
+    small = config(tmp_path, hidden_size=512, intermediate_size=1024, vocab_size=vocabulary, num_hidden_layers=2)
+    draft = shape_of(small)[0]
+    assert drafting_of(small, LLAMA3).kind == "draft-model"
+    assert moved(LLAMA3, small, 3, 4) == pytest.approx(3 * 2 * draft.weights, rel=0.02)
+    layer = config(tmp_path, num_hidden_layers=1, draft_vocab_size=50)
+    assert (drafting_of(layer, LLAMA3).kind, drafting_of(layer, LLAMA3).shape.vocab_size) == ("eagle3", 50)
+    with pytest.raises(Unsupported, match="knows what drafting costs with medusa"):
+        drafting_of("redrafter", LLAMA3)
+
+
+def test_published_steps_stand_beside_the_computed_ones_in_the_documents(request):
+    text = (request.config.rootpath / "docs" / "your-own-model.md").read_text(encoding="utf-8")
+    for name, (tokens_per_s, overhead, tree_ms) in STEPS.items():
+        asked = {"batch_size": 1, "context_tokens": 512}
+        plain = step_ms(SHAPES[name], A100, size=1, **asked)
+        tree = step_ms(SHAPES[name], A100, size=64, num_heads=4, **asked)
+        pairs = [(1e3 / tokens_per_s, plain, ".1f"), (tree_ms, tree, ".1f"), (overhead, tree / plain, ".2f")]
+        cells = [f"{a:{form}} | {b:{form}} | {100 * (b / a - 1):+.0f} %" for a, b, form in pairs]
+        assert f"| `{name}` | {' | '.join(cells)} |".replace("-", "−") in text.replace("`llama-", "`llama−"), cells
+
+
 def test_a_window_bounds_the_keys(tmp_path):
     shape, *_ = shape_of(config(tmp_path, model_type="mistral", sliding_window=32))
     near, far = (step_operators(shape, batch_size=1, size=4, context_tokens=n) for n in (32, 4000))
@@ -266,8 +389,8 @@ def test_a_window_bounds_the_keys(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"model_type": "mixtral"}, Unsupported, r"knows the operators of llama, .* is a mixtral"),
-        ({"quantization_config": {"bits": 4}}, Unsupported, "weights of 16 bits"),
+        ({"model_type": "deepseek_v3"}, Unsupported, r"knows the operators of llama, .* is a deepseek_v3"),
+        ({"quantization_config": {"bits": 3}}, Unsupported, "weights of 16, 8 and 4 bits"),
         ({"model_type": None}, InvalidInput, "model_type, but .* has none"),
         ({"hidden_size": 0}, InvalidInput, "must have hidden_size, .* but it has 0"),
         ({"vocab_size": "many"}, InvalidInput, "must have vocab_size"),
@@ -286,7 +409,8 @@ def test_missing_configs_unknown_devices_and_other_dtypes_are_refused(tmp_path):
     for text in ("V100", "312", "312:x", "0:1", "nan:1", "1:2:3"):
         with pytest.raises(InvalidInput, match=r"one of A100-80GB-PCIe, .*, or TFLOPS:TB_PER_S"):
             device_of(text)
-    assert device_of("h200-sxm").tb_per_s == 4.8
+    assert device_of("h200-sxm") == (DEVICES["H200-SXM"], 1)
+    assert device_of("8xH200-SXM") == (DEVICES["H200-SXM"], 8)
     with pytest.raises(Unsupported, match="bfloat16 and float16, not in float32"):
         profile_analytical(RunDirectory(tmp_path / "run"), "L4", "llama-7b", batch_sizes=(1,), dtype="float32")
 

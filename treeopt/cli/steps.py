@@ -23,7 +23,7 @@ ELSEWHERE = {
     "from_csv": ("profile_from_file", {"contexts", "num_heads", "runtime", "overwrite"}),
     "command": ("profile_command", {"contexts", "num_heads", "runtime", "batch_sizes", "sizes", "budget", "precision",
                 "time_limit_s", "calibration", "overwrite"}),
-    "analytical": ("profile_analytical", {"contexts", "num_heads", "model", "dtype", "batch_sizes", "sizes", "budget",
+    "analytical": ("profile_analytical", {"contexts", "num_heads", "model", "drafter", "dtype", "batch_sizes", "sizes", "budget",
                    "overwrite"}),
 }  # fmt: skip
 
@@ -236,7 +236,7 @@ def profile(
 
     Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is
     plain decoding) or from your own benchmark (--command). Before there is hardware, --analytical computes
-    them: an upper bound of what speculation brings.
+    them, for --drafter of a kind (eagle3, mtp, ngram, ...) or of a draft model's config.json: an estimate.
 
     With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
 
@@ -248,7 +248,7 @@ def profile(
         treeopt profile --random-weights config.json --dtype bfloat16 --bandwidth 3350
         treeopt profile --from-csv steps.csv --runtime vllm-0.11
         treeopt profile --command './bench.sh {size} {batch_size}' --sizes 4,8,16,32 --time-limit 3600
-        treeopt profile --analytical H100-SXM --model config.json --batch-size 1,8 --context 2048
+        treeopt profile --analytical 4xH100-SXM --model config.json --drafter eagle3 --batch-size 1,8
 
     random_weights : time a model of this config.json's shape, of random weights
     num_heads  : number of heads, if no drafter says it; by default as calibrated, or 4

@@ -5,10 +5,9 @@ plain    an autoregressive step: no heads, no mask, no gather; what speedups are
 
 A step with a tree does all that a plain step does, so a shorter latency is noise: it is raised to the plain step's.
 
-Trees of one size and depth are taken to cost the same. Between measured sizes a latency is interpolated along a
-staircase over rows = batch size x size, since matrix products cost by the tile of rows; it is fitted to all batch
-sizes of the profile together (`fit_staircase`). A depth that was not measured costs as much as the next deeper one
-that was. Between two contexts the interpolation is linear. Sizes and depths beyond the measured ones give NaN.
+Trees of one size and depth are taken to cost the same. Between measured sizes a latency is interpolated along a straight
+line, or along a staircase that is fitted to all batch sizes of the profile together: whichever errs less at timed sizes that
+are left out (`between`). A depth that was not measured costs as much as the next deeper one that was. Between two contexts the interpolation is linear. Sizes and depths beyond the measured ones give NaN.
 
 A dynamic tree costs as much as a fixed one of its rows and levels and an *extra*: what drafting ``topk`` nodes a level and
 ranking the pool adds, taken to rise evenly with the levels, fitted for each topk to those that were timed. An engine that
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -30,9 +29,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.latency.interpolation import Curve, fit_staircase, rising_line, size_weights, way_to
-from treeopt.latency.paired import Latency, median_latency, paired_latency, paired_ratios
-from treeopt.records.profile import LatencyProfile, Setting, StepTiming
+from treeopt.latency.interpolation import Between, between, reach_ms, rising_line, size_weights, way_to
+from treeopt.latency.measurements import Measurements, by_kind, pooled
+from treeopt.latency.paired import Latency, paired_latency
+from treeopt.records.profile import LatencyProfile, Setting
 from treeopt.trees.tree import BoolArray, IntArray
 
 NOTICEABLE = 0.005  # share by which a step is shorter than a plain one before that is worth a sentence
@@ -63,6 +63,7 @@ class StepCosts:
     the drafter reads the nodes of all levels above again, so that level i costs what i x topk nodes cost. Raises OutOfRange for
     a batch size that was not measured.
 
+    >>> from treeopt.records.profile import StepTiming
     >>> point, plain = StepTiming(1, 128, 9, 2, (4.0,)), StepTiming(1, 128, 1, 0, (2.0,))
     >>> costs = StepCosts(LatencyProfile((point,), (plain,)), 1)
     >>> costs.plain.ms, costs.ms([9, 10], [2, 2]).tolist()
@@ -86,7 +87,7 @@ class StepCosts:
         self.context_tokens = int(min(max(context or 0, contexts[0]), contexts[-1]))
         low = max(tokens for tokens in contexts if tokens <= self.context_tokens)
         high = min(tokens for tokens in contexts if tokens >= self.context_tokens)
-        measurements, self._staircase = measured_by(profile)
+        measurements = measured_by(profile)
         self._near = near = [measurements[batch_size, tokens] for tokens in sorted({low, high})]
         self._ms, self._stderr_ms = (np.concatenate([getattr(m, name) for m in near]) for name in ("ms", "stderr_ms"))
         self.below_plain = any(bool((m.ms < (1 - NOTICEABLE) * m.ms[0]).any()) for m in near)
@@ -124,8 +125,9 @@ class StepCosts:
 
     def is_timed(self, sizes: ArrayLike, depths: ArrayLike) -> BoolArray:
         """(n,) whether a latency is that of a single measurement at each context, not an estimate between two."""
-        used = (self._weights(sizes, depths, straight=True) > 0).sum(1)
-        return np.asarray(used == np.count_nonzero(self._shares))
+        asked = np.asarray(sizes), np.asarray(depths)
+        used = [(size_weights(*asked, m.sizes, m.depths, m.plain_ends) > 0).sum(1) == 1 for m in self._near]
+        return np.asarray(np.all(used, axis=0))
 
     def is_sure(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> BoolArray:
         """(n,) whether the error of each is known: of what was timed once, or in one round, it is not."""
@@ -165,7 +167,9 @@ class StepCosts:
         used = np.split(weights.any(0) | (self._plain > 0), np.cumsum([len(near.ms) for near in self._near])[:-1])
         draws = np.concatenate([near.draws(which, n, rng) for near, which in zip(self._near, used, strict=True)])
         found: Floats = weights @ draws
-        found += doubt_ms[:, None] * rng.standard_normal(found.shape)
+        # What lies between the same measurements errs together.
+        between = np.unique(weights > 0, axis=0, return_inverse=True)[1].ravel()
+        found += doubt_ms[:, None] * rng.standard_normal((int(between.max(initial=0)) + 1, n))[between]
         np.maximum(found, ms[:, None] / 4, out=found)
         found *= (np.maximum(ms, self._least_ms) / ms)[
             :, None
@@ -175,18 +179,40 @@ class StepCosts:
         return found
 
     def _estimates(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats, Floats]:
-        """(n, A) weights, (n,) ms, and (n,) the doubt: half of what the staircase and a straight line differ by."""
-        weights, straight = self._weights(sizes, depths), self._weights(sizes, depths, straight=True)
+        """(n, A) weights, (n,) ms, and (n,) the doubt of what was not timed: 0 at sizes and depths that were."""
+        tables = self._tables_of(sizes, depths)
+        weights = self._joined(tables)
         ms = np.where(weights.any(1), weights @ self._ms, np.nan)
-        return weights, ms, np.abs(ms - straight @ self._ms) / 2
+        asked = [*zip(*np.broadcast_arrays(sizes, depths), strict=True)]
+        timed = [{(1, 0), *zip(m.sizes.tolist(), m.depths.tolist(), strict=True)} for m in self._near]
+        unknown = np.array([any(tuple(map(int, step)) not in known for known in timed) for step in asked], dtype=bool)
+        if not unknown.any():
+            return weights, ms, np.zeros(len(ms))
+        reach = [
+            share * reach_ms(table, m.ms) for share, table, m in zip(self._shares, tables, self._near, strict=True)
+        ]
+        return weights, ms, np.where(unknown, self.between.share * np.sum(reach, axis=0), 0.0)
 
-    def _weights(self, sizes: ArrayLike, depths: ArrayLike, *, straight: bool = False) -> Floats:
+    @property
+    def between(self) -> Between:
+        """How latencies lie between the measured ones."""
+        return between_of(self.profile)
+
+    def _weights(self, sizes: ArrayLike, depths: ArrayLike) -> Floats:
         """(n, A) the share of every measurement in each latency; rows of zeros where none enclose it."""
-        curve: Curve | None = None if straight else lambda sizes: self._staircase(self.batch_size * sizes)
-        sizes, depths = np.asarray(sizes), np.asarray(depths)
-        tables = [size_weights(sizes, depths, m.sizes, m.depths, m.plain_ends, curve=curve) for m in self._near]
+        return self._joined(self._tables_of(sizes, depths))
+
+    def _joined(self, tables: Sequence[Floats]) -> Floats:
         known = np.all([table.any(1) for table in tables], axis=0)
         return np.hstack([share * table * known[:, None] for share, table in zip(self._shares, tables, strict=True)])
+
+    def _tables_of(self, sizes: ArrayLike, depths: ArrayLike) -> list[Floats]:
+        """(n, A) weights at each of the contexts next to that asked for; profiles that timed everything need no curve."""
+        asked = np.asarray(sizes), np.asarray(depths)
+        found = [size_weights(*asked, m.sizes, m.depths, m.plain_ends) for m in self._near]
+        if all(((table > 0).sum(1) < 2).all() for table in found) or not (curve := self.between.curve(self.batch_size)):
+            return found
+        return [size_weights(*asked, m.sizes, m.depths, m.plain_ends, curve=curve) for m in self._near]
 
     def _parts(self, topks: IntArray) -> Iterator[tuple[StepCosts, BoolArray]]:
         """What tells the costs of (n,) drafts as if they were fixed trees, and of which of them."""
@@ -254,107 +280,13 @@ class StepCosts:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class Measurements:
-    """Everything measured at one batch size and context, by size and depth; the plain step first.
-
-    sizes, depths, ms, stderr_ms : (A,)
-    ratios       : of every step (R,) how long it took over the plain one in each round; empty where rounds are unknown
-    plain_rounds : (R,) of the plain step the median of each round [ms]
-    once         : (A,) whether it was timed once, or in one round, so that its error is not known
-    plain_ends   : whether a root alone was timed as a tree, so that the plain step is one of every depth
-    """
-
-    sizes: IntArray
-    depths: IntArray
-    ms: Floats
-    stderr_ms: Floats
-    ratios: list[Floats]
-    plain_rounds: Floats
-    once: BoolArray
-    plain_ends: bool
-
-    @classmethod
-    def at(cls, profile: LatencyProfile, setting: Setting) -> Measurements:
-        """The measurements of a setting, repeated timings of one size and depth pooled."""
-        points = [p for p in profile.fixed if p.setting == setting]
-        plain = pooled([p for p in profile.autoregressive if p.setting == setting])
-        timings = [pooled(same) for _, same in sorted(by_kind([p for p in points if p.size > 1]).items())]
-        rounds = list(plain.by_round().values())
-        # Samples of a round are alike, so the plain step's error is that of its rounds.
-        reference = Latency(median_latency(plain.step_ms).ms, median_latency(rounds or plain.step_ms).stderr_ms)
-        latencies, ratios = [reference], [np.ones(len(rounds))]
-        seen: list[Floats | tuple[float, ...]] = []
-        for timing in timings:
-            own = paired_latency(timing, plain)
-            ratios.append(paired_ratios(timing, plain))
-            seen.append(ratios[-1] if len(ratios[-1]) else timing.step_ms)
-            shared = reference.stderr_ms * own.ms / reference.ms if len(ratios[-1]) else 0.0
-            latencies.append(Latency(own.ms, float(np.hypot(own.stderr_ms, shared))))
-        return cls(
-            np.array([1, *(timing.size for timing in timings)]),
-            np.array([0, *(timing.depth for timing in timings)]),
-            np.array([latency.ms for latency in latencies]),
-            np.array([latency.stderr_ms for latency in latencies]),
-            ratios,
-            np.array(rounds),
-            np.array([len(one) < 2 for one in (rounds or plain.step_ms, *seen)]),
-            plain_ends=any(p.size == 1 for p in points),
-        )
-
-    def draws(self, used: NDArray[np.bool_], n: int, rng: np.random.Generator) -> Floats:
-        """(A, B) what each measurement would have been with other rounds, the same for all; zeros where not used.
-
-        Where rounds are not known it is the estimate with normal noise of its standard error.
-        """
-        found, rounds = np.zeros((len(self.ms), n)), len(self.plain_rounds)
-        together = rng.integers(0, max(rounds, 1), (n, rounds))
-        for i in np.flatnonzero(used).tolist():
-            ms = self.ms[i]
-            if not rounds:
-                found[i] = np.maximum(ms + self.stderr_ms[i] * rng.standard_normal(n), ms / 2)
-                continue
-            found[i] = ms * np.median(self.plain_rounds[together], axis=1) / np.median(self.plain_rounds)
-            if i and len(ratios := self.ratios[i]):
-                same = len(ratios) == rounds  # else it joined later
-                picks = together if same else rng.integers(0, len(ratios), (n, len(ratios)))
-                found[i] *= np.median(ratios[picks], axis=1) / np.median(ratios)
-        return found
+@lru_cache(maxsize=4)
+def measured_by(profile: LatencyProfile) -> dict[Setting, Measurements]:
+    """Everything measured, by batch size and context."""
+    return {setting: Measurements.at(profile, setting) for setting in profile.settings}
 
 
 @lru_cache(maxsize=4)
-def measured_by(profile: LatencyProfile) -> tuple[dict[Setting, Measurements], Curve]:
-    """Everything measured, and the staircase over rows = batch size x size that all of it shares, up to a constant.
-
-    The staircase is the least squares of step_ms = curve(rows) + one constant a setting and depth, made to rise.
-    """
-    found = {setting: Measurements.at(profile, setting) for setting in profile.settings}
-    rows, settings, depths, ms = [], [], [], []
-    for setting, here in found.items():
-        first = 0 if here.plain_ends else 1
-        rows += (setting[0] * here.sizes[first:]).tolist()
-        settings += [setting] * len(here.sizes[first:])
-        depths += here.depths[first:].tolist()
-        ms += here.ms[first:].tolist()
-    return found, fit_staircase(rows=rows, offsets=[settings, depths], step_ms=np.array(ms))
-
-
-def by_kind(timings: Sequence[StepTiming]) -> dict[tuple[int, int, int], list[StepTiming]]:
-    """Timings by topk (0 of fixed trees), size and depth."""
-    found: dict[tuple[int, int, int], list[StepTiming]] = {}
-    for p in timings:
-        found.setdefault((p.topk or 0, p.size, p.depth), []).append(p)
-    return found
-
-
-def pooled(timings: Sequence[StepTiming]) -> StepTiming:
-    """All samples of one kind of step as one timing; without rounds where those of any are unknown."""
-    first = timings[0]
-    known = all(p.round is not None and len(p.round) == len(p.step_ms) for p in timings)
-    return StepTiming(
-        *first.setting,
-        first.size,
-        first.depth,
-        step_ms=tuple(ms for p in timings for ms in p.step_ms),
-        round=tuple(r for p in timings for r in p.round or ()) if known else None,
-    )
+def between_of(profile: LatencyProfile) -> Between:
+    """How the latencies of a profile lie between those that were measured."""
+    return between(measured_by(profile))

@@ -5,14 +5,18 @@ tb_per_s  memory bandwidth [TB/s], both as the makers say
 units     what tiles of a product are dealt out to: streaming multiprocessors, compute units
 fitted    whether efficiencies were fitted to measurements on it (`roofline.EFFICIENCY`); the others borrow them
 
-A model is a dense decoder: h its `width`, i the `inner` width of an MLP, d the `head_width` of attention.
+link_gb_per_s  what a device sends to the others of a server, in one direction [GB/s]
+
+A model is a decoder of equal layers: h its `width`, i the `inner` width of an MLP, d the `head_width` of attention; in some
+all layers but the first ones have experts in the MLP's place.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,7 @@ class Device:
     memory_gb: float | None = None
     source: str | None = None
     fitted: bool = False
+    link_gb_per_s: float = 32  # PCIe 4.0 of 16 lanes
 
     @property
     def ridge(self) -> float:
@@ -46,45 +51,56 @@ DEVICES = {
     device.name: device
     for device in (
         Device("A100-80GB-PCIe", 312, 1.935, 108, 80, "NVIDIA A100 datasheet, 2021", fitted=True),
-        Device("A100-80GB-SXM", 312, 2.039, 108, 80, "NVIDIA A100 datasheet, 2021"),
-        Device("A100-40GB-SXM", 312, 1.555, 108, 40, "NVIDIA A100 datasheet, 2020"),
-        Device("H100-SXM", 989.4, 3.35, 132, 80, "NVIDIA H100 datasheet, half of the sparse figure"),
-        Device("H100-PCIe", 756, 2.0, 114, 80, "NVIDIA H100 datasheet, half of the sparse figure"),
-        Device("H200-SXM", 989.4, 4.8, 132, 141, "NVIDIA H200 datasheet, half of the sparse figure"),
+        Device("A100-80GB-SXM", 312, 2.039, 108, 80, "NVIDIA A100 datasheet, 2021", link_gb_per_s=300),
+        Device("A100-40GB-SXM", 312, 1.555, 108, 40, "NVIDIA A100 datasheet, 2020", link_gb_per_s=300),
+        Device("H100-SXM", 989.4, 3.35, 132, 80, "NVIDIA H100 datasheet, half of the sparse figure", link_gb_per_s=450),
+        Device("H100-PCIe", 756, 2.0, 114, 80, "NVIDIA H100 datasheet, half of the sparse figure", link_gb_per_s=64),
+        Device("H200-SXM", 989.4, 4.8, 132, 141, "NVIDIA H200 datasheet, half of the sparse figure", link_gb_per_s=450),
         Device("L40S", 362.05, 0.864, 142, 48, "NVIDIA L40S datasheet"),
         Device("L4", 121, 0.3, 58, 24, "NVIDIA L4 datasheet, half of the sparse figure"),
         Device("A10G", 70, 0.6, 80, 24, "NVIDIA A10G datasheet"),
         Device("RTX-4090", 165.2, 1.008, 128, 24, "NVIDIA Ada GPU architecture white paper, appendix A"),
-        Device("MI300X", 1307.4, 5.3, 304, 192, "AMD Instinct MI300X datasheet"),
+        Device("MI300X", 1307.4, 5.3, 304, 192, "AMD Instinct MI300X datasheet", link_gb_per_s=448),
     )
 }
 
 
-def device_of(text: str) -> Device:
-    """A device by its name, or any by its two roofs, "312:1.935" [TFLOP/s:TB/s].
+def device_of(text: str) -> tuple[Device, int]:
+    """A device by its name, or any by its two roofs, "312:1.935" [TFLOP/s:TB/s]; and how many: "4xH100-SXM".
 
-    >>> device_of("312:2").ridge
-    156.0
+    >>> device_of("312:2")[0].ridge, device_of("4xH100-SXM")[1]
+    (156.0, 4)
     """
     known = {name.lower(): device for name, device in DEVICES.items()}
-    if text.lower() in known:
-        return known[text.lower()]
+    count, times, name = text.lower().partition("x")
+    devices, name = (int(count), name) if times and count.isdecimal() and int(count) else (1, text.lower())
+    if name in known:
+        return known[name], devices
     with suppress(ValueError):
-        tflops, tb_per_s = map(float, text.split(":"))
+        tflops, tb_per_s = map(float, name.split(":"))
         if 0 < tflops < math.inf and 0 < tb_per_s < math.inf:
-            return Device(f"{tflops:g} TFLOP/s, {tb_per_s:g} TB/s", tflops, tb_per_s)
+            return Device(f"{tflops:g} TFLOP/s, {tb_per_s:g} TB/s", tflops, tb_per_s), devices
     raise InvalidInput(
-        f"`analytical` must be one of {', '.join(DEVICES)}, or TFLOPS:TB_PER_S such as 312:1.935, but got {text!r}."
+        f"`analytical` must be one of {', '.join(DEVICES)}, or TFLOPS:TB_PER_S such as 312:1.935, or several of one, such as "
+        f"4xH100-SXM, but got {text!r}."
     )
 
 
 # Architectures of q, k, v, o, gate, up and down, and the head width where the config is silent (None: h / heads).
 KNOWN: dict[str, int | None] = {
     "llama": None, "mistral": None, "qwen2": None, "qwen3": 128, "phi3": None, "gemma": 256, "granite": None,
-    "olmo2": None,
+    "olmo2": None, "mixtral": None, "qwen2_moe": None, "qwen3_moe": 128, "glm4_moe": 128,
 }  # fmt: skip
+# What configs call the number of experts, the width of each, and that of those which all rows take (a number of them: N).
+EXPERTS = {
+    "mixtral": ("num_local_experts", "intermediate_size", ""),
+    "qwen2_moe": ("num_experts", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    "qwen3_moe": ("num_experts", "moe_intermediate_size", ""),
+    "glm4_moe": ("n_routed_experts", "moe_intermediate_size", "n_shared_experts"),
+}
 WINDOWED = ("mistral", "phi3")  # all of whose layers have the window that the config names
 DTYPES, ITEMSIZE = ("bfloat16", "float16"), 2  # whose numbers take so many bytes
+DRAFT_VOCABULARY = 32000  # of EAGLE-3's published checkpoints, if its config is not given
 
 
 @dataclass(frozen=True)
@@ -100,18 +116,82 @@ class ModelShape:
     head_width: int
     vocab_size: int
     window: int | None = None  # keys that a query sees at most
+    weight_bytes: float = ITEMSIZE  # of a weight of the layers; the lm_head has 16 bits
+    sparse_layers: int = 0  # the last ones, which have experts
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_inner: int = 0
+    shared_inner: int = 0  # of all experts together that every row takes
+    devices: int = 1  # that share every layer
+
+    @property
+    def layer_weights(self) -> int:
+        """Numbers of all layers, norms left out."""
+        attention = self.width * self.head_width * (2 * self.heads + 2 * self.kv_heads)
+        dense = 3 * self.width * self.inner * (self.layers - self.sparse_layers)
+        sparse = 3 * self.width * (self.experts * self.expert_inner + self.shared_inner) * self.sparse_layers
+        return self.layers * attention + dense + sparse
 
     @property
     def weights(self) -> int:
-        """Numbers that a plain step reads: all weights but the embedding, norms left out."""
-        attention = self.width * self.head_width * (2 * self.heads + 2 * self.kv_heads)
-        layer = attention + 3 * self.width * self.inner
-        return self.layers * layer + self.width * self.vocab_size
+        """All weights but the embedding, norms left out: what a plain step reads, if there are no experts."""
+        return self.layer_weights + self.width * self.vocab_size
+
+    @property
+    def gigabytes(self) -> float:
+        """The same as it is stored [GB]."""
+        return (self.layer_weights * self.weight_bytes + self.width * self.vocab_size * ITEMSIZE) / 1e9
+
+    def one_layer(self, **changes: Any) -> ModelShape:
+        """A drafter of one such layer: dense, as wide as a row's experts together, in 16 bits."""
+        inner = self.experts_per_token * self.expert_inner + self.shared_inner if self.sparse_layers else self.inner
+        own = {"layers": 1, "inner": inner, "sparse_layers": 0, "weight_bytes": ITEMSIZE, **changes}
+        return replace(self, **own)
 
     @property
     def cache_numbers(self) -> int:
         """Numbers of keys and values that the cache has for a token."""
         return 2 * self.layers * self.kv_heads * self.head_width
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """What drafts: a kind of `DRAFTERS`, and the shape of its layers, None for those of heads."""
+
+    kind: str = "medusa"
+    shape: ModelShape | None = None
+
+
+MEDUSA = Drafting()
+
+
+def drafting_of(text: str, target: ModelShape) -> Drafting:
+    """A drafter by its kind, or of the config.json of a draft model or of EAGLE's layer (which has one layer).
+
+    Raises Unsupported for a kind whose operators are not known.
+    """
+    kind, _, exit_layer = text.partition(":")
+    if kind in ("medusa", "hydra", "hydra++", "ngram"):
+        return Drafting(kind)
+    if kind == "eagle":
+        return Drafting(kind, target.one_layer())
+    if kind == "eagle3":
+        return Drafting(kind, target.one_layer(vocab_size=min(target.vocab_size, DRAFT_VOCABULARY)))
+    if kind == "mtp":
+        return Drafting(kind, replace(target, layers=1, sparse_layers=min(target.sparse_layers, 1)))
+    if kind == "early-exit":
+        layers = int(exit_layer) if exit_layer.isdecimal() else target.layers // 2
+        return Drafting(kind, replace(target, layers=max(min(layers, target.layers), 1)))
+    if not Path(text).exists():
+        raise Unsupported(
+            "`analytical` knows what drafting costs with medusa, hydra, hydra++, eagle, eagle3, mtp, ngram, early-exit:LAYER "
+            f"and with the config.json of a draft model or of an EAGLE layer, but got {text!r}."
+        )
+    shape, *_ = shape_of(text)
+    shape = replace(shape, devices=target.devices)
+    if shape.layers > 1:
+        return Drafting("draft-model", shape)
+    return Drafting("eagle" if shape.vocab_size == target.vocab_size else "eagle3", shape)
 
 
 SHAPES = {  # LLaMA (arXiv 2302.13971), table 2; the Vicunas have the same
@@ -151,8 +231,6 @@ def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
             f"`analytical` knows the operators of {', '.join(KNOWN)}, but {file} is a {kind}. Time its shape on a "
             "device with: treeopt profile --random-weights"
         )
-    if config.get("quantization_config"):
-        raise Unsupported(f"`analytical` counts weights of 16 bits, but {file} says quantization_config.")
 
     def number(key: str, default: int | None = None) -> int:
         value = default if config.get(key) is None else config[key]
@@ -164,6 +242,17 @@ def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
     kv_heads = number("num_key_value_heads", heads)
     if heads % kv_heads:
         raise InvalidInput(f"{file} must have num_attention_heads a multiple of num_key_value_heads.")
+    names, sparse = EXPERTS.get(kind), {}
+    if names:
+        count, inner, shared = names
+        shared_inner = number(shared, 1) * (number(inner) if shared.startswith("n_") else 1) if shared else 0
+        sparse = {
+            "sparse_layers": number("num_hidden_layers") - int(config.get("first_k_dense_replace") or 0),
+            "experts": number(count),
+            "experts_per_token": number("num_experts_per_tok"),
+            "expert_inner": number(inner),
+            "shared_inner": shared_inner,
+        }
     windowed = kind in WINDOWED and config.get("sliding_window") is not None
     return ModelShape(
         name,
@@ -173,6 +262,22 @@ def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
         heads=heads,
         kv_heads=kv_heads,
         head_width=number("head_dim", KNOWN[kind] or width // heads),
-        vocab_size=number("vocab_size"),
+        vocab_size=number("draft_vocab_size", number("vocab_size")),
+        weight_bytes=_weight_bytes(config.get("quantization_config"), file),
+        **sparse,
         window=number("sliding_window") if windowed else None,
     )
+
+
+def _weight_bytes(said: Mapping[str, Any] | None, file: Path) -> float:
+    """Bytes of a weight by a config's quantization_config, the scales of its groups included."""
+    if not said:
+        return ITEMSIZE
+    groups = said.get("config_groups") or {"": {"weights": said}}
+    weights = next(iter(groups.values())).get("weights") or {}
+    bits = 8 if said.get("quant_method") in ("fp8", "fbgemm_fp8") else weights.get("bits") or weights.get("num_bits")
+    if bits not in (4, 8):
+        raise Unsupported(
+            f"`analytical` knows weights of 16, 8 and 4 bits, but {file} says quantization_config {said.get('quant_method')!r}."
+        )
+    return bits / 8 + (ITEMSIZE / size if (size := weights.get("group_size")) and size > 0 else 0.0)

@@ -291,8 +291,11 @@ def check_latencies(
         check_rule(theirs["acceptance"], info["acceptance"], f"{file} holds", command=again)
     kind, measures = (info.get("drafter") or {}).get("kind"), profile.info.get("measures", "step")
     if measures == ANALYTICAL:
-        heads = "" if kind in (None, "medusa") else f" for Medusa heads, while drafting with {kind} takes another time"
-        note(f"Nothing was measured: the step latencies are computed{heads}. The speedups are upper bounds.")
+        drafts = ((profile.info.get("roofline") or {}).get("drafter") or {}).get("kind")
+        other = "" if kind in (None, drafts) else f" for drafting with {drafts}, while {kind} takes another time"
+        note(
+            f"Nothing was measured: the step latencies are computed{other}. The speedups are estimates: time steps to know."
+        )
     elif profile.part:
         note(f"The profile measures {profile.part} alone: the speedups are upper bounds.")
     if missing := sorted(set(sizes) - set(profile.batch_sizes)):
@@ -304,13 +307,21 @@ def check_latencies(
 def to_add(profile: LatencyProfile, run: RunDirectory, sizes: str) -> str:
     """How to add batch sizes, by where the run's latencies came from: the words of that source, and its command."""
     name, command = profile.runtime.get("name"), profile.runtime.get("command")
-    device = ((profile.info.get("roofline") or {}).get("device") or {}).get("name")
+    roofline = profile.info.get("roofline") or {}
+    device, devices = (roofline.get("device") or {}).get("name"), (roofline.get("model") or {}).get("devices", 1)
     file, said = next(iter(profile.info.get("inputs") or {}), "TABLE"), "Add what is missing with"
     if command:
         words: tuple[object, ...] = ("--command", command, "--runtime", name, "--batch-size", sizes)
     elif device:
         every = ",".join(map(str, sorted({*map(int, sizes.split(",")), *profile.batch_sizes})))
-        words = ("--analytical", device, "--model", file, "--batch-size", every)
+        words = (
+            "--analytical",
+            f"{devices}x{device}" if devices > 1 else device,
+            "--model",
+            file,
+            "--batch-size",
+            every,
+        )
     elif name == OURS:
         words = ("--batch-size", sizes)
     else:

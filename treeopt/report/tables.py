@@ -124,18 +124,31 @@ def _about_answers(info: Mapping[str, Any]) -> list[str]:
 
 def profile_table(profile: LatencyProfile) -> Table:
     """Median step latency by size, at the deepest measured depth, and its ratio to a plain step."""
-    rows, is_whole = list[tuple[str, ...]](), True
+    rows, is_whole, has_gaps = list[tuple[str, ...]](), True, False
     for setting in profile.settings:
         deepest = {p.size: p for p in sorted(profile.fixed, key=lambda p: p.depth) if p.setting == setting}
         shown = [size for size in sorted(deepest) if size in SHOWN_SIZES or size == max(deepest)]
         shown = sorted(deepest) if len(deepest) <= MOST_SIZES else shown
         is_whole &= len(shown) == len(deepest)
+        has_gaps |= len(deepest) > 1 and len(deepest) <= max(deepest) - min(deepest)
         rows += _timed_steps(profile, setting, [deepest[size] for size in shown])
     header = ("batch", "context", "rows", "depth", "ms", "over\nplain", "samples", *PARTS)
     columns = texts(*header, spare=("samples", *reversed(PARTS)))
-    caption = "" if is_whole else "Not every size is shown; profile.json has them all."
+    said = [] if is_whole else ["Not every size is shown; profile.json has them all."]
+    caption = " ".join(said + _between(profile) * has_gaps)
     title = f"Latency of {f'the {profile.part} of ' if profile.part else ''}one decoding step (median)"
     return Table(title, columns, rows, caption=caption, section=lambda row: row[:2])
+
+
+def _between(profile: LatencyProfile) -> list[str]:
+    """How latencies lie between timed sizes, if some could be left out."""
+    from treeopt.latency.estimate import between_of
+
+    way = between_of(profile)
+    ways = [("a staircase", way.errors[0]), ("straight lines", way.errors[1])]
+    (followed, error), (other, worse) = ways if way.is_stairs else ways[::-1]
+    said = f"Between timed sizes latencies follow {followed}: timed sizes left out are missed by {100 * error:.1f} %, with "
+    return [f"{said}{other} by {100 * worse:.1f} %."] * bool(way.left_out)
 
 
 def _timed_steps(

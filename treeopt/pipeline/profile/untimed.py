@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Amount, Count, Positive, checked
 from treeopt.files.storage import read_text
-from treeopt.latency.hardware import DTYPES, ITEMSIZE, device_of, shape_of
+from treeopt.latency.hardware import DTYPES, ITEMSIZE, MEDUSA, device_of, drafting_of, shape_of
 from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.latency.rounds import PRECISION
 from treeopt.pipeline.profile.outcome import check_can_join, finish
@@ -239,13 +240,16 @@ def profile_analytical(
     *,
     num_heads: int | None = None,
     dtype: str | None = None,
+    drafter: str | None = None,
     overwrite: bool = False,
     **options: Any,
 ) -> LatencyProfile:
     """Computed latencies of all sizes as the run's profile, and notes of what they rest on.
 
+    device     its name, "4xH100-SXM" for several that share every layer
     model      its config.json, a folder with one, or a name that `model_shape` knows
-    num_heads  of Medusa; by default as calibrated, else 4
+    num_heads  levels of drafting; by default as calibrated, else 4
+    drafter    a kind, or a config.json; by default as calibrated, else Medusa heads
     options    those of `Wanted`: batch_sizes, contexts, sizes, budget
     """
     wanted = Wanted(**options)
@@ -255,8 +259,12 @@ def profile_analytical(
         )
     if dtype not in (None, *DTYPES):
         raise Unsupported(f"`analytical` knows devices' speeds in {' and '.join(DTYPES)}, not in {dtype}.")
-    found = device_of(device)
-    shape, file, own = shape_of(model)
+    (found, devices), (shape, file, own) = device_of(device), shape_of(model)
+    if shape.heads % devices:
+        raise InvalidInput(f"{shape.name} must have a multiple of {devices} heads to be shared by {devices} devices.")
+    shape, calibrated = replace(shape, devices=devices), find_accuracies(run)
+    kind = (calibrated[1].meta.get("drafter") or {}).get("kind") if calibrated else None
+    drafts = drafting_of(drafter or kind or MEDUSA.kind, shape)
     contexts = wanted.contexts or (COMPUTED_CONTEXT,)
     result = analytical_profile(
         shape,
@@ -266,15 +274,20 @@ def profile_analytical(
         dtype=dtype or own or "bfloat16",
         sizes=wanted.sizes or range(2, wanted.budget + 1),
         num_heads=num_heads or calibrated_heads(run) or NUM_HEADS,
+        drafter=drafts,
     )
     used: str = result.info["roofline"]["dtype"]
     result.info["provenance"] = provenance(device=found.name, dtype=used) | {"machine": None}
     result.info["inputs"] = inputs_of(file) if file else {}
-    note(f"Nothing was timed: latencies are a roofline of {found.name} for {shape.name}.")
+    several = f"{devices} times " if devices > 1 else ""
+    note(
+        f"Nothing was timed: latencies are a roofline of {several}{found.name} for {shape.name}, drafting with {drafts.kind}."
+    )
     if not found.fitted:
         note(f"Efficiencies are those of the A100-80GB-PCIe, since no {found.name} was measured.")
-    gigabytes = (shape.weights + max(wanted.batch_sizes) * max(contexts) * shape.cache_numbers) * ITEMSIZE / 1e9
-    if found.memory_gb is not None and gigabytes > found.memory_gb:
-        note(f"Weights and cache of {gigabytes:.0f} GB do not fit into the {found.memory_gb:g} GB of {found.name}.")
+    cache_gb = max(wanted.batch_sizes) * max(contexts) * shape.cache_numbers * ITEMSIZE / 1e9
+    gigabytes, memory_gb = shape.gigabytes + cache_gb, devices * (found.memory_gb or math.inf)
+    if gigabytes > memory_gb:
+        note(f"Weights and cache of {gigabytes:.0f} GB do not fit into the {memory_gb:g} GB of {several}{found.name}.")
     result.save(run.profile)
     return result

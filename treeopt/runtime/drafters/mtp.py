@@ -6,6 +6,11 @@ before it; the shared head guesses token j + 2 from what its last norm makes of 
 use the layer again for deeper guesses: its own state then takes the place of the target's, as in EAGLE, after the last
 norm (SGLang, TensorRT-LLM, vLLM of late) or before it (vLLM at first).
 
+vLLM also sets the embedding of the first pair to 0, in all families here (vllm/model_executor/models/deepseek_mtp.py at
+03356f8c, glm4_moe_mtp.py at 028aedf6: `inputs_embeds[positions == 0] = 0`), and so does `PRE_NORM`. Its inputs are already
+shifted by then, so that this is a token's embedding like any other, which training had (vLLM's issue 33299). transformers
+and SGLang (python/sglang/srt/models/deepseek_nextn.py at 0114f9c9, glm4_moe_nextn.py at 008b79d2) keep it, and so does `MTP`.
+
 transformers loads these layers for some families, and drops them for the others.
 """
 
@@ -36,7 +41,7 @@ class MtpHeads(UnrolledHeads):
     """A target's MTP layer; it guesses ``num_heads`` tokens ahead.
 
     mtp      : of this target, with one layer
-    pre_norm : feed back the layer's state as it is before its last norm
+    pre_norm : as vLLM at first: feed back the layer's state as it is before its last norm, and leave out the first embedding
     """
 
     kind = "mtp"
@@ -54,6 +59,8 @@ class MtpHeads(UnrolledHeads):
 
     def predict(self, following: Tensor, hidden: Tensor, *passed: Any) -> Tensor:
         layer, embedded, (positions, cache, *mask) = self.layer, F.embedding(following, self.embedding), passed
+        if self.pre_norm:
+            embedded = embedded.masked_fill(positions[..., None] == 0, 0.0)
         states = layer.mtp_block(
             layer.eh_proj(torch.cat([layer.enorm(embedded), layer.hnorm(hidden)], -1)),
             position_embeddings=self.rotary(embedded, positions),
