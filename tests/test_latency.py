@@ -14,7 +14,7 @@ from treeopt.latency.estimate import ANOTHER_TIME, StepCosts, between_of, measur
 from treeopt.latency.interpolation import Staircase
 from treeopt.latency.rounds import drift
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.report.tables import profile_table
+from treeopt.report.latency_table import profile_table
 
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 

@@ -23,8 +23,8 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.bench_table import bench_tables
+from treeopt.report.latency_table import profile_table
 from treeopt.report.plan_table import certainty
-from treeopt.report.tables import profile_table
 from treeopt.report.verdict import measured
 from treeopt.runtime.stepper import PLAIN, STRETCH, Pass, Stepper, StretchVisits
 from treeopt.trees.tree import Tree

@@ -25,10 +25,11 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.report.bench_table import bench_table
 from treeopt.report.engine_table import engine_table, method_table
+from treeopt.report.latency_table import profile_table
 from treeopt.report.plan_table import plan_table
 from treeopt.report.status import FileStatus, RunStatus
 from treeopt.report.table import Table, texts
-from treeopt.report.tables import calibration_table, profile_table, score_table, status_table, training_table
+from treeopt.report.tables import calibration_table, score_table, status_table, training_table
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 
@@ -166,8 +167,12 @@ def test_the_usual_options_come_first(name, usual):
 COMPLETED = [
     ("search --for", "v", {"vllm"}),
     ("export --to", "tensorrt", {"tensorrt-llm"}),
-    ("profile --engine", "", {"openvino", "openvino-int8", "transformers"}),
-    ("run --engine", "openvino-", {"openvino-int8"}),
+    (
+        "profile --engine",
+        "",
+        {"openvino", "openvino-default", "openvino-int8", "openvino-int8-default", "transformers"},
+    ),
+    ("run --engine", "openvino-int8", {"openvino-int8", "openvino-int8-default"}),
     ("search --calibration", "vicuna-7", {"vicuna-7b-medusa1", "file"}),
     ("search --profile", "a100", {"a100-80gb--llama-33b-linear-layers", "file"}),
     ("calibrate --drafter", "eagle", {"eagle", "eagle3", "file"}),

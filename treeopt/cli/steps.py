@@ -259,7 +259,7 @@ def profile(
     analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
     """
     from treeopt import pipeline
-    from treeopt.report.tables import profile_table
+    from treeopt.report.latency_table import profile_table
 
     if source := _heeded_source():
         step, heeded = ELSEWHERE[source]

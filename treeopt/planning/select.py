@@ -85,7 +85,9 @@ def judged(c: Candidates, selection: Selection) -> Candidates:
     n, drafted = c.all[selection.chosen].conversations, c.sizes > 1
     widened = np.sqrt(n / (n - 1)) if n > 1 else 1.0
     fewer = np.where(drafted, np.exp(-widened * _luck(c.rate_draws[tied], again)), 1.0)
-    longer = np.where(drafted, np.exp(-_luck(c.ms_draws[tied] / c.ms_draws[c.plain], again)), 1.0)
+    # What was not timed errs by how latencies lie between sizes, which no other rounds would show.
+    timed = np.where(c.timed[tied, None], c.ms_draws[tied] / c.ms_draws[c.plain], 1.0)
+    longer = np.where(drafted, np.exp(-_luck(timed, again)), 1.0)
     return replace(
         c,
         rates=np.maximum(fewer * c.rates, 1),
