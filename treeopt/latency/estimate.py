@@ -123,11 +123,18 @@ class StepCosts:
         (ms,), (stderr_ms,) = self.latencies([size], [depth])
         return None if np.isnan(ms) else Latency(float(ms), float(stderr_ms))
 
-    def is_timed(self, sizes: ArrayLike, depths: ArrayLike) -> BoolArray:
-        """(n,) whether a latency is that of a single measurement at each context, not an estimate between two."""
-        asked = np.asarray(sizes), np.asarray(depths)
-        used = [(size_weights(*asked, m.sizes, m.depths, m.plain_ends) > 0).sum(1) == 1 for m in self._near]
-        return np.asarray(np.all(used, axis=0))
+    def is_timed(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> BoolArray:
+        """(n,) whether as many rows and levels were timed at each context: no estimate is needed."""
+        sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
+        found = np.zeros(len(sizes), dtype=bool)
+        for costs, mine in self._parts(topks):
+            found[mine] = costs._was_timed(sizes[mine], depths[mine])
+        return found
+
+    def _was_timed(self, sizes: ArrayLike, depths: ArrayLike) -> BoolArray:
+        timed = [{(1, 0), *zip(m.sizes.tolist(), m.depths.tolist(), strict=True)} for m in self._near]
+        asked = zip(*(a.tolist() for a in np.broadcast_arrays(sizes, depths)), strict=True)
+        return np.array([all(step in known for known in timed) for step in asked], dtype=bool)
 
     def is_sure(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> BoolArray:
         """(n,) whether the error of each is known: of what was timed once, or in one round, it is not."""
@@ -179,13 +186,11 @@ class StepCosts:
         return found
 
     def _estimates(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats, Floats]:
-        """(n, A) weights, (n,) ms, and (n,) the doubt of what was not timed: 0 at sizes and depths that were."""
+        """(n, A) weights, (n,) ms, and (n,) the doubt of what was not timed."""
         tables = self._tables_of(sizes, depths)
         weights = self._joined(tables)
         ms = np.where(weights.any(1), weights @ self._ms, np.nan)
-        asked = [*zip(*np.broadcast_arrays(sizes, depths), strict=True)]
-        timed = [{(1, 0), *zip(m.sizes.tolist(), m.depths.tolist(), strict=True)} for m in self._near]
-        unknown = np.array([any(tuple(map(int, step)) not in known for known in timed) for step in asked], dtype=bool)
+        unknown = ~self._was_timed(sizes, depths)
         if not unknown.any():
             return weights, ms, np.zeros(len(ms))
         reach = [

@@ -227,7 +227,7 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     ms = costs.ms(*numbers)
     known, alone = np.flatnonzero(~np.isnan(ms)), table.groups == AS_IT_COMES
     sizes, depths, topks = numbers[:, known]
-    timed = costs.is_timed(sizes, depths) | (sizes == 1)
+    timed = costs.is_timed(sizes, depths, topks) | (sizes == 1)
     taken, sure = request.considered(timed), costs.is_sure(sizes, depths, topks)
     ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
     if costs.as_it_comes:
