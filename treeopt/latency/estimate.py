@@ -123,12 +123,15 @@ class StepCosts:
         (ms,), (stderr_ms,) = self.latencies([size], [depth])
         return None if np.isnan(ms) else Latency(float(ms), float(stderr_ms))
 
-    def is_timed(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> BoolArray:
-        """(n,) whether as many rows and levels were timed at each context: no estimate is needed."""
-        sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
+    def is_timed(self, sizes: ArrayLike, depths: ArrayLike | None, topks: ArrayLike = 0) -> BoolArray:
+        """(n,) whether as many rows and levels (None: rows at any) were timed at each context: no estimate is needed."""
+        sizes, topks = np.broadcast_arrays(sizes, topks)
         found = np.zeros(len(sizes), dtype=bool)
         for costs, mine in self._parts(topks):
-            found[mine] = costs._was_timed(sizes[mine], depths[mine])
+            if depths is None:
+                found[mine] = np.all([np.isin(sizes[mine], [1, *m.sizes]) for m in costs._near], axis=0)
+            else:
+                found[mine] = costs._was_timed(sizes[mine], np.broadcast_to(depths, sizes.shape)[mine])
         return found
 
     def _was_timed(self, sizes: ArrayLike, depths: ArrayLike) -> BoolArray:
@@ -178,9 +181,7 @@ class StepCosts:
         between = np.unique(weights > 0, axis=0, return_inverse=True)[1].ravel()
         found += doubt_ms[:, None] * rng.standard_normal((int(between.max(initial=0)) + 1, n))[between]
         np.maximum(found, ms[:, None] / 4, out=found)
-        found *= (np.maximum(ms, self._least_ms) / ms)[
-            :, None
-        ]  # about the raised latency, with the noise on both sides of it
+        found *= (np.maximum(ms, self._least_ms) / ms)[:, None]  # about the raised latency, noise on both sides of it
         if self._least_ms and all(len(near.plain_rounds) for near in self._near):
             found[sizes > 1] *= another_time
         return found
