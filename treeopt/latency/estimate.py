@@ -123,15 +123,14 @@ class StepCosts:
         (ms,), (stderr_ms,) = self.latencies([size], [depth])
         return None if np.isnan(ms) else Latency(float(ms), float(stderr_ms))
 
-    def is_timed(self, sizes: ArrayLike, depths: ArrayLike | None, topks: ArrayLike = 0) -> BoolArray:
-        """(n,) whether as many rows and levels (None: rows at any) were timed at each context: no estimate is needed."""
-        sizes, topks = np.broadcast_arrays(sizes, topks)
+    def is_timed(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0, *, deeper: bool = False) -> BoolArray:
+        """(n,) whether as many rows and levels were timed at each context; with ``deeper`` those rows in a deeper tree do."""
+        sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
         found = np.zeros(len(sizes), dtype=bool)
         for costs, mine in self._parts(topks):
-            if depths is None:
-                found[mine] = np.all([np.isin(sizes[mine], [1, *m.sizes]) for m in costs._near], axis=0)
-            else:
-                found[mine] = costs._was_timed(sizes[mine], np.broadcast_to(depths, sizes.shape)[mine])
+            asked = sizes[mine], depths[mine]
+            alone = np.all([(table > 0).sum(1) == 1 for table in costs._tables_of(*asked)], axis=0)
+            found[mine] = alone if deeper else costs._was_timed(*asked)
         return found
 
     def _was_timed(self, sizes: ArrayLike, depths: ArrayLike) -> BoolArray:

@@ -228,7 +228,7 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     known, alone = np.flatnonzero(~np.isnan(ms)), table.groups == AS_IT_COMES
     sizes, depths, topks = numbers[:, known]
     timed, sure = costs.is_timed(sizes, depths, topks) | (sizes == 1), costs.is_sure(sizes, depths, topks)
-    taken = request.considered(costs.is_timed(sizes, None, topks))
+    taken = request.considered(costs.is_timed(sizes, depths, topks, deeper=True) | (sizes == 1))
     ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
     if costs.as_it_comes:
         ms[alone] = costs.as_it_comes.ms([2], [1])
