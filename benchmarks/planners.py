@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from baselines import Choice, Table, expected, explore_graph, sequoia, sequoia_loops
 
+from treeopt.files.places import shipped
 from treeopt.files.provenance import machine
-from treeopt.files.shipped import shipped
 from treeopt.growth.objectives import grow_independent
 from treeopt.records.calibration import Calibration
 from treeopt.trees.shapes import Limits

@@ -25,7 +25,7 @@ from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import dynamic_rates, replay_trees
 from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.trace import RankTrace
-from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, pool_size
+from treeopt.trees.draft import MOST_LEVELS, MOST_ROWS, pool_size
 from treeopt.trees.shapes import Limits
 
 

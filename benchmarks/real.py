@@ -37,8 +37,7 @@ from treeopt.report.verdict import PUBLISHED
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.stepper import Stepper
-from treeopt.trees.draft import Draft
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import Draft, DynamicTree
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 

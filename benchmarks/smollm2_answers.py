@@ -21,9 +21,9 @@ from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, Schedul
 from treeopt import demo
 from treeopt.files import npz
 from treeopt.files.journal import Journal
-from treeopt.runtime.acceptance.open import open_acceptance
 from treeopt.runtime.engines.conversion import converted
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
+from treeopt.runtime.session import open_acceptance
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import load_target
 from treeopt.runtime.training.opening import open_seeds

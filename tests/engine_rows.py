@@ -21,7 +21,7 @@ from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, Lengths, Settings
 from treeopt.engines.chains import LAST, Ranges, Value, merged
 from treeopt.engines.lists import decoded, medusa_buffers, the_list
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree
 
 NO_CHAIN: Lengths = ((1, None, 0),)

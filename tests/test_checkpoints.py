@@ -22,8 +22,8 @@ from treeopt.runtime.checkpoints import Base, convert, load_heads, save_heads
 from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.medusa import MedusaHeads
+from treeopt.runtime.drafters.protocol import top_candidates
 from treeopt.runtime.drafters.states import ranks_among
-from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree

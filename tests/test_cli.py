@@ -284,7 +284,7 @@ def test_heads_and_tokenizers_of_another_model_are_refused(tmp_path):
     assert "tokenizer must belong to the model" in message
 
 
-CORE = "treeopt.pipeline, treeopt.engines, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.shipped"
+CORE = "treeopt.pipeline, treeopt.engines, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.places"
 
 
 @pytest.mark.parametrize(

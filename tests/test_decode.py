@@ -16,9 +16,8 @@ from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import follow
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.decode import decode
-from treeopt.runtime.drafters.protocol import GivenText
+from treeopt.runtime.drafters.protocol import GivenText, top_candidates
 from treeopt.runtime.drafters.states import ranks_among
-from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, check_support, context_limit, load_target
 from treeopt.trees.tree import Tree

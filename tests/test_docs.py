@@ -9,7 +9,7 @@ import click
 import pytest
 
 from treeopt.cli import cli
-from treeopt.files import shipped
+from treeopt.files import places
 from treeopt.files.storage import to_json
 from treeopt.files.writing import atomic_writer
 from treeopt.records.calibration import Calibration
@@ -31,7 +31,7 @@ SHIPPED = [("calibration", Calibration.load), ("profiles", LatencyProfile.load)]
 
 @pytest.mark.parametrize(("kind", "load"), SHIPPED)
 def test_every_shipped_file_loads(kind, load):
-    assert all(load(path) for path in shipped.shipped(kind).values())
+    assert all(load(path) for path in places.shipped(kind).values())
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in SHIPPED])
@@ -40,7 +40,7 @@ def test_the_table_of_shipped_files_says_what_the_files_say(kind):
     readme = (ROOT / kind / "README.md").read_text(encoding="utf-8")
     header, _, *rows = [line for line in readme.splitlines() if line.startswith("|")]
     assert header == "| name | source | device | date | command |"
-    assert sorted(rows) == sorted(row_of(path) for path in shipped.shipped(kind).values())
+    assert sorted(rows) == sorted(row_of(path) for path in places.shipped(kind).values())
 
 
 def row_of(path: Path) -> str:

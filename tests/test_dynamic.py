@@ -14,8 +14,8 @@ from treeopt.growth.replay import accepted_lengths, dynamic_rates, replay_dynami
 from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.trace import MISS, NO_TRIAL, RankTrace
 from treeopt.runtime.drafters.levels import LevelDraft, Pool, chosen_tree
-from treeopt.runtime.measure.pools import true_places
-from treeopt.trees.dynamic import MOST_ROWS, DynamicLimits, DynamicTree, pool_size
+from treeopt.runtime.measure.ranks import true_places
+from treeopt.trees.draft import MOST_ROWS, DynamicLimits, DynamicTree, pool_size
 
 from .slow_builders import eagle_tree, openvino_tree, sglang_tree
 

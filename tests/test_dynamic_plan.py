@@ -13,8 +13,7 @@ from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.plan import Plan, is_setting
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import Draft, TreeSize, draft_of
-from treeopt.trees.dynamic import MOST_ROWS, DynamicTree, pool_size
+from treeopt.trees.draft import MOST_ROWS, Draft, DynamicTree, TreeSize, draft_of, pool_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 

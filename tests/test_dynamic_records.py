@@ -10,7 +10,7 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay_dynamic
 from treeopt.records.pools import NO_PLACE, Counts, Pools, columns_of
 from treeopt.records.trace import RankTrace
-from treeopt.trees.dynamic import MOST_LEVELS, MOST_TOPK
+from treeopt.trees.draft import MOST_LEVELS, MOST_TOPK
 
 from .test_dynamic import with_pools
 

@@ -23,7 +23,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.runtime.engines.openvino import EXACT
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import DynamicTree
 from treeopt.trees.shapes import Limits
 
 FILE = "generation_config.json"

@@ -21,7 +21,7 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.plan_table import one_server, plan_table
-from treeopt.trees.dynamic import DynamicLimits, DynamicTree, pool_size
+from treeopt.trees.draft import DynamicLimits, DynamicTree, pool_size
 from treeopt.trees.tree import Tree
 
 from .test_bench_table import shown

@@ -25,7 +25,7 @@ from treeopt.engines.registry import ENGINES, MARK, method_of
 from treeopt.engines.write import check_rule_of, export_request
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.report import engine_table
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import DynamicTree
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 

@@ -37,7 +37,7 @@ from treeopt.report.figures.bench import accepted_chart, contenders_chart, draft
 from treeopt.report.figures.chart import wilson
 from treeopt.report.figures.planning import bands, latency_chart, parts_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import columns, tree_data
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import DynamicTree
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree

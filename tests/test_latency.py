@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.files.shipped import shipped
+from treeopt.files.places import shipped
 from treeopt.latency.estimate import ANOTHER_TIME, StepCosts, between_of, measured_by
 from treeopt.latency.interpolation import Staircase
 from treeopt.latency.rounds import drift

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treeopt.files.shipped import shipped
+from treeopt.files.places import shipped
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.replay import replay
 from treeopt.planning.planner import plan_trees

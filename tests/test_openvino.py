@@ -34,7 +34,7 @@ from treeopt.runtime.engines import conversion, open_stepper, openvino
 from treeopt.runtime.stepper import decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree
 
 from .conftest import treeopt

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files.shipped import shipped
+from treeopt.files.places import shipped
 from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
 from treeopt.growth.source import TraceSource, source_of

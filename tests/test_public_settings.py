@@ -9,7 +9,7 @@ from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.trees.dynamic import DynamicLimits, DynamicTree, pool_size
+from treeopt.trees.draft import DynamicLimits, DynamicTree, pool_size
 
 # Of each batch size tokens per second without speculation, and of each setting (levels, topk, rows) the accept length and
 # tokens per second. Qwen3-30B-A3B with EAGLE-3, MT-Bench.

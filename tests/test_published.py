@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from treeopt.cli import cli
-from treeopt.files.shipped import shipped
+from treeopt.files.places import shipped
 from treeopt.growth.objectives import grow_independent
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan

@@ -14,13 +14,12 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.worth import product_values
 from treeopt.records.profile import StepTiming
 from treeopt.records.rundir import RunDirectory
-from treeopt.runtime.compiled import compile_target
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.memory import bandwidth_floor, weight_bytes
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
 from treeopt.runtime.stepper import rows_at
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target
+from treeopt.runtime.target import Target, compile_target
 from treeopt.trees.tree import Tree
 
 from .conftest import HEADS, VOCABULARY, tiny_heads, tiny_model, trees

@@ -16,13 +16,13 @@ from treeopt.growth.replay import replay
 from treeopt.growth.worth import chain_tokens_per_step
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import sequence_key
-from treeopt.runtime.acceptance.open import by_rejection
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities, reject
 from treeopt.runtime.acceptance.sampling import NoiseStream, Sampling, gumbel_argmax, stream_states, uniforms
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.measure.ranks import collect_trace
+from treeopt.runtime.session import by_rejection
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree

@@ -4,7 +4,7 @@ import pytest
 
 from treeopt.errors import InvalidInput
 from treeopt.records.rules import OPTIONS, RULES, check_rule, option_of
-from treeopt.runtime.acceptance.open import open_acceptance
+from treeopt.runtime.session import open_acceptance
 
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
 

@@ -18,7 +18,7 @@ from treeopt.engines.chains import merged
 from treeopt.engines.registry import ENGINES
 from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, MOST_TOPK, DynamicTree, pool_size
+from treeopt.trees.draft import MOST_LEVELS, MOST_ROWS, MOST_TOPK, DynamicTree, pool_size
 
 BATCH_SIZES = range(1, 257)
 

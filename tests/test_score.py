@@ -9,7 +9,7 @@ from hypothesis import given
 from treeopt.engines.base import Request
 from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files.shipped import shipped
+from treeopt.files.places import shipped
 from treeopt.growth.replay import replay
 from treeopt.growth.score import score_tree
 from treeopt.growth.source import source_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treeopt.files.shipped import shipped
+from treeopt.files.places import shipped
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates

@@ -16,7 +16,7 @@ from treeopt.runtime.measure.ranks import Counts, rank_answers
 from treeopt.runtime.session import open_session
 from treeopt.runtime.stepper import PLAIN, decode_block
 from treeopt.runtime.stop import StopRule
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree
 
 pytestmark = [

@@ -29,8 +29,7 @@ from treeopt.runtime.measure.ranks import rank_answers
 from treeopt.runtime.stepper import PLAIN, Pass, Stepper, StretchVisits, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.draft import Draft
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 from . import test_openvino

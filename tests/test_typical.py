@@ -16,10 +16,10 @@ from treeopt.runtime.acceptance import typical
 from treeopt.runtime.acceptance.greedy import Greedy
 from treeopt.runtime.acceptance.typical import Typical
 from treeopt.runtime.decode import Setup, decode
+from treeopt.runtime.drafters.protocol import top_candidates
+from treeopt.runtime.measure.bench import measure_quality
 from treeopt.runtime.measure.probe import collect_probe, ends_of
-from treeopt.runtime.measure.quality import measure_quality
 from treeopt.runtime.measure.ranks import Prompt
-from treeopt.runtime.ranking import top_candidates
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.tree import Tree
 

@@ -124,7 +124,7 @@ def calibrate(
     from treeopt.records.merging import WHOLE, Shard
     from treeopt.records.pools import Counts
     from treeopt.records.rundir import RunDirectory
-    from treeopt.trees.dynamic import MOST_LEVELS
+    from treeopt.trees.draft import MOST_LEVELS
 
     run, on = RunDirectory.of(run), {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
     with run.writing(), pipeline.cluster_of(engine, **on) as cluster:

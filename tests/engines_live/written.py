@@ -27,7 +27,7 @@ from treeopt.engines.registry import ENGINES
 from treeopt.engines.write import export_request
 from treeopt.errors import TreeoptError
 from treeopt.records.rules import RULES
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree
 
 TREE = Tree.from_choices([[0], [1], [0, 0], [0, 1], [0, 0, 0]])

@@ -24,7 +24,7 @@ RUNTIMES = ("profile", "bench")  # commands whose --engine is a runtime on this 
 def names() -> dict[str, list[str]]:
     """Topic -> the names of what there is."""
     from treeopt.engines.registry import ENGINES
-    from treeopt.files.shipped import shipped
+    from treeopt.files.places import shipped
     from treeopt.growth.objectives import OBJECTIVES
     from treeopt.records.drafters import DRAFTERS, LAYOUTS
     from treeopt.records.rules import RULES

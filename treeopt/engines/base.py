@@ -18,7 +18,7 @@ from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
 from treeopt.records.origins import Runtime
 from treeopt.records.rules import rule_of
-from treeopt.trees.dynamic import DynamicLimits, DynamicTree
+from treeopt.trees.draft import DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command

@@ -11,7 +11,7 @@ from typing import TypeVar
 from treeopt.engines.base import COMMANDS, Request, Written
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import LOOKED_UP
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import DynamicTree
 
 Value = TypeVar("Value", bound=int | DynamicTree | None)
 Ranges = tuple[tuple[int, int | None, Value], ...]  # of batch sizes, with what they get: `Lengths`, `Settings`

@@ -10,7 +10,7 @@ from treeopt.engines.chains import BLOCKS, merged
 from treeopt.engines.registry import ENGINES, method_of, removal_notes, search_for
 from treeopt.errors import InvalidInput
 from treeopt.records.rules import marked_rule, option_of, rule_of
-from treeopt.trees.dynamic import DynamicLimits, DynamicTree
+from treeopt.trees.draft import DynamicLimits, DynamicTree
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 

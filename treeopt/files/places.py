@@ -1,4 +1,4 @@
-"""Names of models, drafters and prompts: what lies here, by path, and what a hub is asked for.
+"""Names of models, drafters, prompts and shipped files: what lies here, by path, and what a hub is asked for.
 
 A path is never asked of a hub: neither one that begins with . ~ or /, nor a name OWNER/NAME whose OWNER is a folder here.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, meant
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.-]+)?", re.ASCII)  # OWNER/NAME:CONFIGURATION
 
@@ -64,3 +64,25 @@ def distinct(names: Sequence[str]) -> list[str]:
     for name in names:
         found.append(next(one for n in count(1) if (one := name if n == 1 else f"{name}-{n}") not in found))
     return found
+
+
+def shipped(kind: str) -> dict[str, Path]:
+    """Name to file of all that is shipped of a kind ("calibration", "profiles"), in the wheel or in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "shipped" / kind
+    folder = installed if installed.is_dir() else package.parent / kind
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+
+
+def find_shipped(kind: str, path_or_name: str) -> Path:
+    """A file given by path, or a shipped one by its name; InvalidInput if there is neither."""
+    path = Path(path_or_name)
+    if path.exists():
+        return path
+    known = shipped(kind)
+    if path_or_name not in known:
+        names = ", ".join(known) or "none"
+        raise InvalidInput(
+            f"There is no file {path_or_name}, nor a shipped one of that name ({names}).{meant(path_or_name, known)}"
+        )
+    return known[path_or_name]

@@ -22,8 +22,7 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.paths import portions
 from treeopt.records.pools import Counts
 from treeopt.records.trace import Answers, RankTrace
-from treeopt.trees.draft import Draft
-from treeopt.trees.dynamic import DynamicLimits, DynamicTree
+from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree
 from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree
 
 AT_ONCE = 2**26  # states x trees that `replay_trees` walks together, a bit each

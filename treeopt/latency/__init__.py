@@ -1,6 +1,6 @@
 """Milliseconds per step: from samples to an estimate for every size and depth.
 
-paired.py        latency of a step from its samples and those of plain steps in the same rounds
+measurements.py  latency of a step from its samples and those of plain steps in the same rounds
 rounds.py        when there are enough rounds; drift, margins of error
 estimate.py      StepCosts: the one place where a latency is asked for, between measured sizes too
 interpolation.py weights between measurements, and the shape of latency over rows that all of them share

@@ -30,8 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.latency.interpolation import Between, between, reach_ms, rising_line, size_weights, way_to
-from treeopt.latency.measurements import Measurements, by_kind, pooled
-from treeopt.latency.paired import Latency, paired_latency
+from treeopt.latency.measurements import Latency, Measurements, by_kind, paired_latency, pooled
 from treeopt.records.profile import LatencyProfile, Setting
 from treeopt.trees.tree import BoolArray, IntArray
 

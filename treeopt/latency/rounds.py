@@ -4,7 +4,7 @@ visit  a turn of one kind of step: its samples
 round  a visit to every kind that is compared, in random order, so that a slow minute of the machine falls on all alike
 
 No sample is thrown away. A tree's latency is the plain one's median times the median over rounds of the ratio of the two
-within a round (`treeopt.latency.paired`): an interruption is one sample of a round's median, a slow round one ratio of many.
+within a round (`treeopt.latency.measurements`): an interruption is one sample of a round's median, a slow round one ratio of many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from treeopt.files.journal import Journal
-from treeopt.latency.paired import median_latency, paired_latency
+from treeopt.latency.measurements import median_latency, paired_latency
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard, cast
 from treeopt.engines.imports import read_measurement
 from treeopt.engines.plans import planned_trees
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files import shipped, storage
+from treeopt.files import places, storage
 from treeopt.files.places import distinct
 from treeopt.files.writing import atomic_writer
 from treeopt.growth.drift import measure_for, shifts
@@ -85,7 +85,7 @@ def compare(
             return compare_drafters(runs, batch_size=batch_size)
     a = side_of([first])
     if isinstance(profile, str | Path):
-        profile = LatencyProfile.load(shipped.find("profiles", str(profile)))
+        profile = LatencyProfile.load(places.find_shipped("profiles", str(profile)))
     a = replace(a, profile=profile or a.profile)
     if not others:
         return compare_groups(a, batch_size, budget, tolerance / 100)
@@ -232,7 +232,7 @@ def _is_ours(path: str | Path) -> bool:
     """Whether a file is one that treeopt writes, or the name of a shipped calibration."""
     file = Path(path)
     if not file.exists() or file.suffix == ".npz":
-        return file.exists() or str(path) in shipped.shipped("calibration")
+        return file.exists() or str(path) in places.shipped("calibration")
     try:
         document = storage.load_json(file) if file.suffix == ".json" else None
     except InvalidInput:  # lines of JSON, or a log

@@ -268,7 +268,7 @@ def _quality(
     decoding: Decoding, visits: Sequence[BlockVisit], prompts: Sequence[Prompt], reference: RankTrace, rows: int
 ) -> dict[str, Quality]:
     """How likely every contender's texts are to the target, and how far they are from the plain ones."""
-    from treeopt.runtime.measure.quality import measure_quality
+    from treeopt.runtime.measure.bench import measure_quality
 
     found = {}
     with progress("Judging the texts", None):

@@ -223,7 +223,7 @@ class TrainingJob:
         self.recipe = self.recipe.over(len(self.learned))
 
     def _asking(self, wanted: TextOptions) -> Asking:
-        from treeopt.runtime.acceptance.open import open_acceptance
+        from treeopt.runtime.session import open_acceptance
         from treeopt.runtime.stop import StopRule
         from treeopt.runtime.training.texts import Asking
 

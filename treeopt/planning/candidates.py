@@ -27,8 +27,7 @@ from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
-from treeopt.trees.draft import Draft
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import Draft, DynamicTree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray, Tree
 

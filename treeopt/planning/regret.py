@@ -33,8 +33,7 @@ from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace, fold_numbers
-from treeopt.trees.draft import Draft, draft_tree
-from treeopt.trees.dynamic import DynamicLimits
+from treeopt.trees.draft import Draft, DynamicLimits, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, Tree
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import check_objective
 from treeopt.records.plan import PlannedEngine
-from treeopt.trees.dynamic import DynamicLimits
+from treeopt.trees.draft import DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, BoolArray
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.files import shipped, storage
+from treeopt.files import places, storage
 from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.bootstrap import SEED
@@ -41,7 +41,7 @@ def load_result(path: str | Path) -> Result:
     """
     file = Path(path)
     if not file.exists():
-        file = (shipped.shipped("calibration") | shipped.shipped("profiles")).get(str(path), file)
+        file = (places.shipped("calibration") | places.shipped("profiles")).get(str(path), file)
     if file.suffix == ".npz":
         return Probe.load(file) if is_probe(file) else RankTrace.load(file)
     document = storage.load_json(file)
@@ -57,7 +57,7 @@ def load_result(path: str | Path) -> Result:
 def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, RankTrace | Calibration]:
     """The file and the record of a path or a shipped name, or the run's trace, or else its calibration."""
     if given is not None:
-        path = shipped.find("calibration", given)
+        path = places.find_shipped("calibration", given)
         if path.suffix != ".npz":
             return path, Calibration.load(path)
         if is_probe(path):
@@ -115,7 +115,7 @@ def find_latencies(
 ) -> tuple[Path, LatencyProfile] | None:
     """The file and the profile of a path or a shipped name, or the run's ``own``; None where there is none."""
     if given is not None:
-        path = shipped.find("profiles", given)
+        path = places.find_shipped("profiles", given)
         return path, LatencyProfile.load(path)
     return (run.profile, run.read_profile()) if own and run.profile.exists() else None
 
@@ -185,7 +185,7 @@ def read_timed(run: RunDirectory, inputs: Mapping[str, str]) -> LatencyProfile |
 
 def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | None:
     """The accuracies among a plan's inputs, of the run or shipped; None where they have changed since."""
-    files = {file.name: file for file in shipped.shipped("calibration").values()}
+    files = {file.name: file for file in places.shipped("calibration").values()}
     files |= {file.name: file for file in (run.trace, run.probe, run.calibration)}
     found = (files[name] for name in inputs if name in files and files[name].is_file())
     return next((read_planned(run, str(file))[1] for file in found if sha256_of(file) == inputs[file.name]), None)

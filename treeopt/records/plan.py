@@ -20,8 +20,7 @@ from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
-from treeopt.trees.draft import Draft, draft_tree
-from treeopt.trees.dynamic import MOST_LEVELS, DynamicTree
+from treeopt.trees.draft import MOST_LEVELS, Draft, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
 

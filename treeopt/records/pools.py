@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.trees.dynamic import MOST_LEVELS, MOST_ROWS, MOST_TOPK, pool_size
+from treeopt.trees.draft import MOST_LEVELS, MOST_ROWS, MOST_TOPK, pool_size
 
 NO_PLACE = 255  # the true path is not in the pool, or too far behind for any tree
 

@@ -23,7 +23,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
 from treeopt.records.origins import Kept, Origins, Runtime
-from treeopt.trees.dynamic import MOST_TOPK
+from treeopt.trees.draft import MOST_TOPK
 
 Setting = tuple[int, int]  # batch_size, context_tokens
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from treeopt.runtime.folder import check_folder, loadable
 ATTENTION = ("sdpa", "eager")  # the implementations that take a tree mask
 LAYERS = {"full_attention", "sliding_attention"}
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+COMPILERS = ("g++", "clang++", "c++")  # one of which inductor needs on a CPU, unless $CXX names another
+MOST_GRAPHS = 64  # of one compiled decoder: plain and tree steps, even and ragged rows, prefills
 
 
 class Target:
@@ -336,3 +339,38 @@ def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
                 raise InvalidInput(f"eos_token_id must be the ids of tokens, but the model has {quoted(ids)}.")
             return frozenset(one for one in found if one >= 0)  # -1 stands for none
     return frozenset()
+
+
+def compile_target(target: Target) -> None:
+    """Replace the decoder by its compiled form; on CUDA its kernels are replayed as CUDA graphs.
+
+    The text stays the same up to rounding. Each kind of step is compiled when it first comes, and again
+    where a number that was taken for fixed turns out to vary; with CUDA graphs every new shape is recorded
+    anew. Raises Unsupported on a CPU without a C++ compiler.
+    """
+    on_cuda = target.device.type == "cuda"
+    if not on_cuda and not any(map(shutil.which, filter(None, (os.environ.get("CXX"), *COMPILERS)))):
+        raise Unsupported(
+            f"`compiled` needs a C++ compiler on a CPU ({', '.join(COMPILERS)} or $CXX), but there is none."
+        )
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_GRAPHS)
+    target.decoder = torch.compile(target.decoder, mode="reduce-overhead" if on_cuda else None)
+    target.compiled = True
+
+
+def uses_cuda_graphs(target: Target) -> bool:
+    """Whether a compiled target's kernels are replayed as CUDA graphs; inductor leaves out what it cannot record."""
+    return (
+        target.compiled
+        and target.device.type == "cuda"
+        and not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+    )
+
+
+def compiled_note(target: Target) -> str:
+    """A sentence on what torch.compile did in this process."""
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    skipped = target.device.type == "cuda" and not uses_cuda_graphs(target)
+    return f"torch.compile made {graphs} graphs of the target" + (
+        ", and CUDA graphs of not all of them: the profile says that there were none." if skipped else "."
+    )

@@ -11,7 +11,7 @@ from treeopt.errors import InvalidInput, TreeoptError, quoted
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
-from treeopt.latency.paired import median_latency
+from treeopt.latency.measurements import median_latency
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.latency.rounds import drift, precision_reached
 from treeopt.records.origins import OURS, differing

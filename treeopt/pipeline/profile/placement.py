@@ -22,8 +22,7 @@ from treeopt.latency.rounds import PRECISION
 from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
-from treeopt.trees.draft import Draft
-from treeopt.trees.dynamic import DynamicTree, pool_size
+from treeopt.trees.draft import Draft, DynamicTree, pool_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 

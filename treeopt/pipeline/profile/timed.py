@@ -129,7 +129,7 @@ def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, 
 @contextmanager
 def _compiled(session: Session) -> Iterator[None]:
     """Compile the session's target, and note in the end how that went."""
-    from treeopt.runtime.compiled import compile_target, compiled_note
+    from treeopt.runtime.target import compile_target, compiled_note
 
     compile_target(session.target)
     yield

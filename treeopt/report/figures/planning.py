@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.source import objective_for, source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.latency.paired import median_latency
+from treeopt.latency.measurements import median_latency
 from treeopt.planning.comparison import MOST_DENSE, compare
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry

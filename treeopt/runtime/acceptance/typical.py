@@ -7,7 +7,7 @@ target's softmax at a temperature and H its entropy in nats, guess x after an ac
 
 Several siblings may pass. The longest accepted path is emitted, of equally long ones the likeliest; the token after
 it, the next root, is the target's argmax. So what a tree reaches cannot be told from its ranks in a given text,
-and steps are probed instead (`measure/probe.py`); and what the text loses has to be measured (`measure/quality.py`).
+and steps are probed instead (`measure/probe.py`); and what the text loses has to be measured (`measure/bench.py`).
 
 b live rows · T nodes of the tree · E of them with children · V vocabulary
 """

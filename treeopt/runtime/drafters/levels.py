@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treeopt.runtime.drafters.protocol import Frontier, GivenText, Mark, TreeTensors
-from treeopt.runtime.ranking import top_candidates
+from treeopt.runtime.drafters.protocol import Frontier, GivenText, Mark, TreeTensors, top_candidates
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,9 +22,8 @@ from torch.nn import functional as F
 
 from treeopt.errors import Unsupported
 from treeopt.records.drafters import LAYOUTS
-from treeopt.runtime.drafters.protocol import Frontier, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import Frontier, Mark, TreeTensors, top_candidates
 from treeopt.runtime.drafters.states import Heads, Logits, StateDraft
-from treeopt.runtime.ranking import top_candidates
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target

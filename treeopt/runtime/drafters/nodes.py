@@ -19,8 +19,7 @@ from treeopt.records.rules import SAME_TEXT
 from treeopt.runtime.acceptance.greedy import Acceptance, Nodes, follow_each
 from treeopt.runtime.drafters.levels import LevelDraft, chosen_tree
 from treeopt.runtime.drafters.protocol import Drafter, DrafterState, Mark, TreeTensors
-from treeopt.trees.draft import Draft
-from treeopt.trees.dynamic import DynamicTree
+from treeopt.trees.draft import Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.levels import LevelDraft
-from treeopt.runtime.drafters.protocol import GivenText
-from treeopt.runtime.ranking import rank_of
+from treeopt.runtime.drafters.protocol import GivenText, rank_of
 from treeopt.runtime.training.batches import Batch, Text, make_batch
 
 Logits = Callable[[Tensor], Tensor]

@@ -2,9 +2,10 @@
 
 The hidden state that a head reads at a state is the one that decoding just computed, so there is no
 second pass of the target, and the heads run on many states at once. Answers that are given are read
-in one pass instead.
+in one pass instead. Pools of dynamic trees are recorded at every state, where the drafter drafts as it would if decoding had
+come there.
 
-N states of an answer · K guesses at most
+N, n states of an answer · K guesses at most · S levels · M nodes of a pool
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.records.pools import RANKS_ALONE, Counts
+from treeopt.records.pools import NO_PLACE, RANKS_ALONE, Counts, columns_of
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import AnswerRow, Decoder, Setup
+from treeopt.runtime.drafters.levels import LevelDraft, Pool
 from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.drafters.states import ranks_among, states_at_once
-from treeopt.runtime.measure.pools import PoolRecorder
 from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.target import Target
+from treeopt.trees.draft import MOST_ROWS
+
+NUMBERS_AT_ONCE, MOST_STATES = 2**24, 256  # of the keys of the rows whose pools are drafted together, and rows
 
 
 def collect_trace(
@@ -287,3 +291,58 @@ class RankCounter:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.setup.target.scores(self.setup.target.logits(hidden))
+
+
+class PoolRecorder:
+    """Records the pools of a drafter, for several topk up to so many levels."""
+
+    def __init__(self, drafter: Any, levels: int, topks: tuple[int, ...]) -> None:
+        self.drafter, self.levels, self.topks = drafter, levels, topks
+        self._rows = self._capacity = 0
+
+    @torch.inference_mode()
+    def record(self, answer: GivenText) -> NDArray[np.uint8]:
+        """(N, n, S (S + 1) / 2) places at the N states of an answer: see `Pools`."""
+        draft = self._sought(len(answer.prompt) + len(answer.tokens))
+        draft.read(answer)
+        labels, roots = answer.labels(self.levels), torch.tensor(answer.tokens)
+        device = answer.hidden.device
+        places = []
+        for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.seek`
+            states = slice(begin, min(begin + self._rows, len(roots)))
+            draft.seek(range(states.start, states.stop))
+            pools = draft.grow(self.levels, self.topks, roots[states].to(device), lambda part: None)
+            true = labels[states].to(device)
+            places.append(torch.stack([true_places(pool, true, self.levels) for pool in pools], 1).cpu())
+        found: NDArray[np.uint8] = torch.cat(places[::-1]).numpy()
+        return found
+
+    def _sought(self, tokens: int) -> LevelDraft:
+        """Rows with room for a text of so many tokens."""
+        capacity = tokens + 1 + (self.levels - 1) * sum(self.topks)
+        if capacity > self._capacity:
+            width = getattr(self.drafter, "width", 0) or self.drafter.model.width
+            layers = 1 if not hasattr(self.drafter, "model") else self.drafter.model.num_layers
+            self._rows = min(max(NUMBERS_AT_ONCE // (capacity * width * layers), 1), MOST_STATES)
+            self._capacity, self._draft = capacity, self.drafter.start(self._rows, capacity)
+        found: LevelDraft = self._draft
+        return found
+
+
+def true_places(pool: Pool, labels: Tensor, levels: int) -> Tensor:
+    """(n, S (S + 1) / 2) uint8 places of the true path's nodes, by the (n, S) tokens that come; below 0 for none."""
+    (n, size), device = pool.scores.shape, pool.scores.device
+    found = torch.full((n, columns_of(levels).stop), NO_PLACE, dtype=torch.uint8, device=device)
+    node = torch.full((n, 1), -1, device=device)  # the true path's of the level above; the root
+    alive = torch.ones((n, 1), dtype=torch.bool, device=device)
+    ends = torch.bincount(pool.depths)[1:].cumsum(0)
+    for depth in range(1, levels + 1):
+        is_true = (pool.parents == node) & (pool.tokens == labels[:, depth - 1, None]) & (pool.depths == depth)
+        alive = alive & is_true.any(1, keepdim=True) & (labels[:, depth - 1, None] >= 0)
+        node = is_true.to(torch.uint8).argmax(1, keepdim=True)
+        score = pool.scores.gather(1, node)
+        before = (pool.scores > score) | ((pool.scores == score) & (torch.arange(size, device=device) < node))
+        places = before.cumsum(1)[:, ends[depth - 1 :] - 1]  # (n, S - depth + 1) among the nodes of the first s levels
+        places = torch.where(alive & (places <= MOST_ROWS - 2), places, NO_PLACE).to(torch.uint8)
+        found[:, [columns_of(s).start + depth - 1 for s in range(depth, levels + 1)]] = places
+    return found
