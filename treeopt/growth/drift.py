@@ -67,12 +67,8 @@ class Reach:
 
 def measure_for(*records: Accuracies) -> str:
     """The measure that can be compared of all: survival where one tells of chains alone, else top-1."""
-    return SURVIVAL if any(tells_chains_alone(record) for record in records) else TOP_1
-
-
-def tells_chains_alone(record: Accuracies) -> bool:
-    """Whether nothing is known of guesses but the survival of chains."""
-    return source_of(record).kind == "probe" or record.meta.get("source") == ENGINE_LOG
+    of_chains = [source_of(one).kind == "probe" or one.meta.get("source") == ENGINE_LOG for one in records]
+    return SURVIVAL if any(of_chains) else TOP_1
 
 
 def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
@@ -90,7 +86,10 @@ def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
     ours, theirs = (one.shares[:depth] for one in both)
     variances = [one.stderr[:depth] ** 2 for one in both]
     error = np.maximum(np.sqrt(sum(variances)), 1e-12)
-    freedom = _freedom(variances, [one.conversations for one in both])
+    # Welch's degrees of freedom; of counts without conversations there are no end of them.
+    known = zip(variances, [one.conversations for one in both], strict=True)
+    spread = np.asarray(sum(variance**2 / (n - 1) for variance, n in known if n is not None))
+    freedom = np.where(spread > 0, error**4 / np.maximum(spread, 1e-300), np.inf)
     p_values = 2 * t.sf(np.abs(theirs - ours) / error, freedom)
     counts = [one.counts[..., :depth] for one in both if one.counts is not None]
     is_weighed = any(getattr(record, "weight", None) is not None for record in (before, after))  # sides are not alike
@@ -136,13 +135,6 @@ def _shares(passed: Floats, tried: Floats, measure: str) -> Floats:
     """(..., D) shares by sums over conversations."""
     shares = passed / np.maximum(tried, 1)
     return np.asarray(np.cumprod(shares, axis=-1) if measure == SURVIVAL else shares)
-
-
-def _freedom(variances: list[Floats], conversations: list[int | None]) -> Floats:
-    """(D,) Welch's degrees of freedom; of counts without conversations there are no end of them."""
-    spread = sum(v**2 / (n - 1) for v, n in zip(variances, conversations, strict=True) if n is not None)
-    total = np.maximum(sum(variances), 1e-24) ** 2
-    return np.asarray(np.where(np.asarray(spread) > 0, total / np.maximum(spread, 1e-300), np.inf))
 
 
 @singledispatch

@@ -176,10 +176,8 @@ class ReplayCrossfit:
         Raises OutOfRange for a trace of a single conversation, or without a step.
         """
         trace, splits = self._trace, list(folds(self._trace))
-        (whole, all_strengths), depth = (
-            self._grown_of(min(limits.num_ranks, trace.top_k)),
-            limits.depth(trace.num_heads),
-        )
+        whole, all_strengths = self._grown_of(min(limits.num_ranks, trace.top_k))
+        depth = limits.depth(trace.num_heads)
         fold, clusters, tokens = fold_numbers(trace), trace.clusters, trace.lengths - 1
         growing = []
         for left_out, strengths in zip([None, *range(len(splits))], all_strengths, strict=True):

@@ -113,11 +113,8 @@ def _ends(one: GrowingFamily, decoded: WalkState) -> tuple[IntArray, NDArray[np.
     One more guess at state t, where a were accepted, saves to_go[t+1+a] - to_go[t+2+a]. Of the mean over all nodes so many
     states are mixed into that of each.
     """
-    order, top, strength = (
-        [decoded.nodes[path] for path in one.paths],
-        one.known.top,
-        SAVINGS * one.known.strengths.path,
-    )
+    order, top = [decoded.nodes[path] for path in one.paths], one.known.top
+    strength = SAVINGS * one.known.strengths.path
     counts, saved = one.seen(decoded.counts)[order], one.seen(decoded.saved)[order]
     tried, total = counts[:, : top + 1].sum(1), saved[:, : top + 1].sum(1)
     mean = total.sum() / max(tried.sum(), 1)

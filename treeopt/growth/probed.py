@@ -23,7 +23,7 @@ from treeopt.growth.objectives import grow_independent
 from treeopt.records.calibration import Calibration
 from treeopt.records.probe import Probe
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, BoolArray, Choice, IntArray, Tree, TreeFamily
+from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +160,7 @@ SHAPES = ("any", "sibling-closed", "chain")
 _ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # bits that are set in 16 of them
 
 
-def probe_tree(
-    calibration: Calibration, *, size: int = 256, max_rank: int = MAX_RANK, policy: Tree | None = None
-) -> Tree:
+def probe_tree(calibration: Calibration, *, size: int, policy: Tree | None = None) -> Tree:
     """A tree of ``size`` nodes to probe, from ranks counted on given or greedy answers; besides those of ``policy``.
 
     Grown by products of marginals, as if a guess of rank r passed wherever the truth has rank r or a later one:
@@ -173,7 +171,7 @@ def probe_tree(
     [[0], [1], [0, 0]]
     """
     or_later = np.cumsum(calibration.accept[:, ::-1], axis=1)[:, ::-1]
-    grown = grow_independent(or_later, Limits(size, max_rank=max_rank))
+    grown = grow_independent(or_later, Limits(size))
     nodes = set(grown.paths) | set(policy.paths if policy else ())
     return Tree.from_choices(nodes - {()})
 

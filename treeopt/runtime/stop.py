@@ -49,26 +49,20 @@ class SequenceEnd:
 
     def take(self, tokens: Iterable[int]) -> list[int]:
         """The part of the next tokens that comes before the end."""
-        taken = []
+        taken, before, run = [], self._tokens, self._run
         for token in tokens:
             if self.reason is not None:
                 break
-            taken.append(token)
-            self.reason = self._reason(token)
-        return taken
-
-    def _reason(self, token: int) -> End | None:
-        tokens, run = self._tokens, self._run
-        n, looped = len(tokens), False
-        for i in range(min(n, len(run))):
-            if tokens[n - 1 - i] == token:
-                run[i] += 1
+            n, looped = len(before), False
+            for i in range(min(n, len(run))):
+                run[i] = run[i] + 1 if before[n - 1 - i] == token else 0
                 looped |= run[i] >= (LOOP_REPEATS - 1) * (i + 1)
-            else:
-                run[i] = 0
-        tokens.append(token)
-        if token in self._eos_ids:
-            return End.EOS
-        if looped:
-            return End.LOOP
-        return self._most_reason if n + 1 >= self._most else None
+            before.append(token)
+            taken.append(token)
+            if token in self._eos_ids:
+                self.reason = End.EOS
+            elif looped:
+                self.reason = End.LOOP
+            elif n + 1 >= self._most:
+                self.reason = self._most_reason
+        return taken

@@ -45,7 +45,6 @@ class Target:
         self.config = config
         self.decoder, self.lm_head = model.get_decoder(), model.get_output_embeddings()
         self.device, self.dtype = self.lm_head.weight.device, self.lm_head.weight.dtype
-        check_placement(model)
         self.vocab_size, self.width = self.lm_head.weight.shape
         self.num_layers: int = config.num_hidden_layers
         self.layer_devices = layer_devices(model, self.num_layers)
@@ -286,15 +285,8 @@ def layer_devices(model: Any, num_layers: int) -> list[torch.device] | None:
     return [next(layers[i].parameters()).device for i in range(num_layers)]
 
 
-def check_placement(model: Any) -> None:
-    """Raise Unsupported where a device map puts parts of the model off the devices that compute."""
-    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
-    if places & {"disk", "meta"}:
-        raise Unsupported("`device_map` put parts of the model on disk: use a smaller `dtype` or more devices.")
-
-
 def check_support(model: Any, config: Any) -> None:
-    """Raise Unsupported where a layer cannot branch or the attention cannot take a tree mask."""
+    """Raise Unsupported where a layer cannot branch, the attention cannot take a tree mask, or parts are on no device."""
     name = type(model).__name__
     strange = sorted(set(getattr(config, "layer_types", None) or []) - LAYERS)
     alibi = getattr(config, "alibi", False) or config.model_type == "bloom"
@@ -312,6 +304,8 @@ def check_support(model: Any, config: Any) -> None:
         )
     if model.get_output_embeddings() is None:
         raise Unsupported(f"The target must be a causal LM with an lm_head, but {name} has none.")
+    if {"disk", "meta"} & set(map(str, (getattr(model, "hf_device_map", None) or {}).values())):
+        raise Unsupported("`device_map` put parts of the model on disk: use a smaller `dtype` or more devices.")
 
 
 def context_limit(config: Any) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from treeopt.errors import quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, StoredTensors
 from treeopt.runtime.checkpoints.layer import LAYER, build_layer_config, described, layer_record, layer_sizes
-from treeopt.runtime.checkpoints.reading import Base, Checkpoint, LoadedHeads, Published, Reading, check_names, short
+from treeopt.runtime.checkpoints.reading import Base, Checkpoint, LoadedHeads, Published, Reading, check_names
 from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.layer import OneLayer
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
@@ -63,14 +63,5 @@ def _weights(heads: EagleHeads) -> dict[str, nn.Parameter]:
 
 
 def publish_eagle(heads: EagleHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **layer_record(heads.layer.config),
-        "vocab_size": heads.vocab_size,
-        "tie_word_embeddings": False,
-        "torch_dtype": short(heads.fc.weight.dtype),
-        "bias": heads.fc.bias is not None,
-        "base_model_name_or_path": base,
-    }
+    config = {**layer_record(heads, "LlamaForCausalLM", base), "bias": heads.fc.bias is not None}
     return Published(MODEL_FILES[0], {EMBEDDING: heads.embedding, **_weights(heads)}, config)

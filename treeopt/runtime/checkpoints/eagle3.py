@@ -20,7 +20,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
 from treeopt.runtime.checkpoints.layer import ATTENTION, LAYER, build_layer_config, described, layer_record, layer_sizes
-from treeopt.runtime.checkpoints.reading import Base, Checkpoint, LoadedHeads, Published, Reading, check_names, short
+from treeopt.runtime.checkpoints.reading import Base, Checkpoint, LoadedHeads, Published, Reading, check_names
 from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, Form, PairLayer
 from treeopt.runtime.drafters.layer import OneLayer
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
@@ -325,21 +325,12 @@ def eagle3_tensors(heads: Eagle3Heads) -> dict[str, Tensor]:
 
 def eagle3_config(heads: Eagle3Heads, base: str) -> dict[str, object]:
     """SafeAILab's config.json, and what SGLang and vLLM read beside it."""
-    form, layer = heads.form, heads.layer.config
+    form = heads.form
     special: dict[str, object] = {key: True for field, (key, _) in FLAGS.items() if key and getattr(form, field)}
     if form.layers is not None:
         assert form.layers[0] != 1, "readers would take it for an output"
         special["eagle_config"] = {LAYERS: list(form.layers)}
-    if form.width != layer.hidden_size:
+    if form.width != heads.layer.config.hidden_size:
         special["target_hidden_size"] = form.width
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        **layer_record(layer),
-        "vocab_size": heads.vocab_size,
-        "draft_vocab_size": heads.draft_vocab_size,
-        "tie_word_embeddings": False,
-        "torch_dtype": short(heads.fc.weight.dtype),
-        **special,
-        "base_model_name_or_path": base,
-    }
+    said = layer_record(heads, "LlamaForCausalLMEagle3", base)
+    return {**said, "draft_vocab_size": heads.draft_vocab_size, **special}

@@ -217,10 +217,8 @@ def _ranked(folder: Path) -> StoredTensors:
 
 
 def _indexed(index: Path) -> StoredTensors:
-    where, beside = (
-        read_object(index).get("weight_map"),
-        {file.name for file in index.parent.iterdir() if file.is_file()},
-    )
+    where = read_object(index).get("weight_map")
+    beside = {file.name for file in index.parent.iterdir() if file.is_file()}
     if not isinstance(where, dict) or not where:
         raise InvalidInput(f"{index} must have a weight_map of tensor names to files, but it has none.")
     for name, file in where.items():

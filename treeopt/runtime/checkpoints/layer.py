@@ -12,7 +12,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import Settings
-from treeopt.runtime.checkpoints.reading import Reading, most_common
+from treeopt.runtime.checkpoints.reading import Reading, most_common, short
 from treeopt.runtime.drafters.layer import OneLayer, layer_config
 from treeopt.runtime.folder import loadable
 
@@ -99,13 +99,20 @@ def layer_sizes(layer: Any, names: Any) -> dict[str, tuple[int, str]]:
     return {key: (getattr(layer, key), names[name]) for key, name in SIZES.items()}
 
 
-def layer_record(layer: Any) -> dict[str, object]:
-    """The settings of a layer, as a config.json has them."""
+def layer_record(heads: Any, architecture: str, base: str) -> dict[str, object]:
+    """What config.json says of a drafter of one layer, for readers that know it by this architecture."""
+    layer = heads.layer.config
     rope = dict(layer.rope_parameters)
     theta = rope.pop("rope_theta")
     return {
+        "architectures": [architecture],
+        "model_type": "llama",
         **{key: getattr(layer, key) for key in ("hidden_size", "intermediate_size", "num_key_value_heads", *TOLD)},
         "num_hidden_layers": 1,
         "rope_theta": theta,
         **({} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}),
+        "vocab_size": heads.vocab_size,
+        "tie_word_embeddings": False,
+        "torch_dtype": short(heads.fc.weight.dtype),
+        "base_model_name_or_path": base,
     }

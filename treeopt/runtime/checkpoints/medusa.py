@@ -38,8 +38,6 @@ COUNTS = {  # config.json's keys of heads and blocks
     "tensorrt-llm": ("num_medusa_heads", "num_medusa_layers"),
 }
 OWN_COUNTS = ("medusa_num_heads", "medusa_num_layers")
-
-
 WITH_BASE = ("merged", "modelopt", "tensorrt-llm")  # whose files hold the base's tensors too
 
 Place = tuple[int, int, str]  # of a tensor: its head, its block, and weight, bias or projection
@@ -85,12 +83,6 @@ SCHEMES = (
 )
 
 
-def scheme_of(layout: str) -> Scheme:
-    """The names that are written in ``layout``."""
-    base = "medusa" if layout in ("medusa-pt", "medusa-shared") else layout
-    return next(scheme for scheme in SCHEMES if scheme.layout == base)
-
-
 @dataclass(frozen=True)
 class RecognisedHeads:
     """A checkpoint of heads whose tensors are all accounted for, by name."""
@@ -105,8 +97,8 @@ class RecognisedHeads:
     token_map: str | None
 
 
-def recognise(stored: StoredTensors) -> RecognisedHeads | None:
-    """The layout, heads and blocks that the names tell, which all must be there; None where no name is of Medusa heads."""
+def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
+    """Recognise heads by their names, in any layout, whose tensors all must be there; None where they are another's."""
     matches = {scheme: {n: place for n in stored.parts if (place := scheme.place(n))} for scheme in SCHEMES}
     scheme = max(SCHEMES, key=lambda scheme: len(matches[scheme]))
     found, config = matches[scheme], stored.config
@@ -143,7 +135,8 @@ def recognise(stored: StoredTensors) -> RecognisedHeads | None:
     )
     present = names[num_heads * num_layers * (1 + biased) :]
     mapped = token_map if token_map in stored.parts else None
-    return RecognisedHeads(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
+    heads = RecognisedHeads(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
+    return Checkpoint(stored, layout, partial(_build, stored, heads), shares=layout == "medusa-shared")
 
 
 def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Tensor]]:
@@ -153,14 +146,6 @@ def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Ten
             yield scheme.block_name(k, layer, "weight"), heads.blocks[layer, k].T
             yield scheme.block_name(k, layer, "bias"), heads.biases[layer, k, 0]
         yield scheme.projection_name(k, heads.num_layers), heads.projection[0 if heads.shares_projection else k].T
-
-
-def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
-    """Recognise heads by their names, in any layout; None where they are another's."""
-    found = recognise(stored)
-    if found is None:
-        return None
-    return Checkpoint(stored, found.layout, partial(_build, stored, found), shares=found.layout == "medusa-shared")
 
 
 def _build(stored: StoredTensors, found: RecognisedHeads, base: Base) -> LoadedHeads:
@@ -322,7 +307,9 @@ def publish_medusa(heads: MedusaHeads, layout: str, base: str, lm_head: Tensor |
         "tensorrt-llm": ("rank0.safetensors", tensorrt_llm | ranks),
         "neuron": (HEAD_FILES[2], None),
     }
-    (file, config), scheme = files[layout], scheme_of(layout)
+    file, config = files[layout]
+    named = "medusa" if layout in ("medusa-pt", "medusa-shared") else layout
+    scheme = next(scheme for scheme in SCHEMES if scheme.layout == named)
     projections = [scheme.projection_name(k, heads.num_layers) for k in range(heads.num_heads)]
     shared = projections[1:] if layout == "vllm" and heads.shares_projection else []
     left_out = projections if layout == "medusa-shared" else shared

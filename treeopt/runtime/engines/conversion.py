@@ -38,9 +38,8 @@ UNASKED = ("einops", "diffusers<0.38")
 # Not needed for text: the first is broken where it was built for another torch, the second reports what is converted.
 UNWANTED = ("torchvision", "openvino-telemetry")
 FORMATS = ("fp32", "int8")
-CPU_BUILDS = (
-    "https://download.pytorch.org/whl/cpu"  # PyPI's torch for Linux brings CUDA, some GB that nothing here uses
-)
+# PyPI's torch for Linux brings CUDA, some GB that nothing here uses.
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 # Says in an EAGLE-3 model which of the target's outputs it reads.
 NAME_LAYERS = """
 import os, sys, openvino

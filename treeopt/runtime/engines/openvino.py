@@ -35,10 +35,8 @@ from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 DRAFTERS = ("draft-model", "eagle3", "ngram")
-NAMES = {
-    "fp32": "openvino",
-    "int8": "openvino-int8",
-}  # by the format of the target's weights; as it comes they end in -default
+# By the format of the target's weights; as it comes they end in -default.
+NAMES = {"fp32": "openvino", "int8": "openvino-int8"}
 OWN_LENGTH = 5  # guesses that `LLMPipeline.generate` asks for where nobody says how many
 # Rounding decides which token is likelier, so all that can be computed in float32 is. With weights of 8 bits the engine else
 # rounds activations to 8 bits as well, and a chain or a tree changes more than half of the texts.

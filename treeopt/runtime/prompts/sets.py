@@ -187,12 +187,6 @@ class PromptSet:
             raise InvalidInput(f"Row {conversation.row} of {self.name} cannot be asked: {error}.") from None
 
 
-def check_tokenizer(target: Target) -> None:
-    """Raise InvalidInput where the tokenizer can make ids that the model has no embedding for."""
-    if len(target.tokenizer) > target.vocab_size:
-        raise InvalidInput(f"The tokenizer must belong to the model, but has more tokens, {len(target.tokenizer)}.")
-
-
 def load_prompts(
     target: Target,
     source: str,
@@ -214,7 +208,8 @@ def load_prompts(
 
     Rows that cannot be asked are skipped, with their reasons. Raises InvalidInput where none is left.
     """
-    check_tokenizer(target)
+    if len(target.tokenizer) > target.vocab_size:  # there would be ids without an embedding
+        raise InvalidInput(f"The tokenizer must belong to the model, but has more tokens, {len(target.tokenizer)}.")
     rows = read_rows(source, split=split)
     drawn, skipped, n_skipped = Draw[Conversation](order), list[Skipped](), 0  # still without tokens
     columns: dict[str, None] = {}

@@ -121,7 +121,7 @@ def texts_of_step(step: int, n: int, batch_size: int, seed: int) -> IntArray:
     )
 
 
-def split_texts(texts: Sequence[Text], share: float = HELD_OUT_SHARE) -> tuple[list[Text], list[Text]]:
+def split_texts(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
     """Texts to learn from, and those of the held-out conversations: the ones whose hashes come first.
 
     Raises InvalidInput where there are fewer than two conversations.
@@ -132,7 +132,7 @@ def split_texts(texts: Sequence[Text], share: float = HELD_OUT_SHARE) -> tuple[l
             "Training needs at least 2 conversations, one of them held out, but there "
             f"{'is 1' if names else 'are none'}: raise `num_prompts`, or pass other `prompts`."
         )
-    held_out = set(names[: max(1, round(share * len(names)))])
+    held_out = set(names[: max(1, round(HELD_OUT_SHARE * len(names)))])
     return [t for t in texts if t.sha256 not in held_out], [t for t in texts if t.sha256 in held_out]
 
 

@@ -28,9 +28,8 @@ from treeopt.runtime.training.batches import NO_LABEL, Batch, Text, make_batch
 from treeopt.runtime.training.recipe import BASE_RATE, Recipe
 
 CACHE_SHARE = 0.5  # most that hidden states may take of the memory that is free
-Counted = tuple[
-    Tensor, Tensor
-]  # () loss, divided by the trials of the whole step, and (2K + 2,) counts: see `counts_of`
+# () loss, divided by the trials of the whole step, and (2K + 2,) counts: see `counts_of`
+Counted = tuple[Tensor, Tensor]
 
 
 def counts_of(
