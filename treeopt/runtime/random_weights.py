@@ -8,6 +8,7 @@ accept : (K, R)  P(head k has the true token at rank r)
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,14 @@ def random_target(config: str, *, dtype: str | None, device: str | None, seed: i
     path = Path(config)
     file = path / "config.json" if path.is_dir() else path
     description = read_object(file)
-    refuse_experts(description, file)
+    if "model_type" not in description:
+        raise InvalidInput(f"`random_weights` must be a config.json with a model_type, but {file} has none.")
+    for part, key in product(parts_of(description), EXPERTS):
+        if isinstance(number := part.get(key), int) and number > 1:
+            raise Unsupported(
+                f"`random_weights` is for dense models, but {file} has {key} = {number}: which experts a token takes depends "
+                "on real weights, so load those with `model`."
+            )
     check_config(description, file)
     device = check_device(device)
     with loadable("`random_weights` must be the config of a causal LM", str(file)):
@@ -77,19 +85,6 @@ def random_target(config: str, *, dtype: str | None, device: str | None, seed: i
         model.eval().requires_grad_(False)
         name = file.resolve().parent.name if file.name == "config.json" else file.stem
         return Target(model, name=f"{RANDOM} of {name}")
-
-
-def refuse_experts(config: dict[str, object], file: Path) -> None:
-    """Raise Unsupported for the config of a mixture of experts, InvalidInput for what is no config."""
-    if "model_type" not in config:
-        raise InvalidInput(f"`random_weights` must be a config.json with a model_type, but {file} has none.")
-    for part in parts_of(config):
-        for key in EXPERTS:
-            if isinstance(number := part.get(key), int) and number > 1:
-                raise Unsupported(
-                    f"`random_weights` is for dense models, but {file} has {key} = {number}: which experts a "
-                    "token takes depends on real weights, so load those with `model`."
-                )
 
 
 class DrawnAcceptance(Greedy):

@@ -19,16 +19,7 @@ from torch import Tensor
 from treeopt.errors import Unsupported, quoted
 from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.checkpoints.layer import FREQUENCIES, LAYER, build_layer_config
-from treeopt.runtime.checkpoints.reading import (
-    ROUNDING,
-    Base,
-    Checkpoint,
-    LoadedHeads,
-    Published,
-    Reading,
-    Shapes,
-    check_names,
-)
+from treeopt.runtime.checkpoints.reading import ROUNDING, Base, Checkpoint, LoadedHeads, Published, Reading, check_names
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import OneLayer
 
@@ -104,7 +95,7 @@ def _build(
     frequencies = unused.get(FREQUENCIES)
     width = reading.most_common_size(r"^hydra_mlp\.")
     vocab_size = reading.most_common_size(r"^hydra_lm_head\.")
-    shapes: Shapes = dict.fromkeys((EMBEDDING, PREFIX_EMBEDDING), (vocab_size, width))
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys((EMBEDDING, PREFIX_EMBEDDING), (vocab_size, width))
     of_heads = [dict(head_names(layout, i, num_layers)) for i in range(num_heads)]
     for i, of_head in enumerate(of_heads):
         for theirs, ours in of_head.items():

@@ -89,7 +89,6 @@ class EagleHeads(UnrolledHeads):
         super().__init__()
         self.num_heads, self.token_ids = num_heads, None
         self.vocab_size, self.width = lm_head.shape
-        self.draft_vocab_size = self.vocab_size
         self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
         self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
         self.fc = zero_linear(2 * self.width, self.width, bias=bias, **placed)

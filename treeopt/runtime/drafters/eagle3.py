@@ -95,7 +95,6 @@ class Eagle3Heads(UnrolledHeads):
 
         super().__init__()
         self.form, self.num_heads, self.width, self.vocab_size = form, num_heads, form.width, form.vocab_size
-        self.draft_vocab_size = form.vocab_size if token_ids is None else len(token_ids)
         self.shares_projection = lm_head is not None
         d, device = config.hidden_size, placed.get("device")
 

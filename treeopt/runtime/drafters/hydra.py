@@ -63,8 +63,7 @@ class HydraHeads(Heads):
     ) -> None:
         super().__init__()
         self.num_heads, self.num_layers, self.token_ids = num_heads, num_layers, None
-        self.vocab_size = self.draft_vocab_size = vocab_size
-        self.width = embedding.shape[1]
+        self.vocab_size, self.width = vocab_size, embedding.shape[1]
         self.kind, self.reads_prompt = "hydra" if prefix is None else "hydra++", prefix is not None
         self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
         self.heads = nn.ModuleList(HydraHead(i, num_layers, self.width, vocab_size, **placed) for i in range(num_heads))

@@ -58,10 +58,10 @@ class MedusaHeads(Heads):
         super().__init__()
         self.num_heads, self.num_layers, self.width, self.vocab_size = num_heads, num_layers, width, vocab_size
         self.register_buffer("token_ids", None if token_ids is None else token_ids.to(placed.get("device")))
-        rows, zeros = vocab_size if token_ids is None else len(token_ids), partial(torch.zeros, **placed)
+        zeros = partial(torch.zeros, **placed)
         self.blocks = nn.Parameter(zeros(num_layers, num_heads, width, width))
         self.biases = nn.Parameter(zeros(num_layers, num_heads, 1, width))
-        own = zeros(num_heads, width, rows) if shared is None else shared.detach().to(**placed).T[None]
+        own = zeros(num_heads, width, self.draft_vocab_size) if shared is None else shared.detach().to(**placed).T[None]
         self.projection = nn.Parameter(own)
         self.shares_projection = shared is not None
 
@@ -73,11 +73,6 @@ class MedusaHeads(Heads):
         with torch.no_grad():
             heads.projection.copy_(lm_head.T.expand(num_heads, -1, -1))
         return heads
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """Vt: logits per head, and so the most ranks that a head can tell apart."""
-        return self.projection.shape[-1]
 
     def logits(self, hidden: Tensor, k: int) -> Tensor:
         """Logits of head k (from 0): (N, d) to (N, Vt)."""

@@ -51,7 +51,6 @@ class MtpHeads(UnrolledHeads):
         super().__init__()
         self.num_heads, self.pre_norm, self.token_ids = num_heads, pre_norm, None
         self.vocab_size, self.width = target.vocab_size, target.width
-        self.draft_vocab_size = self.vocab_size
         self.register_buffer("embedding", target.model.get_input_embeddings().weight.detach(), persistent=False)
         self.register_buffer("lm_head", target.lm_head.weight.detach(), persistent=False)
         mtp.config._attn_implementation = "sdpa"  # which is causal without a mask

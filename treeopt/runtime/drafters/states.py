@@ -50,6 +50,11 @@ class Heads(nn.Module):
         return DRAFTERS[self.kind].by_level
 
     @property
+    def draft_vocab_size(self) -> int:
+        """Vt: logits per guess, and so the most ranks that can be told apart."""
+        return self.vocab_size if self.token_ids is None else len(self.token_ids)
+
+    @property
     def dtype(self) -> torch.dtype:
         return next(self.parameters()).dtype
 
