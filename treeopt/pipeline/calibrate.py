@@ -23,7 +23,7 @@ from treeopt.growth.heldout import rates_by_group
 from treeopt.growth.objectives import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
-from treeopt.pipeline.threads import settle_threads
+from treeopt.pipeline.session import settle_threads
 from treeopt.pipeline.workers import RankBlocks, finish_blocks
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -117,7 +117,7 @@ def check_unmeasured(
     run: RunDirectory, wanted: dict[str, Any], rule: Mapping[str, Any], conversations: Sequence[Conversation]
 ) -> None:
     """Raise InvalidInput where the run has another measurement than the wanted one, which would be lost."""
-    there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
+    there = run.accuracies()
     differs = ["who measured it"] if there else []
     if run.trace.exists():
         meta = run.read_trace().meta

@@ -159,6 +159,10 @@ class RunDirectory:
         old = [self.calibration, self.probe] if trace is not None else [self.probe, self.trace]
         replace_together({file: record.save for file, record in records.items() if record is not None}, old)
 
+    def accuracies(self) -> list[Path]:
+        """The files of what was calibrated that there are."""
+        return [file for file in (self.trace, self.probe, self.calibration) if file.exists()]
+
     def read_trace(self) -> RankTrace:
         return _read(self.trace, RankTrace.load, self.command("calibrate"))
 
