@@ -93,12 +93,8 @@ def check_rule_of(record: Mapping[str, Any] | None, way: Method, engine: str) ->
         return []
     if rule in way.rules:
         return [f"The plan holds for {option_of(record)}: requests must ask for the same."]
-    able = [
-        name
-        for name, other in ENGINES.items()
-        for one in other.methods
-        if rule in one.rules and set(one.drafters) & set(way.drafters)
-    ]
+    every = [(name, one) for name, other in ENGINES.items() for one in other.methods if rule in one.rules]
+    able = [name for name, one in every if set(one.drafters) & set(way.drafters)]
     cure = f"export --to {' or '.join(able)}, or plan" if able else "plan"
     raise InvalidInput(
         f"{engine} with {way.name} accepts by the rule {' or '.join(way.rules)}, but the plan holds for {marked_rule(record)}: {cure} "
