@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from treeopt.engines import eagle, exllamav3, medusa, neuron, programs, sglang, tensorrt_llm, triton, vllm
+from treeopt.engines import eagle, exllamav3, medusa, neuron, sglang, tensorrt_llm, triton, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, Lengths, Settings
-from treeopt.engines.chains import LAST, Ranges, Value, merged
+from treeopt.engines.chains import LAST, SCRIPT, Ranges, Value, merged
 from treeopt.engines.lists import decoded, medusa_buffers, the_list
 from treeopt.trees.dynamic import DynamicTree
 from treeopt.trees.tree import Tree
@@ -345,7 +345,7 @@ def read_tensorrt_dynamic(files: Files) -> Settings:
 
 def program_calls(files: Files) -> dict[str, frozenset[str | None]]:
     """What generate.py calls, or assigns the result of a call to, by its text, and the keywords of the call."""
-    nodes = list(ast.walk(ast.parse(files[programs.SCRIPT])))
+    nodes = list(ast.walk(ast.parse(files[SCRIPT])))
     calls = [(n.func, n) for n in nodes if isinstance(n, ast.Call)]
     calls += [
         (to, n.value) for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call) for to in n.targets

@@ -258,15 +258,11 @@ def fitting(counts: Counts, session: Session) -> Counts:
 
 def _trace_meta(session: Session) -> dict[str, Any]:
     """The part of a trace's meta that tells the session it was measured in."""
-    given, temperature = session.given, session.temperature
+    given, temperature = session.given, session.temperature if session.given else None
     return {
         "drafter": session.drafter_record,
         "acceptance": session.acceptance.record,
-        "answers": {
-            "given": given,
-            "temperature": temperature if given else None,
-            "is_estimate": given and temperature is None,
-        },
+        "answers": {"given": given, "temperature": temperature, "is_estimate": given and temperature is None},
         # When and how the trace was made is in calibration.json: a continued run has the same bytes.
         "provenance": {**session.provenance(), "time": None, "command": None},
         "prompt_seed": session.prompts.seed,
