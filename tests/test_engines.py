@@ -20,9 +20,9 @@ from treeopt.cli import cli
 from treeopt.engines import base
 from treeopt.engines.base import COMMANDS, Request
 from treeopt.engines.chains import BLOCKS
+from treeopt.engines.plans import check_rule_of, export_request
 from treeopt.engines.reading import read_choices
 from treeopt.engines.registry import ENGINES, MARK, method_of
-from treeopt.engines.write import check_rule_of, export_request
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.report import engine_table
 from treeopt.report.engine_table import FACTS

@@ -19,10 +19,9 @@ from treeopt.cli import cli
 from treeopt.engines import eagle, medusa, neuron, tensorrt_trees, triton
 from treeopt.engines.base import Request
 from treeopt.engines.lists import decoded, medusa_buffers
-from treeopt.engines.plans import export_plan
+from treeopt.engines.plans import export_plan, export_request
 from treeopt.engines.reading import read_choices
 from treeopt.engines.registry import ENGINES, method_of, runners
-from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import export_all
 from treeopt.pipeline.export import export_to

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from treeopt.engines import eagle, neuron
 from treeopt.engines.base import Request
+from treeopt.engines.plans import export_request
 from treeopt.engines.reading import diagnose, repair
 from treeopt.engines.registry import ENGINES
-from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput
 from treeopt.pipeline import read_tree
 from treeopt.records.figure import Figure

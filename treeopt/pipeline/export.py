@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.engines.base import Request, Written
-from treeopt.engines.plans import ask, method_for_plan
+from treeopt.engines.plans import ask, export_request, method_for_plan, write_request
 from treeopt.engines.registry import runners
 from treeopt.engines.vllm import MEDUSA_UNTIL
-from treeopt.engines.write import export_request, write_request
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from treeopt.engines.base import Method
+from treeopt.engines.plans import check_rule_of
 from treeopt.engines.registry import method_of, removal_notes, tree_method_of
-from treeopt.engines.write import check_rule_of
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.places import distinct, folder_name
 from treeopt.files.storage import to_json
