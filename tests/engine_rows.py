@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from treeopt.engines import eagle1, exllamav3, fastrl, medusa, neuron, programs, sglang, tensorrt_llm, triton, vllm
+from treeopt.engines import eagle, exllamav3, medusa, neuron, sglang, tensorrt_llm, triton, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, Lengths, Settings
-from treeopt.engines.chains import LAST, Ranges, Value, merged
+from treeopt.engines.chains import LAST, SCRIPT, Ranges, Value, merged
 from treeopt.engines.lists import decoded, medusa_buffers, the_list
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree
@@ -106,8 +106,8 @@ def read_hydra(files: Files) -> Tree:
 def read_eagle1(files: Files) -> Tree:
     """The tree that EAGLE-1 verifies; LookupError where the drafting side fails on it."""
     lists = list(lists_of(files))
-    assert all(map(eagle1.drafting_levels, lists))
-    return same(map(eagle1.verified, lists))
+    assert all(map(eagle.drafting_levels, lists))
+    return same(map(eagle.verified, lists))
 
 
 def read_modelopt(files: Files) -> Tree:
@@ -277,16 +277,16 @@ def read_fastrl(files: Files) -> Settings:
     if first is None:
         return NO_TREE
     begins, trees = [1], [first]
-    if fastrl.CONFIGS in given:
-        assert given[fastrl.ALGORITHM] == "PREDEFINED"
-        parts = {*given[fastrl.CONFIGS].split(","), f"{first.levels}_{first.topk}_{first.rows}"}
+    if sglang.CONFIGS in given:
+        assert given[sglang.ALGORITHM] == "PREDEFINED"
+        parts = {*given[sglang.CONFIGS].split(","), f"{first.levels}_{first.topk}_{first.rows}"}
         trees = [DynamicTree(*map(int, part.split("_"))) for part in sorted(parts)]
         trees.sort(key=lambda tree: -tree.rows)
-        begins = [int(one) for one in given[fastrl.THRESHOLD].split(",")]
+        begins = [int(one) for one in given[sglang.THRESHOLD].split(",")]
     assert len(begins) == len(trees)
     assert begins == sorted({1, *begins})
     known = dict(zip(begins, trees, strict=True))
-    most = int(given.get(fastrl.UP_TO, LAST))
+    most = int(given.get(sglang.UP_TO, LAST))
     return ranges_of(lambda size: known[max(begin for begin in begins if begin <= size)] if size <= most else None)
 
 
@@ -345,7 +345,7 @@ def read_tensorrt_dynamic(files: Files) -> Settings:
 
 def program_calls(files: Files) -> dict[str, frozenset[str | None]]:
     """What generate.py calls, or assigns the result of a call to, by its text, and the keywords of the call."""
-    nodes = list(ast.walk(ast.parse(files[programs.SCRIPT])))
+    nodes = list(ast.walk(ast.parse(files[SCRIPT])))
     calls = [(n.func, n) for n in nodes if isinstance(n, ast.Call)]
     calls += [
         (to, n.value) for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call) for to in n.targets

@@ -11,13 +11,12 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
+from treeopt.engines.programs import SCRIPT
 
 from treeopt import demo
 from treeopt.engines.base import Request
-from treeopt.engines.plans import export_plan
-from treeopt.engines.programs import SCRIPT
+from treeopt.engines.plans import export_plan, export_request
 from treeopt.engines.registry import ENGINES
-from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest

@@ -20,17 +20,19 @@ from treeopt.cli import cli
 from treeopt.engines import base
 from treeopt.engines.base import COMMANDS, Request
 from treeopt.engines.chains import BLOCKS
+from treeopt.engines.plans import check_rule_of, export_request
 from treeopt.engines.reading import read_choices
 from treeopt.engines.registry import ENGINES, MARK, method_of
-from treeopt.engines.write import check_rule_of, export_request
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.report import engine_table
+from treeopt.report.engine_table import FACTS
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "engines.md"
-REFRESH = 'python -c "from tests.test_engines import *; PAGE.write_text(engine_table.refreshed(PAGE.read_text()))"'
+BEGIN, END = "<!-- table of engines: begin -->", "<!-- table of engines: end -->"
+REFRESH = 'python -c "from tests.test_engines import *; PAGE.write_text(refreshed(PAGE.read_text()))"'
 METHODS = [(engine.name, method) for engine in ENGINES.values() for method in engine.methods]
 CHAINS = [(name, method) for name, method in METHODS if method.shape == "chain" and not method.dynamic]
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
@@ -331,9 +333,36 @@ def test_one_file_makes_an_engine():
     assert READERS.keys() == {(name, method.name) for name, method in METHODS}
 
 
+IN_DOCS = FACTS | {
+    "engine": lambda e, m: f"`{e.name}`",
+    "method": lambda e, m: m.name,
+    "shape": lambda e, m: "dynamic" if m.dynamic else m.shape,
+    "which": lambda e, m: f"`{e.name}` {m.name}",
+    "syntax": lambda e, m: f"`{m.syntax}`",
+}
+HEADS = ("engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions", "checked")
+DETAILS = {"method": "which", "carrier": "goes to", "syntax": "syntax", "must match": "must match", "source": "read in"}
+
+
+def refreshed(page):
+    """docs/engines.md with its tables made anew: all methods, then how each is written and where that was read."""
+    before, _, rest = page.partition(BEGIN)
+    tables = f"{in_markdown(HEADS, HEADS)}\n{in_markdown(list(DETAILS), list(DETAILS.values()))}"
+    tables += "\n| engine | known, and not planned for | how it is asked for |\n| --- | --- | --- |\n"
+    others = [(one.name, *other) for one in ENGINES.values() for other in one.unplanned.items()]
+    tables += "".join(f"| `{engine}` | {name} | {asked} |\n" for engine, name, asked in others)
+    return f"{before}{BEGIN}\n\n{tables}\n{END}\n" + rest.partition(f"{END}\n")[2]
+
+
+def in_markdown(heads, facts):
+    rows = [[IN_DOCS[fact](engine, m) for fact in facts] for engine in ENGINES.values() for m in engine.methods]
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in [heads, ["---"] * len(heads), *rows]]
+    return "".join(f"| {line} |\n" for line in lines).replace("<=", "≤")
+
+
 def test_the_page_has_the_tables_as_they_are():
     page = PAGE.read_text(encoding="utf-8")
-    assert engine_table.refreshed(page) == page, f"refresh it: {REFRESH}"
+    assert refreshed(page) == page, f"refresh it: {REFRESH}"
 
 
 def test_what_is_known_and_not_planned_for_is_in_the_tables():

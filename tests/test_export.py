@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from tests.engine_rows import READERS
 from treeopt.cli import cli
-from treeopt.engines import eagle1, medusa, neuron, tensorrt_trees, triton
+from treeopt.engines import eagle, medusa, neuron, tensorrt_trees, triton
 from treeopt.engines.base import Request
 from treeopt.engines.lists import decoded, medusa_buffers
-from treeopt.engines.plans import export_plan
+from treeopt.engines.plans import export_plan, export_request
 from treeopt.engines.reading import read_choices
 from treeopt.engines.registry import ENGINES, method_of, runners
-from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import export_all
 from treeopt.pipeline.export import export_to
@@ -63,7 +62,7 @@ def allowed(tree: Tree, method) -> bool:
         and tree.depth <= (method.max_depth or 999)
         and len(tree) - 1 <= (method.max_nodes or 9999)
         and (not method.first_depth_closed or first == list(range(len(first))))
-        and (method.write is not eagle1.write or tree.depth > 1)
+        and (method.write is not eagle.write or tree.depth > 1)
     )
 
 
@@ -177,7 +176,7 @@ def test_medusas_buffers_have_their_golden_values(name):
 def test_eagles_tree_has_its_golden_values():
     tree = published_tree("eagle_mc_sim_7b_63")
     assert (len(tree) - 1, tree.widths(), neuron.leaf_last(tree)) == (25, [4, 8, 8, 3, 2], True)
-    assert eagle1.drafting_levels(tree.choices) == [4, 4, 1, 1]
+    assert eagle.drafting_levels(tree.choices) == [4, 4, 1, 1]
 
 
 def test_the_small_case():
@@ -207,7 +206,7 @@ def test_tensorrt_llm_writes_one_list_three_ways():
 def test_lists_that_engines_take_for_something_else_are_no_trees():
     """A parent that is missing hangs on the root in TensorRT-LLM's C++, a duplicate counts twice, a rank may be negative."""
     assert [3] in tensorrt_trees.in_cpp([[0], [1], [2, 3]], 63, 4).choices
-    for engine in (medusa_buffers, eagle1.drafting_levels):
+    for engine in (medusa_buffers, eagle.drafting_levels):
         with pytest.raises((ValueError, KeyError)):
             engine([[0], [1], [2, 3]])
     assert len(medusa_buffers([[0], [0], [0, 0]]).tree_indices) == 4

@@ -19,7 +19,6 @@ from treeopt.growth.probed import COVERAGE
 from treeopt.growth.replay import replay
 from treeopt.growth.source import source_of
 from treeopt.planning.compared import DrafterFigure, DraftersCompared
-from treeopt.planning.comparison import dense_widths
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
@@ -35,7 +34,14 @@ from treeopt.report import figures
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
 from treeopt.report.figures.bench import accepted_chart, contenders_chart, drafters_chart, kinds_chart, pareto_chart
 from treeopt.report.figures.chart import wilson
-from treeopt.report.figures.planning import bands, latency_chart, parts_chart, sizes_chart, throughput_chart
+from treeopt.report.figures.planning import (
+    bands,
+    dense_widths,
+    latency_chart,
+    parts_chart,
+    sizes_chart,
+    throughput_chart,
+)
 from treeopt.report.figures.tree import columns, tree_data
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.published import published_tree

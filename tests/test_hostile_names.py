@@ -19,9 +19,8 @@ import treeopt as api
 from treeopt import demo
 from treeopt.cli import cli
 from treeopt.engines.base import Request
-from treeopt.engines.plans import export_plan
+from treeopt.engines.plans import export_plan, export_request
 from treeopt.engines.registry import ENGINES
-from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.shell import command_line, printable, shell_word
 from treeopt.pipeline.session import resolve

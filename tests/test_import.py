@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from treeopt.engines.imports import KINDS, read_measurement
-from treeopt.engines.measured.medusa_pt import NO_BLOCKS
 from treeopt.engines.measured.rates import CUMULATIVE, LEFT_OUT, PER_RANK
+from treeopt.engines.measured.traces import NO_BLOCKS
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
 from treeopt.growth.replay import replay

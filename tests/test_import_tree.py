@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from treeopt.engines import eagle1, neuron
+from treeopt.engines import eagle, neuron
 from treeopt.engines.base import Request
+from treeopt.engines.plans import export_request
 from treeopt.engines.reading import diagnose, repair
 from treeopt.engines.registry import ENGINES
-from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput
 from treeopt.pipeline import read_tree
 from treeopt.records.figure import Figure
@@ -180,16 +180,16 @@ def test_what_has_no_obvious_repair_is_refused(text, words):
 def test_eagle_counts_parents_where_it_should_place_them():
     """[1, 0] is the first node of its depth that expands, so it is drafted below [0]; the text stays right."""
     tree = Tree.from_choices([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
-    assert eagle1.misdrafted(tree.choices) == [(1, 0)]
+    assert eagle.misdrafted(tree.choices) == [(1, 0)]
     written = export_request(Request(tree=tree, num_heads=4), "eagle1")
     assert any("drafts below [1, 0] from another node" in note for note in written.notes)
-    assert eagle1.misdrafted(published_tree("eagle_mc_sim_7b_63").choices) == []
+    assert eagle.misdrafted(published_tree("eagle_mc_sim_7b_63").choices) == []
 
 
 @given(trees(ranks=10))
 def test_eagle_verifies_every_tree_of_ten_ranks_as_it_is(tree):
     assume(len(tree) > 1)
-    assert eagle1.verified(tree.choices) == tree
+    assert eagle.verified(tree.choices) == tree
 
 
 # The command

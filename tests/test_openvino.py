@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from treeopt import demo
 from treeopt.engines.base import Request
-from treeopt.engines.write import export_request
+from treeopt.engines.plans import export_request
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.places import user_cache
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark

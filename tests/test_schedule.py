@@ -22,9 +22,8 @@ from treeopt.errors import InvalidInput
 from treeopt.pipeline.export import export_to
 from treeopt.pipeline.search import request_of
 from treeopt.planning.candidates import Candidate, Candidates
-from treeopt.planning.planner import plan_trees
+from treeopt.planning.planner import plan_trees, schedule_of
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.schedule import schedule_of
 from treeopt.planning.select import Selection
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import MixErrors, Plan, PlanEntry, PlannedEngine

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.engine_rows import READERS, length_at, ranges_of, up_to
 from treeopt.engines.base import Request
 from treeopt.engines.chains import merged
+from treeopt.engines.plans import export_request
 from treeopt.engines.registry import ENGINES
-from treeopt.engines.write import export_request
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.trees.draft import MOST_LEVELS, MOST_ROWS, MOST_TOPK, DynamicTree, pool_size
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from treeopt.engines.base import Request
-from treeopt.engines.write import export_request
+from treeopt.engines.plans import export_request
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.places import shipped
 from treeopt.growth.replay import replay

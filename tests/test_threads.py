@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from treeopt.files.journal import Journal
 from treeopt.latency.rounds import Visit, processor_share, time_rounds
-from treeopt.pipeline import threads as pipeline
+from treeopt.pipeline import session as pipeline
 from treeopt.records.origins import provenance
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory

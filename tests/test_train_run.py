@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from treeopt.cli.train import REFUSED
+from treeopt.cli.steps import REFUSED
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
 from treeopt.pipeline.train import by_heart
 from treeopt.records.trace import End

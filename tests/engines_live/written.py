@@ -23,8 +23,8 @@ import yaml
 from tests.engines_live.finders import argparse_flags
 from treeopt.cli import cli
 from treeopt.engines.base import Method, Request, Written
+from treeopt.engines.plans import export_request
 from treeopt.engines.registry import ENGINES
-from treeopt.engines.write import export_request
 from treeopt.errors import TreeoptError
 from treeopt.records.rules import RULES
 from treeopt.trees.draft import DynamicTree

@@ -23,8 +23,7 @@ import click
 from treeopt import __version__
 from treeopt.cli.exchange import convert, export, import_, import_tree, merge
 from treeopt.cli.show import list_, plot, report, show, status
-from treeopt.cli.steps import bench, calibrate, compare, profile, run, score, search
-from treeopt.cli.train import train
+from treeopt.cli.steps import bench, calibrate, compare, profile, run, score, search, train
 from treeopt.errors import TreeoptError, said_as
 from treeopt.files import writing
 from treeopt.files.shell import printable, shell_word

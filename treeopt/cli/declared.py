@@ -2,7 +2,8 @@
 
 The parameters are those of the function of `treeopt` that a command calls, and the command's own, which only the terminal
 has. What differs in the terminal stands here: the words of some options, the headings that --help puts them under, and what
-is printed: results as a table or as JSON on stdout, notes on stderr.
+is printed: results as a table or as JSON on stdout, notes on stderr. The shell completes an option with all that has a name;
+one of files takes them beside the names: the shell looks for files where no name fits.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 import treeopt
-from treeopt.cli.names import completion
 from treeopt.errors import spoken
 from treeopt.files.parameters import REQUIRED, Parameter, parameters_of, without_table
 
@@ -55,6 +56,14 @@ METAVARS = {
     "runtime": "NAME", "analytical": "DEVICE", "verify": "N", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
     "topic": "[TOPIC]", "name": "[NAME]",
 }  # fmt: skip
+# The topics whose names complete a parameter; what is no name of theirs is a file, if it may be.
+TOPICS = {
+    "calibration": "calibrations", "profile": "profiles", "tree": "trees", "trees": "trees", "drafter": "drafters",
+    "acceptance": "acceptance", "objective": "objectives", "layout": "layouts", "names": "figures", "name": "engines",
+}  # fmt: skip
+FILES = ("calibration", "profile", "tree", "trees", "drafter", "model", "prompts", "sources", "from_csv")
+FOLDERS = ("run", "runs")
+RUNTIMES = ("profile", "bench")  # commands whose --engine is a runtime on this machine
 SHARED = {
     "run": Parameter("run", str, treeopt.RUN, "run directory"),
     "as_json": Parameter("as_json", bool, False, "print the result as one JSON document"),
@@ -226,6 +235,51 @@ def _option(one: Parameter, word: str, flags: Mapping[str, str], hidden: bool) -
 def said(text: str, flags: Mapping[str, str]) -> str:
     """A row's text with options for the parameters that it names."""
     return re.sub(r"``?(\w+)``?", lambda match: flags.get(match[1], match[1]), text).rstrip(".")
+
+
+def names() -> dict[str, list[str]]:
+    """Topic -> the names of what there is."""
+    from treeopt.engines.registry import ENGINES
+    from treeopt.files.places import shipped
+    from treeopt.growth.objectives import OBJECTIVES
+    from treeopt.records.drafters import DRAFTERS, LAYOUTS
+    from treeopt.records.rules import RULES
+    from treeopt.report.figures import FIGURES
+    from treeopt.trees.published import PUBLISHED_TREES
+
+    found: dict[str, Collection[str]] = {
+        "calibrations": shipped("calibration"),
+        "profiles": shipped("profiles"),
+        "trees": PUBLISHED_TREES,
+        "drafters": DRAFTERS,
+        "engines": ENGINES,
+        "acceptance": RULES,
+        "objectives": OBJECTIVES,
+        "layouts": LAYOUTS,
+        "figures": FIGURES,
+    }
+    return {topic: list(of) for topic, of in found.items()}
+
+
+def completion(parameter: str) -> dict[str, Any]:
+    """The option of click that has the shell complete a parameter; none where the type of its values does so."""
+    known = parameter in (*TOPICS, *FILES, *FOLDERS, "engine", "kind", "topic")
+    return {"shell_complete": _complete} if known else {}
+
+
+def _complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What a word that was begun may become: files first, since bash forgets what came before them."""
+    from treeopt.engines.imports import KINDS
+    from treeopt.records.rundir import ENGINES
+
+    if isinstance(parameter.type, click.Choice):
+        return parameter.type.shell_complete(context, parameter, begun)
+    name, known = str(parameter.name), names()
+    engines = ENGINES if context.info_name in RUNTIMES else known["engines"]
+    of_topic = known.get(TOPICS.get(name, ""), [])
+    fitting: Collection[str] = {"engine": engines, "kind": KINDS, "topic": known}.get(name, of_topic)
+    kind = [CompletionItem(begun, type="dir" if name in FOLDERS else "file")] if name in (*FILES, *FOLDERS) else []
+    return [*kind, *(CompletionItem(one) for one in fitting if one.startswith(begun))]
 
 
 def show_result(document: Any, table: Any, as_json: bool) -> None:

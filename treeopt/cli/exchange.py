@@ -45,7 +45,7 @@ def import_(run: RunDirectory, as_json: bool, files: tuple[Path, ...], **options
     show_result(calibration.document(), calibration_table(calibration), as_json)
 
 
-@command("treeopt.pipeline.merge:merge_runs", without=("others",))
+@command("treeopt.pipeline.importing:merge_runs", without=("others",))
 def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], **options: Any) -> None:
     """Make one calibration of several, or of its shards.
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from treeopt.cli.declared import command, show_files, show_result
-from treeopt.cli.names import names
+from treeopt.cli.declared import command, names, show_files, show_result
 from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count
 

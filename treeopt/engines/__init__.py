@@ -5,6 +5,6 @@ limit of a method is checked before its engine's file writes; the tests read wha
 engines' own rules.
 
 A file is of one engine, or of one family; registry.py finds them, base.py has their words. A plan becomes requests in
-plans.py, and a request files in write.py, which checks it first. imports.py and measured/ read what was counted, reading.py
-lists from anywhere. What engines of a kind share is in chains.py, programs.py, lists.py and tensorrt_trees.py.
+plans.py, and a request files, once it is checked. imports.py and measured/ read what was counted, reading.py
+lists from anywhere. What engines of a kind share is in chains.py, lists.py and tensorrt_trees.py.
 """

@@ -1,12 +1,14 @@
-"""Chains and dynamic trees as engines are told of them: ranges of batch sizes, and flags of a launch command.
+"""Chains and dynamic trees as engines are told of them: ranges of batch sizes, flags of a launch command, and of engines that
+are Python libraries a generate.py, and the settings that it hands over as JSON.
 
 ranges : (from, to, what) of batch sizes, from 1 on without a gap, the last without end; what is a length K, 0 for none,
          or a dynamic tree, None for none
 """
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from treeopt.engines.base import COMMANDS, Request, Written
 from treeopt.errors import InvalidInput
@@ -16,6 +18,8 @@ from treeopt.trees.draft import DynamicTree
 Value = TypeVar("Value", bound=int | DynamicTree | None)
 Ranges = tuple[tuple[int, int | None, Value], ...]  # of batch sizes, with what they get: `Lengths`, `Settings`
 
+SCRIPT = "generate.py"
+Keys = Mapping[str, Any]  # of settings in JSON
 LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
 BLOCKS = ("dflash", "dspark")  # drafters that guess a block at once, as long as they were trained for at most
 
@@ -117,3 +121,56 @@ class Flags:
         numbers |= {"batch_size": size, "batch_rows": size * (length + 1)}
         notes = [note.format(**numbers) for note in (*self.notes, *self.notes_of.get(request.kind, ()))]
         return launch(f"{serve} {self.options[request.kind].format(**numbers)}", [*notes, *self.also(request, length)])
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a kind of drafter is asked for of a library: a chain by a key of the settings, guesses by lines of generate.py.
+
+    length, settings  the key of the chain's length, and what else the file has
+    argument          what stands for the drafter on the command line of generate.py, perhaps by the request
+    loading, options  lines of generate.py, and arguments of its call
+    """
+
+    length: str
+    settings: Keys = field(default_factory=dict)
+    argument: str | Callable[[Request], str] = ""
+    loading: str = ""
+    options: str = ""
+
+
+@dataclass(frozen=True)
+class Library:
+    """Writes generate.py and its settings for a Python library; without drafting where no chain pays.
+
+    together : the settings of sampling and of drafting as the file has them
+    """
+
+    engine: str
+    script: str
+    ways: Mapping[str, Way]
+    notes: tuple[str, ...] = ()
+    file: str = "generation_config.json"
+    together: Callable[[Keys, Keys], Keys] = lambda sampling, drafting: {**sampling, **drafting}
+
+    def __call__(self, request: Request) -> Written:
+        way = self.ways[request.kind]
+        length = only_length(request, self.engine)
+        drafting = {way.length: length, **way.settings} if length else {}
+        way = way if length else Way(way.length)
+        drafter = way.argument if isinstance(way.argument, str) else way.argument(request)
+        arguments = " ".join(filter(None, ("MODEL", drafter, "PROMPT")))
+        names = "name, drafter, prompt" if drafter else "name, prompt"
+        text = self.script.format(arguments=arguments, names=names, loading=way.loading, options=way.options)
+        command = f"python {SCRIPT} {arguments}"
+        written = launch(command, self.notes) if length else plain(command)
+        settings = json.dumps(self.together(sampling(request), drafting))
+        return replace(written, files={**written.files, self.file: f"{settings}\n", SCRIPT: text})
+
+
+def sampling(request: Request) -> Keys:
+    """The keys by which a request asks for the plan's temperature; off is said too: models bring settings of their own."""
+    if request.rule == "greedy":
+        return {"do_sample": False}
+    off = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    return {"do_sample": True, **{key: (request.acceptance or {}).get(key) or value for key, value in off.items()}}

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from treeopt.engines.base import Method, Request, ServingEngine, Written
-from treeopt.engines.chains import Flags
-from treeopt.engines.programs import SCRIPT, sampling
+from treeopt.engines.chains import SCRIPT, Flags, sampling
 from treeopt.files.shell import shell_word
 
 PROGRAM = '''"""Generation with ExLlamaV3: python generate.py, the options of its own loader, and --prompt PROMPT"""

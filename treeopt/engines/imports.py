@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treeopt.engines.base import Kind
-from treeopt.engines.measured import medusa_pt, ranks, rates, table
+from treeopt.engines.measured import rates, traces
 from treeopt.engines.measured.files import Found, load_file
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.engines.registry import ENGINES
@@ -16,12 +16,12 @@ from treeopt.errors import InvalidInput
 from treeopt.records.drafters import COUNTED
 
 FORMATS = {  # of no engine
-    "medusa-pt": Kind("one table of hits a head, as Medusa's heads_accuracy.py saves it", medusa_pt.matches, medusa_pt.read),
+    "medusa-pt": Kind("one table of hits a head, as Medusa's heads_accuracy.py saves it", traces.is_hits, traces.read_hits),
     "recall": Kind('{"recall": ...} or heads with "recall@1"', rates.is_recall, rates.read_recall, ("trials",)),
     "acceptance": Kind("one vector of chances, or an object with 'acceptance'", rates.is_vector, rates.read_vector,
                        ("trials", "heads")),
-    "csv": Kind("CSV with a column 'head' in its first line", table.matches, table.read, ("trials",)),
-    "ranks": Kind('{"ranks": [[...], ...]} in every line', ranks.matches, ranks.read),
+    "csv": Kind("CSV with a column 'head' in its first line", rates.is_table, rates.read_table, ("trials",)),
+    "ranks": Kind('{"ranks": [[...], ...]} in every line', traces.is_ranks, traces.read_ranks),
 }  # fmt: skip
 _OF_ENGINES = {name: kind for engine in ENGINES.values() for name, kind in engine.imports.items()}
 # By --from's names; the first that a file matches is taken.

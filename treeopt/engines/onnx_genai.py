@@ -6,7 +6,7 @@ model.draft       in MODEL's genai_config.json: the draft model's decoder, besid
 """
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.programs import Library, Way
+from treeopt.engines.chains import Library, Way
 from treeopt.records.drafters import LOOKED_UP
 
 MOST_LENGTH = 16

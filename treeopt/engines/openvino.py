@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from treeopt.engines import chains
 from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine, Written
-from treeopt.engines.programs import SCRIPT, Settings, sampling
+from treeopt.engines.chains import SCRIPT, Keys, sampling
 from treeopt.files.shell import shell_word
 from treeopt.records.drafters import LOOKED_UP
 
@@ -87,7 +87,7 @@ def _pipeline(drafter: str, share: float) -> str:
     return guesses if share == 1 else plain if share == 0 else IF_GUESSED.format(guesses, plain)
 
 
-def _settings(request: Request, kind: str) -> Settings:
+def _settings(request: Request, kind: str) -> Keys:
     """The generation config of a request with a kind of drafter."""
     settings = sampling(request)
     if request.lengths or request.tree is not None:

@@ -1,10 +1,14 @@
 """SGLang: a chain or a dynamic tree by three flags, or chains by batch size from an adaptive config; and what it counts.
+Its fork in fastrl: the three flags, or a dynamic tree for each range of batch sizes.
 
 steps              length of the chain, or levels of the tree
 topk               1 for a chain; more makes a tree, whose nodes SGLang itself picks at run time
 num-draft-tokens   rows verified, the root included; with topk 1 SGLang sets it to steps + 1 whatever is asked
 
-Only what it says of requests counts by position:
+fastrl's algorithm PREDEFINED takes settings "steps_topk_rows" by their rows, the most first, whatever order they come in, and
+the first batch size of each range. Others of its algorithms try settings out while they serve.
+
+Only what SGLang says of requests counts by position:
 
 meta_info                     of /generate, or of a choice with "return_meta_info": true
 sglext.spec_tokens_details    of the OpenAI routes, with "return_spec_tokens_details": true; a list with n > 1
@@ -16,6 +20,7 @@ trees are drafted: neither is read. Log, Prometheus and benchmarks have means on
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +50,10 @@ ONE_SETTING = (
     "A server has these numbers for all batch sizes; what follows the batch, its adaptive config, is for chains."
 )
 SERVE = "python -m sglang.launch_server --model-path MODEL"
+MOST_ROWS = 2048  # of all sequences together, that fastrl makes room for
+ALGORITHM, CONFIGS = "--speculative-eagle-mab-algorithm", "--speculative-eagle-mab-configs"
+THRESHOLD = "--speculative-mab-bs-threshold"
+UP_TO = "--apdative-speculative-batch_size-threshold"  # as it is spelled there
 
 
 def write(request: Request) -> Written:
@@ -81,6 +90,41 @@ def write_tree(request: Request) -> Written:
         return chains.plain(SERVE, "tree")
     notes = (ONE_SETTING, *tree_notes([tree]), *_notes(request))
     return chains.launch(f"{SERVE}{drafter_flags(request.kind)}{tree_flags(tree)}", notes)
+
+
+def write_ranges(request: Request) -> Written:
+    """For fastrl: SGLang's flags of the first range, then all ranges; above the last that pays it decodes without speculation."""
+    settings = chains.merged(request.dynamics)
+    off = settings[-1][0] if settings[-1][2] is None else None
+    paying = [(begin, end or max(begin, request.batch_size), tree) for begin, end, tree in settings if tree]
+    trees = [tree for *_, tree in paying]
+    if not trees:
+        return chains.plain(SERVE, "tree")
+    reason = ""
+    if len(trees) < len(settings) - (off is not None):
+        reason = "stops speculating above one batch size"
+    elif any(before.rows <= after.rows for before, after in pairwise(trees)):
+        reason = "gives the settings with the most rows to the smallest batch sizes"
+    if reason:
+        raise InvalidInput(
+            f"fastrl's SGLang {reason}, but the plan has {chains.said(settings)}: export one of them with `batch_size`."
+        )
+    for _, size, tree in paying:
+        if tree.rows * size > MOST_ROWS:
+            raise InvalidInput(
+                f"fastrl's SGLang verifies at most {MOST_ROWS:,} rows at once, but {tree.rows} rows of {size} "
+                f"sequences are {tree.rows * size:,}: search again with `budget={MOST_ROWS // size}`."
+            )
+    command = f"{SERVE}{drafter_flags(request.kind)}{tree_flags(trees[0])}"
+    if len(trees) > 1:
+        configs = ",".join(f"{tree.levels}_{tree.topk}_{tree.rows}" for tree in trees)
+        begins = ",".join(str(begin) for begin, *_ in paying)
+        command += f" {ALGORITHM} PREDEFINED {CONFIGS} {configs} {THRESHOLD} {begins}"
+    notes = ["These are options of the SGLang in mit-han-lab/fastrl, third-party/ treeopt has not seen it run."]
+    if off is not None:
+        command += f" {UP_TO} {off - 1}"
+        notes.append(f"It begins to speculate when 10 steps in a row had at most {off - 1} sequences.")
+    return chains.launch(command, (*notes, *tree_notes(trees)))
 
 
 def tree_flags(tree: DynamicTree) -> str:
@@ -227,23 +271,32 @@ HOOK, PACKAGE = "sgl-project/sglang python/sglang/srt/arg_groups/speculative_hoo
 CHAIN_FLAGS = ("eagle-topk = 1", "num-draft-tokens = steps + 1")
 UNPLANNED = {"UNO": "--speculative-algorithm UNO", "Domino": "a drafter of DFlash's kind, with projector_type: domino",
              "block verification": "where it samples; how it is asked for was not seen"}  # fmt: skip
-ENGINE = ServingEngine(name="sglang", title="SGLang", package="sglang", imports={"sglang": KIND}, unplanned=UNPLANNED, methods=(
-    Method(name="adaptive", checked="0.5.23", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
-           carrier="--speculative-adaptive-config", syntax='{"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [3]}}',
-           derived=CHAIN_FLAGS, by_batch_size=True,
-           source=f"sgl-project/sglang {PACKAGE}/adaptive_spec_params.py, {PACKAGE}/eagle_utils.py", write=write_adaptive),
-    Method(name="steps", checked="0.5.23", drafters=tuple(ALGORITHMS), rules=("greedy", "sample"), carrier=FLAGS,
-           looks_up="in a trie of all answers, with the last 18 tokens of every prompt",
-           syntax="--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
-           derived=CHAIN_FLAGS, source=HOOK, write=write),
-    Method(name="dynamic-tree", checked="0.5.23", dynamic=True, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS,
-           syntax="--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16",
-           derived=("num-draft-tokens = rows", "num-draft-tokens - 1 <= pool"), source=f"{HOOK}, {PACKAGE}/spec_utils.py",
-           write=write_tree),
-    Method(name="dflash", checked="0.5.23", drafters=("dflash",), rules=("greedy", "sample"),
-           carrier="--speculative-num-draft-tokens",
-           syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
-           derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
-    Method(name="dspark", checked="0.5.23", drafters=("dspark",), carrier="--speculative-dspark-block-size",
-           syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write),
-))  # fmt: skip
+ENGINES = (
+    ServingEngine(name="fastrl", title="fastrl", methods=(
+        Method(name="dynamic-tree", checked="main bce3df7 of 2026-02", dynamic=True, by_batch_size=True, drafters=("eagle3", "eagle"),
+               rules=("greedy", "sample"), carrier=f"{CONFIGS}, {THRESHOLD} of its SGLang",
+               syntax=f"{CONFIGS} 5_4_16,3_2_6 {THRESHOLD} 1,8",
+               derived=("algorithm = PREDEFINED", "rows of a range <= those of the one before - 1", "batch x rows <= 2048"),
+               source="mit-han-lab/fastrl third-party/sglang/python/sglang/srt/speculative/eagle_mab.py", write=write_ranges),
+    )),
+    ServingEngine(name="sglang", title="SGLang", package="sglang", imports={"sglang": KIND}, unplanned=UNPLANNED, methods=(
+        Method(name="adaptive", checked="0.5.23", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
+               carrier="--speculative-adaptive-config", syntax='{"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [3]}}',
+               derived=CHAIN_FLAGS, by_batch_size=True,
+               source=f"sgl-project/sglang {PACKAGE}/adaptive_spec_params.py, {PACKAGE}/eagle_utils.py", write=write_adaptive),
+        Method(name="steps", checked="0.5.23", drafters=tuple(ALGORITHMS), rules=("greedy", "sample"), carrier=FLAGS,
+               looks_up="in a trie of all answers, with the last 18 tokens of every prompt",
+               syntax="--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+               derived=CHAIN_FLAGS, source=HOOK, write=write),
+        Method(name="dynamic-tree", checked="0.5.23", dynamic=True, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS,
+               syntax="--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16",
+               derived=("num-draft-tokens = rows", "num-draft-tokens - 1 <= pool"), source=f"{HOOK}, {PACKAGE}/spec_utils.py",
+               write=write_tree),
+        Method(name="dflash", checked="0.5.23", drafters=("dflash",), rules=("greedy", "sample"),
+               carrier="--speculative-num-draft-tokens",
+               syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
+               derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
+        Method(name="dspark", checked="0.5.23", drafters=("dspark",), carrier="--speculative-dspark-block-size",
+               syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write),
+    )),
+)  # fmt: skip

@@ -7,7 +7,7 @@ That is the draft model's own, or the target's own for n-grams and early exits. 
 import re
 
 from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine
-from treeopt.engines.programs import Library, Way
+from treeopt.engines.chains import Library, Way
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import LOOKED_UP
 

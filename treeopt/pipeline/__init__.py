@@ -11,8 +11,7 @@ from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.compare import compare, draw_picture
 from treeopt.pipeline.export import convert, export, export_all
-from treeopt.pipeline.importing import import_file
-from treeopt.pipeline.merge import merge_runs
+from treeopt.pipeline.importing import import_file, merge_runs
 from treeopt.pipeline.profile.command import profile_command
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file

@@ -16,7 +16,7 @@ from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.decoding import Decoding, decode, evenly, held_out_conversations, other_groups, usual_prompts
 from treeopt.pipeline.entrants import PLAIN, Entrant, engine_entrants, own_entrants
-from treeopt.pipeline.threads import settle_threads
+from treeopt.pipeline.session import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import Accuracies, inputs_of, not_a_check, stale_plan, timed_elsewhere

@@ -23,7 +23,7 @@ from treeopt.growth.heldout import rates_by_group
 from treeopt.growth.objectives import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
-from treeopt.pipeline.threads import settle_threads
+from treeopt.pipeline.session import settle_threads
 from treeopt.pipeline.workers import RankBlocks, finish_blocks
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -117,7 +117,7 @@ def check_unmeasured(
     run: RunDirectory, wanted: dict[str, Any], rule: Mapping[str, Any], conversations: Sequence[Conversation]
 ) -> None:
     """Raise InvalidInput where the run has another measurement than the wanted one, which would be lost."""
-    there = [file for file in (run.trace, run.probe, run.calibration) if file.exists()]
+    there = run.accuracies()
     differs = ["who measured it"] if there else []
     if run.trace.exists():
         meta = run.read_trace().meta
@@ -258,15 +258,11 @@ def fitting(counts: Counts, session: Session) -> Counts:
 
 def _trace_meta(session: Session) -> dict[str, Any]:
     """The part of a trace's meta that tells the session it was measured in."""
-    given, temperature = session.given, session.temperature
+    given, temperature = session.given, session.temperature if session.given else None
     return {
         "drafter": session.drafter_record,
         "acceptance": session.acceptance.record,
-        "answers": {
-            "given": given,
-            "temperature": temperature if given else None,
-            "is_estimate": given and temperature is None,
-        },
+        "answers": {"given": given, "temperature": temperature, "is_estimate": given and temperature is None},
         # When and how the trace was made is in calibration.json: a continued run has the same bytes.
         "provenance": {**session.provenance(), "time": None, "command": None},
         "prompt_seed": session.prompts.seed,

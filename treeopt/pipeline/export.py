@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.engines.base import Request, Written
-from treeopt.engines.plans import ask, method_for_plan
+from treeopt.engines.plans import ask, export_request, method_for_plan, write_request
 from treeopt.engines.registry import runners
 from treeopt.engines.vllm import MEDUSA_UNTIL
-from treeopt.engines.write import export_request, write_request
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word
@@ -27,6 +26,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.report.plan_table import written_for
 from treeopt.report.terminal import note
 from treeopt.report.verdict import doubts, slowdown, times
+from treeopt.report.wording import by_batch_size
 from treeopt.runtime.waiting import import_torch
 
 OPENVINO = "openvino"  # a layout that needs another environment
@@ -115,7 +115,7 @@ def export_to(
     notes = [*asked.beyond, *notes, *doubts(served, judged, batch_size=batch_size)]
     notes += [*written_for(served, list(asked.requests)), *asked.notes]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
-    notes += _notes(parts)
+    notes += by_batch_size({size: part.notes for size, part in parts.items()})
     if not str(own).startswith(engine):
         notes.append(
             f"The plan was made with step latencies of {own}. Steps take another time in {engine}, and "
@@ -147,17 +147,6 @@ def _check_speed(plan: Plan, benches: Mapping[int, Benchmark], size: int | None)
         raise InvalidInput(
             f"A draft measured slower than plain decoding is not exported, unless `anyway` is given: {each}."
         )
-
-
-def _notes(parts: Mapping[int | None, Written]) -> list[str]:
-    """What there is to know of the parts of an export, each sentence once, with the batch sizes that it is for."""
-    found: dict[str, list[str]] = {}
-    for size, part in parts.items():
-        for text in part.notes:
-            found.setdefault(text, []).append(str(size))
-    return [
-        text if len(sizes) == len(parts) else f"Batch size {', '.join(sizes)}: {text}" for text, sizes in found.items()
-    ]
 
 
 def _clear(folder: Path, kept: Collection[str]) -> None:

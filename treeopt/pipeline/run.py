@@ -19,8 +19,7 @@ from treeopt.pipeline.export import export_all
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import search
-from treeopt.pipeline.session import open_session, resolve
-from treeopt.pipeline.threads import settle_threads
+from treeopt.pipeline.session import open_session, resolve, settle_threads
 from treeopt.planning.compared import DraftersCompared, GroupsCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan

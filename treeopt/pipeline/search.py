@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from treeopt.engines.base import Method
+from treeopt.engines.plans import check_rule_of
 from treeopt.engines.registry import method_of, removal_notes, tree_method_of
-from treeopt.engines.write import check_rule_of
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.places import distinct, folder_name
 from treeopt.files.storage import to_json
@@ -32,7 +32,7 @@ from treeopt.records.rules import check_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
-from treeopt.report.wording import count
+from treeopt.report.wording import by_batch_size, count
 from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import MAX_RANK
 
@@ -167,10 +167,7 @@ def _provenance(run: RunDirectory, plan: Plan) -> ProvenanceRecord:
 
 
 def note_warnings(plan: Plan) -> None:
-    """Each of the plan's warnings once, with the batch sizes that it is for."""
-    for warning in dict.fromkeys(warning for entry in plan.entries for warning in entry.warnings):
-        which = [str(entry.batch_size) for entry in plan.entries if warning in entry.warnings]
-        note(warning if len(which) == len(plan.entries) else f"Batch size {', '.join(which)}: {warning}")
+    note(*by_batch_size({entry.batch_size: entry.warnings for entry in plan.entries}))
 
 
 def request_of(
@@ -314,14 +311,8 @@ def to_add(profile: LatencyProfile, run: RunDirectory, sizes: str) -> str:
         words: tuple[object, ...] = ("--command", command, "--runtime", name, "--batch-size", sizes)
     elif device:
         every = ",".join(map(str, sorted({*map(int, sizes.split(",")), *profile.batch_sizes})))
-        words = (
-            "--analytical",
-            f"{devices}x{device}" if devices > 1 else device,
-            "--model",
-            file,
-            "--batch-size",
-            every,
-        )
+        where = f"{devices}x{device}" if devices > 1 else device
+        words = ("--analytical", where, "--model", file, "--batch-size", every)
     elif name == OURS:
         words = ("--batch-size", sizes)
     else:

@@ -1,17 +1,21 @@
-"""Sessions of a run: a model is loaded by the options that are given, on top of those that the run was calibrated with."""
+"""Sessions of a run: a model is loaded by the options that are given, on top of those that the run was calibrated with.
+
+The threads of a run are chosen once, by timing plain steps, and are the same in all that is measured after.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treeopt import demo
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.files import storage
 from treeopt.files.parameters import Parameter, parameters_of
 from treeopt.files.places import located
-from treeopt.pipeline.threads import recorded_threads
+from treeopt.files.provenance import machine
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
     from treeopt.runtime.cluster import Cluster
     from treeopt.runtime.session import Session
 
-
 T = TypeVar("T")
+_chosen: int | None = None  # the number of threads that torch was given here; any other is the user's
 
 
 def resolve(
@@ -146,3 +150,50 @@ def open_by_workers(run: RunDirectory, source: dict[str, Any], cluster: Cluster)
         session: Session = replace(cluster.call(open_outline, source, threads), cluster=cluster)
     note(*session.notes)
     return session
+
+
+def settle_threads(run: RunDirectory, session: Session) -> None:
+    """Compute with the run's number of threads, or choose it; a number that the user said stays.
+
+    Sums are rounded otherwise with other threads, so a calibration that was killed goes on with the number that its
+    journal has.
+    """
+    if session.target.device.type != "cpu":
+        return
+    import torch
+
+    from treeopt.runtime.measure import threads
+
+    global _chosen
+    now, known = torch.get_num_threads(), next(recorded_threads(run), None)
+    if "threads" in session.source or (now != _chosen and threads.are_said()):
+        if known is not None and known != now:
+            note(
+                f"This computes with {now} thread{'s' * (now > 1)}, but the run was measured with {known}: pass `threads={known}` for the same."
+            )
+        return
+    if known is None and now != _chosen:
+        with progress("Choosing threads", None):
+            known = threads.choose_threads(session.setup(1), [c.first for c in session.prompts.conversations[:4]])
+    _chosen = min(known or now, threads.cores())
+    torch.set_num_threads(_chosen)
+
+
+def recorded_threads(run: RunDirectory) -> Iterator[int]:
+    """The numbers of threads that the run was measured with on this machine: timings first, then what is unfinished."""
+    records: list[Mapping[str, Any]] = []
+    try:
+        records += [run.read_profile().info.get("provenance") or {}] if run.profile.exists() else []
+        records += [run.read_trace().meta.get("provenance") or {}] if run.trace.exists() else []
+    except TreeoptError:
+        pass  # whoever needs the file says what is wrong with it
+    for file in sorted(run.path.glob("*.partial/**/key.json")):
+        try:
+            key = storage.load_json(file)
+        except TreeoptError:
+            continue
+        records += [part for part in (key.get("provenance"), key) if isinstance(part, dict)] if key else []
+    for record in records:
+        n = record.get("threads")
+        if isinstance(n, int) and n >= 1 and record.get("machine") == machine():
+            yield n

@@ -196,12 +196,8 @@ def _dynamic(rates: DynamicRates, costs: Mapping[int, StepCosts]) -> list[Candid
         throughput = rates.tokens_per_step / cost.ms(*numbers)
         best = np.argsort(-throughput, kind="stable")[:MOST_DYNAMIC]
         which.update(best[~np.isnan(throughput[best])].tolist())
-    return [
-        Candidate(
-            "dynamic", tree.rows, tree.levels, None, TreeRates(steps=rates.steps[i], tokens=rates.tokens), tree.topk
-        )
-        for i, tree in ((i, rates.trees[i]) for i in sorted(which))
-    ]
+    reached = {rates.trees[i]: TreeRates(steps=rates.steps[i], tokens=rates.tokens) for i in sorted(which)}
+    return [Candidate("dynamic", tree.rows, tree.levels, None, of, tree.topk) for tree, of in reached.items()]
 
 
 def _drawn(all_rates: Sequence[TreeRates]) -> tuple[Floats, Floats]:
@@ -227,7 +223,7 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     known, alone = np.flatnonzero(~np.isnan(ms)), table.groups == AS_IT_COMES
     sizes, depths, topks = numbers[:, known]
     timed, sure = costs.is_timed(sizes, depths, topks) | (sizes == 1), costs.is_sure(sizes, depths, topks)
-    taken = request.considered(costs.is_timed(sizes, depths, topks, deeper=True) | (sizes == 1))
+    taken = costs.is_timed(sizes, depths, topks, deeper=True) | (sizes == 1) | (not request.measured_only)
     ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
     if costs.as_it_comes:
         ms[alone] = costs.as_it_comes.ms([2], [1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -166,13 +167,8 @@ def mix_errors(mix: Candidates, first: Candidates, selection: Selection) -> MixE
     chosen, runner = figure_of(mix, i), None
     if j is not None:
         own = figure_of(mix, j, chosen=i)
-        runner = Figure(
-            draft=own.draft,
-            batch_size=own.batch_size,
-            tokens_per_step=own.tokens_per_step,
-            step_ms=float(mix.ms[j] * mix.throughput[i] / first.throughput[i]),
-            interval95=Intervals(over_chosen=own.interval95.over_chosen),
-        )
+        step_ms, over = float(mix.ms[j] * mix.throughput[i] / first.throughput[i]), own.interval95.over_chosen
+        runner = replace(own, step_ms=step_ms, plain_ms=None, stderr=Errors(), interval95=Intervals(over_chosen=over))
     return MixErrors(
         tokens_per_s=chosen.stderr.tokens_per_s,
         speedup=chosen.stderr.speedup,

@@ -189,14 +189,9 @@ def group_losses(
         shared = best_of(_options(whole, plan, entry, limits, profile, dynamic)[0], whole)
         for name, part in sources.items():
             own, among = _options(part, plan, entry, limits, profile, dynamic)[0], np.flatnonzero(names == name)
-            loss = GroupLoss(
-                batch_size=entry.batch_size,
-                group=name,
-                conversations=len(among),
-                own=figure_of(own, select(own).chosen),
-                shared=shared.on(among).loss(best_of(own, part)),
-            )
-            found.append(loss)
+            figure, loss = figure_of(own, select(own).chosen), shared.on(among).loss(best_of(own, part))
+            about = {"batch_size": entry.batch_size, "conversations": len(among)}
+            found.append(GroupLoss(group=name, own=figure, shared=loss, **about))
     return found
 
 

@@ -10,7 +10,7 @@ from treeopt.growth.objectives import check_objective
 from treeopt.records.plan import PlannedEngine
 from treeopt.trees.draft import DynamicLimits
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, BoolArray
+from treeopt.trees.tree import MAX_RANK
 
 LIMITS, DYNAMIC = Limits(), DynamicLimits()
 
@@ -60,10 +60,6 @@ class PlanRequest:
     def mix(self) -> dict[int, float] | None:
         """Batch size -> share of the time, where one tree is asked for."""
         return dict(self.batch_sizes) if isinstance(self.batch_sizes, Mapping) else None
-
-    def considered(self, timed: BoolArray) -> BoolArray:
-        """Which sizes may be chosen, by whether each was timed."""
-        return timed | (not self.measured_only)
 
     @property
     def redrafts(self) -> bool:

@@ -90,95 +90,56 @@ OF_YOUR_OWN = "their folder, file or hub id"
 
 DRAFTERS = {
     "medusa": DrafterKind(
-        about=f"Medusa's heads: {OF_YOUR_OWN}; those of the demo model and of SmolLM2 are medusa",
-        is_heads=True,
-        recognises="checkpoints.medusa:recognise_medusa",
-        writes="checkpoints.medusa:publish_medusa",
-        layouts={
+        about=f"Medusa's heads: {OF_YOUR_OWN}; those of the demo model and of SmolLM2 are medusa", is_heads=True,
+        recognises="checkpoints.medusa:recognise_medusa", writes="checkpoints.medusa:publish_medusa", layouts={
             "medusa": Layout("medusa_lm_head.safetensors, a projection per head: Medusa v0.1, TGI", names_base=True),
-            "medusa-pt": Layout(
-                "the same tensors in medusa_lm_head.pt: Medusa v0.1, TensorRT-LLM's converter", names_base=True
-            ),
-            "medusa-shared": Layout(
-                "medusa_lm_head.safetensors, residual blocks only, on the base's lm_head: Medusa, TGI",
-                names_base=True,
-                shares=True,
-            ),
+            "medusa-pt": Layout("the same tensors in medusa_lm_head.pt: Medusa v0.1, TensorRT-LLM's converter", names_base=True),
+            "medusa-shared": Layout("medusa_lm_head.safetensors, residual blocks only, on the base's lm_head: Medusa, TGI",
+                                    names_base=True, shares=True),
             "merged": Layout("one model with the heads under medusa_head.: Medusa-2", has_base=True),
             "modelopt": Layout("one model with the heads under medusa_heads.: NVIDIA Model Optimizer", has_base=True),
             "vllm": Layout("model.safetensors with blocks and lm_heads, or a truncated vocabulary: vLLM up to 0.32.0"),
             "tensorrt-llm": Layout("rank0.safetensors, the heads' part of a TensorRT-LLM checkpoint"),
             "neuron": Layout("medusa_heads.pt, to lie beside the base's files: AWS Neuron"),
-        },
-        begins="drafters.medusa:untrained",
-        recipes={
+        }, begins="drafters.medusa:untrained", recipes={
             "medusa-1": RecipeDefaults("medusa", 1, 1e-3, 0.8),
             "medusa-shared": RecipeDefaults("medusa-shared", 1, 1e-3, 0.8),
             "medusa-2": RecipeDefaults("merged", 1, 2e-3, 0.8, trains_base=True),
-        },
-    ),
+        }),
     "hydra": DrafterKind(
-        about="heads that read the guesses before theirs: as above; the demo model's are hydra",
-        is_heads=True,
-        recognises="checkpoints.hydra:recognise_hydra",
-        writes="checkpoints.hydra:publish_hydra",
-        layouts={
+        about="heads that read the guesses before theirs: as above; the demo model's are hydra", is_heads=True,
+        recognises="checkpoints.hydra:recognise_hydra", writes="checkpoints.hydra:publish_hydra", layouts={
             "hydra": Layout("the tensors of hydra-pt in hydra_lm_head.safetensors", names_base=True),
             "hydra-pt": Layout("hydra_lm_head.pt, heads that read the guesses before them: Hydra", names_base=True),
-        },
-        begins="drafters.hydra:untrained",
-        recipes={"hydra": RecipeDefaults("hydra", 1, 1e-3, 1.0)},
-    ),
+        }, begins="drafters.hydra:untrained", recipes={"hydra": RecipeDefaults("hydra", 1, 1e-3, 1.0)}),
     "hydra++": DrafterKind(
-        about="Hydra's heads behind a layer that reads the text: as above",
-        is_heads=True,
-        recognises="checkpoints.hydra:recognise_hydra",
-        writes="checkpoints.hydra:publish_hydra",
-        layouts={
+        about="Hydra's heads behind a layer that reads the text: as above", is_heads=True,
+        recognises="checkpoints.hydra:recognise_hydra", writes="checkpoints.hydra:publish_hydra", layouts={
             "hydra++": Layout("the tensors of hydra++-pt in hydra_lm_head.safetensors", names_base=True),
             "hydra++-pt": Layout("hydra_lm_head.pt with a prefix layer: Hydra++", names_base=True),
-        },
-        begins="drafters.hydra:untrained",
-        recipes={"hydra++": RecipeDefaults("hydra++", 4, 1e-3, 1.0, teacher=True)},
-    ),
+        }, begins="drafters.hydra:untrained", recipes={"hydra++": RecipeDefaults("hydra++", 4, 1e-3, 1.0, teacher=True)}),
     "eagle3": DrafterKind(
         about="EAGLE-3's layer: as above; those of the demo model and of SmolLM2 are eagle3",
-        recognises="checkpoints.eagle3:recognise_eagle3",
-        writes="checkpoints.eagle3:publish_eagle3",
-        layouts={
-            "eagle-3": Layout("model.safetensors with fc, midlayer and a vocabulary of its own: EAGLE-3, SGLang, vLLM")
-        },
-        begins="drafters.eagle3:untrained",
-        recipes={"eagle3": RecipeDefaults("eagle-3", 1, 5e-4, 0.8, teacher=True, one_layer=True)},
-    ),
+        recognises="checkpoints.eagle3:recognise_eagle3", writes="checkpoints.eagle3:publish_eagle3", layouts={
+            "eagle-3": Layout("model.safetensors with fc, midlayer and a vocabulary of its own: EAGLE-3, SGLang, vLLM"),
+        }, begins="drafters.eagle3:untrained",
+        recipes={"eagle3": RecipeDefaults("eagle-3", 1, 5e-4, 0.8, teacher=True, one_layer=True)}),
     "eagle": DrafterKind(
         about="the layer of EAGLE-1 and EAGLE-2: as above",
-        recognises="checkpoints.eagle:recognise_eagle",
-        writes="checkpoints.eagle:publish_eagle",
-        layouts={"eagle-1": Layout("model.safetensors with fc and one layer: EAGLE-1 and EAGLE-2", shares=True)},
-    ),
+        recognises="checkpoints.eagle:recognise_eagle", writes="checkpoints.eagle:publish_eagle", layouts={
+            "eagle-1": Layout("model.safetensors with fc and one layer: EAGLE-1 and EAGLE-2", shares=True),
+        }),
     "draft-model": DrafterKind(
-        about="a small causal LM with the same tokenizer: its folder, GGUF file or hub id; the demo model's is draft"
-    ),
+        about="a small causal LM with the same tokenizer: its folder, GGUF file or hub id; the demo model's is draft"),
     "mtp": DrafterKind(
         about="the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
-        asked="mtp",
-        opens="drafters.mtp:load_mtp",
-    ),
+        asked="mtp", opens="drafters.mtp:load_mtp"),
     "ngram": DrafterKind(
         about="the tokens that followed the same last tokens earlier in the text; ngram:earliest as engines look up",
-        asked="ngram",
-        by_level=False,
-        opens="drafters.lookup:open_lookup",
-        note=ENDS.format("n-gram look-up"),
-        ends_itself=True,
-    ),
-    "early-exit": DrafterKind(
-        about="the target's own first layers, early-exit:LAYER",
-        asked="early-exit:LAYER",
-        opens="drafters.draft_model:open_exit",
-    ),
-}
+        asked="ngram", by_level=False, opens="drafters.lookup:open_lookup", note=ENDS.format("n-gram look-up"), ends_itself=True),
+    "early-exit": DrafterKind(about="the target's own first layers, early-exit:LAYER",
+                              asked="early-exit:LAYER", opens="drafters.draft_model:open_exit"),
+}  # fmt: skip
 # Kinds that only engines run, and treeopt plans for by their counts.
 ELSEWHERE = {
     "redrafter": DrafterKind(),

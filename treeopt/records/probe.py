@@ -185,12 +185,7 @@ def _unpacked(name: str, packed: NDArray[Any], n_nodes: int) -> BoolArray:
 
 _BITS: dict[str, type[np.generic]] = {"accepted": np.bool_, "ends": np.bool_}
 _ARRAYS: dict[str, type[np.generic]] = {
-    "log_likelihood": np.float32,
-    "starts": np.int64,
-    "lengths": np.int32,
-    "prompt_tokens": np.int32,
-    "end": np.uint8,
-    "group": np.int16,
-    "cluster": np.int32,
-}
+    "log_likelihood": np.float32, "starts": np.int64, "lengths": np.int32, "prompt_tokens": np.int32, "end": np.uint8,
+    "group": np.int16, "cluster": np.int32,
+}  # fmt: skip
 PER_SEQUENCE = ("lengths", "prompt_tokens", "end", "group", "cluster")

@@ -29,14 +29,8 @@ ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.
     "openvino-int8-default": "openvino:in_int8_own",
 }
 BENCH = re.compile(rf"bench(?:-({'|'.join(ENGINES)}))?(?:-batch-size-(\d+))?", re.ASCII)
-MAKERS = {
-    "calibration": "calibrate",
-    "trace": "calibrate",
-    "probe": "calibrate",
-    "plan": "search",
-    "verify": "search",
-    "drafters": "run",
-}
+MAKERS = {"trace": "calibrate", "probe": "calibrate", "calibration": "calibrate"}  # of other names than their files
+MAKERS |= {"plan": "search", "verify": "search", "drafters": "run"}
 
 
 def maker(name: str) -> list[str]:
@@ -158,6 +152,10 @@ class RunDirectory:
         records = {self.calibration: calibration, self.probe: probe, self.trace: trace}
         old = [self.calibration, self.probe] if trace is not None else [self.probe, self.trace]
         replace_together({file: record.save for file, record in records.items() if record is not None}, old)
+
+    def accuracies(self) -> list[Path]:
+        """The files of what was calibrated that there are."""
+        return [file for file in (self.trace, self.probe, self.calibration) if file.exists()]
 
     def read_trace(self) -> RankTrace:
         return _read(self.trace, RankTrace.load, self.command("calibrate"))

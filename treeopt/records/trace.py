@@ -160,10 +160,8 @@ class RankTrace(Answers):
         if self.top_k > MOST_RANK + 1:
             raise InvalidInput(f"top_k must be at most {MOST_RANK + 1}, as ranks have 16 bits, but is {self.top_k}.")
         for name, array in self._arrays(*PER_STATE, *PER_SEQUENCE).items():
-            want, ndim = (
-                states if name in PER_STATE else self.num_sequences,
-                {"ranks": 2, "pool_places": 3}.get(name, 1),
-            )
+            want, ndim = self.num_sequences, {"ranks": 2, "pool_places": 3}.get(name, 1)
+            want = states if name in PER_STATE else want
             if array.ndim != ndim or len(array) != want:
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {array.shape}.")
 
@@ -335,16 +333,8 @@ def folds_of(clusters: IntArray) -> IntArray:
 
 
 _ARRAYS: dict[str, type[np.generic]] = {
-    "ranks": np.int16,
-    "starts": np.int64,
-    "tokens": np.int32,
-    "prompt_tokens": np.int32,
-    "end": np.uint8,
-    "group": np.int16,
-    "cluster": np.int32,
-    "weight": np.float32,
-    "target_rank": np.int16,
-    "pool_places": np.uint8,
-}
+    "ranks": np.int16, "starts": np.int64, "tokens": np.int32, "prompt_tokens": np.int32, "end": np.uint8, "group": np.int16,
+    "cluster": np.int32, "weight": np.float32, "target_rank": np.int16, "pool_places": np.uint8,
+}  # fmt: skip
 PER_STATE = ("ranks", "tokens", "target_rank", "pool_places")
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")

@@ -1,13 +1,13 @@
-"""The engines in words: all in a short table, one with everything that is known of it, the tables of docs/engines.md, JSON."""
+"""The engines in words: all in a short table, one with everything that is known of it, JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.registry import ENGINES, search_for
+from treeopt.engines.registry import search_for
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
 
@@ -23,7 +23,6 @@ TAKES = {
     "chain": "one chain",
 }  # by the shape
 LEFT_OUT = ("name", "write")  # of a method: functions, and what has another name
-BEGIN, END = "<!-- table of engines: begin -->", "<!-- table of engines: end -->"
 
 
 def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
@@ -93,31 +92,6 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
     "read in": lambda e, m: m.source,
     "plan with": lambda e, m: search_for(e.name, m),
 }
-IN_DOCS = FACTS | {
-    "engine": lambda e, m: f"`{e.name}`",
-    "method": lambda e, m: m.name,
-    "shape": lambda e, m: "dynamic" if m.dynamic else m.shape,
-    "which": lambda e, m: f"`{e.name}` {m.name}",
-    "syntax": lambda e, m: f"`{m.syntax}`",
-}
-HEADS = ("engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions", "checked")
-DETAILS = {"method": "which", "carrier": "goes to", "syntax": "syntax", "must match": "must match", "source": "read in"}
-
-
-def refreshed(page: str) -> str:
-    """docs/engines.md with its tables made anew: all methods, then how each is written and where that was read."""
-    before, _, rest = page.partition(BEGIN)
-    tables = f"{_markdown(HEADS, HEADS)}\n{_markdown(list(DETAILS), list(DETAILS.values()))}"
-    tables += "\n| engine | known, and not planned for | how it is asked for |\n| --- | --- | --- |\n"
-    others = [(one.name, *other) for one in ENGINES.values() for other in one.unplanned.items()]
-    tables += "".join(f"| `{engine}` | {name} | {asked} |\n" for engine, name, asked in others)
-    return f"{before}{BEGIN}\n\n{tables}\n{END}\n" + rest.partition(f"{END}\n")[2]
-
-
-def _markdown(heads: Sequence[str], facts: Sequence[str]) -> str:
-    rows = [[IN_DOCS[fact](engine, m) for fact in facts] for engine in ENGINES.values() for m in engine.methods]
-    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in [heads, ["---"] * len(heads), *rows]]
-    return "".join(f"| {line} |\n" for line in lines).replace("<=", "≤")
 
 
 def engine_table(engines: Mapping[str, ServingEngine]) -> Table:

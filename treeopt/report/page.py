@@ -17,9 +17,8 @@ from typing import Any
 
 from treeopt import __version__
 from treeopt.engines.base import Written
-from treeopt.engines.plans import ask, export_plan
+from treeopt.engines.plans import ask, export_plan, write_request
 from treeopt.engines.registry import runners
-from treeopt.engines.write import write_request
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial, singledispatch
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -198,20 +198,14 @@ def status_table(status: RunStatus) -> RenderableType:
 Result = Compared | GroupsCompared | DraftersCompared
 
 
-@singledispatch
 def verdict(result: Result) -> str:
     """A comparison's verdict in a sentence or two."""
-    raise TypeError(type(result).__name__)
-
-
-@singledispatch
-def _tables(result: Result) -> list[Table]:
-    raise TypeError(type(result).__name__)
+    return COMPARED[type(result)][0](result)
 
 
 def compared_table(result: Result) -> RenderableType:
     """The verdict, then the tables."""
-    return together(*_tables(result), headline=[verdict(result)])
+    return together(*COMPARED[type(result)][1](result), headline=[verdict(result)])
 
 
 def per_cent(loss: Loss) -> str:
@@ -228,8 +222,7 @@ def _ends(interval: Iterable[float], digits: str) -> str:
     return "[{:{digits}}, {:{digits}}]".format(*interval, digits=digits)
 
 
-@verdict.register(Compared)
-def _(result: Compared) -> str:
+def _plan_verdict(result: Compared) -> str:
     speculation = [
         _speculation(one) for one in sorted(result.losses, key=lambda one: -one.loss.share) if one.over_plain
     ]
@@ -264,8 +257,7 @@ def _speculation(one: PlanLoss) -> str:
     return f"{at} speculation is not shown to gain or to cost ({-100 * share:+.0f} %)."
 
 
-@verdict.register(GroupsCompared)
-def _(result: GroupsCompared) -> str:
+def _groups_verdict(result: GroupsCompared) -> str:
     if gainers := result.gainers:
         said = [
             f"{one.group} at batch size {one.batch_size} ({draft_words(one.own.draft)}), {times(one.gain)} as fast as shared"
@@ -279,11 +271,6 @@ def _(result: GroupsCompared) -> str:
     )
 
 
-@verdict.register(DraftersCompared)
-def _(result: DraftersCompared) -> str:
-    return " ".join(map(_won, result.winners))
-
-
 def _won(one: Winner) -> str:
     """Who is fastest at a batch size."""
     if one.pays is False:
@@ -292,8 +279,7 @@ def _won(one: Winner) -> str:
     return f"Batch size {one.batch_size}: {one.drafter} is fastest{tied}."
 
 
-@_tables.register(Compared)
-def _(result: Compared) -> list[Table]:
+def _plan_tables(result: Compared) -> list[Table]:
     what = "share of steps whose chain survives to a depth" if result.measure == SURVIVAL else "top-1 accuracy"
     moved = [str(shift.depth) for shift in result.moved]
     said = f"Depths that moved beyond noise: {', '.join(moved)}." if moved else "No depth moved beyond noise."
@@ -324,8 +310,7 @@ def _(result: Compared) -> list[Table]:
     return [*([shifts] if result.shifts else []), table]
 
 
-@_tables.register(GroupsCompared)
-def _(result: GroupsCompared) -> list[Table]:
+def _groups_tables(result: GroupsCompared) -> list[Table]:
     columns = [
         Column("group", lambda one: one.group or "(no group)", names=True),
         Column("batch", lambda one: str(one.batch_size)),
@@ -338,8 +323,7 @@ def _(result: GroupsCompared) -> list[Table]:
     return [Table("One plan for all groups", columns, result.groups, caption=caption)]
 
 
-@_tables.register(DraftersCompared)
-def _(result: DraftersCompared) -> list[Table]:
+def _drafters_tables(result: DraftersCompared) -> list[Table]:
     won = {(one.batch_size, one.drafter) for one in result.winners if one.pays is not False}
     columns = [
         Column("batch", lambda one: str(one.batch_size)),
@@ -351,3 +335,11 @@ def _(result: DraftersCompared) -> list[Table]:
     ]
     title, best = f"Drafters for {result.about}", lambda one: (one.batch_size, one.drafter) in won
     return [Table(title, columns, result.settings, bold=best, section=lambda one: one.batch_size)]
+
+
+# By the kind of comparison, what it comes to in a sentence or two, and its tables.
+COMPARED: dict[type[Result], tuple[Callable[[Any], str], Callable[[Any], list[Table]]]] = {
+    Compared: (_plan_verdict, _plan_tables),
+    GroupsCompared: (_groups_verdict, _groups_tables),
+    DraftersCompared: (lambda result: " ".join(map(_won, result.winners)), _drafters_tables),
+}

@@ -70,11 +70,9 @@ def outcome(speedup: Ratio | None) -> str:
 
 def doubt(speedup: Ratio) -> str:
     """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is."""
-    said = (
-        "was slower than plain decoding here, though not beyond noise"
-        if speedup.value < 1
-        else "is not shown to gain here"
-    )
+    said = "is not shown to gain here"
+    if speedup.value < 1:
+        said = "was slower than plain decoding here, though not beyond noise"
     return {
         "few": f"Speculation {said}: the prompts are too few for an interval.",
         "loss": f"Speculation is slower than plain decoding here{ADVICE}.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import isnan, nan
 
@@ -77,6 +77,19 @@ def setting_name(draft: Draft) -> str:
 def kinds_of(entry: PlanEntry) -> dict[str, Figure]:
     """Kind -> the best draft of it, the chosen one first."""
     return {entry.draft.kind: entry.chosen, **entry.others}
+
+
+def by_batch_size(said: Mapping[int | None, Sequence[str]]) -> list[str]:
+    """Each sentence once, with the batch sizes that it is for unless these are all.
+
+    >>> by_batch_size({1: ["Beware.", "Slow."], 8: ["Beware."]})
+    ['Beware.', 'Batch size 1: Slow.']
+    """
+    found: dict[str, list[str]] = {}
+    for size, sentences in said.items():
+        for text in dict.fromkeys(sentences):
+            found.setdefault(text, []).append(str(size))
+    return [text if len(of) == len(said) else f"Batch size {', '.join(of)}: {text}" for text, of in found.items()]
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -61,14 +61,8 @@ class Printed:
 
     def _bounds(self, drafts: int) -> list[tuple[int, int, int]]:
         """At each depth the likeliest count of drafts, and the fewest and the most that print as the rate."""
-        return [
-            (
-                round(rate * drafts),
-                max(math.ceil((rate - RATE) * drafts), 0),
-                min(math.floor((rate + RATE) * drafts), drafts),
-            )
-            for rate in self.rates
-        ]
+        rates = [(rate * drafts, (rate - RATE) * drafts, (rate + RATE) * drafts) for rate in self.rates]
+        return [(round(n), max(math.ceil(low), 0), min(math.floor(high), drafts)) for n, low, high in rates]
 
     def _summing(self, drafts: int) -> list[int]:
         """Counts that print as the rates and, where positions are not cut, sum to the accepted tokens; they never rise."""

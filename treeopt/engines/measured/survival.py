@@ -253,11 +253,9 @@ class CountedDrafts:
         calibration = counted(passed[:reached, None], tried[:reached].tolist(), self.path)
         rows = drafts.tried[:, 0] > 0
         clustered = self.are_requests and rows.sum() > 1
-        errors = (
-            _bootstrapped(drafts.tried[rows, :reached], drafts.passed[rows, :reached])
-            if clustered
-            else greenwood(tried[:reached], passed[:reached])
-        )
+        errors = greenwood(tried[:reached], passed[:reached])
+        if clustered:
+            errors = _bootstrapped(drafts.tried[rows, :reached], drafts.passed[rows, :reached])
         survival = np.cumprod(calibration.accept[:, 0])
         lengths = {} if has_ends else dict(drafts.lengths)
         calibration.meta.update(

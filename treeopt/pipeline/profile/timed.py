@@ -32,7 +32,7 @@ from treeopt.pipeline.profile.placement import (
     timing_trees,
     tree_families,
 )
-from treeopt.pipeline.threads import settle_threads
+from treeopt.pipeline.session import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import find_accuracies, inputs_of

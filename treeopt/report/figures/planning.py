@@ -18,23 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.source import objective_for, source_of
+from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.measurements import median_latency
-from treeopt.planning.comparison import MOST_DENSE, compare
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures import style
 from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line
 from treeopt.report.figures.style import Look
+from treeopt.report.verdict import PUBLISHED
 from treeopt.report.wording import count
+from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Tree
 
 LIMITS = Limits()
+MOST_DENSE = 200  # dense trees that are replayed
 MOST_LINEAR = 6  # ratio of the throughputs above which their axis is logarithmic
 FloatArray = NDArray[np.float64]
 Sizes = list[tuple[int, int]]  # (size, depth)
+Widths = tuple[int, ...]
 PARTS = {  # in the order of a step: colour and hatch
     "draft": (style.ORANGE, ""),
     "target": (style.SKY, "///"),
@@ -57,27 +61,34 @@ def sizes_chart(
     Raises OutOfRange for a record with a single sequence, which has nothing to hold out.
     """
     source = source_of(record)
-    objective = objective_for(source, objective)
-    found = compare(source, replace(limits, shape="sibling-closed"), most_dense=most_dense)
+    depth, objective = limits.depth(source.num_heads), objective_for(source, objective)
+    limits = replace(limits, max_depth=depth, shape="sibling-closed")
     series = []
-    for i, (name, held_out) in enumerate(found.held_out.items()):
-        look, rates = style.series(i), held_out.tokens_per_step
-        sizes = np.arange(1, len(rates) + 1)
+    for i, name in enumerate(source.objectives):
+        held_out, look = source.crossfit(limits, name), style.series(i)
+        sizes, rates = np.arange(1, len(held_out.tokens_per_step) + 1), held_out.tokens_per_step
         series.append(Series(f"grown: {name}", sizes, rates, look={**look, "markevery": 0.15}))
         if name == objective:
             ends = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
             shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
             series.append(Series("", sizes, rates, ends, shade, "area"))
-    chains = [one for one in found.fixed if one[0].startswith("chain")]
+    widths = dense_widths(limits.budget, depth, min(limits.num_ranks, source.num_ranks))
+    known = [w for w in widths if _is_known(w, source)]
+    dense = [Tree.dense(w) for w in _sample(known, most_dense)]
+    chains = [Tree.chain(d) for d in range(1, min(depth, limits.budget - 1) + 1)]
+    published = published_tree().cut(max_depth=depth)
     star = {"marker": "*", "markersize": 10, "color": "black", "linestyle": "none"}
     cross = {"marker": "x", "markersize": 3, "color": "#A0A0A0", "linestyle": "none", "zorder": 1}
-    sample = "" if len(found.dense) == found.n_dense else f"\n({len(found.dense)} of {found.n_dense:,})"
-    others: list[tuple[str, Sequence[tuple[object, int, float]], Look]] = [("chains of top-1", chains, style.series(4))]
-    others += [(one[0], [one], star) for one in found.fixed if one not in chains]
-    others += [(f"dense trees{sample}", found.dense, cross)]
+    sample = "" if len(dense) == len(known) else f"\n({len(dense)} of {len(known):,})"
+    others = (
+        ("chains of top-1", chains, style.series(4)),
+        (PUBLISHED, [published] if len(published) <= limits.budget else [], star),
+        (f"dense trees{sample}", dense, cross),
+    )
     for name, trees, look in others:
-        if trees:
-            series.append(Series(name, [size for _, size, _ in trees], [rate for *_, rate in trees], look=look))
+        if trees := [tree for tree in trees if source.knows(tree)]:
+            reached = [source.rate(tree).tokens_per_step for tree in trees]
+            series.append(Series(name, [len(tree) for tree in trees], reached, look=look))
     sequences = count(source.answers.num_sequences, "sequence") + ", " if source.answers else ""
     caption = style.about(
         source.meta,
@@ -89,6 +100,43 @@ def sizes_chart(
     rows = "rows per step and sequence (tree size)"
     panel = Panel(series, rows, "tokens per step", scale="sizes", ylim=(0.95, None))
     return Chart("Tokens per step over tree size", caption, [[panel]])
+
+
+def _is_known(widths: Widths, source: Source) -> bool:
+    """Whether the source tells a dense tree's nodes apart: its last corner, and of a probe all the others too."""
+    corner = [width - 1 for width in widths]
+    last = Tree.from_choices([corner[:depth] for depth in range(1, len(corner) + 1)])
+    return source.knows(last) and (source.is_exact or source.knows(Tree.dense(widths)))
+
+
+def _sample(every: list[Widths], most: int) -> list[Widths]:
+    """At most so many dense trees, about as many of every size, though most dense trees are large."""
+    if len(every) <= most:
+        return every
+    sizes = np.array([1 + np.cumprod(widths).sum() for widths in every])
+    share = 1 / np.bincount(sizes)[sizes]
+    picked = np.random.default_rng(0).choice(len(every), most, replace=False, p=share / share.sum())
+    return [every[i] for i in np.sort(picked)]
+
+
+def dense_widths(budget: int, max_depth: int, max_width: int) -> list[Widths]:
+    """The widths [s1 ... sd] of every dense tree of 2 to ``budget`` rows.
+
+    >>> dense_widths(4, 2, 3)
+    [(1,), (1, 1), (1, 2), (2,), (3,)]
+    """
+    found: list[Widths] = []
+
+    def extend(widths: Widths, size: int, leaves: int) -> None:
+        for width in range(1, max_width + 1):
+            if size + leaves * width > budget:
+                return
+            found.append((*widths, width))
+            if len(widths) + 1 < max_depth:
+                extend((*widths, width), size + leaves * width, leaves * width)
+
+    extend((), 1, 1)
+    return found
 
 
 def throughput_chart(plan: Plan) -> Chart:

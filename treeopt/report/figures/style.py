@@ -40,28 +40,15 @@ Z95 = 1.959964  # half width of a 95 % interval in standard errors
 
 Look = dict[str, Any]  # options of matplotlib by name
 _LOOK: Look = {
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.titlelocation": "left",
-    "axes.labelsize": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E3E3E3",
-    "grid.linewidth": 0.6,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "legend.title_fontsize": 7.5,
-    "legend.frameon": False,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 4,
+    "font.size": 8, "axes.titlesize": 8.5, "axes.titlelocation": "left", "axes.labelsize": 8,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True,
+    "grid.color": "#E3E3E3", "grid.linewidth": 0.6, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "legend.fontsize": 7, "legend.title_fontsize": 7.5, "legend.frameon": False,
+    "lines.linewidth": 1.3, "lines.markersize": 4, "path.simplify": False,
     "svg.fonttype": "none",  # text stays text
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "svg.hashsalt": "treeopt",  # the same figure, the same file
-    "path.simplify": False,
-}
+}  # fmt: skip
 
 
 @contextmanager

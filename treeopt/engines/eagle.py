@@ -1,22 +1,35 @@
-"""EAGLE-1: Medusa's list for its static tree, which it drafts and verifies by tables of its own.
+"""EAGLE's own repository: EAGLE-1's static tree on branch v1, and the dynamic trees of EAGLE-2 and EAGLE-3 on main.
 
-All candidates lie in one row: the root's token, then ten of every node that expands, in order. A node points at
-candidate 1 + rank + 10 x (expanding nodes before its parent) (eagle/model/utils.py). Drafting keeps only the nodes that
-expand, a table a depth (eagle/model/utils_c.py).
+EAGLE-1 takes Medusa's list, and drafts and verifies it by tables of its own. All candidates lie in one row: the root's token,
+then ten of every node that expands, in order. A node points at candidate 1 + rank + 10 x (expanding nodes before its parent)
+(eagle/model/utils.py). Drafting keeps only the nodes that expand, a table a depth (eagle/model/utils_c.py).
+
+Of dynamic trees, whose loader stores a ``threshold`` that it never uses:
+
+total-token  rows verified, the root included: the best total-token - 1 nodes of the pool are kept
+depth        levels after the first one, so one less than there are
+top-k        nodes expanded on each level
 """
 
 from collections.abc import Sequence
 
+from treeopt.engines import chains
 from treeopt.engines.base import Choices, Method, Request, ServingEngine, Written
 from treeopt.engines.lists import TOPK, as_lists, in_order, listed, medusa_buffers
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import shell_word
 from treeopt.trees.tree import MAX_RANK, Choice, Tree
 
-NOTES = (
+STATIC_NOTES = (
     "The tree is heeded on branch v1 of SafeAILab/EAGLE only: git checkout v1. On main, EAGLE-2 and EAGLE-3 make their "
     "trees while they decode, and --tree-choices is ignored.",
     "--temperature is 1 unless it is given, and then EAGLE-1 samples.",
+)
+DRAFTERS = {"eagle3": " --use_eagle3", "eagle": ""}
+MODELS = "--base-model-path MODEL --ea-model-path DRAFTER"
+DYNAMIC_NOTES = (
+    "The script asks by the chat template of MODEL, as Llama 3's are. Those of other models have the same options.",
+    "One sequence is decoded at a time. --total-token -1 would choose rows by a timing of its own.",
 )
 
 
@@ -40,7 +53,7 @@ def write(request: Request) -> Written:
         for path in misdrafted(tree.choices)[:1]
     ]
     files = {"choices.py": f"treeopt_{len(tree) - 1} = {choices}\n"}
-    return Written(files=files, command=command, notes=(*NOTES, *misdrafted_note))
+    return Written(files=files, command=command, notes=(*STATIC_NOTES, *misdrafted_note))
 
 
 def verified(choices: Sequence[Sequence[int]]) -> Tree:
@@ -108,10 +121,39 @@ def read(choices: Choices, _: Tree) -> Tree:
     return verified(lists)
 
 
-ENGINE = ServingEngine(name="eagle1", title="EAGLE-1", readers={"EAGLE-1": read}, methods=(
-    Method(name="choices", checked="08dc06c, before EAGLE-2", drafters=("eagle",), shape="any", max_rank=MAX_RANK,
-           max_batch_size=1,
-           carrier="eagle/model/choices.py, --tree-choices", syntax="[[0], [1], [0, 0]]", derived=("depth >= 2",),
-           versions="branch v1; main ignores the tree",
-           source="SafeAILab/EAGLE eagle/model/utils_c.py, eagle/model/utils.py", write=write),
-))  # fmt: skip
+def write_dynamic(request: Request) -> Written:
+    """The three options of the evaluation script, which hands them to ``EaModel.from_pretrained``; it has one of sampling."""
+    tree = chains.only(request.dynamics, "EAGLE's repository takes one dynamic tree")
+    record = request.acceptance if request.rule != "greedy" and request.acceptance else {"temperature": 0}
+    if asked := [name for name in ("top_p", "top_k") if record.get(name)]:
+        raise InvalidInput(
+            f"EAGLE's script samples by a temperature alone, but the plan holds for {' and '.join(asked)} too: calibrate "
+            "without."
+        )
+    temperature = f" --temperature {record.get('temperature', 1.0)}"
+    if tree is None:
+        command = f"python -m eagle.evaluation.gen_baseline_answer_llama3chat {MODELS}{temperature}"
+        return chains.plain(command, "tree")
+    options = f"{DRAFTERS[request.kind]} --total-token {tree.rows} --depth {tree.levels - 1} --top-k {tree.topk}"
+    return chains.launch(
+        f"python -m eagle.evaluation.gen_ea_answer_llama3chat {MODELS}{options}{temperature}", DYNAMIC_NOTES
+    )
+
+
+ENGINES = (
+    ServingEngine(name="eagle1", title="EAGLE-1", readers={"EAGLE-1": read}, methods=(
+        Method(name="choices", checked="08dc06c, before EAGLE-2", drafters=("eagle",), shape="any", max_rank=MAX_RANK,
+               max_batch_size=1,
+               carrier="eagle/model/choices.py, --tree-choices", syntax="[[0], [1], [0, 0]]", derived=("depth >= 2",),
+               versions="branch v1; main ignores the tree",
+               source="SafeAILab/EAGLE eagle/model/utils_c.py, eagle/model/utils.py", write=write),
+    )),
+    ServingEngine(name="eagle2", title="EAGLE-2 and EAGLE-3", methods=(
+        Method(name="dynamic-tree", checked="main cb7e084 of 2026-02", dynamic=True, fills_levels="none", drafters=tuple(DRAFTERS),
+               rules=("greedy", "sample"), max_batch_size=1,
+               carrier="--total-token, --depth, --top-k, or EaModel.from_pretrained(total_token=..., depth=..., top_k=...)",
+               syntax="--total-token 16 --depth 4 --top-k 4",
+               derived=("total-token = rows", "depth = levels - 1", "total-token - 1 <= pool"), versions="branch main",
+               source="SafeAILab/EAGLE eagle/model/cnets.py, eagle/model/ea_model.py", write=write_dynamic),
+    )),
+)  # fmt: skip
