@@ -11,10 +11,10 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 import torch
-from treeopt.engines.programs import SCRIPT
 
 from treeopt import demo
 from treeopt.engines.base import Request
+from treeopt.engines.chains import SCRIPT
 from treeopt.engines.plans import export_plan, export_request
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput

@@ -1,7 +1,7 @@
 """How many threads a processor computes with: as few as bring something, by the time of plain steps.
 
 More threads than the model's products fill bring nothing, and every one of them is a core that has to be free. What is
-summed by several threads is rounded otherwise, so a run keeps its number once it is chosen (`treeopt.pipeline.threads`).
+summed by several threads is rounded otherwise, so a run keeps its number once it is chosen (`treeopt.pipeline.session`).
 """
 
 from __future__ import annotations
