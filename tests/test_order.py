@@ -20,7 +20,8 @@ from treeopt.pipeline.decoding import held_out_conversations
 from treeopt.pipeline.session import open_session, resolve
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.runtime.prompts.sets import Conversation, Draw, Order, PromptSet, load_prompts, spread
+from treeopt.runtime.prompts.order import Draw, Order, spread
+from treeopt.runtime.prompts.sets import Conversation, PromptSet, load_prompts
 from treeopt.runtime.session import open_acceptance, order_of
 
 from .prompt_files import PLAIN, load
@@ -173,7 +174,7 @@ def test_a_million_rows_are_not_held(tmp_path, kind):
     path = path.rename(tmp_path / f"many.{kind}")
     code = (
         "import resource, sys; from tests.prompt_files import PLAIN, load_prompts; "
-        "from treeopt.runtime.prompts.sets import Order\n"
+        "from treeopt.runtime.prompts.order import Order\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = peak(); prompts = load_prompts(PLAIN, sys.argv[1], order=Order(0, 1000))\n"
         "print(len(prompts.conversations), peak() - before)"

@@ -35,7 +35,7 @@ from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import Advance, note, progress
-from treeopt.runtime.prompts.sets import MOST_DRAWN
+from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree
 

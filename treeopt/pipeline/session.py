@@ -19,7 +19,7 @@ from treeopt.files.provenance import machine
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
-from treeopt.runtime.prompts.sets import MOST_DRAWN
+from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.runtime.settings import RULE_OPTIONS, ModelOptions
 from treeopt.runtime.waiting import import_torch
 

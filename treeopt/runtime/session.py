@@ -24,7 +24,8 @@ from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.prompts.sets import MOST_DRAWN, Order, PromptSet, demo_prompts, load_prompts
+from treeopt.runtime.prompts.order import MOST_DRAWN, Order
+from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, dtype_note, load_target
 

@@ -22,7 +22,8 @@ from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.checkpoints.save import by_libraries
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.open import open_drafter
-from treeopt.runtime.prompts.sets import MOST_DRAWN, Order, PromptSet, demo_prompts, load_prompts
+from treeopt.runtime.prompts.order import MOST_DRAWN, Order
+from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.target import Target, load_target
 from treeopt.runtime.training.batches import Text
 from treeopt.runtime.training.recipe import Recipe

@@ -1,0 +1,82 @@
+"""The order in which conversations are asked: shuffled by a seed, every group spread evenly over it.
+
+A conversation's place follows from the seed and its text, never from its place in the source. Any beginning of the
+order, and the rest behind it, have of every group its share, to one conversation: so have the prompts that calibration
+takes. Those of bench are drawn from all that are left, of every group its share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+MOST_DRAWN = 2**14  # conversations of a source; the texts of a million rows are not held
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which conversations of a source are taken: the first ``most`` in the order of a seed.
+
+    seed : None takes them as they stand in the source
+    """
+
+    seed: int | None = None
+    most: int = MOST_DRAWN
+
+
+class Draw(Generic[T]):
+    """The first things of an order, drawn from things that come one by one; of several with one text the first stays."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self._kept: dict[int, tuple[int, T]] = {}  # by a hash of the text: place in the order, thing
+        self._last: list[tuple[int, int]] = []  # heap of (-place, hash); on top the last in the order
+        self._came = 0
+        self.repeated = 0  # things with the text of one that is kept
+
+    def add(self, text: str, thing: T) -> None:
+        """Take a thing, and let go of the last in the order where there are too many."""
+        self._came += 1
+        key = hashed(self.order.seed, text)
+        place = self._came if self.order.seed is None else key
+        self.repeated += key in self._kept
+        if key not in self._kept and (len(self._kept) < self.order.most or place < -self._last[0][0]):
+            self._kept[key] = place, thing
+            heapq.heappush(self._last, (-place, key))
+            if len(self._kept) > self.order.most:
+                del self._kept[heapq.heappop(self._last)[1]]
+
+    def things(self) -> list[T]:
+        """The drawn things in order; groups are not spread yet."""
+        return [thing for _, thing in sorted(self._kept.values(), key=lambda kept: kept[0])]
+
+
+def spread(groups: Sequence[str], seed: int) -> list[int]:
+    """The order of things of these groups in which every group is spread evenly; within a group it stays.
+
+    Of n things of a group the r-th comes at (r + start) / n of the way, with a start of the group's own.
+
+    >>> spread(["a", "a", "a", "a", "b", "b"], 0)
+    [0, 4, 1, 2, 5, 3]
+    """
+    sizes, seen, places = Counter(groups), Counter[str](), []
+    starts = {group: hashed(seed, group) / 2**128 for group in sizes}
+    for group in groups:
+        places.append((seen[group] + starts[group]) / sizes[group])
+        seen[group] += 1
+    return sorted(range(len(places)), key=places.__getitem__)
+
+
+def hashed(seed: int | None, text: str) -> int:
+    """A number below 2**128 that follows from both.
+
+    >>> hashed(0, "a") == hashed(0, "a"), hashed(0, "a") == hashed(1, "a")
+    (True, False)
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed} {text}".encode()).digest()[:16], "big")
