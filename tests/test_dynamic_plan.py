@@ -153,7 +153,7 @@ def test_the_dynamic_tree_of_a_plan_is_among_the_fastest_of_all_settings(trace, 
     i = trees.index(found.draft)
     throughput = 1e3 * batch_size * rates / ms
     assert 0.95 < found.tokens_per_step / rates[i] < 1 + 1e-9  # without the winner's luck
-    assert 0.998 < found.step_ms / ms[i] < 1.1  # nor with that of the timings
+    assert 1 - 1e-9 < found.step_ms / ms[i] < 1.1  # nor with that of what was not timed
     assert found.tokens_per_s == pytest.approx(1e3 * batch_size * found.tokens_per_step / found.step_ms)
     best = np.nanargmax(throughput)
     assert i == best or (found.size < trees[best].rows and throughput[i] > 0.95 * throughput[best])

@@ -76,6 +76,7 @@ def test_latencies_asked_for_together_are_those_of_each_alone(seed):
         if kept:
             low, high = max(key for key in kept[0] if key[0] <= n), min(key for key in kept[0] if key[0] >= n)
             assert costs.is_timed([n], [d])[0] == (low == high == (n, d))
+            assert costs.has_rows([n], [d])[0] == (low == high)
             assert min(ms[low], ms[high]) - 1e-9 <= found <= max(ms[low], ms[high]) + 1e-9
         else:
             assert n == d + 1  # a chain between two others

@@ -41,7 +41,7 @@ def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[C
     ms = np.full(len(rates), 1e3 * batch_size)
     table = [Candidate("grown", size, depth) for depth, size in enumerate(SIZES[: len(rates)])]
     known = np.ones(len(rates), dtype=bool)
-    c = Candidates(batch_size, 1, table, rates, rates[:, None], ms, ms[:, None], known, known)
+    c = Candidates(batch_size, 1, table, rates, rates[:, None], ms, ms[:, None], known, known, known)
     best = int(rates.argmax())
     return c, Selection(best, np.array(sorted({best, *tied})), None, (1, 1))
 

@@ -230,8 +230,7 @@ def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hard
         draws,
         1e3 * ones,
         1e3 * np.ones((3, 2000)),
-        ones == 1,
-        ones == 1,
+        *[ones == 1] * 3,
     )
     selection = select(c)
     assert (draws[0] > draws[2]).mean() > 0.1  # so it is not told from the fastest alone
@@ -252,7 +251,7 @@ def test_the_winner_of_a_contest_is_not_praised_for_its_luck():
     for _ in range(600):
         rates, ms = (m * np.exp(0.02 * near @ rng.standard_normal(n)) for m in (truth, 10 * np.ones(n)))
         noise = [np.exp(0.02 * near @ rng.standard_normal((n, draws))) for _ in range(2)]
-        c = Candidates(1, 1, candidates, rates, rates[:, None] * noise[0], ms, ms[:, None] * noise[1], sure, sure)
+        c = Candidates(1, 1, candidates, rates, rates[:, None] * noise[0], ms, ms[:, None] * noise[1], sure, sure, sure)
         chosen = (selection := select(c)).chosen
         error, expected = c.throughput_draws[chosen].std() / c.throughput[chosen], 1e2 * truth[chosen]
         for found, table in ((raw, c), (off, judged(c, selection))):

@@ -242,7 +242,7 @@ def test_a_tree_that_was_timed_faster_than_a_plain_step_is_planned_as_one_and_sa
     for entry in plan.entries:
         small = [point for point in entry.curve if point.size in (2, 3, 4)]
         plain = entry.curve[0]
-        assert [point.step_ms for point in small] == pytest.approx([plain.step_ms] * 3, rel=1e-3)
+        assert [point.step_ms for point in small] == pytest.approx([plain.step_ms] * 3)
         assert all(p.tokens_per_s / plain.tokens_per_s <= p.tokens_per_step * (1 + 1e-9) for p in entry.curve)
         if (ends := entry.chosen.interval95).speedup and entry.chosen.size in (2, 3, 4):
             assert ends.speedup[1] <= ends.tokens_per_step[1] + 1e-9

@@ -139,7 +139,7 @@ class ModelShape:
 
     @property
     def gigabytes(self) -> float:
-        """The same as it is stored [GB]."""
+        """Size of all weights but the embedding, in the formats that they are stored in [GB]."""
         return (self.layer_weights * self.weight_bytes + self.width * self.vocab_size * ITEMSIZE) / 1e9
 
     def one_layer(self, **changes: Any) -> ModelShape:

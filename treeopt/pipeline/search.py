@@ -167,6 +167,7 @@ def _provenance(run: RunDirectory, plan: Plan) -> ProvenanceRecord:
 
 
 def note_warnings(plan: Plan) -> None:
+    """Print each of the plan's warnings once, with the batch sizes that it is for."""
     note(*by_batch_size({entry.batch_size: entry.warnings for entry in plan.entries}))
 
 

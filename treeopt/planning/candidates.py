@@ -82,7 +82,8 @@ class Candidates:
     context  : tokens that sequences have; None without latencies
     rates    : (n,) held-out tokens per step, rate_draws (n, B)
     ms       : (n,) latency of a step, ms_draws (n, B); without latencies all the same
-    timed    : (n,) whether it was timed, and is not one between two
+    timed    : (n,) whether as many rows were timed, and are not between two
+    exact    : (n,) whether as many rows and levels were: its latency is no estimate
     sure     : (n,) whether its error is known
     warnings : what the latencies do not tell
     """
@@ -95,6 +96,7 @@ class Candidates:
     ms: Floats
     ms_draws: Floats
     timed: BoolArray
+    exact: BoolArray
     sure: BoolArray
     warnings: tuple[str, ...] = ()
 
@@ -142,7 +144,7 @@ class Candidates:
 
     def only(self, which: IntArray) -> Candidates:
         """The table of some of the candidates."""
-        names = ("rates", "rate_draws", "ms", "ms_draws", "timed", "sure")
+        names = ("rates", "rate_draws", "ms", "ms_draws", "timed", "exact", "sure")
         return replace(self, all=[self.all[i] for i in which], **{name: getattr(self, name)[which] for name in names})
 
     def best_of(self, *groups: str) -> int | None:
@@ -174,7 +176,7 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
     for batch_size in request.sizes:
         ms, shape = np.full(len(found), 1e3 * batch_size), (len(found), _count(draws))
         ms_draws, known = np.broadcast_to(ms[:, None], shape), np.ones(len(found), dtype=bool)
-        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, known, (UNTIMED,))
+        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, known, known, (UNTIMED,))
         tables.append(_priced(table, costs[batch_size], deepest, request) if costs else table)
     return tables
 
@@ -222,8 +224,8 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     ms = costs.ms(*numbers)
     known, alone = np.flatnonzero(~np.isnan(ms)), table.groups == AS_IT_COMES
     sizes, depths, topks = numbers[:, known]
-    timed, sure = costs.is_timed(sizes, depths, topks) | (sizes == 1), costs.is_sure(sizes, depths, topks)
-    taken = costs.is_timed(sizes, depths, topks, deeper=True) | (sizes == 1) | (not request.measured_only)
+    timed, exact, sure = (of(sizes, depths, topks) for of in (costs.has_rows, costs.is_timed, costs.is_sure))
+    taken = timed | (not request.measured_only)
     ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
     if costs.as_it_comes:
         ms[alone] = costs.as_it_comes.ms([2], [1])
@@ -237,7 +239,8 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
         )
     warnings = _warnings(costs, request, sorted(wanted - found), max(wanted), deepest)
     c = replace(table, context=costs.context_tokens, warnings=warnings).only(known[taken])
-    return replace(c, ms=ms[known[taken]], ms_draws=ms_draws[taken], timed=timed[taken], sure=sure[taken])
+    timed, exact, sure = timed[taken], exact[taken], sure[taken]
+    return replace(c, ms=ms[known[taken]], ms_draws=ms_draws[taken], timed=timed, exact=exact, sure=sure)
 
 
 def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: int, deepest: int) -> tuple[str, ...]:
@@ -277,12 +280,10 @@ def mixed(options: list[Candidates], shares: Sequence[float]) -> Candidates:
         np.sum([share * getattr(c, name) for share, c in zip(shares, options, strict=True)], axis=0)
         for name in ("throughput", "throughput_draws")
     )
-    tokens, (timed, sure) = (
-        1e3 * first.batch_size,
-        (np.all([getattr(c, name) for c in options], axis=0) for name in ("timed", "sure")),
-    )
+    names, tokens = ("timed", "exact", "sure"), 1e3 * first.batch_size
+    timed, exact, sure = (np.all([getattr(c, name) for c in options], axis=0) for name in names)
     ms, ms_draws = tokens * first.rates / total, tokens * first.rate_draws / draws
-    return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, sure=sure)
+    return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, exact=exact, sure=sure)
 
 
 @dataclass(frozen=True)

@@ -85,9 +85,10 @@ def judged(c: Candidates, selection: Selection) -> Candidates:
     n, drafted = c.all[selection.chosen].conversations, c.sizes > 1
     widened = np.sqrt(n / (n - 1)) if n > 1 else 1.0
     fewer = np.where(drafted, np.exp(-widened * _luck(c.rate_draws[tied], again)), 1.0)
-    # What was not timed errs by how latencies lie between sizes, which no other rounds would show.
-    timed = np.where(c.timed[tied, None], c.ms_draws[tied] / c.ms_draws[c.plain], 1.0)
-    longer = np.where(drafted, np.exp(-_luck(timed, again)), 1.0)
+    step, exact = c.ms_draws[tied] / c.ms_draws[c.plain], c.exact[tied]
+    # What was not timed errs by how latencies lie between sizes, which no other rounds would show: it has what all share.
+    step[~exact] = np.exp(np.log(step[exact]).mean(axis=0)) if exact.any() else 1.0
+    longer = np.where(drafted, np.exp(_luck(1 / step, again)), 1.0)
     return replace(
         c,
         rates=np.maximum(fewer * c.rates, 1),
@@ -104,9 +105,9 @@ def _noise(draws: Floats) -> Floats:
 
 
 def _luck(draws: Floats, again: IntArray) -> float:
-    """By what share the one that is chosen is overestimated on average, by (m, B) draws."""
+    """By what share the one that is chosen is overestimated on average, by (m, B) draws of what it is chosen for."""
     noise = np.broadcast_to(_noise(draws), (len(draws), len(again)))
-    return float(noise[again, np.arange(len(again))].mean() / np.sqrt(ADDED))
+    return max(0.0, float(noise[again, np.arange(len(again))].mean() / np.sqrt(ADDED)))
 
 
 def _prompts(c: Candidates, i: int, j: int) -> tuple[int, int | None] | None:

@@ -29,8 +29,9 @@ ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.
     "openvino-int8-default": "openvino:in_int8_own",
 }
 BENCH = re.compile(rf"bench(?:-({'|'.join(ENGINES)}))?(?:-batch-size-(\d+))?", re.ASCII)
-MAKERS = {"trace": "calibrate", "probe": "calibrate", "calibration": "calibrate"}  # of other names than their files
-MAKERS |= {"plan": "search", "verify": "search", "drafters": "run"}
+MAKERS = {  # of other names than their files
+    "trace": "calibrate", "probe": "calibrate", "calibration": "calibrate", "plan": "search", "verify": "search", "drafters": "run",
+}  # fmt: skip
 
 
 def maker(name: str) -> list[str]:
