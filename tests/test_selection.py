@@ -220,7 +220,7 @@ def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hard
     """Draws by hand: 1 row is surely slower than 4; 8 rows look fastest, but may be anything."""
     rng = np.random.default_rng(0)
     rates, noise = np.array([1.0, 1.5, 1.52]), np.array([0.02, 0.02, 0.6])
-    draws = rates[:, None] + noise[:, None] * rng.standard_normal((3, 2000))
+    draws = np.maximum(rates[:, None] + noise[:, None] * rng.standard_normal((3, 2000)), 0.01)
     ones = np.ones(3)
     c = Candidates(
         1,

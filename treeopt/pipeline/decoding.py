@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,8 +228,6 @@ class Contest:
 
     def _answer(self, row: AnswerRun, replayed_steps: int | None, replayed_tokens: int) -> Answer:
         """One answer beside the plain one to the same prompt, which replay emits with so many steps."""
-        from treeopt.runtime.measure.bench import logit_gap
-
         prompt, theirs = self.prompts[row.id], self.reference.texts[row.id]
         pairs = enumerate(itertools.zip_longest(row.tokens, theirs))
         at = next((i for i, (mine, other) in pairs if mine != other), None)
@@ -242,8 +241,15 @@ class Contest:
             replayed_tokens=None if at is None or replayed_steps is None else replayed_tokens,
             group=prompt.group,
             first_difference=at,
-            logit_gap=None if at is None else logit_gap(self.target, prompt.tokens, row.tokens, theirs, at),
+            logit_gap=None if at is None else self._gap(prompt.tokens, tuple(row.tokens[: at + 1]), tuple(theirs), at),
         )
+
+    @cached_property
+    def _gap(self) -> Callable[..., float | None]:
+        """`logit_gap`, once where contenders leave the plain answer in the same way: a long prompt takes seconds."""
+        from treeopt.runtime.measure.bench import logit_gap
+
+        return lru_cache(maxsize=None)(partial(logit_gap, self.target))
 
 
 def _widened(entrant: Entrant, rows: Sequence[AnswerRun]) -> Draft:

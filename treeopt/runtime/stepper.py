@@ -255,19 +255,27 @@ class StepVisits(Visitor):
 class StretchVisits(StepVisits):
     """Visits to an engine: those of a round go on from the same texts, to the same length, each for itself.
 
-    texts : of every context, those that rounds take one after the other
+    texts         : of every context, those that rounds take one after the other
+    answer_tokens : mean length of the answers that a step's latency is for
 
-    What a step costs depends on the text before it and on how many guesses were accepted, so the sample of a visit is the
-    mean of its steps: what the stretch took, over their number.
+    What a step costs depends on the text before it and on how many guesses were accepted, so the sample of a visit is a mean
+    of its steps. In the first of them engines have the drafter read the whole prompt (measured: five times as long as the
+    others after 1,500 tokens), which happens once in an answer: it weighs as much as in one of ``answer_tokens``.
     """
 
     visits = ((0, 1),)
 
     def __init__(
-        self, stepper: Stepper, texts: Sequence[Sequence[Sequence[int]]], trees: Sequence[Draft], batch_size: int
+        self,
+        stepper: Stepper,
+        texts: Sequence[Sequence[Sequence[int]]],
+        trees: Sequence[Draft],
+        batch_size: int,
+        *,
+        answer_tokens: float = STRETCH,
     ) -> None:
         super().__init__(stepper, [text for some in texts for text in some], trees, batch_size)
-        self.texts, self.contexts = texts, len(texts)
+        self.texts, self.contexts, self.answer_tokens = texts, len(texts), answer_tokens
 
     def warm_up(self) -> tuple[list[float], float]:
         """Seconds of a visit at each context with each tree, and of plain ones: these, and what steps on short texts add."""
@@ -284,11 +292,15 @@ class StretchVisits(StepVisits):
         """A stretch with a tree, from the texts of the round."""
         began, worked = time.perf_counter(), time.process_time()
         found = self._stretch(place, number, STRETCH)
+        first, *others = [one.seconds for _, one in found]
+        emitted = sum(len(tokens) for _, one in found for tokens in one.emitted.values()) / self.batch_size
+        of_answer = len(found) * max(self.answer_tokens / emitted, 1.0)
+        mean_s = (first + (of_answer - 1) * sum(others) / len(others)) / of_answer if others else first
         return Visit(
             place=place,
             seconds=time.perf_counter() - began,
             processor_s=time.process_time() - worked,
-            step_ms=[round(1e3 * sum(one.seconds for _, one in found) / len(found), 5)],
+            step_ms=[round(1e3 * mean_s, 5)],
             accepted=[sum(map(one.guesses, one.emitted)) / self.batch_size for _, one in found],
             lengths=[length for length, _ in found],
         )
@@ -316,7 +328,7 @@ class StretchVisits(StepVisits):
                         lengths[row] += len(emitted)
                     if (found and not all_live) or (len(found) > 1 and lengths.sum() >= end):
                         break
-            if found:
+            if len(found) > 1 or (found and turn == MOST_TURNS - 1):
                 return found
         raise InvalidInput(NO_STEP.format(MOST_TURNS * rows, rows))
 

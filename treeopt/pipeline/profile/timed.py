@@ -229,7 +229,9 @@ class Stages:
         batch_size, context = at
         session, stepper = self.session, self.engine
         if stepper is not None:
-            visits: StepVisits = StretchVisits(stepper, texts_of(self.run.read_trace(), session), trees, batch_size)
+            trace = self.run.read_trace()
+            texts, tokens = texts_of(trace, session), float(trace.lengths.mean())
+            visits: StepVisits = StretchVisits(stepper, texts, trees, batch_size, answer_tokens=tokens)
         else:
             prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
             setup = replace(session.setup(self.max_new_tokens), acceptance=_acceptance(session, self.source))
