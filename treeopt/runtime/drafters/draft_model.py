@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache
@@ -147,7 +147,7 @@ def check_same_tokenizer(target: Target, draft: Target) -> None:
     if ours != theirs:
         token = min(ours.items() ^ theirs.items(), key=lambda entry: (entry[1], entry[0]))[0]
         raise InvalidInput(
-            f"A draft model must have the target's tokens, but the id of {token!r} is {ours.get(token)} in "
+            f"A draft model must have the target's tokens, but the id of {quoted(token)} is {ours.get(token)} in "
             f"{target.name} and {theirs.get(token)} in {draft.name}: take a draft of the target's own family."
         )
 
