@@ -274,7 +274,7 @@ class RankTrace(Answers):
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
-        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta"), mapped=True)
+        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta"))
         meta = read_meta(path, arrays, SCHEMA)
         try:
             kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
