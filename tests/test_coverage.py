@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.heldout import rates_by_group
-from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, independent_tokens, tokens_of_trees
+from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, tokens_of_trees
 from treeopt.growth.replay import Replay
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
@@ -19,7 +19,7 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.probe import Probe
 from treeopt.records.trace import FOLDS, fold_numbers
 from treeopt.trees.shapes import SHAPES, Limits
-from treeopt.trees.tree import Tree, TreeFamily
+from treeopt.trees.tree import Tree
 
 from .conftest import trees
 from .test_planner import staircase
@@ -218,28 +218,6 @@ def test_siblings_that_pass_together_count_once():
     assert family.gains.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_independence_is_exact_where_guesses_are_independent():
-    """All outcomes of a tree, each as often as its chance says."""
-    tree = Tree.from_choices([[0], [1], [0, 0], [1, 0], [1, 1]])
-    chance = {(1, 0): 0.75, (1, 1): 0.5, (2, 0): 0.5, (2, 1): 0.25}
-    rows = []
-    for passes in itertools.product((False, True), repeat=5):
-        share = 1.0
-        for node, passed in enumerate(passes, 1):
-            p = chance[int(tree.depths[node]), int(tree.ranks[node])]
-            share *= p if passed else 1 - p
-        accepted = np.array([True, *passes])
-        for node in range(1, 6):
-            accepted[node] &= accepted[tree.parents[node]]
-        rows += [accepted] * round(share * 128)
-    bits = np.array(rows)
-    probe = one_answer(tree, bits)
-    family = TreeFamily(tree.paths, np.ones(6))
-    found = independent_tokens(probe, family.paths, family.members_of(family.sizes))
-    for size, value in zip(family.sizes.tolist(), found, strict=True):
-        assert value == pytest.approx(coverage(probe, family.tree(size)))
-
-
 @pytest.fixture(scope="module")
 def probe():
     return random_probe(np.random.default_rng(3), Tree.dense([5, 3, 2]), 900, ends=0.01, policy=Tree.chain(2))
@@ -282,8 +260,7 @@ def test_a_plan_can_be_made_of_a_probe(probe):
     assert plan.objective == "coverage"
     assert entry.chosen.tokens_per_s == pytest.approx(best, rel=0.005)
     assert entry.chosen.size % 8 == 0
-    assert entry.basis.joint is None
-    assert entry.basis.product > 1
+    assert entry.basis.product is entry.basis.joint is None
     assert entry.basis.steps == len(probe.accepted)
     chains = [replay_probe(probe, Tree.chain(depth)).tokens_per_step for depth in (1, 2, 3)]
     chain = entry.best("chain")

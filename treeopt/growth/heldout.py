@@ -80,7 +80,7 @@ class HeldOut:
 
     family        : grown on all sequences; its trees are the ones delivered
     steps, tokens : (n, C) cross-fitted steps of every conversation, and the tokens emitted by them; None for accuracies alone
-    product       : (n,) tokens per step by held-out marginals
+    product       : (n,) tokens per step by held-out marginals, None of a probe
     joint         : (n,) tokens per step averaged over all held-out states, None without a trace
     grown         : of every fold the sequences held out, and the trees grown on the others
     """
@@ -88,7 +88,7 @@ class HeldOut:
     family: TreeFamily
     steps: NDArray[Any] | None
     tokens: IntArray | None
-    product: NDArray[np.float64]
+    product: NDArray[np.float64] | None
     joint: NDArray[np.float64] | None
     grown: tuple[tuple[IntArray, TreeFamily], ...] = ()
 
@@ -96,23 +96,22 @@ class HeldOut:
     def tokens_per_step(self) -> NDArray[np.float64]:
         """(n,) the best figure that is known: replayed, or the product where nothing can be replayed."""
         if self.steps is None or self.tokens is None:
-            return self.product
+            return np.asarray(self.product)
         return np.asarray(self.tokens.sum(1) / np.maximum(self.steps.sum(1), 1))
 
     @cached_property
     def draws(self) -> NDArray[np.float64]:
         """(n, B) tokens per step of resampled sets of conversations; (n, 1) where nothing can be replayed."""
         if self.steps is None or self.tokens is None:
-            return self.product[:, None]
+            return self.tokens_per_step[:, None]
         return draws_of(self.steps, self.tokens)
 
     def rates(self, size: int) -> TreeRates:
         """The held-out figures of one size."""
         i = self.family.index(size)
-        joint, steps, tokens = (
-            None if values is None else values[i] for values in (self.joint, self.steps, self.tokens)
-        )
-        return TreeRates(float(self.product[i]), None if joint is None else float(joint), steps, tokens)
+        product, joint = (None if rates is None else float(rates[i]) for rates in (self.product, self.joint))
+        steps, tokens = (None if counts is None else counts[i] for counts in (self.steps, self.tokens))
+        return TreeRates(product, joint, steps, tokens)
 
 
 def draws_of(steps: IntArray, tokens: IntArray) -> NDArray[np.float64]:
@@ -139,16 +138,15 @@ def rates_by_group(steps: IntArray, tokens: IntArray, answers: Answers) -> dict[
 class Reached(NamedTuple):
     """Steps and tokens of n trees on S recorded sequences. Of steps and tokens one is the same for all trees: (S,).
 
-    product  : (n,) tokens per step by the marginals of these sequences
-    accepted : (n,) accepted nodes in all states together, None where that is not known
-    states   : states (or probed steps) that these were counted on
+    product  : (n,) tokens per step by the marginals of these sequences; None where these are not known
+    accepted : (n,) accepted nodes in all states together, likewise · states : that these were counted on
     """
 
     steps: IntArray
     tokens: IntArray
-    product: NDArray[np.float64]
-    accepted: NDArray[Any] | None
-    states: int
+    product: NDArray[np.float64] | None = None
+    accepted: NDArray[Any] | None = None
+    states: int = 0
 
 
 def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:

@@ -169,13 +169,14 @@ class AnswersSource(Source):
             for name in ("steps", "tokens")
         )
         states = sum(part.states for part in found)
+        product = [part.states * part.product for part in found if part.product is not None]
         accepted = [part.accepted for part in found if part.accepted is not None]
         steps, tokens = (np.broadcast_to(each, (len(family.sizes), each.shape[-1])) for each in (steps, tokens))
         return HeldOut(
             family,
             steps,
             tokens,
-            np.sum([part.states * part.product for part in found], axis=0) / states,
+            np.sum(product, axis=0) / states if product else None,
             (states + np.sum(accepted, axis=0)) / states if accepted else None,
             tuple(grown),
         )
@@ -184,8 +185,9 @@ class AnswersSource(Source):
         known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
         found = self.reach(known.paths, np.ones((1, len(known)), dtype=bool))
         steps, tokens = (by_conversation(self.record, rows).reshape(-1) for rows in (found.steps, found.tokens))
-        joint = None if found.accepted is None else 1 + float(found.accepted[0]) / max(found.states, 1)
-        return TreeRates(float(found.product[0]), joint, steps, tokens)
+        if found.product is None or found.accepted is None:
+            return TreeRates(None, None, steps, tokens)
+        return TreeRates(float(found.product[0]), 1 + float(found.accepted[0]) / max(found.states, 1), steps, tokens)
 
     def guess_shares(self, draft: Draft) -> Floats:
         counts = self.guess_counts(draft)
@@ -299,9 +301,7 @@ class ProbeSource(AnswersSource):
         return set(self.record.tree.paths).issuperset(tree.paths)
 
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
-        probe, tokens = self.record, probed.tokens_of_trees(self.record, paths, members)
-        product = probed.independent_tokens(probe, paths, members)
-        return Reached(np.diff(probe.starts), tokens, product, None, len(probe.accepted))
+        return Reached(np.diff(self.record.starts), probed.tokens_of_trees(self.record, paths, members))
 
     def visits(self, tree: Tree) -> IntArray:
         return probed.node_visits(self.record, tree)
