@@ -224,7 +224,7 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     ms = costs.ms(*numbers)
     known, alone = np.flatnonzero(~np.isnan(ms)), table.groups == AS_IT_COMES
     sizes, depths, topks = numbers[:, known]
-    timed, exact, sure = (of(sizes, depths, topks) for of in (costs.has_rows, costs.is_timed, costs.is_sure))
+    exact, timed, sure = costs.judged(sizes, depths, topks)
     taken = timed | (not request.measured_only)
     ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
     if costs.as_it_comes:
