@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import HeldOut, TreeRates, draws_of, rates_by_group
+from treeopt.growth.heldout import HeldOut, TreeRates, draws_of
 from treeopt.growth.replay import DynamicRates
 from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts
@@ -284,37 +284,3 @@ def mixed(options: list[Candidates], shares: Sequence[float]) -> Candidates:
     timed, exact, sure = (np.all([getattr(c, name) for c in options], axis=0) for name in names)
     ms, ms_draws = tokens * first.rates / total, tokens * first.rate_draws / draws
     return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, exact=exact, sure=sure)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What the record says of a draft that was chosen, and the best fixed tree: itself, or that beside it.
-
-    accepted : share of the steps that emit 0, 1, ... guesses
-    groups   : tokens per step on the conversations of each group, and standard errors
-    """
-
-    tree: Tree
-    grown: HeldOut | None
-    sequences: int | None
-    accepted: list[float]
-    groups: dict[str, tuple[float, float | None]]
-    caveats: list[str]
-
-
-def evidence_of(source: Source, c: Candidates, i: int, budget: int) -> Evidence:
-    """The evidence for the i-th candidate; ``budget`` rows were asked for."""
-    one, answers = c.all[i], source.answers
-    best = i if one.held_out else c.best_of("grown")
-    grown = None if best is None else c.all[best].held_out
-    tree = grown.family.tree(c.all[best].size) if grown and best is not None else Tree.chain(0)
-    held_out, steps, tokens = one.held_out, one.rates.steps, one.rates.tokens
-    shares = source.held_out_shares(held_out, one.size) if held_out else source.guess_shares(one.draft)
-    return Evidence(
-        tree,
-        grown,
-        None if answers is None else answers.num_sequences,
-        shares.tolist(),
-        {} if answers is None or steps is None or tokens is None else rates_by_group(steps, tokens, answers),
-        source.caveats(tree, budget=budget, most=len(grown.family) if grown else len(tree)),
-    )

@@ -26,7 +26,7 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.interpolation import between_batch_sizes
-from treeopt.planning.candidates import Candidates, Floats, Key, common, evidence_of, mixed, tables_of
+from treeopt.planning.candidates import Candidates, Floats, Key, common, mixed, tables_of
 from treeopt.planning.entries import entry_of, mix_errors
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, judged, select
@@ -83,10 +83,8 @@ def plan_trees(
     free = [(judged(c, best), best.chosen) for c, best in ((c, select(c)) for c in tables)]
     schedule, tests = ([ONE_FOR_ALL], []) if mix else schedule_of(options, selections)
     options = [judged(c, s) for c, s in zip(options, selections, strict=True)]
-    budget, entries = request.limits.budget, []
-    evidence = [evidence_of(source, c, s.chosen, budget) for c, s in zip(options, selections, strict=True)]
-    for b, selection in enumerate(selections):
-        entries.append(entry_of(options, selection, b, evidence[b], free[b] if free else None, own=mix is None))
+    budget, found = request.limits.budget, [(s, b, free[b] if free else None) for b, s in enumerate(selections)]
+    entries = [entry_of(source, options, *each, budget=budget, own=mix is None) for each in found]
     errors = mix_errors(judged(whole, selections[0]), options[0], selections[0]) if mix else None
     drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
     return Plan(
