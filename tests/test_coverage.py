@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.heldout import rates_by_group
 from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, tokens_of_trees
-from treeopt.growth.replay import Replay
+from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -25,10 +25,10 @@ from .conftest import trees
 from .test_planner import staircase
 
 
-def replay_probe(probe: Probe, tree: Tree) -> Replay:
+def replay_probe(probe: Probe, tree: Tree) -> TreeRates:
     """Steps and tokens of every sequence with one tree."""
     tokens = tokens_of_trees(probe, tree.paths, np.ones((1, len(tree)), dtype=bool))[0]
-    return Replay(np.diff(probe.starts), tokens)
+    return TreeRates(steps=np.diff(probe.starts), tokens=tokens)
 
 
 def coverage(probe: Probe, tree: Tree) -> float:

@@ -24,54 +24,14 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.objectives import NO_STEP, GrowingFamily, grow_together
 from treeopt.growth.paths import Paths, Tally, of_trace
-from treeopt.growth.replay import tokens_per_step
+from treeopt.growth.replay import TreeRates
 from treeopt.growth.shrinkage import PathCounts, Strengths, fitted_strengths
 from treeopt.growth.walk import Walk
 from treeopt.growth.worth import product_values
-from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.records.bootstrap import conversation_draws, drawn_rates
 from treeopt.records.trace import Answers, RankTrace, fold_numbers, folds_of
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, TreeFamily
-
-
-@dataclass(frozen=True, eq=False)
-class TreeRates:
-    """Tokens per step of a tree, predicted in three ways.
-
-    product       : as if guesses were right or wrong independently, by the marginals; None where it was not asked for
-    joint         : averaged over all states; None where there is no trace
-    steps, tokens : (C,) replayed steps of every conversation, and the tokens that they emit; None without trace or probe
-    """
-
-    product: float | None = None
-    joint: float | None = None
-    steps: IntArray | None = None
-    tokens: IntArray | None = None
-
-    @property
-    def replayed(self) -> float | None:
-        """Tokens per step as decoding goes; None where nothing can be replayed."""
-        if self.steps is None or self.tokens is None:
-            return None
-        return tokens_per_step(self.tokens.sum(), self.steps.sum())
-
-    @cached_property
-    def stderr(self) -> float | None:
-        """Standard error of the replayed figure."""
-        if self.steps is None or self.tokens is None:
-            return None
-        count = len(self.steps)
-        return stderr(drawn_rates(self.tokens, self.steps, conversation_draws(count)), count)
-
-    @property
-    def tokens_per_step(self) -> float:
-        """The best figure that is known: replayed, or the product where nothing can be replayed."""
-        found = self.product if self.replayed is None else self.replayed
-        assert found is not None
-        return found
-
-    def document(self) -> dict[str, float | None]:
-        return {"product": self.product, "joint": self.joint, "replayed": self.replayed, "replayed_stderr": self.stderr}
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.growth.heldout import HeldOut, TreeRates
+from treeopt.growth.heldout import HeldOut
+from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import objective_for, source_of
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.display import Displayed

@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.growth import probed, replay
-from treeopt.growth.heldout import HeldOut, Reached, ReplayCrossfit, TreeRates, folds
+from treeopt.growth.heldout import HeldOut, Reached, ReplayCrossfit, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.probed import COVERAGE, grow_coverage
-from treeopt.growth.replay import DynamicRates, by_conversation
+from treeopt.growth.replay import TreeRates, by_conversation
 from treeopt.growth.worth import product_values
 from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import Draft, DynamicLimits, draft_tree
+from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, BoolArray, Choice, IntArray, Tree, TreeFamily
 
@@ -114,9 +114,9 @@ class Source(ABC):
         """Tokens per step of the chains of 1 ... ``longest`` guesses."""
         return [self.rate(Tree.chain(depth)) for depth in range(1, longest + 1)]
 
-    def dynamic(self, limits: DynamicLimits) -> DynamicRates | None:
-        """The dynamic trees within limits that can be replayed; None for none."""
-        return None
+    def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
+        """What the dynamic trees within limits reach that can be replayed."""
+        return {}
 
     def visits(self, tree: Tree) -> IntArray | None:
         """(n,) steps at which each node is accepted, all steps for the root; None for accuracies alone."""
@@ -263,7 +263,7 @@ class TraceSource(AnswersSource):
         tokens = self.record.lengths - 1
         return TreeRates(None, None, by_conversation(self.record, steps), by_conversation(self.record, tokens))
 
-    def dynamic(self, limits: DynamicLimits) -> DynamicRates | None:
+    def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
         return replay.dynamic_rates(self.record, limits)
 
     def visits(self, tree: Tree) -> IntArray:

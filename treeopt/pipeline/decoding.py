@@ -197,7 +197,7 @@ class Contest:
         steps: list[int | None] = [None] * len(rows)
         if self.has_one_text and entrant.is_replayable and tells(recorded, draft):
             lengths = accepted_lengths(recorded, draft)
-            steps = replay_lengths(recorded, lengths).steps.tolist()
+            steps = replay_lengths(recorded, lengths).tolist()
             accepted = length_counts(recorded, lengths, draft.depth).tolist()
         emitted = (recorded.lengths - 1).tolist()
         return Contender(

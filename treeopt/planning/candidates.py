@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import HeldOut, TreeRates, draws_of
-from treeopt.growth.replay import DynamicRates
+from treeopt.growth.heldout import HeldOut, draws_of
+from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.request import PlanRequest
@@ -191,15 +191,16 @@ def _grown(held_out: HeldOut, own: int | None) -> list[Candidate]:
     ]
 
 
-def _dynamic(rates: DynamicRates, costs: Mapping[int, StepCosts]) -> list[Candidate]:
+def _dynamic(rates: Mapping[DynamicTree, TreeRates], costs: Mapping[int, StepCosts]) -> list[Candidate]:
     """The dynamic trees that are fastest by estimate at some batch size."""
-    numbers, which = np.array([(tree.rows, tree.levels, tree.topk) for tree in rates.trees]).T, set[int]()
+    numbers, which = np.array([(tree.rows, tree.levels, tree.topk) for tree in rates]).T, set[int]()
+    tokens_per_step = np.array([one.tokens_per_step for one in rates.values()])
     for cost in costs.values():
-        throughput = rates.tokens_per_step / cost.ms(*numbers)
+        throughput = tokens_per_step / cost.ms(*numbers)
         best = np.argsort(-throughput, kind="stable")[:MOST_DYNAMIC]
         which.update(best[~np.isnan(throughput[best])].tolist())
-    reached = {rates.trees[i]: TreeRates(steps=rates.steps[i], tokens=rates.tokens) for i in sorted(which)}
-    return [Candidate("dynamic", tree.rows, tree.levels, None, of, tree.topk) for tree, of in reached.items()]
+    reached = [one for i, one in enumerate(rates.items()) if i in which]
+    return [Candidate("dynamic", tree.rows, tree.levels, None, of, tree.topk) for tree, of in reached]
 
 
 def _drawn(all_rates: Sequence[TreeRates]) -> tuple[Floats, Floats]:
