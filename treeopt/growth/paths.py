@@ -236,6 +236,13 @@ class Tally:
         ]
         return np.array(table).astype(np.int64).reshape(-1, top, top + 1)
 
+    def behind(self, depth: int) -> IntArray:
+        """(F, n_d, R + 1) how often each rank came behind each node of a depth, and last how many trials there were."""
+        below = self.paths.trie[depth + 1]
+        found = np.zeros((*self.trials[depth].shape, self.paths.top + 1), dtype=np.int64)
+        found[:, below.parent, below.rank], found[..., -1] = self.nodes[depth + 1], self.trials[depth]
+        return found
+
     def frequencies(self, paths: Sequence[Choice]) -> IntArray:
         """(n,) how many states of all parts begin with each node's path."""
         sums = self._sums.sum(0)
