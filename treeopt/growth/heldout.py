@@ -4,7 +4,7 @@ Trees are grown on all folds of conversations but one and replayed on that one, 
 in-sample. The trees that are delivered are grown on all of them. In a trace the text is fixed, so a tree changes
 how many steps it takes; in a probe the steps are fixed, so it changes how many tokens they emit.
 
-Trees grown by replay are grown for all folds in one go (`ReplayCrossfit`): the counts of four folds are those of all five
+Trees grown by replay are grown for all folds in one go (`GrownTogether`): the counts of four folds are those of all five
 less one's, so all is counted once, and decoded once where trees are the same.
 
 S sequences · C conversations, of which they are the turns · n sizes of a family · B bootstrap draws
@@ -27,7 +27,6 @@ from treeopt.growth.paths import Paths, Tally, of_trace
 from treeopt.growth.replay import TreeRates
 from treeopt.growth.shrinkage import PathCounts, Strengths, fitted_strengths
 from treeopt.growth.walk import Walk
-from treeopt.growth.worth import product_values
 from treeopt.records.bootstrap import conversation_draws, drawn_rates
 from treeopt.records.trace import Answers, RankTrace, fold_numbers, folds_of
 from treeopt.trees.shapes import Limits
@@ -121,35 +120,26 @@ def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:
         yield np.flatnonzero(fold != f), np.flatnonzero(fold == f)
 
 
-class ReplayCrossfit:
-    """A trace to grow on and to be judged by; trees of several depths have their counts in common."""
+class GrownTogether:
+    """A trace to grow on by replay, whole and without each fold; trees of several depths have their counts in common."""
 
     def __init__(self, trace: RankTrace) -> None:
         self._trace = trace
         self._grown: dict[int, tuple[Tally, list[list[Strengths]]]] = {}
 
-    def crossfit(self, limits: Limits) -> HeldOut:
-        """The trees of one depth limit, and what they reach on answers that they were not grown on.
+    def families(self, limits: Limits) -> list[TreeFamily]:
+        """The trees of one depth limit: those grown on all answers, and those grown without each fold.
 
-        Raises OutOfRange for a trace of a single conversation, or without a step.
+        Raises OutOfRange for a trace without a step.
         """
-        trace, splits = self._trace, list(folds(self._trace))
+        trace, fold = self._trace, fold_numbers(self._trace)
         whole, all_strengths = self._grown_of(min(limits.num_ranks, trace.top_k))
-        depth = limits.depth(trace.num_heads)
-        fold, clusters, tokens = fold_numbers(trace), trace.clusters, trace.lengths - 1
-        growing = []
-        for left_out, strengths in zip([None, *range(len(splits))], all_strengths, strict=True):
+        depth, tokens, growing = limits.depth(trace.num_heads), np.bincount(fold, trace.lengths - 1), []
+        for left_out, strengths in zip([None, *range(len(tokens))], all_strengths, strict=True):
             tally = whole if left_out is None else whole.without(left_out)
             growing.append(GrowingFamily(PathCounts(tally, strengths[depth - 1], depth), limits, left_out))
-        walk = Walk(trace, whole.paths, depth, fold, len(growing[0].joint))
-        members = [np.unique(clusters[test]) for _, test in splits]  # conversations of every fold
-        steps = np.zeros((len(growing[0].joint), walk.conversations), dtype=np.int32)
-        for row, decoded in zip(steps, grow_together(walk, growing), strict=True):
-            taken = {id(tree): walk.steps(tree) for tree in decoded[1:]}
-            for conversations, tree in zip(members, decoded[1:], strict=True):
-                row[conversations] = taken[id(tree)][conversations]
-        families = [one.family(int(one.seen(np.bincount(fold, tokens)).sum())) for one in growing]
-        return self._held_out(whole, families, [test for _, test in splits], steps)
+        grow_together(Walk(trace, whole.paths, depth, fold, len(growing[0].joint)), growing)
+        return [one.family(int(one.seen(tokens).sum())) for one in growing]
 
     def _grown_of(self, top: int) -> tuple[Tally, list[list[Strengths]]]:
         """Counts of all answers by fold, and strengths of all and of those without each fold for depth 1, 2, ...
@@ -174,25 +164,3 @@ class ReplayCrossfit:
             strengths = [fitted_strengths(*each) for each in zip(tallies, conversations, strict=True)]
             self._grown = {top: (tallies[0], strengths)}
         return self._grown[top]
-
-    def _held_out(
-        self, tally: Tally, families: list[TreeFamily], tests: list[IntArray], steps: NDArray[np.int32]
-    ) -> HeldOut:
-        """The figures of the families grown without each fold, on that fold; the first family is grown on all."""
-        family, *others = families
-        states, product, accepted = tally.states, [], []
-        for f, other in enumerate(others):
-            own, members = tally.of_part(f), other.members_of(other.sizes)
-            hits = np.array([own.of_head(head)[0] for head in range(self._trace.num_heads)])
-            share = hits[:, :-1] / np.maximum(hits[:, -1:], 1)
-            product.append(own.states * (members @ product_values(share, other.paths)))
-            accepted.append(members @ np.append(0, own.frequencies(other.paths[1:])))
-        tokens = np.bincount(self._trace.clusters, self._trace.lengths - 1).astype(np.int64)
-        return HeldOut(
-            family,
-            steps,
-            np.broadcast_to(tokens, steps.shape),
-            np.sum(product, axis=0) / states,
-            (states + np.sum(accepted, axis=0)) / states,
-            tuple(zip(tests, others, strict=True)),
-        )

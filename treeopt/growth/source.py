@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.growth import probed, replay
-from treeopt.growth.heldout import HeldOut, Reached, ReplayCrossfit, folds
+from treeopt.growth.heldout import GrownTogether, HeldOut, Reached, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.probed import COVERAGE, grow_coverage
 from treeopt.growth.replay import TreeRates, by_conversation
@@ -156,13 +156,16 @@ class AnswersSource(Source):
     def _part(self, sequences: IntArray) -> AnswersSource:
         return type(self)(self.record.select(sequences))
 
+    def families(self, limits: Limits, objective: str) -> list[TreeFamily]:
+        """The trees grown on all answers, and those grown without each fold."""
+        parts = [self, *(self._part(train) for train, _ in folds(self.record))]
+        return [part.grow(limits, objective) for part in parts]
+
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        splits, grown, found = list(folds(self.record)), [], []
-        family = self.grow(limits, objective)
-        for train, test in splits:
-            trees = self._part(train).grow(limits, objective)
-            grown.append((test, trees))
-            found.append(self._part(test).reach(trees.paths, trees.members_of(family.sizes)))
+        tests = [test for _, test in folds(self.record)]
+        family, *others = self.families(limits, objective)
+        grown = list(zip(tests, others, strict=True))
+        found = [self._part(test).reach(trees.paths, trees.members_of(family.sizes)) for test, trees in grown]
         order = np.argsort(np.concatenate([test for test, _ in grown]))
         steps, tokens = (
             by_conversation(self.record, np.concatenate([getattr(part, name) for part in found], axis=-1)[..., order])
@@ -229,24 +232,25 @@ class TraceSource(AnswersSource):
         return Calibration.from_trace(self.record)
 
     @cached_property
-    def _crossfit(self) -> ReplayCrossfit:
-        return ReplayCrossfit(self.record)
+    def _together(self) -> GrownTogether:
+        return GrownTogether(self.record)
 
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow(self.record, limits, objective=objective)
 
-    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        return self._crossfit.crossfit(limits) if objective == "replay" else super().crossfit(limits, objective)
+    def families(self, limits: Limits, objective: str) -> list[TreeFamily]:
+        return self._together.families(limits) if objective == "replay" else super().families(limits, objective)
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
 
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
         trace, states = self.record, self.record.has_step
-        nodes = np.bincount(replay.growth_index(trace.ranks[states], paths).ravel(), minlength=len(paths))[: len(paths)]
+        order = replay.growth_index(trace.ranks, paths)
+        nodes = np.bincount(order[states].ravel(), minlength=1 + len(paths))[:-1]  # the last is of what is no node
         hits, trials = count_hits(trace.ranks[states], trace.top_k)
         product = members @ product_values(hits / np.maximum(trials, 1)[:, None], paths)
-        steps = replay.replay_trees(trace, paths, members)
+        steps = replay.steps_of(trace, order, np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
         return Reached(steps, trace.lengths - 1, product, members @ nodes, int(states.sum()))
 
     def rate(self, draft: Draft) -> TreeRates:
