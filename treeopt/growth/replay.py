@@ -173,11 +173,6 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray
     return steps_of(trace, growth_index(trace.ranks, paths), np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
 
 
-def replay_chains(trace: RankTrace, longest: int) -> IntArray:
-    """(n, S) steps of every sequence with the chains of 1 ... ``longest`` guesses, all in one walk over the states."""
-    return replay_trees(trace, Tree.chain(longest).paths, np.tri(longest, longest + 1, 1, dtype=bool))
-
-
 def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
     """(n, S) steps of every sequence with dynamic trees of n numbers of rows, of the same levels and topk."""
     assert trace.pools is not None, "the trace must have pools"
@@ -284,7 +279,7 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[Dynamic
     longest = min(deepest, trace.num_heads, limits.rows - 1)
     if limits.chains and 1 not in trace.pools.topks and longest > 0:
         trees += [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
-        steps.append(replay_chains(trace, longest))
+        steps.append(replay_trees(trace, Tree.chain(longest).paths, np.tri(longest, longest + 1, 1, dtype=bool)))
     topks = [topk for topk in trace.pools.topks if topk <= limits.topk and (topk > 1 or limits.chains)]
     for topk, levels in product(topks, range(1, deepest + 1)):
         if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):

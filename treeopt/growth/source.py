@@ -186,11 +186,21 @@ class AnswersSource(Source):
 
     def rate(self, draft: Draft) -> TreeRates:
         known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-        found = self.reach(known.paths, np.ones((1, len(known)), dtype=bool))
-        steps, tokens = (by_conversation(self.record, rows).reshape(-1) for rows in (found.steps, found.tokens))
-        if found.product is None or found.accepted is None:
-            return TreeRates(None, None, steps, tokens)
-        return TreeRates(float(found.product[0]), 1 + float(found.accepted[0]) / max(found.states, 1), steps, tokens)
+        return self._rates(known.paths, np.ones((1, len(known)), dtype=bool))[0]
+
+    def chains(self, longest: int) -> list[TreeRates]:
+        """Tokens per step of the chains of 1 ... ``longest`` guesses, all at once."""
+        nodes = np.tri(longest, longest + 1, 1, dtype=bool)
+        return self._rates(Tree.chain(longest).paths, nodes) if longest else []
+
+    def _rates(self, paths: tuple[Choice, ...], members: BoolArray) -> list[TreeRates]:
+        """Tokens per step of n trees over the nodes ``paths``, by (n, N) which of these each has."""
+        found, unknown = self.reach(paths, members), [None] * len(members)
+        counts = (by_conversation(self.record, rows) for rows in (found.steps, found.tokens))
+        steps, tokens = (np.broadcast_to(each, (len(members), each.shape[-1])) for each in counts)
+        product = unknown if found.product is None else found.product.tolist()
+        joint = unknown if found.accepted is None else (1 + found.accepted / max(found.states, 1)).tolist()
+        return [TreeRates(*each) for each in zip(product, joint, steps, tokens, strict=True)]
 
     def guess_shares(self, draft: Draft) -> Floats:
         counts = self.guess_counts(draft)
@@ -256,16 +266,9 @@ class TraceSource(AnswersSource):
     def rate(self, draft: Draft) -> TreeRates:
         if draft.topk is None:
             return super().rate(draft)
-        return self._replayed(replay.replay(self.record, draft).steps)
-
-    def chains(self, longest: int) -> list[TreeRates]:
-        """Tokens per step of the chains of 1 ... ``longest`` guesses by replay, all in one walk over the states."""
-        return [self._replayed(row) for row in replay.replay_chains(self.record, longest)] if longest else []
-
-    def _replayed(self, steps: IntArray) -> TreeRates:
-        """Rates of a draft that takes (S,) steps."""
-        tokens = self.record.lengths - 1
-        return TreeRates(None, None, by_conversation(self.record, steps), by_conversation(self.record, tokens))
+        steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
+        steps, tokens = (by_conversation(self.record, rows) for rows in (steps, self.record.lengths - 1))
+        return TreeRates(steps=steps, tokens=tokens)
 
     def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
         return replay.dynamic_rates(self.record, limits)

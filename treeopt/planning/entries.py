@@ -82,7 +82,7 @@ def entry_of(
         growth_order=order,
         basis=Basis(
             product=rates.product if one.held_out else None,
-            joint=rates.joint,
+            joint=rates.joint if one.held_out else None,
             sequences=source.answers.num_sequences if source.answers else None,
             conversations=one.conversations or None,
             steps=None if rates.steps is None else int(rates.steps.sum()),
