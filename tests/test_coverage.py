@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.heldout import rates_by_group
+from treeopt.growth.heldout import drawn, rates_by_group
 from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, tokens_of_trees
 from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import source_of
@@ -230,20 +230,20 @@ def test_figures_of_a_probe_are_held_out(probe):
     for f in range(FOLDS):
         tree = grow_coverage(probe.select(np.flatnonzero(fold != f)), limits).tree(12)
         test = np.flatnonzero(fold == f)
-        assert held_out.tokens[11, test].tolist() == replay_probe(probe, tree).tokens[test].tolist()
-    assert held_out.steps[11].tolist() == np.diff(probe.starts).tolist()
+        assert held_out.every[11].tokens[test].tolist() == replay_probe(probe, tree).tokens[test].tolist()
+    assert held_out.every[11].steps.tolist() == np.diff(probe.starts).tolist()
     assert held_out.family.paths == grow_coverage(probe, limits).paths
     rates = held_out.rates(12)
-    assert rates.replayed == pytest.approx(held_out.tokens[11].sum() / len(probe.accepted))
+    assert rates.replayed == pytest.approx(held_out.every[11].tokens.sum() / len(probe.accepted))
     assert rates.stderr > 0
-    assert held_out.draws[11].mean() == pytest.approx(rates.replayed, rel=0.01)
+    assert drawn(held_out.every)[11].mean() == pytest.approx(rates.replayed, rel=0.01)
     guesses = source_of(probe).held_out_shares(held_out, 12)
     assert guesses.sum() == pytest.approx(1)
     assert 1 + guesses @ np.arange(len(guesses)) >= rates.replayed
-    groups = rates_by_group(held_out.steps[11], held_out.tokens[11], probe)
+    groups = rates_by_group(held_out.every[11], probe)
     steps = [np.diff(probe.starts)[probe.group == g].sum() for g in (0, 1)]
     tokens = sum(n * groups[name][0] for n, name in zip(steps, "ab", strict=True))
-    assert tokens == pytest.approx(held_out.tokens[11].sum())
+    assert tokens == pytest.approx(held_out.every[11].tokens.sum())
 
 
 def test_a_plan_can_be_made_of_a_probe(probe):

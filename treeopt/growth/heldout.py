@@ -13,9 +13,8 @@ F folds · K heads · N nodes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.objectives import NO_STEP, GrowingFamily, grow_together
 from treeopt.growth.paths import Paths, Tally, of_trace
-from treeopt.growth.replay import TreeRates
+from treeopt.growth.replay import TreeRates, by_conversation
 from treeopt.growth.shrinkage import PathCounts, Strengths, fitted_strengths
 from treeopt.growth.walk import Walk
 from treeopt.records.bootstrap import conversation_draws, drawn_rates
@@ -32,80 +31,74 @@ from treeopt.records.trace import Answers, RankTrace, fold_numbers, folds_of
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, TreeFamily
 
+Floats = NDArray[np.float64]
+NOTHING: Floats = np.zeros(0)
+
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
     """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
 
-    family        : grown on all sequences; its trees are the ones delivered
-    steps, tokens : (n, C) cross-fitted steps of every conversation, and the tokens emitted by them; None for accuracies alone
-    product       : (n,) tokens per step by held-out marginals, None of a probe
-    joint         : (n,) tokens per step averaged over all held-out states, None without a trace
-    grown         : of every fold the sequences held out, and the trees grown on the others
+    family : grown on all sequences; its trees are the ones delivered
+    every  : of each size, cross-fitted, the product by held-out marginals
+    grown  : of every fold the sequences held out, and the trees grown on the others
     """
 
     family: TreeFamily
-    steps: NDArray[Any] | None
-    tokens: IntArray | None
-    product: NDArray[np.float64] | None
-    joint: NDArray[np.float64] | None
-    grown: tuple[tuple[IntArray, TreeFamily], ...] = ()
+    every: Sequence[TreeRates]
+    grown: Sequence[tuple[IntArray, TreeFamily]] = ()
 
     @property
-    def tokens_per_step(self) -> NDArray[np.float64]:
+    def tokens_per_step(self) -> Floats:
         """(n,) the best figure that is known: replayed, or the product where nothing can be replayed."""
-        if self.steps is None or self.tokens is None:
-            return np.asarray(self.product)
-        return np.asarray(self.tokens.sum(1) / np.maximum(self.steps.sum(1), 1))
-
-    @cached_property
-    def draws(self) -> NDArray[np.float64]:
-        """(n, B) tokens per step of resampled sets of conversations; (n, 1) where nothing can be replayed."""
-        if self.steps is None or self.tokens is None:
-            return self.tokens_per_step[:, None]
-        return draws_of(self.steps, self.tokens)
+        return np.array([one.tokens_per_step for one in self.every])
 
     def rates(self, size: int) -> TreeRates:
         """The held-out figures of one size."""
-        i = self.family.index(size)
-        product, joint = (None if rates is None else float(rates[i]) for rates in (self.product, self.joint))
-        steps, tokens = (None if counts is None else counts[i] for counts in (self.steps, self.tokens))
-        return TreeRates(product, joint, steps, tokens)
+        return self.every[self.family.index(size)]
 
 
-def draws_of(steps: IntArray, tokens: IntArray) -> NDArray[np.float64]:
-    """(n, B) tokens per step of resampled sets of conversations, by (n, C) steps and tokens."""
-    shared = tokens[0] if (tokens == tokens[0]).all() else tokens
-    return drawn_rates(shared, steps, conversation_draws(steps.shape[1]))
+def drawn(every: Sequence[TreeRates]) -> Floats:
+    """(n, B) tokens per step of each with resampled sets of conversations, the same for all; (n, 1) where there are none."""
+    steps, tokens = ([getattr(one, name) for one in every] for name in ("steps", "tokens"))
+    if steps[0] is None:
+        return np.array([[one.tokens_per_step] for one in every])
+    taken, emitted = np.stack(steps), np.stack(tokens)
+    shared = emitted[0] if (emitted == emitted[0]).all() else emitted
+    return drawn_rates(shared, taken, conversation_draws(taken.shape[1]))
 
 
-def rates_by_group(steps: IntArray, tokens: IntArray, answers: Answers) -> dict[str, tuple[float, float | None]]:
-    """Tokens per step on the conversations of each group, and its standard error (of one conversation: None).
-
-    steps, tokens : (C,) of every conversation
-    """
+def rates_by_group(rates: TreeRates, answers: Answers) -> dict[str, tuple[float, float | None]]:
+    """Tokens per step on the conversations of each group, and its standard error (of one conversation: None)."""
     of_conversation = np.array(answers.conversation_groups())
     found: dict[str, tuple[float, float | None]] = {}
     for name in answers.group_names:
         among = np.flatnonzero(of_conversation == name)
-        if len(among):
-            rates = TreeRates(steps=steps[among], tokens=tokens[among])
-            found[name] = (rates.tokens_per_step, rates.stderr if len(among) > 1 else None)
+        if len(among) and rates.steps is not None and rates.tokens is not None:
+            own = TreeRates(steps=rates.steps[among], tokens=rates.tokens[among])
+            found[name] = (own.tokens_per_step, own.stderr if len(among) > 1 else None)
     return found
 
 
 class Reached(NamedTuple):
     """Steps and tokens of n trees on S recorded sequences. Of steps and tokens one is the same for all trees: (S,).
 
-    product  : (n,) tokens per step by the marginals of these sequences; None where these are not known
-    accepted : (n,) accepted nodes in all states together, likewise · states : that these were counted on
+    product : (n,) tokens that a step at each state emits by the marginals of these sequences, together
+    joint   : (n,) those that it does emit, likewise · states : that these were counted on; of a probe none
     """
 
     steps: IntArray
     tokens: IntArray
-    product: NDArray[np.float64] | None = None
-    accepted: NDArray[Any] | None = None
+    product: Floats = NOTHING
+    joint: NDArray[Any] = NOTHING
     states: int = 0
+
+    def rates(self, answers: Answers, n: int) -> list[TreeRates]:
+        """The rates of each tree on the sequences of some answers."""
+        counts = (by_conversation(answers, rows) for rows in (self.steps, self.tokens))
+        steps, tokens = (np.broadcast_to(each, (n, each.shape[-1])) for each in counts)
+        known = [(sums / self.states).tolist() if self.states else [None] * n for sums in self[2:4]]
+        return [TreeRates(*each) for each in zip(*known, steps, tokens, strict=True)]
 
 
 def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:

@@ -158,49 +158,28 @@ class AnswersSource(Source):
 
     def families(self, limits: Limits, objective: str) -> list[TreeFamily]:
         """The trees grown on all answers, and those grown without each fold."""
-        parts = [self, *(self._part(train) for train, _ in folds(self.record))]
-        return [part.grow(limits, objective) for part in parts]
+        held_out = (self._part(train).grow(limits, objective) for train, _ in folds(self.record))
+        return [self.grow(limits, objective), *held_out]
 
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
         tests = [test for _, test in folds(self.record)]
         family, *others = self.families(limits, objective)
-        grown = list(zip(tests, others, strict=True))
-        found = [self._part(test).reach(trees.paths, trees.members_of(family.sizes)) for test, trees in grown]
-        order = np.argsort(np.concatenate([test for test, _ in grown]))
-        steps, tokens = (
-            by_conversation(self.record, np.concatenate([getattr(part, name) for part in found], axis=-1)[..., order])
-            for name in ("steps", "tokens")
-        )
-        states = sum(part.states for part in found)
-        product = [part.states * part.product for part in found if part.product is not None]
-        accepted = [part.accepted for part in found if part.accepted is not None]
-        steps, tokens = (np.broadcast_to(each, (len(family.sizes), each.shape[-1])) for each in (steps, tokens))
-        return HeldOut(
-            family,
-            steps,
-            tokens,
-            np.sum(product, axis=0) / states if product else None,
-            (states + np.sum(accepted, axis=0)) / states if accepted else None,
-            tuple(grown),
-        )
+        parts = zip(tests, others, strict=True)
+        found = [self._part(test).reach(trees.paths, trees.members_of(family.sizes)) for test, trees in parts]
+        steps, tokens, product, joint, states = zip(*found, strict=True)
+        order = np.argsort(np.concatenate(tests))
+        taken, emitted = (np.concatenate(each, axis=-1)[..., order] for each in (steps, tokens))
+        whole = Reached(taken, emitted, np.sum(product, axis=0), np.sum(joint, axis=0), sum(states))
+        return HeldOut(family, whole.rates(self.record, len(family.sizes)), list(zip(tests, others, strict=True)))
 
     def rate(self, draft: Draft) -> TreeRates:
         known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-        return self._rates(known.paths, np.ones((1, len(known)), dtype=bool))[0]
+        return self.reach(known.paths, np.ones((1, len(known)), dtype=bool)).rates(self.record, 1)[0]
 
     def chains(self, longest: int) -> list[TreeRates]:
         """Tokens per step of the chains of 1 ... ``longest`` guesses, all at once."""
         nodes = np.tri(longest, longest + 1, 1, dtype=bool)
-        return self._rates(Tree.chain(longest).paths, nodes) if longest else []
-
-    def _rates(self, paths: tuple[Choice, ...], members: BoolArray) -> list[TreeRates]:
-        """Tokens per step of n trees over the nodes ``paths``, by (n, N) which of these each has."""
-        found, unknown = self.reach(paths, members), [None] * len(members)
-        counts = (by_conversation(self.record, rows) for rows in (found.steps, found.tokens))
-        steps, tokens = (np.broadcast_to(each, (len(members), each.shape[-1])) for each in counts)
-        product = unknown if found.product is None else found.product.tolist()
-        joint = unknown if found.accepted is None else (1 + found.accepted / max(found.states, 1)).tolist()
-        return [TreeRates(*each) for each in zip(product, joint, steps, tokens, strict=True)]
+        return self.reach(Tree.chain(longest).paths, nodes).rates(self.record, longest) if longest else []
 
     def guess_shares(self, draft: Draft) -> Floats:
         counts = self.guess_counts(draft)
@@ -260,8 +239,9 @@ class TraceSource(AnswersSource):
         nodes = np.bincount(order[states].ravel(), minlength=1 + len(paths))[:-1]  # the last is of what is no node
         hits, trials = count_hits(trace.ranks[states], trace.top_k)
         product = members @ product_values(hits / np.maximum(trials, 1)[:, None], paths)
+        count = int(states.sum())
         steps = replay.steps_of(trace, order, np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
-        return Reached(steps, trace.lengths - 1, product, members @ nodes, int(states.sum()))
+        return Reached(steps, trace.lengths - 1, count * product, count + members @ nodes, count)
 
     def rate(self, draft: Draft) -> TreeRates:
         if draft.topk is None:
@@ -355,7 +335,7 @@ class CalibrationSource(Source):
 
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
         family = self.grow(limits, objective)
-        return HeldOut(family, None, None, family.members_of(family.sizes) @ family.gains, None)
+        return HeldOut(family, [TreeRates(rate) for rate in (family.members_of(family.sizes) @ family.gains).tolist()])
 
     def knows(self, tree: Tree) -> bool:
         return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import HeldOut, draws_of
+from treeopt.growth.heldout import HeldOut, drawn
 from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts
@@ -171,7 +171,7 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         found += _dynamic(settings, costs) if settings else []
     if any(cost.as_it_comes for cost in costs.values()):
         found.append(replace(found[0], group=AS_IT_COMES))
-    rates, draws = _drawn([one.rates for one in found])
+    rates, draws = np.array([one.rates.tokens_per_step for one in found]), drawn([one.rates for one in found])
     tables = []
     for batch_size in request.sizes:
         ms, shape = np.full(len(found), 1e3 * batch_size), (len(found), _count(draws))
@@ -201,16 +201,6 @@ def _dynamic(rates: Mapping[DynamicTree, TreeRates], costs: Mapping[int, StepCos
         which.update(best[~np.isnan(throughput[best])].tolist())
     reached = [one for i, one in enumerate(rates.items()) if i in which]
     return [Candidate("dynamic", tree.rows, tree.levels, None, of, tree.topk) for tree, of in reached]
-
-
-def _drawn(all_rates: Sequence[TreeRates]) -> tuple[Floats, Floats]:
-    """(n,) tokens per step, and (n, B) what they would be with other conversations; (n, 1) where there are none."""
-    steps, tokens = ([getattr(one, name) for one in all_rates] for name in ("steps", "tokens"))
-    if steps[0] is None:
-        rates = np.array([one.tokens_per_step for one in all_rates])
-        return rates, rates[:, None]
-    taken, emitted = np.stack(steps), np.stack(tokens)
-    return emitted.sum(1) / np.maximum(taken.sum(1), 1), draws_of(taken, emitted)
 
 
 def _count(draws: Floats) -> int:

@@ -107,15 +107,12 @@ def entry_of(
 
 def _groups(source: Source, one: Candidate, chosen: Figure) -> dict[str, Figure]:
     """What the chosen candidate reaches on the conversations of each group, in steps of the same latency."""
-    answers, steps, tokens = source.answers, one.rates.steps, one.rates.tokens
-    if answers is None or steps is None or tokens is None:
-        return {}
     size, unknown = TreeSize(one.size, one.depth), Intervals()
     return {
         name: replace(
             chosen, draft=size, tokens_per_step=rate, stderr=Errors(tokens_per_step=error), interval95=unknown
         )
-        for name, (rate, error) in rates_by_group(steps, tokens, answers).items()
+        for name, (rate, error) in (rates_by_group(one.rates, source.answers) if source.answers else {}).items()
     }
 
 
