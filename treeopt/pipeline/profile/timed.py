@@ -324,7 +324,8 @@ def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_
         for _, p in rounds.timings(context)
     ]
     if session.target.device.type == "cpu":
-        info["processor_share"] = processor_share([v for rounds in stages.found.values() for v in rounds.visits])
+        visits = [visit for rounds in stages.found.values() for visit in rounds.visits]
+        info["processor_share"] = processor_share([(visit.seconds, visit.processor_s) for visit in visits])
     weights = weight_bytes(session.target, session.drafter)
     info |= {"weight_bytes": weights} if stages.engine is None else {}
     if gb_per_s is not None:
