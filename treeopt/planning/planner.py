@@ -67,10 +67,12 @@ def plan_trees(
     [[0], [0, 0]]
     """
     source, mix = source_of(record), request.mix
-    costs = _step_costs(source, profile, request)
+    context = request.context if request.context is not None else source.usual_context
+    costs = {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes if profile}
     limits = _useful(request.limits, source, costs)
     wide = limits if mix else _useful(request.unconstrained(), source, costs)
-    constraint = _constraint(limits, request, costs)
+    reach = max((c.reach[0] for c in costs.values()), default=limits.budget)
+    within = asdict(replace(limits, budget=min(limits.budget, reach)))
     options, tables = tables_of(source, limits, request, costs), []
     if wide != limits:
         tables = tables_of(source, wide, replace(request, dynamic=None), costs)
@@ -93,28 +95,13 @@ def plan_trees(
         objective=objective_for(source, request.objective),
         drafter={**drafter, "num_heads": source.num_heads},
         acceptance=source.meta.get("acceptance"),
-        constraint=constraint,
+        constraint=Constraint(**within, mix=mix, engine=request.engine),
         runtime=profile.runtime if profile else None,
         part=profile.part if profile else None,
         mix_errors=errors,
         error_between=max(tests, default=None),
         tests_between=len(tests) or None,
     )
-
-
-def _constraint(limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> Constraint:
-    """What the trees were allowed to be, for the record."""
-    reach = max((c.reach[0] for c in costs.values()), default=limits.budget)
-    within = asdict(replace(limits, budget=min(limits.budget, reach)))
-    return Constraint(**within, mix=request.mix, engine=request.engine)
-
-
-def _step_costs(source: Source, profile: LatencyProfile | None, request: PlanRequest) -> dict[int, StepCosts]:
-    """Batch size -> what steps cost at the context that is wanted, or usual; empty without a profile."""
-    if profile is None:
-        return {}
-    context = request.context if request.context is not None else source.usual_context
-    return {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes}
 
 
 def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> Limits:
