@@ -196,7 +196,8 @@ def time_rounds(
 
     Rounds go on until every latency is known to ``precision`` (at least five), or until the time limit (at least three).
     Where these would take longer, trees are left out. Visits of the journal come first, and new ones go there;
-    ``progress`` is called with what is planned before the first round, and with every visit.
+    ``progress`` is called with what is planned before the first round, with every visit, and once more with the plan behind the
+    first round where nothing was known of steps before.
     """
     blocks = journal.documents() if journal else []
     visits = [Visit(**visit) for block in blocks[1:] for visit in block["visits"]]
@@ -217,6 +218,8 @@ def time_rounds(
         number, done = divmod(len(visits), len(places))
         if not done:
             each = len(places)
+            if number == 1 and not planned.least_s:
+                progress(replace(planned, least_s=FEWEST_ROUNDS * sum(visit.seconds for visit in visits)))
             rounds = [tuple(visits[i : i + each]) for i in range(0, len(visits), each)]
             found = Rounds(visitor.trees, visitor.batch_size, planned, rounds, visitor.contexts)
             if found.is_enough(time_limit_s, precision):

@@ -20,7 +20,7 @@ import numpy as np
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.journal import Journal
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.rounds import Planned, Rounds, Visit, processor_share, time_rounds
+from treeopt.latency.rounds import Planned, Rounds, Visit, Visitor, processor_share, time_rounds
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import (
     Wanted,
@@ -246,18 +246,22 @@ class Stages:
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
         journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
-        title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
-        with progress(title, max(limit_s, 0.0)) as advance, closing(visits):
+        with closing(visits):
+            return all_rounds(visits, at, limit_s, self.wanted.precision, journal)
 
-            def heard(event: Planned | Visit) -> None:
-                if isinstance(event, Planned):
-                    _say_planned(at, trees, limit_s, event)
-                else:
-                    advance(event.seconds)
 
-            return time_rounds(
-                visits, time_limit_s=limit_s, precision=self.wanted.precision, journal=journal, progress=heard
-            )
+def all_rounds(visitor: Visitor, at: Place, limit_s: float, precision: float, journal: Journal) -> Rounds:
+    """All rounds of a visitor at one setting, with their progress, and notes of what the time limit has no room for."""
+    title = f"Timing {len(visitor.trees)} trees, batch size {at[0]}" + ("" if at[1] is None else f" context {at[1]}")
+    with progress(title, max(limit_s, 0.0)) as advance:
+
+        def heard(event: Planned | Visit) -> None:
+            if isinstance(event, Planned):
+                _say_planned(at, visitor.trees, limit_s, event)
+            else:
+                advance(event.seconds)
+
+        return time_rounds(visitor, time_limit_s=limit_s, precision=precision, journal=journal, progress=heard)
 
 
 def texts_of(trace: RankTrace, session: Session) -> list[list[Sequence[int]]]:
@@ -301,7 +305,9 @@ def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, planned: Pla
             f"{max(limit_s - planned.warm_up_s, 0):.0f} s. Timed are {len(kept)} sizes: {', '.join(map(str, kept))}."
         )
     if planned.least_s > SPARE * limit_s:
-        note(f"The least that can be timed {where} takes about {planned.least_s:.0f} s, longer than the limit.")
+        note(
+            f"The least that can be timed {where} takes about {planned.least_s:.0f} s, longer than the limit: fewer `sizes` take less."
+        )
 
 
 def _acceptance(session: Session, source: Source | None) -> Acceptance:
