@@ -74,10 +74,7 @@ def dynamic(trace: RankTrace) -> None:
     rates = dynamic_rates(trace)
     took = time.perf_counter() - started
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held) / 2**20
-    assert rates is not None
-    print(
-        f"replay of {len(rates.trees)} dynamic settings, 10^6 states: {took:.1f} s, at most {more:.1f} GiB more (bar 20 s)"
-    )
+    print(f"replay of {len(rates)} dynamic settings, 10^6 states: {took:.1f} s, at most {more:.1f} GiB more (bar 20 s)")
 
 
 def at_scale(states: int, folder: Path, sample: int | None) -> None:

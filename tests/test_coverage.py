@@ -10,25 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.heldout import rates_by_group
-from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, independent_tokens, tokens_of_trees
-from treeopt.growth.replay import Replay
+from treeopt.growth.heldout import drawn, rates_by_group
+from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, tokens_of_trees
+from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.probe import Probe
 from treeopt.records.trace import FOLDS, fold_numbers
 from treeopt.trees.shapes import SHAPES, Limits
-from treeopt.trees.tree import Tree, TreeFamily
+from treeopt.trees.tree import Tree
 
 from .conftest import trees
 from .test_planner import staircase
 
 
-def replay_probe(probe: Probe, tree: Tree) -> Replay:
+def replay_probe(probe: Probe, tree: Tree) -> TreeRates:
     """Steps and tokens of every sequence with one tree."""
     tokens = tokens_of_trees(probe, tree.paths, np.ones((1, len(tree)), dtype=bool))[0]
-    return Replay(np.diff(probe.starts), tokens)
+    return TreeRates(steps=np.diff(probe.starts), tokens=tokens)
 
 
 def coverage(probe: Probe, tree: Tree) -> float:
@@ -218,28 +218,6 @@ def test_siblings_that_pass_together_count_once():
     assert family.gains.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_independence_is_exact_where_guesses_are_independent():
-    """All outcomes of a tree, each as often as its chance says."""
-    tree = Tree.from_choices([[0], [1], [0, 0], [1, 0], [1, 1]])
-    chance = {(1, 0): 0.75, (1, 1): 0.5, (2, 0): 0.5, (2, 1): 0.25}
-    rows = []
-    for passes in itertools.product((False, True), repeat=5):
-        share = 1.0
-        for node, passed in enumerate(passes, 1):
-            p = chance[int(tree.depths[node]), int(tree.ranks[node])]
-            share *= p if passed else 1 - p
-        accepted = np.array([True, *passes])
-        for node in range(1, 6):
-            accepted[node] &= accepted[tree.parents[node]]
-        rows += [accepted] * round(share * 128)
-    bits = np.array(rows)
-    probe = one_answer(tree, bits)
-    family = TreeFamily(tree.paths, np.ones(6))
-    found = independent_tokens(probe, family.paths, family.members_of(family.sizes))
-    for size, value in zip(family.sizes.tolist(), found, strict=True):
-        assert value == pytest.approx(coverage(probe, family.tree(size)))
-
-
 @pytest.fixture(scope="module")
 def probe():
     return random_probe(np.random.default_rng(3), Tree.dense([5, 3, 2]), 900, ends=0.01, policy=Tree.chain(2))
@@ -252,20 +230,20 @@ def test_figures_of_a_probe_are_held_out(probe):
     for f in range(FOLDS):
         tree = grow_coverage(probe.select(np.flatnonzero(fold != f)), limits).tree(12)
         test = np.flatnonzero(fold == f)
-        assert held_out.tokens[11, test].tolist() == replay_probe(probe, tree).tokens[test].tolist()
-    assert held_out.steps[11].tolist() == np.diff(probe.starts).tolist()
+        assert held_out.every[11].tokens[test].tolist() == replay_probe(probe, tree).tokens[test].tolist()
+    assert held_out.every[11].steps.tolist() == np.diff(probe.starts).tolist()
     assert held_out.family.paths == grow_coverage(probe, limits).paths
     rates = held_out.rates(12)
-    assert rates.replayed == pytest.approx(held_out.tokens[11].sum() / len(probe.accepted))
+    assert rates.replayed == pytest.approx(held_out.every[11].tokens.sum() / len(probe.accepted))
     assert rates.stderr > 0
-    assert held_out.draws[11].mean() == pytest.approx(rates.replayed, rel=0.01)
+    assert drawn(held_out.every)[11].mean() == pytest.approx(rates.replayed, rel=0.01)
     guesses = source_of(probe).held_out_shares(held_out, 12)
     assert guesses.sum() == pytest.approx(1)
     assert 1 + guesses @ np.arange(len(guesses)) >= rates.replayed
-    groups = rates_by_group(held_out.steps[11], held_out.tokens[11], probe)
+    groups = rates_by_group(held_out.every[11], probe)
     steps = [np.diff(probe.starts)[probe.group == g].sum() for g in (0, 1)]
     tokens = sum(n * groups[name][0] for n, name in zip(steps, "ab", strict=True))
-    assert tokens == pytest.approx(held_out.tokens[11].sum())
+    assert tokens == pytest.approx(held_out.every[11].tokens.sum())
 
 
 def test_a_plan_can_be_made_of_a_probe(probe):
@@ -282,8 +260,7 @@ def test_a_plan_can_be_made_of_a_probe(probe):
     assert plan.objective == "coverage"
     assert entry.chosen.tokens_per_s == pytest.approx(best, rel=0.005)
     assert entry.chosen.size % 8 == 0
-    assert entry.basis.joint is None
-    assert entry.basis.product > 1
+    assert entry.basis.product is entry.basis.joint is None
     assert entry.basis.steps == len(probe.accepted)
     chains = [replay_probe(probe, Tree.chain(depth)).tokens_per_step for depth in (1, 2, 3)]
     chain = entry.best("chain")

@@ -285,11 +285,10 @@ def test_steps_of_every_setting_are_those_of_a_plain_loop(monkeypatch, at_once):
     places[trace.starts[5] : trace.starts[6]] = NO_PLACE  # more steps in a row than a byte counts
     trace = replace(trace, pool_places=places)
     rates = dynamic_rates(trace, DynamicLimits(chains=True))
-    assert rates.tokens.tolist() == [int((trace.lengths - 1)[trace.clusters == c].sum()) for c in range(5)]
-    seen = {
-        (tree.levels, tree.topk, tree.rows): steps.tolist()
-        for tree, steps in zip(rates.trees, rates.steps, strict=True)
-    }
+    assert next(iter(rates.values())).tokens.tolist() == [
+        int((trace.lengths - 1)[trace.clusters == c].sum()) for c in range(5)
+    ]
+    seen = {(tree.levels, tree.topk, tree.rows): reached.steps.tolist() for tree, reached in rates.items()}
     for topk in (1, 3, 8):
         for levels in range(1, 5):
             rows = list(range(2, min(pool_size(levels, topk) + 1, MOST_ROWS) + 1))

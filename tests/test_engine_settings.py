@@ -93,19 +93,18 @@ def planned(run, engine=None, **options) -> Plan:
 def rates_of(batch_size, within=WITHIN):
     """Tokens per second of every setting at a batch size, and of plain decoding."""
     costs, rates = StepCosts(timed(), batch_size, 128, redrafts=within.redrafts), dynamic_rates(measured(), within)
-    ms = costs.ms(*numbers(rates.trees))
-    speed = 1e3 * batch_size * rates.tokens.sum() / rates.steps.sum(1) / ms
-    return dict(zip(rates.trees, speed.tolist(), strict=True)), 1e3 * batch_size / costs.plain.ms
+    speed = 1e3 * batch_size * np.array([one.tokens_per_step for one in rates.values()]) / costs.ms(*numbers(rates))
+    return dict(zip(rates, speed.tolist(), strict=True)), 1e3 * batch_size / costs.plain.ms
 
 
 def test_chains_are_told_by_the_ranks_as_they_are_replayed():
     trace = measured()
     rates = dynamic_rates(trace, DynamicLimits(chains=True))
-    chains = {tree.levels: steps.sum() for tree, steps in zip(rates.trees, rates.steps, strict=True) if tree.topk == 1}
+    chains = {tree.levels: reached.steps.sum() for tree, reached in rates.items() if tree.topk == 1}
     assert chains == {levels: replay(trace, Tree.chain(levels)).steps.sum() for levels in range(1, LEVELS + 1)}
-    assert {tree.topk for tree in dynamic_rates(trace).trees} == set(TOPKS)
-    assert not [tree for tree in dynamic_rates(trace, DynamicLimits(rows=2, chains=True)).trees if tree.rows > 2]
-    tight = dynamic_rates(trace, DynamicLimits(levels=3, within_levels=True)).trees
+    assert {tree.topk for tree in dynamic_rates(trace)} == set(TOPKS)
+    assert not [tree for tree in dynamic_rates(trace, DynamicLimits(rows=2, chains=True)) if tree.rows > 2]
+    tight = dynamic_rates(trace, DynamicLimits(levels=3, within_levels=True))
     assert max(tree.levels for tree in tight) == 3
     assert {tree.rows for tree in tight if (tree.levels, tree.topk) == (3, 2)} == set(range(4, 8))
 

@@ -75,8 +75,8 @@ def test_latencies_asked_for_together_are_those_of_each_alone(seed):
         assert (alone.ms, alone.stderr_ms) == (pytest.approx(found), pytest.approx(error))
         if kept:
             low, high = max(key for key in kept[0] if key[0] <= n), min(key for key in kept[0] if key[0] >= n)
-            assert costs.is_timed([n], [d])[0] == (low == high == (n, d))
-            assert costs.has_rows([n], [d])[0] == (low == high)
+            (exact,), (timed,), _ = costs.judged([n], [d])
+            assert (exact, timed) == (low == high == (n, d), low == high)
             assert min(ms[low], ms[high]) - 1e-9 <= found <= max(ms[low], ms[high]) + 1e-9
         else:
             assert n == d + 1  # a chain between two others
@@ -313,7 +313,7 @@ def test_a_chain_between_two_timed_chains_costs_between_them():
     points = (StepTiming(1, 128, 4, 3, (4.0,)), StepTiming(1, 128, 6, 5, (5.0,)))
     profile = LatencyProfile(points, (StepTiming(1, 128, 1, 0, (3.0,)),))
     assert StepCosts(profile, 1, 128).step(5, 4).ms == pytest.approx(4.5)
-    assert not StepCosts(profile, 1, 128).is_timed([5], [4])[0]
+    assert not StepCosts(profile, 1, 128).judged([5], [4])[0, 0]
     assert StepCosts(profile, 1, 128).step(5, 3) is None  # a tree of three more nodes is no chain
     assert StepCosts(profile, 1, 128).step(7, 6) is None
 

@@ -46,7 +46,7 @@ def test_figures_are_held_out(trace):
     for f in range(FOLDS):
         tree = grow(trace.select(np.flatnonzero(fold != f)), limits, objective="joint").tree(12)
         test = np.flatnonzero(fold == f)
-        assert held_out.steps[11, test].tolist() == replay(trace, tree).steps[test].tolist()
+        assert held_out.every[11].steps[test].tolist() == replay(trace, tree).steps[test].tolist()
     assert held_out.family.paths == grow(trace, limits, objective="joint").paths
 
 

@@ -319,7 +319,7 @@ def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys
     one, two = (RunDirectory(tmp_path / name).read_trace() for name in ("one", "two"))
     np.testing.assert_array_equal(one.tokens, two.tokens)
     np.testing.assert_array_equal(one.ranks, two.ranks)
-    assert two.meta["batch_sizes"] == [2, 1]
+    assert two.meta["batch_sizes"] == [1, 2]
     assert "Out of memory with 2 rows" in capsys.readouterr().err
 
 

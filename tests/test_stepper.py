@@ -158,7 +158,7 @@ def check_exact(case: Case, plain: list[list[int]], rows: int, draft: Draft) -> 
     assert [row.tokens for row in run.rows] == plain
     left = behind(trace, np.array([row.prefilled for row in run.rows]) - 1)
     replayed = replay_lengths(left, accepted_lengths(left, draft))
-    assert [len(row.accepted) for row in run.rows] == replayed.steps.tolist()
+    assert [len(row.accepted) for row in run.rows] == replayed.tolist()
     for row, ours in zip(run.rows, case.decoded(draft), strict=True):
         emitted = row.prefilled + sum(1 + n for n in row.accepted)
         assert 0 <= emitted - len(row.tokens) <= 1  # the last step may have no room for a token behind its guesses

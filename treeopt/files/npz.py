@@ -7,12 +7,11 @@ first; a few bytes can unpack to gigabytes.
 from __future__ import annotations
 
 import math
-import struct
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -24,37 +23,18 @@ from treeopt.files.bounds import MOST_ARRAY_BYTES, MOST_RATIO
 from treeopt.files.writing import atomic_writer
 
 NPY = ".npy"
-LARGE_BYTES = 2**24  # of an array that is not compressed
-LOCAL_HEADER, ZIP64_EXTRA = 30, 20  # bytes before a member: its header, without its name, and its sizes beyond 4 GiB
-PADDING, PADDING_ID = struct.Struct("<HH"), 0xD935  # the one that Android's archives are aligned with
+LARGE_BYTES = 2**24  # of an array beside which nothing is compressed
 
 
 def write(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Compressed, without pickles; large arrays as they are, so that they can be mapped."""
+    """Without pickles, and compressed where all arrays are small: large ones would take minutes."""
+    is_small = all(array.nbytes < LARGE_BYTES for array in arrays.values())
     with atomic_writer(path) as stream:
-        if all(array.nbytes < LARGE_BYTES for array in arrays.values()):
-            np.savez_compressed(stream, allow_pickle=False, **arrays)
-            return
-        with zipfile.ZipFile(stream, "w") as archive:
-            for name, array in arrays.items():
-                member = zipfile.ZipInfo(name + NPY)
-                if array.nbytes < LARGE_BYTES:
-                    member.compress_type = zipfile.ZIP_DEFLATED
-                else:
-                    # What is in the file begins at a multiple of 64 bytes, as numpy's header within it assumes.
-                    begins = stream.tell() + LOCAL_HEADER + len(member.filename) + ZIP64_EXTRA + PADDING.size
-                    member.extra = PADDING.pack(PADDING_ID, -begins % 64) + bytes(-begins % 64)
-                with archive.open(member, "w", force_zip64=True) as stored:
-                    npy.write_array(stored, array, allow_pickle=False)
+        (np.savez_compressed if is_small else np.savez)(stream, allow_pickle=False, **arrays)
 
 
-def read(
-    path: str | Path, required: Sequence[str], optional: Sequence[str] = (), *, mapped: bool = False
-) -> dict[str, NDArray[Any]]:
-    """The arrays of these names, as far as they are there; InvalidInput where a required one is not, or is damaged.
-
-    mapped : whether large ones may be read-only parts of the file
-    """
+def read(path: str | Path, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, NDArray[Any]]:
+    """The arrays of these names, as far as they are there, read-only; InvalidInput where a required one is not, or is damaged."""
     arrays = {}
     with _opened(path) as archive:
         members = set(archive.namelist())
@@ -69,29 +49,10 @@ def read(
                 f"MiB at most), but have {held // 2**20} MiB, {max(sizes, key=lambda name: sizes[name])!r} the most of them."
             )
         for name in there:
-            member = archive.getinfo(name + NPY)
-            with archive.open(member) as stream:
-                if mapped and member.compress_type == zipfile.ZIP_STORED and sizes[name] >= LARGE_BYTES:
-                    arrays[name] = _mapped(path, member, stream)
-                else:
-                    arrays[name] = npy.read_array(stream, allow_pickle=False)
+            with archive.open(name + NPY) as stream:
+                arrays[name] = npy.read_array(stream, allow_pickle=False)
+            arrays[name].setflags(write=False)
     return arrays
-
-
-def _mapped(path: str | Path, member: zipfile.ZipInfo, stream: IO[bytes]) -> NDArray[Any]:
-    """A stored array where it lies in the file, after all of it was read once, so that its checksum was compared."""
-    npy.read_magic(stream)
-    shape, by_column, kind = npy.read_array_header_1_0(stream)
-    header = stream.tell()
-    while stream.read(2**20):
-        pass
-    if kind.hasobject or stream.tell() != header + math.prod(shape) * kind.itemsize:
-        raise ValueError("it is not as long as it says")
-    with Path(path).open("rb") as file:
-        file.seek(member.header_offset + LOCAL_HEADER - 4)
-        lengths = sum(struct.unpack("<HH", file.read(4)))  # of its name and of what else stands before it
-    begin = member.header_offset + LOCAL_HEADER + lengths + header
-    return np.memmap(path, kind, "r", begin, shape, "F" if by_column else "C").view(np.ndarray)
 
 
 def names(path: str | Path) -> set[str]:

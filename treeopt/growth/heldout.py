@@ -4,7 +4,7 @@ Trees are grown on all folds of conversations but one and replayed on that one, 
 in-sample. The trees that are delivered are grown on all of them. In a trace the text is fixed, so a tree changes
 how many steps it takes; in a probe the steps are fixed, so it changes how many tokens they emit.
 
-Trees grown by replay are grown for all folds in one go (`ReplayCrossfit`): the counts of four folds are those of all five
+Trees grown by replay are grown for all folds in one go (`GrownTogether`): the counts of four folds are those of all five
 less one's, so all is counted once, and decoded once where trees are the same.
 
 S sequences · C conversations, of which they are the turns · n sizes of a family · B bootstrap draws
@@ -13,9 +13,8 @@ F folds · K heads · N nodes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,131 +23,82 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.objectives import NO_STEP, GrowingFamily, grow_together
 from treeopt.growth.paths import Paths, Tally, of_trace
-from treeopt.growth.replay import tokens_per_step
+from treeopt.growth.replay import TreeRates, by_conversation
 from treeopt.growth.shrinkage import PathCounts, Strengths, fitted_strengths
 from treeopt.growth.walk import Walk
-from treeopt.growth.worth import product_values
-from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.records.bootstrap import conversation_draws, drawn_rates
 from treeopt.records.trace import Answers, RankTrace, fold_numbers, folds_of
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, TreeFamily
 
-
-@dataclass(frozen=True, eq=False)
-class TreeRates:
-    """Tokens per step of a tree, predicted in three ways.
-
-    product       : as if guesses were right or wrong independently, by the marginals; None where it was not asked for
-    joint         : averaged over all states; None where there is no trace
-    steps, tokens : (C,) replayed steps of every conversation, and the tokens that they emit; None without trace or probe
-    """
-
-    product: float | None = None
-    joint: float | None = None
-    steps: IntArray | None = None
-    tokens: IntArray | None = None
-
-    @property
-    def replayed(self) -> float | None:
-        """Tokens per step as decoding goes; None where nothing can be replayed."""
-        if self.steps is None or self.tokens is None:
-            return None
-        return tokens_per_step(self.tokens.sum(), self.steps.sum())
-
-    @cached_property
-    def stderr(self) -> float | None:
-        """Standard error of the replayed figure."""
-        if self.steps is None or self.tokens is None:
-            return None
-        count = len(self.steps)
-        return stderr(drawn_rates(self.tokens, self.steps, conversation_draws(count)), count)
-
-    @property
-    def tokens_per_step(self) -> float:
-        """The best figure that is known: replayed, or the product where nothing can be replayed."""
-        found = self.product if self.replayed is None else self.replayed
-        assert found is not None
-        return found
-
-    def document(self) -> dict[str, float | None]:
-        return {"product": self.product, "joint": self.joint, "replayed": self.replayed, "replayed_stderr": self.stderr}
+Floats = NDArray[np.float64]
+NOTHING: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
     """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
 
-    family        : grown on all sequences; its trees are the ones delivered
-    steps, tokens : (n, C) cross-fitted steps of every conversation, and the tokens emitted by them; None for accuracies alone
-    product       : (n,) tokens per step by held-out marginals
-    joint         : (n,) tokens per step averaged over all held-out states, None without a trace
-    grown         : of every fold the sequences held out, and the trees grown on the others
+    family : grown on all sequences; its trees are the ones delivered
+    every  : of each size, cross-fitted, the product by held-out marginals
+    grown  : of every fold the sequences held out, and the trees grown on the others
     """
 
     family: TreeFamily
-    steps: NDArray[Any] | None
-    tokens: IntArray | None
-    product: NDArray[np.float64]
-    joint: NDArray[np.float64] | None
-    grown: tuple[tuple[IntArray, TreeFamily], ...] = ()
+    every: Sequence[TreeRates]
+    grown: Sequence[tuple[IntArray, TreeFamily]] = ()
 
     @property
-    def tokens_per_step(self) -> NDArray[np.float64]:
+    def tokens_per_step(self) -> Floats:
         """(n,) the best figure that is known: replayed, or the product where nothing can be replayed."""
-        if self.steps is None or self.tokens is None:
-            return self.product
-        return np.asarray(self.tokens.sum(1) / np.maximum(self.steps.sum(1), 1))
-
-    @cached_property
-    def draws(self) -> NDArray[np.float64]:
-        """(n, B) tokens per step of resampled sets of conversations; (n, 1) where nothing can be replayed."""
-        if self.steps is None or self.tokens is None:
-            return self.product[:, None]
-        return draws_of(self.steps, self.tokens)
+        return np.array([one.tokens_per_step for one in self.every])
 
     def rates(self, size: int) -> TreeRates:
         """The held-out figures of one size."""
-        i = self.family.index(size)
-        joint, steps, tokens = (
-            None if values is None else values[i] for values in (self.joint, self.steps, self.tokens)
-        )
-        return TreeRates(float(self.product[i]), None if joint is None else float(joint), steps, tokens)
+        return self.every[self.family.index(size)]
 
 
-def draws_of(steps: IntArray, tokens: IntArray) -> NDArray[np.float64]:
-    """(n, B) tokens per step of resampled sets of conversations, by (n, C) steps and tokens."""
-    shared = tokens[0] if (tokens == tokens[0]).all() else tokens
-    return drawn_rates(shared, steps, conversation_draws(steps.shape[1]))
+def drawn(every: Sequence[TreeRates]) -> Floats:
+    """(n, B) tokens per step of each with resampled sets of conversations, the same for all; (n, 1) where there are none."""
+    steps, tokens = ([getattr(one, name) for one in every] for name in ("steps", "tokens"))
+    if steps[0] is None:
+        return np.array([[one.tokens_per_step] for one in every])
+    taken, emitted = np.stack(steps), np.stack(tokens)
+    shared = emitted[0] if (emitted == emitted[0]).all() else emitted
+    return drawn_rates(shared, taken, conversation_draws(taken.shape[1]))
 
 
-def rates_by_group(steps: IntArray, tokens: IntArray, answers: Answers) -> dict[str, tuple[float, float | None]]:
-    """Tokens per step on the conversations of each group, and its standard error (of one conversation: None).
-
-    steps, tokens : (C,) of every conversation
-    """
+def rates_by_group(rates: TreeRates, answers: Answers) -> dict[str, tuple[float, float | None]]:
+    """Tokens per step on the conversations of each group, and its standard error (of one conversation: None)."""
     of_conversation = np.array(answers.conversation_groups())
     found: dict[str, tuple[float, float | None]] = {}
     for name in answers.group_names:
         among = np.flatnonzero(of_conversation == name)
-        if len(among):
-            rates = TreeRates(steps=steps[among], tokens=tokens[among])
-            found[name] = (rates.tokens_per_step, rates.stderr if len(among) > 1 else None)
+        if len(among) and rates.steps is not None and rates.tokens is not None:
+            own = TreeRates(steps=rates.steps[among], tokens=rates.tokens[among])
+            found[name] = (own.tokens_per_step, own.stderr if len(among) > 1 else None)
     return found
 
 
 class Reached(NamedTuple):
     """Steps and tokens of n trees on S recorded sequences. Of steps and tokens one is the same for all trees: (S,).
 
-    product  : (n,) tokens per step by the marginals of these sequences
-    accepted : (n,) accepted nodes in all states together, None where that is not known
-    states   : states (or probed steps) that these were counted on
+    product : (n,) tokens that a step at each state emits by the marginals of these sequences, together
+    joint   : (n,) those that it does emit, likewise · states : that these were counted on; of a probe none
     """
 
     steps: IntArray
     tokens: IntArray
-    product: NDArray[np.float64]
-    accepted: NDArray[Any] | None
-    states: int
+    product: Floats = NOTHING
+    joint: NDArray[Any] = NOTHING
+    states: int = 0
+
+    def rates(self, answers: Answers, n: int) -> list[TreeRates]:
+        """The rates of each tree on the sequences of some answers."""
+        counts = (by_conversation(answers, rows) for rows in (self.steps, self.tokens))
+        steps, tokens = (np.broadcast_to(each, (n, each.shape[-1])) for each in counts)
+        known = [(sums / self.states).tolist() if self.states else [None] * n for sums in self[2:4]]
+        return [TreeRates(*each) for each in zip(*known, steps, tokens, strict=True)]
 
 
 def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:
@@ -163,35 +113,26 @@ def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:
         yield np.flatnonzero(fold != f), np.flatnonzero(fold == f)
 
 
-class ReplayCrossfit:
-    """A trace to grow on and to be judged by; trees of several depths have their counts in common."""
+class GrownTogether:
+    """A trace to grow on by replay, whole and without each fold; trees of several depths have their counts in common."""
 
     def __init__(self, trace: RankTrace) -> None:
         self._trace = trace
         self._grown: dict[int, tuple[Tally, list[list[Strengths]]]] = {}
 
-    def crossfit(self, limits: Limits) -> HeldOut:
-        """The trees of one depth limit, and what they reach on answers that they were not grown on.
+    def families(self, limits: Limits) -> list[TreeFamily]:
+        """The trees of one depth limit: those grown on all answers, and those grown without each fold.
 
-        Raises OutOfRange for a trace of a single conversation, or without a step.
+        Raises OutOfRange for a trace without a step.
         """
-        trace, splits = self._trace, list(folds(self._trace))
+        trace, fold = self._trace, fold_numbers(self._trace)
         whole, all_strengths = self._grown_of(min(limits.num_ranks, trace.top_k))
-        depth = limits.depth(trace.num_heads)
-        fold, clusters, tokens = fold_numbers(trace), trace.clusters, trace.lengths - 1
-        growing = []
-        for left_out, strengths in zip([None, *range(len(splits))], all_strengths, strict=True):
+        depth, tokens, growing = limits.depth(trace.num_heads), np.bincount(fold, trace.lengths - 1), []
+        for left_out, strengths in zip([None, *range(len(tokens))], all_strengths, strict=True):
             tally = whole if left_out is None else whole.without(left_out)
             growing.append(GrowingFamily(PathCounts(tally, strengths[depth - 1], depth), limits, left_out))
-        walk = Walk(trace, whole.paths, depth, fold, len(growing[0].joint))
-        members = [np.unique(clusters[test]) for _, test in splits]  # conversations of every fold
-        steps = np.zeros((len(growing[0].joint), walk.conversations), dtype=np.int32)
-        for row, decoded in zip(steps, grow_together(walk, growing), strict=True):
-            taken = {id(tree): walk.steps(tree) for tree in decoded[1:]}
-            for conversations, tree in zip(members, decoded[1:], strict=True):
-                row[conversations] = taken[id(tree)][conversations]
-        families = [one.family(int(one.seen(np.bincount(fold, tokens)).sum())) for one in growing]
-        return self._held_out(whole, families, [test for _, test in splits], steps)
+        grow_together(Walk(trace, whole.paths, depth, fold, len(growing[0].joint)), growing)
+        return [one.family(int(one.seen(tokens).sum())) for one in growing]
 
     def _grown_of(self, top: int) -> tuple[Tally, list[list[Strengths]]]:
         """Counts of all answers by fold, and strengths of all and of those without each fold for depth 1, 2, ...
@@ -216,25 +157,3 @@ class ReplayCrossfit:
             strengths = [fitted_strengths(*each) for each in zip(tallies, conversations, strict=True)]
             self._grown = {top: (tallies[0], strengths)}
         return self._grown[top]
-
-    def _held_out(
-        self, tally: Tally, families: list[TreeFamily], tests: list[IntArray], steps: NDArray[np.int32]
-    ) -> HeldOut:
-        """The figures of the families grown without each fold, on that fold; the first family is grown on all."""
-        family, *others = families
-        states, product, accepted = tally.states, [], []
-        for f, other in enumerate(others):
-            own, members = tally.of_part(f), other.members_of(other.sizes)
-            hits = np.array([own.of_head(head)[0] for head in range(self._trace.num_heads)])
-            share = hits[:, :-1] / np.maximum(hits[:, -1:], 1)
-            product.append(own.states * (members @ product_values(share, other.paths)))
-            accepted.append(members @ np.append(0, own.frequencies(other.paths[1:])))
-        tokens = np.bincount(self._trace.clusters, self._trace.lengths - 1).astype(np.int64)
-        return HeldOut(
-            family,
-            steps,
-            np.broadcast_to(tokens, steps.shape),
-            np.sum(product, axis=0) / states,
-            (states + np.sum(accepted, axis=0)) / states,
-            tuple(zip(tests, others, strict=True)),
-        )

@@ -8,10 +8,10 @@ replay        gain of a node = tokens per step it adds at the states that decodi
 
 Counts of rare paths are noise: `joint` and `replay` mix them with those of commoner ones (`shrinkage`).
 
-Under `independent` and `joint` nodes have values that add up, and the trees are the best of every size within any
-shape (`worth`); where a shape matters they need not be nested. `replay` adds one node at a time, only such as keep
-the shape. Families that are grown by it on most of the same answers have the same trees for a long while, and these are
-decoded once.
+Under `independent` and `joint` nodes have values that add up, and the trees are the best of every size within a
+shape, but for the strictest (`worth`); where a shape matters they need not be nested. `replay` adds one node at a time,
+only such as keep the shape. Families that are grown by it on most of the same answers have the same trees for a long
+while, and these are decoded once.
 
 accept : (K, R)  P(head k has the true token at rank r)
 ranks  : (P, K)  rank of the true token at every state
@@ -20,7 +20,6 @@ N nodes of a tree · F parts of the answers · R ranks told apart
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -89,13 +88,12 @@ class GrowingFamily:
         return TreeFamily(tuple(self.paths), np.diff(curve, prepend=0.0))
 
 
-def grow_together(walk: Walk, growing: list[GrowingFamily]) -> Iterator[list[WalkState]]:
-    """Grow families of as many nodes each; for every size what decoding with the tree of each visits."""
+def grow_together(walk: Walk, growing: list[GrowingFamily]) -> None:
+    """Grow families of as many nodes each, and decode with the tree of each at every size."""
     decoded = [walk.alone()] * len(growing)
     while True:
         for one, now in zip(growing, decoded, strict=True):
             one.steps.append(int(one.seen(now.counts).sum()))
-        yield decoded
         if len(growing[0].paths) == len(growing[0].joint):
             return
         wanted: dict[frozenset[Choice], tuple[WalkState, Choice]] = {}
@@ -214,8 +212,7 @@ def grow_replay(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE
     paths, known = _counted(trace, limits, strengths)
     everyone = np.zeros(trace.num_sequences, dtype=np.int64)
     one = GrowingFamily(known, limits)
-    for _ in grow_together(Walk(trace, paths, paths.depth, everyone, len(one.joint)), [one]):
-        pass
+    grow_together(Walk(trace, paths, paths.depth, everyone, len(one.joint)), [one])
     return one.family(int((trace.lengths - 1).sum()))
 
 

@@ -14,7 +14,7 @@ P states · S sequences · N distinct paths · D = K heads · R = top ranks told
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -180,9 +180,6 @@ class Tally:
         starts = np.append(np.arange(len(ranks)), len(ranks))
         return tallies(ranks, starts, np.ones(len(ranks), dtype=bool), Paths.of_ranks(ranks, top), part[None])[0]
 
-    def of_part(self, part: int) -> Tally:
-        return Tally(self.paths, self.counts[part : part + 1], self.heads[part : part + 1])
-
     def without(self, part: int) -> Tally:
         """All parts but one, as one."""
         whole = self.whole
@@ -236,11 +233,12 @@ class Tally:
         ]
         return np.array(table).astype(np.int64).reshape(-1, top, top + 1)
 
-    def frequencies(self, paths: Sequence[Choice]) -> IntArray:
-        """(n,) how many states of all parts begin with each node's path."""
-        sums = self._sums.sum(0)
-        ranges = [self.paths.beginning_with(path) for path in paths]
-        return np.array([sums[each.stop] - sums[each.start] for each in ranges], dtype=np.int64)
+    def behind(self, depth: int) -> IntArray:
+        """(F, n_d, R + 1) how often each rank came behind each node of a depth, and last how many trials there were."""
+        below = self.paths.trie[depth + 1]
+        found = np.zeros((*self.trials[depth].shape, self.paths.top + 1), dtype=np.int64)
+        found[:, below.parent, below.rank], found[..., -1] = self.nodes[depth + 1], self.trials[depth]
+        return found
 
 
 def tallies(

@@ -125,36 +125,6 @@ def _places(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
     return np.array([index.get(path, -1) for path in paths])
 
 
-def independent_tokens(probe: Probe, paths: tuple[Choice, ...], members: BoolArray) -> NDArray[np.float64]:
-    """(n,) tokens per step if guesses passed independently of one another, by depth and rank alone.
-
-    Of each depth and rank the share of the probed guesses that passed, their ancestors having passed. A depth is
-    reached where not all branches fail: 1 - prod over children (1 - P(child) x P(reached below it)).
-    """
-    tree = probe.tree
-    passed, tried = np.zeros((2, tree.depth + 1, tree.max_rank + 1))
-    counts = probe.accepted.sum(0)
-    np.add.at(passed, (tree.depths[1:], tree.ranks[1:]), counts[1:])
-    np.add.at(tried, (tree.depths[1:], tree.ranks[1:]), counts[tree.parents[1:]])
-    share = passed / np.maximum(tried, 1)
-    index = {path: i for i, path in enumerate(paths)}
-    deepest = max(map(len, paths))
-    chance = np.zeros(len(paths))
-    for path, i in index.items():
-        if 0 < len(path) <= tree.depth and path[-1] < share.shape[1]:
-            chance[i] = share[len(path), path[-1]]
-    found = np.ones(len(members))
-    for depth in range(1, deepest + 1):
-        fails = np.ones((len(paths), len(members)))  # of every node all that is below it down to the depth
-        for path, i in reversed(index.items()):
-            reached = np.ones(len(members)) if len(path) == depth else 1 - fails[i]
-            if path:
-                fails[index[path[:-1]]] *= 1 - chance[i] * reached * members[:, i]
-            else:
-                found += reached
-    return found
-
-
 COVERAGE = "coverage"  # the objective that a plan names
 SHAPES = ("any", "sibling-closed", "chain")
 _ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # bits that are set in 16 of them

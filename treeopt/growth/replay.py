@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.paths import portions
+from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.pools import Counts
 from treeopt.records.trace import Answers, RankTrace
 from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree
@@ -29,34 +30,55 @@ AT_ONCE = 2**26  # states x trees that `replay_trees` walks together, a bit each
 
 
 @dataclass(frozen=True, eq=False)
-class Replay:
-    """Steps of every sequence; a sequence of N tokens emits N - 1 in steps, the first is prefilled.
+class TreeRates:
+    """Tokens per step of a tree, predicted in three ways.
 
-    steps  : (S,)  decoding steps
-    tokens : (S,)  tokens emitted by them
+    product       : as if guesses were right or wrong independently, by the marginals; None where it was not asked for
+    joint         : averaged over all states; None where there is no trace
+    steps, tokens : (C,) replayed steps of every conversation (or of every sequence), and the tokens that they emit; None
+                    without trace or probe. The first token of a sequence is emitted without a step
     """
 
-    steps: IntArray
-    tokens: IntArray
+    product: float | None = None
+    joint: float | None = None
+    steps: IntArray | None = None
+    tokens: IntArray | None = None
+
+    @property
+    def replayed(self) -> float | None:
+        """Tokens per step as decoding goes; None where nothing can be replayed."""
+        if self.steps is None or self.tokens is None:
+            return None
+        taken = self.steps.sum()
+        return float(self.tokens.sum() / taken) if taken else 1.0
+
+    @cached_property
+    def stderr(self) -> float | None:
+        """Standard error of the replayed figure."""
+        if self.steps is None or self.tokens is None:
+            return None
+        count = len(self.steps)
+        return stderr(drawn_rates(self.tokens, self.steps, conversation_draws(count)), count)
 
     @property
     def tokens_per_step(self) -> float:
-        """Pooled over the sequences; 1.0 where no step was taken."""
-        return tokens_per_step(self.tokens.sum(), self.steps.sum())
+        """The best figure that is known: replayed, or the product where nothing can be replayed."""
+        found = self.product if self.replayed is None else self.replayed
+        assert found is not None
+        return found
+
+    def document(self) -> dict[str, float | None]:
+        return {"product": self.product, "joint": self.joint, "replayed": self.replayed, "replayed_stderr": self.stderr}
 
 
-def tokens_per_step(tokens: float, steps: float) -> float:
-    return float(tokens / steps) if steps else 1.0
-
-
-def replay(trace: RankTrace, draft: Draft) -> Replay:
-    """Decode every sequence of the trace with a draft, without the model.
+def replay(trace: RankTrace, draft: Draft) -> TreeRates:
+    """Decode every sequence of the trace with a draft, without the model: steps and tokens of every sequence.
 
     >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
     >>> replay(trace, Tree.chain(1)).steps.tolist()
     [2]
     """
-    return replay_lengths(trace, accepted_lengths(trace, draft))
+    return TreeRates(steps=replay_lengths(trace, accepted_lengths(trace, draft)), tokens=trace.lengths - 1)
 
 
 def tells(trace: RankTrace, draft: Draft) -> bool:
@@ -90,10 +112,9 @@ def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
     return np.asarray((trace.pools.places_in(draft.levels, draft.topk) <= draft.rows - 2).sum(1))
 
 
-def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> Replay:
-    """The replay where a step at each state accepts so many guesses."""
-    sequence = sequence_of(trace, visited(trace, accepted))
-    return Replay(np.bincount(sequence, minlength=trace.num_sequences), trace.lengths - 1)
+def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> IntArray:
+    """(S,) steps of every sequence where a step at each state accepts so many guesses."""
+    return np.bincount(sequence_of(trace, visited(trace, accepted)), minlength=trace.num_sequences)
 
 
 def sequence_of(trace: RankTrace, states: IntArray) -> IntArray:
@@ -150,11 +171,6 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray
     [[3], [2]]
     """
     return steps_of(trace, growth_index(trace.ranks, paths), np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
-
-
-def replay_chains(trace: RankTrace, longest: int) -> IntArray:
-    """(n, S) steps of every sequence with the chains of 1 ... ``longest`` guesses, all in one walk over the states."""
-    return replay_trees(trace, Tree.chain(longest).paths, np.tri(longest, longest + 1, 1, dtype=bool))
 
 
 def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
@@ -251,45 +267,29 @@ def child_table(paths: tuple[Choice, ...]) -> NDArray[np.int32]:
 ANY = DynamicLimits()
 
 
-@dataclass(frozen=True, eq=False)
-class DynamicRates:
-    """Dynamic trees and what they reach.
-
-    steps : (n, C) of every conversation · tokens : (C,) emitted by them
-    """
-
-    trees: tuple[DynamicTree, ...]
-    steps: IntArray
-    tokens: IntArray
-
-    @cached_property
-    def tokens_per_step(self) -> NDArray[np.float64]:
-        """(n,)"""
-        return np.asarray(self.tokens.sum() / np.maximum(self.steps.sum(1), 1))
-
-
-def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> DynamicRates | None:
-    """Every setting within the limits that a trace tells, of more rows than levels; None without pools.
+def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[DynamicTree, TreeRates]:
+    """What every setting reaches within the limits that a trace tells, of more rows than levels; nothing without pools.
 
     Chains are told by the ranks where no pools of topk 1 were recorded.
     """
     if trace.pools is None:
-        return None
+        return {}
     deepest = min(trace.pools.levels, limits.levels)
     trees, steps = list[DynamicTree](), list[IntArray]()
     longest = min(deepest, trace.num_heads, limits.rows - 1)
     if limits.chains and 1 not in trace.pools.topks and longest > 0:
         trees += [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
-        steps.append(replay_chains(trace, longest))
+        steps.append(replay_trees(trace, Tree.chain(longest).paths, np.tri(longest, longest + 1, 1, dtype=bool)))
     topks = [topk for topk in trace.pools.topks if topk <= limits.topk and (topk > 1 or limits.chains)]
     for topk, levels in product(topks, range(1, deepest + 1)):
         if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):
             trees += [DynamicTree(levels, topk, n) for n in rows]
             steps.append(replay_dynamic(trace, levels, topk, rows))
-    if not trees:
-        return None
-    of_conversations = [by_conversation(trace, some) for some in steps]
-    return DynamicRates(tuple(trees), np.concatenate(of_conversations), by_conversation(trace, trace.lengths - 1))
+    tokens, rows_of = (
+        by_conversation(trace, trace.lengths - 1),
+        (row for some in steps for row in by_conversation(trace, some)),
+    )
+    return {tree: TreeRates(steps=taken, tokens=tokens) for tree, taken in zip(trees, rows_of, strict=True)}
 
 
 def by_conversation(answers: Answers, of_sequences: IntArray) -> IntArray:

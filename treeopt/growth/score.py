@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.growth.heldout import HeldOut, TreeRates
+from treeopt.growth.heldout import HeldOut
+from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import objective_for, source_of
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.display import Displayed
@@ -105,14 +106,14 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
             f"{size - 1} guesses lie beyond that and count as never accepted, so the figures are lower bounds."
         )
     steps, error = given.rates.steps, None
-    if steps is None or curve.steps is None:
+    if steps is None or best.rates.steps is None:
         notes.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
     elif tree == best.tree:
         given, error = best, 0.0
         notes.append("The search finds the same tree on this trace, so the figures shown are the held-out ones.")
     else:  # both from the same resampled conversations: what is hard for one tree is for the other too
         draws = conversation_draws(len(steps))
-        ours, theirs = (np.maximum(draws @ taken, 1) for taken in (steps, curve.steps[-1]))
+        ours, theirs = (np.maximum(draws @ taken, 1) for taken in (steps, best.rates.steps))
         error = stderr(1 - theirs / ours, len(steps))
         if grown_here:
             notes.append("The tree was grown on this trace, so its figures are in-sample, and too good.")

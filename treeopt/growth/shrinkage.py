@@ -120,7 +120,8 @@ def mixed(counts: NDArray[Any], strength: float, above: Chances) -> Chances:
     """
     if np.isinf(strength):
         return np.broadcast_to(above, (*counts.shape[:-1], above.shape[-1]))
-    return _share(counts[..., :-1], counts[..., -1:], strength, above)
+    total = counts[..., -1:] + strength
+    return np.asarray(np.where(total > 0, (counts[..., :-1] + strength * above) / np.where(total > 0, total, 1), above))
 
 
 def strengths_of(trace: RankTrace, top: int, max_depth: int | None = None) -> Strengths:
@@ -149,14 +150,17 @@ class Fit:
     grid  : pseudo-counts to choose from
 
     Trees of several depths are fitted together: what they have in common is worked out once.
-    Time O(nodes of the trie x grid), memory O(nodes).
+    Time O(nodes of the trie x ranks x grid), memory O(nodes x ranks).
     """
 
     def __init__(self, tally: Tally, grid: Sequence[float]) -> None:
         self._tally, self._grid, self._top = tally, grid, tally.paths.top
         self._scores: dict[tuple[float, ...], float] = {}
-        self._after = [tally.of_head(0)[:, None], *map(tally.after, range(1, tally.paths.depth))]
-        self._paths = {d: _Behind(tally, d) for d in range(2, tally.paths.depth)}
+        # By depth (F, contexts, R+1) counts of each part, of the marginal and the levels behind it.
+        self._counts: dict[int, list[IntArray]] = {}
+        for d in range(1, tally.paths.depth):
+            after = tally.after(d)
+            self._counts[d] = [tally.of_head(d)[:, None], after.sum(1, keepdims=True), after, tally.behind(d)]
 
     def strengths(self, depth: int) -> Strengths:
         """Strengths for trees of a depth, chosen level by level, each with those above it already there."""
@@ -174,58 +178,17 @@ class Fit:
         """Log-likelihood at one depth of the level that the last of the strengths is of."""
         key = (d, *chosen)
         if key not in self._scores:
-            self._scores[key] = (
-                self._paths[d].log_likelihood(self._above(d, chosen[:-1]), chosen[-1])
-                if len(chosen) == len(LEVELS)
-                else _log_likelihood(self._counts(d, len(chosen)), self._above(d, chosen))
-            )
+            self._scores[key] = _log_likelihood(self._counts[d][len(chosen)], self._above(d, chosen))
         return self._scores[key]
-
-    def _counts(self, d: int, level: int) -> IntArray:
-        """(F, contexts, R+1) counts of each part, of the marginal (0) and the levels behind it."""
-        if level == 0:
-            return self._tally.of_head(d)[:, None]
-        return self._after[d].sum(1, keepdims=True) if level == 1 else self._after[d]
 
     def _above(self, d: int, chosen: Sequence[float]) -> Chances:
         """(F, contexts, R) chances by all parts but each, with the strengths of the first levels."""
-        found = mixed(_others(self._counts(d, 0)), 0.0, np.zeros(self._top))
+        found = mixed(_others(self._counts[d][0]), 0.0, np.zeros(self._top))
         for level, strength in enumerate(chosen, 1):
-            found = mixed(_others(self._counts(d, level)), strength, found)
+            if level == len(LEVELS):  # of every path that which ends with its last rank
+                found = found[:, self._tally.paths.trie[d].rank]
+            found = mixed(_others(self._counts[d][level]), strength, found)
         return found
-
-
-class _Behind:
-    """Counts behind every path of a depth, where there are any: most paths came in few parts, and few ranks behind them.
-
-    M of all (part, node of the next depth) that came · L of all (part, node of the depth) that had a miss behind it
-    """
-
-    def __init__(self, tally: Tally, depth: int) -> None:
-        here, below = tally.paths.trie[depth], tally.paths.trie[depth + 1]
-        hits, trials = tally.nodes[depth + 1], tally.trials[depth]
-        of_parent = np.array([np.bincount(below.parent, row, len(here.rank)) for row in hits]).astype(np.int64)
-        misses = trials - of_parent
-        part, node = np.nonzero(hits)
-        self._hits, context = hits[part, node], below.parent[node]
-        self._place = part, here.rank[context], below.rank[node]
-        self._others = hits.sum(0)[node] - self._hits, trials.sum(0)[context] - trials[part, context]
-        part, node = np.nonzero(misses)
-        self._misses, self._missed = misses[part, node], (part, here.rank[node])
-        self._other_sums = (of_parent.sum(0)[node] - of_parent[part, node], trials.sum(0)[node] - trials[part, node])
-
-    def log_likelihood(self, above: Chances, strength: float) -> float:
-        """With so many pseudo-counts of (F, R, R) chances by the rank before; as `_log_likelihood`."""
-        hit = _share(*self._others, strength, above[self._place])
-        miss = 1 - _share(*self._other_sums, strength, above.sum(-1)[self._missed])
-        logs = (np.log(np.maximum(chance, IMPOSSIBLE)) for chance in (hit, miss))
-        return float(sum((times * log).sum() for times, log in zip((self._hits, self._misses), logs, strict=True)))
-
-
-def _share(counts: IntArray, trials: IntArray, strength: float, above: Chances) -> Chances:
-    """Chances of ranks by their counts and trials: see the top."""
-    some = trials + strength > 0
-    return np.asarray(np.where(some, (counts + strength * above) / np.where(some, trials + strength, 1), above))
 
 
 def _others(counts: IntArray) -> IntArray:

@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.growth import probed, replay
-from treeopt.growth.heldout import HeldOut, Reached, ReplayCrossfit, TreeRates, folds
+from treeopt.growth.heldout import GrownTogether, HeldOut, Reached, folds
 from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
 from treeopt.growth.probed import COVERAGE, grow_coverage
-from treeopt.growth.replay import DynamicRates, by_conversation
+from treeopt.growth.replay import TreeRates, by_conversation
 from treeopt.growth.worth import product_values
 from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import Draft, DynamicLimits, draft_tree
+from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, BoolArray, Choice, IntArray, Tree, TreeFamily
 
@@ -114,9 +114,9 @@ class Source(ABC):
         """Tokens per step of the chains of 1 ... ``longest`` guesses."""
         return [self.rate(Tree.chain(depth)) for depth in range(1, longest + 1)]
 
-    def dynamic(self, limits: DynamicLimits) -> DynamicRates | None:
-        """The dynamic trees within limits that can be replayed; None for none."""
-        return None
+    def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
+        """What the dynamic trees within limits reach that can be replayed."""
+        return {}
 
     def visits(self, tree: Tree) -> IntArray | None:
         """(n,) steps at which each node is accepted, all steps for the root; None for accuracies alone."""
@@ -156,36 +156,30 @@ class AnswersSource(Source):
     def _part(self, sequences: IntArray) -> AnswersSource:
         return type(self)(self.record.select(sequences))
 
+    def families(self, limits: Limits, objective: str) -> list[TreeFamily]:
+        """The trees grown on all answers, and those grown without each fold."""
+        held_out = (self._part(train).grow(limits, objective) for train, _ in folds(self.record))
+        return [self.grow(limits, objective), *held_out]
+
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        splits, grown, found = list(folds(self.record)), [], []
-        family = self.grow(limits, objective)
-        for train, test in splits:
-            trees = self._part(train).grow(limits, objective)
-            grown.append((test, trees))
-            found.append(self._part(test).reach(trees.paths, trees.members_of(family.sizes)))
-        order = np.argsort(np.concatenate([test for test, _ in grown]))
-        steps, tokens = (
-            by_conversation(self.record, np.concatenate([getattr(part, name) for part in found], axis=-1)[..., order])
-            for name in ("steps", "tokens")
-        )
-        states = sum(part.states for part in found)
-        accepted = [part.accepted for part in found if part.accepted is not None]
-        steps, tokens = (np.broadcast_to(each, (len(family.sizes), each.shape[-1])) for each in (steps, tokens))
-        return HeldOut(
-            family,
-            steps,
-            tokens,
-            np.sum([part.states * part.product for part in found], axis=0) / states,
-            (states + np.sum(accepted, axis=0)) / states if accepted else None,
-            tuple(grown),
-        )
+        tests = [test for _, test in folds(self.record)]
+        family, *others = self.families(limits, objective)
+        parts = zip(tests, others, strict=True)
+        found = [self._part(test).reach(trees.paths, trees.members_of(family.sizes)) for test, trees in parts]
+        steps, tokens, product, joint, states = zip(*found, strict=True)
+        order = np.argsort(np.concatenate(tests))
+        taken, emitted = (np.concatenate(each, axis=-1)[..., order] for each in (steps, tokens))
+        whole = Reached(taken, emitted, np.sum(product, axis=0), np.sum(joint, axis=0), sum(states))
+        return HeldOut(family, whole.rates(self.record, len(family.sizes)), list(zip(tests, others, strict=True)))
 
     def rate(self, draft: Draft) -> TreeRates:
         known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-        found = self.reach(known.paths, np.ones((1, len(known)), dtype=bool))
-        steps, tokens = (by_conversation(self.record, rows).reshape(-1) for rows in (found.steps, found.tokens))
-        joint = None if found.accepted is None else 1 + float(found.accepted[0]) / max(found.states, 1)
-        return TreeRates(float(found.product[0]), joint, steps, tokens)
+        return self.reach(known.paths, np.ones((1, len(known)), dtype=bool)).rates(self.record, 1)[0]
+
+    def chains(self, longest: int) -> list[TreeRates]:
+        """Tokens per step of the chains of 1 ... ``longest`` guesses, all at once."""
+        nodes = np.tri(longest, longest + 1, 1, dtype=bool)
+        return self.reach(Tree.chain(longest).paths, nodes).rates(self.record, longest) if longest else []
 
     def guess_shares(self, draft: Draft) -> Floats:
         counts = self.guess_counts(draft)
@@ -227,41 +221,36 @@ class TraceSource(AnswersSource):
         return Calibration.from_trace(self.record)
 
     @cached_property
-    def _crossfit(self) -> ReplayCrossfit:
-        return ReplayCrossfit(self.record)
+    def _together(self) -> GrownTogether:
+        return GrownTogether(self.record)
 
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow(self.record, limits, objective=objective)
 
-    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        return self._crossfit.crossfit(limits) if objective == "replay" else super().crossfit(limits, objective)
+    def families(self, limits: Limits, objective: str) -> list[TreeFamily]:
+        return self._together.families(limits) if objective == "replay" else super().families(limits, objective)
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
 
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
         trace, states = self.record, self.record.has_step
-        nodes = np.bincount(replay.growth_index(trace.ranks[states], paths).ravel(), minlength=len(paths))[: len(paths)]
+        order = replay.growth_index(trace.ranks, paths)
+        nodes = np.bincount(order[states].ravel(), minlength=1 + len(paths))[:-1]  # the last is of what is no node
         hits, trials = count_hits(trace.ranks[states], trace.top_k)
         product = members @ product_values(hits / np.maximum(trials, 1)[:, None], paths)
-        steps = replay.replay_trees(trace, paths, members)
-        return Reached(steps, trace.lengths - 1, product, members @ nodes, int(states.sum()))
+        count = int(states.sum())
+        steps = replay.steps_of(trace, order, np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
+        return Reached(steps, trace.lengths - 1, count * product, count + members @ nodes, count)
 
     def rate(self, draft: Draft) -> TreeRates:
         if draft.topk is None:
             return super().rate(draft)
-        return self._replayed(replay.replay(self.record, draft).steps)
+        steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
+        steps, tokens = (by_conversation(self.record, rows) for rows in (steps, self.record.lengths - 1))
+        return TreeRates(steps=steps, tokens=tokens)
 
-    def chains(self, longest: int) -> list[TreeRates]:
-        """Tokens per step of the chains of 1 ... ``longest`` guesses by replay, all in one walk over the states."""
-        return [self._replayed(row) for row in replay.replay_chains(self.record, longest)] if longest else []
-
-    def _replayed(self, steps: IntArray) -> TreeRates:
-        """Rates of a draft that takes (S,) steps."""
-        tokens = self.record.lengths - 1
-        return TreeRates(None, None, by_conversation(self.record, steps), by_conversation(self.record, tokens))
-
-    def dynamic(self, limits: DynamicLimits) -> DynamicRates | None:
+    def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
         return replay.dynamic_rates(self.record, limits)
 
     def visits(self, tree: Tree) -> IntArray:
@@ -299,9 +288,7 @@ class ProbeSource(AnswersSource):
         return set(self.record.tree.paths).issuperset(tree.paths)
 
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
-        probe, tokens = self.record, probed.tokens_of_trees(self.record, paths, members)
-        product = probed.independent_tokens(probe, paths, members)
-        return Reached(np.diff(probe.starts), tokens, product, None, len(probe.accepted))
+        return Reached(np.diff(self.record.starts), probed.tokens_of_trees(self.record, paths, members))
 
     def visits(self, tree: Tree) -> IntArray:
         return probed.node_visits(self.record, tree)
@@ -348,7 +335,7 @@ class CalibrationSource(Source):
 
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
         family = self.grow(limits, objective)
-        return HeldOut(family, None, None, family.members_of(family.sizes) @ family.gains, None)
+        return HeldOut(family, [TreeRates(rate) for rate in (family.members_of(family.sizes) @ family.gains).tolist()])
 
     def knows(self, tree: Tree) -> bool:
         return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks

@@ -19,7 +19,7 @@ n steps asked for · A steps measured, at the one or two contexts next to that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -122,45 +122,28 @@ class StepCosts:
         (ms,), (stderr_ms,) = self.latencies([size], [depth])
         return None if np.isnan(ms) else Latency(float(ms), float(stderr_ms))
 
-    def is_timed(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> BoolArray:
-        """(n,) whether as many rows and levels were timed at each context: no estimate is needed."""
-        return self._judged(StepCosts._was_timed, sizes, depths, topks)
+    def judged(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> BoolArray:
+        """(3, n) of each step whether it is *exact*, *timed* and *sure*, one behind the other.
 
-    def has_rows(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> BoolArray:
-        """(n,) whether as many rows were timed at each context, with these levels or the next deeper ones that were."""
-        return self._judged(StepCosts._had_rows, sizes, depths, topks)
-
-    def is_sure(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> BoolArray:
-        """(n,) whether the error of each is known: of what was timed once, or in one round, it is not."""
-        return self._judged(StepCosts._was_sure, sizes, depths, topks)
-
-    def _judged(
-        self,
-        judge: Callable[[StepCosts, IntArray, IntArray], BoolArray],
-        sizes: ArrayLike,
-        depths: ArrayLike,
-        topks: ArrayLike,
-    ) -> BoolArray:
-        """(n,) what a judge of fixed trees says of each draft, by the costs that tell it."""
+        exact : as many rows and levels were timed at each context: no estimate is needed
+        timed : as many rows were, with these levels or the next deeper ones that were
+        sure  : its error is known: of what was timed once, or in one round, it is not
+        """
         sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
-        found = np.zeros(len(sizes), dtype=bool)
+        found = np.zeros((3, len(sizes)), dtype=bool)
         for costs, mine in self._parts(topks):
-            found[mine] = judge(costs, sizes[mine], depths[mine])
+            n, d = sizes[mine], depths[mine]
+            # On a straight line: along stairs a size between two may cost as much as one of them, and have its weight alone.
+            tables = [size_weights(n, d, m.sizes, m.depths, m.plain_ends) for m in costs._near]
+            timed = np.all([(table > 0).sum(1) == 1 for table in tables], axis=0) | (n == 1)
+            used, once = (costs._weights(n, d) > 0) | (costs._plain > 0), np.concatenate([m.once for m in costs._near])
+            found[:, mine] = costs._was_timed(n, d), timed, ~(used & once).any(1)
         return found
 
     def _was_timed(self, sizes: IntArray, depths: IntArray) -> BoolArray:
         timed = [{(1, 0), *zip(m.sizes.tolist(), m.depths.tolist(), strict=True)} for m in self._near]
         asked = zip(*(a.tolist() for a in np.broadcast_arrays(sizes, depths)), strict=True)
         return np.array([all(step in known for known in timed) for step in asked], dtype=bool)
-
-    def _had_rows(self, sizes: IntArray, depths: IntArray) -> BoolArray:
-        # On a straight line: along stairs a size between two may cost as much as one of them, and have its weight alone.
-        tables = [size_weights(sizes, depths, m.sizes, m.depths, m.plain_ends) for m in self._near]
-        return np.asarray(np.all([(table > 0).sum(1) == 1 for table in tables], axis=0) | (sizes == 1))
-
-    def _was_sure(self, sizes: IntArray, depths: IntArray) -> BoolArray:
-        used = (self._weights(sizes, depths) > 0) | (self._plain > 0)
-        return np.asarray(~(used & np.concatenate([m.once for m in self._near])).any(1))
 
     def draws_ms(
         self, sizes: ArrayLike, depths: ArrayLike, n: int, rng: np.random.Generator, topks: ArrayLike = 0

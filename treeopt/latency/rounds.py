@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import log
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 
@@ -197,7 +196,8 @@ def time_rounds(
 
     Rounds go on until every latency is known to ``precision`` (at least five), or until the time limit (at least three).
     Where these would take longer, trees are left out. Visits of the journal come first, and new ones go there;
-    ``progress`` is called with what is planned before the first round, and with every visit.
+    ``progress`` is called with what is planned before the first round, with every visit, and once more with the plan behind the
+    first round where nothing was known of steps before.
     """
     blocks = journal.documents() if journal else []
     visits = [Visit(**visit) for block in blocks[1:] for visit in block["visits"]]
@@ -206,7 +206,11 @@ def time_rounds(
         progress(visit)
     while True:
         if planned is None:
-            planned, is_warm = plan_visits(visitor, time_limit_s), True
+            step_s, warm_up_s = visitor.warm_up()
+            planned, is_warm = Planned(list(range(len(visitor.trees))), VISITS[-1], 0.0, 0.0), True
+            if step_s is not None:
+                left_s = time_limit_s - warm_up_s
+                planned = replace(plan_rounds(visitor.trees, step_s, left_s, visitor.visits), warm_up_s=warm_up_s)
             progress(planned)
             if journal:
                 journal.append(asdict(planned))
@@ -214,6 +218,8 @@ def time_rounds(
         number, done = divmod(len(visits), len(places))
         if not done:
             each = len(places)
+            if number == 1 and not planned.least_s:
+                progress(replace(planned, least_s=FEWEST_ROUNDS * sum(visit.seconds for visit in visits)))
             rounds = [tuple(visits[i : i + each]) for i in range(0, len(visits), each)]
             found = Rounds(visitor.trees, visitor.batch_size, planned, rounds, visitor.contexts)
             if found.is_enough(time_limit_s, precision):
@@ -229,15 +235,6 @@ def time_rounds(
             if journal:
                 journal.append({"visits": [asdict(visit) for visit in unsaved]})
             unsaved = []
-
-
-def plan_visits(visitor: Visitor, time_limit_s: float) -> Planned:
-    """Who has visits, and how long ones; all that there are where nothing is known of steps before."""
-    step_s, warm_up_s = visitor.warm_up()
-    if step_s is None:
-        return Planned(list(range(len(visitor.trees))), VISITS[-1], 0.0, 0.0)
-    planned = plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s, visitor.visits)
-    return replace(planned, warm_up_s=warm_up_s)
 
 
 def plan_rounds(
@@ -319,25 +316,18 @@ def precision_reached(profile: LatencyProfile, wanted: float) -> Precision:
     return Precision(wanted=wanted, worst=round(max(margins), 5), missed=missed, timings=len(margins))
 
 
-class Measured(Protocol):
-    """What took so many seconds, of which this process computed some; None where others computed."""
+def processor_share(measured: Sequence[tuple[float, float | None]]) -> float | None:
+    """Processor time of this process over the time that measuring took, at most 1; None where others computed.
 
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def processor_s(self) -> float | None: ...
-
-
-def processor_share(measured: Sequence[Measured]) -> float | None:
-    """Processor time of this process over the time that measuring took, at most 1; None where that was not measured.
+    measured : seconds that something took, and those of them that this process computed
 
     At least one thread computes all the time, so on a CPU less than 1 means that other programs had the processor.
 
-    >>> processor_share([Visit(place=0, seconds=4.0, processor_s=1.0, step_ms=[])])
+    >>> processor_share([(4.0, 1.0)])
     0.25
     """
-    computed = [timed.processor_s for timed in measured if timed.processor_s is not None]
-    seconds = sum(timed.seconds for timed in measured)
+    computed = [processor_s for _, processor_s in measured if processor_s is not None]
+    seconds = sum(took for took, _ in measured)
     return round(min(sum(computed) / seconds, 1.0), 3) if seconds and len(computed) == len(measured) else None
 
 

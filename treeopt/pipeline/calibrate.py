@@ -106,9 +106,7 @@ def summary(trace: RankTrace, provenance: ProvenanceRecord) -> Calibration:
     calibration = Calibration.from_trace(trace, provenance=provenance)
     if trace.group_names and trace.num_conversations > 1:
         whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")
-        assert whole.steps is not None
-        assert whole.tokens is not None
-        for name, (rate, error) in rates_by_group(whole.steps[-1], whole.tokens[-1], trace).items():
+        for name, (rate, error) in rates_by_group(whole.every[-1], trace).items():
             calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     return calibration
 

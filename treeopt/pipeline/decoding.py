@@ -96,7 +96,7 @@ def decode(decoding: Decoding, conversations: Sequence[Conversation]) -> Benchma
     if not has_one_text:
         quality, _ = with_less_memory(lambda n: _quality(decoding, visits, prompts, reference, n), rows, note)
     compared = _engine_answers(decoding, prompts, visits) if decoding.engine else reference
-    decoded = [run for visit in visits for run in visit.runs.values()]
+    decoded = [(run.seconds, run.processor_s) for visit in visits for run in visit.runs.values()]
     contest = Contest(session.target, prompts, compared, rows, has_one_text)
     return Benchmark(
         contenders=tuple(contest.contender(name, entrant, visits) for name, entrant in decoding.entrants.items()),
@@ -198,7 +198,7 @@ class Contest:
         steps: list[int | None] = [None] * len(rows)
         if self.has_one_text and entrant.is_replayable and tells(recorded, draft):
             lengths = accepted_lengths(recorded, draft)
-            steps = replay_lengths(recorded, lengths).steps.tolist()
+            steps = replay_lengths(recorded, lengths).tolist()
             accepted = length_counts(recorded, lengths, draft.depth).tolist()
         emitted = (recorded.lengths - 1).tolist()
         return Contender(

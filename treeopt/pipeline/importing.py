@@ -120,7 +120,7 @@ def _told(trace: RankTrace) -> list[str]:
             "Merge the shards that have them too."
         )
     if trace.weight is not None:
-        shares = [f"{source['share']:.3g} {source['name'] or '(unknown)'}" for source in trace.meta["merged"]]
+        shares = [f"{source['share']:.3g} {source.get('name') or '(unknown)'}" for source in trace.meta["merged"]]
         told.append(
             f"Trees are grown by these shares of the traffic: {', '.join(shares)}. calibration.json counts every state once."
         )

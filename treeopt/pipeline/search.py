@@ -214,9 +214,8 @@ def request_of(
             f"No dynamic trees were timed at batch size {', '.join(bare)}, so chains alone are compared there. To time some: "
             f"treeopt profile --batch-size {','.join(bare)} --overwrite"
         )
-    wider = replace(given, shape=limits.shape)
-    if max_rank is None:
-        wider = replace(wider, max_rank=max(limits.max_rank, given.max_rank))
+    ranks = given.max_rank if max_rank is not None else max(limits.max_rank, given.max_rank)
+    wider = replace(given, shape=limits.shape, max_rank=ranks)
     planned = PlannedEngine(name=engine, method=way.name)
     return PlanRequest(limits, kept, engine=planned, wider=wider, dynamic=way.dynamic_limits, **options), warnings
 

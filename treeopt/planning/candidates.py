@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import HeldOut, TreeRates, draws_of, rates_by_group
-from treeopt.growth.replay import DynamicRates
+from treeopt.growth.heldout import HeldOut, drawn
+from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.request import PlanRequest
@@ -171,7 +171,7 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         found += _dynamic(settings, costs) if settings else []
     if any(cost.as_it_comes for cost in costs.values()):
         found.append(replace(found[0], group=AS_IT_COMES))
-    rates, draws = _drawn([one.rates for one in found])
+    rates, draws = np.array([one.rates.tokens_per_step for one in found]), drawn([one.rates for one in found])
     tables = []
     for batch_size in request.sizes:
         ms, shape = np.full(len(found), 1e3 * batch_size), (len(found), _count(draws))
@@ -191,25 +191,16 @@ def _grown(held_out: HeldOut, own: int | None) -> list[Candidate]:
     ]
 
 
-def _dynamic(rates: DynamicRates, costs: Mapping[int, StepCosts]) -> list[Candidate]:
+def _dynamic(rates: Mapping[DynamicTree, TreeRates], costs: Mapping[int, StepCosts]) -> list[Candidate]:
     """The dynamic trees that are fastest by estimate at some batch size."""
-    numbers, which = np.array([(tree.rows, tree.levels, tree.topk) for tree in rates.trees]).T, set[int]()
+    numbers, which = np.array([(tree.rows, tree.levels, tree.topk) for tree in rates]).T, set[int]()
+    tokens_per_step = np.array([one.tokens_per_step for one in rates.values()])
     for cost in costs.values():
-        throughput = rates.tokens_per_step / cost.ms(*numbers)
+        throughput = tokens_per_step / cost.ms(*numbers)
         best = np.argsort(-throughput, kind="stable")[:MOST_DYNAMIC]
         which.update(best[~np.isnan(throughput[best])].tolist())
-    reached = {rates.trees[i]: TreeRates(steps=rates.steps[i], tokens=rates.tokens) for i in sorted(which)}
-    return [Candidate("dynamic", tree.rows, tree.levels, None, of, tree.topk) for tree, of in reached.items()]
-
-
-def _drawn(all_rates: Sequence[TreeRates]) -> tuple[Floats, Floats]:
-    """(n,) tokens per step, and (n, B) what they would be with other conversations; (n, 1) where there are none."""
-    steps, tokens = ([getattr(one, name) for one in all_rates] for name in ("steps", "tokens"))
-    if steps[0] is None:
-        rates = np.array([one.tokens_per_step for one in all_rates])
-        return rates, rates[:, None]
-    taken, emitted = np.stack(steps), np.stack(tokens)
-    return emitted.sum(1) / np.maximum(taken.sum(1), 1), draws_of(taken, emitted)
+    reached = [one for i, one in enumerate(rates.items()) if i in which]
+    return [Candidate("dynamic", tree.rows, tree.levels, None, of, tree.topk) for tree, of in reached]
 
 
 def _count(draws: Floats) -> int:
@@ -224,7 +215,7 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     ms = costs.ms(*numbers)
     known, alone = np.flatnonzero(~np.isnan(ms)), table.groups == AS_IT_COMES
     sizes, depths, topks = numbers[:, known]
-    timed, exact, sure = (of(sizes, depths, topks) for of in (costs.has_rows, costs.is_timed, costs.is_sure))
+    exact, timed, sure = costs.judged(sizes, depths, topks)
     taken = timed | (not request.measured_only)
     ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
     if costs.as_it_comes:
@@ -284,37 +275,3 @@ def mixed(options: list[Candidates], shares: Sequence[float]) -> Candidates:
     timed, exact, sure = (np.all([getattr(c, name) for c in options], axis=0) for name in names)
     ms, ms_draws = tokens * first.rates / total, tokens * first.rate_draws / draws
     return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, exact=exact, sure=sure)
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What the record says of a draft that was chosen, and the best fixed tree: itself, or that beside it.
-
-    accepted : share of the steps that emit 0, 1, ... guesses
-    groups   : tokens per step on the conversations of each group, and standard errors
-    """
-
-    tree: Tree
-    grown: HeldOut | None
-    sequences: int | None
-    accepted: list[float]
-    groups: dict[str, tuple[float, float | None]]
-    caveats: list[str]
-
-
-def evidence_of(source: Source, c: Candidates, i: int, budget: int) -> Evidence:
-    """The evidence for the i-th candidate; ``budget`` rows were asked for."""
-    one, answers = c.all[i], source.answers
-    best = i if one.held_out else c.best_of("grown")
-    grown = None if best is None else c.all[best].held_out
-    tree = grown.family.tree(c.all[best].size) if grown and best is not None else Tree.chain(0)
-    held_out, steps, tokens = one.held_out, one.rates.steps, one.rates.tokens
-    shares = source.held_out_shares(held_out, one.size) if held_out else source.guess_shares(one.draft)
-    return Evidence(
-        tree,
-        grown,
-        None if answers is None else answers.num_sequences,
-        shares.tolist(),
-        {} if answers is None or steps is None or tokens is None else rates_by_group(steps, tokens, answers),
-        source.caveats(tree, budget=budget, most=len(grown.family) if grown else len(tree)),
-    )

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from treeopt.planning.candidates import AS_IT_COMES, Candidates, Evidence
+from treeopt.growth.heldout import rates_by_group
+from treeopt.growth.source import Source
+from treeopt.planning.candidates import AS_IT_COMES, Candidate, Candidates
 from treeopt.planning.select import Selection
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.figure import Errors, Figure, Intervals
 from treeopt.records.plan import EXACT, Basis, MixErrors, PlanEntry
 from treeopt.trees.draft import TreeSize
-from treeopt.trees.tree import Choice
+from treeopt.trees.tree import Choice, Tree
 
 # kind of draft to groups of candidates
 KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), "dynamic": ("dynamic",)}
@@ -51,22 +53,26 @@ def figure_of(c: Candidates, i: int, *, chosen: int | None = None, whole: bool =
 
 
 def entry_of(
+    source: Source,
     options: Sequence[Candidates],
     selection: Selection,
     b: int,
-    evidence: Evidence,
     free: tuple[Candidates, int] | None,
     *,
+    budget: int,
     own: bool,
 ) -> PlanEntry:
     """The chosen candidate and its rivals at the b-th batch size.
 
-    free : the best without the limits, or of this batch size alone
-    own  : whether it was chosen for this batch size alone; ties of a mix are those of all
+    free   : the best without the limits, or of this batch size alone
+    budget : rows that were asked for
+    own    : whether it was chosen for this batch size alone; ties of a mix are those of all
     """
     c, i = options[b], selection.chosen
     one, rates, runner_up = c.all[i], c.all[i].rates, selection.runner_up
-    curve, order, tied = _curve(c), _growth_order(evidence), tied_sizes(c, selection)
+    best = i if one.held_out else c.best_of("grown")  # of the fixed trees
+    order, tree, most = _growth_order(None if best is None else c.all[best])
+    shares = source.held_out_shares(one.held_out, one.size) if one.held_out else source.guess_shares(one.draft)
     chosen, beside = figure_of(c, i), None if free is None else figure_of(free[0], free[1])
     return PlanEntry(
         batch_size=c.batch_size,
@@ -76,37 +82,38 @@ def entry_of(
         growth_order=order,
         basis=Basis(
             product=rates.product if one.held_out else None,
-            joint=rates.joint,
-            sequences=evidence.sequences,
+            joint=rates.joint if one.held_out else None,
+            sequences=source.answers.num_sequences if source.answers else None,
             conversations=one.conversations or None,
             steps=None if rates.steps is None else int(rates.steps.sum()),
         ),
         sizes95=selection.sizes95 if own and c.context is not None and c.is_noisy and c.sure[i] else None,
-        tied_sizes=tied if own else [],
+        tied_sizes=tied_sizes(c, selection) if own else [],
         runner_up=figure_of(c, runner_up, chosen=i) if own and runner_up is not None else None,
         prompts_to_separate=selection.prompts if own else None,
-        accepted=evidence.accepted,
+        accepted=shares.tolist(),
         unconstrained=beside if own else None,
         own=None if own else beside,
-        warnings=[*c.warnings, *evidence.caveats],
+        warnings=[*c.warnings, *source.caveats(tree, budget=budget, most=most)],
         elsewhere=[
             figure_of(other, other.places[one.key], whole=False)
             for other in options
             if other is not c and other.context is not None and one.key in other.places
         ],
-        groups={
-            name: Figure(
-                draft=TreeSize(one.size, one.depth),
-                batch_size=c.batch_size,
-                tokens_per_step=rate,
-                step_ms=chosen.step_ms,
-                plain_ms=chosen.plain_ms,
-                stderr=Errors(tokens_per_step=error),
-            )
-            for name, (rate, error) in evidence.groups.items()
-        },
-        curve=curve,
+        groups=_groups(source, one, chosen),
+        curve=_curve(c),
     )
+
+
+def _groups(source: Source, one: Candidate, chosen: Figure) -> dict[str, Figure]:
+    """What the chosen candidate reaches on the conversations of each group, in steps of the same latency."""
+    size, unknown = TreeSize(one.size, one.depth), Intervals()
+    return {
+        name: replace(
+            chosen, draft=size, tokens_per_step=rate, stderr=Errors(tokens_per_step=error), interval95=unknown
+        )
+        for name, (rate, error) in (rates_by_group(one.rates, source.answers) if source.answers else {}).items()
+    }
 
 
 def _others(c: Candidates, chosen: Figure, i: int) -> dict[str, Figure]:
@@ -120,14 +127,16 @@ def _others(c: Candidates, chosen: Figure, i: int) -> dict[str, Figure]:
     return found
 
 
-def _growth_order(evidence: Evidence) -> list[tuple[Choice, float]]:
-    """The paths of the best fixed tree with their gains, and on to the whole budget where trees are nested."""
-    if evidence.grown is None:
-        return []
-    family = evidence.grown.family
-    whole = len(family) if family.members is None else len(evidence.tree)
+def _growth_order(best: Candidate | None) -> tuple[list[tuple[Choice, float]], Tree, int]:
+    """The paths of the best fixed tree with their gains, and on to the whole budget where trees are nested; the tree, and
+    how many rows were grown.
+    """
+    if best is None or best.held_out is None:
+        return [], Tree.chain(0), 1
+    family = best.held_out.family
+    whole = len(family) if family.members is None else best.size
     nodes = zip(family.nodes(whole)[1:], family.gains_of(whole)[1:], strict=True)
-    return [(path, float(gain)) for path, gain in nodes]
+    return [(path, float(gain)) for path, gain in nodes], family.tree(best.size), len(family)
 
 
 def _curve(c: Candidates) -> list[Figure]:

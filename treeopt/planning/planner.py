@@ -26,7 +26,7 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.interpolation import between_batch_sizes
-from treeopt.planning.candidates import Candidates, Floats, Key, common, evidence_of, mixed, tables_of
+from treeopt.planning.candidates import Candidates, Floats, Key, common, mixed, tables_of
 from treeopt.planning.entries import entry_of, mix_errors
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, judged, select
@@ -67,10 +67,12 @@ def plan_trees(
     [[0], [0, 0]]
     """
     source, mix = source_of(record), request.mix
-    costs = _step_costs(source, profile, request)
+    context = request.context if request.context is not None else source.usual_context
+    costs = {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes if profile}
     limits = _useful(request.limits, source, costs)
     wide = limits if mix else _useful(request.unconstrained(), source, costs)
-    constraint = _constraint(limits, request, costs)
+    reach = max((c.reach[0] for c in costs.values()), default=limits.budget)
+    within = asdict(replace(limits, budget=min(limits.budget, reach)))
     options, tables = tables_of(source, limits, request, costs), []
     if wide != limits:
         tables = tables_of(source, wide, replace(request, dynamic=None), costs)
@@ -83,10 +85,8 @@ def plan_trees(
     free = [(judged(c, best), best.chosen) for c, best in ((c, select(c)) for c in tables)]
     schedule, tests = ([ONE_FOR_ALL], []) if mix else schedule_of(options, selections)
     options = [judged(c, s) for c, s in zip(options, selections, strict=True)]
-    budget, entries = request.limits.budget, []
-    evidence = [evidence_of(source, c, s.chosen, budget) for c, s in zip(options, selections, strict=True)]
-    for b, selection in enumerate(selections):
-        entries.append(entry_of(options, selection, b, evidence[b], free[b] if free else None, own=mix is None))
+    budget, found = request.limits.budget, [(s, b, free[b] if free else None) for b, s in enumerate(selections)]
+    entries = [entry_of(source, options, *each, budget=budget, own=mix is None) for each in found]
     errors = mix_errors(judged(whole, selections[0]), options[0], selections[0]) if mix else None
     drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
     return Plan(
@@ -95,28 +95,13 @@ def plan_trees(
         objective=objective_for(source, request.objective),
         drafter={**drafter, "num_heads": source.num_heads},
         acceptance=source.meta.get("acceptance"),
-        constraint=constraint,
+        constraint=Constraint(**within, mix=mix, engine=request.engine),
         runtime=profile.runtime if profile else None,
         part=profile.part if profile else None,
         mix_errors=errors,
         error_between=max(tests, default=None),
         tests_between=len(tests) or None,
     )
-
-
-def _constraint(limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> Constraint:
-    """What the trees were allowed to be, for the record."""
-    reach = max((c.reach[0] for c in costs.values()), default=limits.budget)
-    within = asdict(replace(limits, budget=min(limits.budget, reach)))
-    return Constraint(**within, mix=request.mix, engine=request.engine)
-
-
-def _step_costs(source: Source, profile: LatencyProfile | None, request: PlanRequest) -> dict[int, StepCosts]:
-    """Batch size -> what steps cost at the context that is wanted, or usual; empty without a profile."""
-    if profile is None:
-        return {}
-    context = request.context if request.context is not None else source.usual_context
-    return {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes}
 
 
 def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> Limits:

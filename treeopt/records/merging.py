@@ -14,25 +14,22 @@ are decoded by themselves as in a single process, and shard i of n measures the 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.files.fields import Amount, Count, Positive, add_up
-from treeopt.files.storage import document, typed
 from treeopt.records.rules import same_drafter
-from treeopt.records.trace import RankTrace
+from treeopt.records.trace import Part, RankTrace, ShardRecord
 
 MOST_REPEATED = 100  # times that a conversation may count
-LARGEST = 10_000_000  # denominator of a share that was kept as a float: one of so few digits is found again
+ROUNDING = 1e-9  # of how often conversations count
 # What traces must have in common, and where their meta says it.
 MUST_AGREE = {
     "numbers of heads": ("num_heads",),
@@ -45,6 +42,9 @@ MUST_AGREE = {
     "longest answers": ("max_new_tokens",),
     "tokens that end an answer": ("eos_ids",),
     "dynamic trees": ("pools",),
+    "prompts that are divided among shards": ("shard", "prompts"),
+    "blocks of shards": ("shard", "block_prompts"),
+    "numbers of blocks": ("shard", "num_blocks"),
 }
 OF_FILES = ("schema", "num_heads")  # keys that saving adds
 Named = tuple[str, RankTrace]  # under which name a trace was given
@@ -80,64 +80,18 @@ class Shard:
 WHOLE = Shard()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A part of a trace: a block of a shard, or one of the calibrations that were merged.
-
-    key     : place of the block among all blocks; digest of the calibration's prompts, in order
-    skipped : prompts and turns that were left out · blocks : that it was measured in
-    name    : of the data that a calibration comes from
-    share   : of the traffic; None where every conversation counts once
-    """
-
-    key: int | str
-    sequences: Positive
-    skipped: Count
-    blocks: Count
-    name: str | None = None
-    share: Amount | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardRecord:
-    """What the trace of a shard, or of some shards, says of itself under meta "shard".
-
-    prompts       : digest of all prompts that the calibration asks
-    block_prompts : prompts of a block
-    num_blocks    : of the whole calibration
-    blocks        : those that are here, by place
-    """
-
-    prompts: str
-    block_prompts: int
-    num_blocks: int
-    blocks: tuple[Part, ...]
-
-
 def digest(hashes: Iterable[str]) -> str:
     """One digest of the prompts with these hashes, in this order."""
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Origin:
-    """Where the sequences of a trace come from, by its meta: a shard's blocks, or merged calibrations."""
-
-    shard: ShardRecord | None = None
-    merged: tuple[Part, ...] | None = None
-
-    def __post_init__(self) -> None:
-        add_up([part.share for part in self.merged or () if part.share is not None])
-
-
 @dataclass(frozen=True)
 class _Piece:
-    """A part with its own trace, the name of the trace that it was taken out of, and its exact share of the traffic."""
+    """A part with its own trace, and the name of the trace that it was taken out of."""
 
     part: Part
     trace: RankTrace
     name: str
-    share: Fraction = Fraction(0)
 
 
 def merge(traces: Sequence[Named], shares: Sequence[float] | None = None) -> RankTrace:
@@ -155,26 +109,24 @@ def merge(traces: Sequence[Named], shares: Sequence[float] | None = None) -> Ran
         if trace.tokens is None or trace.group is None or trace.meta.get("prompt_sha256") is None:
             raise InvalidInput(f"Merging takes what treeopt calibrate measured, but {name} does not say which prompts.")
         _check_alike(traces[0], (name, trace))
-    origins = [typed(_Origin, {k: trace.meta.get(k) for k in ("shard", "merged")}, name) for name, trace in traces]
-    shard = _common_shard([(name, origin.shard) for (name, _), origin in zip(traces, origins, strict=True)])
-    if shard and shares is not None:
+    is_shard = traces[0][1].meta.get("shard") is not None
+    if is_shard and shares is not None:
         raise InvalidInput("`weight` is for calibrations of different prompts, but these are shards of one.")
-    each = [_pieces(*named, origin) for named, origin in zip(traces, origins, strict=True)]
-    if not shard:
+    each = [_pieces(*named) for named in traces]
+    if not is_shard:
         each = _shared(each, shares)
-    pieces = sorted((piece for own in each for piece in own), key=lambda piece: piece.part.key)
+    pieces = sorted((piece for own in each for piece in own), key=lambda piece: piece.part["key"])
     _check_distinct(pieces)
     meta = reduce(_agreed, [{k: v for k, v in p.trace.meta.items() if k not in OF_FILES} for p in pieces])
-    if shard:
-        first = traces[0][1].meta.get("skipped") or []
-        meta["skipped"] = first[: len(first) - sum(piece.part.skipped for piece in each[0])]  # rows without a prompt
-        del meta["shard"]
-        if len(pieces) < shard.num_blocks:
-            meta["shard"] = document(replace(shard, blocks=tuple(piece.part for piece in pieces)))
-        return join([piece.trace for piece in pieces], meta)
-    meta |= {"skipped": [], "merged": [document(piece.part) for piece in pieces]}
-    found = join([_grouped(piece) for piece in pieces], meta)
-    return found if shares is None else replace(found, weight=_weights(pieces))
+    parts, skipped = [piece.part for piece in pieces], [row for _, t in traces for row in t.meta.get("skipped") or []]
+    if is_shard:
+        meta["shard"] |= {"blocks": parts}
+        if len(pieces) == meta["shard"]["num_blocks"]:
+            del meta["shard"]
+        return join([piece.trace for piece in pieces], meta | {"skipped": skipped})
+    found = join([_grouped(piece) for piece in pieces], meta | {"skipped": []})
+    about = {"skipped": sorted(skipped, key=_place), "merged": parts}
+    return replace(found, meta=found.meta | about, weight=None if shares is None else _weights(pieces))
 
 
 def _check_alike(one: Named, other: Named) -> None:
@@ -199,70 +151,31 @@ def _at(meta: Mapping[str, Any], place: Sequence[str]) -> Any:
     return found
 
 
-def _common_shard(named: Sequence[tuple[str, ShardRecord | None]]) -> ShardRecord | None:
-    """The calibration that all are shards of; None where none is a shard. Raises InvalidInput for any other case."""
-    shards = [(name, shard) for name, shard in named if shard]
-    if not shards:
-        return None
-    first_name, first = shards[0]
-    if whole := [name for name, shard in named if not shard]:
-        raise InvalidInput(
-            f"A shard goes with the others of its calibration only, but {first_name} is one and {whole[0]} is a whole "
-            "calibration: merge all shards of the one first."
-        )
-    for name, shard in shards:
-        for what in ("prompts", "block_prompts", "num_blocks"):
-            if getattr(shard, what) != getattr(first, what):
-                raise InvalidInput(
-                    f"Shards of one calibration ask the same prompts in the same blocks, but {first_name} and {name} "
-                    f"differ in {what}. Run every shard with the same options, `batch_size` too."
-                )
-    return first
-
-
-def _pieces(name: str, trace: RankTrace, origin: _Origin) -> list[_Piece]:
+def _pieces(name: str, trace: RankTrace) -> list[_Piece]:
     """The parts that a trace consists of, each as a trace of its own; a calibration that was never merged is one."""
-    meta = trace.meta
-    skipped, batch_sizes = (list(meta.get(key) or []) for key in ("skipped", "batch_sizes"))
-    whole = Part(
-        key=digest(meta["prompt_sha256"]),
-        name=_at(meta, ("provenance", "dataset")),
-        sequences=trace.num_sequences,
-        blocks=len(batch_sizes),
-        skipped=len(skipped),
-    )
-    parts = origin.shard.blocks if origin.shard else origin.merged or (whole,)
-    rows = len(skipped) - sum(part.skipped for part in parts)  # that had no prompt
-    ends = np.cumsum([(0, rows, 0), *((p.sequences, p.skipped, p.blocks) for p in parts)], axis=0).tolist()
-    if ends[-1] != [trace.num_sequences, len(skipped), len(batch_sizes)] or rows < 0:
+    meta, n = trace.meta, trace.num_sequences
+    whole: Part = {"key": digest(meta["prompt_sha256"]), "sequences": n, "name": _at(meta, ("provenance", "dataset"))}
+    parts: list[Part] = meta["shard"]["blocks"] if meta.get("shard") else meta.get("merged") or [whole]
+    ends = np.cumsum([0, *(part["sequences"] for part in parts)]).tolist()
+    if ends[-1] != n or len({part.get("share") is None for part in parts}) > 1:
         raise InvalidInput(f"{name} contradicts itself: the parts that it says it was made of are not what it holds.")
-    found = []
-    for part, (begin, *begins), (end, *ends_) in zip(parts, ends, ends[1:], strict=False):
-        piece = trace.select(np.arange(begin, end))
-        known = {"skipped": skipped[begins[0] : ends_[0]], "batch_sizes": batch_sizes[begins[1] : ends_[1]]}
-        found.append(_Piece(part, replace(piece, weight=None, meta={**piece.meta, **known}), name))
-    return found
+    alone = replace(trace, weight=None, meta=meta | {"skipped": []})
+    return [_Piece(part, alone.select(np.arange(*at)), name) for part, at in zip(parts, pairwise(ends), strict=True)]
 
 
 def _shared(each: Sequence[list[_Piece]], shares: Sequence[float] | None) -> list[list[_Piece]]:
     """The pieces of each trace with their shares of the traffic, which sum to 1; without shares none may have one."""
     if shares is None:
-        for piece in (piece for own in each for piece in own if piece.part.share is not None):
+        for piece in (piece for own in each for piece in own if piece.part.get("share")):
             raise InvalidInput(
                 f"{piece.name} was merged by shares of the traffic: say with `weight` what every run stands for."
             )
         return list(each)
-    found, exact = [], [Fraction(str(share)) for share in shares]  # as they were written: 0.7 is 7/10
-    for share, own in zip(exact, each, strict=True):
-        sizes = [piece.trace.num_conversations for piece in own]
-        known = [
-            Fraction(p.part.share).limit_denominator(LARGEST) if p.part.share else Fraction(size, sum(sizes))
-            for p, size in zip(own, sizes, strict=True)
-        ]
-        shares_of = [share / sum(exact) * one / sum(known) for one in known]
-        found.append(
-            [replace(p, part=replace(p.part, share=float(s)), share=s) for p, s in zip(own, shares_of, strict=True)]
-        )
+    found = []
+    for share, own in zip(shares, each, strict=True):
+        known = [piece.part.get("share") or piece.trace.num_conversations for piece in own]
+        exact = [share / sum(shares) * n / sum(known) for n in known]
+        found.append([replace(p, part={**p.part, "share": n}) for p, n in zip(own, exact, strict=True)])
     return found
 
 
@@ -283,7 +196,7 @@ def _grouped(piece: _Piece) -> RankTrace:
     """The trace of a piece; one without groups becomes a group of its own, named as its data."""
     if piece.trace.group_names:
         return piece.trace
-    return replace(piece.trace, meta={**piece.trace.meta, "group_names": [piece.part.name or "(unknown)"]})
+    return replace(piece.trace, meta={**piece.trace.meta, "group_names": [piece.part.get("name") or "(unknown)"]})
 
 
 def _weights(pieces: Sequence[_Piece]) -> NDArray[np.float32] | None:
@@ -291,16 +204,16 @@ def _weights(pieces: Sequence[_Piece]) -> NDArray[np.float32] | None:
 
     Of a calibration whose conversations count r times each on average, the i-th counts floor((i + 1) r) - floor(i r) times.
     """
-    ratios = [piece.share / piece.trace.num_conversations for piece in pieces]
+    ratios = [(piece.part["share"] or 0.0) / piece.trace.num_conversations for piece in pieces]
     least = min(ratios)
     if max(ratios) > MOST_REPEATED * least:
         raise InvalidInput(
-            f"By these shares one calibration's conversations would count {float(max(ratios) / least):,.0f} times as much "
+            f"By these shares one calibration's conversations would count {max(ratios) / least:,.0f} times as much "
             f"as another's, but at most {MOST_REPEATED} times is allowed: calibrate on more prompts of the one that counts more."
         )
     found = []
     for ratio, piece in zip(ratios, pieces, strict=True):
-        ends = [math.floor(i * ratio / least) for i in range(piece.trace.num_conversations + 1)]
+        ends = np.floor(np.arange(piece.trace.num_conversations + 1) * ratio / least + ROUNDING)
         found.append(np.diff(ends)[piece.trace.clusters])
     weights = np.concatenate(found).astype(np.float32)
     return None if (weights == 1).all() else weights
@@ -324,22 +237,22 @@ def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
     shared: dict[str, Any] = {
         key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens", "pools") if key in blocks[0].meta
     }
+    skipped = [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])]
     lists = {
         "group_names": list(number),
-        "batch_sizes": [size for b in blocks for size in b.meta.get("batch_sizes", [b.meta.get("batch_size")])],
+        "batch_sizes": sorted({size for b in blocks for size in b.meta.get("batch_sizes", [b.meta.get("batch_size")])}),
         "prompt_sha256": [sha for b in blocks for sha in b.meta["prompt_sha256"]],
-        "skipped": [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])],
+        "skipped": sorted({_place(row): row for row in skipped}.values(), key=_place),
     }
     return RankTrace.concatenate(common, {**shared, **meta, **lists})
 
 
-def shard_record(prompts: str, block_prompts: int, num_blocks: int, blocks: Mapping[int, RankTrace]) -> dict[str, Any]:
+def _place(skipped: Mapping[str, Any]) -> tuple[int, str]:
+    """Row and reason of a prompt or turn that was left out."""
+    return skipped.get("row") or 0, skipped.get("reason") or ""
+
+
+def shard_record(prompts: str, block_prompts: int, num_blocks: int, blocks: Mapping[int, RankTrace]) -> ShardRecord:
     """The meta "shard" of the trace of some blocks, by place."""
-    parts = tuple(
-        Part(key=place, sequences=block.num_sequences, skipped=len(block.meta["skipped"]), blocks=1)
-        for place, block in sorted(blocks.items())
-    )
-    found: dict[str, Any] = document(
-        ShardRecord(prompts=prompts, block_prompts=block_prompts, num_blocks=num_blocks, blocks=parts)
-    )
-    return found
+    parts: list[Part] = [{"key": place, "sequences": block.num_sequences} for place, block in sorted(blocks.items())]
+    return {"prompts": prompts, "block_prompts": block_prompts, "num_blocks": num_blocks, "blocks": parts}

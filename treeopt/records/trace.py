@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypedDict
+from typing_extensions import Required, TypedDict
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
-from treeopt.files.fields import within
+from treeopt.files.fields import Amount, Positive, within
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Origins
 from treeopt.records.pools import Pools
@@ -46,6 +46,34 @@ class End(IntEnum):
     LOOP = 3
 
 
+class Part(TypedDict, total=False):
+    """A part of a trace: a block of a shard, or one of the calibrations that were merged.
+
+    key   : place of the block among all blocks; digest of the calibration's prompts, in order
+    name  : of the data that a calibration comes from
+    share : of the traffic; None where every conversation counts once
+    """
+
+    key: Required[int | str]
+    sequences: Required[Positive]
+    name: str | None
+    share: Amount | None
+
+
+class ShardRecord(TypedDict):
+    """What the trace of a shard, or of some shards, says of itself.
+
+    prompts    : digest of all prompts that the calibration asks; block_prompts of them in a block
+    num_blocks : of the whole calibration
+    blocks     : those that are here, by place
+    """
+
+    prompts: str
+    block_prompts: Positive
+    num_blocks: Positive
+    blocks: list[Part]
+
+
 class Meta(TypedDict, total=False):
     """What the commands read of a file's meta, besides its `Origins`."""
 
@@ -58,8 +86,8 @@ class Meta(TypedDict, total=False):
     batch_sizes: list[int] | None
     group_names: list[Any] | None
     skipped: list[dict[str, Any]] | None
-    shard: dict[str, Any] | None
-    merged: list[Any] | None
+    shard: ShardRecord | None
+    merged: list[Part] | None
 
 
 class Answers(Drawn):
@@ -274,7 +302,7 @@ class RankTrace(Answers):
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
-        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta"), mapped=True)
+        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta"))
         meta = read_meta(path, arrays, SCHEMA)
         try:
             kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}

@@ -59,7 +59,7 @@ def _timed_steps(
     for depth, latency, steps in timed:
         where = (str(setting[0]), str(setting[1] or "–"), str(steps[0].size), depth)
         samples = str(sum(len(p.step_ms) for p in steps))
-        is_sure = bool(costs.is_sure([steps[0].size], [steps[0].depth])[0])
+        _, _, (is_sure,) = costs.judged([steps[0].size], [steps[0].depth])
         ms, over = pm(latency.ms, latency.stderr_ms if is_sure else nan), pm(latency.ms / costs.plain.ms, None)
         yield *where, ms, over, samples, *_part_shares(steps[0])
 

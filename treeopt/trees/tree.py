@@ -298,10 +298,9 @@ class TreeFamily:
 
 
 def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    """``array`` with the given type, read-only: a copy, but of what is read-only itself or a file that was mapped."""
+    """``array`` with the given type, read-only: a copy, but of what is read-only itself."""
     kept = isinstance(array, np.ndarray) and array.dtype == dtype and not array.flags.writeable
-    owned = kept and (array.flags.owndata or isinstance(array.base, np.memmap))
-    result: NDArray[Any] = array if owned else np.array(array, dtype=dtype)
+    result: NDArray[Any] = array if kept else np.array(array, dtype=dtype)
     result.setflags(write=False)
     return result
 

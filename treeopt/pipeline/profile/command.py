@@ -25,7 +25,7 @@ from treeopt.files.fields import Amount, checked
 from treeopt.files.journal import Journal
 from treeopt.files.shell import command_line
 from treeopt.growth.source import source_of
-from treeopt.latency.rounds import FEWEST_ROUNDS, Planned, Rounds, Visit, Visitor, time_rounds
+from treeopt.latency.rounds import Rounds, Visit, Visitor
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import (
     NUM_HEADS,
@@ -35,13 +35,12 @@ from treeopt.pipeline.profile.placement import (
     timing_trees,
     tree_families,
 )
-from treeopt.pipeline.profile.timed import all_timings
+from treeopt.pipeline.profile.timed import all_rounds, all_timings
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT, ms_of_speed
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.origins import Runtime, provenance
 from treeopt.records.profile import LatencyProfile, ProfileSetting
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import note, progress
 from treeopt.trees.tree import Tree
 
 PLACES = ("size", "batch_size", "depth", "context", "tree")
@@ -148,22 +147,7 @@ class Calls(Visitor):
         """All rounds, those of an earlier run among them; every call is a block of the journal."""
         for file, tree in zip(self.files, self.drafts, strict=True):
             writing.write_text(file, json.dumps(tree.choices))
-        title = f"Timing {len(self.trees)} trees by command, batch size {self.batch_size}"
-        first: list[float] = []  # seconds of the calls of the first round
-        with progress(title, max(time_limit_s, 0.0)) as advance:
-
-            def heard(event: Planned | Visit) -> None:
-                if isinstance(event, Planned):
-                    return
-                advance(event.seconds)
-                first.append(event.seconds)
-                if len(first) == len(self.drafts) and FEWEST_ROUNDS * sum(first) > time_limit_s:
-                    note(
-                        f"{FEWEST_ROUNDS} rounds at batch size {self.batch_size} take about {FEWEST_ROUNDS * sum(first):.0f} s, "
-                        f"more than the {max(time_limit_s, 0):.0f} s that `time_limit_s` leaves. Fewer `sizes` take less."
-                    )
-
-            return time_rounds(self, time_limit_s=time_limit_s, precision=precision, journal=journal, progress=heard)
+        return all_rounds(self, (self.batch_size, self.context or None), time_limit_s, precision, journal)
 
     def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
         """One run of the command; how many steps it takes is its own."""

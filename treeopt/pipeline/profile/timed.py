@@ -20,7 +20,7 @@ import numpy as np
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.journal import Journal
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.rounds import Planned, Rounds, Visit, processor_share, time_rounds
+from treeopt.latency.rounds import Planned, Rounds, Visit, Visitor, processor_share, time_rounds
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import (
     Wanted,
@@ -248,18 +248,22 @@ class Stages:
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
         journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
-        title = f"Timing {len(trees)} trees, batch size {batch_size}" + held.replace("-", " ")
-        with progress(title, max(limit_s, 0.0)) as advance, closing(visits):
+        with closing(visits):
+            return all_rounds(visits, at, limit_s, self.wanted.precision, journal)
 
-            def heard(event: Planned | Visit) -> None:
-                if isinstance(event, Planned):
-                    _say_planned(at, trees, limit_s, event)
-                else:
-                    advance(event.seconds)
 
-            return time_rounds(
-                visits, time_limit_s=limit_s, precision=self.wanted.precision, journal=journal, progress=heard
-            )
+def all_rounds(visitor: Visitor, at: Place, limit_s: float, precision: float, journal: Journal) -> Rounds:
+    """All rounds of a visitor at one setting, with their progress, and notes of what the time limit has no room for."""
+    title = f"Timing {len(visitor.trees)} trees, batch size {at[0]}" + ("" if at[1] is None else f" context {at[1]}")
+    with progress(title, max(limit_s, 0.0)) as advance:
+
+        def heard(event: Planned | Visit) -> None:
+            if isinstance(event, Planned):
+                _say_planned(at, visitor.trees, limit_s, event)
+            else:
+                advance(event.seconds)
+
+        return time_rounds(visitor, time_limit_s=limit_s, precision=precision, journal=journal, progress=heard)
 
 
 def texts_of(trace: RankTrace, session: Session) -> list[list[Sequence[int]]]:
@@ -303,7 +307,9 @@ def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, planned: Pla
             f"{max(limit_s - planned.warm_up_s, 0):.0f} s. Timed are {len(kept)} sizes: {', '.join(map(str, kept))}."
         )
     if planned.least_s > SPARE * limit_s:
-        note(f"The least that can be timed {where} takes about {planned.least_s:.0f} s, longer than the limit.")
+        note(
+            f"The least that can be timed {where} takes about {planned.least_s:.0f} s, longer than the limit: fewer `sizes` take less."
+        )
 
 
 def _acceptance(session: Session, source: Source | None) -> Acceptance:
@@ -326,7 +332,8 @@ def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_
         for _, p in rounds.timings(context)
     ]
     if session.target.device.type == "cpu":
-        info["processor_share"] = processor_share([v for rounds in stages.found.values() for v in rounds.visits])
+        visits = [visit for rounds in stages.found.values() for visit in rounds.visits]
+        info["processor_share"] = processor_share([(visit.seconds, visit.processor_s) for visit in visits])
     weights = weight_bytes(session.target, session.drafter)
     info |= {"weight_bytes": weights} if stages.engine is None else {}
     if gb_per_s is not None:

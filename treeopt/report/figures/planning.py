@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
+from treeopt.growth.heldout import drawn
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.measurements import median_latency
@@ -69,7 +70,7 @@ def sizes_chart(
         sizes, rates = np.arange(1, len(held_out.tokens_per_step) + 1), held_out.tokens_per_step
         series.append(Series(f"grown: {name}", sizes, rates, look={**look, "markevery": 0.15}))
         if name == objective:
-            ends = np.quantile(held_out.draws, [0.025, 0.975], axis=1)
+            ends = np.quantile(drawn(held_out.every), [0.025, 0.975], axis=1)
             shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
             series.append(Series("", sizes, rates, ends, shade, "area"))
     widths = dense_widths(limits.budget, depth, min(limits.num_ranks, source.num_ranks))
