@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,9 +30,9 @@ LOCAL_HEADER, ZIP64_EXTRA = 30, 20  # bytes before a member: its header, without
 PADDING, PADDING_ID = struct.Struct("<HH"), 0xD935  # the one that Android's archives are aligned with
 
 
-def write(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write(path: str | Path | BytesIO, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Compressed, without pickles; large arrays as they are, so that they can be mapped."""
-    with atomic_writer(path) as stream:
+    with nullcontext(path) if isinstance(path, BytesIO) else atomic_writer(path) as stream:
         if all(array.nbytes < LARGE_BYTES for array in arrays.values()):
             np.savez_compressed(stream, allow_pickle=False, **arrays)
             return
@@ -46,6 +47,13 @@ def write(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
                     member.extra = PADDING.pack(PADDING_ID, -begins % 64) + bytes(-begins % 64)
                 with archive.open(member, "w", force_zip64=True) as stored:
                     npy.write_array(stored, array, allow_pickle=False)
+
+
+def packed(write: Callable[[BytesIO], object]) -> bytes:
+    """The bytes that are written into a stream."""
+    made = BytesIO()
+    write(made)
+    return made.getvalue()
 
 
 def read(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from treeopt.growth.objectives import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
 from treeopt.pipeline.session import settle_threads
-from treeopt.pipeline.workers import RankBlocks, finish_blocks
+from treeopt.pipeline.workers import RankBlocks
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration, prefix_states
@@ -34,7 +35,7 @@ from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import Advance, note, progress
+from treeopt.report.terminal import note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree
@@ -196,59 +197,28 @@ def collect(
     counts, shard = fitting(counts, session), session.shard
     all_prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
     limits = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    asked: dict[str, Any] = {**limits, "counts": counts}
-    numbered, folder = blocks_of(conversations, batch_size, shard), folder.absolute()
-    blocks = [tuple(block) for block in numbered.values()]
+    numbered = blocks_of(conversations, batch_size, shard)
+    sizes = {number: len(block) for number, block in enumerate(numbered.values())}
+    asked = tuple(c for block in numbered.values() for c in block)
     key = {**meta, **counts.record, "conversations": all_prompts, **limits}
     key |= {} if shard == WHOLE else {"shard": str(shard)}
-    journal = Journal(folder, key, ".npz")
-    with progress(title, sum(map(len, blocks))) as advance:
+    journal, prompts = Journal(folder.absolute(), key, ".npz"), replace(session.prompts, conversations=asked)
+    work = RankBlocks(session.source, session.provenance()["threads"] or 1, prompts, size=size, counts=counts, **limits)
+    with progress(title, len(asked)) as advance:
         if session.cluster is None:
-            _finish_here(session, journal, blocks, advance, **asked)
+            if done := journal.finished():
+                fitted = RankTrace.load(journal.block(done - 1)).meta.get("batch_size", batch_size)
+                work = replace(work, batch_size=fitted)
+            block = work.by(session, journal, advance)
+            journal.fill(sizes, lambda numbers: ((n, block(n, note)) for n in numbers), advance, note, in_parts=True)
         else:
-            prompts = replace(session.prompts, conversations=tuple(c for block in blocks for c in block))
-            work = RankBlocks(session.source, session.provenance()["threads"] or 1, prompts, size=size, **asked)
-            finish_blocks(session.cluster, work, journal, [len(block) for block in blocks], advance)
-    done = [RankTrace.load(journal.block(number)) for number in range(len(blocks))]
+            journal.fill(sizes, partial(session.cluster.do, work, note), advance, note)
+    traces = [RankTrace.load(journal.block(number)) for number in sizes]
     said: dict[str, Any] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
     if shard != WHOLE:
         num_blocks = -(-len(conversations) // size)
-        said["shard"] = shard_record(all_prompts, size, num_blocks, dict(zip(numbered, done, strict=True)))
-    return join(done, said)
-
-
-def _finish_here(
-    session: Session,
-    journal: Journal,
-    blocks: Sequence[tuple[Conversation, ...]],
-    advance: Advance,
-    *,
-    max_new_tokens: int,
-    batch_size: int,
-    counts: Counts,
-) -> None:
-    from treeopt.runtime.measure.ranks import collect_trace
-    from treeopt.runtime.measure.unfinished import Unfinished
-    from treeopt.runtime.memory import with_less_memory
-
-    setup, folder = session.setup(max_new_tokens), journal.folder / "unfinished"
-    done = [number for number in range(len(blocks)) if journal.is_finished(number)]
-    if done:
-        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {len(blocks[0])} prompts.")
-        batch_size = RankTrace.load(journal.block(done[-1])).meta.get("batch_size", batch_size)
-    advance(sum(len(blocks[number]) for number in done))
-
-    def attempt(rows: int) -> RankTrace:
-        prompts = replace(session.prompts, conversations=blocks[number])
-        unfinished = Unfinished(folder, {**journal.key, "block": number, "rows": rows}, note)
-        told: dict[str, Any] = {"given": session.given, "progress": advance, "unfinished": unfinished}
-        return collect_trace(setup, prompts, batch_size=rows, counts=counts, meta={"batch_size": rows}, **told)
-
-    for number in sorted(set(range(len(blocks))) - set(done)):
-        trace, batch_size = with_less_memory(attempt, batch_size, note)
-        trace.save(journal.block(number))
-        journal.finish(number)
-        discard(folder)
+        said["shard"] = shard_record(all_prompts, size, num_blocks, dict(zip(numbered, traces, strict=True)))
+    return join(traces, said)
 
 
 def fitting(counts: Counts, session: Session) -> Counts:

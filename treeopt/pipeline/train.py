@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +18,10 @@ from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files import storage, writing
 from treeopt.files.bounds import loads
-from treeopt.files.journal import Journal
 from treeopt.files.parameters import Count
 from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
-from treeopt.pipeline.workers import AnswerBlocks, finish_blocks
+from treeopt.pipeline.workers import AnswerBlocks
 from treeopt.records.origins import provenance
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.training.recipe import PRECISIONS
@@ -195,19 +195,16 @@ class TrainingJob:
         if not self.own:
             found = texts.given_texts(self.target, self.prompts, self.asking)
         else:
-            elsewhere, kept = None if cluster is None else self._by_workers(cluster), wanted.answers or self.work
-            shown = self.is_main and cluster is None
-            with progress("Answering", len(self.prompts.conversations), shown) as advance:
-                found = texts.own_texts(
-                    self.target,
-                    self.prompts,
-                    kept.absolute(),
-                    self.asking,
-                    among=self.accelerator,
-                    advance=advance,
-                    say=note,
-                    elsewhere=elsewhere,
-                )
+            kept, question = (wanted.answers or self.work).absolute(), (self.target, self.prompts, self.asking)
+            if cluster is not None and self.is_main:
+                cluster.start()
+            with progress("Answering", len(self.prompts.conversations), self.is_main) as advance:
+                elsewhere = None
+                if cluster is not None:
+                    work = AnswerBlocks(self.loading, texts.answers_key(*question), self.prompts, self.asking)
+                    elsewhere = partial(cluster.do, work, note)
+                told = {"among": self.accelerator, "advance": advance, "say": note, "elsewhere": elsewhere}
+                found = texts.own_texts(self.target, self.prompts, kept, self.asking, **told)
         self.learned, self.held_out = batches.split_texts(found)
         longest = max(text.answer_tokens for text in self.learned)
         if self.recipe.num_heads >= longest:
@@ -234,15 +231,6 @@ class TrainingJob:
         acceptance = open_acceptance(name, rule.pop("temperature", None), **rule)
         stop, context = StopRule(self.target.eos_ids, wanted.max_new_tokens), self.target.context
         return Asking(stop, acceptance, min(wanted.tokens or context, context))
-
-    def _by_workers(self, cluster: Cluster) -> Any:
-        def finish(folder: Path, key: dict[str, object], sizes: list[int]) -> None:
-            cluster.start()
-            blocks = AnswerBlocks(self.loading, key, self.prompts, self.asking)
-            with progress("Answering", sum(sizes)) as advance:
-                finish_blocks(cluster, blocks, Journal(folder, key, ".npz"), sizes, advance)
-
-        return finish
 
     def run(self) -> tuple[tuple[Path, ...], dict[str, object]]:
         """Count, train, count again, write the heads: their files, and what was reached."""

@@ -1,31 +1,28 @@
-"""Workers of a cluster that do blocks for a command, and how these come into the command's journal.
+"""The blocks of a command, which are made here or by the workers of a cluster.
 
 A worker loads the model once and takes numbers of blocks. Finished blocks come back through Ray, and the command writes them
-into its journal. A journal does not tell who made its blocks, so a run that was stopped continues with other workers, or
-without any.
+into its journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
-from treeopt.files.journal import Journal
-from treeopt.files.writing import atomic_writer
-from treeopt.report.terminal import note
-from treeopt.runtime.cluster import Cluster, DoBlock, Work
+from treeopt.files import npz
+from treeopt.files.journal import Advance, Journal, Say
+from treeopt.runtime.cluster import Cluster, DoBlock
 
 if TYPE_CHECKING:
     from treeopt.records.pools import Counts
+    from treeopt.records.trace import RankTrace
     from treeopt.runtime.prompts.sets import PromptSet
+    from treeopt.runtime.session import Session
     from treeopt.runtime.training.texts import Asking
 
 
@@ -48,35 +45,6 @@ def cluster_of(engine: str | None, **options: Any) -> Iterator[Cluster | None]:
         yield cluster
 
 
-def finish_blocks(
-    cluster: Cluster, work: Work, journal: Journal, sizes: Sequence[int], advance: Callable[[float], None]
-) -> None:
-    """Have all blocks of a journal finished that are not.
-
-    sizes : of every block, by which ``advance`` is called when it is there
-    """
-    missing = [number for number in range(len(sizes)) if not journal.is_finished(number)]
-    if len(missing) < len(sizes):
-        note(f"Continuing after {len(sizes) - len(missing)} of {len(sizes)} blocks.")
-        advance(sum(sizes) - sum(sizes[number] for number in missing))
-    if 0 < len(missing) < cluster.number:
-        note(f"Only as many workers are used as blocks are left: {len(missing)} of {cluster.number}.")
-    for number, content, notes in cluster.do(work, missing) if missing else ():
-        note(*notes)
-        with atomic_writer(journal.block(number)) as stream:
-            stream.write(content)
-        journal.finish(number)
-        advance(sizes[number])
-
-
-def content_of(write: Callable[[Path], object]) -> bytes:
-    """The bytes of the file that ``write`` makes."""
-    with TemporaryDirectory(prefix="treeopt-") as made:
-        file = Path(made) / "block.npz"
-        write(file)
-        return file.read_bytes()
-
-
 @dataclass(frozen=True)
 class RankBlocks:
     """Blocks of a calibration: every worker holds target and drafter.
@@ -93,20 +61,35 @@ class RankBlocks:
     counts: Counts
 
     def open(self) -> DoBlock:
-        from treeopt.runtime.measure.ranks import collect_trace
-        from treeopt.runtime.memory import with_less_memory
         from treeopt.runtime.session import open_in_worker
 
-        session, rows = open_in_worker(self.source, self.threads, self.prompts), self.batch_size
-        setup = session.setup(self.max_new_tokens)
+        return self.by(open_in_worker(self.source, self.threads, self.prompts))
 
-        def block(number: int, say: Callable[[str], None]) -> bytes:
+    def by(self, session: Session, unfinished: Journal | None = None, advance: Advance = lambda done: None) -> DoBlock:
+        """What makes blocks with a session that is loaded here.
+
+        unfinished : the journal of the blocks, beside which a block that is not finished is kept
+        """
+        from treeopt.runtime.measure.ranks import collect_trace
+        from treeopt.runtime.measure.unfinished import Unfinished
+        from treeopt.runtime.memory import with_less_memory
+
+        rows, setup = self.batch_size, session.setup(self.max_new_tokens)
+
+        def block(number: int, say: Say) -> bytes:
             nonlocal rows
             asked = self.prompts.conversations[number * self.size : (number + 1) * self.size]
-            prompts = replace(self.prompts, conversations=asked)
-            collect = partial(collect_trace, setup, prompts, counts=self.counts, given=session.given)
-            trace, rows = with_less_memory(lambda n: collect(batch_size=n, meta={"batch_size": n}), rows, say)
-            return content_of(trace.save)
+
+            def attempt(n: int) -> RankTrace:
+                told: dict[str, Any] = {"batch_size": n, "meta": {"batch_size": n}, "progress": advance}
+                if unfinished is not None:
+                    key = {**unfinished.key, "block": number, "rows": n}
+                    told["unfinished"] = Unfinished(unfinished.folder / "unfinished", key, say)
+                prompts = replace(self.prompts, conversations=asked)
+                return collect_trace(setup, prompts, counts=self.counts, given=session.given, **told)
+
+            trace, rows = with_less_memory(attempt, rows, say)
+            return npz.packed(trace.save)
 
         return block
 
@@ -138,4 +121,4 @@ class AnswerBlocks:
                 "and the same `model` on all hosts."
             )
         answers = texts.AnswerWriter(target, self.prompts, self.asking)
-        return lambda number, say: content_of(lambda file: answers.write(file, number, say))
+        return answers.block

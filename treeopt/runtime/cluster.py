@@ -23,13 +23,13 @@ from typing import Any, Protocol
 
 from treeopt import __version__
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported, first_line
+from treeopt.files.journal import Say
 
 MOST_DEATHS = 3  # of workers over one block, before the block itself is taken for the reason
 ANSWER_S = 10  # that a cluster has to answer a connection
 START_S = "120"  # that a busy machine has to start a cluster of its own
 EXIT = re.compile(r"Worker exit detail: (.*)")
-
-DoBlock = Callable[[int, Callable[[str], None]], bytes]  # a finished block by its number; says what is worth a note
+DoBlock = Callable[[int, Say], bytes]  # a finished block by its number; says what is worth a note
 
 
 class Work(Protocol):
@@ -110,11 +110,13 @@ class Cluster:
             raise error
         return result
 
-    def do(self, work: Work, blocks: Sequence[int]) -> Iterator[tuple[int, bytes, list[str]]]:
-        """The number, the content and the notes of every block when it is finished, in any order."""
+    def do(self, work: Work, say: Say, blocks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        """The number and the content of every block when it is finished, in any order; what workers say is said again."""
         import ray
         from ray.data import ActorPoolStrategy
 
+        if len(blocks) < self.number:
+            say(f"Only as many workers are used as blocks are left: {len(blocks)} of {self.number}.")
         rows = ray.data.from_items([{"block": number} for number in blocks], override_num_blocks=len(blocks))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the last two have no names of their own up to Ray 2.63
@@ -135,7 +137,9 @@ class Cluster:
                 content, error = pickle.loads(row["made"])
                 if error is not None:
                     raise error
-                yield int(row["block"]), content, row["notes"].splitlines()
+                for said in row["notes"].splitlines():
+                    say(said)
+                yield int(row["block"]), content
 
 
 class Actor:
@@ -150,7 +154,7 @@ class Actor:
         made = attempt(self._gpus, self._version, self._block, number, notes.append)
         return {"block": [number], "made": [pickle.dumps(made)], "notes": ["\n".join(notes)]}
 
-    def _block(self, number: int, say: Callable[[str], None]) -> bytes:
+    def _block(self, number: int, say: Say) -> bytes:
         if self._do is None:
             import ray
 

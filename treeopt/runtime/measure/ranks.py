@@ -112,7 +112,13 @@ class Turns:
     answered : the rows of each conversation's turns so far
     """
 
-    def __init__(self, target: Target, prompts: PromptSet, given: bool, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        prompts: PromptSet,
+        given: bool = False,
+        progress: Callable[[int], None] = lambda conversations: None,
+    ) -> None:
         self.target, self.prompts, self.given, self.progress = target, prompts, given, progress
         self.answered: list[list[AnswerRow]] = [[] for _ in prompts.conversations]
         self.skipped: list[dict[str, object]] = []

@@ -9,8 +9,8 @@ there, as in calibration: in a loop every head looks brilliant and learns nothin
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,15 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from treeopt.errors import InvalidInput
 from treeopt.files import npz, storage
-from treeopt.files.journal import Journal
+from treeopt.files.journal import Advance, Journal, Make, Say
 from treeopt.runtime.acceptance.greedy import Acceptance
-from treeopt.runtime.decode import decode
+from treeopt.runtime.decode import AnswerRow, Setup, decode
+from treeopt.runtime.measure.ranks import Turns
 from treeopt.runtime.memory import with_less_memory
-from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
-from treeopt.runtime.stop import SequenceEnd, StopRule
+from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
 
@@ -37,7 +36,6 @@ BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most
 DIGEST_NUMBERS = 64
 FEWEST_ANSWER_TOKENS = 2  # fewer leave no head anything to guess
 ALONE = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
-Turn = tuple[int, Tokens, Tokens]  # place of the conversation, prompt, answer
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,32 @@ def own_texts(
     asking: Asking,
     *,
     among: Any = ALONE,
-    advance: Callable[[int], None] = lambda conversations: None,
-    say: Callable[[str], None] = lambda message: None,
-    elsewhere: Callable[[Path, dict[str, object], list[int]], None] | None = None,
+    advance: Advance = lambda conversations: None,
+    say: Say = lambda message: None,
+    elsewhere: Make | None = None,
 ) -> list[Text]:
     """The model's own answers to all conversations, kept in a folder of ``folder`` for the same question.
 
     among     : this process among those that train together, as accelerate says it
-    elsewhere : finishes the blocks of a journal that are not, by its folder and key and the blocks' sizes in conversations;
-                None where the target here answers
+    elsewhere : makes blocks for all of them; None where the target here answers
     """
-    key: dict[str, object] = {
+    key = answers_key(target, prompts, asking)
+    place = folder / f"answers-{hashlib.sha256(storage.to_json(key).encode()).hexdigest()[:12]}"
+    first, step = among.process_index, among.num_processes if elsewhere is None else 1
+    if first == 0:
+        Journal(place, key, ".npz")
+    among.wait_for_everyone()
+    journal, answers = Journal(place, key, ".npz"), AnswerWriter(target, prompts, asking)
+    sizes = {n: step * len(block) for n, block in enumerate(answers.blocks) if n % step == first}
+    journal.fill(sizes, elsewhere or (lambda numbers: ((n, answers.block(n, say)) for n in numbers)), advance, say)
+    among.wait_for_everyone()
+    read = (_read_block(journal.block(n), block, asking.most_tokens) for n, block in enumerate(answers.blocks))
+    return [text for texts in read for text in texts]
+
+
+def answers_key(target: Target, prompts: PromptSet, asking: Asking) -> dict[str, object]:
+    """All that the answers depend on."""
+    return {
         "max_new_tokens": asking.stop.max_new_tokens,
         "eos_ids": sorted(asking.stop.eos_ids),
         "acceptance": asking.acceptance.record,
@@ -80,23 +93,6 @@ def own_texts(
         "weights": weights_digest(target.model),
         "conversations": hashlib.sha256(" ".join(c.sha256 for c in prompts.conversations).encode()).hexdigest(),
     }
-    place = folder / f"answers-{hashlib.sha256(storage.to_json(key).encode()).hexdigest()[:12]}"
-    first = among.process_index
-    if first == 0:
-        Journal(place, key, ".npz")
-    among.wait_for_everyone()
-    journal, answers = Journal(place, key, ".npz"), AnswerWriter(target, prompts, asking)
-    blocks = answers.blocks
-    if elsewhere is not None and first == 0:
-        elsewhere(place, key, [len(block) for block in blocks])
-    for number in range(first, len(blocks), among.num_processes) if elsewhere is None else ():
-        if not journal.is_finished(number):
-            answers.write(journal.block(number), number, say)
-            journal.finish(number)
-        advance(len(blocks[number]) * among.num_processes)
-    among.wait_for_everyone()
-    read = (_read_block(journal.block(n), block, asking.most_tokens) for n, block in enumerate(blocks))
-    return [text for texts in read for text in texts]
 
 
 class AnswerWriter:
@@ -107,43 +103,31 @@ class AnswerWriter:
         asked, size = prompts.conversations, BLOCK_CONVERSATIONS
         self.blocks = [asked[i : i + size] for i in range(0, len(asked), size)]
 
-    def write(self, file: Path, number: int, say: Callable[[str], None]) -> None:
+    def block(self, number: int, say: Say) -> bytes:
         attempt = partial(answer_block, self.target, self.prompts, self.blocks[number], self.asking)
         answered, self._rows = with_less_memory(attempt, self._rows, say)
-        texts = [prompt + answer for _, prompt, answer in answered]
+        rows = [row for of_one in answered for row in of_one]
         arrays: dict[str, NDArray[Any]] = {
-            "tokens": np.array([token for text in texts for token in text], dtype=np.int32),
-            "starts": np.cumsum([0, *map(len, texts)], dtype=np.int64),
-            "prompt_tokens": np.array([len(prompt) for _, prompt, _ in answered], dtype=np.int32),
-            "conversation": np.array([i for i, _, _ in answered], dtype=np.int32),
+            "tokens": np.array([token for row in rows for token in (*row.prompt, *row.tokens)], dtype=np.int32),
+            "starts": np.cumsum([0, *(len(row.prompt) + len(row.tokens) for row in rows)], dtype=np.int64),
+            "prompt_tokens": np.array([len(row.prompt) for row in rows], dtype=np.int32),
+            "conversation": np.repeat(np.arange(len(answered), dtype=np.int32), list(map(len, answered))),
         }
-        npz.write(file, arrays)
+        return npz.packed(lambda stream: npz.write(stream, arrays))
 
 
 def answer_block(
     target: Target, prompts: PromptSet, conversations: Sequence[Conversation], asking: Asking, batch_size: int
-) -> list[Turn]:
-    """Every turn of some conversations; one that cannot be asked ends its conversation."""
-    said: list[list[Tokens]] = [[] for _ in conversations]
-    found: list[Turn] = []
-    going = list(range(len(conversations)))
-    while going:
-        asked: list[tuple[int, Tokens]] = []
-        for i in going:
-            try:
-                tokens = prompts.next_prompt(conversations[i], said[i])
-            except InvalidInput:  # the model's template refuses its own answer
-                continue
-            if len(tokens) < target.context:
-                asked.append((i, tokens))
-        asked.sort(key=lambda turn: len(turn[1]))  # a batch is prefilled together, as long as its longest prompt
-        texts = [tokens for _, tokens in asked]
+) -> list[list[AnswerRow]]:
+    """The answers to every turn of some conversations; a turn that cannot be asked ends its conversation."""
+    turns = Turns(target, replace(prompts, conversations=tuple(conversations)))
+    for asked, _ in turns.rounds():
+        order = sorted(range(len(asked)), key=lambda i: len(asked[i]))  # prefills are as long as their longest prompt
+        texts = [asked[i] for i in order]
         rows = decode(target, None, texts, batch_size=batch_size, stop=asking.stop, acceptance=asking.acceptance)
-        for (i, tokens), row in zip(asked, rows, strict=True):
-            said[i].append(tuple(row.tokens))
-            found.append((i, tokens, said[i][-1]))
-        going = [i for i, _ in asked if len(said[i]) < conversations[i].num_turns]
-    return sorted(found, key=lambda turn: turn[0])  # stable: turns stay in their order
+        for i, row in zip(order, rows, strict=True):
+            turns.end(replace(row, id=i))
+    return turns.answered
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -157,20 +141,17 @@ def weights_digest(model: nn.Module) -> str:
 
 def given_texts(target: Target, prompts: PromptSet, asking: Asking) -> list[Text]:
     """The given answers, each after the prompt of its turn, cut where the model's own would be."""
-    found = []
-    for conversation in prompts.conversations:
-        before: list[Tokens] = []
-        for turn in range(conversation.num_turns):
-            try:
-                prompt = prompts.next_prompt(conversation, before)
-                before.append(prompts.given_answer(conversation, turn))
-            except InvalidInput:
-                break
-            if len(prompt) >= target.context:
-                break
-            n = len(SequenceEnd(asking.stop, target.context - len(prompt)).take(before[-1]))
-            found += _texts(prompt + before[-1][:n], len(prompt), conversation, asking.most_tokens)
-    return found
+    setup, turns = Setup(target, None, asking.stop), Turns(target, prompts, given=True)
+    for asked, answers in turns.rounds():
+        for i, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+            turns.end(setup.row(i, prompt, answer))
+    pairs = zip(prompts.conversations, turns.answered, strict=True)
+    found = ((row, one) for one, rows in pairs for row in rows)
+    return [
+        text
+        for row, one in found
+        for text in _texts([*row.prompt, *row.tokens], len(row.prompt), one, asking.most_tokens)
+    ]
 
 
 def _read_block(file: Path, block: Sequence[Conversation], most_tokens: int) -> Iterator[Text]:
