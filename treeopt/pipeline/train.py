@@ -262,7 +262,7 @@ class TrainingJob:
         except KeyboardInterrupt:
             kept, done = loop.keep(), loop.position.step
             if done:
-                self.note(f"Stopped after step {done:,}; training goes on after step {kept.step:,}.")
+                self.note(f"Stopped after step {done:,}; training goes on after step {kept:,}.")
             raise
         files: list[Path] = []
         if self.is_main:
