@@ -245,10 +245,12 @@ def collect_probes(run: RunDirectory, session: Session, trace: RankTrace, *, bat
     found, family = None, grow(trace, Limits(POLICY_ROWS), objective="joint")
     for number in range(1, rounds + 1):
         policy = next_policy(run, found) if found else family.tree(len(family))
-        file = run.partial("probe") / f"round-{number}.npz"
-        title = f"Probing, round {number}"
-        found = _finished(file, session, trace, policy) or collect_round(session, trace, policy, batch_size, title)
-        found.save(file)
+        key = {**_meta(session, trace), "policy": policy.choices}
+        journal = Journal(run.partial("probe") / f"round-{number}", key, ".npz")
+        if not journal.is_finished(0):
+            collect_round(session, trace, policy, batch_size, f"Probing, round {number}").save(journal.block(0))
+            journal.finish(0)
+        found = Probe.load(journal.block(0))
     assert found is not None, "there is a round at least"
     return found
 
@@ -291,14 +293,3 @@ def _meta(session: Session, trace: RankTrace) -> dict[str, Any]:
     meta = {key: trace.meta.get(key) for key in ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")}
     rule = {"acceptance": session.acceptance.record}
     return {**meta, **rule, "top_k": trace.top_k, "provenance": {**(trace.meta.get("provenance") or {}), **rule}}
-
-
-def _finished(file: Path, session: Session, trace: RankTrace, policy: Tree) -> Probe | None:
-    """A round that an earlier run has finished, if it is the same."""
-    try:
-        probe = Probe.load(file)
-    except InvalidInput:
-        return None
-    expected = json.loads(json.dumps(_meta(session, trace)))
-    same = all(probe.meta.get(key) == value for key, value in expected.items())
-    return probe if same and probe.policy == policy else None
