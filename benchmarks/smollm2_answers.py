@@ -85,7 +85,7 @@ def main() -> None:
     target = load_target(demo.SMOLLM2, dtype="float32")
     folder = converted(target, "fp32", print)
     target = load_target(demo.SMOLLM2, dtype="bfloat16")
-    prompts = open_seeds(target, asked.prompts, asked.num_prompts)
+    prompts = open_seeds({"model": demo.SMOLLM2, "prompts": asked.prompts}, target, asked.num_prompts)
     stop = StopRule(target.eos_ids, MAX_NEW_TOKENS)
     asking = Asking(stop, open_acceptance("greedy", None), target.context)
     blocks, engine = AnswerWriter(target, prompts, asking).blocks, Engine(folder, stop)

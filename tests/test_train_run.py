@@ -26,7 +26,7 @@ from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.prompts.sets import Conversation, PromptSet, demo_prompts
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.target import load_target
 from treeopt.runtime.training import loop as loop_module
 from treeopt.runtime.training import opening
 from treeopt.runtime.training import texts as texts_module
@@ -466,7 +466,7 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     assert not list(out.rglob(".treeopt-*"))
     assert len(lines(out / "training")) == 3
 
-    demo_model, joint = opening.open_base("demo", None, device="cpu"), kind == "medusa-2"
+    demo_model, joint = opening.open_base({}, "cpu"), kind == "medusa-2"
     target = load_target(str(out), device="cpu") if joint else demo_model
     opened = open_drafter(None if joint else str(out), target, depth=2 if kind == "eagle3" else None)
     assert opened.record["layout"] == {"medusa-1": "medusa", "medusa-2": "merged", "eagle3": "eagle-3"}.get(kind, kind)
@@ -501,9 +501,9 @@ def test_heads_of_ones_own_model_learn_from_given_answers(tmp_path):
 
 
 def test_training_prompts_are_none_of_calibrations():
-    target = opening.open_base("demo", None, device="cpu")
+    target = opening.open_base({}, "cpu")
     seen = {c.sha256 for c in demo_prompts(target).conversations}
-    learned = opening.open_seeds(target, None, 300)
+    learned = opening.open_seeds({}, target, 300)
     assert 250 < len(learned.conversations) <= 300
     assert not seen & {c.sha256 for c in learned.conversations}
     assert "training modules" in learned.name
@@ -595,7 +595,7 @@ def test_a_base_in_8_bits_is_quantised_as_it_is_read(monkeypatch):
         return read(path, **options)
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", stand_in)
-    opening.open_base("demo", None, load_in_8bit=True, device="cpu")
+    opening.open_base({}, "cpu", load_in_8bit=True)
     assert asked_for["load_in_8bit"]
     assert asked_for["device_map"] == {"": "cpu"}
 
@@ -623,7 +623,7 @@ def test_half_precision_on_cuda_learns_in_bf16_unless_something_else_is_said(
 
 def test_a_model_of_ones_own_needs_prompts():
     with pytest.raises(InvalidInput, match="prompts is needed with a model of your own"):
-        opening.open_seeds(Target(small_target().model, name="mine"), None, 8)
+        opening.open_seeds({"model": "mine"}, small_target(), 8)
 
 
 @pytest.mark.slow

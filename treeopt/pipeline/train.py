@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from treeopt.runtime.training.recipe import Recipe
     from treeopt.runtime.training.texts import Asking
 
-PROMPT_OPTIONS = ("column", "responses", "split", "chat_template")
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
-NOT_LOADING = (*PROMPT_OPTIONS, *RULE_OPTIONS, "prompts", "seed", "in_order")
 WEIGHTS = (".safetensors", ".pt", ".bin")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
 CHECKPOINT = "checkpoint.partial"
@@ -173,10 +171,9 @@ class TrainingJob:
 
         self.folder, self.work, self.recipe, self.accelerator = folder, folder / "training", recipe, accelerator
         self.source, self.own, self.is_main = source, "responses" not in source, accelerator.is_main_process
-        loading = {name: value for name, value in source.items() if name not in NOT_LOADING}
-        self.loading = {"model": demo.NAME, **loading, "load_in_8bit": load_in_8bit}
+        self.load_in_8bit = load_in_8bit
         with progress("Loading", None, self.is_main):
-            self.target = opening.open_base(accelerator=accelerator, **self.loading)
+            self.target = opening.open_base(source, str(accelerator.device), load_in_8bit=load_in_8bit)
         self.size = opening.size_of_heads(self.target, recipe)
         self.note(f"{recipe.kind} heads: {self.size}")
 
@@ -188,9 +185,7 @@ class TrainingJob:
         """Find the texts to learn from, the model's own answers or given ones; those of the heads that none can teach are refused."""
         from treeopt.runtime.training import batches, opening, texts
 
-        asked = {name: self.source[name] for name in PROMPT_OPTIONS if name in self.source}
-        seed = None if self.source.get("in_order") else self.source.get("seed", 0)
-        self.prompts = opening.open_seeds(self.target, self.source.get("prompts"), wanted.num_prompts, seed, **asked)
+        self.prompts = opening.open_seeds(self.source, self.target, wanted.num_prompts)
         self.asking = self._asking(wanted)
         if not self.own:
             found = texts.given_texts(self.target, self.prompts, self.asking)
@@ -201,7 +196,9 @@ class TrainingJob:
             with progress("Answering", len(self.prompts.conversations), self.is_main) as advance:
                 elsewhere = None
                 if cluster is not None:
-                    work = AnswerBlocks(self.loading, texts.answers_key(*question), self.prompts, self.asking)
+                    work = AnswerBlocks(
+                        self.source, self.load_in_8bit, texts.answers_key(*question), self.prompts, self.asking
+                    )
                     elsewhere = partial(cluster.do, work, note)
                 told = {"among": self.accelerator, "advance": advance, "say": note, "elsewhere": elsewhere}
                 found = texts.own_texts(self.target, self.prompts, kept, self.asking, **told)
@@ -220,15 +217,12 @@ class TrainingJob:
         self.recipe = self.recipe.over(len(self.learned))
 
     def _asking(self, wanted: TextOptions) -> Asking:
-        from treeopt.runtime.session import open_acceptance
+        from treeopt.runtime.session import open_rule
         from treeopt.runtime.stop import StopRule
         from treeopt.runtime.training.texts import Asking
 
-        rule = {name: self.source[name] for name in RULE_OPTIONS if name in self.source}
-        name = rule.pop("acceptance", "sample" if rule else "greedy")
-        if name == "sample" and "seed" in self.source:
-            rule["seed"] = self.source["seed"]
-        acceptance = open_acceptance(name, rule.pop("temperature", None), **rule)
+        usual = "greedy" if self.source.keys().isdisjoint(RULE_OPTIONS) else "sample"
+        acceptance = open_rule({"acceptance": usual, **self.source})
         stop, context = StopRule(self.target.eos_ids, wanted.max_new_tokens), self.target.context
         return Asking(stop, acceptance, min(wanted.tokens or context, context))
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput
@@ -98,11 +97,12 @@ class RankBlocks:
 class AnswerBlocks:
     """Blocks of the answers that heads learn from: every worker holds the model.
 
-    loading : options of `treeopt.runtime.training.opening.open_base`
-    key     : of the journal, which names the model's number format and weights
+    source : options of the model, see `treeopt.runtime.training.opening.open_base`
+    key    : of the journal, which names the model's number format and weights
     """
 
-    loading: Mapping[str, Any]
+    source: Mapping[str, Any]
+    load_in_8bit: bool
     key: Mapping[str, Any]
     prompts: PromptSet
     asking: Asking
@@ -112,8 +112,8 @@ class AnswerBlocks:
 
         from treeopt.runtime.training import opening, texts
 
-        here = SimpleNamespace(device="cuda" if torch.cuda.is_available() else "cpu")
-        target, key = opening.open_base(accelerator=here, **self.loading), self.key
+        device, key = "cuda" if torch.cuda.is_available() else "cpu", self.key
+        target = opening.open_base(self.source, device, load_in_8bit=self.load_in_8bit)
         found = {"dtype": str(target.dtype), "weights": texts.weights_digest(target.model)}
         if found != {name: key[name] for name in found}:
             raise InvalidInput(

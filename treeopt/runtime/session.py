@@ -92,29 +92,16 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
               `order_of`
     prompts : those of the source, where they have been read already
     """
-    source = source or {}
-    asked = {name: value for name, value in source.items() if value is not None}
-
-    def given(*names: str) -> dict[str, Any]:
-        return {name: asked[name] for name in names if name in asked}
-
-    responses, rule, order = "responses" in asked, asked.get("acceptance"), order_of(asked)
-    if "threads" in asked:
-        torch.set_num_threads(asked["threads"])
-    drawing = given("top_p", "top_k", "seed", "epsilon", "delta")
-    rules = open_acceptance(rule, asked.get("temperature"), given=responses, **drawing)
-    name, model = _prompts_name(asked), asked.get("model", demo.NAME)
-    target = load_target(model, **given("dtype", "device", "device_map", "revision", "trust_remote_code"))
-    placed = given("revision", "trust_remote_code")
-    opened = open_drafter(asked.get("drafter"), target, depth=asked.get("draft_depth"), **placed)
+    source = {name: value for name, value in (source or {}).items() if value is not None}
+    if "threads" in source:
+        torch.set_num_threads(source["threads"])
+    rules, _ = open_rule(source), prompts_name(source)  # refused before anything is loaded
+    target, placed = open_model(source), _given(source, "revision", "trust_remote_code")
+    opened = open_drafter(source.get("drafter"), target, depth=source.get("draft_depth"), **placed)
     drafter: Drafter = opened.drafter
-    if rule == "reject":
+    if source.get("acceptance") == "reject":
         drafter, rules = by_rejection(drafter, target, rules)
-    if prompts is None and name == demo.NAME:
-        prompts = demo_prompts(target, seed=order.seed, **given("group_by"))
-    elif prompts is None:
-        columns = given("column", "group_by", "responses", "chat_template", "split")
-        prompts = load_prompts(target, name, order=order, **columns)
+    prompts, responses = prompts or open_prompts(source, target), "responses" in source
     return Session(
         target,
         drafter,
@@ -123,9 +110,36 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
         given=responses,
         notes=(*opened.notes, *filter(None, [dtype_note(target)]), *_skipped_note(prompts)),
         acceptance=rules,
-        temperature=asked.get("temperature") if responses else None,
+        temperature=source.get("temperature") if responses else None,
         source=source,
     )
+
+
+def _given(source: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: source[name] for name in names if name in source}
+
+
+def open_model(source: Mapping[str, Any], **options: Any) -> Target:
+    """The target of a session's options."""
+    placed = _given(source, "dtype", "device", "device_map", "revision", "trust_remote_code")
+    return load_target(source.get("model", demo.NAME), **placed, **options)
+
+
+def open_rule(source: Mapping[str, Any]) -> Acceptance:
+    """The rule of a session's options."""
+    options = _given(source, "temperature", "top_p", "top_k", "seed", "epsilon", "delta")
+    return open_acceptance(source.get("acceptance"), given="responses" in source, **options)
+
+
+def open_prompts(
+    source: Mapping[str, Any], target: Target, *, held_out: bool = True, most: int | None = None
+) -> PromptSet:
+    """The prompts of a session's options; for held_out and most of the demo's see `demo_prompts`."""
+    name, order = prompts_name(source), order_of(source)
+    if name == demo.NAME:
+        return demo_prompts(target, held_out=held_out, most=most, seed=order.seed, **_given(source, "group_by"))
+    columns = _given(source, "column", "group_by", "responses", "chat_template", "split")
+    return load_prompts(target, name, order=order, **columns)
 
 
 def order_of(source: Mapping[str, Any]) -> Order:
@@ -134,13 +148,13 @@ def order_of(source: Mapping[str, Any]) -> Order:
     return Order(seed, max(source.get("drawn", 0), MOST_DRAWN))
 
 
-def _prompts_name(source: Mapping[str, Any]) -> str:
+def prompts_name(source: Mapping[str, Any]) -> str:
     """A file, a folder, a datasets id or "demo"; InvalidInput where prompts are missing."""
     name: str = source.get("prompts", demo.NAME)
     if source.get("model", demo.NAME) != demo.NAME and "prompts" not in source:
         raise InvalidInput(
-            "`prompts` is needed with a model of your own, since a tree is only as good as the prompts it "
-            "was measured on: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."
+            "`prompts` is needed with a model of your own, since trees and heads are only as good as the prompts "
+            "behind them: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."
         )
     if name == demo.NAME and not source.keys().isdisjoint(("column", "responses", "split")):
         raise InvalidInput("`column`, `responses` and `split` need `prompts`: the demo's are plain text.")

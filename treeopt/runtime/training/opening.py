@@ -6,7 +6,7 @@ import importlib.util
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import temporary
 from treeopt.records.drafters import DRAFTERS
@@ -22,9 +21,9 @@ from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.checkpoints.save import by_libraries
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.open import open_drafter
-from treeopt.runtime.prompts.order import MOST_DRAWN, Order
-from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
-from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.prompts.sets import PromptSet
+from treeopt.runtime.session import open_model, open_prompts
+from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
 from treeopt.runtime.training.recipe import Recipe
 
@@ -75,29 +74,20 @@ def wanted_precision(given: str | None, device: str | None, dtype: str | None) -
     return "bf16" if on_cuda and torch.cuda.is_bf16_supported() else "no"
 
 
-def open_base(model: str, accelerator: Any, *, load_in_8bit: bool = False, **options: Any) -> Target:
-    """The target that heads are trained for, on this process's device."""
-    if options.get("device_map") is None and options.get("device") is None:
-        options["device"] = str(accelerator.device)
-    if load_in_8bit:
-        from transformers import BitsAndBytesConfig
+def open_base(source: Mapping[str, Any], device: str, *, load_in_8bit: bool = False) -> Target:
+    """The target that heads are trained for, on this process's device unless the options name one."""
+    if "device_map" not in source:
+        source = {"device": device, **source}
+    if not load_in_8bit:
+        return open_model(source)
+    from transformers import BitsAndBytesConfig
 
-        options["quantization"] = BitsAndBytesConfig(load_in_8bit=True)
-    return load_target(model, **options)
+    return open_model(source, quantization=BitsAndBytesConfig(load_in_8bit=True))
 
 
-def open_seeds(target: Target, prompts: str | None, most: int, seed: int | None = 0, **options: Any) -> PromptSet:
+def open_seeds(source: Mapping[str, Any], target: Target, most: int) -> PromptSet:
     """The first ``most`` prompts to answer, in the seed's order; the demo's are none of calibration's and bench's."""
-    if prompts is None or prompts == demo.NAME:
-        if target.name != demo.TITLE:
-            raise InvalidInput(
-                "`prompts` is needed with a model of your own: heads learn from its answers to prompts like "
-                "those that it will be asked."
-            )
-        if options:
-            raise InvalidInput(f"`{sorted(options)[0]}` needs `prompts`: the demo's are plain text.")
-        return demo_prompts(target, held_out=False, most=most, seed=seed)
-    found = load_prompts(target, prompts, order=Order(seed, max(most, MOST_DRAWN)), **options)
+    found = open_prompts({**source, "drawn": most}, target, held_out=False, most=most)
     return replace(found, conversations=found.conversations[:most])
 
 
