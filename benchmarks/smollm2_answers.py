@@ -20,7 +20,7 @@ from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, Schedul
 
 from treeopt import demo
 from treeopt.files import npz
-from treeopt.runtime.engines.conversion import converted
+from treeopt.runtime.engines.openvino import converted
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.session import open_acceptance
 from treeopt.runtime.stop import SequenceEnd, StopRule

@@ -22,8 +22,7 @@ from treeopt.runtime.acceptance.sampling import Sampling
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
-from treeopt.runtime.drafters.eagle import EagleHeads
-from treeopt.runtime.drafters.layer import layer_config
+from treeopt.runtime.drafters.layer import EagleHeads, layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers

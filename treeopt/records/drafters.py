@@ -126,7 +126,7 @@ DRAFTERS = {
         recipes={"eagle3": RecipeDefaults("eagle-3", 1, 5e-4, 0.8, teacher=True, one_layer=True)}),
     "eagle": DrafterKind(
         about="the layer of EAGLE-1 and EAGLE-2: as above",
-        recognises="checkpoints.eagle:recognise_eagle", writes="checkpoints.eagle:publish_eagle", layouts={
+        recognises="checkpoints.layer:recognise_eagle", writes="checkpoints.layer:publish_eagle", layouts={
             "eagle-1": Layout("model.safetensors with fc and one layer: EAGLE-1 and EAGLE-2", shares=True),
         }),
     "draft-model": DrafterKind(

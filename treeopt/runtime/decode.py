@@ -25,7 +25,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.nodes import Drafting, drafting_of
+from treeopt.runtime.drafters.levels import Drafting, drafting_of
 from treeopt.runtime.drafters.protocol import Drafter, DrafterState, GivenText
 from treeopt.runtime.stepper import Pass, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule

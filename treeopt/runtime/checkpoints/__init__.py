@@ -1,6 +1,6 @@
 """Read and write the published layouts of heads; see `treeopt.records.drafters.LAYOUTS`.
 
-files.py finds and reads tensors · reading.py opens any checkpoint and checks it · medusa.py, hydra.py, eagle.py, eagle3.py
+files.py finds and reads tensors · reading.py opens any checkpoint and checks it · medusa.py, hydra.py, eagle3.py
 and layer.py name tensors and tell layouts apart · save.py writes any of them, and rewrites one as another.
 """
 
