@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from treeopt.growth.replay import accepted_lengths, length_counts, replay, replay_dynamic
 from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import Greedy
-from treeopt.runtime.acceptance.sampling import Sampling
+from treeopt.runtime.acceptance.rules import Greedy, Sampling
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit

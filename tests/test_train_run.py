@@ -18,8 +18,7 @@ from treeopt.cli.steps import REFUSED
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
 from treeopt.pipeline.train import by_heart
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import Greedy
-from treeopt.runtime.acceptance.sampling import Sampling
+from treeopt.runtime.acceptance.rules import Greedy, Sampling
 from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.open import open_drafter

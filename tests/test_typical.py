@@ -13,8 +13,7 @@ from treeopt.growth.probed import AcceptedNodes
 from treeopt.records.probe import Probe
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance import typical
-from treeopt.runtime.acceptance.greedy import Greedy
-from treeopt.runtime.acceptance.typical import Typical
+from treeopt.runtime.acceptance.rules import Greedy, Typical
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.protocol import top_candidates
 from treeopt.runtime.measure.bench import measure_quality

@@ -73,7 +73,7 @@ def calibrate(
     probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
     overwrite    : whether another measurement of the run may be replaced
     """
-    from treeopt.runtime.acceptance.greedy import Greedy
+    from treeopt.runtime.acceptance.rules import Greedy
 
     is_typical = session.acceptance.record["rule"] == "typical"
     others = {"responses": session.given, "engine": session.cluster, "shard": session.shard != WHOLE}

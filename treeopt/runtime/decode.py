@@ -23,7 +23,7 @@ from torch import Tensor
 from treeopt import __version__
 from treeopt.errors import InvalidInput
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, sequence_key
+from treeopt.runtime.acceptance.rules import Acceptance, Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.levels import Drafting, drafting_of
 from treeopt.runtime.drafters.protocol import Drafter, DrafterState, GivenText

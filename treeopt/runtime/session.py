@@ -15,10 +15,8 @@ from treeopt.records.display import one_line
 from treeopt.records.merging import WHOLE, Shard
 from treeopt.records.origins import DrafterRecord, ProvenanceRecord, Runtime, provenance
 from treeopt.records.rules import OPTIONS, RULES
-from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain
-from treeopt.runtime.acceptance.sampling import Sampling
-from treeopt.runtime.acceptance.typical import Typical
+from treeopt.runtime.acceptance.rules import Acceptance, Greedy, Sampling, Typical
 from treeopt.runtime.cluster import Cluster
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel

@@ -48,7 +48,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 if TYPE_CHECKING:
-    from treeopt.runtime.acceptance.greedy import Acceptance
+    from treeopt.runtime.acceptance.rules import Acceptance
     from treeopt.runtime.session import Session
     from treeopt.runtime.stepper import Stepper
 

@@ -6,7 +6,7 @@ probability q is accepted with probability min(1, p/q); the first rejected one i
 residual, norm(max(p - q, 0)). The tokens of a chain are distributed as the target's, but are not those that plain
 sampling would draw with the same seed.
 
-The noise is keyed as in `treeopt.runtime.acceptance.sampling`, so runs repeat. A place may be drafted in several steps, with
+The noise is keyed as in `treeopt.runtime.acceptance.rules`, so runs repeat. A place may be drafted in several steps, with
 the same noise; it is decided in just one, and what was drafted there before depended on nothing that is kept.
 
 b rows · K tokens of a chain · V vocabulary
@@ -26,12 +26,13 @@ from torch.nn import functional as F
 from treeopt.errors import InvalidInput
 from treeopt.records.origins import RuleRecord
 from treeopt.records.trace import MISS
-from treeopt.runtime.acceptance.greedy import Nodes, sequence_key
-from treeopt.runtime.acceptance.sampling import (
+from treeopt.runtime.acceptance.rules import (
+    Nodes,
     NoiseStream,
     Sampling,
     gumbel_argmax,
     rows_at_once,
+    sequence_key,
     stream_states,
     uniforms,
 )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.records.rules import SAME_TEXT
-from treeopt.runtime.acceptance.greedy import Acceptance, Nodes, follow_each
+from treeopt.runtime.acceptance.rules import Acceptance, Nodes, follow_each
 from treeopt.runtime.drafters.protocol import (
     Drafter,
     DrafterState,

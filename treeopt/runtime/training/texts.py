@@ -23,7 +23,7 @@ from torch import nn
 
 from treeopt.files import npz, storage
 from treeopt.files.journal import Advance, Journal, Make, Say
-from treeopt.runtime.acceptance.greedy import Acceptance
+from treeopt.runtime.acceptance.rules import Acceptance
 from treeopt.runtime.decode import AnswerRow, Setup, decode
 from treeopt.runtime.measure.ranks import Turns
 from treeopt.runtime.memory import with_less_memory
