@@ -25,9 +25,8 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.causal import CausalDraft
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, GivenText
-from treeopt.runtime.drafters.states import batches, ranks_among
+from treeopt.runtime.drafters.states import CausalDraft, batches, ranks_among
 from treeopt.runtime.target import DTYPES, Target, load_target
 
 

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.runtime.drafters.causal import CausalDraft
 from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.levels import LevelDraft
 from treeopt.runtime.drafters.protocol import DrafterState, Frontier
-from treeopt.runtime.drafters.states import Heads, Logits, StateDraft
+from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits, StateDraft
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target

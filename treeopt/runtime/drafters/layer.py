@@ -20,9 +20,8 @@ from transformers.cache_utils import DynamicCache
 
 from treeopt.errors import InvalidInput
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.causal import CausalDraft
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
-from treeopt.runtime.drafters.states import Heads, Logits
+from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
 
 if TYPE_CHECKING:
     from treeopt.runtime.training.batches import Batch
