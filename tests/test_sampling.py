@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.acceptance import sampling as module
+from treeopt.runtime.acceptance import rules as module
 from treeopt.runtime.acceptance.rules import NoiseStream, Sampling, sequence_key, splitmix64, stream_states, uniforms
 from treeopt.runtime.decode import decode
 from treeopt.runtime.stop import StopRule

@@ -23,7 +23,7 @@ from torch import Tensor
 from treeopt import __version__
 from treeopt.errors import InvalidInput
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.rules import Acceptance, Greedy, sequence_key
+from treeopt.runtime.acceptance.rules import Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.levels import Drafting, drafting_of
 from treeopt.runtime.drafters.protocol import Drafter, DrafterState, GivenText
@@ -48,7 +48,7 @@ class Setup:
     target: Target
     drafter: Drafter | None
     stop: StopRule
-    acceptance: Acceptance = field(default_factory=Greedy)
+    acceptance: Greedy = field(default_factory=Greedy)
 
     def capacity(self, prompts: Iterable[Sequence[int]]) -> int:
         """Tokens of the longest sequence, prompt and answer, that can come of the prompts.
@@ -346,7 +346,7 @@ def decode(
     *,
     batch_size: int,
     stop: StopRule,
-    acceptance: Acceptance | None = None,
+    acceptance: Greedy | None = None,
 ) -> list[AnswerRow]:
     """Decode every prompt to its end, with one tree or plainly; the records in the prompts' order."""
     decoder = Decoder(Setup(target, drafter, stop, acceptance or Greedy()))

@@ -16,7 +16,7 @@ from treeopt.records.merging import WHOLE, Shard
 from treeopt.records.origins import DrafterRecord, ProvenanceRecord, Runtime, provenance
 from treeopt.records.rules import OPTIONS, RULES
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain
-from treeopt.runtime.acceptance.rules import Acceptance, Greedy, Sampling, Typical
+from treeopt.runtime.acceptance.rules import Greedy, Sampling, Typical
 from treeopt.runtime.cluster import Cluster
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel
@@ -39,7 +39,7 @@ class Session:
     given: bool = False  # whether the prompts come with answers
     notes: tuple[str, ...] = ()  # what loading repaired, left out, or found strange
     weights: str = "checkpoint"  # or "random weights"
-    acceptance: Acceptance = field(default_factory=Greedy)
+    acceptance: Greedy = field(default_factory=Greedy)
     temperature: float | None = None  # at which given answers were sampled
     source: Mapping[str, object] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
     shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
@@ -123,7 +123,7 @@ def open_model(source: Mapping[str, Any], **options: Any) -> Target:
     return load_target(source.get("model", demo.NAME), **placed, **options)
 
 
-def open_rule(source: Mapping[str, Any]) -> Acceptance:
+def open_rule(source: Mapping[str, Any]) -> Greedy:
     """The rule of a session's options."""
     options = _given(source, "temperature", "top_p", "top_k", "seed", "epsilon", "delta")
     return open_acceptance(source.get("acceptance"), given="responses" in source, **options)
@@ -212,7 +212,7 @@ def open_in_worker(source: Mapping[str, Any], threads: int, prompts: PromptSet |
 
 def open_acceptance(
     name: str | None, temperature: float | None = None, *, given: bool = False, **options: Any
-) -> Acceptance:
+) -> Greedy:
     """The rule called ``name`` (one of `RULES`), with those of its options that were given.
 
     Rejection needs the draft model too: here it is sampling, and `by_rejection` makes the two of them.
@@ -246,7 +246,7 @@ def open_acceptance(
     return Sampling(**{"temperature": 1.0, **options})
 
 
-def by_rejection(drafter: Drafter, target: Target, sampling: Acceptance) -> tuple[SampledChain, Rejection]:
+def by_rejection(drafter: Drafter, target: Target, sampling: Greedy) -> tuple[SampledChain, Rejection]:
     """A draft model that draws its chains, and the rule that accepts them; InvalidInput for other drafters."""
     if not isinstance(drafter, DraftModel):
         raise InvalidInput(

@@ -27,6 +27,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.origins import RuleRecord
 from treeopt.records.trace import MISS
 from treeopt.runtime.acceptance.rules import (
+    Greedy,
     Nodes,
     NoiseStream,
     Sampling,
@@ -93,13 +94,13 @@ class SampledChain(DraftModel):
                the sequence's key and the position of the first drafted token
     """
 
+    draft_vocab_size = 1  # ranks
     has_probabilities = False  # it draws its guesses
     proposal: tuple[Tensor, Tensor, Tensor]
 
     def __init__(self, model: DraftModel, target: Target, sampling: Sampling) -> None:
         super().__init__(model.model, model.vocab_size, num_heads=model.num_heads, kind=model.kind)
-        self.target, self.sampling, self.known = target, sampling, self.draft_vocab_size
-        self.draft_vocab_size = 1  # ranks
+        self.target, self.sampling, self.known = target, sampling, model.draft_vocab_size
 
     def start(self, batch_size: int, capacity: int) -> ChainDraft:
         return ChainDraft(self, batch_size, capacity)
@@ -176,7 +177,7 @@ class ChainDraft(ModelDraft):
 
 
 @dataclass(frozen=True)
-class Rejection:
+class Rejection(Greedy):
     """The rule: plain steps sample, and chains are accepted or replaced so that tokens are distributed as in sampling."""
 
     drafter: SampledChain

@@ -29,7 +29,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -43,28 +43,6 @@ from treeopt.trees.tree import BoolArray, Tree
 Nodes = list[list[int]]  # (b, T) of every row and node
 
 
-class Acceptance(Protocol):
-    """A rule: it chooses the target's own tokens, and decides which guesses are accepted."""
-
-    @property
-    def record(self) -> RuleRecord: ...  # "rule", "temperature" and whatever else it depends on
-
-    def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
-        """(..., V) logits to the (...) tokens that the target chooses there.
-
-        keys      : (...) int64  of each row's sequence, from its prompt alone
-        positions : (...) int64  place in its sequence, prompt included, of the token that is chosen
-        """
-
-    def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
-        """The last accepted node of each of b rows; 0 for none.
-
-        tokens  : of every node, the root's first; -1 for no guess
-        choices : the target's token after every node; a rule may change that after the last accepted one
-        logits  : (b, T, V)
-        """
-
-
 def sequence_key(prompt: Sequence[int]) -> int:
     """A 63-bit number for a sequence, by the tokens of its prompt alone.
 
@@ -76,16 +54,31 @@ def sequence_key(prompt: Sequence[int]) -> int:
 
 
 class Greedy:
-    """The target chooses its likeliest token, of equal ones the smallest id; guesses that equal it are accepted."""
+    """The target chooses its likeliest token, of equal ones the smallest id; guesses that equal it are accepted.
+
+    All rules are of this class.
+    """
 
     @property
     def record(self) -> RuleRecord:
+        """The name of the rule, the temperature, and whatever else it depends on."""
         return {"rule": "greedy", "temperature": 0.0}
 
     def choose(self, logits: Tensor, keys: Tensor, positions: Tensor) -> Tensor:
+        """(..., V) logits to the (...) tokens that the target chooses there.
+
+        keys      : (...) int64  of each row's sequence, from its prompt alone
+        positions : (...) int64  place in its sequence, prompt included, of the token that is chosen
+        """
         return logits.argmax(-1)
 
     def accept(self, tree: Tree, tokens: Nodes, choices: Nodes, logits: Tensor) -> list[int]:
+        """The last accepted node of each of b rows; 0 for none.
+
+        tokens  : of every node, the root's first; -1 for no guess
+        choices : the target's token after every node; a rule may change that after the last accepted one
+        logits  : (b, T, V)
+        """
         return follow(tree, tokens, choices)
 
 

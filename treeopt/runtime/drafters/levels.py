@@ -18,7 +18,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput
 from treeopt.records.rules import SAME_TEXT
-from treeopt.runtime.acceptance.rules import Acceptance, Nodes, follow_each
+from treeopt.runtime.acceptance.rules import Greedy, Nodes, follow_each
 from treeopt.runtime.drafters.protocol import (
     Drafter,
     DrafterState,
@@ -226,14 +226,14 @@ Drafting = Callable[[Tensor, Mark], Drafted]  # of the (b,) roots
 
 @singledispatch
 def drafting_of(
-    draft: Draft, drafter: Drafter, state: DrafterState, acceptance: Acceptance, device: torch.device
+    draft: Draft, drafter: Drafter, state: DrafterState, acceptance: Greedy, device: torch.device
 ) -> Drafting:
     """The function that drafts such a tree at every step; InvalidInput where drafter or rule cannot."""
     raise InvalidInput(f"A drafter needs a tree, but got {draft.name}.")
 
 
 @drafting_of.register
-def _(tree: Tree, drafter: Drafter, state: DrafterState, acceptance: Acceptance, device: torch.device) -> Drafting:
+def _(tree: Tree, drafter: Drafter, state: DrafterState, acceptance: Greedy, device: torch.device) -> Drafting:
     check_fits(drafter, tree.depth, tree.max_rank)
     plan = TreeTensors.of(tree, device)
 
@@ -250,7 +250,7 @@ def _(tree: Tree, drafter: Drafter, state: DrafterState, acceptance: Acceptance,
 
 
 @drafting_of.register
-def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Acceptance, device: torch.device) -> Drafting:
+def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Greedy, device: torch.device) -> Drafting:
     if not isinstance(state, LevelDraft):
         raise InvalidInput(f"A dynamic tree needs a drafter with probabilities, but {drafter.kind} has none.")
     if acceptance.record["rule"] not in SAME_TEXT:

@@ -21,11 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache, tree_mask
 from treeopt.runtime.drafters.levels import LevelDraft
-from treeopt.runtime.drafters.protocol import Frontier, GivenText, rank_of
+from treeopt.runtime.drafters.protocol import Drafter, Frontier, GivenText, rank_of
 from treeopt.runtime.target import padded
 from treeopt.runtime.training.batches import Batch, Text, make_batch
 
@@ -40,7 +39,7 @@ TOKENS_AT_ONCE = 8192  # most vectors, padding included, of one pass over given 
 SEEN_AT_ONCE = 2**24  # most entries of the attention mask of a layer's pass over states, its own keys not counted
 
 
-class Heads(nn.Module):
+class Heads(nn.Module, Drafter):
     """The base of drafters with weights that read the target's hidden states, and that can be stored and trained.
 
     width             : of the target's states
@@ -48,20 +47,12 @@ class Heads(nn.Module):
     token_ids         : (Vt,) target id of each token that they guess, ascending; None where they guess all
     """
 
-    kind: str
-    num_heads: int
     width: int
-    vocab_size: int
     token_ids: Tensor | None
-    reads_prompt = shares_projection = False
-
-    @property
-    def has_probabilities(self) -> bool:
-        return DRAFTERS[self.kind].by_level
+    shares_projection = False
 
     @property
     def draft_vocab_size(self) -> int:
-        """Vt: logits per guess, and so the most ranks that can be told apart."""
         return self.vocab_size if self.token_ids is None else len(self.token_ids)
 
     @property
@@ -92,7 +83,6 @@ class Heads(nn.Module):
 
     @torch.inference_mode()
     def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
-        """(N, K) of each answer: see `Drafter`."""
         found = [answer.labels(self.num_heads) for answer in answers]
         for some in batches([len(answer.hidden) for answer in answers]):
             hidden, labels = pad([answers[i].hidden for i in some]), torch.cat([found[i] for i in some])

@@ -23,7 +23,7 @@ from torch import nn
 
 from treeopt.files import npz, storage
 from treeopt.files.journal import Advance, Journal, Make, Say
-from treeopt.runtime.acceptance.rules import Acceptance
+from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.decode import AnswerRow, Setup, decode
 from treeopt.runtime.measure.ranks import Turns
 from treeopt.runtime.memory import with_less_memory
@@ -46,7 +46,7 @@ class Asking:
     """
 
     stop: StopRule
-    acceptance: Acceptance
+    acceptance: Greedy
     most_tokens: int
     batch_size: int = 32
 
