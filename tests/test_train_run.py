@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from treeopt import demo
 from treeopt.cli.steps import REFUSED
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
 from treeopt.pipeline.train import by_heart
@@ -488,7 +489,7 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
 def test_heads_of_ones_own_model_learn_from_given_answers(tmp_path):
     rows = [{"prompt": f"def f{i}(x):", "answer": f"\n    return x + {i}\n"} for i in range(6)]
     (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--model", opening.demo.MODEL, "--prompts", tmp_path / "said.jsonl", "--responses", "answer"]
+    options = ["--model", demo.MODEL, "--prompts", tmp_path / "said.jsonl", "--responses", "answer"]
     out = tmp_path / "made"
     assert "--temperature says how" in treeopt("train", *options, "--temperature", 1, "-o", out, code=1)
     done = json.loads(treeopt("train", *options, "--steps", 1, "--heads", 1, "-o", out, "--json"))

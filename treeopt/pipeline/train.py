@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from treeopt.runtime.training.texts import Asking
 
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
-WEIGHTS = (".safetensors", ".pt", ".bin")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
 CHECKPOINT = "checkpoint.partial"
 BY_HEART = (1.5, 0.1)  # times and more by which accuracy on learned texts exceeds that on others
@@ -138,20 +137,15 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
 
 def _check_folder(folder: Path, kind: str) -> None:
     """Raise InvalidInput, before anything is trained, where other weights lie in the folder."""
-    if folder.exists() and not folder.is_dir():
-        raise InvalidInput(f"`output` must be a folder, but {folder} is a file.")
-    strange = sorted(file.name for file in folder.glob("*") if file.name.endswith(WEIGHTS))
-    if not strange:
-        return
+    from treeopt.runtime.checkpoints.save import check_folder
+
     made, unfinished = folder / "training" / "training.json", folder / "training" / CHECKPOINT / "key.json"
     recipes = [
         storage.read_json(made, "training").get("recipe") if made.exists() else None,
         storage.load_json(unfinished) if unfinished.exists() else None,  # killed while it wrote the heads
     ]
     if kind not in [recipe.get("kind") for recipe in recipes if isinstance(recipe, dict)]:
-        raise InvalidInput(
-            f"`output` must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
-        )
+        check_folder(folder)
 
 
 class TrainingJob:

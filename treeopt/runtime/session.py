@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +43,8 @@ class Session:
     temperature: float | None = None  # at which given answers were sampled
     source: Mapping[str, object] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
     shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
-    cluster: Cluster | None = None  # whose workers hold it, where this is an `Outline`
+    cluster: Cluster | None = None  # whose workers hold it, where this is an outline
+    known: ProvenanceRecord | None = None  # of an outline: where its figures come from, as the worker tells it
 
     __repr__ = one_line
 
@@ -52,6 +53,9 @@ class Session:
         return Setup(self.target, self.drafter, StopRule(self.target.eos_ids, max_new_tokens), self.acceptance)
 
     def provenance(self, seed: int | None = None) -> ProvenanceRecord:
+        if self.known is not None:
+            now = provenance()
+            return {**self.known, "seed": seed, "command": now["command"], "time": now["time"]}
         target = self.target
         return provenance(
             model=target.name,
@@ -178,30 +182,18 @@ DRAFTER = ("num_heads", "draft_vocab_size", "has_probabilities")
 RULE = ("record",)
 
 
-@dataclass(frozen=True, repr=False)
-class Outline(Session):
+def open_outline(source: Mapping[str, Any], threads: int) -> Session:
     """A session that workers hold: of target, drafter and rule it has the plain attributes alone.
 
     The machine that gives the command so needs neither the memory nor the device that the model takes. The prompts travel
     whole, since they are read once, and the same for all.
-
-    known : where its figures come from, as the worker tells it
     """
-
-    known: ProvenanceRecord = field(default_factory=provenance)
-
-    def provenance(self, seed: int | None = None) -> ProvenanceRecord:
-        now = provenance()
-        return {**self.known, "seed": seed, "command": now["command"], "time": now["time"]}
-
-
-def open_outline(source: Mapping[str, Any], threads: int) -> Outline:
-    """Open a session, and let go of it but for its outline."""
     session = open_in_worker(source, threads)
-    known = {f.name: getattr(session, f.name) for f in fields(session)}
-    plain = {"target": TARGET, "drafter": DRAFTER, "acceptance": RULE}
-    known |= {part: SimpleNamespace(**{n: getattr(known[part], n) for n in names}) for part, names in plain.items()}
-    return Outline(**known, known=session.provenance())
+    parts: dict[str, Any] = {
+        part: SimpleNamespace(**{name: getattr(getattr(session, part), name) for name in names})
+        for part, names in {"target": TARGET, "drafter": DRAFTER, "acceptance": RULE}.items()
+    }
+    return replace(session, **parts, known=session.provenance())
 
 
 def open_in_worker(source: Mapping[str, Any], threads: int, prompts: PromptSet | None = None) -> Session:
