@@ -17,7 +17,7 @@ import pytest
 
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.pipeline import workers
+from treeopt.runtime import cluster as workers
 from treeopt.runtime.cluster import Cluster, attempt, check_address
 
 from .conftest import treeopt

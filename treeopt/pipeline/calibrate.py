@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.files.journal import Journal
+from treeopt.files import npz
+from treeopt.files.journal import Advance, Journal, Say
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.heldout import rates_by_group
@@ -25,7 +26,6 @@ from treeopt.growth.objectives import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
 from treeopt.pipeline.session import settle_threads
-from treeopt.pipeline.workers import RankBlocks
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration, prefix_states
@@ -41,7 +41,8 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree
 
 if TYPE_CHECKING:
-    from treeopt.runtime.prompts.sets import Conversation
+    from treeopt.runtime.cluster import DoBlock
+    from treeopt.runtime.prompts.sets import Conversation, PromptSet
     from treeopt.runtime.session import Session
 
 
@@ -219,6 +220,55 @@ def collect(
         num_blocks = -(-len(conversations) // size)
         said["shard"] = shard_record(all_prompts, size, num_blocks, dict(zip(numbered, traces, strict=True)))
     return join(traces, said)
+
+
+@dataclass(frozen=True)
+class RankBlocks:
+    """Blocks of a calibration: every worker holds target and drafter.
+
+    size : conversations of a block
+    """
+
+    source: Mapping[str, Any]
+    threads: int
+    prompts: PromptSet
+    size: int
+    max_new_tokens: int
+    batch_size: int
+    counts: Counts
+
+    def open(self) -> DoBlock:
+        from treeopt.runtime.session import open_in_worker
+
+        return self.by(open_in_worker(self.source, self.threads, self.prompts))
+
+    def by(self, session: Session, unfinished: Journal | None = None, advance: Advance = lambda done: None) -> DoBlock:
+        """What makes blocks with a session that is loaded here.
+
+        unfinished : the journal of the blocks, beside which a block that is not finished is kept
+        """
+        from treeopt.runtime.measure.ranks import collect_trace
+        from treeopt.runtime.measure.unfinished import Unfinished
+        from treeopt.runtime.memory import with_less_memory
+
+        rows, setup = self.batch_size, session.setup(self.max_new_tokens)
+
+        def block(number: int, say: Say) -> bytes:
+            nonlocal rows
+            asked = self.prompts.conversations[number * self.size : (number + 1) * self.size]
+
+            def attempt(n: int) -> RankTrace:
+                told: dict[str, Any] = {"batch_size": n, "meta": {"batch_size": n}, "progress": advance}
+                if unfinished is not None:
+                    key = {**unfinished.key, "block": number, "rows": n}
+                    told["unfinished"] = Unfinished(unfinished.folder / "unfinished", key, say)
+                prompts = replace(self.prompts, conversations=asked)
+                return collect_trace(setup, prompts, counts=self.counts, given=session.given, **told)
+
+            trace, rows = with_less_memory(attempt, rows, say)
+            return npz.packed(trace.save)
+
+        return block
 
 
 def fitting(counts: Counts, session: Session) -> Counts:

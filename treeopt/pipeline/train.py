@@ -21,14 +21,14 @@ from treeopt.files.bounds import loads
 from treeopt.files.parameters import Count
 from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
-from treeopt.pipeline.workers import AnswerBlocks
 from treeopt.records.origins import provenance
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.training.recipe import PRECISIONS
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
-    from treeopt.runtime.cluster import Cluster
+    from treeopt.runtime.cluster import Cluster, DoBlock
+    from treeopt.runtime.prompts.sets import PromptSet
     from treeopt.runtime.training.batches import Text
     from treeopt.runtime.training.recipe import Recipe
     from treeopt.runtime.training.texts import Asking
@@ -321,6 +321,37 @@ class TrainingJob:
             with writing.atomic_writer(self.work / "curves.png") as stream:
                 stream.write(to_bytes(draw(training_chart(log, record)), "png"))
         writing.discard(self.work / CHECKPOINT)
+
+
+@dataclass(frozen=True)
+class AnswerBlocks:
+    """Blocks of the answers that heads learn from: every worker holds the model.
+
+    source : options of the model, see `treeopt.runtime.training.opening.open_base`
+    key    : of the journal, which names the model's number format and weights
+    """
+
+    source: Mapping[str, Any]
+    load_in_8bit: bool
+    key: Mapping[str, Any]
+    prompts: PromptSet
+    asking: Asking
+
+    def open(self) -> DoBlock:
+        import torch
+
+        from treeopt.runtime.training import opening, texts
+
+        device, key = "cuda" if torch.cuda.is_available() else "cpu", self.key
+        target = opening.open_base(self.source, device, load_in_8bit=self.load_in_8bit)
+        found = {"dtype": str(target.dtype), "weights": texts.weights_digest(target.model)}
+        if found != {name: key[name] for name in found}:
+            raise InvalidInput(
+                "Workers must have the model of the command, but its number format or its weights are others: pass `dtype`, "
+                "and the same `model` on all hosts."
+            )
+        answers = texts.AnswerWriter(target, self.prompts, self.asking)
+        return answers.block
 
 
 def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,8 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -140,6 +141,22 @@ class Cluster:
                 for said in row["notes"].splitlines():
                     say(said)
                 yield int(row["block"]), content
+
+
+def cluster_of(engine: str | None, **options: Any) -> AbstractContextManager[Cluster | None]:
+    """The workers that --engine, --workers, --gpus-per-worker and --address ask for; None without --engine."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if engine is None:
+        if given:
+            raise InvalidInput(f"`{next(iter(given))}` says how `engine=ray` works: add that, or leave it out.")
+        return nullcontext()
+    if engine != "ray":
+        raise InvalidInput(f"`engine` must be ray here, but got {engine!r}.")
+    number, gpus = given.get("workers", 1), given.get("gpus_per_worker", 0)
+    if number < 1 or not 0 <= gpus < inf or (gpus > 1 and gpus % 1):
+        said = "`workers` must be at least 1, and `gpus_per_worker` a share of one or a whole number"
+        raise InvalidInput(f"{said}, but got {number} and {gpus}.")
+    return Cluster(number, gpus, given.get("address"))
 
 
 class Actor:
