@@ -25,8 +25,7 @@ from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.session import open_acceptance
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import load_target
-from treeopt.runtime.training.opening import open_seeds
-from treeopt.runtime.training.texts import AnswerWriter, Asking, own_texts
+from treeopt.runtime.training.opening import AnswerWriter, Asking, open_seeds, own_texts
 
 MAX_NEW_TOKENS = 128
 

@@ -29,12 +29,10 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import load_target
 from treeopt.runtime.training import loop as loop_module
 from treeopt.runtime.training import opening
-from treeopt.runtime.training import texts as texts_module
 from treeopt.runtime.training.batches import Text, make_batch
 from treeopt.runtime.training.loop import Checkpoints, Loop
-from treeopt.runtime.training.opening import make_heads, save_result
+from treeopt.runtime.training.opening import Asking, given_texts, make_heads, own_texts, save_result
 from treeopt.runtime.training.recipe import KINDS, Recipe
-from treeopt.runtime.training.texts import Asking, given_texts, own_texts
 from treeopt.runtime.training.trainees import FrozenStates, Trainee
 from treeopt.trees.tree import Tree
 
@@ -377,8 +375,8 @@ def test_answers_are_written_once_for_the_same_question(tmp_path, monkeypatch):
     target, prompts = small_target(), seeds()
     once = own_texts(target, prompts, tmp_path, asking())
     calls = []
-    original = texts_module.decode
-    monkeypatch.setattr(texts_module, "decode", lambda *a, **o: calls.append(1) or original(*a, **o))
+    original = opening.decode
+    monkeypatch.setattr(opening, "decode", lambda *a, **o: calls.append(1) or original(*a, **o))
     again = own_texts(target, prompts, tmp_path, asking())
     assert not calls
     assert [t.tokens.tolist() for t in again] == [t.tokens.tolist() for t in once]
@@ -394,16 +392,16 @@ def test_answers_are_written_once_for_the_same_question(tmp_path, monkeypatch):
 
 def test_processes_share_the_answers(tmp_path, monkeypatch):
     """Two processes by turns: each writes every other block, and both read all of them."""
-    monkeypatch.setattr(texts_module, "BLOCK_CONVERSATIONS", 2)
+    monkeypatch.setattr(opening, "BLOCK_CONVERSATIONS", 2)
     target, prompts, sampled = small_target(), seeds(7), asking(acceptance=Sampling(1.5, seed=3))
     alone = own_texts(target, prompts, tmp_path / "alone", sampled)
-    original, written = texts_module.answer_block, []
+    original, written = opening.answer_block, []
 
     def record(target, prompts, block, *rest, **options):
         written.append([c.row for c in block])
         return original(target, prompts, block, *rest, **options)
 
-    monkeypatch.setattr(texts_module, "answer_block", record)
+    monkeypatch.setattr(opening, "answer_block", record)
     waits = []
 
     def wait():  # the first process waits for the folder to be there, then for the blocks of the other

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from treeopt.runtime.cluster import Cluster, DoBlock
     from treeopt.runtime.prompts.sets import PromptSet
     from treeopt.runtime.training.batches import Text
+    from treeopt.runtime.training.opening import Asking
     from treeopt.runtime.training.recipe import Recipe
-    from treeopt.runtime.training.texts import Asking
 
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
@@ -177,12 +177,12 @@ class TrainingJob:
 
     def write_texts(self, wanted: TextOptions, cluster: Cluster | None) -> None:
         """Find the texts to learn from, the model's own answers or given ones; those of the heads that none can teach are refused."""
-        from treeopt.runtime.training import batches, opening, texts
+        from treeopt.runtime.training import batches, opening
 
         self.prompts = opening.open_seeds(self.source, self.target, wanted.num_prompts)
         self.asking = self._asking(wanted)
         if not self.own:
-            found = texts.given_texts(self.target, self.prompts, self.asking)
+            found = opening.given_texts(self.target, self.prompts, self.asking)
         else:
             kept, question = (wanted.answers or self.work).absolute(), (self.target, self.prompts, self.asking)
             if cluster is not None and self.is_main:
@@ -191,11 +191,11 @@ class TrainingJob:
                 elsewhere = None
                 if cluster is not None:
                     work = AnswerBlocks(
-                        self.source, self.load_in_8bit, texts.answers_key(*question), self.prompts, self.asking
+                        self.source, self.load_in_8bit, opening.answers_key(*question), self.prompts, self.asking
                     )
                     elsewhere = partial(cluster.do, work, note)
                 told = {"among": self.accelerator, "advance": advance, "say": note, "elsewhere": elsewhere}
-                found = texts.own_texts(self.target, self.prompts, kept, self.asking, **told)
+                found = opening.own_texts(self.target, self.prompts, kept, self.asking, **told)
         self.learned, self.held_out = batches.split_texts(found)
         longest = max(text.answer_tokens for text in self.learned)
         if self.recipe.num_heads >= longest:
@@ -213,7 +213,7 @@ class TrainingJob:
     def _asking(self, wanted: TextOptions) -> Asking:
         from treeopt.runtime.session import open_rule
         from treeopt.runtime.stop import StopRule
-        from treeopt.runtime.training.texts import Asking
+        from treeopt.runtime.training.opening import Asking
 
         usual = "greedy" if self.source.keys().isdisjoint(RULE_OPTIONS) else "sample"
         acceptance = open_rule({"acceptance": usual, **self.source})
@@ -263,7 +263,7 @@ class TrainingJob:
     def _key(self) -> dict[str, object]:
         """All that the weights of a run depend on."""
         from treeopt.runtime.training.batches import digest_of
-        from treeopt.runtime.training.texts import weights_digest
+        from treeopt.runtime.training.opening import weights_digest
 
         return {
             **self.recipe.record(),
@@ -340,17 +340,17 @@ class AnswerBlocks:
     def open(self) -> DoBlock:
         import torch
 
-        from treeopt.runtime.training import opening, texts
+        from treeopt.runtime.training import opening
 
         device, key = "cuda" if torch.cuda.is_available() else "cpu", self.key
         target = opening.open_base(self.source, device, load_in_8bit=self.load_in_8bit)
-        found = {"dtype": str(target.dtype), "weights": texts.weights_digest(target.model)}
+        found = {"dtype": str(target.dtype), "weights": opening.weights_digest(target.model)}
         if found != {name: key[name] for name in found}:
             raise InvalidInput(
                 "Workers must have the model of the command, but its number format or its weights are others: pass `dtype`, "
                 "and the same `model` on all hosts."
             )
-        answers = texts.AnswerWriter(target, self.prompts, self.asking)
+        answers = opening.AnswerWriter(target, self.prompts, self.asking)
         return answers.block
 
 
