@@ -10,7 +10,7 @@ K heads · L blocks · d width · V vocabulary · F inner width of the prefix la
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from treeopt.errors import Unsupported, quoted
 from treeopt.runtime.checkpoints.files import StoredTensors
 from treeopt.runtime.checkpoints.layer import FREQUENCIES, LAYER, build_layer_config
-from treeopt.runtime.checkpoints.reading import ROUNDING, Base, Checkpoint, LoadedHeads, Published, Reading, check_names
+from treeopt.runtime.checkpoints.reading import ROUNDING, Checkpoint, Published, Reading, check_names
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import OneLayer
 
@@ -78,14 +78,14 @@ def recognise_hydra(stored: StoredTensors) -> Checkpoint | None:
         optional=unused,
     )
     inside = {name.removeprefix(PREFIX): name for name in (*found, *unused)}
-    return Checkpoint(stored, layout, partial(_build, stored, layout, (num_heads, num_layers), inside))
+    return Checkpoint(stored, layout, inside, partial(_build, layout, (num_heads, num_layers)), UNUSED)
 
 
 def _build(
-    stored: StoredTensors, layout: str, counts: tuple[int, int], names: dict[str, str], base: Base
-) -> LoadedHeads:
-    """Read the tensors of recognised heads and check them, those too that no guess depends on."""
-    (num_heads, num_layers), reading = counts, Reading(stored, base, names, apart=UNUSED)
+    layout: str, counts: tuple[int, int], reading: Reading
+) -> tuple[HydraHeads, Iterable[tuple[str, torch.nn.Parameter]]]:
+    """Check the tensors of recognised heads, those too that no guess depends on."""
+    (num_heads, num_layers), base, names = counts, reading.base, reading.names
     config, notes, tensors = reading.config, reading.notes, reading.tensors
     reading.count_notes((config.get("hydra_num_heads"), config.get("hydra_num_layers")), *counts)
     if config.get("hydra_head_arch") not in (None, ARCHITECTURES[layout]):
@@ -132,7 +132,7 @@ def _build(
     if copy is not None and copy.dtype == own.dtype and torch.equal(copy.to(own.device), own):
         del unused[PREFIX_EMBEDDING]
     heads.unused = {names[name]: tensor.clone() for name, tensor in unused.items()}
-    return reading.loaded(heads, layout, _weights(heads).items())
+    return heads, _weights(heads).items()
 
 
 def _weights(heads: HydraHeads) -> dict[str, torch.nn.Parameter]:

@@ -7,7 +7,7 @@ d width · nh query heads and nk key heads of width hd · F inner width
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,16 +15,7 @@ from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.reading import (
-    Base,
-    Checkpoint,
-    LoadedHeads,
-    Published,
-    Reading,
-    check_names,
-    most_common,
-    short,
-)
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, most_common, short
 from treeopt.runtime.drafters.layer import EagleHeads, OneLayer, layer_config
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import loadable
@@ -143,11 +134,11 @@ def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
         return None
     names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
     check_names(stored, names, f"a drafter in the layout {EAGLE_1!r}", known=names)
-    return Checkpoint(stored, EAGLE_1, partial(_build_eagle, stored, names), shares=True)
+    return Checkpoint(stored, EAGLE_1, {name: name for name in names}, _build_eagle, shares=True)
 
 
-def _build_eagle(stored: StoredTensors, names: list[str], base: Base) -> LoadedHeads:
-    reading = Reading(stored, base, dict(zip(names, names, strict=True)))
+def _build_eagle(reading: Reading) -> tuple[EagleHeads, Iterable[tuple[str, nn.Parameter]]]:
+    base, names = reading.base, reading.names
     reading.notes.append(NOTE)
     width = reading.most_common_size(WIDE)
     lm_head = reading.lm_head(width)
@@ -171,7 +162,7 @@ def _build_eagle(stored: StoredTensors, names: list[str], base: Base) -> LoadedH
         dtype=reading.dtype,
         device=base.device,
     )
-    return reading.loaded(heads, EAGLE_1, _eagle_weights(heads).items())
+    return heads, _eagle_weights(heads).items()
 
 
 def _eagle_weights(heads: EagleHeads) -> dict[str, nn.Parameter]:

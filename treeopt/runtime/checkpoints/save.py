@@ -68,7 +68,7 @@ def convert(
                 "with `model`."
             )
         lm_head = read_lm_head(base_folder)
-    loaded = checkpoint.build(Base(lm_head))
+    loaded = checkpoint.load(Base(lm_head))
     name = base or (str(base_folder) if base_folder else None) or loaded.base
     if name is None and ours.names_base:
         raise InvalidInput(f"{layout!r} names its base model, but {source} names none: pass it with `model`.")
