@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,14 +20,12 @@ from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, Schedul
 
 from treeopt import demo
 from treeopt.files import npz
-from treeopt.files.journal import Journal
-from treeopt.runtime.engines.conversion import converted
+from treeopt.runtime.engines.openvino import converted
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.session import open_acceptance
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import load_target
-from treeopt.runtime.training.opening import open_seeds
-from treeopt.runtime.training.texts import AnswerWriter, Asking, own_texts
+from treeopt.runtime.training.opening import AnswerWriter, Asking, open_seeds, own_texts
 
 MAX_NEW_TOKENS = 128
 
@@ -51,8 +49,8 @@ class Engine:
         return [list(a[: len(end.take(a))]) for a, end in zip(answers, ends, strict=True)]
 
 
-def write(engine: Engine, prompts: PromptSet, conversations: Sequence[Conversation], context: int, file: Path) -> None:
-    """A block as `AnswerWriter` writes it, turn by turn."""
+def written(engine: Engine, prompts: PromptSet, conversations: Sequence[Conversation], context: int) -> bytes:
+    """A block as `AnswerWriter` makes it, turn by turn."""
     said: list[list[tuple[int, ...]]] = [[] for _ in conversations]
     found = []
     going = list(range(len(conversations)))
@@ -71,7 +69,7 @@ def write(engine: Engine, prompts: PromptSet, conversations: Sequence[Conversati
         "prompt_tokens": np.array([len(prompt) for _, prompt, _ in found], dtype=np.int32),
         "conversation": np.array([i for i, _, _ in found], dtype=np.int32),
     }
-    npz.write(file, arrays)
+    return npz.packed(lambda stream: npz.write(stream, arrays))
 
 
 def main() -> None:
@@ -86,19 +84,16 @@ def main() -> None:
     target = load_target(demo.SMOLLM2, dtype="float32")
     folder = converted(target, "fp32", print)
     target = load_target(demo.SMOLLM2, dtype="bfloat16")
-    prompts = open_seeds(target, asked.prompts, asked.num_prompts)
+    prompts = open_seeds({"model": demo.SMOLLM2, "prompts": asked.prompts}, target, asked.num_prompts)
     stop = StopRule(target.eos_ids, MAX_NEW_TOKENS)
     asking = Asking(stop, open_acceptance("greedy", None), target.context)
     blocks, engine = AnswerWriter(target, prompts, asking).blocks, Engine(folder, stop)
 
-    def finish(place: Path, key: dict[str, object], sizes: list[int]) -> None:
-        journal = Journal(place, key, ".npz")
-        for number in range(part, len(sizes), parts):
-            if not journal.is_finished(number):
-                began = time.perf_counter()
-                write(engine, prompts, blocks[number], target.context, journal.block(number))
-                journal.finish(number)
-                print(f"block {number} of {len(sizes)}: {time.perf_counter() - began:.1f} s", flush=True)
+    def finish(numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        for number in (n for n in numbers if n % parts == part):
+            began = time.perf_counter()
+            yield number, written(engine, prompts, blocks[number], target.context)
+            print(f"block {number} of {len(blocks)}: {time.perf_counter() - began:.1f} s", flush=True)
         raise SystemExit(f"part {part} of {parts} is written")
 
     own_texts(target, prompts, asked.answers.absolute(), asking, elsewhere=finish)

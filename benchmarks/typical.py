@@ -21,7 +21,7 @@ from treeopt.growth.probed import COVERAGE, grow_coverage, probe_tree
 from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.calibration import Calibration
-from treeopt.runtime.acceptance.typical import Typical
+from treeopt.runtime.acceptance.rules import Typical
 from treeopt.runtime.decode import AnswerRow, decode
 from treeopt.runtime.measure.bench import measure_quality
 from treeopt.runtime.measure.probe import collect_probe

@@ -24,7 +24,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.bench_table import bench_tables, closing
 from treeopt.report.verdict import measured
-from treeopt.runtime.acceptance.sampling import Sampling
+from treeopt.runtime.acceptance.rules import Sampling
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.lookup import PromptLookup

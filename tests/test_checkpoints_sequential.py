@@ -13,9 +13,8 @@ from torch.nn.functional import silu
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.drafters import LAYOUTS
 from treeopt.runtime.checkpoints import Base, convert, load_heads, save_heads
-from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.hydra import HydraHeads
-from treeopt.runtime.drafters.layer import layer_config
+from treeopt.runtime.drafters.layer import EagleHeads, layer_config
 
 from .synthetic import check_damage, edit_json, read_file, small_llama, synthetic, write_file
 

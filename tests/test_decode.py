@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import follow
+from treeopt.runtime.acceptance.rules import follow
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.protocol import GivenText, top_candidates

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 from treeopt.growth.replay import accepted_lengths, length_counts, replay, replay_dynamic
 from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import Greedy
-from treeopt.runtime.acceptance.sampling import Sampling
+from treeopt.runtime.acceptance.rules import Greedy, Sampling
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
-from treeopt.runtime.drafters.eagle import EagleHeads
-from treeopt.runtime.drafters.layer import layer_config
+from treeopt.runtime.drafters.layer import EagleHeads, layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers

@@ -14,7 +14,7 @@ import torch
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files import places, writing
-from treeopt.runtime import gguf
+from treeopt.runtime import folder as gguf
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.target import load_target
 

@@ -10,10 +10,9 @@ import torch
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.drafters import states as states_module
-from treeopt.runtime.drafters.eagle import EagleHeads
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.hydra import HydraHeads
-from treeopt.runtime.drafters.layer import OneLayer, layer_config
+from treeopt.runtime.drafters.layer import EagleHeads, OneLayer, layer_config
 from treeopt.runtime.drafters.states import batches
 from treeopt.runtime.target import Target, compile_target
 from treeopt.runtime.training.batches import Text, make_batch

@@ -21,8 +21,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.runtime.checkpoints.files import find_tensors
-from treeopt.runtime.folder import check_folder
-from treeopt.runtime.gguf import dequantised
+from treeopt.runtime.folder import check_folder, dequantised
 from treeopt.runtime.target import check_device
 from treeopt.trees.tree import Tree
 

@@ -13,7 +13,7 @@ from transformers.modeling_layers import MtpModel
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.pools import Counts
-from treeopt.runtime.acceptance.greedy import Greedy
+from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.mtp import MTP, PRE_NORM, MtpHeads, load_mtp
 from treeopt.runtime.drafters.open import open_drafter

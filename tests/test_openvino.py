@@ -30,7 +30,7 @@ from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.runtime.engines import conversion, open_stepper, openvino
+from treeopt.runtime.engines import open_stepper, openvino
 from treeopt.runtime.stepper import decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
@@ -193,7 +193,7 @@ def test_layers_of_other_forms_are_refused_by_name(target, drafter):
     for form in (Form(WIDTH, target.vocab_size, fuse_norm=True), Form(WIDTH, target.vocab_size, layers=(0, 3, 9))):
         other = Eagle3Heads(config, form, embedding=target.model.model.embed_tokens.weight)
         with pytest.raises(Unsupported, match="takes EAGLE-3 layers as its authors publish them"):
-            conversion.converted_drafter(other, target, print)
+            openvino.converted_drafter(other, target, print)
 
 
 @pytest.mark.slow

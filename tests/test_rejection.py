@@ -15,9 +15,8 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay
 from treeopt.growth.worth import chain_tokens_per_step
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import sequence_key
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities, reject
-from treeopt.runtime.acceptance.sampling import NoiseStream, Sampling, gumbel_argmax, stream_states, uniforms
+from treeopt.runtime.acceptance.rules import NoiseStream, Sampling, gumbel_argmax, sequence_key, stream_states, uniforms
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.protocol import TreeTensors

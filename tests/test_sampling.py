@@ -10,9 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.acceptance import sampling as module
-from treeopt.runtime.acceptance.greedy import sequence_key
-from treeopt.runtime.acceptance.sampling import NoiseStream, Sampling, splitmix64, stream_states, uniforms
+from treeopt.runtime.acceptance import rules as module
+from treeopt.runtime.acceptance.rules import NoiseStream, Sampling, sequence_key, splitmix64, stream_states, uniforms
 from treeopt.runtime.decode import decode
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target

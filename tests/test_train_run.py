@@ -14,27 +14,25 @@ import numpy as np
 import pytest
 import torch
 
+from treeopt import demo
 from treeopt.cli.steps import REFUSED
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
 from treeopt.pipeline.train import by_heart
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import Greedy
-from treeopt.runtime.acceptance.sampling import Sampling
+from treeopt.runtime.acceptance.rules import Greedy, Sampling
 from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.prompts.sets import Conversation, PromptSet, demo_prompts
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.target import load_target
 from treeopt.runtime.training import loop as loop_module
 from treeopt.runtime.training import opening
-from treeopt.runtime.training import texts as texts_module
 from treeopt.runtime.training.batches import Text, make_batch
 from treeopt.runtime.training.loop import Checkpoints, Loop
-from treeopt.runtime.training.opening import make_heads, save_result
+from treeopt.runtime.training.opening import Asking, given_texts, make_heads, own_texts, save_result
 from treeopt.runtime.training.recipe import KINDS, Recipe
-from treeopt.runtime.training.texts import Asking, given_texts, own_texts
 from treeopt.runtime.training.trainees import FrozenStates, Trainee
 from treeopt.trees.tree import Tree
 
@@ -91,7 +89,7 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
     one, other = lines(tmp_path / "whole"), lines(tmp_path / "killed")
     assert [line["loss"] for line in one] == [line["loss"] for line in other]
     assert [line["step"] for line in other] == list(range(1, 8))
-    assert len(list((tmp_path / "killed/checkpoint.partial").glob("*.safetensors"))) == 1
+    assert len(list((tmp_path / "killed/checkpoint.partial").glob("*.pt"))) == 1
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1)])
@@ -131,7 +129,7 @@ def test_a_checkpoint_of_another_run_is_left_alone_and_a_run_without_one_makes_r
     run(make_loop(tmp_path / "none", target, recipe))
     loop = make_loop(tmp_path / "none", target, other, checkpoint_steps=1)
     run(loop)
-    assert (len(lines(tmp_path / "none")), loop.checkpoints.position().step) == (3, 3)
+    assert (len(lines(tmp_path / "none")), loop.checkpoints.step()) == (3, 3)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -162,7 +160,7 @@ def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_pat
         run(loop)
     assert signal.signal(number, before) is interrupt
     done = 3 if where == "gradient" else 4
-    assert loop.keep().step == loop.position.step == done
+    assert loop.keep() == loop.position.step == done
     again = run(make_loop(tmp_path, small_target(), recipe), after=done)
     assert all(torch.equal(whole[name], weight) for name, weight in again.items())
     assert len(lines(tmp_path)) == 6
@@ -173,7 +171,7 @@ def test_several_processes_go_on_at_their_last_checkpoint(tmp_path):
     loop = make_loop(tmp_path, small_target(), Recipe(num_heads=K, steps=6), checkpoint_steps=2)
     run(loop, steps=3)
     loop.accelerator = SimpleNamespace(num_processes=2)
-    assert loop.keep().step == 2
+    assert loop.keep() == 2
 
 
 @pytest.mark.parametrize("kind", ["medusa-1", "hydra++", "eagle3"])
@@ -377,8 +375,8 @@ def test_answers_are_written_once_for_the_same_question(tmp_path, monkeypatch):
     target, prompts = small_target(), seeds()
     once = own_texts(target, prompts, tmp_path, asking())
     calls = []
-    original = texts_module.decode
-    monkeypatch.setattr(texts_module, "decode", lambda *a, **o: calls.append(1) or original(*a, **o))
+    original = opening.decode
+    monkeypatch.setattr(opening, "decode", lambda *a, **o: calls.append(1) or original(*a, **o))
     again = own_texts(target, prompts, tmp_path, asking())
     assert not calls
     assert [t.tokens.tolist() for t in again] == [t.tokens.tolist() for t in once]
@@ -394,16 +392,16 @@ def test_answers_are_written_once_for_the_same_question(tmp_path, monkeypatch):
 
 def test_processes_share_the_answers(tmp_path, monkeypatch):
     """Two processes by turns: each writes every other block, and both read all of them."""
-    monkeypatch.setattr(texts_module, "BLOCK_CONVERSATIONS", 2)
+    monkeypatch.setattr(opening, "BLOCK_CONVERSATIONS", 2)
     target, prompts, sampled = small_target(), seeds(7), asking(acceptance=Sampling(1.5, seed=3))
     alone = own_texts(target, prompts, tmp_path / "alone", sampled)
-    original, written = texts_module.answer_block, []
+    original, written = opening.answer_block, []
 
     def record(target, prompts, block, *rest, **options):
         written.append([c.row for c in block])
         return original(target, prompts, block, *rest, **options)
 
-    monkeypatch.setattr(texts_module, "answer_block", record)
+    monkeypatch.setattr(opening, "answer_block", record)
     waits = []
 
     def wait():  # the first process waits for the folder to be there, then for the blocks of the other
@@ -466,7 +464,7 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     assert not list(out.rglob(".treeopt-*"))
     assert len(lines(out / "training")) == 3
 
-    demo_model, joint = opening.open_base("demo", None, device="cpu"), kind == "medusa-2"
+    demo_model, joint = opening.open_base({}, "cpu"), kind == "medusa-2"
     target = load_target(str(out), device="cpu") if joint else demo_model
     opened = open_drafter(None if joint else str(out), target, depth=2 if kind == "eagle3" else None)
     assert opened.record["layout"] == {"medusa-1": "medusa", "medusa-2": "merged", "eagle3": "eagle-3"}.get(kind, kind)
@@ -489,7 +487,7 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
 def test_heads_of_ones_own_model_learn_from_given_answers(tmp_path):
     rows = [{"prompt": f"def f{i}(x):", "answer": f"\n    return x + {i}\n"} for i in range(6)]
     (tmp_path / "said.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--model", opening.demo.MODEL, "--prompts", tmp_path / "said.jsonl", "--responses", "answer"]
+    options = ["--model", demo.MODEL, "--prompts", tmp_path / "said.jsonl", "--responses", "answer"]
     out = tmp_path / "made"
     assert "--temperature says how" in treeopt("train", *options, "--temperature", 1, "-o", out, code=1)
     done = json.loads(treeopt("train", *options, "--steps", 1, "--heads", 1, "-o", out, "--json"))
@@ -501,9 +499,9 @@ def test_heads_of_ones_own_model_learn_from_given_answers(tmp_path):
 
 
 def test_training_prompts_are_none_of_calibrations():
-    target = opening.open_base("demo", None, device="cpu")
+    target = opening.open_base({}, "cpu")
     seen = {c.sha256 for c in demo_prompts(target).conversations}
-    learned = opening.open_seeds(target, None, 300)
+    learned = opening.open_seeds({}, target, 300)
     assert 250 < len(learned.conversations) <= 300
     assert not seen & {c.sha256 for c in learned.conversations}
     assert "training modules" in learned.name
@@ -595,7 +593,7 @@ def test_a_base_in_8_bits_is_quantised_as_it_is_read(monkeypatch):
         return read(path, **options)
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", stand_in)
-    opening.open_base("demo", None, load_in_8bit=True, device="cpu")
+    opening.open_base({}, "cpu", load_in_8bit=True)
     assert asked_for["load_in_8bit"]
     assert asked_for["device_map"] == {"": "cpu"}
 
@@ -623,7 +621,7 @@ def test_half_precision_on_cuda_learns_in_bf16_unless_something_else_is_said(
 
 def test_a_model_of_ones_own_needs_prompts():
     with pytest.raises(InvalidInput, match="prompts is needed with a model of your own"):
-        opening.open_seeds(Target(small_target().model, name="mine"), None, 8)
+        opening.open_seeds({"model": "mine"}, small_target(), 8)
 
 
 @pytest.mark.slow

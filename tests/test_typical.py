@@ -12,9 +12,8 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.probed import AcceptedNodes
 from treeopt.records.probe import Probe
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance import typical
-from treeopt.runtime.acceptance.greedy import Greedy
-from treeopt.runtime.acceptance.typical import Typical
+from treeopt.runtime.acceptance import rules
+from treeopt.runtime.acceptance.rules import Greedy, Typical
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.drafters.protocol import top_candidates
 from treeopt.runtime.measure.bench import measure_quality
@@ -93,7 +92,7 @@ def test_the_verdict_does_not_depend_on_how_many_rows_are_taken_at_once(monkeypa
     rng = np.random.default_rng(0)
     tokens, logits = rng.integers(0, 9, (3, len(TREE))), torch.tensor(rng.normal(size=(3, len(TREE), 9)))
     accepted, likelihood = RULE.judge(TREE, tokens, logits)
-    monkeypatch.setattr(typical, "states_at_once", lambda vocab_size: 4)
+    monkeypatch.setattr(rules, "rows_at_once", lambda vocab_size: 4)
     again, same = RULE.judge(TREE, tokens, logits)
     assert (again == accepted).all()
     assert same.tolist() == likelihood.tolist()

@@ -17,7 +17,7 @@ import pytest
 
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.pipeline import workers
+from treeopt.runtime import cluster as workers
 from treeopt.runtime.cluster import Cluster, attempt, check_address
 
 from .conftest import treeopt
@@ -39,12 +39,12 @@ class Here(Cluster):
     def call(self, function, *arguments):
         return pickle.loads(pickle.dumps(function(*pickle.loads(pickle.dumps(arguments)))))
 
-    def do(self, work, blocks):
+    def do(self, work, say, blocks):
         two = [pickle.loads(pickle.dumps(work)).open() for _ in range(2)]
         for n, number in enumerate(random.Random(0).sample(blocks, len(blocks))):
             if n == self.stops_after:
                 raise KeyboardInterrupt
-            yield number, two[n % 2](number, print), []
+            yield number, two[n % 2](number, say)
 
 
 @pytest.fixture
@@ -173,13 +173,15 @@ def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path, 
         from ray import cloudpickle
 
         cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
-        done = sorted(cluster.do(Squares(tmp_path), [0, 1, 2, 3]))
-        assert done == [(n, str(n**2).encode(), [f"{n} is done"]) for n in range(4)]
+        notes: list[str] = []
+        done = sorted(cluster.do(Squares(tmp_path), notes.append, [0, 1, 2, 3]))
+        assert done == [(n, str(n**2).encode()) for n in range(4)]
+        assert sorted(notes) == [f"{n} is done" for n in range(4)]
         assert len(list(tmp_path.glob("opened-*"))) >= 2
         with pytest.raises(InvalidInput, match=r"^Five is no block \(said by a worker on "):
-            list(cluster.do(Squares(tmp_path), [5]))
+            list(cluster.do(Squares(tmp_path), notes.append, [5]))
         with pytest.raises(TreeoptError, match="ended 4 times over the same block") as told:
-            list(cluster.do(Squares(tmp_path), [4]))
+            list(cluster.do(Squares(tmp_path), notes.append, [4]))
         assert "\n" not in str(told.value)
         assert cluster.call(len, [1, 2]) == 2
         with pytest.raises(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,10 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage, writing
+
+Make = Callable[[Sequence[int]], Iterable[tuple[int, bytes]]]  # blocks by their numbers, in any order
+Say = Callable[[str], None]
+Advance = Callable[[float], None]
 
 
 class Journal:
@@ -59,11 +63,29 @@ class Journal:
         writing.write_text(self._hash_file(number), self._hash(number))
         self._whole.add(number)
 
+    def write(self, number: int, content: bytes) -> None:
+        """Write a block, which is finished then."""
+        with writing.atomic_writer(self.block(number)) as stream:
+            stream.write(content)
+        self.finish(number)
+
+    def fill(self, sizes: Mapping[int, int], make: Make, advance: Advance, say: Say, *, in_parts: bool = False) -> None:
+        """Have these blocks made and written that are not finished; a journal does not tell who made them, or in which order.
+
+        sizes    : of every block, by which ``advance`` is called when it is there
+        in_parts : whether ``make`` calls that itself, while it makes a block
+        """
+        missing = [number for number in sizes if not self.is_finished(number)]
+        if len(missing) < len(sizes):
+            say(f"Continuing after {len(sizes) - len(missing)} of {len(sizes)} blocks.")
+            advance(sum(sizes.values()) - sum(sizes[number] for number in missing))
+        for number, content in make(missing) if missing else ():
+            self.write(number, content)
+            advance(0 if in_parts else sizes[number])
+
     def append(self, document: Mapping[str, Any]) -> None:
         """Write the next block of a journal of JSON."""
-        number = self.finished()
-        writing.write_text(self.block(number), storage.to_json(document))
-        self.finish(number)
+        self.write(self.finished(), storage.to_json(document).encode())
 
     def documents(self) -> list[dict[str, Any]]:
         """All finished blocks of a journal of JSON."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,18 @@ NPY = ".npy"
 LARGE_BYTES = 2**24  # of an array beside which nothing is compressed
 
 
-def write(path: str | Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write(path: str | Path | BytesIO, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Without pickles, and compressed where all arrays are small: large ones would take minutes."""
     is_small = all(array.nbytes < LARGE_BYTES for array in arrays.values())
-    with atomic_writer(path) as stream:
+    with nullcontext(path) if isinstance(path, BytesIO) else atomic_writer(path) as stream:
         (np.savez_compressed if is_small else np.savez)(stream, allow_pickle=False, **arrays)
+
+
+def packed(write: Callable[[BytesIO], object]) -> bytes:
+    """The bytes that are written into a stream."""
+    made = BytesIO()
+    write(made)
+    return made.getvalue()
 
 
 def read(path: str | Path, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, NDArray[Any]]:

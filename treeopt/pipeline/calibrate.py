@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.files.journal import Journal
+from treeopt.files import npz
+from treeopt.files.journal import Advance, Journal, Say
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.heldout import rates_by_group
@@ -24,7 +26,6 @@ from treeopt.growth.objectives import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
 from treeopt.pipeline.session import settle_threads
-from treeopt.pipeline.workers import RankBlocks, finish_blocks
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration, prefix_states
@@ -34,13 +35,14 @@ from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.terminal import Advance, note, progress
+from treeopt.report.terminal import note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree
 
 if TYPE_CHECKING:
-    from treeopt.runtime.prompts.sets import Conversation
+    from treeopt.runtime.cluster import DoBlock
+    from treeopt.runtime.prompts.sets import Conversation, PromptSet
     from treeopt.runtime.session import Session
 
 
@@ -72,7 +74,7 @@ def calibrate(
     probe_rounds : 1 where another one follows as soon as there is a profile (`probe_again`)
     overwrite    : whether another measurement of the run may be replaced
     """
-    from treeopt.runtime.acceptance.greedy import Greedy
+    from treeopt.runtime.acceptance.rules import Greedy
 
     is_typical = session.acceptance.record["rule"] == "typical"
     others = {"responses": session.given, "engine": session.cluster, "shard": session.shard != WHOLE}
@@ -194,59 +196,77 @@ def collect(
     counts, shard = fitting(counts, session), session.shard
     all_prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
     limits = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-    asked: dict[str, Any] = {**limits, "counts": counts}
-    numbered, folder = blocks_of(conversations, batch_size, shard), folder.absolute()
-    blocks = [tuple(block) for block in numbered.values()]
+    numbered = blocks_of(conversations, batch_size, shard)
+    sizes = {number: len(block) for number, block in enumerate(numbered.values())}
+    asked = tuple(c for block in numbered.values() for c in block)
     key = {**meta, **counts.record, "conversations": all_prompts, **limits}
     key |= {} if shard == WHOLE else {"shard": str(shard)}
-    journal = Journal(folder, key, ".npz")
-    with progress(title, sum(map(len, blocks))) as advance:
+    journal, prompts = Journal(folder.absolute(), key, ".npz"), replace(session.prompts, conversations=asked)
+    work = RankBlocks(session.source, session.provenance()["threads"] or 1, prompts, size=size, counts=counts, **limits)
+    with progress(title, len(asked)) as advance:
         if session.cluster is None:
-            _finish_here(session, journal, blocks, advance, **asked)
+            if done := journal.finished():
+                fitted = RankTrace.load(journal.block(done - 1)).meta.get("batch_size", batch_size)
+                work = replace(work, batch_size=fitted)
+            block = work.by(session, journal, advance)
+            journal.fill(sizes, lambda numbers: ((n, block(n, note)) for n in numbers), advance, note, in_parts=True)
         else:
-            prompts = replace(session.prompts, conversations=tuple(c for block in blocks for c in block))
-            work = RankBlocks(session.source, session.provenance()["threads"] or 1, prompts, size=size, **asked)
-            finish_blocks(session.cluster, work, journal, [len(block) for block in blocks], advance)
-    done = [RankTrace.load(journal.block(number)) for number in range(len(blocks))]
+            journal.fill(sizes, partial(session.cluster.do, work, note), advance, note)
+    traces = [RankTrace.load(journal.block(number)) for number in sizes]
     said: dict[str, Any] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
     if shard != WHOLE:
         num_blocks = -(-len(conversations) // size)
-        said["shard"] = shard_record(all_prompts, size, num_blocks, dict(zip(numbered, done, strict=True)))
-    return join(done, said)
+        said["shard"] = shard_record(all_prompts, size, num_blocks, dict(zip(numbered, traces, strict=True)))
+    return join(traces, said)
 
 
-def _finish_here(
-    session: Session,
-    journal: Journal,
-    blocks: Sequence[tuple[Conversation, ...]],
-    advance: Advance,
-    *,
-    max_new_tokens: int,
-    batch_size: int,
-    counts: Counts,
-) -> None:
-    from treeopt.runtime.measure.ranks import collect_trace
-    from treeopt.runtime.measure.unfinished import Unfinished
-    from treeopt.runtime.memory import with_less_memory
+@dataclass(frozen=True)
+class RankBlocks:
+    """Blocks of a calibration: every worker holds target and drafter.
 
-    setup, folder = session.setup(max_new_tokens), journal.folder / "unfinished"
-    done = [number for number in range(len(blocks)) if journal.is_finished(number)]
-    if done:
-        note(f"Continuing after {len(done)} of {len(blocks)} blocks of {len(blocks[0])} prompts.")
-        batch_size = RankTrace.load(journal.block(done[-1])).meta.get("batch_size", batch_size)
-    advance(sum(len(blocks[number]) for number in done))
+    size : conversations of a block
+    """
 
-    def attempt(rows: int) -> RankTrace:
-        prompts = replace(session.prompts, conversations=blocks[number])
-        unfinished = Unfinished(folder, {**journal.key, "block": number, "rows": rows}, note)
-        told: dict[str, Any] = {"given": session.given, "progress": advance, "unfinished": unfinished}
-        return collect_trace(setup, prompts, batch_size=rows, counts=counts, meta={"batch_size": rows}, **told)
+    source: Mapping[str, Any]
+    threads: int
+    prompts: PromptSet
+    size: int
+    max_new_tokens: int
+    batch_size: int
+    counts: Counts
 
-    for number in sorted(set(range(len(blocks))) - set(done)):
-        trace, batch_size = with_less_memory(attempt, batch_size, note)
-        trace.save(journal.block(number))
-        journal.finish(number)
-        discard(folder)
+    def open(self) -> DoBlock:
+        from treeopt.runtime.session import open_in_worker
+
+        return self.by(open_in_worker(self.source, self.threads, self.prompts))
+
+    def by(self, session: Session, unfinished: Journal | None = None, advance: Advance = lambda done: None) -> DoBlock:
+        """What makes blocks with a session that is loaded here.
+
+        unfinished : the journal of the blocks, beside which a block that is not finished is kept
+        """
+        from treeopt.runtime.measure.ranks import collect_trace
+        from treeopt.runtime.measure.unfinished import Unfinished
+        from treeopt.runtime.memory import with_less_memory
+
+        rows, setup = self.batch_size, session.setup(self.max_new_tokens)
+
+        def block(number: int, say: Say) -> bytes:
+            nonlocal rows
+            asked = self.prompts.conversations[number * self.size : (number + 1) * self.size]
+
+            def attempt(n: int) -> RankTrace:
+                told: dict[str, Any] = {"batch_size": n, "meta": {"batch_size": n}, "progress": advance}
+                if unfinished is not None:
+                    key = {**unfinished.key, "block": number, "rows": n}
+                    told["unfinished"] = Unfinished(unfinished.folder / "unfinished", key, say)
+                prompts = replace(self.prompts, conversations=asked)
+                return collect_trace(setup, prompts, counts=self.counts, given=session.given, **told)
+
+            trace, rows = with_less_memory(attempt, rows, say)
+            return npz.packed(trace.save)
+
+        return block
 
 
 def fitting(counts: Counts, session: Session) -> Counts:
@@ -273,10 +293,12 @@ def collect_probes(run: RunDirectory, session: Session, trace: RankTrace, *, bat
     found, family = None, grow(trace, Limits(POLICY_ROWS), objective="joint")
     for number in range(1, rounds + 1):
         policy = next_policy(run, found) if found else family.tree(len(family))
-        file = run.partial("probe") / f"round-{number}.npz"
-        title = f"Probing, round {number}"
-        found = _finished(file, session, trace, policy) or collect_round(session, trace, policy, batch_size, title)
-        found.save(file)
+        key = {**_meta(session, trace), "policy": policy.choices}
+        journal = Journal(run.partial("probe") / f"round-{number}", key, ".npz")
+        if not journal.is_finished(0):
+            collect_round(session, trace, policy, batch_size, f"Probing, round {number}").save(journal.block(0))
+            journal.finish(0)
+        found = Probe.load(journal.block(0))
     assert found is not None, "there is a round at least"
     return found
 
@@ -319,14 +341,3 @@ def _meta(session: Session, trace: RankTrace) -> dict[str, Any]:
     meta = {key: trace.meta.get(key) for key in ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")}
     rule = {"acceptance": session.acceptance.record}
     return {**meta, **rule, "top_k": trace.top_k, "provenance": {**(trace.meta.get("provenance") or {}), **rule}}
-
-
-def _finished(file: Path, session: Session, trace: RankTrace, policy: Tree) -> Probe | None:
-    """A round that an earlier run has finished, if it is the same."""
-    try:
-        probe = Probe.load(file)
-    except InvalidInput:
-        return None
-    expected = json.loads(json.dumps(_meta(session, trace)))
-    same = all(probe.meta.get(key) == value for key, value in expected.items())
-    return probe if same and probe.policy == policy else None

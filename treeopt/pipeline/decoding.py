@@ -112,7 +112,7 @@ def decode(decoding: Decoding, conversations: Sequence[Conversation]) -> Benchma
 
 def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) -> RankTrace:
     """The trace of what the target answers without speculation."""
-    from treeopt.runtime.acceptance.greedy import Greedy
+    from treeopt.runtime.acceptance.rules import Greedy
 
     session = replace(decoding.session, given=False)
     if decoding.rule["rule"] == "typical":

@@ -236,7 +236,7 @@ def _convert_for_openvino(name: str, folder: Path, model: str | None, revision: 
     from treeopt.runtime.drafters.draft_model import DraftModel
     from treeopt.runtime.drafters.eagle3 import Eagle3Heads
     from treeopt.runtime.drafters.open import open_drafter
-    from treeopt.runtime.engines.conversion import FORMATS, converted, converted_drafter
+    from treeopt.runtime.engines.openvino import FORMATS, converted, converted_drafter
     from treeopt.runtime.target import load_target
 
     if weights not in FORMATS:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,26 +18,22 @@ from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files import storage, writing
 from treeopt.files.bounds import loads
-from treeopt.files.journal import Journal
 from treeopt.files.parameters import Count
 from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
-from treeopt.pipeline.workers import AnswerBlocks, finish_blocks
 from treeopt.records.origins import provenance
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.training.recipe import PRECISIONS
 from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
-    from treeopt.runtime.cluster import Cluster
+    from treeopt.runtime.cluster import Cluster, DoBlock
+    from treeopt.runtime.prompts.sets import PromptSet
     from treeopt.runtime.training.batches import Text
+    from treeopt.runtime.training.opening import Asking
     from treeopt.runtime.training.recipe import Recipe
-    from treeopt.runtime.training.texts import Asking
 
-PROMPT_OPTIONS = ("column", "responses", "split", "chat_template")
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
-NOT_LOADING = (*PROMPT_OPTIONS, *RULE_OPTIONS, "prompts", "seed", "in_order")
-WEIGHTS = (".safetensors", ".pt", ".bin")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
 CHECKPOINT = "checkpoint.partial"
 BY_HEART = (1.5, 0.1)  # times and more by which accuracy on learned texts exceeds that on others
@@ -140,20 +137,15 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
 
 def _check_folder(folder: Path, kind: str) -> None:
     """Raise InvalidInput, before anything is trained, where other weights lie in the folder."""
-    if folder.exists() and not folder.is_dir():
-        raise InvalidInput(f"`output` must be a folder, but {folder} is a file.")
-    strange = sorted(file.name for file in folder.glob("*") if file.name.endswith(WEIGHTS))
-    if not strange:
-        return
+    from treeopt.runtime.checkpoints.save import check_folder
+
     made, unfinished = folder / "training" / "training.json", folder / "training" / CHECKPOINT / "key.json"
     recipes = [
         storage.read_json(made, "training").get("recipe") if made.exists() else None,
         storage.load_json(unfinished) if unfinished.exists() else None,  # killed while it wrote the heads
     ]
     if kind not in [recipe.get("kind") for recipe in recipes if isinstance(recipe, dict)]:
-        raise InvalidInput(
-            f"`output` must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
-        )
+        check_folder(folder)
 
 
 class TrainingJob:
@@ -173,10 +165,9 @@ class TrainingJob:
 
         self.folder, self.work, self.recipe, self.accelerator = folder, folder / "training", recipe, accelerator
         self.source, self.own, self.is_main = source, "responses" not in source, accelerator.is_main_process
-        loading = {name: value for name, value in source.items() if name not in NOT_LOADING}
-        self.loading = {"model": demo.NAME, **loading, "load_in_8bit": load_in_8bit}
+        self.load_in_8bit = load_in_8bit
         with progress("Loading", None, self.is_main):
-            self.target = opening.open_base(accelerator=accelerator, **self.loading)
+            self.target = opening.open_base(source, str(accelerator.device), load_in_8bit=load_in_8bit)
         self.size = opening.size_of_heads(self.target, recipe)
         self.note(f"{recipe.kind} heads: {self.size}")
 
@@ -186,28 +177,25 @@ class TrainingJob:
 
     def write_texts(self, wanted: TextOptions, cluster: Cluster | None) -> None:
         """Find the texts to learn from, the model's own answers or given ones; those of the heads that none can teach are refused."""
-        from treeopt.runtime.training import batches, opening, texts
+        from treeopt.runtime.training import batches, opening
 
-        asked = {name: self.source[name] for name in PROMPT_OPTIONS if name in self.source}
-        seed = None if self.source.get("in_order") else self.source.get("seed", 0)
-        self.prompts = opening.open_seeds(self.target, self.source.get("prompts"), wanted.num_prompts, seed, **asked)
+        self.prompts = opening.open_seeds(self.source, self.target, wanted.num_prompts)
         self.asking = self._asking(wanted)
         if not self.own:
-            found = texts.given_texts(self.target, self.prompts, self.asking)
+            found = opening.given_texts(self.target, self.prompts, self.asking)
         else:
-            elsewhere, kept = None if cluster is None else self._by_workers(cluster), wanted.answers or self.work
-            shown = self.is_main and cluster is None
-            with progress("Answering", len(self.prompts.conversations), shown) as advance:
-                found = texts.own_texts(
-                    self.target,
-                    self.prompts,
-                    kept.absolute(),
-                    self.asking,
-                    among=self.accelerator,
-                    advance=advance,
-                    say=note,
-                    elsewhere=elsewhere,
-                )
+            kept, question = (wanted.answers or self.work).absolute(), (self.target, self.prompts, self.asking)
+            if cluster is not None and self.is_main:
+                cluster.start()
+            with progress("Answering", len(self.prompts.conversations), self.is_main) as advance:
+                elsewhere = None
+                if cluster is not None:
+                    work = AnswerBlocks(
+                        self.source, self.load_in_8bit, opening.answers_key(*question), self.prompts, self.asking
+                    )
+                    elsewhere = partial(cluster.do, work, note)
+                told = {"among": self.accelerator, "advance": advance, "say": note, "elsewhere": elsewhere}
+                found = opening.own_texts(self.target, self.prompts, kept, self.asking, **told)
         self.learned, self.held_out = batches.split_texts(found)
         longest = max(text.answer_tokens for text in self.learned)
         if self.recipe.num_heads >= longest:
@@ -223,26 +211,14 @@ class TrainingJob:
         self.recipe = self.recipe.over(len(self.learned))
 
     def _asking(self, wanted: TextOptions) -> Asking:
-        from treeopt.runtime.session import open_acceptance
+        from treeopt.runtime.session import open_rule
         from treeopt.runtime.stop import StopRule
-        from treeopt.runtime.training.texts import Asking
+        from treeopt.runtime.training.opening import Asking
 
-        rule = {name: self.source[name] for name in RULE_OPTIONS if name in self.source}
-        name = rule.pop("acceptance", "sample" if rule else "greedy")
-        if name == "sample" and "seed" in self.source:
-            rule["seed"] = self.source["seed"]
-        acceptance = open_acceptance(name, rule.pop("temperature", None), **rule)
+        usual = "greedy" if self.source.keys().isdisjoint(RULE_OPTIONS) else "sample"
+        acceptance = open_rule({"acceptance": usual, **self.source})
         stop, context = StopRule(self.target.eos_ids, wanted.max_new_tokens), self.target.context
         return Asking(stop, acceptance, min(wanted.tokens or context, context))
-
-    def _by_workers(self, cluster: Cluster) -> Any:
-        def finish(folder: Path, key: dict[str, object], sizes: list[int]) -> None:
-            cluster.start()
-            blocks = AnswerBlocks(self.loading, key, self.prompts, self.asking)
-            with progress("Answering", sum(sizes)) as advance:
-                finish_blocks(cluster, blocks, Journal(folder, key, ".npz"), sizes, advance)
-
-        return finish
 
     def run(self) -> tuple[tuple[Path, ...], dict[str, object]]:
         """Count, train, count again, write the heads: their files, and what was reached."""
@@ -274,7 +250,7 @@ class TrainingJob:
         except KeyboardInterrupt:
             kept, done = loop.keep(), loop.position.step
             if done:
-                self.note(f"Stopped after step {done:,}; training goes on after step {kept.step:,}.")
+                self.note(f"Stopped after step {done:,}; training goes on after step {kept:,}.")
             raise
         files: list[Path] = []
         if self.is_main:
@@ -287,7 +263,7 @@ class TrainingJob:
     def _key(self) -> dict[str, object]:
         """All that the weights of a run depend on."""
         from treeopt.runtime.training.batches import digest_of
-        from treeopt.runtime.training.texts import weights_digest
+        from treeopt.runtime.training.opening import weights_digest
 
         return {
             **self.recipe.record(),
@@ -345,6 +321,37 @@ class TrainingJob:
             with writing.atomic_writer(self.work / "curves.png") as stream:
                 stream.write(to_bytes(draw(training_chart(log, record)), "png"))
         writing.discard(self.work / CHECKPOINT)
+
+
+@dataclass(frozen=True)
+class AnswerBlocks:
+    """Blocks of the answers that heads learn from: every worker holds the model.
+
+    source : options of the model, see `treeopt.runtime.training.opening.open_base`
+    key    : of the journal, which names the model's number format and weights
+    """
+
+    source: Mapping[str, Any]
+    load_in_8bit: bool
+    key: Mapping[str, Any]
+    prompts: PromptSet
+    asking: Asking
+
+    def open(self) -> DoBlock:
+        import torch
+
+        from treeopt.runtime.training import opening
+
+        device, key = "cuda" if torch.cuda.is_available() else "cpu", self.key
+        target = opening.open_base(self.source, device, load_in_8bit=self.load_in_8bit)
+        found = {"dtype": str(target.dtype), "weights": opening.weights_digest(target.model)}
+        if found != {name: key[name] for name in found}:
+            raise InvalidInput(
+                "Workers must have the model of the command, but its number format or its weights are others: pass `dtype`, "
+                "and the same `model` on all hosts."
+            )
+        answers = opening.AnswerWriter(target, self.prompts, self.asking)
+        return answers.block
 
 
 def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:

@@ -108,13 +108,13 @@ DRAFTERS = {
         }),
     "hydra": DrafterKind(
         about="heads that read the guesses before theirs: as above; the demo model's are hydra", is_heads=True,
-        recognises="checkpoints.hydra:recognise_hydra", writes="checkpoints.hydra:publish_hydra", layouts={
+        recognises="drafters.hydra:recognise_hydra", writes="drafters.hydra:publish_hydra", layouts={
             "hydra": Layout("the tensors of hydra-pt in hydra_lm_head.safetensors", names_base=True),
             "hydra-pt": Layout("hydra_lm_head.pt, heads that read the guesses before them: Hydra", names_base=True),
         }, begins="drafters.hydra:untrained", recipes={"hydra": RecipeDefaults("hydra", 1, 1e-3, 1.0)}),
     "hydra++": DrafterKind(
         about="Hydra's heads behind a layer that reads the text: as above", is_heads=True,
-        recognises="checkpoints.hydra:recognise_hydra", writes="checkpoints.hydra:publish_hydra", layouts={
+        recognises="drafters.hydra:recognise_hydra", writes="drafters.hydra:publish_hydra", layouts={
             "hydra++": Layout("the tensors of hydra++-pt in hydra_lm_head.safetensors", names_base=True),
             "hydra++-pt": Layout("hydra_lm_head.pt with a prefix layer: Hydra++", names_base=True),
         }, begins="drafters.hydra:untrained", recipes={"hydra++": RecipeDefaults("hydra++", 4, 1e-3, 1.0, teacher=True)}),
@@ -126,7 +126,7 @@ DRAFTERS = {
         recipes={"eagle3": RecipeDefaults("eagle-3", 1, 5e-4, 0.8, teacher=True, one_layer=True)}),
     "eagle": DrafterKind(
         about="the layer of EAGLE-1 and EAGLE-2: as above",
-        recognises="checkpoints.eagle:recognise_eagle", writes="checkpoints.eagle:publish_eagle", layouts={
+        recognises="checkpoints.layer:recognise_eagle", writes="checkpoints.layer:publish_eagle", layouts={
             "eagle-1": Layout("model.safetensors with fc and one layer: EAGLE-1 and EAGLE-2", shares=True),
         }),
     "draft-model": DrafterKind(

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
+from io import BytesIO
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -296,7 +297,7 @@ class RankTrace(Answers):
         """Share of the sequences that ended in a loop; None where the file does not say."""
         return None if self.end is None else float(np.mean(self.end == End.LOOP))
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path | BytesIO) -> None:
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
         npz.write(path, {**self._arrays(*_ARRAYS), "meta": np.array(json.dumps(meta, allow_nan=False))})
 

@@ -17,19 +17,20 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
 from treeopt import __version__
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported, first_line
+from treeopt.files.journal import Say
 
 MOST_DEATHS = 3  # of workers over one block, before the block itself is taken for the reason
 ANSWER_S = 10  # that a cluster has to answer a connection
 START_S = "120"  # that a busy machine has to start a cluster of its own
 EXIT = re.compile(r"Worker exit detail: (.*)")
-
-DoBlock = Callable[[int, Callable[[str], None]], bytes]  # a finished block by its number; says what is worth a note
+DoBlock = Callable[[int, Say], bytes]  # a finished block by its number; says what is worth a note
 
 
 class Work(Protocol):
@@ -110,11 +111,13 @@ class Cluster:
             raise error
         return result
 
-    def do(self, work: Work, blocks: Sequence[int]) -> Iterator[tuple[int, bytes, list[str]]]:
-        """The number, the content and the notes of every block when it is finished, in any order."""
+    def do(self, work: Work, say: Say, blocks: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+        """The number and the content of every block when it is finished, in any order; what workers say is said again."""
         import ray
         from ray.data import ActorPoolStrategy
 
+        if len(blocks) < self.number:
+            say(f"Only as many workers are used as blocks are left: {len(blocks)} of {self.number}.")
         rows = ray.data.from_items([{"block": number} for number in blocks], override_num_blocks=len(blocks))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the last two have no names of their own up to Ray 2.63
@@ -135,7 +138,25 @@ class Cluster:
                 content, error = pickle.loads(row["made"])
                 if error is not None:
                     raise error
-                yield int(row["block"]), content, row["notes"].splitlines()
+                for said in row["notes"].splitlines():
+                    say(said)
+                yield int(row["block"]), content
+
+
+def cluster_of(engine: str | None, **options: Any) -> AbstractContextManager[Cluster | None]:
+    """The workers that --engine, --workers, --gpus-per-worker and --address ask for; None without --engine."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if engine is None:
+        if given:
+            raise InvalidInput(f"`{next(iter(given))}` says how `engine=ray` works: add that, or leave it out.")
+        return nullcontext()
+    if engine != "ray":
+        raise InvalidInput(f"`engine` must be ray here, but got {engine!r}.")
+    number, gpus = given.get("workers", 1), given.get("gpus_per_worker", 0)
+    if number < 1 or not 0 <= gpus < inf or (gpus > 1 and gpus % 1):
+        said = "`workers` must be at least 1, and `gpus_per_worker` a share of one or a whole number"
+        raise InvalidInput(f"{said}, but got {number} and {gpus}.")
+    return Cluster(number, gpus, given.get("address"))
 
 
 class Actor:
@@ -150,7 +171,7 @@ class Actor:
         made = attempt(self._gpus, self._version, self._block, number, notes.append)
         return {"block": [number], "made": [pickle.dumps(made)], "notes": ["\n".join(notes)]}
 
-    def _block(self, number: int, say: Callable[[str], None]) -> bytes:
+    def _block(self, number: int, say: Say) -> bytes:
         if self._do is None:
             import ray
 

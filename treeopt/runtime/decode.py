@@ -23,9 +23,9 @@ from torch import Tensor
 from treeopt import __version__
 from treeopt.errors import InvalidInput
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.greedy import Acceptance, Greedy, sequence_key
+from treeopt.runtime.acceptance.rules import Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.nodes import Drafting, drafting_of
+from treeopt.runtime.drafters.levels import Drafting, drafting_of
 from treeopt.runtime.drafters.protocol import Drafter, DrafterState, GivenText
 from treeopt.runtime.stepper import Pass, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
@@ -48,7 +48,7 @@ class Setup:
     target: Target
     drafter: Drafter | None
     stop: StopRule
-    acceptance: Acceptance = field(default_factory=Greedy)
+    acceptance: Greedy = field(default_factory=Greedy)
 
     def capacity(self, prompts: Iterable[Sequence[int]]) -> int:
         """Tokens of the longest sequence, prompt and answer, that can come of the prompts.
@@ -69,6 +69,15 @@ class Setup:
         """A row of a prompt that has emitted some tokens, up to where they end."""
         row = AnswerRow(place, prompt, SequenceEnd(self.stop, self.target.context - len(prompt)))
         row.emit(*tokens)
+        return row
+
+    def resume(self, state: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> AnswerRow:
+        """The row of a state."""
+        row, device = self.row(state["id"], prompts[state["id"]], state["tokens"]), self.target.device
+        hidden = () if state["states"] is None else state["states"].to(device)
+        row.states = [(hidden, i) for i in range(len(hidden))]
+        row.prompt_states = None if state["prompt_states"] is None else state["prompt_states"].to(device)
+        row.found = {name: array.numpy() for name, array in state["found"].items()}
         return row
 
 
@@ -101,6 +110,12 @@ class AnswerRow:
     def stacked(self) -> Tensor:
         """(N, d) hidden states of the answer."""
         return torch.stack([hidden[i] for hidden, i in self.states])
+
+    def state(self) -> Mapping[str, object]:
+        """All of the row as plain values and tensors; `Setup.resume` takes it."""
+        found = {name: torch.from_numpy(array) for name, array in self.found.items()}
+        states = {"states": self.stacked() if self.states else None, "prompt_states": self.prompt_states}
+        return {"id": self.id, "tokens": list(self.tokens), **states, "found": found}
 
     def text(self) -> GivenText:
         """The ended row with its hidden states, which it keeps no longer."""
@@ -172,22 +187,14 @@ class Decoder(Stepper):
 
     def state(self) -> Mapping[str, object]:
         """All that the recorded steps to come depend on, as plain values and tensors; `resume` takes it."""
-        live = [
-            {"id": row.id, "tokens": list(row.tokens), "states": row.stacked(), "prompt_states": row.prompt_states}
-            for row in self.live
-        ]
+        live = [row.state() for row in self.live]
         return {"waiting": [place for place, _ in self.waiting], "live": live, "cache": self.cache.state()}
 
     def resume(self, state: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> None:
         """Go on where another decoder of the same prompts was, to the last bit."""
         device = self.target.device
         self.start((place, prompts[place]) for place in state["waiting"])
-        for known in state["live"]:
-            row = self.setup.row(known["id"], prompts[known["id"]], known["tokens"])
-            states = known["states"].to(device)
-            row.states = [(states, i) for i in range(len(states))]
-            row.prompt_states = None if known["prompt_states"] is None else known["prompt_states"].to(device)
-            self.live.append(row)
+        self.live = [self.setup.resume(known, prompts) for known in state["live"]]
         self.cache.resume(state["cache"], device)
         self._roots = torch.tensor([row.tokens[-1] for row in self.live], device=device)
         self._keys = torch.tensor([sequence_key(row.prompt) for row in self.live], device=device)
@@ -339,7 +346,7 @@ def decode(
     *,
     batch_size: int,
     stop: StopRule,
-    acceptance: Acceptance | None = None,
+    acceptance: Greedy | None = None,
 ) -> list[AnswerRow]:
     """Decode every prompt to its end, with one tree or plainly; the records in the prompts' order."""
     decoder = Decoder(Setup(target, drafter, stop, acceptance or Greedy()))

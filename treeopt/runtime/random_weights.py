@@ -19,7 +19,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.worth import product_values
 from treeopt.records.origins import DrafterRecord
-from treeopt.runtime.acceptance.greedy import Greedy, Nodes
+from treeopt.runtime.acceptance.rules import Greedy, Nodes
 from treeopt.runtime.drafters.medusa import MedusaHeads, check_bias
 from treeopt.runtime.folder import check_config, loadable, parts_of, read_object
 from treeopt.runtime.prompts.chat import ChatFormat

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +15,8 @@ from treeopt.records.display import one_line
 from treeopt.records.merging import WHOLE, Shard
 from treeopt.records.origins import DrafterRecord, ProvenanceRecord, Runtime, provenance
 from treeopt.records.rules import OPTIONS, RULES
-from treeopt.runtime.acceptance.greedy import Acceptance, Greedy
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain
-from treeopt.runtime.acceptance.sampling import Sampling
-from treeopt.runtime.acceptance.typical import Typical
+from treeopt.runtime.acceptance.rules import Greedy, Sampling, Typical
 from treeopt.runtime.cluster import Cluster
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel
@@ -41,11 +39,12 @@ class Session:
     given: bool = False  # whether the prompts come with answers
     notes: tuple[str, ...] = ()  # what loading repaired, left out, or found strange
     weights: str = "checkpoint"  # or "random weights"
-    acceptance: Acceptance = field(default_factory=Greedy)
+    acceptance: Greedy = field(default_factory=Greedy)
     temperature: float | None = None  # at which given answers were sampled
     source: Mapping[str, object] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
     shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
-    cluster: Cluster | None = None  # whose workers hold it, where this is an `Outline`
+    cluster: Cluster | None = None  # whose workers hold it, where this is an outline
+    known: ProvenanceRecord | None = None  # of an outline: where its figures come from, as the worker tells it
 
     __repr__ = one_line
 
@@ -54,6 +53,9 @@ class Session:
         return Setup(self.target, self.drafter, StopRule(self.target.eos_ids, max_new_tokens), self.acceptance)
 
     def provenance(self, seed: int | None = None) -> ProvenanceRecord:
+        if self.known is not None:
+            now = provenance()
+            return {**self.known, "seed": seed, "command": now["command"], "time": now["time"]}
         target = self.target
         return provenance(
             model=target.name,
@@ -92,29 +94,16 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
               `order_of`
     prompts : those of the source, where they have been read already
     """
-    source = source or {}
-    asked = {name: value for name, value in source.items() if value is not None}
-
-    def given(*names: str) -> dict[str, Any]:
-        return {name: asked[name] for name in names if name in asked}
-
-    responses, rule, order = "responses" in asked, asked.get("acceptance"), order_of(asked)
-    if "threads" in asked:
-        torch.set_num_threads(asked["threads"])
-    drawing = given("top_p", "top_k", "seed", "epsilon", "delta")
-    rules = open_acceptance(rule, asked.get("temperature"), given=responses, **drawing)
-    name, model = _prompts_name(asked), asked.get("model", demo.NAME)
-    target = load_target(model, **given("dtype", "device", "device_map", "revision", "trust_remote_code"))
-    placed = given("revision", "trust_remote_code")
-    opened = open_drafter(asked.get("drafter"), target, depth=asked.get("draft_depth"), **placed)
+    source = {name: value for name, value in (source or {}).items() if value is not None}
+    if "threads" in source:
+        torch.set_num_threads(source["threads"])
+    rules, _ = open_rule(source), prompts_name(source)  # refused before anything is loaded
+    target, placed = open_model(source), _given(source, "revision", "trust_remote_code")
+    opened = open_drafter(source.get("drafter"), target, depth=source.get("draft_depth"), **placed)
     drafter: Drafter = opened.drafter
-    if rule == "reject":
+    if source.get("acceptance") == "reject":
         drafter, rules = by_rejection(drafter, target, rules)
-    if prompts is None and name == demo.NAME:
-        prompts = demo_prompts(target, seed=order.seed, **given("group_by"))
-    elif prompts is None:
-        columns = given("column", "group_by", "responses", "chat_template", "split")
-        prompts = load_prompts(target, name, order=order, **columns)
+    prompts, responses = prompts or open_prompts(source, target), "responses" in source
     return Session(
         target,
         drafter,
@@ -123,9 +112,36 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
         given=responses,
         notes=(*opened.notes, *filter(None, [dtype_note(target)]), *_skipped_note(prompts)),
         acceptance=rules,
-        temperature=asked.get("temperature") if responses else None,
+        temperature=source.get("temperature") if responses else None,
         source=source,
     )
+
+
+def _given(source: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: source[name] for name in names if name in source}
+
+
+def open_model(source: Mapping[str, Any], **options: Any) -> Target:
+    """The target of a session's options."""
+    placed = _given(source, "dtype", "device", "device_map", "revision", "trust_remote_code")
+    return load_target(source.get("model", demo.NAME), **placed, **options)
+
+
+def open_rule(source: Mapping[str, Any]) -> Greedy:
+    """The rule of a session's options."""
+    options = _given(source, "temperature", "top_p", "top_k", "seed", "epsilon", "delta")
+    return open_acceptance(source.get("acceptance"), given="responses" in source, **options)
+
+
+def open_prompts(
+    source: Mapping[str, Any], target: Target, *, held_out: bool = True, most: int | None = None
+) -> PromptSet:
+    """The prompts of a session's options; for held_out and most of the demo's see `demo_prompts`."""
+    name, order = prompts_name(source), order_of(source)
+    if name == demo.NAME:
+        return demo_prompts(target, held_out=held_out, most=most, seed=order.seed, **_given(source, "group_by"))
+    columns = _given(source, "column", "group_by", "responses", "chat_template", "split")
+    return load_prompts(target, name, order=order, **columns)
 
 
 def order_of(source: Mapping[str, Any]) -> Order:
@@ -134,13 +150,13 @@ def order_of(source: Mapping[str, Any]) -> Order:
     return Order(seed, max(source.get("drawn", 0), MOST_DRAWN))
 
 
-def _prompts_name(source: Mapping[str, Any]) -> str:
+def prompts_name(source: Mapping[str, Any]) -> str:
     """A file, a folder, a datasets id or "demo"; InvalidInput where prompts are missing."""
     name: str = source.get("prompts", demo.NAME)
     if source.get("model", demo.NAME) != demo.NAME and "prompts" not in source:
         raise InvalidInput(
-            "`prompts` is needed with a model of your own, since a tree is only as good as the prompts it "
-            "was measured on: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."
+            "`prompts` is needed with a model of your own, since trees and heads are only as good as the prompts "
+            "behind them: pass a file (.jsonl, .json, .csv, .parquet, .txt) or a datasets id."
         )
     if name == demo.NAME and not source.keys().isdisjoint(("column", "responses", "split")):
         raise InvalidInput("`column`, `responses` and `split` need `prompts`: the demo's are plain text.")
@@ -166,30 +182,18 @@ DRAFTER = ("num_heads", "draft_vocab_size", "has_probabilities")
 RULE = ("record",)
 
 
-@dataclass(frozen=True, repr=False)
-class Outline(Session):
+def open_outline(source: Mapping[str, Any], threads: int) -> Session:
     """A session that workers hold: of target, drafter and rule it has the plain attributes alone.
 
     The machine that gives the command so needs neither the memory nor the device that the model takes. The prompts travel
     whole, since they are read once, and the same for all.
-
-    known : where its figures come from, as the worker tells it
     """
-
-    known: ProvenanceRecord = field(default_factory=provenance)
-
-    def provenance(self, seed: int | None = None) -> ProvenanceRecord:
-        now = provenance()
-        return {**self.known, "seed": seed, "command": now["command"], "time": now["time"]}
-
-
-def open_outline(source: Mapping[str, Any], threads: int) -> Outline:
-    """Open a session, and let go of it but for its outline."""
     session = open_in_worker(source, threads)
-    known = {f.name: getattr(session, f.name) for f in fields(session)}
-    plain = {"target": TARGET, "drafter": DRAFTER, "acceptance": RULE}
-    known |= {part: SimpleNamespace(**{n: getattr(known[part], n) for n in names}) for part, names in plain.items()}
-    return Outline(**known, known=session.provenance())
+    parts: dict[str, Any] = {
+        part: SimpleNamespace(**{name: getattr(getattr(session, part), name) for name in names})
+        for part, names in {"target": TARGET, "drafter": DRAFTER, "acceptance": RULE}.items()
+    }
+    return replace(session, **parts, known=session.provenance())
 
 
 def open_in_worker(source: Mapping[str, Any], threads: int, prompts: PromptSet | None = None) -> Session:
@@ -200,7 +204,7 @@ def open_in_worker(source: Mapping[str, Any], threads: int, prompts: PromptSet |
 
 def open_acceptance(
     name: str | None, temperature: float | None = None, *, given: bool = False, **options: Any
-) -> Acceptance:
+) -> Greedy:
     """The rule called ``name`` (one of `RULES`), with those of its options that were given.
 
     Rejection needs the draft model too: here it is sampling, and `by_rejection` makes the two of them.
@@ -234,7 +238,7 @@ def open_acceptance(
     return Sampling(**{"temperature": 1.0, **options})
 
 
-def by_rejection(drafter: Drafter, target: Target, sampling: Acceptance) -> tuple[SampledChain, Rejection]:
+def by_rejection(drafter: Drafter, target: Target, sampling: Greedy) -> tuple[SampledChain, Rejection]:
     """A draft model that draws its chains, and the rule that accepts them; InvalidInput for other drafters."""
     if not isinstance(drafter, DraftModel):
         raise InvalidInput(

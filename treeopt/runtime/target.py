@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +17,8 @@ from torch import Tensor, nn
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported, quoted
-from treeopt.files.places import find_local
-from treeopt.runtime import gguf
 from treeopt.runtime.cache import TreeCache, tree_mask
-from treeopt.runtime.folder import check_folder, loadable
+from treeopt.runtime.folder import check_folder, find_model, loadable
 
 ATTENTION = ("sdpa", "eager")  # the implementations that take a tree mask
 LAYERS = {"full_attention", "sliding_attention"}
@@ -226,15 +223,6 @@ def load_target(
         target = Target(model, tokenizer, name=title, revision=revision)
         target.stored_dtype = config.dtype
         return target
-
-
-def find_model(name: str, option: str) -> Path | None:
-    """The folder of a model that lies here, dequantised where it is a GGUF file; None for a hub id."""
-    found = find_local(name, f"{option} must be a folder with a model, a GGUF file or a hub id")
-    if found is None and name == demo.SMOLLM2:
-        found = gguf.smollm2()
-    is_gguf = found is not None and found.suffix == gguf.SUFFIX and found.is_file()
-    return gguf.dequantised(found, option) if found and is_gguf else found
 
 
 def check_device(device: str | None) -> str:

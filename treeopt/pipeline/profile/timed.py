@@ -48,7 +48,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
 if TYPE_CHECKING:
-    from treeopt.runtime.acceptance.greedy import Acceptance
+    from treeopt.runtime.acceptance.rules import Greedy
     from treeopt.runtime.session import Session
     from treeopt.runtime.stepper import Stepper
 
@@ -312,7 +312,7 @@ def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, planned: Pla
         )
 
 
-def _acceptance(session: Session, source: Source | None) -> Acceptance:
+def _acceptance(session: Session, source: Source | None) -> Greedy:
     """The session's rule; random weights accept by chance."""
     accuracies = source.calibration if source else None
     if session.weights == "checkpoint" or accuracies is None:

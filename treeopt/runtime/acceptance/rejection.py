@@ -6,7 +6,7 @@ probability q is accepted with probability min(1, p/q); the first rejected one i
 residual, norm(max(p - q, 0)). The tokens of a chain are distributed as the target's, but are not those that plain
 sampling would draw with the same seed.
 
-The noise is keyed as in `treeopt.runtime.acceptance.sampling`, so runs repeat. A place may be drafted in several steps, with
+The noise is keyed as in `treeopt.runtime.acceptance.rules`, so runs repeat. A place may be drafted in several steps, with
 the same noise; it is decided in just one, and what was drafted there before depended on nothing that is kept.
 
 b rows · K tokens of a chain · V vocabulary
@@ -26,12 +26,14 @@ from torch.nn import functional as F
 from treeopt.errors import InvalidInput
 from treeopt.records.origins import RuleRecord
 from treeopt.records.trace import MISS
-from treeopt.runtime.acceptance.greedy import Nodes, sequence_key
-from treeopt.runtime.acceptance.sampling import (
+from treeopt.runtime.acceptance.rules import (
+    Greedy,
+    Nodes,
     NoiseStream,
     Sampling,
     gumbel_argmax,
     rows_at_once,
+    sequence_key,
     stream_states,
     uniforms,
 )
@@ -92,13 +94,13 @@ class SampledChain(DraftModel):
                the sequence's key and the position of the first drafted token
     """
 
+    draft_vocab_size = 1  # ranks
     has_probabilities = False  # it draws its guesses
     proposal: tuple[Tensor, Tensor, Tensor]
 
     def __init__(self, model: DraftModel, target: Target, sampling: Sampling) -> None:
         super().__init__(model.model, model.vocab_size, num_heads=model.num_heads, kind=model.kind)
-        self.target, self.sampling, self.known = target, sampling, self.draft_vocab_size
-        self.draft_vocab_size = 1  # ranks
+        self.target, self.sampling, self.known = target, sampling, model.draft_vocab_size
 
     def start(self, batch_size: int, capacity: int) -> ChainDraft:
         return ChainDraft(self, batch_size, capacity)
@@ -175,7 +177,7 @@ class ChainDraft(ModelDraft):
 
 
 @dataclass(frozen=True)
-class Rejection:
+class Rejection(Greedy):
     """The rule: plain steps sample, and chains are accepted or replaced so that tokens are distributed as in sampling."""
 
     drafter: SampledChain

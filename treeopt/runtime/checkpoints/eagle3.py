@@ -11,16 +11,17 @@ d width of the layer · w of the target · L states that are fused · V vocabula
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
 from treeopt.runtime.checkpoints.layer import ATTENTION, LAYER, build_layer_config, described, layer_record, layer_sizes
-from treeopt.runtime.checkpoints.reading import Base, Checkpoint, LoadedHeads, Published, Reading, check_names
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names
 from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, Form, PairLayer
 from treeopt.runtime.drafters.layer import OneLayer
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
@@ -110,7 +111,9 @@ def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
                     f"An EAGLE-3 drafter is read if it is one layer with plain attention, but {quoted(name)} in "
                     f"{stored.origin} is of {what}."
                 )
-    return Checkpoint(stored, LAYOUT, partial(_build, stored, _checked(stored, names)), shares=HEAD not in names)
+    checked, told = _checked(stored, names), settings(stored)
+    check_flags(told)
+    return Checkpoint(stored, LAYOUT, checked, partial(_build, told), (OFFSETS, KNOWN), shares=HEAD not in names)
 
 
 def _checked(stored: StoredTensors, names: dict[str, str]) -> dict[str, str]:
@@ -132,11 +135,9 @@ def _checked(stored: StoredTensors, names: dict[str, str]) -> dict[str, str]:
     return dict(zip(common, expected, strict=True))
 
 
-def _build(stored: StoredTensors, names: dict[str, str], base: Base) -> LoadedHeads:
-    told = settings(stored)
-    check_flags(told)
-    reading = Reading(stored, base, names, apart=(OFFSETS, KNOWN))
-    reading.config, tensors = told, reading.tensors
+def _build(told: Settings, reading: Reading) -> tuple[Eagle3Heads, Iterable[tuple[str, nn.Parameter]]]:
+    stored, base, names, tensors = reading.stored, reading.base, reading.names, reading.tensors
+    reading.config = told
     d = reading.most_common_size(WIDE)
     width = d if base.lm_head is None else base.lm_head.shape[1]
     vocab_size = told.number("vocab_size") if base.lm_head is None else len(base.lm_head)
@@ -185,7 +186,7 @@ def _build(stored: StoredTensors, names: dict[str, str], base: Base) -> LoadedHe
         dtype=reading.dtype,
         device=base.device,
     )
-    return reading.loaded(heads, LAYOUT, heads.weights.items())
+    return heads, heads.weights.items()
 
 
 def _token_ids(reading: Reading, vocab_size: int) -> Tensor | None:

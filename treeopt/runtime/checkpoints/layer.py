@@ -1,19 +1,23 @@
-"""The tensors of one Llama layer in a checkpoint, and the config that they and config.json make.
+"""The tensors of one Llama layer in a checkpoint, the config that they and config.json make, and EAGLE-1's drafter.
+
+That is such a layer without input norm, and no lm_head of its own; EAGLE-2 shares its layout.
 
 d width · nh query heads and nk key heads of width hd · F inner width
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.runtime.checkpoints.files import Settings
-from treeopt.runtime.checkpoints.reading import Reading, most_common, short
-from treeopt.runtime.drafters.layer import OneLayer, layer_config
+from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, most_common, short
+from treeopt.runtime.drafters.layer import EagleHeads, OneLayer, layer_config
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import loadable
 
 ATTENTION = "layers.0.self_attn."
@@ -116,3 +120,56 @@ def layer_record(heads: Any, architecture: str, base: str) -> dict[str, object]:
         "torch_dtype": short(heads.fc.weight.dtype),
         "base_model_name_or_path": base,
     }
+
+
+EAGLE_1 = "eagle-1"
+EMBEDDING = "embed_tokens.weight"
+NOTE = "EAGLE-1 and EAGLE-2 share this layout: a static tree, as EAGLE-1 has, is measured and planned."
+WIDE = r"(o_proj|down_proj|norm|fc)\.(weight|bias)$"  # tensors whose rows are as many as the layer is wide
+
+
+def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
+    """Recognise the drafter by its names; None where it is another."""
+    if not all(any(name.startswith(start) for name in stored.parts) for start in ("fc.", "layers.0.")):
+        return None
+    names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
+    check_names(stored, names, f"a drafter in the layout {EAGLE_1!r}", known=names)
+    return Checkpoint(stored, EAGLE_1, {name: name for name in names}, _build_eagle, shares=True)
+
+
+def _build_eagle(reading: Reading) -> tuple[EagleHeads, Iterable[tuple[str, nn.Parameter]]]:
+    base, names = reading.base, reading.names
+    reading.notes.append(NOTE)
+    width = reading.most_common_size(WIDE)
+    lm_head = reading.lm_head(width)
+    what = f"a layer of width {width} for {len(lm_head)} tokens"
+    shapes = {"fc.weight": (width, 2 * width), "fc.bias": (width,), EMBEDDING: (len(lm_head), width)}
+    reading.check_shapes(shapes, what)
+    config, like = reading.config, described(reading.config, width) or base.config
+    layer = build_layer_config(reading, width, what, like=like, make=partial(OneLayer, normed=False))
+    sizes = {"hidden_size": (width, "fc.weight"), "vocab_size": (len(lm_head), EMBEDDING)}
+    config.check_sizes(sizes | layer_sizes(layer, reading.names))
+    bias, said = "fc.bias" in names, config.get("bias", True)
+    if said is not None and said is not bias:
+        means = f"says bias {quoted(said)}" if "bias" in config else "lacks bias, which means true in EAGLE"
+        reading.notes.append(f"config.json {means}, but fc has {'one' if bias else 'none'} in the file, which decides.")
+    heads = EagleHeads(
+        layer,
+        embedding=reading.embedding(EMBEDDING),
+        lm_head=lm_head,
+        bias=bias,
+        num_heads=base.num_heads or DRAFT_DEPTH,
+        dtype=reading.dtype,
+        device=base.device,
+    )
+    return heads, _eagle_weights(heads).items()
+
+
+def _eagle_weights(heads: EagleHeads) -> dict[str, nn.Parameter]:
+    """The drafter's own weights by their published names."""
+    return {**{f"fc.{name}": weight for name, weight in heads.fc.named_parameters()}, **heads.layer.weights}
+
+
+def publish_eagle(heads: EagleHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
+    config = {**layer_record(heads, "LlamaForCausalLM", base), "bias": heads.fc.bias is not None}
+    return Published(MODEL_FILES[0], {EMBEDDING: heads.embedding, **_eagle_weights(heads)}, config)

@@ -19,16 +19,7 @@ from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.files import HEAD_FILES, MODEL_FILES, StoredTensors
-from treeopt.runtime.checkpoints.reading import (
-    Base,
-    Checkpoint,
-    LoadedHeads,
-    Published,
-    Reading,
-    check_names,
-    most_common,
-    short,
-)
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, most_common, short
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
 MOST_NODES = 63  # max_draft_len of TensorRT-LLM: the tree's nodes without the root, as published trees have
@@ -136,7 +127,9 @@ def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
     present = names[num_heads * num_layers * (1 + biased) :]
     mapped = token_map if token_map in stored.parts else None
     heads = RecognisedHeads(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
-    return Checkpoint(stored, layout, partial(_build, stored, heads), shares=layout == "medusa-shared")
+    apart = [mapped] if mapped else []
+    all_names = {name: name for name in (*names, *apart)}
+    return Checkpoint(stored, layout, all_names, partial(_build, heads), apart, shares=layout == "medusa-shared")
 
 
 def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Tensor]]:
@@ -148,11 +141,9 @@ def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Ten
         yield scheme.projection_name(k, heads.num_layers), heads.projection[0 if heads.shares_projection else k].T
 
 
-def _build(stored: StoredTensors, found: RecognisedHeads, base: Base) -> LoadedHeads:
-    """Read the tensors of recognised heads and check them."""
-    layout, config = found.layout, stored.config
-    maps = [found.token_map] if found.token_map else []
-    reading = Reading(stored, base, {name: name for name in (*found.names, *maps)}, apart=maps)
+def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Iterator[tuple[str, Tensor]]]:
+    """Check the tensors of recognised heads."""
+    layout, stored, config = found.layout, reading.stored, reading.config
     notes, tensors = reading.notes, reading.tensors
     counts, nested = COUNTS.get(layout, OWN_COUNTS), config.get("medusa")
     claims = nested if layout == "modelopt" and isinstance(nested, dict) else config
@@ -194,10 +185,10 @@ def _build(stored: StoredTensors, found: RecognisedHeads, base: Base) -> LoadedH
         shared=rows[0] if found.shares else None,
         token_ids=token_ids,
         dtype=reading.dtype,
-        device=base.device,
+        device=reading.base.device,
     )
     tensors |= zip(found.projections, rows, strict=False)
-    return reading.loaded(heads, layout, named_weights(heads, found.scheme))
+    return heads, named_weights(heads, found.scheme)
 
 
 def _check_ranks(stored: StoredTensors) -> None:

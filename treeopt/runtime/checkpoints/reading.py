@@ -60,15 +60,33 @@ class LoadedHeads:
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of heads that was recognised by its names; ``build`` reads its tensors and checks them.
+    """A checkpoint of heads that was recognised by its names.
 
+    names  : the file's name of every tensor, by that of its layout
+    build  : checks the tensors that were read; the heads, and their own weights by the names of their layout
+    apart  : names of tensors that are no weights
     shares : whether the heads guess with the base's lm_head, which is not among them
     """
 
     stored: StoredTensors
     layout: str
-    build: Callable[[Base], LoadedHeads]
+    names: Mapping[str, str]
+    build: Callable[[Reading], tuple[Heads, Iterable[tuple[str, Tensor]]]]
+    apart: Container[str] = ()
     shares: bool = False
+
+    def load(self, base: Base) -> LoadedHeads:
+        """Read the tensors, and make heads of them."""
+        reading = Reading(self.stored, base, self.names, self.apart)
+        heads, weights = self.build(reading)
+        with torch.no_grad():
+            for name, weight in weights:
+                if name in reading.tensors:
+                    weight.copy_(reading.tensors[name])
+        files = sorted({file for name in self.names.values() for file in self.stored.parts[name]})
+        said = reading.config.get("base_model_name_or_path")
+        named = said if isinstance(said, str) and said else None
+        return LoadedHeads(heads.requires_grad_(False).eval(), self.layout, tuple(files), tuple(reading.notes), named)
 
 
 class Published(NamedTuple):
@@ -211,17 +229,6 @@ class Reading:
         )
         return own
 
-    def loaded(self, heads: Heads, layout: str, weights: Iterable[tuple[str, Tensor]]) -> LoadedHeads:
-        """The heads with their ``weights`` read, as far as the file has them, and where they came from."""
-        with torch.no_grad():
-            for name, weight in weights:
-                if name in self.tensors:
-                    weight.copy_(self.tensors[name])
-        files = sorted({file for name in self.names.values() for file in self.stored.parts[name]})
-        base = self.config.get("base_model_name_or_path")
-        named = base if isinstance(base, str) and base else None
-        return LoadedHeads(heads.requires_grad_(False).eval(), layout, tuple(files), tuple(self.notes), named)
-
 
 def short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
@@ -232,7 +239,7 @@ def load_heads(path_or_id: str, base: Base, revision: str | None = None) -> Load
 
     Raises Unsupported, by name, for other drafters and InvalidInput for everything that does not fit together.
     """
-    return open_checkpoint(path_or_id, revision).build(base)
+    return open_checkpoint(path_or_id, revision).load(base)
 
 
 def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:

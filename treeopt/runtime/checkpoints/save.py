@@ -68,7 +68,7 @@ def convert(
                 "with `model`."
             )
         lm_head = read_lm_head(base_folder)
-    loaded = checkpoint.build(Base(lm_head))
+    loaded = checkpoint.load(Base(lm_head))
     name = base or (str(base_folder) if base_folder else None) or loaded.base
     if name is None and ours.names_base:
         raise InvalidInput(f"{layout!r} names its base model, but {source} names none: pass it with `model`.")
@@ -101,7 +101,7 @@ def save_heads(
             raise InvalidInput(f"The layout {layout!r} contains the base model, so pass its folder with `model`.")
         return _save_with_base(heads, made, folder, base_folder)
     # Heads without a config.json of their own lie in the base's folder, beside its weights.
-    _check_folder(folder, {made.file}, HEAD_FILES if made.config is None else WEIGHTS)
+    check_folder(folder, {made.file}, HEAD_FILES if made.config is None else WEIGHTS)
     written = [write_tensors(folder / made.file, made.tensors)]
     return written if made.config is None else [*written, _write_json(folder / CONFIG, made.config)]
 
@@ -155,7 +155,7 @@ def _save_with_base(heads: Heads, made: Published, folder: Path, base_folder: Pa
         raise InvalidInput(f"`output` must be another folder than the base's, but both are {folder}.")
     names = [f"model-{i + 1:05}-of-{len(shards) + 1:05}.safetensors" for i in range(len(shards) + 1)]
     index = MODEL_FILES[1]
-    _check_folder(folder, {*names, index})
+    check_folder(folder, {*names, index})
 
     where: dict[str, str] = {}
     for shard, name in zip(shards, names, strict=False):
@@ -228,13 +228,15 @@ def _write_json(file: Path, document: Mapping[str, object]) -> Path:
     return file
 
 
-def _check_folder(folder: Path, names: Iterable[str], clashing: tuple[str, ...] = WEIGHTS) -> None:
+def check_folder(folder: Path, names: Iterable[str] = (), clashing: tuple[str, ...] = WEIGHTS) -> None:
     """Raise where another checkpoint lies in ``folder``: a reader could not tell which is meant."""
     if folder.exists() and not folder.is_dir():
         raise InvalidInput(f"`output` must be a folder, but {folder} is a file.")
     present = sorted(file.name for file in folder.iterdir()) if folder.exists() else []
     if strange := [name for name in present if name.endswith(clashing) and name not in names]:
-        raise InvalidInput(f"`output` must be a folder without weights, but {folder} has {strange[0]}.")
+        raise InvalidInput(
+            f"`output` must be a folder without other weights, but {folder} has {strange[0]}: pass a new one."
+        )
 
 
 def _data_bytes(file: Path) -> int:

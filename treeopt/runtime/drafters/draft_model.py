@@ -22,16 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
-from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache
-from treeopt.runtime.drafters.causal import CausalDraft
-from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, GivenText
-from treeopt.runtime.drafters.states import batches, ranks_among
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter, GivenText
+from treeopt.runtime.drafters.states import CausalDraft, batches, ranks_among
 from treeopt.runtime.target import DTYPES, Target, load_target
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """A causal LM with the target's tokens, run once per level of the tree.
 
     Leviathan et al. 2023 and Chen et al. 2023 draft a chain with it; here every expanding node is drafted for.
@@ -40,14 +38,14 @@ class DraftModel:
     vocab_size : V; guesses are of the first min(V, the draft's rows) tokens
     """
 
-    reads_prompt = False
-    has_probabilities = DRAFTERS["draft-model"].by_level
-
     def __init__(
         self, model: Target, vocab_size: int, *, num_heads: int = DRAFT_DEPTH, kind: str = "draft-model"
     ) -> None:
         self.model, self.vocab_size, self.num_heads, self.kind = model, vocab_size, num_heads, kind
-        self.draft_vocab_size = min(vocab_size, model.vocab_size)
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return min(self.vocab_size, self.model.vocab_size)
 
     def start(self, batch_size: int, capacity: int) -> ModelDraft:
         return ModelDraft(self, batch_size, capacity)

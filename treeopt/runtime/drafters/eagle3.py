@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.drafters.eagle import UnrolledHeads
-from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
+from treeopt.runtime.drafters.layer import OneLayer, UnrolledHeads, layer_config, zero_linear
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.training.batches import Text, common_tokens
 

@@ -1,27 +1,38 @@
-"""Hydra heads: like Medusa's, but every head also reads the tokens that were guessed before its own.
+"""Hydra heads: like Medusa's, but every head also reads the tokens that were guessed before its own; and their checkpoints.
 
 Head i reads the hidden state of y_t and the target's input embeddings of y_{t+1}...y_{t+1+i}, one after the
 other, and guesses y_{t+2+i} (Hydra, section 3). Its first block takes them to the target's width,
 R x + SiLU(W x); further ones are Medusa's, x + SiLU(W x); its vocabulary projection has a bias. Hydra++
 (section 4) first sends the hidden states of the whole text through one decoder layer, the prefix layer.
 
-N states · K heads · L blocks · d width · V vocabulary · b live rows · E expanding nodes of a level
+Files are hydra_lm_head.pt and the same tensors in safetensors. Names: hydra_mlp.{i}.{j} and hydra_lm_head.{i}; in Hydra++,
+whose dropout takes the even places, the blocks are .1 .3 .5 ... and the projections .1. The prefix layer is a whole LlamaModel
+under prefix_embeding_layer (sic). The blocks after a head's first are one module in the published code: a pickle's tensors then
+share storage.
+
+N states · K heads · L blocks · d width · V vocabulary · F inner width of the prefix layer · b live rows
+E expanding nodes of a level
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.runtime.drafters.causal import CausalDraft
+from treeopt.errors import Unsupported, quoted
+from treeopt.runtime.checkpoints.files import StoredTensors
+from treeopt.runtime.checkpoints.layer import FREQUENCIES, LAYER, build_layer_config
+from treeopt.runtime.checkpoints.reading import ROUNDING, Checkpoint, Published, Reading, check_names
 from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.levels import LevelDraft
 from treeopt.runtime.drafters.protocol import DrafterState, Frontier
-from treeopt.runtime.drafters.states import Heads, Logits, StateDraft
+from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits, StateDraft
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target
@@ -139,3 +150,142 @@ def untrained(
         elif "o_proj" not in name and "down_proj" not in name:  # these are zero: the layer passes on
             weight.normal_(std=prefix.initializer_range)
     return made
+
+
+PREFIX = "prefix_embeding_layer."
+EMBEDDING = "input_embed_fn.weight"
+PREFIX_NAMES = (*LAYER, "layers.0.input_layernorm.weight", "norm.weight")
+PREFIX_EMBEDDING = "embed_tokens.weight"
+UNUSED = (PREFIX_EMBEDDING, FREQUENCIES)  # tensors of the prefix layer on which no guess depends
+FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
+ARCHITECTURES = {"hydra": "mlp", "hydra++": "prefix-mlp"}
+NAME = re.compile(r"(hydra_mlp|hydra_lm_head)\.(0|[1-9]\d{0,3})\.((?:0|[1-9]\d{0,3})\.)?[a-z_.]+", re.ASCII)
+KNOWN = {  # what config.json may say where another word would change the guesses
+    "hydra_head_arch": ("'mlp' or 'prefix-mlp'", tuple(ARCHITECTURES.values())),
+    "hidden_state_offset": ("0", (0,)),
+    "grounded_heads": ("true, which has heads read the guesses before them", (True,)),
+}
+
+
+def head_names(layout: str, i: int, num_layers: int) -> Iterator[tuple[str, str]]:
+    """Every tensor of head i: (its name in a checkpoint, its name in a `HydraHead`)."""
+    first, step, projection = (1, 2, ".1") if layout == "hydra++" else (0, 1, "")
+    pairs = [(f"hydra_mlp.{i}.{first}.{name}", name) for name in ("linear", "res_connection")]
+    pairs += [(f"hydra_mlp.{i}.{first + step * j}.linear", f"blocks.{j - 1}") for j in range(1, num_layers)]
+    for theirs, ours in (*pairs, (f"hydra_lm_head.{i}{projection}", "lm_head")):
+        for kind in ("weight", "bias"):
+            yield f"{theirs}.{kind}", f"{ours}.{kind}"
+
+
+def recognise_hydra(stored: StoredTensors) -> Checkpoint | None:
+    """Tell Hydra's layouts apart and count, by the tensors' names; None where nothing says Hydra."""
+    config, matches = stored.config, [match for name in stored.parts if (match := NAME.fullmatch(name))]
+    if "hydra_num_heads" not in config and not any(name.startswith(("hydra_", PREFIX)) for name in stored.parts):
+        return None
+    for key, (rule, known) in KNOWN.items():
+        if config.get(key) not in (None, *known):
+            raise config.wrong(key, f"{rule}, for Hydra heads to be read", Unsupported)
+    dropout = any(match[1] == "hydra_lm_head" and match[3] for match in matches)
+    layout = "hydra++" if dropout or any(name.startswith(PREFIX) for name in stored.parts) else "hydra"
+    num_heads = 1 + max((int(match[2]) for match in matches), default=0)
+    last = max((int(match[3][:-1]) for match in matches if match[1] == "hydra_mlp" and match[3]), default=0)
+    num_layers = 1 + (last // 2 if layout == "hydra++" else last)
+
+    prefix = [PREFIX + name for name in PREFIX_NAMES if layout == "hydra++"]
+    unused = [PREFIX + name for name in UNUSED if layout == "hydra++" and PREFIX + name in stored.parts]
+
+    def names() -> Iterator[str]:
+        yield from [*(name for name in (EMBEDDING,) if name in stored.parts), *prefix]
+        for i in range(num_heads):
+            yield from (theirs for theirs, _ in head_names(layout, i, num_layers))
+
+    found = check_names(
+        stored,
+        names(),
+        f"{num_heads} heads of {num_layers} blocks{' and a prefix layer' if prefix else ''} in the layout {layout!r}",
+        known=[*(match[0] for match in matches), *prefix, EMBEDDING],
+        optional=unused,
+    )
+    inside = {name.removeprefix(PREFIX): name for name in (*found, *unused)}
+    return Checkpoint(stored, layout, inside, partial(_build, layout, (num_heads, num_layers)), UNUSED)
+
+
+def _build(
+    layout: str, counts: tuple[int, int], reading: Reading
+) -> tuple[HydraHeads, Iterable[tuple[str, torch.nn.Parameter]]]:
+    """Check the tensors of recognised heads, those too that no guess depends on."""
+    (num_heads, num_layers), base, names = counts, reading.base, reading.names
+    config, notes, tensors = reading.config, reading.notes, reading.tensors
+    reading.count_notes((config.get("hydra_num_heads"), config.get("hydra_num_layers")), *counts)
+    if config.get("hydra_head_arch") not in (None, ARCHITECTURES[layout]):
+        said = config["hydra_head_arch"]
+        notes.append(f"config.json says hydra_head_arch {said}, the tensors are those of {ARCHITECTURES[layout]}.")
+    unused = reading.floats([name for name in UNUSED if name in names])
+    frequencies = unused.get(FREQUENCIES)
+    width = reading.most_common_size(r"^hydra_mlp\.")
+    vocab_size = reading.most_common_size(r"^hydra_lm_head\.")
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys((EMBEDDING, PREFIX_EMBEDDING), (vocab_size, width))
+    of_heads = [dict(head_names(layout, i, num_layers)) for i in range(num_heads)]
+    for i, of_head in enumerate(of_heads):
+        for theirs, ours in of_head.items():
+            inputs = (i + 2) * width if ours.startswith(("linear", "res_connection")) else width
+            outputs = vocab_size if ours.startswith("lm_head") else width
+            shapes[theirs] = (outputs, inputs) if ours.endswith("weight") else (outputs,)
+    what = f"{num_heads} heads of width {width}"
+    reading.check_shapes(shapes, what, tensors | unused)
+    first = list(of_heads[0])
+    config.check_sizes({"hidden_size": (width, first[0]), "vocab_size": (vocab_size, first[-2])})
+
+    prefix = None
+    if layout == "hydra++":
+        like, make = base.config, partial(OneLayer, normed=True)
+        prefix = build_layer_config(
+            reading, width, f"{what} and a prefix layer", like=like, make=make, frequencies=frequencies
+        )
+        if like is None:
+            notes.append("Without the target's config the prefix layer has Llama's usual rotary base and norm epsilon.")
+    for of_head in of_heads:
+        later = [tensors[name].data_ptr() for name, ours in of_head.items() if re.match(r"blocks.*weight", ours)]
+        if len(set(later)) < len(later):
+            notes.append("Each head's blocks after the first share their storage: they are one block, repeated.")
+            break
+    own, sizes = reading.embedding(EMBEDDING), (num_heads, num_layers, vocab_size)
+    heads = HydraHeads(*sizes, embedding=own, prefix=prefix, dtype=reading.dtype, device=base.device)
+    if heads.prefix_layer is not None and frequencies is not None:
+        used = heads.prefix_layer.model.rotary_emb.inv_freq.cpu()
+        reading.check_shapes({FREQUENCIES: tuple(used.shape)}, "a prefix layer", unused)
+        if base.config is not None and not torch.allclose(frequencies.float(), used, rtol=ROUNDING, atol=0.0):
+            name = quoted(names[FREQUENCIES])
+            notes.append(f"{name} has other rotary frequencies than the target's config says: the config's are used.")
+    copy = unused.get(PREFIX_EMBEDDING)
+    if copy is not None and copy.dtype == own.dtype and torch.equal(copy.to(own.device), own):
+        del unused[PREFIX_EMBEDDING]
+    heads.unused = {names[name]: tensor.clone() for name, tensor in unused.items()}
+    return heads, _weights(heads).items()
+
+
+def _weights(heads: HydraHeads) -> dict[str, torch.nn.Parameter]:
+    """The heads' own weights by their published names; those of the prefix layer without its prefix."""
+    found: dict[str, torch.nn.Parameter] = {}
+    for i, head in enumerate(heads.heads):
+        weights = dict(head.named_parameters())
+        found |= {theirs: weights[ours] for theirs, ours in head_names(heads.kind, i, heads.num_layers)}
+    return found if heads.prefix_layer is None else found | heads.prefix_layer.weights
+
+
+def publish_hydra(heads: HydraHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
+    weights: dict[str, Tensor] = {EMBEDDING: heads.embedding, **_weights(heads)}
+    if heads.prefix_layer is not None:
+        weights[PREFIX_EMBEDDING] = heads.embedding
+        weights[FREQUENCIES] = heads.prefix_layer.model.rotary_emb.inv_freq
+    inside = (*PREFIX_NAMES, *UNUSED)
+    tensors = {PREFIX + name if name in inside else name: weight for name, weight in weights.items()}
+    config = {
+        "hydra_num_heads": heads.num_heads,
+        "hydra_num_layers": heads.num_layers,
+        "hydra_head_arch": ARCHITECTURES[heads.kind],
+        "grounded_heads": True,
+        "hidden_state_offset": 0,
+        "base_model_name_or_path": base,
+    }
+    return Published(FILES[layout.endswith("-pt")], tensors | heads.unused, config)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.records.drafters import DRAFTERS, LOOKED_UP
+from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import Drafter, GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
@@ -37,7 +37,7 @@ Matches = list[tuple[int, int]]  # place of the token that followed, and weight,
 
 
 @dataclass(frozen=True)
-class PromptLookup:
+class PromptLookup(Drafter):
     """A drafter without weights.
 
     vocab_size        : the target's
@@ -58,8 +58,6 @@ class PromptLookup:
     earliest: bool = False
 
     kind = "ngram"
-    reads_prompt = False
-    has_probabilities = DRAFTERS["ngram"].by_level
 
     @property
     def draft_vocab_size(self) -> int:
@@ -70,10 +68,10 @@ class PromptLookup:
         return LookupDraft(self)
 
     def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
-        """(N, K) of each answer; a guess below a token that was not guessed is a miss."""
         return [self._ranks(answer, top_k) for answer in answers]
 
     def _ranks(self, answer: GivenText, top_k: int) -> NDArray[np.int16]:
+        """(N, K); a guess below a token that was not guessed is a miss."""
         labels = answer.labels(self.num_heads).numpy()
         ranks = np.where(labels < 0, labels, MISS).astype(np.int16)
         text = IndexedText(self, list(answer.prompt))

@@ -27,7 +27,7 @@ from transformers.modeling_layers import MtpModel
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.files import find_checkpoint, find_tensors
-from treeopt.runtime.drafters.eagle import UnrolledHeads
+from treeopt.runtime.drafters.layer import UnrolledHeads
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import loadable
 from treeopt.runtime.target import Target

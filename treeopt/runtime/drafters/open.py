@@ -13,15 +13,14 @@ from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.origins import DrafterRecord
-from treeopt.runtime import gguf
 from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.draft_model import load_draft_model
 from treeopt.runtime.drafters.medusa import check_bias
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
-from treeopt.runtime.folder import read_object
-from treeopt.runtime.target import Target, find_model
+from treeopt.runtime.folder import GGUF, find_model, read_object
+from treeopt.runtime.target import Target
 
 # In keys that only the config.json of heads has; a tokenizer may lie beside them.
 HEADS = ("medusa", "hydra", "draft_vocab_size", "eagle_config", "speculators_model_type")
@@ -62,7 +61,7 @@ def open_drafter(
             return OpenDrafter(drafter, _record(drafter, name))
     if shipped := _shipped(name, target):
         name, where = shipped
-    if name is not None and where.endswith(gguf.SUFFIX):
+    if name is not None and where.endswith(GGUF):
         where = str(find_model(where, "`drafter`"))
     if where != target.name and is_causal_lm(folder := find_checkpoint(where)):
         model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code)

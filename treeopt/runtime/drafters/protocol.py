@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from treeopt.records.drafters import DRAFTERS
 from treeopt.records.trace import MISS, NO_TRIAL, End
 from treeopt.trees.tree import IntArray, Tree
 
@@ -210,35 +211,40 @@ class DrafterState(Protocol):
         """Forget all rows."""
 
 
-class Drafter(Protocol):
-    """Heads, a model, or a rule that guesses what the target will say."""
+class Drafter:
+    """Heads, a model, or a rule that guesses what the target will say.
+
+    kind         : medusa, hydra, draft-model, ...
+    num_heads    : K, the deepest guess
+    vocab_size   : V, the target's
+    reads_prompt : whether `ranks` needs the states of the prompt too
+    """
+
+    kind: str
+    num_heads: int
+    vocab_size: int
+    reads_prompt = False
 
     @property
-    def kind(self) -> str: ...  # medusa, hydra, draft-model, ...
+    def draft_vocab_size(self) -> int:
+        """Vt tokens that it knows: logits per guess, and so the most ranks that it can tell apart."""
+        raise NotImplementedError
 
     @property
-    def num_heads(self) -> int: ...  # K, the deepest guess
-
-    @property
-    def vocab_size(self) -> int: ...  # V, the target's
-
-    @property
-    def draft_vocab_size(self) -> int: ...  # Vt tokens that it knows, and so the most ranks it can tell apart
-
-    @property
-    def reads_prompt(self) -> bool: ...  # whether `ranks` needs the states of the prompt too
-
-    @property
-    def has_probabilities(self) -> bool: ...  # whether dynamic trees can be grown from it: its drafts are `LevelDraft`s
+    def has_probabilities(self) -> bool:
+        """Whether dynamic trees can be grown from it: its drafts are `LevelDraft`s."""
+        return DRAFTERS[self.kind].by_level
 
     def start(self, batch_size: int, capacity: int) -> DrafterState:
         """For a decoder of so many rows, each with room for ``capacity`` tokens and nodes."""
+        raise NotImplementedError
 
     def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
         """(N, K) of each answer: the rank of the true token at every state and depth, along the true text.
 
         MISS from top_k on and for guesses past EOS, NO_TRIAL past any other end and at the last state.
         """
+        raise NotImplementedError
 
 
 def top_candidates(logits: Tensor, width: int) -> Tensor:

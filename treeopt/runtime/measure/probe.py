@@ -19,8 +19,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput
 from treeopt.records.origins import RuleRecord
 from treeopt.records.probe import Probe
-from treeopt.runtime.acceptance.greedy import Greedy, Nodes
-from treeopt.runtime.acceptance.typical import Floats, Typical, longest
+from treeopt.runtime.acceptance.rules import Floats, Greedy, Nodes, Typical, longest
 from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.measure.ranks import Prompt
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule

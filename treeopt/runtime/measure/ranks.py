@@ -63,13 +63,14 @@ def collect_trace(
 
     def keep(decoder: Decoder) -> None:
         if unfinished and unfinished.is_due() and decoder.cache.state_bytes() <= MOST_BYTES:
-            known = [[counter.state(row) for row in rows] for rows in ended]
+            known = [[row.state() for row in rows] for rows in ended]
             unfinished.keep({"turns": known, "decoder": decoder.state()})
 
     for n, (asked, answers) in enumerate(turns.rounds(), 1):
         known = saved["turns"][n - 1] if n <= len(saved["turns"]) else []
-        ended.append([counter.resume(state, asked) for state in known])
+        ended.append([setup.resume(state, asked) for state in known])
         for row in ended[-1]:
+            counter.add(row)
             turns.end(row)
         if given:
             rows = read_answers(setup, asked, answers, batch_size=batch_size)
@@ -112,7 +113,13 @@ class Turns:
     answered : the rows of each conversation's turns so far
     """
 
-    def __init__(self, target: Target, prompts: PromptSet, given: bool, progress: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        prompts: PromptSet,
+        given: bool = False,
+        progress: Callable[[int], None] = lambda conversations: None,
+    ) -> None:
         self.target, self.prompts, self.given, self.progress = target, prompts, given, progress
         self.answered: list[list[AnswerRow]] = [[] for _ in prompts.conversations]
         self.skipped: list[dict[str, object]] = []
@@ -251,35 +258,20 @@ class RankCounter:
         assert setup.drafter is not None, "ranks are those of a drafter"
         self.setup, self.drafter, self.counts, self.given = setup, setup.drafter, counts, given
         self.recorder = PoolRecorder(setup.drafter, counts.levels, counts.topks) if counts.levels else None
-        self._pending: list[tuple[AnswerRow, GivenText]] = []
+        self._pending: list[AnswerRow] = []
 
     def add(self, row: AnswerRow) -> None:
-        """Take the states of an ended row; its own references to them are dropped."""
-        self._pending.append((row, row.text()))
-        if sum(len(answer.hidden) for _, answer in self._pending) >= states_at_once(self.drafter.vocab_size):
+        """Take an ended row, whose states are dropped when they are counted; one that was counted before is left as it is."""
+        self._pending += [row] * bool(row.states)
+        waiting = sum(len(one.states) + len(one.prompt) * (one.prompt_states is not None) for one in self._pending)
+        if waiting >= states_at_once(self.drafter.vocab_size):
             self.flush()
-
-    def state(self, row: AnswerRow) -> dict[str, object]:
-        """An ended row with what is known of it, as plain values and tensors; `resume` takes it."""
-        hidden = next((answer.hidden for other, answer in self._pending if other is row), None)
-        found = {name: torch.from_numpy(array) for name, array in row.found.items()}
-        return {"id": row.id, "tokens": list(row.tokens), "found": found, "hidden": hidden}
-
-    def resume(self, known: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> AnswerRow:
-        """The row of a state, counted or waiting as it was; called in the order in which rows ended."""
-        row = self.setup.row(known["id"], prompts[known["id"]], known["tokens"])
-        row.found = {name: array.numpy() for name, array in known["found"].items()}
-        if known["hidden"] is not None:
-            assert row.end is not None
-            hidden = known["hidden"].to(self.setup.target.device)
-            self._pending.append((row, GivenText(row.prompt, row.tokens, row.end, hidden)))
-        return row
 
     def flush(self) -> None:
         """Count the ranks of the rows that are still waiting."""
-        answers = [answer for _, answer in self._pending]
+        answers = [row.text() for row in self._pending]
         ranks = self.drafter.ranks(answers, self.counts.top_k) if answers else []
-        for (row, answer), of_row in zip(self._pending, ranks, strict=True):
+        for row, answer, of_row in zip(self._pending, answers, ranks, strict=True):
             row.found = {"ranks": of_row}
             if self.given:
                 states, tokens = answer.state_hidden, torch.tensor(answer.tokens, device=answer.hidden.device)

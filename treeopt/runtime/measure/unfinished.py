@@ -23,15 +23,47 @@ SHARE = 0.05  # of the time, that keeping takes at most
 MOST_BYTES = 2**30  # of cached keys and values; a larger state is not kept
 
 
-class Unfinished:
-    """The last state of one block, in a folder of its own; that of any other block is thrown away.
+class LastState:
+    """The last state of a long work, plain values and tensors, in a folder of its own; that of other work is thrown away.
 
-    key  : all that the state depends on, as plain JSON
+    key : all that the state depends on, as plain JSON
+    """
+
+    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+        self._journal = Journal(folder, key, ".pt")
+
+    def write(self, number: int, state: Mapping[str, Any]) -> None:
+        """Keep a state under a number above that of the one before, which goes when this one is whole."""
+        with atomic_writer(self._journal.block(number)) as stream:
+            torch.save(dict(state), stream)
+        self._journal.finish(number)
+        for file in self._journal.folder.glob("*.pt*"):
+            if not file.name.startswith(self._journal.block(number).name):
+                file.unlink(missing_ok=True)
+
+    def last(self) -> int | None:
+        """The number of the last state that is whole; None where there is none."""
+        return max(filter(self._journal.is_finished, self._numbers()), default=None)
+
+    def read(self) -> dict[str, Any] | None:
+        """The last state that is whole."""
+        number = self.last()
+        if number is None:
+            return None
+        return dict(torch.load(self._journal.block(number), map_location="cpu", weights_only=True))
+
+    def _numbers(self) -> list[int]:
+        return [int(file.stem) for file in self._journal.folder.glob("*.pt") if file.stem.isdecimal()]
+
+
+class Unfinished(LastState):
+    """The last state of one block, kept from time to time.
+
     tell : takes the sentence that says why nothing is kept any more
     """
 
     def __init__(self, folder: Path, key: Mapping[str, Any], tell: Callable[[str], None] = lambda said: None) -> None:
-        self._journal = Journal(folder, key, ".pt")
+        super().__init__(folder, key)
         self._last, self._cost, self._tell, self._failed = time.monotonic(), 0.0, tell, False
 
     def is_due(self) -> bool:
@@ -39,18 +71,10 @@ class Unfinished:
         return not self._failed and time.monotonic() - self._last >= max(EVERY_S, self._cost / SHARE)
 
     def keep(self, state: Mapping[str, Any]) -> None:
-        """Write a state of plain values and tensors; the one before goes when it is whole.
-
-        Where it cannot be written, that is told, and nothing is kept any more: the block itself goes on.
-        """
-        began, numbers = time.monotonic(), self._numbers()
-        number = 1 + max(numbers, default=-1)
+        """Write a state. Where that cannot be done, it is told, and nothing is kept any more: the block itself goes on."""
+        began = time.monotonic()
         try:
-            with atomic_writer(self._journal.block(number)) as stream:
-                torch.save(dict(state), stream)
-            self._journal.finish(number)
-            for old in numbers:
-                self._journal.block(old).unlink(missing_ok=True)
+            self.write(1 + max(self._numbers(), default=-1), state)
         except InvalidInput as error:
             self._failed = True
             self._tell(f"{error} The block goes on; if it is stopped, it begins anew.")
@@ -58,13 +82,3 @@ class Unfinished:
                 discard(self._journal.folder)
         self._last = time.monotonic()
         self._cost = self._last - began
-
-    def read(self) -> dict[str, Any] | None:
-        """The last state that is whole; None where there is none."""
-        for number in sorted(self._numbers(), reverse=True):
-            if self._journal.is_finished(number):
-                return dict(torch.load(self._journal.block(number), map_location="cpu", weights_only=True))
-        return None
-
-    def _numbers(self) -> list[int]:
-        return [int(file.stem) for file in self._journal.folder.glob("*.pt") if file.stem.isdecimal()]

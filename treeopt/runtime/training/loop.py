@@ -3,8 +3,7 @@
 The texts of a step are spread over processes and passes; the loss of each is divided by the labels of the
 whole step, so the gradient is the same however they are spread.
 
-A checkpoint is two files, named by the step: weights (safetensors, only what is trained) and the optimiser's state (torch,
-loadable without pickles). ``state.json`` names the step whose files are whole; it is written last.
+A checkpoint is one file, named by the step: what is trained, and the optimiser's state, as torch saves tensors.
 
 K heads
 """
@@ -18,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,8 @@ from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage, writing
-from treeopt.files.journal import Journal
-from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.decode import synchronize
-from treeopt.runtime.folder import reason_of
+from treeopt.runtime.measure.unfinished import LastState
 from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.training.batches import count_trials, make_batch, texts_of_step
 from treeopt.runtime.training.recipe import CLIP_NORM
@@ -39,7 +37,6 @@ from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
 LOGGED = ("accuracy", "head_loss_nats", "base_nats_per_token", "base_kl_nats_per_token")  # of every step
-STATE = "state.json"
 DIGESTS = ("texts", "weights")  # parts of a checkpoint's key whose values say nothing to a reader
 
 
@@ -97,8 +94,9 @@ class Loop:
 
     def resume(self) -> Position:
         """Go on from the last checkpoint; the log keeps the lines of the steps before."""
+        self.checkpoints.check()
         if self.accelerator.is_main_process:
-            self.checkpoints.open()
+            self.checkpoints.step()  # makes the folder
         self.accelerator.wait_for_everyone()
         self.position = self.checkpoints.load(self.trainee, self.optimiser, self.accelerator.scaler)
         if self.accelerator.is_main_process:
@@ -189,11 +187,11 @@ class Loop:
         self.trainee.train()
         return record_of(self.accelerator.reduce(total, "sum"), trials)
 
-    def keep(self) -> Position:
-        """Where a run that is stopped now goes on: here, or with several processes at the last checkpoint."""
-        if self.accelerator.num_processes == 1 and self.position.step > self.checkpoints.position().step:
+    def keep(self) -> int:
+        """The step behind which a run that is stopped now goes on: this one, or with several processes the last checkpoint's."""
+        if self.accelerator.num_processes == 1 and self.position.step > self.checkpoints.step():
             self.checkpoint()
-        return self.checkpoints.position()
+        return self.checkpoints.step()
 
     def checkpoint(self) -> None:
         """Keep where the run is now."""
@@ -228,7 +226,7 @@ def uninterrupted() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run, under a folder of their own.
+    """The last checkpoint of one run, in a folder of its own.
 
     key : all that the weights depend on, as plain JSON
     """
@@ -236,9 +234,13 @@ class Checkpoints:
     folder: Path
     key: Mapping[str, object]
 
+    @cached_property
+    def kept(self) -> LastState:
+        return LastState(self.folder, self.key)
+
     def check(self) -> None:
         """Raise InvalidInput where the folder has a checkpoint of another run."""
-        if not (self.folder / STATE).exists():
+        if not any(self.folder.glob("*.pt")):
             return
         known, wanted = storage.load_json(self.folder / "key.json"), json.loads(storage.to_json(self.key))
         known = known if isinstance(known, dict) else {}
@@ -254,51 +256,21 @@ class Checkpoints:
                 "command, pass another `output`, or delete that folder."
             )
 
-    def open(self) -> None:
-        """Begin, or keep what there is of this run."""
-        self.check()
-        Journal(self.folder, self.key)
-
-    def position(self) -> Position:
-        """Where the last checkpoint is; the beginning where there is none."""
-        file = self.folder / STATE
-        return storage.typed(Position, storage.load_json(file), file) if file.exists() else Position()
+    def step(self) -> int:
+        """The step of the last checkpoint; 0 where there is none."""
+        return self.kept.last() or 0
 
     def save(self, position: Position, module: nn.Module, optimiser: Any, scaler: Any = None) -> None:
-        name = f"{position.step:08d}"
-        write_tensors(self.folder / f"{name}.safetensors", weights(module))
-        state = {"optimiser": optimiser.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
-        with writing.atomic_writer(self.folder / f"{name}.optimiser") as stream:
-            torch.save(state, stream)
-        writing.write_text(self.folder / STATE, storage.to_json(vars(position)) + "\n")
-        for file in self.folder.iterdir():
-            if file.suffix in (".safetensors", ".optimiser") and not file.name.startswith(name):
-                file.unlink()
+        trained = {name: p.detach().cpu() for name, p in module.named_parameters() if p.requires_grad}
+        states = {"optimiser": optimiser.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
+        self.kept.write(position.step, {**vars(position), "weights": trained, **states})
 
     def load(self, module: nn.Module, optimiser: Any, scaler: Any = None) -> Position:
         """Put the last checkpoint into module and optimiser; the beginning where there is none."""
-        from safetensors.torch import load_file
-
-        position = self.position()
-        if not position.step:
-            return position
-        name = f"{position.step:08d}"
-        try:
-            stored = load_file(self.folder / f"{name}.safetensors")
-            state = torch.load(self.folder / f"{name}.optimiser", weights_only=True, map_location="cpu")
-            missing, strange = module.load_state_dict(stored, strict=False)
-            if strange or set(missing) & weights(module).keys():
-                raise ValueError(f"{name}.safetensors must have all that is trained, and nothing else")
-            optimiser.load_state_dict(state["optimiser"])
-            if scaler is not None:
-                scaler.load_state_dict(state["scaler"])
-        except Exception as error:  # safetensors and torch raise anything at damaged files
-            raise InvalidInput(
-                f"{self.folder} cannot be continued: {reason_of(error)}. Delete it to begin anew."
-            ) from None
-        return position
-
-
-def weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of a module that are trained, on the CPU."""
-    return {name: p.detach().cpu().contiguous() for name, p in module.named_parameters() if p.requires_grad}
+        if (state := self.kept.read()) is None:
+            return Position()
+        module.load_state_dict(state["weights"], strict=False)
+        optimiser.load_state_dict(state["optimiser"])
+        if scaler is not None:
+            scaler.load_state_dict(state["scaler"])
+        return Position(state["step"], state["seconds"])

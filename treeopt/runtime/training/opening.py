@@ -1,30 +1,49 @@
-"""What a training run begins with, devices, the base, the seed prompts and heads, and the files that it ends with."""
+"""What a training run begins with, devices, the base, the texts to learn from and heads, and the files that it ends with.
+
+Heads have to guess what this very model says, so its own answers are the better teacher (self-distillation,
+Medusa, section 2.3.2). They are written block by block into a journal that is kept: the next kind of heads
+learns from the same answers, and several processes share the work. An answer that runs into a loop is cut
+there, as in calibration: in a loop every head looks brilliant and learns nothing.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import nn
 
-from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files import npz, storage
+from treeopt.files.journal import Advance, Journal, Make, Say
 from treeopt.files.writing import temporary
 from treeopt.records.drafters import DRAFTERS
+from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.checkpoints.save import by_libraries
+from treeopt.runtime.decode import AnswerRow, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.open import open_drafter
-from treeopt.runtime.prompts.order import MOST_DRAWN, Order
-from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
-from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.measure.ranks import Turns
+from treeopt.runtime.memory import with_less_memory
+from treeopt.runtime.prompts.sets import Conversation, PromptSet
+from treeopt.runtime.session import open_model, open_prompts
+from treeopt.runtime.stop import StopRule
+from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
 from treeopt.runtime.training.recipe import Recipe
 
@@ -75,29 +94,20 @@ def wanted_precision(given: str | None, device: str | None, dtype: str | None) -
     return "bf16" if on_cuda and torch.cuda.is_bf16_supported() else "no"
 
 
-def open_base(model: str, accelerator: Any, *, load_in_8bit: bool = False, **options: Any) -> Target:
-    """The target that heads are trained for, on this process's device."""
-    if options.get("device_map") is None and options.get("device") is None:
-        options["device"] = str(accelerator.device)
-    if load_in_8bit:
-        from transformers import BitsAndBytesConfig
+def open_base(source: Mapping[str, Any], device: str, *, load_in_8bit: bool = False) -> Target:
+    """The target that heads are trained for, on this process's device unless the options name one."""
+    if "device_map" not in source:
+        source = {"device": device, **source}
+    if not load_in_8bit:
+        return open_model(source)
+    from transformers import BitsAndBytesConfig
 
-        options["quantization"] = BitsAndBytesConfig(load_in_8bit=True)
-    return load_target(model, **options)
+    return open_model(source, quantization=BitsAndBytesConfig(load_in_8bit=True))
 
 
-def open_seeds(target: Target, prompts: str | None, most: int, seed: int | None = 0, **options: Any) -> PromptSet:
+def open_seeds(source: Mapping[str, Any], target: Target, most: int) -> PromptSet:
     """The first ``most`` prompts to answer, in the seed's order; the demo's are none of calibration's and bench's."""
-    if prompts is None or prompts == demo.NAME:
-        if target.name != demo.TITLE:
-            raise InvalidInput(
-                "`prompts` is needed with a model of your own: heads learn from its answers to prompts like "
-                "those that it will be asked."
-            )
-        if options:
-            raise InvalidInput(f"`{sorted(options)[0]}` needs `prompts`: the demo's are plain text.")
-        return demo_prompts(target, held_out=False, most=most, seed=seed)
-    found = load_prompts(target, prompts, order=Order(seed, max(most, MOST_DRAWN)), **options)
+    found = open_prompts({**source, "drawn": most}, target, held_out=False, most=most)
     return replace(found, conversations=found.conversations[:most])
 
 
@@ -189,3 +199,140 @@ def save_result(trainee: Any, target: Target, recipe: Recipe, folder: Path) -> l
         return save_heads(heads, layout, folder, base=target.name, base_folder=base_folder)
     finally:
         shutil.rmtree(base_folder, ignore_errors=True)
+
+
+BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most
+DIGEST_NUMBERS = 64
+FEWEST_ANSWER_TOKENS = 2  # fewer leave no head anything to guess
+ALONE = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How the model answers: where answers end, the rule that chooses their tokens, and the longest text.
+
+    most_tokens : longest text, prompt included; what is longer is cut
+    """
+
+    stop: StopRule
+    acceptance: Greedy
+    most_tokens: int
+    batch_size: int = 32
+
+
+def own_texts(
+    target: Target,
+    prompts: PromptSet,
+    folder: Path,
+    asking: Asking,
+    *,
+    among: Any = ALONE,
+    advance: Advance = lambda conversations: None,
+    say: Say = lambda message: None,
+    elsewhere: Make | None = None,
+) -> list[Text]:
+    """The model's own answers to all conversations, kept in a folder of ``folder`` for the same question.
+
+    among     : this process among those that train together, as accelerate says it
+    elsewhere : makes blocks for all of them; None where the target here answers
+    """
+    key = answers_key(target, prompts, asking)
+    place = folder / f"answers-{hashlib.sha256(storage.to_json(key).encode()).hexdigest()[:12]}"
+    first, step = among.process_index, among.num_processes if elsewhere is None else 1
+    if first == 0:
+        Journal(place, key, ".npz")
+    among.wait_for_everyone()
+    journal, answers = Journal(place, key, ".npz"), AnswerWriter(target, prompts, asking)
+    sizes = {n: step * len(block) for n, block in enumerate(answers.blocks) if n % step == first}
+    journal.fill(sizes, elsewhere or (lambda numbers: ((n, answers.block(n, say)) for n in numbers)), advance, say)
+    among.wait_for_everyone()
+    read = (_read_block(journal.block(n), block, asking.most_tokens) for n, block in enumerate(answers.blocks))
+    return [text for texts in read for text in texts]
+
+
+def answers_key(target: Target, prompts: PromptSet, asking: Asking) -> dict[str, object]:
+    """All that the answers depend on."""
+    return {
+        "max_new_tokens": asking.stop.max_new_tokens,
+        "eos_ids": sorted(asking.stop.eos_ids),
+        "acceptance": asking.acceptance.record,
+        "model": target.name,
+        "revision": target.revision,
+        "dtype": str(target.dtype),
+        "weights": weights_digest(target.model),
+        "conversations": hashlib.sha256(" ".join(c.sha256 for c in prompts.conversations).encode()).hexdigest(),
+    }
+
+
+class AnswerWriter:
+    """Writes blocks of a target's answers, with as many rows at once as fit into memory."""
+
+    def __init__(self, target: Target, prompts: PromptSet, asking: Asking) -> None:
+        self.target, self.prompts, self.asking, self._rows = target, prompts, asking, asking.batch_size
+        asked, size = prompts.conversations, BLOCK_CONVERSATIONS
+        self.blocks = [asked[i : i + size] for i in range(0, len(asked), size)]
+
+    def block(self, number: int, say: Say) -> bytes:
+        attempt = partial(answer_block, self.target, self.prompts, self.blocks[number], self.asking)
+        answered, self._rows = with_less_memory(attempt, self._rows, say)
+        rows = [row for of_one in answered for row in of_one]
+        arrays: dict[str, NDArray[Any]] = {
+            "tokens": np.array([token for row in rows for token in (*row.prompt, *row.tokens)], dtype=np.int32),
+            "starts": np.cumsum([0, *(len(row.prompt) + len(row.tokens) for row in rows)], dtype=np.int64),
+            "prompt_tokens": np.array([len(row.prompt) for row in rows], dtype=np.int32),
+            "conversation": np.repeat(np.arange(len(answered), dtype=np.int32), list(map(len, answered))),
+        }
+        return npz.packed(lambda stream: npz.write(stream, arrays))
+
+
+def answer_block(
+    target: Target, prompts: PromptSet, conversations: Sequence[Conversation], asking: Asking, batch_size: int
+) -> list[list[AnswerRow]]:
+    """The answers to every turn of some conversations; a turn that cannot be asked ends its conversation."""
+    turns = Turns(target, replace(prompts, conversations=tuple(conversations)))
+    for asked, _ in turns.rounds():
+        order = sorted(range(len(asked)), key=lambda i: len(asked[i]))  # prefills are as long as their longest prompt
+        texts = [asked[i] for i in order]
+        rows = decode(target, None, texts, batch_size=batch_size, stop=asking.stop, acceptance=asking.acceptance)
+        for i, row in zip(order, rows, strict=True):
+            turns.end(replace(row, id=i))
+    return turns.answered
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 over the first numbers of every tensor: enough to tell a model from its own next version."""
+    digest = hashlib.sha256()
+    for name, tensor in model.named_parameters():
+        digest.update(name.encode())
+        digest.update(tensor.detach().flatten()[:DIGEST_NUMBERS].double().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def given_texts(target: Target, prompts: PromptSet, asking: Asking) -> list[Text]:
+    """The given answers, each after the prompt of its turn, cut where the model's own would be."""
+    setup, turns = Setup(target, None, asking.stop), Turns(target, prompts, given=True)
+    for asked, answers in turns.rounds():
+        for i, (prompt, answer) in enumerate(zip(asked, answers, strict=True)):
+            turns.end(setup.row(i, prompt, answer))
+    pairs = zip(prompts.conversations, turns.answered, strict=True)
+    found = ((row, one) for one, rows in pairs for row in rows)
+    return [
+        text
+        for row, one in found
+        for text in _texts([*row.prompt, *row.tokens], len(row.prompt), one, asking.most_tokens)
+    ]
+
+
+def _read_block(file: Path, block: Sequence[Conversation], most_tokens: int) -> Iterator[Text]:
+    arrays = npz.read(file, ("tokens", "starts", "prompt_tokens", "conversation"))
+    turns = zip(pairwise(arrays["starts"]), arrays["prompt_tokens"], arrays["conversation"], strict=True)
+    for (begin, end), prompt_tokens, i in turns:
+        yield from _texts(arrays["tokens"][begin:end], int(prompt_tokens), block[i], most_tokens)
+
+
+def _texts(
+    tokens: Sequence[int] | NDArray[np.int32], prompt_tokens: int, of: Conversation, most_tokens: int
+) -> list[Text]:
+    """A text of at most so many tokens; none where that leaves the heads nothing to guess."""
+    kept = np.array(tokens[:most_tokens], dtype=np.int32)
+    return [Text(kept, prompt_tokens, of.sha256)] if len(kept) >= prompt_tokens + FEWEST_ANSWER_TOKENS else []
