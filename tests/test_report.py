@@ -199,7 +199,7 @@ def mixed(run):
 @pytest.mark.parametrize(
     ("planned", "says", "not_there"),
     [
-        (alone, ["No tree pays here", "This tree is not for .*medusa"], "to deploy it"),
+        (alone, ["No tree pays here", "This tree is not for .*medusa"], "judged"),
         (
             mixed,
             ["One tree for the mix of loads", r"4 \(75%\)", r"sharing one costs \d\.\d% over the mix"],

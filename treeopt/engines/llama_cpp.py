@@ -189,7 +189,7 @@ def _printed(line: DraftLine, path: Path) -> Printed:
     return Printed(rates, whole(line.accepted), whole(line.drafted), mean, may_be_cut=True)
 
 
-KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts, takes_several=True)
+KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)
 UNPLANNED = {kind: f"--spec-type {kind}" for kind in ("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")}
 ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", imports={"llama-cpp": KIND},
                        unplanned=UNPLANNED, methods=(

@@ -231,7 +231,7 @@ ENGINE = ServingEngine(
     name="tensorrt-llm", title="TensorRT-LLM", counting=("TensorRT-LLM, C++",),
     readers={"TensorRT-LLM, C++": tensorrt_trees.read_cpp, "TensorRT-LLM, Python": tensorrt_trees.read_python},
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
-                                  is_of_drafts, read_drafts, takes_several=True, takes_others=True)},
+                                  is_of_drafts, read_drafts, takes_others=True)},
     unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "DFlash": "decoding_type: DFlash",
                "DSpark": "decoding_type: DSpark", "PARD": "decoding_type: PARD", "AUTO": "decoding_type: AUTO",
                "SA": "decoding_type: SA, or sa_config of Eagle3, MTP and PARD"},

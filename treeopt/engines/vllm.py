@@ -262,10 +262,10 @@ def records_of(body: Body) -> list[Body]:
 
 IMPORTS = {
     "vllm-metrics": Kind("vLLM's /metrics, its log lines 'SpecDecoding metrics', or results of vllm bench serve with speculation",
-                         is_of_metrics, read_metrics, takes_several=True),
+                         is_of_metrics, read_metrics),
     "vllm-requests": Kind("responses with metrics.speculative_decoding (serve with --per-request-spec-decode-metrics summary, "
                           "and ask streams for stream_options.include_usage), or AIPerf's records of them",
-                          is_of_requests, read_responses, takes_several=True),
+                          is_of_requests, read_responses),
 }  # fmt: skip
 CONFIG = "num_speculative_tokens in --speculative-config"
 UNPLANNED = {"ngram_gpu": '"method": "ngram_gpu"', "P-EAGLE": '"method": "eagle3", "parallel_drafting": true',
