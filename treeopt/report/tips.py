@@ -59,7 +59,9 @@ def _node(data: TreeData, i: int, prefix: str, gains: Mapping[Choice, float], ex
 def size_tips(entry: PlanEntry, *, is_part: bool) -> list[Tip]:
     """The sizes of an entry's curve that have a rate; of a part of the steps ratios to plain decoding alone mean something."""
     found = []
-    for point in sorted((p for p in entry.curve if p.tokens_per_s), key=lambda p: p.size):
+    for point in sorted(
+        (p for p in entry.curve if p.tokens_per_s), key=lambda p: (p.size, p.rate)
+    ):  # as they are drawn
         said = "; tied: as good, inside the noise" if point.size in entry.tied_sizes else ""
         said = "; chosen" if point.size == entry.chosen.size and not entry.draft.topk else said
         found.append(
