@@ -60,10 +60,9 @@ def import_file(
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
     about = {"provenance": record, "drafter": {"kind": drafter} if drafter else None}
-    trace, calibration = None, found.source
-    if isinstance(calibration, RankTrace):
-        trace = replace(calibration, meta=calibration.meta | about)
-        calibration = Calibration.from_trace(trace)
+    trace = None if found.trace is None else replace(found.trace, meta=found.trace.meta | about)
+    calibration = found.calibration if trace is None else Calibration.from_trace(trace)
+    assert calibration is not None
     calibration.meta.update(about)
     if calibration.meta.get("source") != ENGINE_LOG:
         calibration.meta["source"] = "imported"

@@ -10,7 +10,7 @@ import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -194,7 +194,6 @@ def write_report(
     if drawn is None:
         drawn = list(pictures(run))
     shown = [(p, f"figure-{i}-") for i, p in enumerate(p for p in drawn if isinstance(p, Picture))]
-    tips = {gid: said for p, of in shown for gid, said in tips_of(p, of, plan, sources.examples()).items()}
     elsewhere = sorted({section.elsewhere for section in sections} - {""})
     origin, rule = origin_rows(sources.records), rule_of(plan.acceptance)
     left_out = [_text(row) for notes in sources.notes.values() for row in notes.skipped or ()]
@@ -214,7 +213,7 @@ def write_report(
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
         pictures=[(p, svg_element(p.svg, of)) for p, of in shown],
         skipped=list(dict.fromkeys(left_out)),
-        tips={gid: list(map(asdict, said)) for gid, said in tips.items()},
+        tips=tips_of(shown, plan, sources.examples()),
     )
     writing.write_text(run.report, page)
     for said, command in old.items():

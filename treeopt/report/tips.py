@@ -5,8 +5,8 @@ A picture names the element of its marks in the SVG; templates/report.js writes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan, PlanEntry
@@ -33,12 +33,19 @@ class Tip:
     above: str = ""
 
 
-def tips_of(picture: Picture, prefix: str, plan: Plan, examples: Mapping[Choice, Texts]) -> dict[str, list[Tip]]:
-    """What the marks of a picture say, by the element that they are in.
+def tips_of(
+    shown: Sequence[tuple[Picture, str]], plan: Plan, examples: Mapping[Choice, Texts]
+) -> dict[str, list[dict[str, object]]]:
+    """What the marks of pictures say, by the element that they are in, JSON-ready.
 
-    prefix   : of the picture's elements in the page
+    shown    : with the prefix of the picture's elements in the page
     examples : texts by path
     """
+    found = [_of_picture(picture, prefix, plan, examples) for picture, prefix in shown]
+    return {gid: list(map(asdict, tips)) for each in found for gid, tips in each.items()}
+
+
+def _of_picture(picture: Picture, prefix: str, plan: Plan, examples: Mapping[Choice, Texts]) -> dict[str, list[Tip]]:
     data = picture.data
     if isinstance(data, TreeData):
         gains = {(): 1.0, **dict(plan.entry(picture.batch_size).growth_order)}

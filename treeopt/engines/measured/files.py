@@ -32,8 +32,15 @@ TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrot
 class Found:
     """A measurement that was read: a trace where ranks are known state by state, else a calibration; and what to know of it."""
 
-    source: RankTrace | Calibration
+    calibration: Calibration | None = None
     notes: tuple[str, ...] = ()
+    trace: RankTrace | None = None
+
+    @property
+    def source(self) -> RankTrace | Calibration:
+        found = self.calibration if self.trace is None else self.trace
+        assert found is not None
+        return found
 
 
 def load_file(path: Path) -> Any:

@@ -79,7 +79,7 @@ def read_hits(content: Any, path: Path) -> Found:
     meta = {"top_k": heads[0].shape[1], "acceptance": {"rule": "greedy", "temperature": 0.0}}
     starts, end = np.arange(prompts + 1) * (steps + 1), np.full(prompts, End.LIMIT)
     trace = RankTrace(ranks.reshape(-1, len(heads)), starts, end=end, meta=meta)
-    return Found(trace, (NO_EOS,))
+    return Found(None, (NO_EOS,), trace)
 
 
 def block_shape(rows: list[int]) -> tuple[int, int] | None:
@@ -163,7 +163,7 @@ def read_ranks(content: Any, path: Path) -> Found:
         raise InvalidInput(
             f"{path} must have something to guess for every head, but head {tried.argmin() + 1} has not."
         )
-    return Found(trace)
+    return Found(trace=trace)
 
 
 def sequence_ranks(line: Logged, heads: int, where: str) -> NDArray[np.int64]:
