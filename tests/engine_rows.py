@@ -16,11 +16,12 @@ from typing import Any
 
 import yaml
 
+from tests.medusa_buffers import decoded, medusa_buffers
 from treeopt.engines import eagle, exllamav3, medusa, neuron, sglang, tensorrt_llm, triton, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, Lengths, Settings
 from treeopt.engines.chains import LAST, SCRIPT, Ranges, Value, merged
-from treeopt.engines.lists import decoded, medusa_buffers, the_list
+from treeopt.engines.lists import the_list
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree
 

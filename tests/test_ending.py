@@ -99,5 +99,5 @@ def test_the_page_of_a_run_shows_the_pictures_that_it_drew(tmp_path):
     drawn = list(figures.pictures(run))
     figures.draw(run, drawn=drawn)
     page = write_report(run, drawn=drawn).read_text()
-    assert figures.svg_element((run.figures / "accuracy.svg").read_bytes(), "figure-0-") in page
+    assert figures.svg_element((run.figures / "accuracy.svg").read_bytes(), "figure-1-") in page
     assert page.count("<svg") == alone.count("<svg")

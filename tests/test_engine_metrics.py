@@ -185,10 +185,10 @@ ROWS = st.dictionaries(st.integers(1, 6), st.lists(st.integers(0, 50), min_size=
 
 @given(ROWS)
 def test_those_at_risk_are_counted_as_one_counts_draft_by_draft(rows):
-    drafts = Drafts.of([rows])
+    drafts = Drafts.of(rows)
     steps = [(k, a) for k, row in rows.items() for a, n in enumerate(row) for _ in range(n)]
     for j in range(1, max(rows) + 1):
-        assert drafts.tried[0, j - 1] == sum(k >= j and a >= j - 1 for k, a in steps)
+        assert drafts.tried[1, 0, j - 1] == sum(k >= j and a >= j - 1 for k, a in steps)
         assert drafts.passed[0, j - 1] == sum(k >= j and a >= j for k, a in steps)
 
 
@@ -202,8 +202,8 @@ def test_mixed_lengths_come_back_to_the_survival_they_were_drawn_from():
     lengths = rng.choice([2, 4], 20_000)
     taken = np.minimum(np.logical_and.accumulate(rng.random((20_000, 4)) < rates, axis=1).sum(1), lengths)
     rows = {k: np.bincount(taken[lengths == k], minlength=k + 1).tolist() for k in (2, 4)}
-    drafts = Drafts.of([rows])
-    survival = np.cumprod(drafts.passed[0] / drafts.tried[0])
+    drafts = Drafts.of(rows)
+    survival = np.cumprod(drafts.passed[0] / drafts.tried[1, 0])
     assert survival == pytest.approx(np.cumprod(rates), abs=0.03)
     naive = (taken >= 4).mean()
     assert naive < 0.6 * survival[3]

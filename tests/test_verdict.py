@@ -121,7 +121,7 @@ def test_a_plan_says_first_where_its_error_band_spans_not_to_speculate(changes, 
 @pytest.mark.parametrize(
     ("ends", "begins"),
     [
-        (((0.9, 1.1), (0.9, 1.1)), "Batch size 1, 4: Speculation may not gain here"),
+        (((0.9, 1.1), (0.9, 1.1)), "Speculation may not gain here"),
         (((1.2, 1.3), (0.9, 1.1)), "Batch size 4: Speculation may not gain here"),
         (((1.2, 1.3), (1.2, 1.3)), "The best tree for each batch size"),
     ],

@@ -153,7 +153,6 @@ def command(
     without: Collection[str] = (),
     words: Mapping[str, str] | None = None,
     writes: bool = True,
-    hidden: Collection[str] = (),
 ) -> Callable[[Function], click.Command]:
     """Make a function a command, with options for its own parameters and those of ``sources``.
 
@@ -164,7 +163,6 @@ def command(
     names   : the parameters of ``sources`` that are taken, all but those of ``without`` by default
     words   : of options that are called otherwise in this command alone
     writes  : whether it is the run directory's only writer while it runs
-    hidden  : options that the command refuses, left out of its help
     """
 
     def decorate(function: Function) -> click.Command:
@@ -181,8 +179,8 @@ def command(
             params: list[click.Parameter] = [_argument(own[k]) for k in given]
             for k, one in left.items():
                 if k not in given and k not in SHARED and one.kind is not object:
-                    params.append(_option(one, called.get(k, flags[k]), flags, k in hidden))
-            params += [_option(SHARED[k], called.get(k, f"--{k}"), flags, False) for k in SHARED if k in own]
+                    params.append(_option(one, called.get(k, flags[k]), flags))
+            params += [_option(SHARED[k], called.get(k, f"--{k}"), flags) for k in SHARED if k in own]
             return params, without_table(function.__doc__ or "", list(left))
 
         def callback(**values: Any) -> Any:
@@ -207,12 +205,12 @@ def _argument(one: Parameter) -> click.Argument:
     return click.Argument([one.name], nargs=-1 if one.many else 1, **about, **completion(one.name))  # type: ignore[arg-type]
 
 
-def _option(one: Parameter, word: str, flags: Mapping[str, str], hidden: bool) -> click.Option:
+def _option(one: Parameter, word: str, flags: Mapping[str, str]) -> click.Option:
     text, _, otherwise = one.text.partition("; by default ")
     text = said(text, flags)
     text = f"{text[:1].upper()}{text[1:]}." + (f"  [default: {said(otherwise, flags)}]" if otherwise else "")
     kind, default = click.Path(path_type=Path) if one.kind is Path else None, one.default
-    about: dict[str, Any] = {"help": text, "hidden": hidden, "metavar": METAVARS.get(one.name)}
+    about: dict[str, Any] = {"help": text, "metavar": METAVARS.get(one.name)}
     about["required"] = one.default is REQUIRED
     if word.startswith("--no-"):
         about |= {"help": f"Do not {text[0].lower()}{text[1:]}", "flag_value": False, "default": None, "type": bool}

@@ -315,17 +315,10 @@ def _random_session(config: str, num_heads: int | None, options: dict[str, Any])
         return open_random_session(config, num_heads=num_heads or NUM_HEADS, **source), options
 
 
-RECIPE, SOURCE = parameters_of(Recipe), parameters_of(treeopt.open)
+NOT_FOR_TRAIN = {"drafter", "draft_depth", "group_by", "threads", "epsilon", "delta"}
+RECIPE, SOURCE = parameters_of(Recipe), parameters_of(treeopt.open).keys() - NOT_FOR_TRAIN
 WORKERS = ("engine", "workers", "gpus_per_worker", "address")
 TEXTS = ("num_prompts", "max_new_tokens", "tokens", "answers")
-REFUSED = {  # options of other commands that load a model, and why train has no use for them
-    "drafter": "makes a drafter",
-    "draft_depth": "makes a drafter",
-    "group_by": "reports no groups",
-    "threads": "takes as many threads as OMP_NUM_THREADS says, or all",
-    "epsilon": "has answers written greedily or with --acceptance sample",
-    "delta": "has answers written greedily or with --acceptance sample",
-}
 
 
 @command(
@@ -336,7 +329,6 @@ REFUSED = {  # options of other commands that load a model, and why train has no
     "treeopt.pipeline.train:train",
     names={*RECIPE, *SOURCE, *WORKERS, *TEXTS, "mixed_precision", "load_in_8bit"},
     words={"kind": "--kind"},
-    hidden=REFUSED,
 )
 def train(as_json: bool, *, output: Path, **options: Any) -> None:
     """Train Medusa, Hydra or EAGLE-3 heads for a model.
@@ -360,9 +352,6 @@ def train(as_json: bool, *, output: Path, **options: Any) -> None:
         return {name: options.pop(name) for name in names if name in options}
 
     source, recipe = taken(SOURCE), taken(RECIPE)
-    for name, reason in REFUSED.items():
-        if name in source:
-            raise click.UsageError(f"treeopt train {reason}: leave out --{name.replace('_', '-')}.")
     if "seed" in source:
         recipe["seed"] = source["seed"]
     texts = pipeline.TextOptions(**taken(TEXTS))

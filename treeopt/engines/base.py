@@ -171,15 +171,14 @@ class Method:
 class Kind:
     """A kind of file: what it must hold, how that is recognised and read, and the options that reading takes.
 
-    takes_several : whether reading takes a list of files
-    takes_others  : whether another kind's files are read too, so that it is asked last
+    read         : of a file alone; where an engine counted drafts, of all files together
+    takes_others : whether another kind's files are read too, so that it is asked last
     """
 
     needed: str
     matches: Callable[[Any], bool]
     read: Callable[..., Found | CountedDrafts]
     options: tuple[str, ...] = ()
-    takes_several: bool = False
     takes_others: bool = False
 
 

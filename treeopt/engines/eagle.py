@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from treeopt.engines import chains
 from treeopt.engines.base import Choices, Method, Request, ServingEngine, Written
-from treeopt.engines.lists import TOPK, as_lists, in_order, listed, medusa_buffers
+from treeopt.engines.lists import TOPK, as_lists, in_order, in_rows, listed
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import shell_word
 from treeopt.trees.tree import MAX_RANK, Choice, Tree
@@ -63,8 +63,7 @@ def verified(choices: Sequence[Sequence[int]]) -> Tree:
     Traceback (most recent call last):
     treeopt.errors.InvalidInput: EAGLE-1 would verify rank 0 below [0] for [10].
     """
-    medusa_buffers(choices)  # the mask is Medusa's, and fails where that does
-    ordered = in_order(map(tuple, choices))
+    ordered = list(map(tuple, in_rows(choices)))  # the mask is Medusa's, and fails where that does
     parents = list(dict.fromkeys(path[:-1] for path in ordered))  # each has ten candidates
     for path in ordered:
         block, rank = divmod(parents.index(path[:-1]) * TOPK + path[-1], TOPK)

@@ -55,7 +55,7 @@ def read_measurement(
     for content, path in files:
         if not known.matches(content):
             raise InvalidInput(f"{path} must hold {known.needed}, but holds none.")
-    if not known.takes_several and len(paths) > 1:
+    if kind in FORMATS and len(paths) > 1:
         raise InvalidInput(f"A file of the kind {kind} is imported alone, but got {len(paths)} files.")
-    found = known.read(files, **given) if known.takes_several else known.read(*files[0], **given)
+    found = known.read(*files[0], **given) if kind in FORMATS else known.read(files)
     return kind, found.calibration(drafter) if isinstance(found, CountedDrafts) else found

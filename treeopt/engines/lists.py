@@ -3,25 +3,19 @@
 Hydra, Neuron and Model Optimizer's benchmark build buffers the same way (medusa/model/utils.py), EAGLE-1 its mask. All
 candidates lie in one row: the root's token, then ten of every head. A node points at candidate 1 + rank + 10 x (depth -
 1), so that rank 10 of one head is rank 0 of the next. Nothing of it is checked.
-
-n nodes, root included · c candidates
 """
 
 import ast
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TypeVar
 
 from treeopt.engines.base import Choices, Request, Written
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import parse_python
 from treeopt.files.shell import shell_word
-from treeopt.trees.tree import MAX_RANK, Choice, Tree
+from treeopt.trees.tree import MAX_RANK, Tree
 
 P = TypeVar("P", bound=Sequence[int])
 TOPK = MAX_RANK + 1  # candidates of a head, and the stride between heads
@@ -75,35 +69,13 @@ def as_lists(choices: Choices) -> Choices:
     return once([list(choice) if isinstance(choice, tuple) else choice for choice in choices])
 
 
-@dataclass(frozen=True, eq=False)
-class Buffers:
-    """The arrays that the decoder gets.
-
-    tree_indices     : (n,)    candidate that each node verifies
-    position_ids     : (n,)    depth of each node
-    attention_mask   : (n, n)  whether node i attends to node j
-    """
-
-    tree_indices: NDArray[np.int64]
-    position_ids: NDArray[np.int64]
-    attention_mask: NDArray[np.bool_]
-
-
 def in_order(paths: Iterable[P]) -> list[P]:
     """Paths by depth, those of a depth by rank: the order that engines sort them into."""
     return sorted(paths, key=lambda path: (len(path), path))
 
 
-def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
-    """The buffers of a list of choices; ValueError or IndexError where the engine's builder raises them.
-
-    Duplicates, negative ranks and ranks from 10 on pass, and make buffers of another tree.
-
-    >>> medusa_buffers([[0], [1], [0, 0], [0, 1]]).tree_indices.tolist()
-    [0, 1, 2, 11, 12]
-    >>> medusa_buffers([[0], [10], [0, 0]]).tree_indices.tolist()  # the last two are one token
-    [0, 1, 11, 11]
-    """
+def in_rows(choices: Sequence[P]) -> list[P]:
+    """The paths of a list in the order of the builder's rows; ValueError or IndexError where it raises them."""
     paths = in_order(choices)
     if not paths:
         raise ValueError("the list is empty")
@@ -112,36 +84,27 @@ def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
         raise IndexError("the root is among the choices")
     if any(below > above + 1 for above, below in pairwise(depths)):
         raise IndexError("a whole depth is missing")
-    mask = np.eye(len(depths), dtype=bool)
-    mask[:, 0] = True
-    places: dict[tuple[Any, ...], int] = {}  # of lists and tuples apart, as Python compares them
-    for i, path in enumerate(paths, 1):
-        places.setdefault((type(path), *path), i)
-        if len(path) > 1:
-            parent = places.get((type(path), *path[:-1]))
-            if parent is None:
-                raise ValueError(f"{path[:-1]!r} is not in list")
-            mask[i] |= mask[parent]
-    indices = [0, *(1 + path[-1] + TOPK * (len(path) - 1) for path in paths)]
-    return Buffers(np.array(indices), np.array(depths), mask)
+    known = {(type(path), *path) for path in paths}  # lists and tuples apart, as Python compares them
+    for path in paths:
+        if len(path) > 1 and (type(path), *path[:-1]) not in known:
+            raise ValueError(f"{path[:-1]!r} is not in list")
+    return paths
 
 
-def decoded(buffers: Buffers) -> Tree:
-    """The tree that a decoder with these buffers verifies.
+def decoded(choices: Sequence[Sequence[int]]) -> Tree:
+    """The tree that a decoder with the builder's buffers verifies; ValueError or IndexError where that raises them.
 
     Raises InvalidInput where a node's candidate is not of its depth's head, or two nodes verify the same.
 
-    >>> decoded(medusa_buffers([[0], [0, 1]])).choices
+    >>> decoded([[0], [0, 1]]).choices
     [[0], [0, 1]]
-    >>> decoded(medusa_buffers([[0], [10], [0, 0]]))
+    >>> decoded([[0], [10], [0, 0]])
     Traceback (most recent call last):
     treeopt.errors.InvalidInput: Node 2 at depth 1 would verify rank 0 of head 2.
     """
-    paths: list[Choice] = [()]
-    for i, (index, depth) in enumerate(zip(buffers.tree_indices[1:], buffers.position_ids[1:], strict=True), 1):
-        head, rank = divmod(int(index) - 1, TOPK)
-        if head != depth - 1:
-            raise InvalidInput(f"Node {i} at depth {depth} would verify rank {rank} of head {head + 1}.")
-        parent = max((j for j in np.flatnonzero(buffers.attention_mask[i]) if j != i), key=lambda j: len(paths[j]))
-        paths.append((*paths[parent], rank))
-    return Tree.from_choices(paths[1:])
+    paths = in_rows(choices)
+    for i, path in enumerate(paths, 1):
+        head, rank = divmod(path[-1] + TOPK * (len(path) - 1), TOPK)
+        if head != len(path) - 1:
+            raise InvalidInput(f"Node {i} at depth {len(path)} would verify rank {rank} of head {head + 1}.")
+    return Tree.from_choices(paths)

@@ -27,7 +27,7 @@ from treeopt.engines.measured.exposition import counters_among, is_exposition, s
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.printed import RATE, Printed, number, pooled, whole
 from treeopt.engines.measured.requests import bodies
-from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Group
+from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.vllm import COUNTERS, from_counters
 from treeopt.errors import InvalidInput
 
@@ -104,7 +104,7 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
             )
     if counters := counters_among(texts, PREFIX, COUNTERS, six_digits):
         return from_counters(counters, NEEDED, WAY)
-    groups: list[Group] = []
+    groups: list[Drafts] = []
     said: list[str] = []
     for text, path in texts:
         found, notes = _from_log(text, path)
@@ -148,7 +148,7 @@ def lines_of_requests(text: str) -> Iterator[DraftLine]:
     yield from waiting.values()
 
 
-def _from_log(text: str, path: Path) -> tuple[list[Group], list[str]]:
+def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     """Drafts of a log, and notes: of its requests where there are some, else of its statistics."""
     last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
     drafting = {name: found for name, found in last.items() if whole(found[3])}
@@ -189,7 +189,7 @@ def _printed(line: DraftLine, path: Path) -> Printed:
     return Printed(rates, whole(line.accepted), whole(line.drafted), mean, may_be_cut=True)
 
 
-KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts, takes_several=True)
+KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)
 UNPLANNED = {kind: f"--spec-type {kind}" for kind in ("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")}
 ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", imports={"llama-cpp": KIND},
                        unplanned=UNPLANNED, methods=(

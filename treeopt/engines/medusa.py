@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from treeopt.engines.base import Choices, Method, Request, ServingEngine, Written
-from treeopt.engines.lists import as_lists, decoded, in_python, listed, medusa_buffers, once
+from treeopt.engines.lists import as_lists, decoded, in_python, listed, once
 from treeopt.trees.tree import MAX_RANK, Choice, Tree
 
 FILE = "runtime_params.yml"
@@ -62,7 +62,7 @@ def drafted(choices: Sequence[Sequence[int]]) -> Tree:
 
 def read(choices: Choices, _: Tree) -> Tree:
     """The tree that Medusa's buffers are of."""
-    return decoded(medusa_buffers(once(choices)))
+    return decoded(once(choices))
 
 
 ENGINES = (
@@ -80,7 +80,7 @@ ENGINES = (
                source="FasterDecoding/Medusa medusa/model/utils.py, llm_judge/gen_model_answer_medusa.py", write=write),
     )),
     ServingEngine(name="modelopt", title="Model Optimizer, specdec_bench", package="nvidia-modelopt",
-                  readers={"Model Optimizer": lambda choices, _: decoded(medusa_buffers(as_lists(choices)))},
+                  readers={"Model Optimizer": lambda choices, _: decoded(as_lists(choices))},
                   counting=("Model Optimizer",), methods=(
         Method(name="specbench-medusa", checked="0.47.0, benchmark a2fbac7 of 2026-08", drafters=("medusa",), shape="any",
                max_rank=MAX_RANK, max_batch_size=1,

@@ -250,9 +250,9 @@ def refuse_trees(counts: CountedDrafts, seen: int) -> None:
     With --speculative-eagle-topk above 1 the proposed tokens are the nodes of a tree, which is less deep
     than it has nodes, and accepted is a path of any ranks: not the survival of the first guesses.
     """
-    drafts = Drafts.of(counts.groups)
-    depths = drafts.tried.sum(0) > 0
-    tried, passed = (rows.sum(0)[depths] for rows in (drafts.tried, drafts.passed))
+    drafts = Drafts.joined(counts.groups)
+    depths = drafts.tried[1].sum(0) > 0
+    tried, passed = (rows.sum(0)[depths] for rows in (drafts.tried[1], drafts.passed))
     last = len(tried) - 1
     if last < 1 or passed[last] or seen > last:
         return
@@ -265,7 +265,7 @@ def refuse_trees(counts: CountedDrafts, seen: int) -> None:
         )
 
 
-KIND = Kind("responses of SGLang with meta_info or sglext", is_of_drafts, read_drafts, takes_several=True)
+KIND = Kind("responses of SGLang with meta_info or sglext", is_of_drafts, read_drafts)
 FLAGS = "--speculative-num-steps, -eagle-topk, -num-draft-tokens"
 HOOK, PACKAGE = "sgl-project/sglang python/sglang/srt/arg_groups/speculative_hook.py", "python/sglang/srt/speculative"
 CHAIN_FLAGS = ("eagle-topk = 1", "num-draft-tokens = steps + 1")

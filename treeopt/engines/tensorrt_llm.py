@@ -30,7 +30,7 @@ from treeopt.engines.base import Kind, Lengths, Method, Request, ServingEngine, 
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
-from treeopt.engines.measured.survival import CountedDrafts, Group, Summed, chain_histogram
+from treeopt.engines.measured.survival import CountedDrafts, Drafts, chain
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import parse_literal
 from treeopt.files.storage import typed
@@ -184,26 +184,26 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
         named = [{ours: r.get(ours, r.get(theirs)) for ours, theirs in TOTALS.items()} for r in records]
         return read_requests([{**r, **n} for r, n in zip(records, named, strict=True)], path, skipped=skipped, way=WAY)
     if steps and drafted == steps:  # one token a draft: its mean is its survival
-        return CountedDrafts([chain_histogram(steps, [accepted], path)], path)
+        return CountedDrafts([chain(steps, [accepted], path)], path)
     mean = f" ({1 + accepted / steps:.2f} tokens a step over {steps} drafts)" if steps else ""
     raise InvalidInput(f"{path} has only means of its drafts{mean}: survival needs counts by position. Instead, {ASK}.")
 
 
-def from_counters(counters: Counters) -> Group:
+def from_counters(counters: Counters) -> Drafts:
     """Drafts at risk at each position; drafted by position tells how many drafts were so long."""
     path = counters.path
     drafted, accepted = (counters.by_position(name, POSITION) for name in COUNTERS)
     accepted += [0] * (len(drafted) - len(accepted))  # a position appears once something was accepted there
     if not drafted:
         raise InvalidInput(f"{path} has only means of its drafts: survival needs counts by {POSITION}. Instead, {ASK}.")
-    chain_histogram(drafted[0], drafted, path)  # never rise
-    histogram = chain_histogram(drafted[0], accepted, path)
+    for counts in (drafted, accepted):  # never rise
+        chain(drafted[0], counts, path)
     if len(accepted) > len(drafted) or any(a > d for a, d in zip(accepted, drafted, strict=True)):
         raise InvalidInput(
             f"{path} must accept at most what was drafted at each position, but has {accepted} of {drafted}."
         )
     had = np.array(drafted, dtype=np.int64)
-    return histogram if drafted[0] == drafted[-1] else Summed(np.array(accepted, dtype=np.int64), had, had)
+    return Drafts.between(accepted, had, had)
 
 
 def records_of(body: Body) -> list[Body]:
@@ -231,7 +231,7 @@ ENGINE = ServingEngine(
     name="tensorrt-llm", title="TensorRT-LLM", counting=("TensorRT-LLM, C++",),
     readers={"TensorRT-LLM, C++": tensorrt_trees.read_cpp, "TensorRT-LLM, Python": tensorrt_trees.read_python},
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
-                                  is_of_drafts, read_drafts, takes_several=True, takes_others=True)},
+                                  is_of_drafts, read_drafts, takes_others=True)},
     unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "DFlash": "decoding_type: DFlash",
                "DSpark": "decoding_type: DSpark", "PARD": "decoding_type: PARD", "AUTO": "decoding_type: AUTO",
                "SA": "decoding_type: SA, or sa_config of Eagle3, MTP and PARD"},

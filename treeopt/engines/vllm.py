@@ -30,7 +30,7 @@ from treeopt.engines.measured.exposition import Counters, counters_among, is_exp
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.printed import RATE, Printed, number, pooled, whole
 from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
-from treeopt.engines.measured.survival import NONE, CountedDrafts, Group, group_of
+from treeopt.engines.measured.survival import NONE, CountedDrafts, Drafts, group_of
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Count
@@ -120,7 +120,7 @@ def read_metrics(files: Sequence[File]) -> CountedDrafts:
     """Drafts of all files together: scrapes are subtracted, logs and runs are pooled."""
     if counters := counters_among(files, PREFIX, COUNTERS):
         return from_counters(counters, NO_POSITIONS, WAY)
-    groups: list[Group] = []
+    groups: list[Drafts] = []
     said: list[str] = []
     for content, path in files:
         is_log = isinstance(content, str) and not _is_table(content)
@@ -156,7 +156,7 @@ def from_counters(counters: Counters, needed: str, way: str) -> CountedDrafts:
     return CountedDrafts([group], path, counters.notes, way=way, off=off / max(drafts, 1))
 
 
-def _from_log(text: str, path: Path) -> tuple[list[Group], list[str]]:
+def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     """One histogram an interval; drafts are worked out from the rates."""
     lines: list[tuple[str, Printed]] = []
     old = 0
@@ -183,10 +183,10 @@ class Run(BaseModel):
     accepted: Count = Field(alias="spec_decode_accepted_tokens")
 
 
-def _from_runs(content: Any, path: Path) -> tuple[list[Group], list[str]]:
+def _from_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
     """One histogram a run; runs without speculation are left out."""
     records = list(_rows(content, path) if isinstance(content, str) else bodies(content))
-    groups: list[Group] = []
+    groups: list[Drafts] = []
     for r, record in enumerate(records, 1):
         if record.get(RATES) is None:
             continue
@@ -262,10 +262,10 @@ def records_of(body: Body) -> list[Body]:
 
 IMPORTS = {
     "vllm-metrics": Kind("vLLM's /metrics, its log lines 'SpecDecoding metrics', or results of vllm bench serve with speculation",
-                         is_of_metrics, read_metrics, takes_several=True),
+                         is_of_metrics, read_metrics),
     "vllm-requests": Kind("responses with metrics.speculative_decoding (serve with --per-request-spec-decode-metrics summary, "
                           "and ask streams for stream_options.include_usage), or AIPerf's records of them",
-                          is_of_requests, read_responses, takes_several=True),
+                          is_of_requests, read_responses),
 }  # fmt: skip
 CONFIG = "num_speculative_tokens in --speculative-config"
 UNPLANNED = {"ngram_gpu": '"method": "ngram_gpu"', "P-EAGLE": '"method": "eagle3", "parallel_drafting": true',

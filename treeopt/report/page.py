@@ -30,10 +30,10 @@ from treeopt.records.plan import EXACT, Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.bench_table import about_rule, bench_tables, group_table, has_one_text, text_price
-from treeopt.report.canvas import Canvas, Mark, Texts, curve_canvas, tree_canvas
-from treeopt.report.figures import FIGURES, Picture, pictures, svg_element
+from treeopt.report.figures import Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, kinds_table, mixture, price, schedule, trees_table
+from treeopt.report.tips import Texts, tips_of
 from treeopt.report.verdict import (
     BY_DEFAULT,
     NO_TREE_PAYS,
@@ -50,7 +50,6 @@ from treeopt.report.verdict import (
 from treeopt.report.wording import count, told
 from treeopt.trees.tree import Choice
 
-INTERACTIVE = ("tree", "throughput")  # figures that the page draws itself
 SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
 SEARCHED = ("objective", "drafter", "acceptance", "runtime", "sample")  # what a plan says of its search
 BENCH_NOTES = ("prompts", "max_new_tokens", "inputs", "loop_share", "skipped", "provenance")
@@ -126,8 +125,6 @@ class Section:
     bench: Benchmark | None
     missing: str | None
     elsewhere: str
-    tree: Canvas | None
-    curve: Canvas | None
     exports: list[tuple[str, str, Written | None]]
 
     @property
@@ -188,15 +185,15 @@ def write_report(
     searched = {key: document[key] for key in SEARCHED if key in document}
     about = {"inputs": plan.inputs, "provenance": plan.provenance}
     sources.add(run.plan, about, **searched, search_limits=document.get("constraint"))
-    sections = [_section(i, plan, inputs, sources) for i in range(len(plan.entries))]
+    sections = [_section(entry, plan, inputs, sources) for entry in plan.entries]
     engines = []
     for file in run.engine_benches():
         engines.append(bench := Benchmark.load(file))
         sources.add_bench(file, bench)
     old = _stale(run, sources.notes)
     if drawn is None:
-        drawn = list(pictures(run, names=[name for name in FIGURES if name not in INTERACTIVE]))
-    shown = [p for p in drawn if isinstance(p, Picture) and p.figure.name not in INTERACTIVE]
+        drawn = list(pictures(run))
+    shown = [(p, f"figure-{i}-") for i, p in enumerate(p for p in drawn if isinstance(p, Picture))]
     elsewhere = sorted({section.elsewhere for section in sections} - {""})
     origin, rule = origin_rows(sources.records), rule_of(plan.acceptance)
     left_out = [_text(row) for notes in sources.notes.values() for row in notes.skipped or ()]
@@ -214,9 +211,9 @@ def write_report(
         rule=rule,
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
-        pictures=[(p, svg_element(p.svg, f"figure-{i}-")) for i, p in enumerate(shown)],
+        pictures=[(p, svg_element(p.svg, of)) for p, of in shown],
         skipped=list(dict.fromkeys(left_out)),
-        marks=[m for s in sections for c in (s.tree, s.curve) if c is not None for m in c.marks],
+        tips=tips_of(shown, plan, sources.examples()),
     )
     writing.write_text(run.report, page)
     for said, command in old.items():
@@ -226,10 +223,9 @@ def write_report(
     return run.report
 
 
-def _section(i: int, plan: Plan, inputs: Inputs, sources: ReportSources) -> Section:
+def _section(entry: PlanEntry, plan: Plan, inputs: Inputs, sources: ReportSources) -> Section:
     """What the page shows of an entry; its benchmark is added to the sources."""
-    run, entry = inputs.run, plan.entries[i]
-    bench, missing = None, None
+    run, bench, missing = inputs.run, None, None
     try:
         bench, own = inputs.bench(entry.batch_size), run.bench_of(entry.batch_size)
         sources.add_bench(own if own.exists() else run.bench, bench)
@@ -241,8 +237,6 @@ def _section(i: int, plan: Plan, inputs: Inputs, sources: ReportSources) -> Sect
         bench=bench,
         missing=missing,
         elsewhere=timed_elsewhere(run, plan, bench) if bench else "",
-        tree=tree_canvas(inputs, entry, sources.examples(), f"tree-{i}"),
-        curve=curve_canvas(entry, f"curve-{i}", is_part=plan.part is not None),
         exports=list(_exports(run, plan, entry, bench)),
     )
 
@@ -253,7 +247,7 @@ def _engine_notes(run: RunDirectory, plan: Plan, bench: Benchmark) -> list[str]:
     return [*filter(None, (bench.about_engine, not_a_check(where, bench.engine) if where else ""))]
 
 
-def render(*, marks: list[Mark], **content: Any) -> str:
+def render(**content: Any) -> str:
     """The page: every text escaped by the template; what marks say goes to the script as JSON."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -268,7 +262,6 @@ def render(*, marks: list[Mark], **content: Any) -> str:
     said = (trees_table, kinds_table, bench_tables, group_table, certainty, about_rule, text_price)
     environment.globals.update({function.__name__: function for function in said})
     page = environment.get_template("report.html.j2").render(
-        tips={m.id: {"title": m.title, "rows": m.rows, "examples": m.examples} for m in marks},
         style=Markup(style),
         script=Markup(script),
         script_hash=f"sha256-{digest}",

@@ -21,7 +21,7 @@ from treeopt.records.figure import Ratio
 from treeopt.records.plan import MixErrors, Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.wording import count
+from treeopt.report.wording import by_batch_size, count
 
 PUBLISHED = "mc_sim_7b_63"
 CONTENDERS = {
@@ -152,20 +152,14 @@ def measured(bench: Benchmark) -> str:
 
 
 def doubts(plan: Plan, benches: Mapping[int, Benchmark] | None = None, *, batch_size: int | None = None) -> list[str]:
-    """What there is against a plan's trees, each sentence once, with the batch sizes that it is for.
+    """What there is against a plan's trees, each sentence once, with the batch sizes that it is for unless these are all.
 
     benches    : batch size -> its benchmark, where the latencies were timed; the others go by the prediction
     batch_size : of this one alone
     """
     entries = plan.entries if batch_size is None else (plan.entry(batch_size),)
-    found: dict[str, list[str]] = {}
-    for entry in entries:
-        for said in entry_doubts(plan, entry, (benches or {}).get(entry.batch_size)):
-            found.setdefault(said, []).append(str(entry.batch_size))
-    if len(entries) == 1 and not plan.mix:
-        return list(found)
-    each = [f"Batch size {', '.join(sizes)}: {said}" for said, sizes in found.items()]
-    return [*(_mix_doubts(plan) if plan.mix else []), *each]
+    found = {e.batch_size: entry_doubts(plan, e, (benches or {}).get(e.batch_size)) for e in entries}
+    return [*(_mix_doubts(plan) if plan.mix else []), *by_batch_size(found)]
 
 
 def entry_doubts(plan: Plan, entry: PlanEntry, bench: Benchmark | None) -> list[str]:

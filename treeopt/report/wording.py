@@ -79,7 +79,7 @@ def kinds_of(entry: PlanEntry) -> dict[str, Figure]:
     return {entry.draft.kind: entry.chosen, **entry.others}
 
 
-def by_batch_size(said: Mapping[int | None, Sequence[str]]) -> list[str]:
+def by_batch_size(said: Mapping[int, Sequence[str]] | Mapping[int | None, Sequence[str]]) -> list[str]:
     """Each sentence once, with the batch sizes that it is for unless these are all.
 
     >>> by_batch_size({1: ["Beware.", "Slow."], 8: ["Beware."]})

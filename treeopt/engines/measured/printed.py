@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from treeopt.engines.measured.survival import MOST_DRAFTS, Group, group_of
+from treeopt.engines.measured.survival import MOST_DRAFTS, Drafts, group_of
 from treeopt.errors import InvalidInput, quoted
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
@@ -100,9 +100,9 @@ class Printed:
         return fits and (is_cut or self.accepted <= sum(most))
 
 
-def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Group], list[str]]:
+def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Drafts], list[str]]:
     """The drafts of each line, which stands at a place that errors name; and what else to know of them."""
-    groups: list[Group] = []
+    groups: list[Drafts] = []
     notes: list[str] = []
     for where, line in lines:
         drafts, reached = line.counts(where)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.survival import MOST_DRAFTS, MOST_LENGTH, CountedDrafts, Group, Histograms, group_of
+from treeopt.engines.measured.survival import MOST_DRAFTS, MOST_LENGTH, CountedDrafts, Drafts, Histograms, group_of
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import limit_rows
 from treeopt.files.storage import typed
@@ -108,7 +108,7 @@ def read_requests(
     requests = typed(list[RequestDrafts], list(records), path)
     # The greatest length of the file stands in where a request does not tell its own.
     longest = max((max(len(one.acceptance_histogram) - 1, one.num_spec_tokens or 0) for one in requests), default=0)
-    groups: list[Group] = []
+    groups: list[Drafts] = []
     for r, (one, record) in enumerate(zip(requests, records, strict=True), 1):
         if any(one.acceptance_histogram):
             where = f"{path}, request {r},"
@@ -152,10 +152,10 @@ def check_request(one: RequestDrafts, where: str, *, is_whole: bool) -> None:
         )
 
 
-def drafts_of(one: RequestDrafts, longest: int, where: str) -> Group:
+def drafts_of(one: RequestDrafts, longest: int, where: str) -> Drafts:
     """The drafts of a request by their lengths, or their sums where those are not told."""
     if by_length := _by_step(one):
-        return by_length
+        return Drafts.of(by_length)
     histogram, drafted, length = one.acceptance_histogram, one.num_draft_tokens, one.num_spec_tokens
     each = drafted / sum(histogram) if drafted is not None else None
     if length is None and each is not None and each.is_integer() and len(histogram) - 1 <= each <= MOST_LENGTH:

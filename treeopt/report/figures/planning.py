@@ -151,9 +151,9 @@ def throughput_chart(plan: Plan) -> Chart:
     left, right = list[Series](), [plain_line(1.0)]
     for i, entry in enumerate(drawn):
         look, plain = {**style.series(i), "marker": ""}, entry.plain.tokens_per_s
-        left += _curve(entry, 1.0, look)
+        left += _curve(entry, 1.0, look, f"rates-{entry.batch_size}")
         if plain:
-            right += _curve(entry, plain, look)
+            right += _curve(entry, plain, look, f"speedups-{entry.batch_size}")
             left.append(plain_line(plain, look["color"]))
     every = [point.tokens_per_s for entry in drawn for point in entry.curve if point.tokens_per_s]
     log = max(every) > MOST_LINEAR * min(every)
@@ -176,8 +176,11 @@ def throughput_chart(plan: Plan) -> Chart:
     return Chart("Throughput over tree size", caption, [panels[1:] if plan.part else panels], "batch size")
 
 
-def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Series]:
-    """The line over sizes, in the ``unit``, with its noise, its tied sizes as broad pieces, and the chosen draft as a star."""
+def _curve(entry: PlanEntry, unit: float, look: dict[str, object], gid: str) -> list[Series]:
+    """The line over sizes, in the ``unit``, with its noise, its tied sizes as broad pieces, and the chosen draft as a star.
+
+    gid : the element of the sizes' marks in an SVG
+    """
     points = [
         (p.size, p.tokens_per_s / unit, (p.stderr.tokens_per_s or 0.0) / unit) for p in entry.curve if p.tokens_per_s
     ]
@@ -185,10 +188,11 @@ def _curve(entry: PlanEntry, unit: float, look: dict[str, object]) -> list[Serie
     noise = Estimates.of(zip(rates, repeat(None), errors)).ends
     shade = {"color": look["color"], "alpha": 0.12, "linewidth": 0, "zorder": 0}
     broad = {**look, "linewidth": 9, "alpha": 0.25, "solid_capstyle": "butt", "zorder": 1, "linestyle": "-"}
+    dots = {**look, "linewidth": 0.8, "marker": "o", "markersize": 1.5, "gid": gid}
     star = {**look, "marker": "*", "markersize": 10, "mec": "black", "mew": 0.6, "zorder": 4}
     rate, error = (each or 0.0 for each in (entry.chosen.tokens_per_s, entry.chosen.stderr.tokens_per_s))
     return [
-        Series(str(entry.batch_size), sizes, rates, look={**look, "linewidth": 0.8}),
+        Series(str(entry.batch_size), sizes, rates, look=dots),
         *([Series("", sizes, rates, noise, shade, "area")] if errors.any() else []),
         *(Series("", x, y, look=broad) for x, y in bands(sizes, rates, entry.tied_sizes)),
         Estimates.of([(rate / unit, None, error / unit)]).over("", [entry.chosen.size], **star),

@@ -146,11 +146,12 @@ class FigureKind:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A figure that was drawn; ``stem`` is the name of its files."""
+    """A figure that was drawn, and the data of it; ``stem`` is the name of its files."""
 
     figure: FigureKind
     stem: str
     batch_size: int | None
+    data: Chart | TreeData
     drawing: Drawing
     stale: tuple[str, ...] = ()  # what its files were made from that is another now
 
@@ -230,7 +231,7 @@ def pictures(
             try:
                 data = figure.compute(inputs, size)
                 drawing = draw_tree(data) if isinstance(data, TreeData) else draw_chart(data)
-                yield Picture(figure, stem, size, drawing, tuple(inputs.stale(figure, size)))
+                yield Picture(figure, stem, size, data, drawing, tuple(inputs.stale(figure, size)))
             except OutOfRange as reason:
                 yield f"{stem} was left out: {reason}"
 

@@ -151,6 +151,8 @@ def draw_tree(data: TreeData) -> Figure:
     axes.grid(visible=True, axis="y")
     if len(tree) > 1:
         bar = figure.colorbar(shade, ax=axes, fraction=0.03, pad=0.02, extend="min", format=lambda p, _: f"{p:g}")
+        assert bar.solids is not None
+        bar.solids.set_rasterized(False)  # a page takes no image from within an SVG
         bar.set_label("share of steps in which the node is accepted")
     title = shape_words(tree) if len(tree) > 1 else "Do not speculate: one row, no guess"
     never = "white: never accepted" if (data.probabilities == 0).any() else None

@@ -2,6 +2,8 @@
 // What a mark of a drawing says, at the pointer or at the focus; copies of texts; everything open in print.
 const tips = JSON.parse(document.getElementById("tips").textContent);
 const tip = document.getElementById("tip");
+const said = new Map(); // by mark
+const NEAR = 16; // pixels from the pointer to the middle of a mark
 let shown = null;
 let leaving = 0;
 
@@ -17,7 +19,7 @@ function visible(text) {
 
 function place() {
   if (!shown) return;
-  const at = shown.querySelector("circle, path, rect:not(.hit)").getBoundingClientRect();
+  const at = shown.getBoundingClientRect();
   const left = at.left + at.width / 2 - tip.offsetWidth / 2;
   const below = at.bottom + 8 + tip.offsetHeight <= innerHeight || at.top - 8 - tip.offsetHeight < 0;
   tip.style.left = Math.max(8, Math.min(left, document.documentElement.clientWidth - tip.offsetWidth - 8)) + "px";
@@ -26,10 +28,11 @@ function place() {
 
 function show(mark) {
   clearTimeout(leaving);
+  if (shown === mark) return;
   if (shown) shown.classList.remove("on");
   shown = mark;
   mark.classList.add("on");
-  const says = tips[mark.dataset.tip];
+  const says = said.get(mark);
   const rows = says.rows.flatMap(([name, value]) => [element("dt", name), element("dd", value)]);
   const texts = says.examples.map(([before, guess]) =>
     element("pre", "…" + before, element("mark", visible(guess))));
@@ -50,22 +53,41 @@ function hideSoon() { // the pointer may go on to the tip itself
   leaving = setTimeout(hide, 150);
 }
 
-for (const drawing of document.querySelectorAll("svg[role=group]")) {
-  const marks = [...drawing.querySelectorAll("[data-tip]")];
+for (const [id, all] of Object.entries(tips)) {
+  const places = document.getElementById(id).querySelectorAll("use");
+  all.forEach((says, i) => {
+    const about = [says.title, ...says.rows.map((row) => row.join(" "))].join("; ");
+    const attributes = { class: "mark", role: "img", tabindex: -1, "aria-label": about, "aria-describedby": "tip" };
+    for (const [name, value] of Object.entries(attributes)) places[i].setAttribute(name, value);
+    said.set(places[i], { ...says, id });
+  });
+}
+
+for (const drawing of document.querySelectorAll(".picture svg")) {
+  const marks = [...drawing.querySelectorAll(".mark")];
+  if (!marks.length) continue;
   const next = {
     ArrowRight: (mark) => marks[marks.indexOf(mark) + 1],
     ArrowLeft: (mark) => marks[marks.indexOf(mark) - 1],
-    ArrowUp: (mark) => marks.find((other) => other.id === mark.dataset.parent),
-    ArrowDown: (mark) => marks.find((other) => other.dataset.parent === mark.id),
+    ArrowUp: (mark) => marks.find((other) => said.get(other).id === said.get(mark).above),
+    ArrowDown: (mark) => marks.find((other) => said.get(other).above === said.get(mark).id),
     Home: () => marks[0],
     End: () => marks[marks.length - 1],
   };
-  marks[0].tabIndex = 0; // one stop of the Tab key for each drawing
+  marks[0].setAttribute("tabindex", 0); // one stop of the Tab key for each drawing
+  drawing.addEventListener("pointermove", (event) => { // marks are small: the nearest one speaks
+    const far = (mark) => {
+      const at = mark.getBoundingClientRect();
+      return Math.hypot(event.clientX - at.x - at.width / 2, event.clientY - at.y - at.height / 2);
+    };
+    const mark = marks.reduce((best, other) => (far(other) < far(best) ? other : best));
+    if (far(mark) < NEAR) show(mark);
+    else hideSoon();
+  });
+  drawing.addEventListener("pointerleave", hideSoon);
   for (const mark of marks) {
-    mark.addEventListener("pointerenter", () => show(mark));
-    mark.addEventListener("pointerleave", hideSoon);
     mark.addEventListener("focus", () => {
-      for (const other of marks) other.tabIndex = other === mark ? 0 : -1;
+      for (const other of marks) other.setAttribute("tabindex", other === mark ? 0 : -1);
       show(mark);
     });
     mark.addEventListener("blur", hide);
