@@ -74,8 +74,8 @@ class Setup:
     def resume(self, state: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> AnswerRow:
         """The row of a state."""
         row, device = self.row(state["id"], prompts[state["id"]], state["tokens"]), self.target.device
-        hidden = () if state["states"] is None else state["states"].to(device)
-        row.states = [(hidden, i) for i in range(len(hidden))]
+        if (hidden := state["states"]) is not None:
+            row.states = [(hidden.to(device), i) for i in range(len(hidden))]
         row.prompt_states = None if state["prompt_states"] is None else state["prompt_states"].to(device)
         row.found = {name: array.numpy() for name, array in state["found"].items()}
         return row
