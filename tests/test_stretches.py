@@ -136,24 +136,24 @@ def test_all_of_a_round_go_on_from_the_same_text_for_as_many_tokens():
     assert [visit.place for visit in found.rounds[0]] != [visit.place for visit in found.rounds[1]]
 
 
-@pytest.mark.parametrize("answer", [48, 400])
-def test_the_drafter_reads_the_prompt_once_in_an_answer_and_not_in_every_stretch(answer, monkeypatch):
-    """The first step takes six times as long: what a step of a whole answer takes is measured, within 2 %."""
+@pytest.mark.parametrize(("answer", "margin"), [(48, 0.05), (400, 0.02)])
+def test_the_drafter_reads_the_prompt_once_in_an_answer_and_not_in_every_stretch(answer, margin, monkeypatch):
+    """The first step takes six times as long: what a step of a whole answer takes is measured; of 48 tokens it is a third."""
 
     class ReadsAgain(Lawful):
         def answer(self, prompts, draft, rows=1):
             for n, one in enumerate(super().answer(prompts, draft, rows)):
                 yield replace(one, seconds=6 * one.seconds) if n == 1 and draft.depth else one
 
-    monkeypatch.setattr("treeopt.latency.rounds.FEWEST_SAMPLES", 21)
-    texts = [[1] * n for n in range(290, 311)]
+    monkeypatch.setattr("treeopt.latency.rounds.FEWEST_SAMPLES", 41)
+    texts = [[1] * n for n in range(280, 321)]
     visits = StretchVisits(ReadsAgain(), [texts], CHAINS, 1, answer_tokens=answer)
     found = time_rounds(visits, time_limit_s=1e9, precision=1.0)
     costs = StepCosts(LatencyProfile(*all_timings({(1, None): found})), 1, None)
     for chain in CHAINS:
         steps = answer / (1 + chain.depth / 2)
         true = law_ms(len(chain), 312) / law_ms(1, 312) * (steps + 5) / steps
-        assert costs.step(len(chain), chain.depth).ms / costs.plain.ms == pytest.approx(true, rel=0.02)
+        assert costs.step(len(chain), chain.depth).ms / costs.plain.ms == pytest.approx(true, rel=margin)
 
 
 # Against which plain decoding.

@@ -276,6 +276,7 @@ class StretchVisits(StepVisits):
     ) -> None:
         super().__init__(stepper, [text for some in texts for text in some], trees, batch_size)
         self.texts, self.contexts, self.answer_tokens = texts, len(texts), answer_tokens
+        self.taken = np.zeros((len(trees) + 1, 2))  # steps with each tree, and the tokens of a sequence that they emitted
 
     def warm_up(self) -> tuple[list[float], float]:
         """Seconds of a visit at each context with each tree, and of plain ones: these, and what steps on short texts add."""
@@ -294,7 +295,8 @@ class StretchVisits(StepVisits):
         found = self._stretch(place, number, STRETCH)
         first, *others = [one.seconds for _, one in found]
         emitted = sum(len(tokens) for _, one in found for tokens in one.emitted.values()) / self.batch_size
-        of_answer = len(found) * max(self.answer_tokens / emitted, 1.0)
+        self.taken[place] += len(found), emitted
+        of_answer = max(len(found), self.answer_tokens * self.taken[place, 0] / self.taken[place, 1])
         mean_s = (first + (of_answer - 1) * sum(others) / len(others)) / of_answer if others else first
         return Visit(
             place=place,
