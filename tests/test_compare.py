@@ -139,6 +139,7 @@ def test_at_most_7_of_100_halvings_of_one_traffic_are_called_different(measure):
     assert called <= 7
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("measure", [TOP_1, SURVIVAL])
 def test_at_most_2_of_100_pairs_with_8_conversations_on_a_side_are_called_different(monkeypatch, measure):
     """Were it 2 %, more than 14 of 300 would come in one of 1,000 seeds; Student's t alone called 3.8 % different."""

@@ -269,6 +269,7 @@ CALIBRATE = ("calibrate", "--num-prompts", 24, "--max-new-tokens", 8, "--batch-s
 OPTIONS = ("--topk", 2, "--threads", 1)
 
 
+@pytest.mark.long
 def test_shards_of_the_demo_merge_to_the_trace_of_one_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     treeopt(*CALIBRATE, *OPTIONS, "--run", "whole")

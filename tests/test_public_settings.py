@@ -75,7 +75,11 @@ def profile_of(table) -> LatencyProfile:
     return LatencyProfile(tuple(points), tuple(plain))
 
 
-@pytest.mark.parametrize(("table", "pays"), [(SPECFORGE, []), (ANGELSLIM, [64])], ids=["SpecForge", "AngelSlim"])
+@pytest.mark.parametrize(
+    ("table", "pays"),
+    [pytest.param(SPECFORGE, [], marks=pytest.mark.long), (ANGELSLIM, [64])],
+    ids=["SpecForge", "AngelSlim"],
+)
 def test_the_plan_says_off_where_the_measurements_do(tmp_path, table, pays):
     run = RunDirectory(tmp_path / "run")
     trace = trace_of({setting: accept for _, settings in table.values() for setting, (accept, _) in settings.items()})

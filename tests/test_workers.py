@@ -166,6 +166,7 @@ class Squares:
 
 
 @needs_ray
+@pytest.mark.long
 def test_a_pool_survives_a_killed_worker_and_says_why_it_cannot_go_on(tmp_path, capsys):
     """Blocks once each but for the killed worker's, notes, errors, a block that always kills, too few devices."""
     with Cluster(2) as cluster:
