@@ -78,8 +78,8 @@ class Decoding:
 
     @property
     def counts(self) -> Counts:
-        """Ranks and pools to record of the plain answers, so that every contender can be replayed."""
-        drafts = [entrant.draft for entrant in self.entrants.values()]
+        """Ranks and pools to record of the plain answers, so that every contender can be replayed that is to be."""
+        drafts = [entrant.draft for entrant in self.entrants.values() if entrant.is_replayable]
         return record_for(drafts, self.source.meta.get("top_k") or 1)
 
 
@@ -123,7 +123,7 @@ def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) ->
         decoding.folder / "answers",
         max_new_tokens=decoding.max_new_tokens,
         batch_size=ANSWERED_AT_ONCE,
-        counts=decoding.counts,
+        counts=Counts(1) if decoding.engine else decoding.counts,  # of an engine's answers ranks are counted afterwards
         title="Plain answers of the bench prompts",
     )
 
