@@ -85,17 +85,16 @@ class Decoding:
 
 def decode(decoding: Decoding, conversations: Sequence[Conversation]) -> Benchmark:
     """Have all contenders answer some conversations: a benchmark."""
-    from treeopt.runtime.measure.ranks import turn_prompts
     from treeopt.runtime.memory import with_less_memory
 
     session = decoding.session
-    reference = _plain_answers(decoding, conversations)
-    prompts = turn_prompts(session.prompts, reference)
+    prompts, reference = _asked(decoding, conversations)
     visits, rows = with_less_memory(lambda rows: _visits(decoding, prompts, rows), decoding.batch_size, note)
     has_one_text, quality = decoding.rule["rule"] in SAME_TEXT, None
-    if not has_one_text:
+    if not has_one_text and reference:
         quality, _ = with_less_memory(lambda n: _quality(decoding, visits, prompts, reference, n), rows, note)
-    compared = _engine_answers(decoding, prompts, visits) if decoding.engine else reference
+    compared = reference if reference and not decoding.engine else _engine_answers(decoding, prompts, visits)
+    skipped: Any = reference.meta.get("skipped") if reference else [vars(one) for one in session.prompts.skipped]
     decoded = [(run.seconds, run.processor_s) for visit in visits for run in visit.runs.values()]
     contest = Contest(session.target, prompts, compared, rows, has_one_text)
     return Benchmark(
@@ -104,10 +103,23 @@ def decode(decoding: Decoding, conversations: Sequence[Conversation]) -> Benchma
         quality=quality,
         max_new_tokens=decoding.max_new_tokens,
         loop_share=compared.loop_share(),
-        skipped=reference.meta.get("skipped") or None,
+        skipped=skipped or None,
         provenance=decoding.origin,
         processor_share=processor_share(decoded) if session.target.device.type == "cpu" else None,
     )
+
+
+def _asked(decoding: Decoding, conversations: Sequence[Conversation]) -> tuple[list[Prompt], RankTrace | None]:
+    """The prompts of all turns, and treeopt's own plain answers: an engine answers by itself, but later turns follow them."""
+    from treeopt.runtime.measure.ranks import Prompt, turn_prompts
+
+    answered = [c for c in conversations if decoding.engine is None or c.num_turns > 1]
+    reference = _plain_answers(decoding, answered) if answered else None
+    single = [c for c in conversations if decoding.engine and c.num_turns == 1]
+    prompts = [Prompt(tuple(c.first), c.sha256, c.group, 0) for c in single]
+    prompts += turn_prompts(decoding.session.prompts, reference) if reference else []
+    places = {c.sha256: i for i, c in enumerate(conversations)}
+    return sorted((replace(one, cluster=places[one.sha256]) for one in prompts), key=lambda one: one.cluster), reference
 
 
 def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) -> RankTrace:
