@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 import treeopt as api
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.source import source_of
-from treeopt.pipeline.decoding import Contest
+from treeopt.pipeline.decoding import Contest, _asked
 from treeopt.pipeline.entrants import Entrant, engine_entrants, own_entrants
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.rundir import RunDirectory
@@ -361,3 +361,24 @@ def test_a_draft_model_with_other_rows_guesses_text():
     engine = Transformers(opened.target, more, stop)
     assert "splits it into tokens again" in engine.about
     assert flat(said(engine, prompt, 3)) == flat(plain)
+
+
+def test_an_engine_is_asked_at_once_and_only_later_turns_follow_plain_answers(monkeypatch):
+    """Three conversations, the second of two turns: its answers alone are wanted, and prompts stay in the conversations' order."""
+    asked, chats = [], [SimpleNamespace(first=(i,), sha256=f"{i}", group="", num_turns=1 + (i == 1)) for i in range(3)]
+
+    def answered(decoding, conversations):
+        asked.append([c.sha256 for c in conversations])
+        return SimpleNamespace()
+
+    def turns(prompts, reference):
+        return [Prompt((1,), "1", "", 0), Prompt((1, 8, 2), "1", "", 0)]
+
+    monkeypatch.setattr("treeopt.pipeline.decoding._plain_answers", answered)
+    monkeypatch.setattr("treeopt.runtime.measure.ranks.turn_prompts", turns)
+    decoding = SimpleNamespace(engine="an engine", session=SimpleNamespace(prompts=None))
+    prompts, _ = _asked(decoding, chats)
+    assert asked == [["1"]]
+    assert [(one.tokens, one.cluster) for one in prompts] == [((0,), 0), ((1,), 1), ((1, 8, 2), 1), ((2,), 2)]
+    prompts, reference = _asked(decoding, [chats[0], chats[2]])
+    assert (len(prompts), reference, len(asked)) == (2, None, 1)
