@@ -135,9 +135,9 @@ def weighed(bench: Benchmark) -> tuple[list[str], list[str]]:
             against.append(f"{what} loses against {name}: it decodes {times(over)} as fast.")
         elif over.low <= 1 and rival.name in (PUBLISHED, "chain") and not bench.engine:
             ties.append(f"{what} is not shown to be faster than {name}: it decodes {times(over)} as fast.")
-        elif over.low > 1 and rival.name == PUBLISHED:
+        elif over.low > 1 and rival.name in (PUBLISHED, "chain") and not bench.engine:
             faster = "faster than" if rival.stopped else f"{times(over)} as fast as"
-            won.append(f"{subject(bench)} is {faster} the published tree of {count(rival.size, 'row')}.")
+            won.append(f"{subject(bench)} is {faster} {name}{f' of {rival.size} rows' * (rival.name == PUBLISHED)}.")
     return against, ties + won
 
 
