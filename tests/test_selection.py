@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from treeopt.files.places import shipped
+from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates
@@ -273,3 +274,21 @@ def test_of_sizes_as_good_the_smallest_that_was_timed_is_chosen_and_single_sampl
     assert chosen.size == min(size for size in good if size in (8, 16))
     assert chosen.stderr.step_ms is chosen.stderr.speedup is chosen.interval95.speedup is None
     assert chosen.stderr.tokens_per_step > 0
+
+
+def test_what_beats_plain_decoding_by_luck_alone_is_not_chosen():
+    """Twelve chains that are a little faster as measured, by much less than what the best of so many owes to luck."""
+    rng, n = np.random.default_rng(3), 12
+    sizes = [(1, 0), *((size, size - 1) for size in range(2, n + 2))]
+    rates = np.array([1.0, *np.linspace(1.30, 1.302, n)])
+    draws = np.array([np.ones(2000), *(rates[1:, None] * np.exp(0.05 * rng.standard_normal((n, 2000))))])
+    ms = np.array([1000.0, *np.full(n, 1290.0)])
+    told = [Candidate("grown", *each, reached=TreeRates(1.0, None, np.ones(60), np.ones(60))) for each in sizes]
+    c = Candidates(1, 1, told, rates, draws, ms, np.repeat(ms[:, None], 2000, 1), *[np.ones(n + 1) == 1] * 3)
+    assert c.throughput.argmax() > 0
+    selection = select(c)
+    assert c.sizes[selection.chosen] == 1
+    after = judged(c, selection).throughput
+    assert after.argmax() == selection.chosen
+    sure = Candidates(1, 1, told, np.array([1.0, *np.full(n, 1.6)]), draws * 1.6 / 1.3, ms, c.ms_draws, *[c.timed] * 3)
+    assert sure.sizes[select(sure).chosen] > 1

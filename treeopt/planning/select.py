@@ -32,7 +32,8 @@ ASKED = 100_000  # conversations; that it takes more of them is not said
 class Selection:
     """Which candidate was chosen, and how sure that is.
 
-    chosen    : of the tied ones that cost at most `NEGLIGIBLE` throughput a fixed one, a timed one, and the smallest
+    chosen    : of the tied ones that cost at most `NEGLIGIBLE` throughput a fixed one, a timed one, and the smallest; plain
+                decoding where without luck they would not beat it
     tied      : all that the data cannot tell from the fastest
     runner_up : the fastest of another size; None where there is no other, or no latency is known
     sizes95   : 95 % interval of the fastest size over the draws
@@ -66,6 +67,9 @@ def select(c: Candidates, *, take: Draft | None = None) -> Selection:
     chosen = int(tied[(total[tied] >= (1 - NEGLIGIBLE) * total[fastest]).argmax()]) if wanted is None else wanted
     noisy = np.log(total[tied, None]) + np.sqrt(ADDED) * _noise(draws[tied])
     again = (noisy >= noisy.max(0) - NEGLIGIBLE).argmax(0)
+    if wanted is None and c.plain in tied:
+        fair = judged(c, Selection(chosen, tied, None, (1, 1), again=again)).throughput
+        chosen = c.plain if fair[c.plain] > fair[chosen] else chosen
     others = np.flatnonzero(c.sizes != c.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None
     winners = np.sort(c.sizes[draws.argmax(0)])

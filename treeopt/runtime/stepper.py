@@ -276,7 +276,9 @@ class StretchVisits(StepVisits):
     ) -> None:
         super().__init__(stepper, [text for some in texts for text in some], trees, batch_size)
         self.texts, self.contexts, self.answer_tokens = texts, len(texts), answer_tokens
-        self.taken = np.zeros((len(trees) + 1, 2))  # steps with each tree, and the tokens of a sequence that they emitted
+        self.taken = np.zeros(
+            (len(trees) + 1, 2)
+        )  # steps with each tree, and the tokens of a sequence that they emitted
 
     def warm_up(self) -> tuple[list[float], float]:
         """Seconds of a visit at each context with each tree, and of plain ones: these, and what steps on short texts add."""
