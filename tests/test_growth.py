@@ -81,12 +81,9 @@ def compare(family, wanted: dict[int, float], shape: str) -> None:
         tree = family.tree(size)
         assert SHAPES[shape](tree)
         assert len(tree) == size
-        if shape == "low-rank-expands":  # grown node by node
-            assert family.tokens_per_step(size) <= wanted[size] + 1e-6
-            continue
         assert family.tokens_per_step(size) == pytest.approx(wanted[size], abs=1e-6)
     best = {size: max(v for s, v in wanted.items() if s <= size) for size in wanted}
-    for size, value in best.items() if shape != "low-rank-expands" else ():
+    for size, value in best.items():
         assert family.tokens_per_step(size) == pytest.approx(value, abs=1e-6)
 
 

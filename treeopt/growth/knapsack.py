@@ -1,6 +1,6 @@
-"""The best sibling-closed tree of every size, exactly, where nodes have values that only add up.
+"""The best tree of every size within a shape, exactly, where nodes have values that only add up.
 
-The shape makes nodes depend on others: a node of rank 2 needs its siblings of rank 0 and 1, even unlikely ones, and
+A shape makes nodes depend on others: a node of rank 2 needs its siblings of rank 0 and 1, even unlikely ones, and
 the best trees of two sizes need not be nested. They are found by a knapsack over the subtrees, in which
 a node's children are a row of which the first few are taken, as Sequoia's dynamic program has it.
 
@@ -41,10 +41,11 @@ class Node:
     best: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # best[n] of n nodes; best[0] unused
     # Of every rank: nodes taken at it to make the best row of n nodes from there on; 0 ends the row.
     taken: list[NDArray[np.int64]] = field(default_factory=list)
+    leaves: list[NDArray[np.bool_]] = field(default_factory=list)  # whether that row has leaves only
 
 
-def best_trees(values: Values, greedy: TreeFamily) -> TreeFamily:
-    """The best sibling-closed tree of every size 1...len(greedy).
+def best_trees(values: Values, greedy: TreeFamily, *, low_rank_expands: bool) -> TreeFamily:
+    """The best tree of every size 1...len(greedy) that is sibling-closed, or also `low-rank-expands`.
 
     values : asked of a node after its parent; together no more than the node's own
     greedy : nested trees of the same shape, with the nodes' values as gains
@@ -53,23 +54,24 @@ def best_trees(values: Values, greedy: TreeFamily) -> TreeFamily:
 
     >>> values = {(): [0.3, 0.2], (0,): [0.05, 0.29]}
     >>> greedy = TreeFamily(((), (0,), (1,), (0, 0)), np.array([1.0, 0.3, 0.2, 0.05]))
-    >>> found = best_trees(lambda path: values.get(path, []), greedy)
+    >>> found = best_trees(lambda path: values.get(path, []), greedy, low_rank_expands=False)
     >>> [found.tree(size).choices for size in (3, 4)]
     [[[0], [1]], [[0], [0, 0], [0, 1]]]
     """
-    top = _candidates(values, greedy)
-    _fill(top, len(greedy))
+    top = _candidates(values, greedy, low_rank_expands)
+    _fill(top, len(greedy), low_rank_expands)
     trees = [{node.path: node.value for node in _nodes(top, n)} for n in range(1, len(greedy) + 1)]
     gains = {path: value for tree in trees for path, value in tree.items()}
     members = np.array([[path in tree for path in gains] for tree in trees])
     return TreeFamily(tuple(gains), np.array(list(gains.values())), members)
 
 
-def _candidates(values: Values, greedy: TreeFamily) -> Node:
+def _candidates(values: Values, greedy: TreeFamily, low_rank_expands: bool) -> Node:
     """The nodes that a best tree can have, and the nested ones.
 
     What is below a node, or a row's end with what is below it, can be done without. The most that it can be worth
-    above the bar is counted on the way up; where it is below zero it is in no best tree.
+    above the bar is counted on the way up; where it is below zero it is in no best tree. Low ranks that expand
+    only because a later sibling does cannot be done without, so these are added.
     """
     bar = float(greedy.gains.min())
     top = Node((), float(greedy.gains[0]))
@@ -101,10 +103,19 @@ def _candidates(values: Values, greedy: TreeFamily) -> Node:
         return max(most, 0.0) if node.children else 0.0
 
     expand(top)
+    if low_rank_expands:
+        waiting = [top]
+        while waiting:
+            siblings = waiting.pop().children
+            last = max((rank for rank, child in enumerate(siblings) if child.children), default=0)
+            for child in siblings[:last]:
+                if not child.children:
+                    expand(child)
+            waiting += siblings
     return top
 
 
-def _fill(top: Node, budget: int) -> None:
+def _fill(top: Node, budget: int, low_rank_expands: bool) -> None:
     """Work out ``best`` and ``taken`` of every node, children first."""
     order, waiting = [], [top]
     while waiting:
@@ -112,9 +123,24 @@ def _fill(top: Node, budget: int) -> None:
         waiting += node.children
     for node in reversed(order):
         row = np.zeros(1)  # row[n]: best of n nodes at and below the children from this rank on; none left
+        leaves = np.zeros(1)  # the same of leaves only
+        node.taken, node.leaves = [], []
         for child in reversed(node.children):
-            row, taken = _joined(child.best, row, budget)
-            node.taken.insert(0, taken)
+            own = child.best.copy()
+            if low_rank_expands:
+                own[1] = IMPOSSIBLE  # a leaf makes all that follow leaves: below
+            row, taken = _joined(own, row, budget)
+            if low_rank_expands:
+                leaves = np.append(0.0, child.value + leaves)[: budget + 1]
+                more = max(len(leaves) - len(row), 0)  # room for as many nodes
+                row = np.append(row, np.full(more, IMPOSSIBLE))
+                taken = np.append(taken, np.zeros(more, dtype=np.int64))
+                only = leaves > row[: len(leaves)]
+                row[: len(leaves)][only], taken[: len(leaves)][only] = leaves[only], 1
+                node.leaves.append(np.append(only, np.zeros(len(row) - len(only), dtype=bool)))
+            node.taken.append(taken)
+        node.taken.reverse()
+        node.leaves.reverse()
         node.best = np.append(IMPOSSIBLE, node.value + row)[: budget + 1]
 
 
@@ -138,6 +164,9 @@ def _nodes(top: Node, size: int) -> Iterator[Node]:
         yield node
         row, left = [], n - 1
         for rank, child in enumerate(node.children):
+            if left and node.leaves and node.leaves[rank][left]:
+                row += [(leaf, 1) for leaf in node.children[rank : rank + left]]
+                left = 0
             if not left:
                 break
             row.append((child, int(node.taken[rank][left])))

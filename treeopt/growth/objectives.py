@@ -8,10 +8,10 @@ replay        gain of a node = tokens per step it adds at the states that decodi
 
 Counts of rare paths are noise: `joint` and `replay` mix them with those of commoner ones (`shrinkage`).
 
-Under `independent` and `joint` nodes have values that add up, and the trees are the best of every size within a
-shape, but for the strictest (`worth`); where a shape matters they need not be nested. `replay` adds one node at a time,
-only such as keep the shape. Families that are grown by it on most of the same answers have the same trees for a long
-while, and these are decoded once.
+Under `independent` and `joint` nodes have values that add up, and the trees are the best of every size within any
+shape (`worth`); where a shape matters they need not be nested. `replay` adds one node at a time, only such as keep
+the shape. Families that are grown by it on most of the same answers have the same trees for a long while, and these are
+decoded once.
 
 accept : (K, R)  P(head k has the true token at rank r)
 ranks  : (P, K)  rank of the true token at every state

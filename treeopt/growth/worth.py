@@ -2,8 +2,7 @@
 
 A tree is worth the sum of its nodes' values, and no node is worth more than its parent. So the best tree of N nodes
 has the N largest values, and takes each node after its parent by itself: best-first search with a heap. Within a
-shape a node may need other nodes too, and only a knapsack over the subtrees (`knapsack`) is sure to find the best; of the
-strictest (low-rank-expands) best-first search is taken, whose trees are nested.
+shape a node may need other nodes too, and only a knapsack over the subtrees (`knapsack`) is sure to find the best.
 
 value     of a node: (first, second), compared in this order. The first is what adds up; the second tells apart nodes
           whose first is equal. A child's value never exceeds its parent's
@@ -60,18 +59,21 @@ class Worth:
         """The best trees of a shape up to ``budget`` nodes; gains are tokens per step.
 
         Of a shape the trees without one are best too, where they happen to have it. Else the knapsack finds the
-        best of sibling-closed trees: it begins from those that best-first search finds, which bound what is worth
+        best: it begins from the trees that best-first search finds within the shape, which bound what is worth
         looking at.
         """
         scale = max(self.root[0], 1)
         paths, values = self.best_first(budget, "any")
-        if not keeps(paths, shape):
-            paths, values = self.best_first(budget, shape)
-            if shape == "sibling-closed":
-                within = TreeFamily(paths, np.array([first + TIE * second for first, second in values]))
-                found = best_trees(lambda path: [first + TIE * second for first, second in self.row(path)], within)
-                return TreeFamily(found.paths, found.gains / scale, found.members)
-        return TreeFamily(paths, np.array([first for first, _ in values]) / scale)
+        if keeps(paths, shape):
+            return TreeFamily(paths, np.array([first for first, _ in values]) / scale)
+        paths, values = self.best_first(budget, shape)
+        within = TreeFamily(paths, np.array([first + TIE * second for first, second in values]))
+        found = best_trees(
+            lambda path: [first + TIE * second for first, second in self.row(path)],
+            within,
+            low_rank_expands=shape == "low-rank-expands",
+        )
+        return TreeFamily(found.paths, found.gains / scale, found.members)
 
     def best_first(self, budget: int, shape: str) -> tuple[tuple[Choice, ...], list[Value]]:
         """Up to ``budget`` nodes in order of (value descending, depth, path), each after those that it needs.
