@@ -136,9 +136,8 @@ def _title(bench: Benchmark) -> str:
     """What was decoded; a rule that is not the default is named."""
     first, rule = bench.contenders[0], bench.acceptance
     which = "held-out" if bench.prompts == "held out" else "calibration"
-    title = (
-        f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}, {bench.dtype}"
-    )
+    title = f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}"
+    title += "" if bench.about_engine else f", {bench.dtype}"  # an engine may have a precision of its own
     title += f", by {bench.engine}" if bench.engine else ""
     title += f", {bench.rounds} rounds" if bench.rounds > 1 else ""
     return title if rule_of(rule) == "greedy" else f"{title}, {option_of(rule)}"
