@@ -1,7 +1,7 @@
 """How long the planner takes, without a model: `python benchmarks/planning.py`.
 
 With `--states N` a trace of N states is written as traffic makes it, and `treeopt search` plans with it in a process of
-its own: seconds and the most memory that it held, with the pages of the mapped trace that it read. `--sample M` is passed on.
+its own: seconds and the most memory that it held, the trace among it. `--sample M` is passed on.
 """
 
 from __future__ import annotations

@@ -68,8 +68,9 @@ def select(c: Candidates, *, take: Draft | None = None) -> Selection:
     noisy = np.log(total[tied, None]) + np.sqrt(ADDED) * _noise(draws[tied])
     again = (noisy >= noisy.max(0) - NEGLIGIBLE).argmax(0)
     if wanted is None and c.plain in tied:
-        fair = judged(c, Selection(chosen, tied, None, (1, 1), again=again)).throughput
-        chosen = c.plain if fair[c.plain] > fair[chosen] else chosen
+        fewer, longer = _without_luck(c, chosen, tied, again)
+        fair = total[chosen] * max(fewer, 1 / c.rates[chosen]) / longer
+        chosen = c.plain if total[c.plain] > fair else chosen
     others = np.flatnonzero(c.sizes != c.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None
     winners = np.sort(c.sizes[draws.argmax(0)])
@@ -83,16 +84,10 @@ def judged(c: Candidates, selection: Selection) -> Candidates:
 
     All but plain decoding, which is known, by as much, so that drafts stay to each other as they are.
     """
-    tied, again = selection.tied, selection.again
-    if again is None:
+    if selection.again is None:
         return c
-    n, drafted = c.all[selection.chosen].conversations, c.sizes > 1
-    widened = np.sqrt(n / (n - 1)) if n > 1 else 1.0
-    fewer = np.where(drafted, np.exp(-widened * _luck(c.rate_draws[tied], again)), 1.0)
-    step, exact = c.ms_draws[tied] / c.ms_draws[c.plain], c.exact[tied]
-    # What was not timed errs by how latencies lie between sizes, which no other rounds would show: it has what all share.
-    step[~exact] = np.exp(np.log(step[exact]).mean(axis=0)) if exact.any() else 1.0
-    longer = np.where(drafted, np.exp(_luck(1 / step, again)), 1.0)
+    factors = _without_luck(c, selection.chosen, selection.tied, selection.again)
+    fewer, longer = (np.where(c.sizes > 1, factor, 1.0) for factor in factors)
     return replace(
         c,
         rates=np.maximum(fewer * c.rates, 1),
@@ -100,6 +95,16 @@ def judged(c: Candidates, selection: Selection) -> Candidates:
         ms=longer * c.ms,
         ms_draws=longer[:, None] * c.ms_draws,
     )
+
+
+def _without_luck(c: Candidates, chosen: int, tied: IntArray, again: IntArray) -> tuple[float, float]:
+    """Factors of tokens per step, at most 1, and of a step's latency, at least 1, that take off what the choice owes to luck."""
+    n = c.all[chosen].conversations
+    widened = np.sqrt(n / (n - 1)) if n > 1 else 1.0
+    step, exact = c.ms_draws[tied] / c.ms_draws[c.plain], c.exact[tied]
+    # What was not timed errs by how latencies lie between sizes, which no other rounds would show: it has what all share.
+    step[~exact] = np.exp(np.log(step[exact]).mean(axis=0)) if exact.any() else 1.0
+    return float(np.exp(-widened * _luck(c.rate_draws[tied], again))), float(np.exp(_luck(1 / step, again)))
 
 
 def _noise(draws: Floats) -> Floats:
