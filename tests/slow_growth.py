@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.growth.heldout import HeldOut
 from treeopt.growth.objectives import SAVINGS
 from treeopt.growth.shrinkage import IMPOSSIBLE, LEVELS, NONE, STRENGTHS, Chances, Strengths
 from treeopt.growth.source import AnswersSource, TraceSource
@@ -44,8 +45,8 @@ class SlowSource(TraceSource):
         strengths = strengths_of(self.record, min(limits.max_rank + 1, self.record.top_k), limits.max_depth)
         return (grow_joint if objective == "joint" else grow_replay)(self.record, limits, strengths=strengths)
 
-    def families(self, limits: Limits, objective: str) -> list[TreeFamily]:
-        return AnswersSource.families(self, limits, objective)
+    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
+        return AnswersSource.crossfit(self, limits, objective)
 
 
 class PathCounts:

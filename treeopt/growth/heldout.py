@@ -120,9 +120,10 @@ class GrownTogether:
         self._trace = trace
         self._grown: dict[int, tuple[Tally, list[list[Strengths]]]] = {}
 
-    def families(self, limits: Limits) -> list[TreeFamily]:
+    def families(self, limits: Limits) -> tuple[list[TreeFamily], IntArray]:
         """The trees of one depth limit: those grown on all answers, and those grown without each fold.
 
+        Beside them the (n, C) steps of every conversation with the trees grown without its fold, counted on the way.
         Raises OutOfRange for a trace without a step.
         """
         trace, fold = self._trace, fold_numbers(self._trace)
@@ -131,8 +132,14 @@ class GrownTogether:
         for left_out, strengths in zip([None, *range(len(tokens))], all_strengths, strict=True):
             tally = whole if left_out is None else whole.without(left_out)
             growing.append(GrowingFamily(PathCounts(tally, strengths[depth - 1], depth), limits, left_out))
-        grow_together(Walk(trace, whole.paths, depth, fold, len(growing[0].joint)), growing)
-        return [one.family(int(one.seen(tokens).sum())) for one in growing]
+        walk = Walk(trace, whole.paths, depth, fold, len(growing[0].joint))
+        members = [np.unique(trace.clusters[fold == f]) for f in range(len(tokens))]  # conversations of every fold
+        steps = np.zeros((len(growing[0].joint), walk.conversations), dtype=np.int64)
+        for row, decoded in zip(steps, grow_together(walk, growing), strict=True):
+            taken = {id(tree): walk.steps(tree) for tree in decoded[1:]}
+            for conversations, tree in zip(members, decoded[1:], strict=True):
+                row[conversations] = taken[id(tree)][conversations]
+        return [one.family(int(one.seen(tokens).sum())) for one in growing], steps
 
     def _grown_of(self, top: int) -> tuple[Tally, list[list[Strengths]]]:
         """Counts of all answers by fold, and strengths of all and of those without each fold for depth 1, 2, ...

@@ -20,6 +20,7 @@ N nodes of a tree · F parts of the answers · R ranks told apart
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -88,12 +89,13 @@ class GrowingFamily:
         return TreeFamily(tuple(self.paths), np.diff(curve, prepend=0.0))
 
 
-def grow_together(walk: Walk, growing: list[GrowingFamily]) -> None:
-    """Grow families of as many nodes each, and decode with the tree of each at every size."""
+def grow_together(walk: Walk, growing: list[GrowingFamily]) -> Iterator[list[WalkState]]:
+    """Grow families of as many nodes each; for every size what decoding with the tree of each visits."""
     decoded = [walk.alone()] * len(growing)
     while True:
         for one, now in zip(growing, decoded, strict=True):
             one.steps.append(int(one.seen(now.counts).sum()))
+        yield decoded
         if len(growing[0].paths) == len(growing[0].joint):
             return
         wanted: dict[frozenset[Choice], tuple[WalkState, Choice]] = {}
@@ -212,7 +214,8 @@ def grow_replay(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE
     paths, known = _counted(trace, limits, strengths)
     everyone = np.zeros(trace.num_sequences, dtype=np.int64)
     one = GrowingFamily(known, limits)
-    grow_together(Walk(trace, paths, paths.depth, everyone, len(one.joint)), [one])
+    for _ in grow_together(Walk(trace, paths, paths.depth, everyone, len(one.joint)), [one]):
+        pass
     return one.family(int((trace.lengths - 1).sum()))
 
 

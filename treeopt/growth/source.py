@@ -156,21 +156,15 @@ class AnswersSource(Source):
     def _part(self, sequences: IntArray) -> AnswersSource:
         return type(self)(self.record.select(sequences))
 
-    def families(self, limits: Limits, objective: str) -> list[TreeFamily]:
-        """The trees grown on all answers, and those grown without each fold."""
-        held_out = (self._part(train).grow(limits, objective) for train, _ in folds(self.record))
-        return [self.grow(limits, objective), *held_out]
-
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        tests = [test for _, test in folds(self.record)]
-        family, *others = self.families(limits, objective)
-        parts = zip(tests, others, strict=True)
-        found = [self._part(test).reach(trees.paths, trees.members_of(family.sizes)) for test, trees in parts]
+        splits, family = list(folds(self.record)), self.grow(limits, objective)
+        grown = [(test, self._part(train).grow(limits, objective)) for train, test in splits]
+        found = [self._part(test).reach(trees.paths, trees.members_of(family.sizes)) for test, trees in grown]
         steps, tokens, product, joint, states = zip(*found, strict=True)
-        order = np.argsort(np.concatenate(tests))
+        order = np.argsort(np.concatenate([test for test, _ in grown]))
         taken, emitted = (np.concatenate(each, axis=-1)[..., order] for each in (steps, tokens))
         whole = Reached(taken, emitted, np.sum(product, axis=0), np.sum(joint, axis=0), sum(states))
-        return HeldOut(family, whole.rates(self.record, len(family.sizes)), list(zip(tests, others, strict=True)))
+        return HeldOut(family, whole.rates(self.record, len(family.sizes)), grown)
 
     def rate(self, draft: Draft) -> TreeRates:
         known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
@@ -227,21 +221,40 @@ class TraceSource(AnswersSource):
     def grow(self, limits: Limits, objective: str) -> TreeFamily:
         return grow(self.record, limits, objective=objective)
 
-    def families(self, limits: Limits, objective: str) -> list[TreeFamily]:
-        return self._together.families(limits) if objective == "replay" else super().families(limits, objective)
+    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
+        if objective != "replay":
+            return super().crossfit(limits, objective)
+        tests = [test for _, test in folds(self.record)]
+        (family, *others), steps = self._together.families(limits)
+        grown, sums = list(zip(tests, others, strict=True)), []
+        for test, trees in grown:
+            part = type(self)(self.record.select(test))
+            order = replay.growth_index(part.record.ranks, trees.paths)
+            sums.append(part._sums(order, trees.paths, trees.members_of(family.sizes)))
+        product, joint, states = (np.sum(each, axis=0) for each in zip(*sums, strict=True))
+        tokens = by_conversation(self.record, self.record.lengths - 1)
+        known = zip((product / states).tolist(), (joint / states).tolist(), steps, strict=True)
+        return HeldOut(family, [TreeRates(*each, tokens) for each in known], grown)
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
 
     def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
+        trace, order = self.record, replay.growth_index(self.record.ranks, paths)
+        steps = replay.steps_of(trace, order, np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
+        return Reached(steps, trace.lengths - 1, *self._sums(order, paths, members))
+
+    def _sums(self, order: NDArray[Any], paths: tuple[Choice, ...], members: BoolArray) -> tuple[Floats, IntArray, int]:
+        """Of n trees the tokens by the marginals and the tokens emitted, over all states, and how many states these are.
+
+        order : (P, D) the node of each guess, `treeopt.growth.replay.growth_index`
+        """
         trace, states = self.record, self.record.has_step
-        order = replay.growth_index(trace.ranks, paths)
         nodes = np.bincount(order[states].ravel(), minlength=1 + len(paths))[:-1]  # the last is of what is no node
         hits, trials = count_hits(trace.ranks[states], trace.top_k)
         product = members @ product_values(hits / np.maximum(trials, 1)[:, None], paths)
         count = int(states.sum())
-        steps = replay.steps_of(trace, order, np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
-        return Reached(steps, trace.lengths - 1, count * product, count + members @ nodes, count)
+        return count * product, count + members @ nodes, count
 
     def rate(self, draft: Draft) -> TreeRates:
         if draft.topk is None:

@@ -5,7 +5,7 @@ sequence into *segments*, which decoding passes one after the other, each from i
 only segments with a state whose path begins with it, and these are decoded again, with the old tree and with the new one.
 Several trees that differ in few nodes are decoded together, and nothing is kept of single states.
 
-P states · S sequences · F parts of them · G segments · N distinct paths · R ranks told apart
+P states · S sequences · C conversations · F parts of them · G segments · N distinct paths · R ranks told apart
 M nodes of any of the trees
 """
 
@@ -25,7 +25,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.tree import Choice, IntArray
 
 AT_ONCE = 2**21  # states of segments that are decoded together, if all were as long as the longest
-ARRAYS = ("accepted", "cell", "counts", "inside", "saved", "leaving", "ahead")  # of `WalkState`
+ARRAYS = ("accepted", "cell", "counts", "inside", "saved", "steps", "leaving", "ahead")  # of `WalkState`
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +63,7 @@ class WalkState:
     counts   : (F, M, R + 2) how many visited states have each cell
     saved    : (F, M, R + 2) steps that one more guess saves at them; ``inside`` without the last state of each segment,
                behind which decoding is at the first one of the next
+    steps    : (G,) in each segment
     leaving  : (G,) path of the last visited state of each segment
     ahead    : (G,) steps that it saves to begin at the segment's second state
     """
@@ -73,6 +74,7 @@ class WalkState:
     counts: IntArray
     inside: IntArray
     saved: IntArray
+    steps: NDArray[np.int32]
     leaving: NDArray[np.int32]
     ahead: NDArray[np.int32]
 
@@ -93,6 +95,8 @@ class Walk:
         lengths = np.minimum(np.append(first[1:], len(paths.of)), trace.starts[sequence + 1] - 1) - first
         self.states = int(lengths.sum())
         self.part = part[sequence].astype(np.int32)
+        self.conversation = trace.clusters[sequence].astype(np.int32)
+        self.conversations = trace.num_conversations
         self._goes_on = np.flatnonzero(sequence[1:] == sequence[:-1])  # segments that another one follows
         order, shorter = (np.argsort(-lengths, kind="stable"), narrow(shorter, len(shorter)))
         self.blocks: list[SegmentBlock] = []
@@ -105,9 +109,9 @@ class Walk:
         """Decoding with a lone root."""
         ranks, cells, segments = self.paths.ranks, (self.parts, self.most, self.paths.top + 2), len(self.part)
         counts, inside, saved = np.zeros((3, *cells), dtype=np.int64)
-        leaving, ahead = np.zeros((2, segments), dtype=np.int32)
+        steps, leaving, ahead = np.zeros((3, segments), dtype=np.int32)
         accepted, cell = np.zeros(len(ranks), dtype=np.uint16), ranks[:, 0].astype(np.int32)
-        found = WalkState({(): 0}, accepted, cell, counts, inside, saved, leaving, ahead)
+        found = WalkState({(): 0}, accepted, cell, counts, inside, saved, steps, leaving, ahead)
         self._decode([found], [slice(0, len(ranks))])
         return found
 
@@ -123,6 +127,10 @@ class Walk:
             changed.append(here)
         self._decode(found, changed, [before for before, _ in changes])
         return found
+
+    def steps(self, decoded: WalkState) -> IntArray:
+        """(C,) of every conversation."""
+        return np.bincount(self.conversation, decoded.steps, self.conversations).astype(np.int64)
 
     def _decode(self, trees: list[WalkState], changed: Sequence[slice], before: Sequence[WalkState] = ()) -> None:
         """Decode the segments with a changed path, and put what is visited now in the place of what was ``before``.
@@ -164,7 +172,7 @@ class Walk:
             tree.counts[:] += sign * counts[i]
             tree.inside[:] += sign * inside[i]
             if sign > 0:
-                for name, values in zip(("leaving", "ahead"), by_segment, strict=True):
+                for name, values in zip(("steps", "leaving", "ahead"), by_segment, strict=True):
                     getattr(tree, name)[segments] = values[mine]
 
     def _visited(
@@ -174,7 +182,7 @@ class Walk:
 
         places, which : (n,) of each its place in the block, ascending, and its tree
 
-        Returns (m, F, M, R + 2) counts and inside, and (n,) leaving and ahead, all as of `WalkState`. Steps to the end are worked out backwards, a row of states of all segments at once; then all go forwards.
+        Returns (m, F, M, R + 2) counts and inside, and (n,) steps, leaving and ahead, all as of `WalkState`. Steps to the end are worked out backwards, a row of states of all segments at once; then all go forwards.
         """
         n, lengths = len(places), block.lengths[places]
         height, ends = int(lengths.max()), n - np.bincount(lengths).cumsum()  # how many are longer than 0, 1, ...
@@ -204,7 +212,7 @@ class Walk:
         shape = (len(trees), self.parts, self.most, self.paths.top + 2)
         counts = np.bincount(key, minlength=math.prod(shape)).reshape(shape)
         inside = np.bincount(key, ahead.take(visits), minlength=math.prod(shape)).astype(np.int64).reshape(shape)
-        return counts, inside, leaving, to_go[:n] - to_go[n : 2 * n]
+        return counts, inside, to_go[:n], leaving, to_go[:n] - to_go[n : 2 * n]
 
 
 def _forwards(jump: NDArray[np.uint16], ends: IntArray, n: int, depth: int) -> tuple[IntArray, IntArray]:
