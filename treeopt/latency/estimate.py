@@ -34,6 +34,8 @@ from treeopt.latency.measurements import Latency, Measurements, by_kind, paired_
 from treeopt.records.profile import LatencyProfile, Setting
 from treeopt.trees.tree import BoolArray, IntArray
 
+SHOWN = 3.29  # standard errors that a step is below a plain one before that is no noise: 99.9 %, since many are timed
+SHOWN_ROUNDS = 5  # in which that was measured
 NOTICEABLE = 0.005  # share by which a step is shorter than a plain one before that is worth a sentence
 
 # By how much steps with trees cost more or less, against plain ones, when they decode at another time than they were timed
@@ -56,9 +58,11 @@ class StepCosts:
     context_tokens : ``context``, moved into the measured range; by default the shortest measured
     plain          : an autoregressive step
     reach          : the largest size and the largest depth measured; between two contexts the smaller of both
-    below_plain    : whether a tree was timed noticeably faster than a plain step
+    is_faster      : whether a step with a tree is shown to be faster than a plain one, as where an engine's kernels for one
+                     row are its worst; latencies then go down to the fastest that is shown
+    below_plain    : whether a tree was timed noticeably faster than that, which is noise
 
-    With ``as_measured`` latencies below the plain step's stay as they are, and are not taken to another time; with ``redrafts``
+    With ``as_measured`` latencies below those stay as they are, and are not taken to another time; with ``redrafts``
     the drafter reads the nodes of all levels above again, so that level i costs what i x topk nodes cost. Raises OutOfRange for
     a batch size that was not measured.
 
@@ -89,13 +93,21 @@ class StepCosts:
         measurements = measured_by(profile)
         self._near = near = [measurements[batch_size, tokens] for tokens in sorted({low, high})]
         self._ms, self._stderr_ms = (np.concatenate([getattr(m, name) for m in near]) for name in ("ms", "stderr_ms"))
-        self.below_plain = any(bool((m.ms < (1 - NOTICEABLE) * m.ms[0]).any()) for m in near)
         self.reach = min(int(m.sizes.max()) for m in near), min(int(m.depths.max()) for m in near)
         far = float(way_to(self.context_tokens, low, high))
         self._shares = [1 - far, far][: len(near)]
         self._plain = np.concatenate([share * (m.sizes == 1) for share, m in zip(self._shares, near, strict=True)])
         self.plain = Latency(float(self._plain @ self._ms), float(self._plain @ self._stderr_ms))
-        self._least_ms = 0.0 if as_measured else self.plain.ms
+        sure = [np.array([len(ratios) >= SHOWN_ROUNDS for ratios in m.ratios]) for m in near]
+        below = [
+            m.ms[(m.ms + SHOWN * m.stderr_ms < m.ms[0]) & by_round] for m, by_round in zip(near, sure, strict=True)
+        ]
+        shown = [some.min(initial=m.ms[0]) for some, m in zip(below, near, strict=True)]
+        least_ms = float(np.dot(self._shares, shown))
+        self.is_faster = least_ms < self.plain.ms
+        floors_ms = [(1 - NOTICEABLE) * ms for ms in shown]
+        self.below_plain = any(bool((m.ms < floor_ms).any()) for m, floor_ms in zip(near, floors_ms, strict=True))
+        self._least_ms = 0.0 if as_measured else least_ms
 
     def ms(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> Floats:
         """(n,) [ms] of steps with drafts of these sizes and depths; NaN for those that no measurements enclose.

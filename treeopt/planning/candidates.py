@@ -245,7 +245,9 @@ def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: 
     said = {
         f"With nothing forced the engine decodes plainly {faster:.2f} times as fast as when it is told to be exact. To plan "
         f"for that: treeopt profile --engine {name}-default, in another run.": faster > 1,
-        "Some trees were timed faster than a plain step. That is noise, so they are taken to cost as much as one.": costs.below_plain,
+        "Steps with some trees are faster than plain ones, beyond what noise explains, and are taken to be.": costs.is_faster,
+        f"Some trees were timed faster than {'those' if costs.is_faster else 'a plain step'}. That is noise, so they are taken "
+        "to cost as much.": costs.below_plain,
         f"The profile has no latency for trees of {some} rows, so they were left out.": bool(gaps),
         f"The profile has no context of {context} tokens. The nearest measured one was taken: {here}.": context
         not in (None, here),
