@@ -1,9 +1,10 @@
 """A process that starts a server and ends with it: whatever becomes of treeopt, nothing that the server started is left.
 
-It is run by its path, and is told what to start in JSON: the command, its environment, the log and the port. Its stdin is a
-pipe from treeopt, which ends when treeopt does, however that happens. Then, or when the command ends, it terminates all
-descendants, kills those that stay, and waits until the port is free. On Linux descendants that lose their parent become its
-own children, also those in sessions of their own; elsewhere they are known if they were seen before that.
+It is run by its path, so that it imports little, and is told in JSON what to start: the command, its further environment, the
+log and the port. Its stdin is a pipe from treeopt, which ends when treeopt does, however that happens. Then, or when the
+command ends, it terminates all descendants, kills those that stay, and waits until the port is free. On Linux descendants that
+lose their parent become its own children, also those in sessions of their own; elsewhere they are known if they were seen
+before that.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ def main() -> int:
     try:
         with open(told["log"], "wb") as log:
             command = subprocess.Popen(
-                told["words"], env=told["environment"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+                told["words"], env={**os.environ, **told["environment"]}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
         while (ended := command.poll()) is None and not _stdin_ended():
             seen |= set() if adopts else _descendants()
     except OSError as error:

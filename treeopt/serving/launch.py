@@ -7,9 +7,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shlex
 import socket
 import subprocess
 import sys
@@ -74,26 +72,75 @@ class Launcher:
             port = free.getsockname()[1]
         words = self.filled(options, port)
         log.parent.mkdir(parents=True, exist_ok=True)
-        told = {"words": words, "environment": {**os.environ, **self.environment}, "log": str(log), "port": port}
+        told = {"words": words, "environment": self.environment, "log": str(log), "port": port}
         kept = subprocess.Popen(
-            [sys.executable, "-I", keeper.__file__, json.dumps({**told, "environment": None})],
-            env=told["environment"],  # type: ignore[arg-type]
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+            [sys.executable, keeper.__file__, json.dumps(told)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
         url = f"http://127.0.0.1:{port}"
         try:
             self._wait_until_healthy(url, kept, words, log)
             try:
                 yield url
             except TreeoptError as error:
-                if _ended(kept, 1.0):  # a moment later than it was seen at the socket
-                    raise Unsupported(f"{_death(kept, words, log, 'while it was asked')}") from error
+                if _has_ended(kept, 1.0):  # which is known a moment later than that it does not answer
+                    raise Unsupported(_death(kept, words, log)) from error
                 raise
         finally:
-            assert kept.stdin is not None
-            with suppress(OSError):
-                kept.stdin.close()
+            kept.stdin.close()  # type: ignore[union-attr]
             with suppress(subprocess.TimeoutExpired):
                 kept.wait(STOPPED_WITHIN_S)
+            kept.stdout.close()  # type: ignore[union-attr]
+
+    def _wait_until_healthy(self, url: str, kept: subprocess.Popen[bytes], words: Sequence[str], log: Path) -> None:
+        import anyio
+
+        last, said, poll_s = time.monotonic() + self.within_s, "", POLL_S
+        while (left := last - time.monotonic()) > 0:
+            if _has_ended(kept, min(poll_s, left)):
+                raise Unsupported(_death(kept, words, log))
+            try:
+                return anyio.run(_check_health, url, min(left, MOST_POLL_S))
+            except TreeoptError as error:
+                said, poll_s = str(error), min(1.2 * poll_s, MOST_POLL_S)
+        raise Unsupported(
+            f"`launch` must start a server that is healthy within {self.within_s:g} s, but {command_line(*words)} was not. "
+            f"{said} {_end_of(log)}"
+        )
+
+
+async def _check_health(url: str, within_s: float) -> None:
+    """Raise a TreeoptError unless the server says that it is healthy, and which model it serves."""
+    async with Server(url) as server:
+        with suppress(NoSuchPage):
+            await server.text("/health", within_s)
+        await server.json("/v1/models", within_s)
+
+
+def _has_ended(kept: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Whether the keeper has ended, as it does when the command has."""
+    with suppress(subprocess.TimeoutExpired):
+        kept.wait(within_s)
+    return kept.returncode is not None
+
+
+def _death(kept: subprocess.Popen[bytes], words: Sequence[str], log: Path) -> str:
+    """A sentence on a command that ended by itself."""
+    status, shown = kept.returncode, command_line(*words)
+    if status == keeper.NOT_STARTED and (why := kept.stdout.read().decode(errors="replace")):  # type: ignore[union-attr]
+        return f"`launch` must be a program, but {shown} cannot be started: {why}."
+    how = f"by signal {status - 128}" if status > 128 else f"with status {status}"
+    return f"`launch` must start a server that stays until it is stopped, but {shown} ended {how}. {_end_of(log)}"
+
+
+def _end_of(log: Path) -> str:
+    """The last lines of a log, and where the others are."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - SAID_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    if not lines:
+        return f"Its log, {log}, is empty."
+    return f"Its log ends with {', '.join(quoted(line.strip(), 200) for line in lines[-SAID_LINES:])}; all of it is in {log}."
