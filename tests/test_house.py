@@ -22,7 +22,7 @@ FLOORS = (
     ("treeopt",),  # the public API, which the commands call
     ("pipeline",),
     ("report",),
-    ("planning", "runtime"),
+    ("planning", "runtime", "serving"),
     ("growth", "latency", "engines"),
     ("records",),
     ("trees", "files", "demo"),

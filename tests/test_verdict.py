@@ -51,7 +51,7 @@ def rival(bench, name, *, over_chosen):
         (0.85, 1.05, "Speculation was slower than plain decoding here, though not beyond noise: the 95 % interval"),
         (0.7, 0.99, "Speculation is slower than plain decoding here: serve the model without it"),
         (1.0, 1.2, "Speculation is not shown to gain here"),
-        (None, None, "Speculation is not shown to gain here: the prompts are too few for an interval"),
+        (None, None, "Speculation is not shown to gain here: too little was timed for an interval"),
     ],
 )
 def test_a_benchmark_begins_with_what_it_comes_to_a_gain_only_above_1(monkeypatch, low, high, begins):

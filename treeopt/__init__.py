@@ -243,9 +243,12 @@ def bench(
     batch_size: Count | None = None,
     num_prompts: Count | None = None,
     max_new_tokens: Count | None = None,
-    rounds: Count = 1,
+    rounds: Count | None = None,
     engine: str | None = None,
     trees: Sequence[str | Path] = (),
+    launch: str | None = None,
+    present: str | None = None,
+    within_s: Positive = 900,
     **options: Unpack[ModelOptions],
 ) -> Benchmark:
     """Decode held-out prompts for real, with the chosen tree, plain decoding and others; kept in the run directory.
@@ -254,9 +257,14 @@ def bench(
     batch_size     : which of the plan's; by default its first
     num_prompts    : held-out prompts; by default 64, or 10 a row
     max_new_tokens : longest answer; by default as calibrated
-    rounds         : times that every contender decodes every prompt
-    engine         : have another runtime decode: transformers, openvino, openvino-int8, either with -default
+    rounds         : times that every contender decodes every prompt; by default 1, or 3 launches
+    engine         : have another runtime decode: transformers, openvino, openvino-int8, either with -default; with ``launch``
+                     whose server it is: vllm, llama-cpp
     trees          : add a tree: a file, or the name of a published one
+    launch         : have servers answer that this command starts, with {options} and {port} filled in; at all of the plan's
+                     batch sizes, of which the first is returned
+    present        : with ``launch``, the options of speculation that you serve with now
+    within_s       : with ``launch``, seconds that a server may take to be healthy
     options        : those of `open`, on top of those that the run was calibrated with; prompts="trace" decodes those of
                      the run's own trace
     """
@@ -264,16 +272,25 @@ def bench(
     from treeopt import pipeline
     from treeopt.records.rundir import RunDirectory
 
+    directory = RunDirectory.of(run)
+    if plan is not None:
+        with directory.writing():
+            plan.save(directory.plan)
+    if launch is not None:
+        if model is not None or trees:
+            raise InvalidInput("`launch` says what is served, with the plan's options: leave out `model` and `trees`.")
+        told = {
+            name: asked[name] for name in ("launch", "present", "batch_size", "num_prompts", "max_new_tokens", "rounds")
+        }
+        with directory.writing():
+            return pipeline.bench_launched(directory, engine=engine, within_s=within_s, **told, **options)[0]
     if options.get("prompts") == "trace":
         if num_prompts is not None:
             raise InvalidInput("`prompts=trace` decodes all prompts of the trace: leave out `num_prompts`.")
         asked["num_prompts"] = options.pop("prompts")
-    del asked["plan"]
-    if plan is not None:
-        directory = RunDirectory.of(run)
-        with directory.writing():
-            plan.save(directory.plan)
-    return pipeline.with_session(pipeline.bench, **asked)
+    for name in ("plan", "launch", "present", "within_s"):
+        del asked[name]
+    return pipeline.with_session(pipeline.bench, **{**asked, "run": directory, "rounds": rounds or 1})
 
 
 @declared

@@ -35,7 +35,7 @@ GROUPS = {
     "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
     "Trees and engine": ("budget", "sizes", "engine", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
                          "max_draft_len", "beyond", "for_groups", "tolerance"),
-    "Latencies from elsewhere": ("from_csv", "command", "runtime", "analytical", "num_heads", "overwrite"),
+    "Latencies from elsewhere": ("from_csv", "command", "launch", "within_s", "runtime", "analytical", "num_heads", "overwrite"),
     "Model and drafter": ("random_weights", "start", "draft_depth", "revision", "dtype", "device", "device_map",
                           "compiled", "mixed_precision", "load_in_8bit", "trust_remote_code"),
     "Several machines": ("workers", "gpus_per_worker", "address"),
@@ -48,12 +48,12 @@ GROUPS = {
 WORDS = {
     "batch_sizes": "--batch-size", "contexts": "--context", "topks": "--topk", "trees": "--tree", "formats": "--format",
     "num_heads": "--heads", "num_layers": "--layers", "shares": "--weight", "time_limit_s": "--time-limit",
-    "gb_per_s": "--bandwidth", "compiled": "--compile", "layout": "--to", "kind": "--from", "version": "--engine-version",
+    "gb_per_s": "--bandwidth", "within_s": "--healthy-within", "compiled": "--compile", "layout": "--to", "kind": "--from", "version": "--engine-version",
     "chat_template": "--no-chat-template", "output": "-o/--output", "as_json": "--json",
 }  # fmt: skip
 METAVARS = {
     "shard": "I/N", "random_weights": "CONFIG", "gb_per_s": "GB_PER_S", "from_csv": "FILE", "command": "TEMPLATE",
-    "runtime": "NAME", "analytical": "DEVICE", "verify": "N", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
+    "runtime": "NAME", "analytical": "DEVICE", "launch": "COMMAND", "present": "OPTIONS", "verify": "N", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
     "topic": "[TOPIC]", "name": "[NAME]",
 }  # fmt: skip
 # The topics whose names complete a parameter; what is no name of theirs is a file, if it may be.

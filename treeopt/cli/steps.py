@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 import treeopt
 from treeopt.cli.declared import command, show_comparison, show_result
-from treeopt.files.parameters import Count, parameters_of
+from treeopt.files.parameters import Count, Positive, parameters_of
 from treeopt.runtime.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ ELSEWHERE = {
                 "time_limit_s", "calibration", "overwrite"}),
     "analytical": ("profile_analytical", {"contexts", "num_heads", "model", "drafter", "dtype", "batch_sizes", "sizes", "budget",
                    "overwrite"}),
+    "launch": ("profile_launched", {"engine", "within_s", "overwrite", "drafter", "prompts", "column", "group_by", "split",
+               "chat_template", "in_order", "seed"}),
 }  # fmt: skip
 
 
@@ -151,20 +153,27 @@ def bench(run: RunDirectory, as_json: bool, *, details: bool = False, **options:
     The chosen tree is compared with plain decoding, the published tree, a chain and the largest tree. Of the other trees,
     those that are shown to be slower than the chosen one stop early, and that is said.
     --prompts trace decodes the prompts of the run's own trace instead. --engine decodes the plan's chain or dynamic tree in another
-    runtime, beside its own plain decoding; bench.json stays.
+    runtime, beside its own plain decoding; bench.json stays. --launch starts servers by your own command, with the plan's
+    options and without, several times in turn, and stops all that they started.
 
     \b
     Example:
         treeopt bench --num-prompts 16 --rounds 3
+        treeopt bench --launch 'vllm serve MODEL --port {port} {options}' --engine vllm --drafter DRAFTER --prompts prompts.jsonl
         treeopt bench --engine transformers
         treeopt bench --prompts trace --tree my_tree.json --dtype float64
 
     details : show other predictions of the tokens per step too, and their replay
     """
+    from treeopt.records.rundir import LAUNCHED
     from treeopt.report.bench_table import bench_table
 
     result = treeopt.bench(run=run, **options)
-    show_result(result.document(), bench_table(result, details=details), as_json)
+    sizes = (
+        [e.batch_size for e in run.read_plan().entries] if "launch" in options and "batch_size" not in options else []
+    )
+    for found in [type(result).load(run.bench_of(size, LAUNCHED)) for size in sizes[1:] and sizes] or [result]:
+        show_result(found.document(), bench_table(found, details=details), as_json)
 
 
 @command(treeopt.compare, without=("first", "others"))
@@ -223,6 +232,8 @@ def profile(
     num_heads: Count | None = None,
     from_csv: Path | None = None,
     command: str | None = None,
+    launch: str | None = None,
+    within_s: Positive = 900,
     runtime: str | None = None,
     analytical: str | None = None,
     **options: Any,
@@ -250,6 +261,7 @@ def profile(
         treeopt profile --random-weights config.json --dtype bfloat16 --bandwidth 3350
         treeopt profile --from-csv steps.csv --runtime vllm-0.11
         treeopt profile --command './bench.sh {size} {batch_size}' --sizes 4,8,16,32 --time-limit 3600
+        treeopt profile --launch 'llama-server -m MODEL.gguf --port {port} {options}' --engine llama-cpp --prompts prompts.jsonl
         treeopt profile --analytical 4xH100-SXM --model config.json --drafter eagle3 --batch-size 1,8
 
     random_weights : time a model of this config.json's shape, of random weights
@@ -257,6 +269,9 @@ def profile(
     from_csv   : read latencies of your own engine from a table instead of timing
     command    : run your own benchmark instead, with {size} {batch_size} {depth} {context} {tree} filled in; its last line is
                  ms per step, or JSON
+    launch     : start servers by this command, with {options} and {port} filled in, and time the settings alone that the plan
+                 cannot tell apart
+    within_s   : seconds that a server may take to be healthy
     runtime    : name of the engine of ``from_csv`` or ``command``
     analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
     """
@@ -265,8 +280,8 @@ def profile(
 
     if source := _heeded_source():
         step, heeded = ELSEWHERE[source]
-        asked = {"from_csv": from_csv, "command": command, "analytical": analytical}[source]
-        known = {**options, "num_heads": num_heads, "runtime": runtime}
+        asked = {"from_csv": from_csv, "command": command, "analytical": analytical, "launch": launch}[source]
+        known = {**options, "num_heads": num_heads, "runtime": runtime, "within_s": within_s}
         heard = {name: value for name, value in known.items() if name in heeded and value is not None}
         result = getattr(pipeline, step)(run, asked, **heard)
     elif random_weights is not None:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Collection
+
+from treeopt.errors import InvalidInput
 
 PLAIN = set(range(ord(" "), ord("~") + 1)) - set(b"'\\")  # bytes that stand for themselves in $'...'
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -35,6 +38,26 @@ def command_line(*words: object) -> str:
     "treeopt run --drafter 'my heads; rm -r x'"
     """
     return " ".join(map(shell_word, words))
+
+
+def split_template(name: str, text: str, places: Collection[str]) -> tuple[str, ...]:
+    """The words of a command with places to fill, split as a shell does, without running one.
+
+    name : of the parameter
+
+    Raises InvalidInput for places that are not known.
+
+    >>> split_template("command", "run --size {size} '{size} rows'", ["size"])
+    ('run', '--size', '{size}', '{size} rows')
+    """
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise InvalidInput(f"`{name}` must be a command as in a shell, but {text!r}: {error}.") from None
+    if unknown := sorted({place for word in words for place in re.findall(r"\{(\w+)\}", word)} - set(places)):
+        known = ", ".join(f"{{{place}}}" for place in places)
+        raise InvalidInput(f"`{name}` has the places {known}, but got {{{unknown[0]}}}.")
+    return words
 
 
 def printable(text: str) -> str:

@@ -2,6 +2,7 @@
 
 session.py   what loads a model: options given, on top of those of the run
 bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how
+launched.py  bench and profile by servers that a command of the user's starts
 trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
 train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
@@ -12,6 +13,7 @@ from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.compare import compare, draw_picture
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file, merge_runs
+from treeopt.pipeline.launched import bench_launched, profile_launched
 from treeopt.pipeline.profile.command import profile_command
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file

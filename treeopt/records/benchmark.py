@@ -9,6 +9,7 @@ Turnbull 1989, J. R. Statist. Soc. B 51, 305): whatever stops, 5 % + 3 x 0.1 % o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -18,11 +19,12 @@ from pydantic import Field
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import Positive, Share
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
-from treeopt.records.contender import Contender, Quality
+from treeopt.records.contender import Block, Contender, Quality
 from treeopt.records.figure import Errors, Figure, Intervals, Ratio
 from treeopt.records.origins import Kept, ProvenanceRecord, RuleRecord, Runtime, SkippedRow
 
 FEWEST_BLOCKS = 5  # below it no interval is given
+FEWEST_LAUNCHES = 3  # likewise
 LOOKS = (8, 4, 2)  # after one block in so many
 AS_IT_COMES = "default plain"  # the contender that is plain decoding by an engine as it comes, beside an exact one
 ERROR = 0.001  # of an interval at a look
@@ -87,7 +89,8 @@ class Benchmark(Kept):
         return max(known, key=lambda c: c.tokens_per_s or 0.0).name if known else "plain"
 
     def speedup(self, name: str, baseline: str | None = None, *, group: str | None = None) -> Ratio | None:
-        """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks.
+        """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks; where rounds are
+        launches, over these too.
 
         None where nothing was timed (every block had too few prompts for a full batch). Where one of them stopped early,
         it is of what both decoded, with the interval of the look that stopped it.
@@ -99,6 +102,9 @@ class Benchmark(Kept):
         stopped = {name, baseline} & {contender.name for contender in self.stopped}
         draws = conversation_draws(len(pairs))
         ends = look_interval(pairs) if stopped else _interval(rates_ratio(draws @ pairs), len(pairs))
+        if self.is_launched:
+            both = [[b for b in self.contender(who).blocks if group in (None, b.group)] for who in (name, baseline)]
+            ends = launches_interval(*both) if name != baseline else (1.0, 1.0)
         return Ratio.of(float(rates_ratio(pairs.sum(0))), ends)
 
     def figure(self, name: str) -> Figure:
@@ -146,7 +152,12 @@ class Benchmark(Kept):
     @property
     def engine(self) -> str:
         """The runtime that decoded, with its version; empty for treeopt's own decoder."""
-        return f"{self._runtime.get('name')} {self._runtime.get('version')}" if self._runtime else ""
+        return " ".join(filter(None, (self._runtime.get("name"), self._runtime.get("version"))))
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether every round of a contender is a launch of a server, by the user's command."""
+        return bool(self._runtime.get("command"))
 
     @property
     def about_engine(self) -> str:
@@ -197,6 +208,39 @@ def look_interval(pairs: Any) -> tuple[float, float] | None:
     middle, error = np.log(rates_ratio(pairs.sum(0))), stderr(np.log(rates_ratio(conversation_draws(n) @ pairs)), n)
     reach = t.ppf(1 - ERROR / 2, n - 1) * error
     return float(np.exp(middle - reach)), float(np.exp(middle + reach))
+
+
+def launches_interval(ours: Sequence[Block], theirs: Sequence[Block]) -> tuple[float, float] | None:
+    """The 95 % interval of a ratio of rates where every round was a launch; None for too few of them, or of blocks.
+
+    Launches are drawn, those of the two apart since they have nothing in common, and then blocks, the same of both. By Student's
+    t on the logarithm with as many degrees of freedom as two samples of launches have, since percentiles of three are too near.
+    """
+    from scipy.stats import t
+
+    prompts = sorted({tuple(b.prompts) for b in ours} & {tuple(b.prompts) for b in theirs})
+    launches = [len({b.round for b in blocks}) for blocks in (ours, theirs)]
+    if len(prompts) < FEWEST_BLOCKS or min(launches) < FEWEST_LAUNCHES:
+        return None
+    drawn, whole = zip(
+        *(_log_rates(blocks, prompts, SEED + i) for i, blocks in enumerate((ours, theirs), 1)), strict=True
+    )
+    error = stderr(drawn[0] - drawn[1], min(launches))
+    reach = float(t.ppf(0.975, sum(launches) - 2)) * error
+    return tuple(np.exp([whole[0] - whole[1] - reach, whole[0] - whole[1] + reach]).tolist())
+
+
+def _log_rates(blocks: Sequence[Block], prompts: Sequence[tuple[int, ...]], seed: int) -> tuple[Any, float]:
+    """(B,) logarithm of tokens per second in draws of launches and of these blocks of prompts, and that over all."""
+    rounds = sorted({b.round for b in blocks})
+    sums = np.zeros((2, len(rounds), len(prompts)))
+    for b in blocks:
+        if tuple(b.prompts) in prompts:
+            sums[:, rounds.index(b.round), prompts.index(tuple(b.prompts))] += b.tokens, b.decode_s
+    of_rounds, of_prompts = conversation_draws(len(rounds), seed=seed), conversation_draws(len(prompts))
+    tokens, seconds = ((of_rounds @ one * of_prompts).sum(1) for one in sums)
+    total = sums.sum((1, 2))
+    return np.log(np.maximum(tokens, 1e-9) / np.maximum(seconds, 1e-9)), float(np.log(total[0] / total[1]))
 
 
 def loses_by_far(pairs: Any) -> bool:

@@ -96,6 +96,7 @@ class Contender:
 
     accepted           : steps that emitted 0, 1, ... guesses · replayed_accepted : by replay
     predicted_accepted : share of the steps, before this run
+    spread             : whether steps are a server's sum, spread over the answers, whose own are not known
     stopped            : whether it lost by far and stopped before the last block: its figures are of what it decoded
     """
 
@@ -111,6 +112,7 @@ class Contender:
     replayed_accepted: list[Count] = field(default_factory=list)
     predicted_accepted: Shares = field(default_factory=list)
     stopped: bool = False
+    spread: bool = False
 
     @property
     def size(self) -> int:
@@ -139,6 +141,12 @@ class Contender:
         return sum(block.tokens for block in self.blocks) / seconds if seconds else None
 
     @property
+    def token_ms(self) -> tuple[float, float] | None:
+        """Time per token of a sequence, the median over the timed answers and the 95th percentile; None where none was timed."""
+        each = [1e3 * self.batch_size * b.decode_s / b.tokens for b in self.blocks if b.tokens]
+        return (float(np.median(each)), float(np.quantile(each, 0.95))) if each else None
+
+    @property
     def identical(self) -> int:
         """Answers that are the plain ones."""
         return sum(answer.identical for answer in self.sequences)
@@ -164,14 +172,14 @@ class Contender:
 
     @property
     def stderr(self) -> float | None:
-        """Standard error of tokens_per_step over conversations; None for fewer than two."""
+        """Standard error of tokens_per_step over conversations; None for fewer than two, and where steps are spread."""
         return self.stderr_of(None)
 
     def stderr_of(self, group: str | None) -> float | None:
         """Standard error of tokens per step on the answers of a group alone."""
         answers = [answer for answer in self.sequences if group in (None, answer.group)]
         places = {name: place for place, name in enumerate(dict.fromkeys(answer.id for answer in answers))}
-        if (n := len(places)) < 2:
+        if (n := len(places)) < 2 or self.spread:
             return None
         which = [places[answer.id] for answer in answers]
         tokens, steps = (np.bincount(which, [getattr(a, name) for a in answers]) for name in ("emitted", "steps"))

@@ -28,7 +28,9 @@ ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.
     "openvino-default": "openvino:in_own",
     "openvino-int8-default": "openvino:in_int8_own",
 }
-BENCH = re.compile(rf"bench(?:-({'|'.join(ENGINES)}))?(?:-batch-size-(\d+))?", re.ASCII)
+LAUNCHED = "launched"  # stands for the servers that a user's command started
+DECODERS = (*ENGINES, LAUNCHED)  # of benchmarks beside treeopt's own
+BENCH = re.compile(rf"bench(?:-({'|'.join(DECODERS)}))?(?:-batch-size-(\d+))?", re.ASCII)
 MAKERS = {  # of other names than their files
     "trace": "calibrate", "probe": "calibrate", "calibration": "calibrate", "plan": "search", "verify": "search", "drafters": "run",
 }  # fmt: skip
@@ -43,7 +45,8 @@ def maker(name: str) -> list[str]:
     stem = name.split(".")[0]
     if found := BENCH.fullmatch(stem):
         engine, size = found.groups()
-        return ["bench", *(["--batch-size", size] if size else []), *(["--engine", engine] if engine else [])]
+        told = ["--launch", "COMMAND"] if engine == LAUNCHED else ["--engine", engine] if engine else []
+        return ["bench", *(["--batch-size", size] if size else []), *told]
     return [MAKERS.get(stem, stem)]
 
 
@@ -106,7 +109,7 @@ class RunDirectory:
     def engine_benches(self) -> list[Path]:
         """All that other runtimes decoded: one for each batch size, or the last one where the plan has a single one."""
         found: list[Path] = []
-        for last in map(self.bench_in, ENGINES):
+        for last in map(self.bench_in, DECODERS):
             found += [file for file in self.benches() if file.stem.startswith(f"{last.stem}-batch-size-")] or [last]
         return [file for file in found if file.exists()]
 

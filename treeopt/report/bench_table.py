@@ -50,6 +50,8 @@ def bench_tables(bench: Benchmark, *, details: bool = False) -> list[Table]:
             "speedup\n[95 % interval]", lambda c: "slower (stopped)" if c.stopped else str(bench.speedup(c.name) or "–")
         ),
     ]
+    if bench.is_launched:
+        columns.append(Column("ms/token\np50, p95", lambda c: ", ".join(f"{ms:.3g}" for ms in c.token_ms or ()) or "–"))
     if has_one_text(bench.acceptance):
         columns.append(Column("same\ntext", lambda c: f"{c.identical}/{c.compared}"))
     caption = " ".join(filter(None, [*decoding_caveats(bench), _about_differences(bench)]))
@@ -137,9 +139,10 @@ def _title(bench: Benchmark) -> str:
     first, rule = bench.contenders[0], bench.acceptance
     which = "held-out" if bench.prompts == "held out" else "calibration"
     title = f"Real decoding of {first.compared} answers to {which} prompts, batch size {first.batch_size}"
-    title += "" if bench.about_engine else f", {bench.dtype}"  # an engine may have a precision of its own
+    if not (bench.about_engine or bench.is_launched):  # which may have a precision of their own
+        title += f", {bench.dtype}"
     title += f", by {bench.engine}" if bench.engine else ""
-    title += f", {bench.rounds} rounds" if bench.rounds > 1 else ""
+    title += f", {bench.rounds} {'launches each' if bench.is_launched else 'rounds'}" if bench.rounds > 1 else ""
     return title if rule_of(rule) == "greedy" else f"{title}, {option_of(rule)}"
 
 

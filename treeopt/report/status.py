@@ -17,7 +17,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import option_of, rule_of
-from treeopt.records.rundir import ENGINES, RunDirectory, maker
+from treeopt.records.rundir import DECODERS, ENGINES, RunDirectory, maker
 from treeopt.records.trace import RankTrace
 from treeopt.report.wording import count
 
@@ -120,7 +120,7 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Records) -> 
     for row in rows.values():
         if row.state == DAMAGED:
             return f"{row.name} cannot be read. Delete it, and make it again.", maker(row.name)
-    measured = ("calibrate", "probe", "profile", "verify", "bench", *(run.bench_in(e).stem for e in ENGINES))
+    measured = ("calibrate", "probe", "profile", "verify", "bench", *(run.bench_in(e).stem for e in DECODERS))
     for name in ("drafters", "run", *measured):
         if f"{name}.partial" in rows:
             words = maker(name)

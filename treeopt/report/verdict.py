@@ -37,6 +37,7 @@ IN_ENGINE = {
     AS_IT_COMES: BY_DEFAULT,
     "chosen": "chosen by treeopt",
     "defaults": "the engine's own settings",
+    "present": "as it is served now",
 }
 RIVALS = {PUBLISHED: "the published tree", "chain": "the best chain", "budget": "the best tree of the full budget"}
 ADVICE = ": serve the model without it"
@@ -74,7 +75,7 @@ def doubt(speedup: Ratio) -> str:
     if speedup.value < 1:
         said = "was slower than plain decoding here, though not beyond noise"
     return {
-        "few": f"Speculation {said}: the prompts are too few for an interval.",
+        "few": f"Speculation {said}: too little was timed for an interval.",
         "loss": f"Speculation is slower than plain decoding here{ADVICE}.",
         "open": f"Speculation {said}: the 95 % interval of its speedup is {speedup.low or 0:.2f} to {speedup.high or 0:.2f}.",
     }.get(outcome(speedup), "")

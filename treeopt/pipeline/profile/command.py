@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files import writing
 from treeopt.files.fields import Amount, checked
 from treeopt.files.journal import Journal
-from treeopt.files.shell import command_line
+from treeopt.files.shell import command_line, split_template
 from treeopt.growth.source import source_of
 from treeopt.latency.rounds import Rounds, Visit, Visitor
 from treeopt.pipeline.profile.outcome import check_can_join, finish
@@ -101,13 +100,7 @@ class Template:
     @classmethod
     def parse(cls, text: str) -> Template:
         """Split as a shell does, without running one; InvalidInput for places that are not known."""
-        try:
-            found = cls(tuple(shlex.split(text)))
-        except ValueError as error:
-            raise InvalidInput(f"`command` must be a command as in a shell, but {text!r}: {error}.") from None
-        if unknown := sorted(found.places - set(PLACES)):
-            known = ", ".join(f"{{{place}}}" for place in PLACES)
-            raise InvalidInput(f"`command` has the places {known}, but got {{{unknown[0]}}}.")
+        found = cls(split_template("command", text, PLACES))
         if not found.places & {"size", "tree"}:
             raise InvalidInput("`command` must say what to run by {size} or {tree}, but it has neither.")
         return found

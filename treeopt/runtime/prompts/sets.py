@@ -11,15 +11,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treeopt.errors import InvalidInput, meant
 from treeopt.runtime.prompts.asked import COLUMNS, read_asked, read_group
 from treeopt.runtime.prompts.chat import ChatFormat, Message, Tokens
-from treeopt.runtime.prompts.files import Skipped, listed, read_rows
+from treeopt.runtime.prompts.files import Rows, Skipped, listed, read_rows
 from treeopt.runtime.prompts.order import Draw, Order, spread
-from treeopt.runtime.target import Target
+
+if TYPE_CHECKING:
+    from treeopt.runtime.target import Target
 
 MOST_GROUPS = 64
 MOST_REASONS = 3  # shown where no prompt is left
@@ -135,21 +138,7 @@ def load_prompts(
     """
     if len(target.tokenizer) > target.vocab_size:  # there would be ids without an embedding
         raise InvalidInput(f"The tokenizer must belong to the model, but has more tokens, {len(target.tokenizer)}.")
-    rows = read_rows(source, split=split)
-    drawn, skipped, n_skipped = Draw[Conversation](order), list[Skipped](), 0  # still without tokens
-    columns: dict[str, None] = {}
-    for row, record in rows.found:
-        try:
-            if isinstance(record, str):
-                raise ValueError(record)
-            columns.update(dict.fromkeys(record))
-            messages, answers = read_asked(record, column, responses)
-            drawn.add(json.dumps(messages), Conversation((), messages, answers, read_group(record, group_by), row))
-        except ValueError as error:
-            n_skipped += 1
-            if n_skipped <= MOST_SKIPPED:
-                skipped.append(Skipped(row, str(error)))
-    _check_columns(rows.name, columns, {"`column`": column, "`group_by`": group_by, "`responses`": responses})
+    rows, drawn, skipped, n_skipped = read_conversations(source, column, group_by, responses, split=split, order=order)
     chat = ChatFormat.of(target, chat_template=chat_template)
     found: list[Conversation] = []
     for draft, first in _tokenised(target, chat, drawn.things()):
@@ -171,6 +160,38 @@ def load_prompts(
     kept, fingerprint = _distinct(found, order.seed), rows.fingerprint()
     repeated = drawn.repeated + len(found) - len(kept)
     return PromptSet(kept, rows.name, fingerprint, chat, tuple(skipped), n_skipped, repeated, order.seed)
+
+
+def read_conversations(
+    source: str,
+    column: str | None = None,
+    group_by: str | None = None,
+    responses: str | None = None,
+    *,
+    split: str | None = None,
+    order: Order = AS_THEY_STAND,
+) -> tuple[Rows, Draw[Conversation], list[Skipped], int]:
+    """The rows of a source with the conversations drawn of them, without tokens, and those that cannot be asked: the first
+    of them, and how many they are.
+
+    Options are those of `load_prompts`.
+    """
+    rows = read_rows(source, split=split)
+    drawn, skipped, n_skipped = Draw[Conversation](order), list[Skipped](), 0  # still without tokens
+    columns: dict[str, None] = {}
+    for row, record in rows.found:
+        try:
+            if isinstance(record, str):
+                raise ValueError(record)
+            columns.update(dict.fromkeys(record))
+            messages, answers = read_asked(record, column, responses)
+            drawn.add(json.dumps(messages), Conversation((), messages, answers, read_group(record, group_by), row))
+        except ValueError as error:
+            n_skipped += 1
+            if n_skipped <= MOST_SKIPPED:
+                skipped.append(Skipped(row, str(error)))
+    _check_columns(rows.name, columns, {"`column`": column, "`group_by`": group_by, "`responses`": responses})
+    return rows, drawn, skipped, n_skipped
 
 
 def _tokenised(

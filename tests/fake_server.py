@@ -1,0 +1,147 @@
+"""A server of the OpenAI-compatible API that decodes nothing: its texts, its counters and its times are known in closed form.
+
+Every word of an answer is a token. A step takes --step-ms, and with --spec-length K accepts --accepted guesses in turn,
+beginning anew with every answer; counters have vLLM's names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from asyncio import StreamReader, StreamWriter
+
+HOLD = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[1] == "stubborn" else signal.SIG_DFL)
+if os.fork():
+    os._exit(0)
+os.setsid()
+time.sleep(600)
+"""
+FINISHED = {"choices": [{"text": "", "finish_reason": "length"}]}
+
+
+def words_of(prompt: str, n: int, *, salt: str = "") -> list[str]:
+    number = int(hashlib.sha256((prompt + salt).encode()).hexdigest(), 16)
+    return [f"w{number * (i + 1) % 97} " for i in range(n)]
+
+
+def steps_of(tokens: int, accepted: list[int]) -> int:
+    """Steps that emit all tokens but the first."""
+    left, steps = tokens - 1, 0
+    for n in itertools.cycle(accepted):
+        if left <= 0:
+            return steps
+        left, steps = left - 1 - n, steps + 1
+    raise AssertionError
+
+
+class Fake:
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked, self.answered = asked, 0
+        self.accepted = [int(n) for n in asked.accepted.split(",")] if asked.spec_length else [0]
+        self.drafts, self.reached = 0, [0] * asked.spec_length
+        self.step_s = 1e-3 * asked.step_ms * (1 + asked.dearer * bool(asked.spec_length)) * asked.luck
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        method, path, _ = head.split(" ", 2)
+        length = next((int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0)
+        body = json.loads(await reader.readexactly(length)) if length else {}
+        try:
+            await self.answer(method, path, body, writer)
+        finally:
+            writer.close()
+
+    async def answer(self, method: str, path: str, body: dict, writer: StreamWriter) -> None:
+        if path == "/health":
+            return self.say(writer, 503 if self.asked.never_healthy else 200, "")
+        if path == "/v1/models":
+            return self.say(writer, 200, json.dumps({"data": [{"id": "fake"}]}))
+        if path == "/metrics":
+            return self.say(writer, 200, self.metrics())
+        if path not in ("/v1/completions", "/v1/chat/completions"):
+            return self.say(writer, 404, "")
+        self.answered += 1
+        if self.answered == self.asked.dies_at:
+            print("it fell over", flush=True)
+            os._exit(7)
+        chat = "messages" in body
+        prompt = body["messages"][-1]["content"] if chat else body["prompt"]
+        other = self.asked.other_text and self.asked.spec_length
+        words = words_of(prompt, body["max_tokens"], salt="other" if other else "")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        self.event(writer, words[0], chat)
+        place = 1
+        for n in itertools.cycle(self.accepted):
+            if place >= len(words):
+                break
+            await asyncio.sleep(self.step_s)
+            self.drafts += bool(self.reached)
+            self.reached = [count + (i < n) for i, count in enumerate(self.reached)]
+            self.event(writer, "".join(words[place : place + 1 + n]), chat)
+            place += 1 + n
+        writer.write(f"data: {json.dumps(FINISHED)}\n\n".encode())
+        usage = {"choices": [], "usage": {"completion_tokens": len(words)}}
+        writer.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
+        await writer.drain()
+
+    def event(self, writer: StreamWriter, text: str, chat: bool) -> None:
+        choice = {"delta": {"content": text}} if chat else {"text": text}
+        writer.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+
+    def say(self, writer: StreamWriter, status: int, text: str) -> None:
+        data = text.encode()
+        writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+
+    def metrics(self) -> str:
+        at = 'engine="0",model_name="fake"'
+        lines = [f"vllm:num_requests_running{{{at}}} 0.0"]
+        if self.reached:
+            lines += [
+                f"vllm:spec_decode_num_drafts_total{{{at}}} {self.drafts}.0",
+                f"vllm:spec_decode_num_draft_tokens_total{{{at}}} {self.drafts * len(self.reached)}.0",
+                f"vllm:spec_decode_num_accepted_tokens_total{{{at}}} {sum(self.reached)}.0",
+            ]
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+            lines += [f'{name}{{{at},position="{i}"}} {n}.0' for i, n in enumerate(self.reached)]
+        return "\n".join(lines) + "\n"
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--speculative-config", type=json.loads, default={})
+    parser.add_argument("--accepted", default="0")
+    parser.add_argument("--step-ms", type=float, default=2.0)
+    parser.add_argument("--dearer", type=float, default=0.0, help="share by which a step that speculates takes longer")
+    parser.add_argument("--slower", type=float, default=0.0, help="share by which a launch may be slower than another")
+    parser.add_argument("--dies-at", type=int)
+    parser.add_argument("--never-healthy", action="store_true")
+    parser.add_argument("--other-text", action="store_true")
+    parser.add_argument("--forks", choices=("stubborn", "mild"))
+    parser.add_argument("--record")
+    asked = parser.parse_args()
+    asked.spec_length = asked.speculative_config.get("num_speculative_tokens", 0)
+    asked.luck = 1 + asked.slower * (time.time_ns() // 1000 % 1000 / 1000)
+    if asked.record:
+        with open(asked.record, "a", encoding="utf-8") as file:
+            file.write(json.dumps([os.getpid(), asked.port, sys.argv[1:]]) + "\n")
+    if asked.forks:
+        subprocess.Popen([sys.executable, "-c", HOLD, asked.forks])
+        if asked.forks == "stubborn":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    server = await asyncio.start_server(Fake(asked).serve, "127.0.0.1", asked.port)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,288 @@
+"""A server that is up, by its URL: its pages, and completions that it streams.
+
+Whatever a server answers, the caller has it in the time that it gives, or one sentence that says why not. A deadline is over
+a whole exchange, so that neither silence nor a drip outlasts it; the bytes are counted as they come and must not be packed,
+so that a short answer cannot unpack to a long one; redirects are followed on the same server only. Nothing but the URL says
+where to connect: no proxies, no .netrc. Credentials are the environment variable TREEOPT_API_KEY, which is in no message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from treeopt.errors import InvalidInput, Unsupported, first_line, quoted
+from treeopt.files.bounds import loads
+
+if TYPE_CHECKING:
+    import httpx
+
+MOST_BYTES = 2**25  # of one answer
+MOST_LINE_BYTES = 2**20  # of one event of a stream
+MOST_REDIRECTS = 3
+WITHIN_S = 10.0  # that a page may take
+KEY = "TREEOPT_API_KEY"
+OWN_PATHS = re.compile(r"(/v1|/metrics|/prometheus/metrics)?/*$")
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or messages of a chat
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server completed, and when.
+
+    tokens        : ids, where the server tells them
+    num_tokens    : as the server counts them
+    finish_reason : "stop", "length" or a word of the server's
+    began         : `time.perf_counter` when it was asked
+    arrived_s     : seconds from then to every piece of the text, at least one
+    seconds       : to the end of the answer
+    """
+
+    text: str
+    tokens: tuple[int, ...] | None
+    num_tokens: int
+    finish_reason: str
+    began: float
+    arrived_s: tuple[float, ...]
+    seconds: float
+
+    @property
+    def first_s(self) -> float:
+        return self.arrived_s[0]
+
+    @property
+    def ended(self) -> float:
+        return self.began + self.seconds
+
+
+class Server:
+    """A server of an OpenAI-compatible API, to be used as ``async with Server(url) as server``."""
+
+    def __init__(self, url: str) -> None:
+        import httpx
+
+        try:
+            parts = httpx.URL(url)
+        except (httpx.InvalidURL, TypeError, ValueError):
+            parts = httpx.URL()
+        if parts.userinfo or "@" in url:
+            raise InvalidInput(f"A URL must be without credentials: set the environment variable {KEY} instead.")
+        if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
+            raise InvalidInput(f"A server's URL must be like http://localhost:8000, but got {quoted(url)}.")
+        key = os.environ.get(KEY)
+        if key and not re.fullmatch(r"[!-~]+", key):
+            raise InvalidInput(f"{KEY} must be printable ASCII without spaces, but is not.")
+        self.url = OWN_PATHS.sub("", str(parts))
+        headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})}
+        limits = httpx.Limits(max_connections=None)
+        self._client = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits, headers=headers)
+        self._model: str | None = None
+        self._has_chat_alone = False
+
+    async def __aenter__(self) -> Server:
+        await self._client.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.__aexit__(kind, error, trace)
+
+    async def text(self, path: str, within_s: float = WITHIN_S) -> str:
+        """A page, got by GET; Unsupported where there is none in time, InvalidInput where it is no text or too long."""
+        async with self._asked("GET", path, within_s) as response:
+            pieces = [piece async for piece in self._pieces(response)]
+        try:
+            return b"".join(pieces).decode()
+        except UnicodeDecodeError:
+            raise InvalidInput(f"{self.url}{path} must be text in UTF-8, but is not.") from None
+
+    async def json(self, path: str, within_s: float = WITHIN_S) -> Any:
+        """A page of JSON, likewise."""
+        return self._parsed(await self.text(path, within_s), path)
+
+    async def model(self) -> str:
+        """The first model that it serves, by its name there."""
+        if self._model is None:
+            match await self.json("/v1/models"):
+                case {"data": [{"id": str(name)}, *_]}:
+                    self._model = name
+                case _:
+                    raise InvalidInput(f"{self.url}/v1/models must list models, but lists none.")
+        return self._model
+
+    async def complete(
+        self, prompt: Prompt, max_tokens: int, *, within_s: float = 600, more: Mapping[str, Any] | None = None
+    ) -> Answer:
+        """Complete a prompt greedily: messages as a chat, text and token ids as they are.
+
+        A server that has chats alone gets a text as a message of the user.
+
+        more : further fields of the request, as ``{"return_token_ids": True}`` for vLLM
+        """
+        is_chat = not isinstance(prompt, str) and isinstance(next(iter(prompt), 0), Mapping)
+        asked = {"model": await self.model(), "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        asked |= {"stream_options": {"include_usage": True}, **(more or {})}
+        if not (is_chat or self._has_chat_alone):
+            try:
+                return await self._streamed("/v1/completions", {**asked, "prompt": prompt}, within_s)
+            except NoSuchPage:
+                if not isinstance(prompt, str):
+                    raise
+                self._has_chat_alone = True
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return await self._streamed("/v1/chat/completions", {**asked, "messages": messages}, within_s)
+
+    async def _streamed(self, path: str, asked: Mapping[str, Any], within_s: float) -> Answer:
+        began = time.perf_counter()
+        text, arrived, ids = list[str](), list[float](), list[int]()
+        reason, count = "", -1
+        async with self._asked("POST", path, within_s, asked) as response:
+            async for event in self._events(response, path):
+                if not isinstance(event, dict):
+                    continue
+                if event.get("error"):
+                    raise Unsupported(f"{self.url}{path} answered with an error: {_said(event['error'])}.")
+                match event.get("usage"):
+                    case {"completion_tokens": int(counted)}:
+                        count = counted
+                match event.get("choices"):
+                    case [{**choice}, *_]:
+                        piece, new = _piece(choice)
+                        if piece or new:
+                            arrived.append(time.perf_counter() - began)
+                        text.append(piece)
+                        ids += new
+                        reason = str(choice.get("finish_reason") or reason)
+        if not reason or count < 0:
+            lacks = "say why it ended" if not reason else "say how many tokens it has (usage.completion_tokens)"
+            raise InvalidInput(f"{self.url}{path} must {lacks}, but its answer was cut off before.")
+        seconds = time.perf_counter() - began
+        tokens = tuple(ids) if len(ids) == count and ids else None
+        return Answer("".join(text), tokens, count, reason, began, tuple(arrived) or (seconds,), seconds)
+
+    async def _events(self, response: httpx.Response, path: str) -> AsyncIterator[Any]:
+        """The JSON of every ``data:`` line, until [DONE] or the end."""
+        rest = b""
+        async for piece in self._pieces(response):
+            *lines, rest = (rest + piece).split(b"\n")
+            if max(map(len, [*lines, rest])) > MOST_LINE_BYTES:
+                raise InvalidInput(
+                    f"{self.url}{path} may stream lines of {MOST_LINE_BYTES:,} bytes, but has longer ones."
+                )
+            for line in lines:
+                data = line.strip().removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    return
+                if data and line.startswith(b"data:"):
+                    yield self._parsed(data.decode("utf-8", "replace"), path)
+
+    def _parsed(self, text: str, path: str) -> Any:
+        try:
+            return loads(text)
+        except ValueError as error:
+            raise InvalidInput(
+                f"{self.url}{path} must answer in JSON, but it cannot be read: {first_line(error)}."
+            ) from None
+
+    @asynccontextmanager
+    async def _asked(
+        self, method: str, path: str, within_s: float, body: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """The response to a request, of status 200; all that happens within must be done in time."""
+        import anyio
+        import httpx
+
+        place = f"{self.url}{path}"
+        try:
+            with anyio.fail_after(within_s):
+                url = httpx.URL(place)
+                for _ in range(MOST_REDIRECTS + 1):
+                    request = self._client.build_request(method, url, json=body)
+                    response = await self._client.send(request, stream=True)
+                    try:
+                        if response.is_redirect and method == "GET":
+                            url = self._moved(url, response.headers.get("location", ""))
+                            continue
+                        await self._check(response, place)
+                        yield response
+                        return
+                    finally:
+                        await response.aclose()
+                raise Unsupported(f"{place} must be there, but redirects more than {MOST_REDIRECTS} times.")
+        except TimeoutError:
+            raise Unsupported(
+                f"{place} must answer within {within_s:.3g} s, but did not: is the server up and not overloaded?"
+            ) from None
+        except httpx.ConnectError as error:
+            raise Unsupported(
+                f"No server answers at {self.url} ({first_line(error)}): start it, or correct the URL."
+            ) from None
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, ValueError) as error:
+            if isinstance(error, InvalidInput):
+                raise
+            raise Unsupported(f"{place} must answer by HTTP, but the exchange broke: {first_line(error)}.") from None
+
+    def _moved(self, url: httpx.URL, location: str) -> httpx.URL:
+        """Where a redirect leads; Unsupported where that is another server."""
+        there = url.join(location)
+        if (there.scheme, there.host, there.port, there.userinfo) != (url.scheme, url.host, url.port, b""):
+            raise Unsupported(
+                f"{self.url} redirects to another server, {quoted(str(there.copy_with(userinfo=b'', query=None)))}: "
+                "treeopt does not follow that. If it is the one that you mean, give its URL."
+            )
+        return there
+
+    async def _check(self, response: httpx.Response, place: str) -> None:
+        """Raise where the status is not 200, or the body is packed."""
+        status = response.status_code
+        if status in (401, 403):
+            raise Unsupported(f"{place} wants other credentials (status {status}): set the environment variable {KEY}.")
+        if status in (404, 405, 501):
+            raise NoSuchPage(f"{place} is not served (status {status}).")
+        if status != 200:
+            raise Unsupported(
+                f"{place} must answer with status 200, but did with {status}{await self._reason(response)}."
+            )
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise InvalidInput(
+                f"{place} was asked for without compression, but answers with it: ask the server directly."
+            )
+
+    async def _reason(self, response: httpx.Response) -> str:
+        """What the body of a refusal says, as far as it is short."""
+        async for piece in response.aiter_raw(1000):
+            return f": {_said(piece.decode('utf-8', 'replace'))}"
+        return ""
+
+    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+        total = 0
+        async for piece in response.aiter_raw():
+            total += len(piece)
+            if total > MOST_BYTES:
+                raise InvalidInput(f"{response.url} may answer with {MOST_BYTES:,} bytes, but has more.")
+            yield piece
+
+
+class NoSuchPage(Unsupported):
+    """The server is up, but does not have what was asked for."""
+
+
+def _piece(choice: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """The text and the token ids of a streamed choice, thoughts of a chat with them."""
+    delta, ids = choice.get("delta"), choice.get("token_ids")
+    said = delta if isinstance(delta, dict) else {"content": choice.get("text")}
+    texts = [said.get(name) for name in ("reasoning_content", "reasoning", "content")]
+    is_known = isinstance(ids, list) and all(type(one) is int for one in ids)
+    return "".join(one for one in texts if isinstance(one, str)), list(ids or ()) if is_known else []
+
+
+def _said(error: object) -> str:
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return quoted(str(message), 200)

@@ -1,0 +1,146 @@
+"""Servers that are started here by the user's own command, each at a free port, and stopped with all that they started.
+
+{options}  what a contender adds to the command: a word of its own becomes its words, inside a word they are quoted
+{port}     the port at which the server is to listen on 127.0.0.1
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
+from treeopt.files.shell import command_line, split_template
+from treeopt.serving import keeper
+from treeopt.serving.client import NoSuchPage, Server
+
+PLACES = ("options", "port")
+ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+HEALTHY_WITHIN_S = 900.0  # large models take minutes to load
+STOPPED_WITHIN_S = keeper.GRACE_S + keeper.PORT_S + 10
+POLL_S, MOST_POLL_S = 0.1, 5.0
+SAID_LINES, SAID_BYTES = 3, 2**14  # of a log, in a message
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A user's command as the words of a shell's line, run without one; assignments before it are its environment."""
+
+    words: tuple[str, ...]
+    within_s: float = HEALTHY_WITHIN_S
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str, within_s: float = HEALTHY_WITHIN_S) -> Launcher:
+        """Raises InvalidInput unless it has both places, and a program that there is."""
+        words = list(split_template("launch", text, PLACES))
+        environment = {}
+        while words and ASSIGNED.match(words[0]):
+            name, _, value = words.pop(0).partition("=")
+            environment[name] = value
+        if missing := [place for place in PLACES if not any(f"{{{place}}}" in word for word in words)]:
+            raise InvalidInput(f"`launch` must have {{options}} and {{port}} in it, but has no {{{missing[0]}}}.")
+        return cls(tuple(words), within_s, environment)
+
+    def filled(self, options: Sequence[str], port: int) -> list[str]:
+        """The words of the command for these options.
+
+        >>> launcher = Launcher.parse("sh -c 'exec serve {options}' --port={port}")
+        >>> launcher.filled(["--config", "{a b}"], 80)
+        ['sh', '-c', "exec serve --config '{a b}'", '--port=80']
+        """
+        found: list[str] = []
+        for word in self.words:
+            known = {"options": command_line(*options), "port": str(port)}
+            filled = re.sub(r"\{(options|port)\}", lambda match, known=known: known[match[1]], word)  # type: ignore[misc]
+            found += options if word == "{options}" else [filled]
+        return found
+
+    @contextmanager
+    def launched(self, options: Sequence[str], log: Path) -> Iterator[str]:
+        """The URL of the server, which is stopped in the end; Unsupported where it does not serve, or ends while it is used."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = self.filled(options, port)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        told = {"words": words, "environment": self.environment, "log": str(log), "port": port}
+        kept = subprocess.Popen(
+            [sys.executable, keeper.__file__, json.dumps(told)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        url = f"http://127.0.0.1:{port}"
+        try:
+            self._wait_until_healthy(url, kept, words, log)
+            try:
+                yield url
+            except TreeoptError as error:
+                if _has_ended(kept, 1.0):  # which is known a moment later than that it does not answer
+                    raise Unsupported(_death(kept, words, log)) from error
+                raise
+        finally:
+            kept.stdin.close()  # type: ignore[union-attr]
+            with suppress(subprocess.TimeoutExpired):
+                kept.wait(STOPPED_WITHIN_S)
+            kept.stdout.close()  # type: ignore[union-attr]
+
+    def _wait_until_healthy(self, url: str, kept: subprocess.Popen[bytes], words: Sequence[str], log: Path) -> None:
+        import anyio
+
+        last, said, poll_s = time.monotonic() + self.within_s, "", POLL_S
+        while (left := last - time.monotonic()) > 0:
+            if _has_ended(kept, min(poll_s, left)):
+                raise Unsupported(_death(kept, words, log))
+            try:
+                return anyio.run(_check_health, url, min(left, MOST_POLL_S))
+            except TreeoptError as error:
+                said, poll_s = str(error), min(1.2 * poll_s, MOST_POLL_S)
+        raise Unsupported(
+            f"`launch` must start a server that is healthy within {self.within_s:g} s, but {command_line(*words)} was not. "
+            f"{said} {_end_of(log)}"
+        )
+
+
+async def _check_health(url: str, within_s: float) -> None:
+    """Raise a TreeoptError unless the server says that it is healthy, and which model it serves."""
+    async with Server(url) as server:
+        with suppress(NoSuchPage):
+            await server.text("/health", within_s)
+        await server.json("/v1/models", within_s)
+
+
+def _has_ended(kept: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Whether the keeper has ended, as it does when the command has."""
+    with suppress(subprocess.TimeoutExpired):
+        kept.wait(within_s)
+    return kept.returncode is not None
+
+
+def _death(kept: subprocess.Popen[bytes], words: Sequence[str], log: Path) -> str:
+    """A sentence on a command that ended by itself."""
+    status, shown = kept.returncode, command_line(*words)
+    if status == keeper.NOT_STARTED and (why := kept.stdout.read().decode(errors="replace")):  # type: ignore[union-attr]
+        return f"`launch` must be a program, but {shown} cannot be started: {why}."
+    how = f"by signal {status - 128}" if status > 128 else f"with status {status}"
+    return f"`launch` must start a server that stays until it is stopped, but {shown} ended {how}. {_end_of(log)}"
+
+
+def _end_of(log: Path) -> str:
+    """The last lines of a log, and where the others are."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - SAID_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    if not lines:
+        return f"Its log, {log}, is empty."
+    return f"Its log ends with {', '.join(quoted(line.strip(), 200) for line in lines[-SAID_LINES:])}; all of it is in {log}."
