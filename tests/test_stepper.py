@@ -5,7 +5,8 @@ stops asking leaves nothing running. And what is timed of it: whole steps with a
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -105,6 +106,22 @@ def openvino(kind):
     return make
 
 
+def vllm(drafter):
+    """The demo model in the vLLM of another Python, which the environment names."""
+
+    def make() -> Case:
+        python = os.environ.get("TREEOPT_VLLM_PYTHON")
+        if python is None:
+            pytest.skip("TREEOPT_VLLM_PYTHON names no Python that has vllm")
+        session = pipeline.open_session({"drafter": drafter})
+        prompts = [list(conversation.first) for conversation in session.prompts.conversations[:6]]
+        setup = replace(session.setup(32), stop=StopRule(session.target.eos_ids, 32))
+        drafts = [Tree.chain(n) for n in (1, 3, session.drafter.num_heads)]
+        return Case(open_stepper("vllm", setup, python=python), setup, drafts, prompts, (1, 4))
+
+    return make
+
+
 def lookup(target):
     return PromptLookup(target.vocab_size, earliest=True)
 
@@ -118,12 +135,17 @@ CASES = {
     "transformers, lookup": transformers(lookup),
     "openvino, eagle3": openvino("eagle3"),
     "openvino, lookup": openvino("ngram"),
+    "vllm, eagle3": vllm("eagle3"),
+    "vllm, draft model": vllm("draft"),
+    "vllm, lookup": vllm("ngram:earliest"),
+    "vllm, medusa": vllm("medusa"),
 }
+MARKS = {"openvino": [pytest.mark.slow, missing], "vllm": [pytest.mark.slow]}
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=[pytest.mark.slow, missing] if "openvino" in name else ()) for name in CASES],
+    params=[pytest.param(name, marks=MARKS.get(name.partition(",")[0], ())) for name in CASES],
 )
 def case(request) -> Case:
     return CASES[request.param]()

@@ -251,9 +251,18 @@ class StepCosts:
             found[topk] = StepCosts(profile, self.batch_size, self.context_tokens)
         return found
 
-    @cached_property
+    @property
     def as_it_comes(self) -> StepCosts | None:
         """What plain decoding by the engine as it comes costs, as if it were a chain of 1; None where that is not told apart."""
+        return None if self.profile.runtime.get("launches") else self._twin
+
+    @property
+    def idle(self) -> StepCosts | None:
+        """Likewise what a step costs of an engine whose drafter is there and guesses nothing."""
+        return self._twin if self.profile.runtime.get("launches") else None
+
+    @cached_property
+    def _twin(self) -> StepCosts | None:
         here = [p for p in self.profile.as_it_comes if p.batch_size == self.batch_size]
         points = tuple(replace(p, size=2, depth=1, as_it_comes=None) for p in here)
         profile = LatencyProfile(points, self.profile.autoregressive)

@@ -85,12 +85,14 @@ class Visitor(ABC):
     contexts     : lengths of texts that rounds take in turn, so that a slow minute falls on all alike
     plain_visits : turns of the plain step in a round
     is_slow      : whether each visit is worth a block of the journal; else each round is one
+    per_launch   : rounds at each context by one launch of what takes the steps; they count as one, since launches differ
     """
 
     visits: Sequence[tuple[int, int]] = VISITS
     contexts = 1
     plain_visits = PLAIN_VISITS
     is_slow = False
+    per_launch = 1
 
     def __init__(self, trees: Sequence[Draft], batch_size: int) -> None:
         self.trees, self.batch_size = trees, batch_size
@@ -113,6 +115,7 @@ class Rounds:
     planned: Planned
     rounds: Sequence[Round]
     contexts: int = 1
+    per_launch: int = 1
 
     @property
     def trees(self) -> list[Draft]:
@@ -128,12 +131,12 @@ class Rounds:
         The spread of a few rounds is small by chance every so often, so it has to be in the last rounds each.
         """
         each = len(self.rounds) // self.contexts
-        if each < FEWEST_ROUNDS:
+        if each < FEWEST_ROUNDS * self.per_launch or len(self.rounds) % (self.contexts * self.per_launch):
             return False
         seconds = self.seconds - self.planned.warm_up_s
         if seconds + seconds / len(self.rounds) > time_limit_s - self.planned.warm_up_s:
             return True
-        return each >= FEWEST_SAMPLES and all(
+        return each >= FEWEST_SAMPLES * self.per_launch and all(
             margin_of_error(point, plain) <= precision
             for n in range(each - IN_A_ROW + 1, each + 1)
             for points, plain in replace(self, rounds=self.rounds[: n * self.contexts]).timings(1)
@@ -176,7 +179,7 @@ class Rounds:
             tree.depth,
             step_ms=tuple(ms for _, visit in turns for ms in visit.step_ms),
             accepted_mean=round(sum(accepted) / len(accepted), 4) if accepted else None,
-            round=tuple(n for n, visit in turns for _ in visit.step_ms),
+            round=tuple(n // self.per_launch for n, visit in turns for _ in visit.step_ms),
             parts_ms={part: tuple(visit.parts_ms[part] for _, visit in turns) for part in parts} or None,
             expanding=tuple(tree.expanding()) if "draft 0" in parts else None,
             topk=tree.topk,
@@ -221,7 +224,7 @@ def time_rounds(
             if number == 1 and not planned.least_s:
                 progress(replace(planned, least_s=FEWEST_ROUNDS * sum(visit.seconds for visit in visits)))
             rounds = [tuple(visits[i : i + each]) for i in range(0, len(visits), each)]
-            found = Rounds(visitor.trees, visitor.batch_size, planned, rounds, visitor.contexts)
+            found = Rounds(visitor.trees, visitor.batch_size, planned, rounds, visitor.contexts, visitor.per_launch)
             if found.is_enough(time_limit_s, precision):
                 return found
         if not is_warm:

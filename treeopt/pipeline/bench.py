@@ -19,6 +19,7 @@ from treeopt.pipeline.entrants import PLAIN, Entrant, engine_entrants, own_entra
 from treeopt.pipeline.session import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
+from treeopt.records.benchmark import FEWEST_LAUNCHES
 from treeopt.records.inputs import Accuracies, inputs_of, not_a_check, stale_plan, timed_elsewhere
 from treeopt.records.origins import elsewhere
 from treeopt.records.plan import Plan, PlanEntry, Verified
@@ -42,10 +43,11 @@ def bench(
     session: Session,
     *,
     engine: str | None = None,
+    engine_python: str | None = None,
     batch_size: int | None = None,
     num_prompts: int | Literal["trace"] | None = None,
     max_new_tokens: int | None = None,
-    rounds: int = 1,
+    rounds: int | None = None,
     trees: Sequence[str | Path] = (),
 ) -> Benchmark:
     """Decode for real with every contender.
@@ -58,7 +60,8 @@ def bench(
         raise InvalidInput("`engine` decodes held-out prompts, but got `prompts=trace`.")
     plan, trace, rule = run.read_plan(), run.read_trace(), session.acceptance.record
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
-    opened = _opened(engine, session, most)
+    opened = _opened(engine, session, most, engine_python)
+    rounds = rounds or (FEWEST_LAUNCHES if opened and opened.is_launched else 1)
     probe = run.read_probe() if run.probe.exists() and engine is None else None
     measured = (probe or trace).meta.get("acceptance")
     check_rule(measured, rule, "the run's calibration holds", command=run.command("calibrate", "--overwrite"))
@@ -93,7 +96,7 @@ def bench(
     return result
 
 
-def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Stepper | None:
+def _opened(engine: str | None, session: Session, max_new_tokens: int, python: str | None = None) -> Stepper | None:
     """The engine of that name; None for treeopt's own decoder, which is made for each number of rows."""
     from treeopt.runtime.engines import open_stepper
 
@@ -101,7 +104,7 @@ def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Steppe
         return None
     if rule_of(rule := session.acceptance.record) != "greedy":
         raise Unsupported(f"`engine={engine}` decodes greedily, but the plan is for {marked_rule(rule)}.")
-    opened = open_stepper(engine, session.setup(max_new_tokens), note)
+    opened = open_stepper(engine, session.setup(max_new_tokens), note, python)
     note(opened.about, opened.without_own)
     return opened
 

@@ -73,7 +73,8 @@ class Decoding:
         """Provenance of a benchmark, with the engine that decoded."""
         known, engine = self.session.provenance(seed=0), self.engine
         if engine is not None:
-            known["engine"] = {"name": engine.name, "version": engine.version, "about": engine.about or None}
+            about, launches = engine.about or None, engine.is_launched or None
+            known["engine"] = {"name": engine.name, "version": engine.version, "about": about, "launches": launches}
         return known
 
     @property
@@ -175,12 +176,19 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
     told = {name: None if entrant.is_own else entrant.draft for name, entrant in entrants.items()}
 
     def decode_with(name: str, asked: Sequence[tuple[int, Sequence[int]]]) -> BlockRun:
-        own = (entrants[name].as_it_comes and stepper.as_it_comes) or stepper
+        own = (entrants[name].as_it_comes and (stepper.as_it_comes or stepper.idle)) or stepper
         return decode_block(own, told[name], asked, setup.stop, rows)
 
     with progress(f"Decoding with {len(told)} contenders", len(prompts) * len(told) * decoding.rounds) as advance:
         return decode_contenders(
-            decode_with, prompts, told, batch_size=rows, rounds=decoding.rounds, journal=journal, progress=advance
+            decode_with,
+            prompts,
+            told,
+            batch_size=rows,
+            rounds=decoding.rounds,
+            journal=journal,
+            progress=advance,
+            renew=stepper.renew,
         )
 
 

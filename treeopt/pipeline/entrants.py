@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.source import Source, objective_for
 from treeopt.pipeline.trees import named_tree
-from treeopt.records.benchmark import AS_IT_COMES
+from treeopt.records.benchmark import AS_IT_COMES, IDLE
 from treeopt.records.contender import Predicted
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
@@ -39,7 +39,7 @@ class Entrant:
     predicted_accepted : share of the steps that emit 0, 1, ... guesses
     is_replayable      : whether its guesses are all of the draft's nodes, and those that the reference ranks
     is_own             : whether an engine decodes it by its own settings, which may guess less than the draft
-    as_it_comes        : whether the engine as it comes decodes it, beside one told to be exact
+    as_it_comes        : whether the engine as it comes decodes it, beside one told to be exact; or the idle one
     """
 
     draft: Draft = PLAIN
@@ -99,7 +99,8 @@ def engine_entrants(
         else:
             same = entrants.pop(twin) if twin else fixed(source, own)
             entrants[OWN_SETTINGS] = Entrant(own, is_own=True) if engine.own_stops else same
-    entrants |= {AS_IT_COMES: replace(entrants["plain"], as_it_comes=True)} if engine.as_it_comes else {}
+    twin_plain = AS_IT_COMES if engine.as_it_comes else IDLE if engine.idle else None
+    entrants |= {twin_plain: replace(entrants["plain"], as_it_comes=True)} if twin_plain else {}
     entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
     return _taken(entrants, source, engine)
 

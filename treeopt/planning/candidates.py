@@ -242,9 +242,15 @@ def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: 
     here, context, budget = costs.context_tokens, request.context, request.limits.budget
     own, name = costs.as_it_comes, costs.profile.runtime.get("name")
     faster = costs.plain.ms / own.ms([2], [1])[0] if own else 1.0
+    idle = costs.idle.step(2, 1) if costs.idle else None
+    price, error = (idle.ms / costs.plain.ms, 1.96 * idle.stderr_ms / costs.plain.ms) if idle else (1.0, 0.0)
     said = {
         f"With nothing forced the engine decodes plainly {faster:.2f} times as fast as when it is told to be exact. To plan "
         f"for that: treeopt profile --engine {name}-default, in another run.": faster > 1,
+        f"Where {name} has a drafter and guesses nothing, as a schedule does at length 0, a step takes {price:.2f} "
+        f"[{price - error:.2f}, {price + error:.2f}] of one without a drafter, which lengths of 0 are planned with.": bool(
+            idle
+        ),
         "Steps with some trees are faster than plain ones, beyond what noise explains, and are taken to be.": costs.is_faster,
         f"Some trees were timed faster than {'those' if costs.is_faster else 'a plain step'}. That is noise, so they are taken "
         "to cost as much.": costs.below_plain,

@@ -27,6 +27,7 @@ FEWEST_BLOCKS = 5  # below it no interval is given
 FEWEST_LAUNCHES = 3  # likewise
 LOOKS = (8, 4, 2)  # after one block in so many
 AS_IT_COMES = "default plain"  # the contender that is plain decoding by an engine as it comes, beside an exact one
+IDLE = "chain of 0"  # that of an engine whose drafter is there and told to guess nothing
 ERROR = 0.001  # of an interval at a look
 
 
@@ -156,8 +157,8 @@ class Benchmark(Kept):
 
     @property
     def is_launched(self) -> bool:
-        """Whether every round of a contender is a launch of a server, by the user's command."""
-        return bool(self._runtime.get("command"))
+        """Whether every round of a contender is a launch of a server, by the user's command, or of an engine in a process of its own."""
+        return bool(self._runtime.get("command") or self._runtime.get("launches"))
 
     @property
     def about_engine(self) -> str:

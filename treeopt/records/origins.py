@@ -68,6 +68,7 @@ class RuleRecord(TypedDict, total=False):
 class Runtime(TypedDict, total=False):
     """The software that decoded: its name, version, and how it was set up.
 
+    launches  : whether every round was a launch of the engine, a process of its own
     converted : what stands for a model or a drafter in exported commands, to the name of its folder in the user's cache
     """
 
@@ -79,6 +80,7 @@ class Runtime(TypedDict, total=False):
     weights: str | None
     command: str | None
     about: str | None
+    launches: bool | None
     converted: dict[str, str] | None
 
 

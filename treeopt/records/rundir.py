@@ -27,6 +27,7 @@ ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.
     "openvino-int8": "openvino:in_int8",
     "openvino-default": "openvino:in_own",
     "openvino-int8-default": "openvino:in_int8_own",
+    "vllm": "vllm:Vllm",
 }
 LAUNCHED = "launched"  # stands for the servers that a user's command started
 DECODERS = (*ENGINES, LAUNCHED)  # of benchmarks beside treeopt's own

@@ -54,7 +54,8 @@ def _timed_steps(
     plain = [p for p in profile.autoregressive if p.setting == setting]
     timed = [("plain", costs.plain, plain)]
     own = [p for p in profile.as_it_comes if p.setting == setting]
-    timed += [("plain, default", latency, own) for c in [costs.as_it_comes] if own and c and (latency := c.step(2, 1))]
+    twins = {"plain, default": costs.as_it_comes, "no guesses": costs.idle}
+    timed += [(said, latency, own) for said, c in twins.items() if own and c and (latency := c.step(2, 1))]
     timed += [(str(p.depth), latency, [p]) for p in points if (latency := costs.step(p.size, p.depth))]
     for depth, latency, steps in timed:
         where = (str(setting[0]), str(setting[1] or "–"), str(steps[0].size), depth)

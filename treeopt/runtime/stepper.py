@@ -31,6 +31,7 @@ MOST_TURNS = 4  # prompts that a row has in a visit before it is given up
 STRETCH = 24  # tokens of a visit to an engine: many beside the guesses of a step, few beside what they follow
 SHORT = 16  # tokens of a text that steps are warmed up on
 LONG_STEP_S = 0.5  # a first step that takes so long is not taken twice
+ROUNDS_OF_LAUNCH = 2  # at each context, by one launch of an engine
 SHORTEST_CONTEXT = 16  # that rows can be held at [tokens]
 
 NO_STEP = "Timing needs answers of more than one token, but {} prompts gave no step in which {} were answered together."
@@ -77,6 +78,8 @@ class Stepper(ABC):
     first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
     by_parts    : set to have the next steps say what their parts took, where the engine can tell
     as_it_comes : the same engine with nothing forced, where this one is told to be exact
+    idle        : the same engine with its drafter there and told to guess nothing, where plain decoding has no drafter
+    is_launched : whether its engines are processes, whose launches differ: they are a level of the error
     """
 
     name: str
@@ -92,6 +95,11 @@ class Stepper(ABC):
     first_is_slow: bool = False
     by_parts: bool = False
     as_it_comes: Stepper | None = None
+    idle: Stepper | None = None
+    is_launched: bool = False
+
+    def renew(self) -> None:  # noqa: B027 - most are the same each time
+        """Launch anew what will answer."""
 
     def prepare(  # noqa: B027 - most engines make room by themselves
         self, prompts: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: int
@@ -276,6 +284,8 @@ class StretchVisits(StepVisits):
     ) -> None:
         super().__init__(stepper, [text for some in texts for text in some], trees, batch_size)
         self.texts, self.contexts, self.answer_tokens = texts, len(texts), answer_tokens
+        self.per_launch = ROUNDS_OF_LAUNCH if stepper.is_launched else 1
+        self._launch = 0  # the number of the one that is up
         self.taken = np.zeros(
             (len(trees) + 1, 2)
         )  # steps with each tree, and the tokens of a sequence that they emitted
@@ -283,17 +293,24 @@ class StretchVisits(StepVisits):
     def warm_up(self) -> tuple[list[float], float]:
         """Seconds of a visit at each context with each tree, and of plain ones: these, and what steps on short texts add."""
         places = range(len(self.trees) + 1)
-        for place in {0, max(len(self.trees) - 1, 0), len(self.trees)}:  # what an engine loads at first is no step
-            self._stretch(place, 0, 1, SHORT)
+        self._warm()
         began = time.perf_counter()
         steps = [min(one.seconds for _, one in self._stretch(place, 0, 1, SHORT)) for place in places]
         plain_s = sum(self.visit(places[-1], self.visits[0], number).seconds for number in range(self.contexts))
         added_s = [STRETCH * self.contexts * (step - steps[-1]) for step in steps]
-        return [plain_s + more for more in added_s], time.perf_counter() - began
+        return [self.per_launch * (plain_s + more) for more in added_s], time.perf_counter() - began
+
+    def _warm(self) -> None:
+        for place in {0, max(len(self.trees) - 1, 0), len(self.trees)}:  # what an engine loads at first is no step
+            self._stretch(place, 0, 1, SHORT)
 
     def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
         """A stretch with a tree, from the texts of the round."""
         began, worked = time.perf_counter(), time.process_time()
+        if self.stepper.is_launched and (launch := number // (self.contexts * self.per_launch)) != self._launch:
+            self._launch = launch
+            self.stepper.renew()
+            self._warm()
         found = self._stretch(place, number, STRETCH)
         first, *others = [one.seconds for _, one in found]
         emitted = sum(len(tokens) for _, one in found for tokens in one.emitted.values()) / self.batch_size
@@ -303,7 +320,7 @@ class StretchVisits(StepVisits):
         return Visit(
             place=place,
             seconds=time.perf_counter() - began,
-            processor_s=time.process_time() - worked,
+            processor_s=None if self.stepper.is_launched else time.process_time() - worked,
             step_ms=[round(1e3 * mean_s, 5)],
             accepted=[sum(map(one.guesses, one.emitted)) / self.batch_size for _, one in found],
             lengths=[length for length, _ in found],
@@ -316,7 +333,7 @@ class StretchVisits(StepVisits):
         """
         draft, stepper, rows = self.trees[place] if place < len(self.trees) else PLAIN, self.stepper, self.batch_size
         if place < len(self.trees) and len(draft) == 1:
-            stepper = stepper.as_it_comes or stepper
+            stepper = stepper.as_it_comes or stepper.idle or stepper
         some = self.texts[number % self.contexts]
         for turn in range(MOST_TURNS):
             first = (number // self.contexts + turn) * rows

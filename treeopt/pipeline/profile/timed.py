@@ -68,6 +68,7 @@ def profile(
     session: Session,
     *,
     engine: str | None = None,
+    engine_python: str | None = None,
     max_new_tokens: int = 128,
     calibration: str | None = None,
     gb_per_s: float | None = None,
@@ -89,7 +90,7 @@ def profile(
         wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
     if engine is not None:
         own = {"contexts": wanted.contexts, "sizes": wanted.sizes, "compiled": compiled, "calibration": calibration}
-        opened = _opened(engine, session, max_new_tokens, wanted, {**own, "gb_per_s": gb_per_s})
+        opened = _opened(engine, session, max_new_tokens, wanted, {**own, "gb_per_s": gb_per_s}, engine_python)
         run.read_trace()
     usual = RANDOM_CALIBRATION if is_random else None
     used, record = find_accuracies(run, calibration, otherwise=usual) or (None, None)
@@ -102,6 +103,8 @@ def profile(
     settle_threads(run, session)
     with _compiled(session) if compiled else nullcontext():
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
+        if opened and opened.is_launched:
+            runtime["launches"] = True
         check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
         stages.measure()
         if opened and opened.converted:
@@ -111,14 +114,21 @@ def profile(
         return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
 
-def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, own: Mapping[str, object]) -> Stepper:
+def _opened(
+    engine: str,
+    session: Session,
+    max_new_tokens: int,
+    wanted: Wanted,
+    own: Mapping[str, object],
+    python: str | None = None,
+) -> Stepper:
     """The engine, where its steps can be timed as wanted; ``own`` are options that only treeopt's own decoder has."""
     from treeopt.runtime.engines import open_stepper
 
     asked, batch_size = f"`engine={engine}`", max(wanted.batch_sizes)
     if given := [name for name, value in own.items() if value]:
         raise InvalidInput(f"{asked} does not go with `{given[0]}`: leave it out.")
-    opened = open_stepper(engine, session.setup(max_new_tokens), note)
+    opened = open_stepper(engine, session.setup(max_new_tokens), note, python)
     if not opened.is_stepwise:
         raise Unsupported(f"{asked} decodes whole answers, so its steps are not timed one by one: use bench.")
     if opened.most_rows is not None and batch_size > opened.most_rows:
@@ -183,7 +193,7 @@ class Stages:
         if self.engine is not None:
             assert source is not None, "an engine is timed with a run's own trace"
             trees = engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
-            trees += [Tree.chain(0)] if self.engine.as_it_comes else []
+            trees += [Tree.chain(0)] if self.engine.as_it_comes or self.engine.idle else []
         else:
             trees = [*timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))]
             trees += () if wanted.sizes else dynamic_trees(source.pooled if source else None, wanted.budget)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from treeopt.errors import Unsupported
+from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.rundir import ENGINES
 from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.stepper import Stepper
 
 
-def open_stepper(name: str | None, setup: Setup, say: Callable[[str], None] = lambda message: None) -> Stepper:
+def open_stepper(
+    name: str | None, setup: Setup, say: Callable[[str], None] = lambda message: None, python: str | None = None
+) -> Stepper:
     """treeopt's own decoder, or the engine of that name. Raises Unsupported where there is none, or not for the drafter.
 
-    say : told what takes long, such as a conversion
+    say    : told what takes long, such as a conversion
+    python : of the environment that has the engine, where that is a process of its own
     """
     if name is None:
         return Decoder(setup)
@@ -29,5 +32,10 @@ def open_stepper(name: str | None, setup: Setup, say: Callable[[str], None] = la
             f"`engine={name}` decodes with drafters of the kinds {', '.join(module.DRAFTERS)}, but this drafter is {kind}. "
             "It runs in treeopt itself: leave `engine` out."
         )
-    stepper: Stepper = getattr(module, function)(setup.target, setup.drafter, setup.stop, say)
+    apart = {"python": python} if python is not None else {}
+    if apart and not hasattr(module, "WORKER"):
+        raise InvalidInput(
+            f"`engine_python` is for engines in a process of their own: leave it out with `engine={name}`."
+        )
+    stepper: Stepper = getattr(module, function)(setup.target, setup.drafter, setup.stop, say, **apart)
     return stepper

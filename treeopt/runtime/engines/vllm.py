@@ -17,18 +17,18 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.drafters import LOOKED_UP
-from treeopt.runtime.checkpoints.eagle3 import eagle3_config, eagle3_tensors
-from treeopt.runtime.checkpoints.save import write_tensors
+from treeopt.runtime.checkpoints.save import save_heads
 from treeopt.runtime.drafters.draft_model import DraftModel
-from treeopt.runtime.drafters.eagle3 import Eagle3Heads
 from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable
@@ -37,16 +37,20 @@ from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 
-DRAFTERS = ("draft-model", "eagle3", "ngram")
-PYTHON = "TREEOPT_VLLM_PYTHON"  # the environment variable with the Python that has vllm
+LAYOUTS = {"eagle3": "eagle-3", "medusa": "vllm"}  # in which it reads heads
+DRAFTERS = ("draft-model", "ngram", *LAYOUTS)
+SCHEDULED = (
+    "draft-model",
+    "ngram",
+    "eagle3",
+)  # whose lengths may change while it runs: Medusa's proposer asserts that they do not
 WORKER = Path(__file__).with_name("vllm_worker.py")
 MOST_ROWS = 64
 LONGEST = 8  # guesses of a step that an engine is started for
+SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, MOST_ROWS, LONGEST]]}
+NOT_ITS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # variables of the environment that are of this Python
 LINES = 5  # of the worker's last words
-ASK = (
-    "`engine=vllm` needs the Python of an environment that has vllm: set TREEOPT_VLLM_PYTHON to its path, such as "
-    "~/vllm/bin/python."
-)
+ASK = "`engine=vllm` needs the Python of an environment that has vllm, in this one or another: pass its path as `engine_python`."
 
 
 class Vllm(Stepper):
@@ -56,10 +60,12 @@ class Vllm(Stepper):
     most_rows = MOST_ROWS
     is_launched = True
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, say: object = None) -> None:
-        self.python = os.environ.get(PYTHON) or (sys.executable if find_spec("vllm") else None)
-        if self.python is None:
+    def __init__(
+        self, target: Target, drafter: Drafter, stop: StopRule, say: object = None, *, python: str | None = None
+    ) -> None:
+        if python is None and find_spec("vllm") is None:
             raise Unsupported(ASK)
+        self.python = os.path.expanduser(python or sys.executable)
         self.target, self.drafter, self.stop = target, drafter, stop
         self.about = about_lookup("vLLM", drafter)
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
@@ -101,24 +107,24 @@ class Vllm(Stepper):
         general = self._workers.get(LONGEST)
         if length is not None and general is not None and general.has_table and length <= LONGEST:
             return general
-        for other in [key for key in self._workers if key is not None]:  # two drafters' engines take more memory than one
+        for other in [key for key in self._workers if key is not None]:  # one beside plain: they take memory
             self._workers.pop(other).end()
-        arguments, longest = self._arguments(), max(length or 1, LONGEST)
-        if length is not None:
-            whole = [[1, MOST_ROWS, longest]]
-            table = {"num_speculative_tokens_per_batch_size": whole} if longest == LONGEST else {}
-            arguments["speculative_config"] = {**self._drafter, "num_speculative_tokens": longest, **table}
-        worker = Worker(self.python, arguments)
-        if length is not None and not worker.has_table:
+        launched = partial(Worker, self.python, Path(self._place.name) / "vllm.log")
+        if length is not None and length <= LONGEST and self.drafter.kind in SCHEDULED:
+            worker = launched(self._arguments(LONGEST, SCHEDULE))
+            if worker.has_table:
+                return self._workers.setdefault(LONGEST, worker)
             worker.end()
-            arguments["speculative_config"] = {**self._drafter, "num_speculative_tokens": max(length, 1)}
-            worker, longest = Worker(self.python, arguments), length
-        self._workers[None if length is None else longest] = worker
-        return worker
+        return self._workers.setdefault(length, launched(self._arguments(length)))
 
-    def _arguments(self) -> dict[str, Any]:
-        """Those of `vllm.LLM` that plain decoding needs too; all others are the engine's own."""
+    def _arguments(self, length: int | None, table: Mapping[str, object] = MappingProxyType({})) -> dict[str, Any]:
+        """Those of `vllm.LLM`; all others are the engine's own.
+
+        length : guesses of a step at most; None for an engine without a drafter
+        """
+        drafter = {} if length is None else {**self._drafter, "num_speculative_tokens": max(length, 1), **table}
         return {
+            **({"speculative_config": drafter} if drafter else {}),
             "model": self._saved("model", self.target),
             "dtype": str(self.target.dtype).removeprefix("torch."),
             "max_model_len": self.target.context,
@@ -133,13 +139,12 @@ class Vllm(Stepper):
         drafter = self.drafter
         if isinstance(drafter, DraftModel):
             return {"method": "draft_model", "model": self._saved("drafter", drafter.model)}
-        if isinstance(drafter, Eagle3Heads):
+        if layout := LAYOUTS.get(drafter.kind):
             folder = Path(self._place.name) / "drafter"
             if not folder.exists():
-                folder.mkdir()
-                write_tensors(folder / "model.safetensors", eagle3_tensors(drafter))
-                (folder / "config.json").write_text(json.dumps(eagle3_config(drafter, self.target.name)), encoding="utf-8")
-            return {"method": "eagle3", "model": str(folder)}
+                heads: Any = drafter
+                save_heads(heads, layout, folder, base=self.target.name, lm_head=self.target.lm_head.weight)
+            return {"method": drafter.kind, "model": str(folder)}
         return {"method": "ngram", "prompt_lookup_max": LOOKED_UP, "prompt_lookup_min": 1}
 
     def _saved(self, name: str, model: Target) -> str:
@@ -169,22 +174,20 @@ class Idle(Stepper):
 class Worker:
     """A process with one engine. Raises Unsupported, with its last words, where it ends before its answer."""
 
-    def __init__(self, python: str, arguments: Mapping[str, object]) -> None:
-        own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    def __init__(self, python: str, log: Path, arguments: Mapping[str, object]) -> None:
+        own = {key: value for key, value in os.environ.items() if key not in NOT_ITS}
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-        self._said: IO[bytes] = tempfile.TemporaryFile()
+        self._log, pipe = log, subprocess.PIPE
+        words = [python, str(WORKER)]
         try:
-            self._process = subprocess.Popen(
-                [python, str(WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                text=True,
-                encoding="utf-8",
-                env={**own, **threads},
-            )
+            with log.open("wb") as said:
+                self._process = subprocess.Popen(
+                    words, stdin=pipe, stdout=pipe, stderr=said, text=True, encoding="utf-8", env={**own, **threads}
+                )
         except OSError as error:
-            raise InvalidInput(f"{PYTHON} must be a Python that has vllm, but {python}: {error.strerror}") from None
+            raise InvalidInput(
+                f"`engine_python` must be a Python that has vllm, but {python}: {error.strerror}"
+            ) from None
         self._tell(arguments)
         started = self._hear()
         self.version, self.has_table = started["version"], started["has_table"]
@@ -210,9 +213,10 @@ class Worker:
                 pipe and pipe.close()
         self._process.kill()
         self._process.wait()
-        self._said.close()
 
-    __del__ = end
+    def __del__(self) -> None:
+        if hasattr(self, "_process"):  # else it never began
+            self.end()
 
     def _tell(self, document: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
@@ -232,6 +236,7 @@ class Worker:
 
     def _ended(self, why: str = "") -> Unsupported:
         self._process.wait()
-        self._said.seek(0)
-        words = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
-        return Unsupported(f"vLLM ended before its answer: {(why or ' / '.join(words[-LINES:]) or 'no word of why')[:600]}")
+        words = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return Unsupported(
+            f"vLLM ended before its answer: {(why or ' / '.join(words[-LINES:]) or 'no word of why')[:600]}"
+        )

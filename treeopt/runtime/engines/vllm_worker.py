@@ -7,10 +7,13 @@ Whatever vLLM prints goes to stderr. Read and run with vllm 0.32.0: vllm/v1/engi
 
 import json
 import os
-import sys
 import time
+from collections.abc import Callable
+from typing import IO, Any
 
-TABLE = "dynamic_sd_lookup"  # of the scheduler: guesses by the number of requests in a step; internal, so it may be missing
+TABLE = (
+    "dynamic_sd_lookup"  # of the scheduler: guesses by the number of requests in a step; internal, so it may be missing
+)
 
 
 def main() -> None:
@@ -19,7 +22,7 @@ def main() -> None:
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
-    def say(**document) -> None:
+    def say(**document: Any) -> None:
         said.write(json.dumps(document) + "\n")
 
     try:
@@ -36,7 +39,7 @@ def main() -> None:
         raise
 
 
-def answer(engine, table, asked, told, say) -> None:
+def answer(engine: Any, table: Any, asked: dict[str, Any], told: IO[str], say: Callable[..., None]) -> None:
     """Answer prompts, so many at a time, and tell every pass; what ends after it is told in return.
 
     asked : prompts {place: tokens}, most new tokens of each by place, rows, eos, and length, the guesses of every step
@@ -46,7 +49,7 @@ def answer(engine, table, asked, told, say) -> None:
 
     if asked["length"] is not None and isinstance(table, list):
         table[:] = [0] + [asked["length"]] * (len(table) - 1)
-    waiting, live, silent = list(asked["prompts"].items()), set(), set()
+    waiting, live, silent = list(asked["prompts"].items()), set[str](), set[str]()
     while waiting or live:
         while waiting and len(live) < asked["rows"]:
             place, tokens = waiting.pop(0)

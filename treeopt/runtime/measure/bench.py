@@ -68,12 +68,14 @@ def decode_contenders(
     rounds: int,
     journal: Journal | None = None,
     progress: Callable[[int], None] = lambda answers: None,
+    renew: Callable[[], None] = lambda: None,
 ) -> list[BlockVisit]:
     """Decode all prompts with every contender in every round, but for those that stop since they lose by far (`slower`).
 
     decode     : decodes some prompts with a contender, by its name
     contenders : the draft of each; one with the chosen draft is no slower, whatever the clock says
     journal    : visits of an earlier run of the same benchmark, and where every new one goes
+    renew      : launches what decodes anew, before every round
 
     ``progress`` is called with the number of answers of every visit.
     """
@@ -92,8 +94,9 @@ def decode_contenders(
             going = [name for name in going if name not in lost or contenders[name] == contenders["chosen"]]
         if n < len(visits):
             continue
-        if n == began:  # warm up
-            for name in going:
+        if n == began or n % len(blocks) == 0:
+            renew()
+            for name in going:  # warm up
                 decode(name, blocks[b])
         turns = np.random.default_rng([0, round_, b]).permutation(going).tolist()
         runs = {name: decode(name, blocks[b]) for name in turns}
