@@ -47,6 +47,7 @@ SCHEDULED = (
 WORKER = Path(__file__).with_name("vllm_worker.py")
 MOST_ROWS = 64
 LONGEST = 8  # guesses of a step that an engine is started for
+SHARE = 0.42  # of the memory for each of two engines
 SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, MOST_ROWS, LONGEST]]}
 NOT_ITS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # variables of the environment that are of this Python
 LINES = 5  # of the worker's last words
@@ -130,6 +131,7 @@ class Vllm(Stepper):
             "max_model_len": self.target.context,
             "max_num_seqs": MOST_ROWS,
             "enable_prefix_caching": False,
+            "gpu_memory_utilization": SHARE,
             "disable_log_stats": True,
         }
 
@@ -178,11 +180,21 @@ class Worker:
         own = {key: value for key, value in os.environ.items() if key not in NOT_ITS}
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         self._log, pipe = log, subprocess.PIPE
-        words = [python, str(WORKER)]
+        words = [
+            python,
+            "-c",
+            WORKER.read_text(encoding="utf-8"),
+        ]  # as a file it would find the modules beside it first
         try:
             with log.open("wb") as said:
                 self._process = subprocess.Popen(
-                    words, stdin=pipe, stdout=pipe, stderr=said, text=True, encoding="utf-8", env={**own, **threads}
+                    words,
+                    stdin=pipe,
+                    stdout=pipe,
+                    stderr=said,
+                    encoding="utf-8",
+                    cwd=log.parent,
+                    env={**own, **threads},
                 )
         except OSError as error:
             raise InvalidInput(

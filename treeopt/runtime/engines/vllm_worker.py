@@ -21,6 +21,7 @@ def main() -> None:
     os.dup2(2, 1)  # what vLLM prints is no document
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB: two engines are up at a time
 
     def say(**document: Any) -> None:
         said.write(json.dumps(document) + "\n")
