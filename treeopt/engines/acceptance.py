@@ -18,9 +18,7 @@ Survivals = Sequence[Sequence[float]]  # of the lengths 1, 2, ...
 
 @dataclass(frozen=True)
 class Form:
-    """What one tool takes: ``said`` is where that goes and what it means there, ``line`` is written for each length with what
-    `numbers_of` has, up to the longest that it can take (``most``).
-    """
+    """What one tool takes: ``line`` for each length up to ``most``, by `numbers_of`; ``said``: where that goes and what it means."""
 
     title: str
     checked: str
@@ -31,7 +29,6 @@ class Form:
     heading: str = "# Prompts: {name}"
 
 
-UNDATED = "its source of 2026, of no known release"
 FORMS = (
     Form("vLLM", "0.33.0", "vllm.txt", "Keys of --speculative-config, beside method and model. Survival, without the target's own "
          "token; each request draws guess by guess, to the first miss. Older releases take one number, synthetic_acceptance_rate.",
@@ -42,12 +39,12 @@ FORMS = (
     Form("SGLang", "0.5.23", "sglang.txt", "Variables, with --speculative-num-draft-tokens of the length + 1. The mean, with the "
          "target's own token; all requests of a step draw one number, the mean rounded down or up, so they vary less than real ones.",
          "SGLANG_SIMULATE_ACC_LEN={tokens} SGLANG_SIMULATE_ACC_METHOD=match-expected SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token"),
-    Form("TensorRT-LLM", UNDATED, "tensorrt-llm.txt", "A variable, with max_draft_len of the length. The mean, without the target's "
+    Form("TensorRT-LLM", "its source of 2026", "tensorrt-llm.txt", "A variable, with max_draft_len of the length. The mean, without the target's "
          "own token; each request accepts the whole part, and one more by chance. Older builds take whole numbers alone.",
          "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted}"),
     Form("AIConfigurator", "0.11.0 (095f58a)", "aiconfigurator.txt", "Options. The mean, without the target's own token. Its older "
          "YAML has nextn_accept_rates instead: the conditional rates of dynamo.txt.", "--nextn {length} --nextn-accepted {accepted}"),
-    Form("Dynamo's mocker", UNDATED, "dynamo.txt", "Options, in newer builds --ais-nextn and --ais-nextn-accept-rates. Conditional "
+    Form("Dynamo's mocker", "its source of 2026", "dynamo.txt", "Options, in newer builds --ais-nextn and --ais-nextn-accept-rates. Conditional "
          "rates: each guess where those before it were accepted; each request draws guess by guess.",
          "--aic-nextn {length} --aic-nextn-accept-rates {conditional}", most=5),
     Form("InferenceX", "fb9a9ca", "inferencex.yaml", "Rows of golden_al_distribution/*.yaml. The mean, with the target's own token, "
@@ -71,8 +68,7 @@ def numbers_of(survival: Sequence[float]) -> dict[str, float | str]:
     >>> numbers_of([0.816, 0.634, 0.475])
     {'length': 3, 'accepted': 1.925, 'tokens': 2.925, 'survival': '0.816,0.634,0.475', 'conditional': '0.816,0.777,0.7492'}
     """
-    accepted = round(sum(survival), DIGITS)
-    lists = {"survival": survival, "conditional": conditional(survival)}
+    lists, accepted = {"survival": survival, "conditional": conditional(survival)}, round(sum(survival), DIGITS)
     joined = {name: ",".join(map(str, values)) for name, values in lists.items()}
     return {"length": len(survival), "accepted": accepted, "tokens": round(1 + accepted, DIGITS), **joined}
 
@@ -85,8 +81,8 @@ def write(groups: Mapping[str, Survivals], about: str, kind: str | None) -> dict
     rounded = {name: [[round(one, DIGITS) for one in chain] for chain in chains] for name, chains in groups.items()}
     files = {}
     for form in FORMS:
-        head = f"For {form.title}, checked against {form.checked}. Written by treeopt {__version__}."
-        lines = [f"# {line}" for line in (head, about, form.said)]
+        lines = [f"# For {form.title}, checked against {form.checked}. Written by treeopt {__version__}."]
+        lines += [f"# {line}" for line in (about, form.said)]
         for name, chains in rounded.items():
             lines.append(form.heading.format(name=json.dumps(name)))
             for numbers in map(numbers_of, chains[: form.most]):
@@ -95,6 +91,5 @@ def write(groups: Mapping[str, Survivals], about: str, kind: str | None) -> dict
     longest = next(iter(rounded.values()))[-1]
     profile = {"schema_version": "1.0", "measured": True, "method": kind, "num_speculative_tokens": len(longest),
                "accept_length_model": "measured_per_k", "conditional_accept_rates": conditional(longest),
-               "marginal_accept_rates": longest, "mean_accept_length": numbers_of(longest)["tokens"],
-               "measurement_conditions": {"about": about}}  # fmt: skip
+               "marginal_accept_rates": longest, "mean_accept_length": numbers_of(longest)["tokens"], "measurement_conditions": {"about": about}}  # fmt: skip
     return {**files, "speculation_profile.json": json.dumps(profile, indent=2) + "\n"}

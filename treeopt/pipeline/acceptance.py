@@ -22,7 +22,7 @@ Told = tuple[dict[str, acceptance.Survivals], str]  # survival by group of promp
 ALL = "all"
 SYNTHETIC = (
     "Where guesses are accepted by chance, the drafter still runs and texts mean nothing: ask for answers of a fixed length "
-    "(ignore_eos), and put a drafter there that always drafts. Steps are drawn alike, though real requests are easy or hard."
+    "(ignore_eos), of a drafter that always drafts. Steps are drawn alike, though real requests are easy or hard."
 )
 
 
@@ -31,10 +31,8 @@ def acceptance_files(run: RunDirectory) -> Written:
     path, record = read_accuracies(run)
     rule, kind = record.meta.get("acceptance") or {}, (record.meta.get("drafter") or {}).get("kind") or ""
     if rule_of(rule) == "typical":
-        raise InvalidInput(
-            f"Tools take how chains are accepted up to their first miss, but {path} holds for {marked_rule(rule)}, which accepts "
-            "otherwise: calibrate with `acceptance=sample`."
-        )
+        why = f"Tools take chains that a first miss ends, but {path} holds for {marked_rule(rule)}, which accepts otherwise."
+        raise InvalidInput(f"{why} Calibrate with `acceptance=sample`.")
     groups, said = _replayed(record, path) if isinstance(record, RankTrace) else _counted(record, path)
     longest, about = len(groups[ALL]), f"Drafter: {quoted(kind or None)}. Guesses accepted by: {option_of(rule)}."
     notes = [said, *filter(None, [COUNTED[kind].note if kind in COUNTED else ""])]

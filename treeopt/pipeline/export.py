@@ -50,15 +50,13 @@ def export(
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
-    As ``engine`` "acceptance" is what other tools take in place of the drafter, which needs no plan.
-
-    Options are those of `Plan.export`; ``target`` says for which engine exactly: ``version``, ``max_draft_len``. A stale plan
-    is exported ``anyway`` only.
+    For "acceptance" they are what other tools take in place of a drafter, without a plan. Options are those of `Plan.export`;
+    ``target`` says for which engine exactly: ``version``, ``max_draft_len``. A stale plan is exported ``anyway`` only.
     """
     folder = run.export / engine
     if engine == ACCEPTANCE:
-        told = {"batch_size": batch_size, "method": method, "tree": tree, "heads": heads, "anyway": anyway, **target}
-        for name in (name for name, value in {**told, "beyond": beyond != "off"}.items() if value):
+        told = {"batch_size": batch_size, "method": method, "tree": tree, "heads": heads, "anyway": anyway}
+        for name in (name for name, value in {**told, **target, "beyond": beyond != "off"}.items() if value):
             raise InvalidInput(f"`{name}` goes with a plan, and acceptance needs none: leave it out.")
         written = acceptance_files(run)
         return _write(folder, written.files), written

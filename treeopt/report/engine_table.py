@@ -88,8 +88,7 @@ def runs_here(engine: ServingEngine) -> dict[str, bool]:
     """
     package = bool(engine.package and find_spec(engine.package.replace("-", "_")))
     ways = {f"--engine {engine.name}": package} if engine.name in RUNTIMES else {}
-    if engine.server:
-        program = engine.server.split()[0]
+    if program := engine.server.partition(" ")[0]:
         ways[f"--launch '{engine.server} ...'"] = package if program == "python" else which(program) is not None
     return ways
 
@@ -106,7 +105,7 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
     "versions": lambda e, m: available(m),
     "checked": lambda e, m: m.checked,
     "runs here": lambda e, m: (
-        ", ".join(way + " (not installed)" * (not yes) for way, yes in runs_here(e).items()) or NONE
+        ", ".join(f"{way}{'' if is_in else ' (not installed)'}" for way, is_in in runs_here(e).items()) or NONE
     ),
     "package": lambda e, m: e.package or "its source is not on the Python package index",
     "n-grams": lambda e, m: m.looks_up or NONE,
@@ -118,13 +117,10 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
 def engine_table(engines: Mapping[str, ServingEngine]) -> Table:
     """One row a method, the usual one of each engine first, with the options that run the engine here."""
     rows = [
-        (
-            engine.name if i == 0 else "",
-            ", ".join(way.split()[0] for way, installed in runs_here(engine).items() if installed and i == 0),
-            *(takes(method), ", ".join(method.drafters), checked(method)),
-        )
+        (engine.name if i == 0 else "", run if i == 0 else "", takes(m), ", ".join(m.drafters), checked(m))
         for engine in engines.values()
-        for i, method in enumerate(engine.methods)
+        for run in [", ".join(way.split()[0] for way, installed in runs_here(engine).items() if installed)]
+        for i, m in enumerate(engine.methods)
     ]
     more = "Limits, files and sources of an engine: treeopt list engines NAME"
     columns = texts("engine", "runs here", "takes", "drafters", "checked", names=5)
