@@ -22,6 +22,7 @@ import torch
 
 from treeopt import demo
 from treeopt.demo.corpus import standard_library
+from treeopt.records.plan import Plan
 
 from ..conftest import treeopt
 from . import archives
@@ -49,9 +50,9 @@ def chain_run(run: Path, drafter: str) -> Path:
 
 def predicted(run: Path) -> float:
     """Tokens per step of the run's plan, which is of a chain of `LENGTH`."""
-    (entry,) = json.loads((run / "plan.json").read_text(encoding="utf-8"))["entries"]
-    assert entry["size"] == LENGTH + 1
-    return entry["tokens_per_step"]
+    (entry,) = Plan.load(run / "plan.json").entries
+    assert entry.chosen.size == LENGTH + 1
+    return entry.chosen.tokens_per_step
 
 
 def exported(run: Path, engine: str, models: Path) -> Path:

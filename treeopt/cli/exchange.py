@@ -111,15 +111,17 @@ def export(
     """Write the chosen trees as an engine's own configuration.
 
     The command that uses them is printed. What the engine would refuse or misread is refused here, with the search to run
-    instead.
+    instead. Without a plan, acceptance is what vLLM, llama.cpp, SGLang, TensorRT-LLM, AIConfigurator, Dynamo, InferenceX and
+    Model Optimizer take in place of a real drafter: how often chains of each length are accepted.
 
     \b
     Example:
         treeopt export --to tensorrt-llm --batch-size 4
         treeopt export --to vllm
+        treeopt export --to acceptance
         treeopt export --to neuron-medusa --tree mc_sim_7b_63
 
-    engine : the serving engine (treeopt list engines)
+    engine : the serving engine (treeopt list engines), or acceptance
     tree   : export this tree instead of the plan's: a file, or the name of a published one
     heads  : number of heads of the drafter of ``tree``; by default the depth of the tree
     anyway : export although the plan is stale, or was measured slower than plain decoding

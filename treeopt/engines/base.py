@@ -191,12 +191,14 @@ class ServingEngine:
     readers  its code that reads lists, by name: the tree that comes of a user's list, or of the tree that was meant, for
              ``treeopt import-tree``. InvalidInput where it decodes with another tree, another error where it fails
     counting readers that verify a choice twice if it is listed twice
+    server   what starts its HTTP server, which bench --launch starts; empty for none
     unplanned other ways in which it speculates, known and not planned for: name to how it is asked for
     """
 
     name: str
     title: str
     package: str | None = None
+    server: str = ""
     methods: tuple[Method, ...] = ()
     imports: Mapping[str, Kind] = field(default_factory=dict)
     readers: Mapping[str, Callable[[Choices, Tree], Tree]] = field(default_factory=dict)

@@ -191,8 +191,8 @@ def _printed(line: DraftLine, path: Path) -> Printed:
 
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)
 UNPLANNED = {kind: f"--spec-type {kind}" for kind in ("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")}
-ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", imports={"llama-cpp": KIND},
-                       unplanned=UNPLANNED, methods=(
+ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", server="llama-server",
+                       imports={"llama-cpp": KIND}, unplanned=UNPLANNED, methods=(
     Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options),
            rules=("greedy", "sample"), carrier="--spec-type, --spec-draft-n-max",
            syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",

@@ -21,7 +21,7 @@ write = Flags(
     },
 )
 
-ENGINE = ServingEngine(name="lmdeploy", title="LMDeploy", package="lmdeploy", methods=(
+ENGINE = ServingEngine(name="lmdeploy", title="LMDeploy", package="lmdeploy", server="lmdeploy serve", methods=(
     Method(name="number", checked="0.18.0", drafters=tuple(write.options), rules=("greedy", "sample"),
            carrier="--speculative-num-draft-tokens",
            syntax="--backend pytorch --speculative-algorithm eagle3 --speculative-num-draft-tokens 3",

@@ -10,7 +10,7 @@ write = Flags(
     notes=("A request's own num_draft_tokens goes before the flag. mlx_lm.generate takes the same flags.",),
 )
 
-ENGINE = ServingEngine(name="mlx-lm", title="mlx-lm", package="mlx-lm", methods=(
+ENGINE = ServingEngine(name="mlx-lm", title="mlx-lm", package="mlx-lm", server="mlx_lm.server", methods=(
     Method(name="number", checked="0.32.2", drafters=tuple(write.options), max_batch_size=1,
            carrier="--num-draft-tokens", syntax="--draft-model DRAFTER --num-draft-tokens 3",
            source="ml-explore/mlx-lm mlx_lm/generate.py, mlx_lm/server.py", write=write),

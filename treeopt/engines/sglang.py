@@ -279,7 +279,8 @@ ENGINES = (
                derived=("algorithm = PREDEFINED", "rows of a range <= those of the one before - 1", "batch x rows <= 2048"),
                source="mit-han-lab/fastrl third-party/sglang/python/sglang/srt/speculative/eagle_mab.py", write=write_ranges),
     )),
-    ServingEngine(name="sglang", title="SGLang", package="sglang", imports={"sglang": KIND}, unplanned=UNPLANNED, methods=(
+    ServingEngine(name="sglang", title="SGLang", package="sglang", server="python -m sglang.launch_server", imports={"sglang": KIND},
+                  unplanned=UNPLANNED, methods=(
         Method(name="adaptive", checked="0.5.23", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
                carrier="--speculative-adaptive-config", syntax='{"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [3]}}',
                derived=CHAIN_FLAGS, by_batch_size=True,

@@ -31,7 +31,7 @@ write = Flags(
     also=room,
 )
 
-ENGINE = ServingEngine(name="tgi", title="text-generation-inference", methods=(
+ENGINE = ServingEngine(name="tgi", title="text-generation-inference", server="text-generation-launcher", methods=(
     Method(name="speculate", checked="main db931fc of 2026-01", drafters=tuple(write.options), rules=("greedy", "sample"),
            carrier="--speculate", syntax="--speculate 3",
            derived=("--speculate <= heads", "batch x (1 + length) <= 128 rows"),

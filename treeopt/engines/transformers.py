@@ -70,7 +70,7 @@ lookup = Library(
 )
 
 SOURCE = "huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py"
-ENGINE = ServingEngine(name="transformers", title="transformers", package="transformers",
+ENGINE = ServingEngine(name="transformers", title="transformers", package="transformers", server="transformers serve",
                        methods=(
     Method(name="assistant", checked="5.23.0", drafters=tuple(assistant.ways), rules=("greedy", "reject"), max_batch_size=1,
            carrier="generation_config.json of the drafting model, assistant_model or assistant_early_exit of generate()",

@@ -271,7 +271,7 @@ CONFIG = "num_speculative_tokens in --speculative-config"
 UNPLANNED = {"ngram_gpu": '"method": "ngram_gpu"', "P-EAGLE": '"method": "eagle3", "parallel_drafting": true',
              "PARD": '"method": "draft_model", "parallel_drafting": true',
              "block verification": '"rejection_sample_method": "block"'}  # fmt: skip
-ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", imports=IMPORTS, unplanned=UNPLANNED, methods=(
+ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm serve", imports=IMPORTS, unplanned=UNPLANNED, methods=(
     Method(name="batch-size", checked="0.33.0", drafters=SCHEDULED, rules=("greedy", "sample", "reject"),
            looks_up="from the latest place, or on model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) the earliest",
            carrier="num_speculative_tokens_per_batch_size in --speculative-config", syntax="[[1, 16, 3], [17, 4096, 0]]",

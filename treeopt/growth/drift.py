@@ -178,7 +178,7 @@ def _(record: Calibration, measure: str, depth: int) -> Reach:
     said = record.meta
     if measure == TOP_1:
         return Reach(record.accept[:depth, 0], record.stderr[:depth, 0], None)
-    shares = np.asarray(said.get("survival") or np.cumprod(record.accept[:, 0]), dtype=np.float64)[:depth]
+    shares = record.survival[:depth]
     errors = said.get("survival_stderr")
     if errors is None:
         errors = np.sqrt(shares * (1 - shares) / (said.get("positions") or record.trials[0]))

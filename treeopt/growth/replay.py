@@ -22,7 +22,7 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.paths import portions
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.pools import Counts
-from treeopt.records.trace import Answers, RankTrace
+from treeopt.records.trace import NO_TRIAL, Answers, RankTrace
 from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree
 from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree
 
@@ -130,6 +130,23 @@ def length_counts(trace: RankTrace, accepted: NDArray[Any], depth: int) -> IntAr
     [0, 2]
     """
     return np.bincount(accepted[visited(trace, accepted)], minlength=1 + depth)
+
+
+def chain_survival(trace: RankTrace, depth: int) -> list[list[float]]:
+    """Survival of the chains of 1, 2, ... D guesses: (K,) share of the steps of each one's replay that accept 1, ... K.
+
+    Where a sequence's end leaves no guess is no trial, so it is Kaplan and Meier's product over the steps that had one.
+
+    >>> chain_survival(RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4])), 1)
+    [[0.5]]
+    """
+    reach, found = accepted_lengths(trace, Tree.chain(depth)), list[list[float]]()
+    for k in range(1, depth + 1):
+        states, places = visited(trace, np.minimum(reach, k)), np.arange(k)
+        right = reach[states, None]  # (n, 1)
+        tried = ((right >= places) & (trace.ranks[states, :k] != NO_TRIAL)).sum(0)
+        found.append(np.cumprod((right > places).sum(0) / np.maximum(tried, 1)).tolist())
+    return found
 
 
 def count_visits(trace: RankTrace, tree: Tree) -> IntArray:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from treeopt.engines.acceptance import NAME as ACCEPTANCE
 from treeopt.engines.base import Request, Written
 from treeopt.engines.plans import ask, export_request, method_for_plan, write_request
 from treeopt.engines.registry import runners
@@ -16,6 +17,7 @@ from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writer, write_text
+from treeopt.pipeline.acceptance import acceptance_files
 from treeopt.pipeline.compare import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
@@ -48,10 +50,16 @@ def export(
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
-    Options are those of `Plan.export`; ``target`` says for which engine exactly: ``version``, ``max_draft_len``. A stale plan
-    is exported ``anyway`` only.
+    For "acceptance" they are what other tools take in place of a drafter, without a plan. Options are those of `Plan.export`;
+    ``target`` says for which engine exactly: ``version``, ``max_draft_len``. A stale plan is exported ``anyway`` only.
     """
     folder = run.export / engine
+    if engine == ACCEPTANCE:
+        told = {"batch_size": batch_size, "method": method, "tree": tree, "heads": heads, "anyway": anyway}
+        for name in (name for name, value in {**told, **target, "beyond": beyond != "off"}.items() if value):
+            raise InvalidInput(f"`{name}` goes with a plan, and acceptance needs none: leave it out.")
+        written = acceptance_files(run)
+        return _write(folder, written.files), written
     if tree is not None:
         if beyond != "off":
             raise InvalidInput("`beyond` goes with a plan's schedule, and a `tree` has none: leave it out.")

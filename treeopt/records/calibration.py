@@ -120,6 +120,12 @@ class Calibration(Kept):
         errors: NDArray[np.float64] = np.sqrt(self.accept * (1 - self.accept) / self.trials[:, None])
         return errors
 
+    @property
+    def survival(self) -> NDArray[np.float64]:
+        """(K,) share of chains that are right up to each depth; as if heads were independent where the file does not say."""
+        told = self.meta.get("survival") or np.cumprod(self.accept[:, 0])
+        return np.minimum.accumulate(np.asarray(told, dtype=np.float64))[: self.num_heads]
+
     @classmethod
     def from_trace(cls, trace: RankTrace, provenance: ProvenanceRecord | None = None) -> Calibration:
         """Count hits and trials over all states at which a step can be taken, and for each group."""

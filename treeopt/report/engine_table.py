@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from importlib.util import find_spec
+from shutil import which
 from typing import TYPE_CHECKING
 
 from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.registry import search_for
+from treeopt.records.rundir import ENGINES as RUNTIMES
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
 
@@ -29,7 +32,7 @@ def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
     """Every method with all that the table knows of it, JSON-ready."""
     return [
         {"engine": engine.name, "title": engine.title, "package": engine.package, "method": method.name}
-        | {"unplanned": engine.unplanned}
+        | {"unplanned": engine.unplanned, "runs_here": runs_here(engine)}
         | {f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT}
         for engine in engines.values()
         for method in engine.methods
@@ -76,6 +79,20 @@ def checked(method: Method) -> str:
     return method.checked.split(", ")[0].split(" (")[0].split()[-1]
 
 
+def runs_here(engine: ServingEngine) -> dict[str, bool]:
+    """How profile and bench run the engine itself, and whether what that takes is installed on this machine.
+
+    >>> from treeopt.engines.registry import ENGINES
+    >>> list(runs_here(ENGINES["transformers"])), runs_here(ENGINES["hydra"])
+    (['--engine transformers', "--launch 'transformers serve ...'"], {})
+    """
+    package = bool(engine.package and find_spec(engine.package.replace("-", "_")))
+    ways = {f"--engine {engine.name}": package} if engine.name in RUNTIMES else {}
+    if program := engine.server.partition(" ")[0]:
+        ways[f"--launch '{engine.server} ...'"] = package if program == "python" else which(program) is not None
+    return ways
+
+
 FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
     "takes": lambda e, m: takes(m),
     "limits": lambda e, m: limits(m),
@@ -87,6 +104,9 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
     "by batch size": lambda e, m: "schedule" if m.by_batch_size else "a build each" if m.built_for_size else NONE,
     "versions": lambda e, m: available(m),
     "checked": lambda e, m: m.checked,
+    "runs here": lambda e, m: (
+        ", ".join(f"{way}{'' if is_in else ' (not installed)'}" for way, is_in in runs_here(e).items()) or NONE
+    ),
     "package": lambda e, m: e.package or "its source is not on the Python package index",
     "n-grams": lambda e, m: m.looks_up or NONE,
     "read in": lambda e, m: m.source,
@@ -95,14 +115,15 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
 
 
 def engine_table(engines: Mapping[str, ServingEngine]) -> Table:
-    """One row a method, the usual one of each engine first."""
+    """One row a method, the usual one of each engine first, with the options that run the engine here."""
     rows = [
-        (engine.name if i == 0 else "", takes(method), ", ".join(method.drafters), checked(method))
+        (engine.name if i == 0 else "", run if i == 0 else "", takes(m), ", ".join(m.drafters), checked(m))
         for engine in engines.values()
-        for i, method in enumerate(engine.methods)
+        for run in [", ".join(way.split()[0] for way, installed in runs_here(engine).items() if installed)]
+        for i, m in enumerate(engine.methods)
     ]
     more = "Limits, files and sources of an engine: treeopt list engines NAME"
-    columns = texts("engine", "takes", "drafters", "checked", names=4)
+    columns = texts("engine", "runs here", "takes", "drafters", "checked", names=5)
     return Table("Engines that --for and --to take", columns, rows, caption=more)
 
 

@@ -1,0 +1,253 @@
+"""What other tools take in place of a drafter: every form read back, drawn as its engine draws, and against replays by hand."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeopt.cli import cli
+from treeopt.engines.acceptance import FORMS, conditional, numbers_of, write
+from treeopt.engines.registry import ENGINES
+from treeopt.growth.replay import chain_survival
+from treeopt.records.calibration import Calibration
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import MISS, NO_TRIAL, RankTrace
+from treeopt.report.engine_table import runs_here
+from treeopt.report.status import status
+
+GOLDEN = [0.816, 0.634, 0.475]  # of MiniMax-M2.7-DFlash on MT-bench, as Model Optimizer publishes it
+HALF = 0.5e-4  # by which rounding moves a number
+SURVIVALS = st.lists(st.floats(0, 1), min_size=1, max_size=9).map(lambda rates: np.cumprod(rates).tolist())
+
+
+def lines(files, name):
+    return [line for line in files[name].splitlines() if not line.startswith("#")]
+
+
+def listed(line):
+    return [float(number) for number in line.rsplit(" ", 1)[1].split(",")]
+
+
+def read(survival):
+    """What each tool reads of a chain, as the survival or the accepted guesses that it means."""
+    files = write({"all": [survival[:k] for k in range(1, len(survival) + 1)]}, "", "eagle3")
+    vllm = json.loads(lines(files, "vllm.txt")[-1])
+    assert vllm["num_speculative_tokens"] == len(vllm["synthetic_acceptance_rates"])
+    profile = json.loads(files["speculation_profile.json"])
+    dynamo = listed(lines(files, "dynamo.txt")[-1])
+    (by_length,) = [rows["thinking_off"] for rows in yaml.safe_load(files["inferencex.yaml"]).values()]
+    variables = dict(word.split("=") for word in lines(files, "sglang.txt")[-1].split())
+    survivals = {
+        "vllm": vllm["synthetic_acceptance_rates"],
+        "llama.cpp": listed(lines(files, "llama-cpp.txt")[-1]),
+        "modelopt": profile["marginal_accept_rates"],
+    }
+    conditionals = {"dynamo": dynamo, "modelopt": profile["conditional_accept_rates"]}
+    accepted = {
+        "sglang": float(variables["SGLANG_SIMULATE_ACC_LEN"]) - 1,
+        "tensorrt-llm": float(lines(files, "tensorrt-llm.txt")[-1].split("=")[1]),
+        "aiconfigurator": float(lines(files, "aiconfigurator.txt")[-1].split()[-1]),
+        "modelopt": profile["mean_accept_length"] - 1,
+    }
+    return survivals, conditionals, accepted, by_length
+
+
+def test_published_rates_become_those_that_were_worked_out_by_hand():
+    survivals, conditionals, accepted, by_length = read(GOLDEN)
+    assert all(rates == GOLDEN for rates in survivals.values())
+    assert all(rates == pytest.approx([0.816, 0.77696, 0.74921], abs=HALF) for rates in conditionals.values())
+    assert all(mean == pytest.approx(1.925, abs=1e-9) for mean in accepted.values())
+    assert by_length == {1: 1.82, 2: 2.45, 3: 2.92}  # 2.925 in two digits
+    assert conditional([1, 0.5, 0, 0]) == [1, 0.5, 0, 0]
+
+
+@given(SURVIVALS)
+def test_every_form_means_the_survival_that_was_written(survival):
+    survivals, conditionals, accepted, by_length = read(survival)
+    for rates in survivals.values():
+        assert rates == pytest.approx(survival, abs=HALF * 1.01)
+        assert all(0 <= low <= high <= 1 for high, low in pairwise([1, *rates]))  # else engines do not start
+    for rates in conditionals.values():
+        assert len(rates) <= 5 or rates is not conditionals["dynamo"]
+        assert all(0 <= rate <= 1 for rate in rates)
+        assert np.cumprod(rates) == pytest.approx(survival[: len(rates)], abs=(len(rates) + 1) * HALF)
+    written = sum(survivals["vllm"])
+    assert all(mean == pytest.approx(written, abs=1e-9) for mean in accepted.values())
+    assert all(0 <= mean <= len(survival) for mean in accepted.values())
+    assert {k: 1 + sum(survivals["vllm"][:k]) for k in by_length} == pytest.approx(by_length, abs=0.00501)
+
+
+def test_drawn_as_each_engine_draws_the_mean_is_the_one_that_was_written():
+    """200,000 steps each; an error of 4.5 standard errors would be a false alarm once in 150,000 seeds."""
+    steps, rng = 200_000, np.random.default_rng(7)
+    survivals, conditionals, accepted, _ = read(GOLDEN)
+
+    def to_first_miss(rates):
+        return np.logical_and.accumulate(rng.random((steps, len(rates))) < rates, axis=1).sum(1)
+
+    def by_ratio(rates):  # vLLM and llama.cpp make the ratios themselves
+        return to_first_miss([b / a if a else 0 for a, b in pairwise([1.0, *rates])])
+
+    def whole_and_chance(mean):
+        return int(mean) + (rng.random(steps) < mean % 1)
+
+    drawn = {
+        "vllm": by_ratio(survivals["vllm"]),
+        "llama.cpp": by_ratio(survivals["llama.cpp"]),
+        "dynamo": to_first_miss(conditionals["dynamo"]),
+        "tensorrt-llm": whole_and_chance(accepted["tensorrt-llm"]),
+        "sglang": whole_and_chance(accepted["sglang"] + 1) - 1,
+    }
+    for engine, guesses in drawn.items():
+        assert abs(guesses.mean() - 1.925) < 4.5 * guesses.std() / np.sqrt(steps) + HALF, engine
+    assert drawn["vllm"].std() == pytest.approx(1.178, abs=0.01)  # of the measured list
+    assert drawn["sglang"].std() < 0.3  # a mean alone hides how steps differ
+
+
+# From records
+
+
+@st.composite
+def traces(draw):
+    """Answers of 1 to 9 tokens: right, wrong, or without a trial where no token is left to guess."""
+    heads, lengths = draw(st.integers(1, 4)), draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    rows = []
+    for n in lengths:
+        end = draw(st.sampled_from([MISS, NO_TRIAL]))
+        ranks = draw(st.lists(st.sampled_from([0, 0, 1, MISS]), min_size=n * heads, max_size=n * heads))
+        rows += [[ranks[t * heads + k] if t + k + 1 < n else end for k in range(heads)] for t in range(n)]
+    return RankTrace(np.array(rows), np.cumsum([0, *lengths]), meta={"top_k": 2})
+
+
+@given(traces())
+@settings(max_examples=200)
+def test_survival_is_that_of_decoding_step_by_step(trace):
+    for length, survival in enumerate(chain_survival(trace, trace.num_heads), 1):
+        right, tried = np.zeros(length), np.zeros(length)
+        for start, end in pairwise(trace.starts.tolist()):
+            t = start
+            while t < end - 1:
+                accepted = 0
+                for rank in trace.ranks[t, :length].tolist():
+                    tried[accepted] += rank != NO_TRIAL
+                    if rank != 0:
+                        break
+                    right[accepted] += 1
+                    accepted += 1
+                t += 1 + accepted
+        expected, so_far = [], 1.0
+        for passed, at_risk in zip(right, tried, strict=True):
+            so_far *= passed / at_risk if at_risk else 0
+            expected.append(so_far)
+        assert survival == pytest.approx(expected)
+
+
+def run_with(path, trace=None, calibration=None):
+    run = RunDirectory(path)
+    run.replace_accuracies(calibration or Calibration.from_trace(trace), trace)
+    return run
+
+
+def exported(run, *more):
+    return CliRunner().invoke(cli, ["export", "--to", "acceptance", "--run", str(run.path), *more])
+
+
+RANKS = np.array([[0, 0], [0, 1], [0, 0], [1, 0], [0, MISS], [MISS, MISS]])
+OTHER = np.array([[1, 0], [0, 0], [0, 1], [0, 0], [1, MISS], [MISS, MISS]])
+TRACE = RankTrace(
+    np.concatenate([RANKS, OTHER, RANKS]),
+    np.array([0, 6, 12, 18]),
+    group=np.array([0, 1, 0]),
+    meta={"top_k": 2, "group_names": ["chat", 'co\n#"de'], "drafter": {"kind": "draft-model"}},
+)
+
+
+def test_a_trace_gives_every_length_and_every_group_of_prompts(tmp_path):
+    found = exported(run_with(tmp_path, TRACE))
+    assert found.exit_code == 0, found.output
+    folder = tmp_path / "export" / "acceptance"
+    by_group = yaml.safe_load((folder / "inferencex.yaml").read_text(encoding="utf-8"))
+    chains = [chain_survival(part, 2) for part in (TRACE, TRACE.select(np.array([0, 2])), TRACE.select(np.array([1])))]
+    assert list(by_group) == ["all", "group chat", 'group co\n#"de']
+    for rows, survivals in zip(by_group.values(), chains, strict=True):
+        assert rows["thinking_off"] == pytest.approx({1: 1 + sum(survivals[0]), 2: 1 + sum(survivals[1])}, abs=0.0051)
+    assert all((folder / form.file).is_file() for form in FORMS)
+
+
+def test_counts_alone_are_cut_and_what_they_cannot_tell_is_said(tmp_path):
+    accept = np.array([900, 800, 700, 600, 500, 400])
+    counts = Calibration(accept[:, None], np.full(6, 1000), meta={"drafter": {"kind": "suffix"}})
+    bare = exported(run_with(tmp_path / "bare", calibration=counts))
+    assert "as if guesses were independent" in bare.output
+    assert "no more than 5 guesses" in bare.output
+    counts.meta.update(source="engine log", survival=np.cumprod(accept / 1000).tolist(), draft_lengths={"6": 1000})
+    logged = exported(run_with(tmp_path / "logged", calibration=counts))
+    assert "counted by an engine with drafts of 6: of other lengths it is an estimate" in logged.output
+    assert "Drafts of suffix decoding end" in logged.output
+    folder = tmp_path / "logged" / "export" / "acceptance"
+    lasts = [
+        listed(line) for line in (folder / "llama-cpp.txt").read_text().splitlines() if line.startswith("--spec-draft")
+    ]
+    assert lasts[-1] == pytest.approx(np.cumprod(accept / 1000).tolist(), abs=HALF)
+    assert [len(rates) for rates in lasts] == [1, 2, 3, 4, 5, 6]
+    assert lasts[2] == lasts[5][:3]
+
+
+@pytest.mark.parametrize(
+    ("trace", "options", "said"),
+    [
+        (TRACE, ["--batch-size", "4"], "--batch-size goes with a plan"),
+        (TRACE, ["--beyond", "last"], "--beyond goes with a plan"),
+        (TRACE, ["--anyway"], "--anyway goes with a plan"),
+        (RankTrace(np.array([[MISS], [NO_TRIAL]]), np.array([0, 1, 2])), [], "no step of decoding"),
+        (RankTrace(RANKS, np.array([0, 6]), meta={"acceptance": {"rule": "typical"}}), [], "--acceptance sample"),
+    ],
+)
+def test_what_is_not_asked_rightly_is_refused_and_writes_nothing(tmp_path, trace, options, said):
+    run = run_with(tmp_path, trace, Calibration(np.array([[1]]), np.array([2])))
+    found = exported(run, *options)
+    assert found.exit_code == 1
+    assert said in found.output
+    assert not run.export.exists()
+
+
+def test_the_files_are_stale_when_the_counts_are_others(tmp_path):
+    run = run_with(tmp_path, TRACE)
+    exported(run)
+    run.plan.write_text("{}")  # another plan makes no difference
+    states = {file.name: file.state for file in status(run).files}
+    assert states["export/acceptance"] == "up to date"
+    run_with(tmp_path, TRACE)
+    states = {file.name: file.state for file in status(run).files}
+    assert states["export/acceptance"] == "stale"
+
+
+def test_the_page_has_a_row_for_every_tool():
+    page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
+    assert all(f"| `{form.file}` | {form.title} | {form.checked} | " in page for form in FORMS)
+
+
+def test_numbers_are_of_one_chain():
+    numbers = numbers_of([0.5, 0.25])
+    assert numbers == {"length": 2, "accepted": 0.75, "tokens": 1.75, "survival": "0.5,0.25", "conditional": "0.5,0.5"}
+
+
+# Which engines run here
+
+
+def test_an_engine_runs_here_where_its_server_is_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (way,) = runs_here(ENGINES["llama-cpp"])
+    assert way == "--launch 'llama-server ...'"
+    assert runs_here(ENGINES["llama-cpp"]) == {way: False}
+    (tmp_path / "llama-server").touch(mode=0o755)
+    assert runs_here(ENGINES["llama-cpp"]) == {way: True}
+    rows = json.loads(CliRunner().invoke(cli, ["list", "engines", "--json"]).output)["engines"]
+    assert {row["engine"] for row in rows if row["runs_here"].get(way)} == {"llama-cpp"}
+    assert "--launch" in CliRunner().invoke(cli, ["list", "engines"], env={"COLUMNS": "120"}).output

@@ -1,0 +1,95 @@
+"""What other tools take in place of a real drafter: engines that accept guesses by chance, and simulators.
+
+survival    : (K,) share of the steps that accept the first 1, ... K guesses, K the length of the chain; rounded first
+conditional : (K,) each over the one before · accepted: sum of survival · tokens: 1 + accepted, the target's own too
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from treeopt import __version__
+from treeopt.engines.llama_cpp import DRAFT
+
+NAME = "acceptance"  # as --to takes it
+DIGITS = 4
+Survivals = Sequence[Sequence[float]]  # of the lengths 1, 2, ...
+
+
+@dataclass(frozen=True)
+class Form:
+    """What one tool takes: ``line`` for each length up to ``most``, by `numbers_of`; ``said``: where that goes and what it means."""
+
+    title: str
+    checked: str
+    file: str
+    said: str
+    line: str
+    most: int | None = None
+    heading: str = "# Prompts: {name}"
+
+
+FORMS = (
+    Form("vLLM", "0.33.0", "vllm.txt", "Keys of --speculative-config, beside method and model. Survival, without the target's own "
+         "token; each request draws guess by guess, to the first miss. Older releases take one number, synthetic_acceptance_rate.",
+         '{{"num_speculative_tokens": {length}, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [{survival}]}}'),
+    Form("llama.cpp", "llama-cpp-python 0.3.36 (0c1e570)", "llama-cpp.txt", "Options beside --spec-type and the drafter. Survival, "
+         "without the target's own token; each slot draws guess by guess, to the first miss, and never accepts an end of the text.",
+         f"{DRAFT} --spec-synth-rates {{survival}}"),
+    Form("SGLang", "0.5.23", "sglang.txt", "Variables, with --speculative-num-draft-tokens of the length + 1. The mean, with the "
+         "target's own token; all requests of a step draw one number, the mean rounded down or up, so they vary less than real ones.",
+         "SGLANG_SIMULATE_ACC_LEN={tokens} SGLANG_SIMULATE_ACC_METHOD=match-expected SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token"),
+    Form("TensorRT-LLM", "its source of 2026", "tensorrt-llm.txt", "A variable, with max_draft_len of the length. The mean, without the target's "
+         "own token; each request accepts the whole part, and one more by chance. Older builds take whole numbers alone.",
+         "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS={accepted}"),
+    Form("AIConfigurator", "0.11.0 (095f58a)", "aiconfigurator.txt", "Options. The mean, without the target's own token. Its older "
+         "YAML has nextn_accept_rates instead: the conditional rates of dynamo.txt.", "--nextn {length} --nextn-accepted {accepted}"),
+    Form("Dynamo's mocker", "its source of 2026", "dynamo.txt", "Options, in newer builds --ais-nextn and --ais-nextn-accept-rates. Conditional "
+         "rates: each guess where those before it were accepted; each request draws guess by guess.",
+         "--aic-nextn {length} --aic-nextn-accept-rates {conditional}", most=5),
+    Form("InferenceX", "fb9a9ca", "inferencex.yaml", "Rows of golden_al_distribution/*.yaml. The mean, with the target's own token, "
+         "by length. Put the model's key for the name, and thinking_on where it thinks.",
+         "    {length}: {tokens:.2f}", heading="{name}:\n  thinking_off:"),
+)  # fmt: skip
+
+
+def conditional(survival: Sequence[float]) -> list[float]:
+    """(K,) share that accepts each guess, of the steps that accept those before it.
+
+    >>> conditional([0.816, 0.634, 0.475, 0.0, 0.0])
+    [0.816, 0.777, 0.7492, 0.0, 0.0]
+    """
+    return [round(one / past, DIGITS) if past else 0.0 for past, one in zip([1.0, *survival], survival, strict=False)]
+
+
+def numbers_of(survival: Sequence[float]) -> dict[str, float | str]:
+    """The numbers of a chain by name, lists with commas; of survival that is rounded.
+
+    >>> numbers_of([0.816, 0.634, 0.475])
+    {'length': 3, 'accepted': 1.925, 'tokens': 2.925, 'survival': '0.816,0.634,0.475', 'conditional': '0.816,0.777,0.7492'}
+    """
+    lists, accepted = {"survival": survival, "conditional": conditional(survival)}, round(sum(survival), DIGITS)
+    joined = {name: ",".join(map(str, values)) for name, values in lists.items()}
+    return {"length": len(survival), "accepted": accepted, "tokens": round(1 + accepted, DIGITS), **joined}
+
+
+def write(groups: Mapping[str, Survivals], about: str, kind: str | None) -> dict[str, str]:
+    """Files by name, one for each tool; Model Optimizer's profile has the longest chain of the first group.
+
+    groups : survival of the chains of 1, 2, ... guesses, by group of prompts · about : of which drafter, under which rule
+    """
+    rounded = {name: [[round(one, DIGITS) for one in chain] for chain in chains] for name, chains in groups.items()}
+    files = {}
+    for form in FORMS:
+        lines = [f"# For {form.title}, checked against {form.checked}. Written by treeopt {__version__}."]
+        lines += [f"# {line}" for line in (about, form.said)]
+        for name, chains in rounded.items():
+            lines.append(form.heading.format(name=json.dumps(name)))
+            for numbers in map(numbers_of, chains[: form.most]):
+                lines += ["# {length}: {tokens} tokens per step".format(**numbers), form.line.format(**numbers)]
+        files[form.file] = "\n".join(lines) + "\n"
+    longest = next(iter(rounded.values()))[-1]
+    profile = {"schema_version": "1.0", "measured": True, "method": kind, "num_speculative_tokens": len(longest),
+               "accept_length_model": "measured_per_k", "conditional_accept_rates": conditional(longest),
+               "marginal_accept_rates": longest, "mean_accept_length": numbers_of(longest)["tokens"], "measurement_conditions": {"about": about}}  # fmt: skip
+    return {**files, "speculation_profile.json": json.dumps(profile, indent=2) + "\n"}
