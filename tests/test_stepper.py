@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -25,11 +25,12 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import AnswerRow, Setup, decode
 from treeopt.runtime.drafters.draft_model import early_exit
 from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.measure.ranks import rank_answers
 from treeopt.runtime.stepper import PLAIN, Pass, Stepper, StretchVisits, decode_block
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target
+from treeopt.runtime.target import Target, load_target
 from treeopt.trees.draft import Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
@@ -37,6 +38,12 @@ from . import test_openvino
 from .conftest import random_prompts, tiny_heads, tiny_model, treeopt
 from .test_dynamic import numbers
 
+TEXTS = (
+    "Three primes below twenty are two, three and",
+    "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n",
+    "The rain in the hills had stopped, and the rain in the",
+    "1, 2, 4, 8, 16, 32,",
+)
 TREES = [Tree.chain(1), Tree.chain(3), DynamicTree(3, 4, 9)]
 
 
@@ -113,10 +120,11 @@ def vllm(drafter):
         python = os.environ.get("TREEOPT_VLLM_PYTHON")
         if python is None:
             pytest.skip("TREEOPT_VLLM_PYTHON names no Python that has vllm")
-        session = pipeline.open_session({"model": "smollm2", "drafter": drafter})
-        prompts = [list(conversation.first) for conversation in session.prompts.conversations[:6]]
-        setup = replace(session.setup(32), stop=StopRule(session.target.eos_ids, 32))
-        drafts = [Tree.chain(n) for n in (1, 3, session.drafter.num_heads)]
+        target = load_target("smollm2")
+        made = open_drafter(drafter, target).drafter
+        setup = Setup(target, made, StopRule(target.eos_ids, 32))
+        drafts = [Tree.chain(n) for n in (1, 3, made.num_heads)]
+        prompts = [target.tokenizer.encode(text) for text in TEXTS]
         return Case(open_stepper("vllm", setup, python=python), setup, drafts, prompts, (1, 4))
 
     return make
