@@ -36,11 +36,11 @@ def write_page(measured: Path, root: Path) -> None:
     if not profiles:
         return
     rows = [write_profile(root, name, profile) for name, profile, _ in profiles.values()]
-    table = (ROOT / "profiles" / "README.md").read_text("utf-8").split("\n")
+    lines = (ROOT / "profiles" / "README.md").read_text("utf-8").split("\n")
     names = tuple(row.split(" | ")[0] for row in rows)
-    table = [line for line in table if not line.startswith(names)]
-    last = max(n for n, line in enumerate(table) if line.startswith("|"))
-    write_text(root / "profiles" / "README.md", "\n".join([*table[: last + 1], *rows, *table[last + 1 :]]))
+    lines = [line for line in lines if not line.startswith(names)]
+    last = max(n for n, line in enumerate(lines) if line.startswith("|"))
+    write_text(root / "profiles" / "README.md", "\n".join([*lines[: last + 1], *rows, *lines[last + 1 :]]))
     write_text(root / "docs" / "gpu.md", "\n".join(page(measured, known, profiles)) + "\n")
     nav, before = (ROOT / "mkdocs.yml").read_text("utf-8"), "      - Gallery: gallery.md\n"
     if "gpu.md" not in nav:
@@ -73,8 +73,9 @@ def write_profile(root: Path, name: str, profile: LatencyProfile) -> str:
         tuple(replace(t, parts_ms=None, expanding=None) for t in some)
         for some in (profile.points, profile.autoregressive)
     )
-    replace(profile, points=points, autoregressive=plain).save(root / "profiles" / f"{name}.json")
-    made = profile.info["provenance"]
+    made = {**profile.info["provenance"], "command": "make gpu"}
+    info = {**profile.info, "provenance": made}
+    replace(profile, points=points, autoregressive=plain, info=info).save(root / "profiles" / f"{name}.json")
     return f"| `{name}` | measured | {made['device']} | {made['time'][:10]} | `{made['command']}` |"
 
 

@@ -85,7 +85,7 @@ class StaticStep:
         choices = target.scores(self.logits).argmax(-1)
         agree = (self.tokens == choices[:, self._parents]) | (plan.depths == 0)
         accepted = (agree[:, None] | ~plan.ancestors).all(-1)  # (b, T) every node on the way from the root agrees
-        last = torch.where(accepted, plan.depths + 1, 0).argmax(-1)  # (b,), the only one so deep
+        last = (accepted * (plan.depths + 1)).argmax(-1)  # (b,), the only one so deep
         paths, rows = self._paths[last], torch.arange(len(last), device=last.device)
         if self._heads is not None:
             cache.keep_paths(paths)
@@ -124,7 +124,6 @@ class StaticStep:
         self.cache.reset()
         self.replay()
         ours, plan = self.logits.float(), self.plan
-        decoder.cache.lengths = list(map(int, self.cache.first[0][:, 0]))
         theirs = self.target.logits(
             decoder._verify(self.tokens, plan.depths, plan.ancestors, plan.tree.depth)[0]
         ).float()
@@ -191,6 +190,7 @@ class StaticVisits(Visitor):
                     f"Logits of a replayed step must be within {tolerance} standard deviations of those of treeopt's own pass, "
                     f"but with {step.plan.tree.name} they are {self.difference:.3g} off: nothing was timed."
                 )
+            del step.logits, step.tokens  # whose memory the next graph may take
 
     def warm_up(self) -> tuple[list[float], float]:
         began = time.perf_counter()
