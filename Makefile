@@ -5,9 +5,12 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
+# `make gpu` takes the PYTHON that it is given, which may be one beside a driver; else that of .venv where there is one.
+GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
+
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-long test-all engines engines-start lint docs wheel clean
+.PHONY: demo test test-long test-all engines engines-start gpu gpu-dry lint docs wheel clean
 
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
@@ -26,6 +29,12 @@ engines: .venv/.test ## Look up in the newest engines all that is written for th
 
 engines-start: .venv/.test ## Start the engines that run on a CPU with what is exported for them (builds llama.cpp once)
 	$(BIN)/python -m pytest -m slow -s tests/engines_live/test_*_runs.py
+
+gpu: ## Measure on the GPU here, in 25 minutes and without a network, and write its profiles and docs/gpu.md
+	$(GPU_PYTHON) benchmarks/gpu.py $(if $(DRY),--dry)
+
+gpu-dry: .venv/.test ## Run all of that on a CPU in miniature, into build/gpu-dry
+	$(BIN)/python benchmarks/gpu.py --dry
 
 lint: .venv/.test ## Check style and types
 	$(BIN)/ruff check .

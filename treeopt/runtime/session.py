@@ -25,7 +25,7 @@ from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts.order import MOST_DRAWN, Order
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, dtype_note, load_target
+from treeopt.runtime.target import Target, device_name, dtype_note, load_target
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,7 +64,7 @@ class Session:
             dataset=self.prompts.name,
             dataset_fingerprint=self.prompts.fingerprint,
             acceptance=self.acceptance.record,
-            device=str(target.device),
+            device=device_name(target.device),
             dtype=str(target.dtype).removeprefix("torch."),
             seed=seed,
             threads=torch.get_num_threads() if target.device.type == "cpu" else None,

@@ -235,6 +235,15 @@ def check_device(device: str | None) -> str:
     return device
 
 
+def device_name(device: torch.device) -> str:
+    """A device as records have it, an accelerator with its model: latencies of one are not another's.
+
+    >>> device_name(torch.device("cpu"))
+    'cpu'
+    """
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
 def wanted_dtype(dtype: str | None, device: str) -> torch.dtype | None:
     """One of `DTYPES` by name; without a name float32 on a CPU, and None, the checkpoint's own, elsewhere."""
     if dtype is not None and dtype not in DTYPES:
