@@ -94,6 +94,9 @@ class Vllm(Stepper):
         except GeneratorExit:
             worker.leave(passes)
             raise
+        except Unsupported:
+            self.renew()
+            raise
 
     def renew(self) -> None:
         """End the engines: the next passes are by newly launched ones."""
@@ -110,7 +113,7 @@ class Vllm(Stepper):
             return general
         for other in [key for key in self._workers if key is not None]:  # one beside plain: they take memory
             self._workers.pop(other).end()
-        launched = partial(Worker, self.python, Path(self._place.name) / "vllm.log")
+        launched = partial(Worker, self.python, Path(self._place.name) / f"{length}.log")
         if length is not None and length <= LONGEST and self.drafter.kind in SCHEDULED:
             worker = launched(self._arguments(LONGEST, SCHEDULE))
             if worker.has_table:

@@ -1,0 +1,185 @@
+"""vLLM's process: a stand-in for the package that answers by a rule, so that every pass is known; and how it fails.
+
+The rule: after a token t comes (7 t + 3) mod 50, and of K guesses a step accepts text length mod (K + 1). The stand-in notes in
+a file how each engine was launched. With vLLM itself the contract of `test_stepper` is run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.decode import Setup
+from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.engines import open_stepper
+from treeopt.runtime.stepper import PLAIN, decode_block
+from treeopt.runtime.stop import StopRule
+from treeopt.runtime.target import Target
+from treeopt.trees.tree import Tree
+
+from .conftest import tiny_model
+
+PROMPTS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
+STOP = StopRule(frozenset(), 17, at_loops=False)
+STAND_IN = """
+import json, os
+from types import SimpleNamespace as Some
+__version__ = "0.0"
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+class SamplingParams:
+    def __init__(self, **told):
+        self.__dict__.update(told)
+
+class Engine:
+    def __init__(self, speculative_config):
+        self.config, self.live = speculative_config or {}, {}
+        has_table = "num_speculative_tokens_per_batch_size" in self.config and not os.path.exists(FOLDER + "/no-table")
+        table = [0] + [self.config["num_speculative_tokens"]] * 64 if has_table else None
+        self.engine_core = Some(engine_core=Some(scheduler=Some(dynamic_sd_lookup=table) if table else Some()))
+    def add_request(self, name, prompt, params):
+        self.live[name] = [list(prompt["prompt_token_ids"]), params.max_tokens, True]
+    def abort_request(self, names):
+        for name in names:
+            del self.live[name]
+    def has_unfinished_requests(self):
+        return bool(self.live)
+    def step(self):
+        if os.path.exists(FOLDER + "/die"):
+            os._exit(3)
+        if os.path.exists(FOLDER + "/raise"):
+            raise RuntimeError("no kernel for it\\nsecond line")
+        table = self.engine_core.engine_core.scheduler.__dict__.get("dynamic_sd_lookup")
+        length = table[len(self.live)] if table else self.config.get("num_speculative_tokens", 0)
+        found = []
+        for name, row in list(self.live.items()):
+            text, left, reads = row
+            tokens, row[2] = [], False
+            for _ in range(1 if reads else 1 + len(text) % (length + 1)):
+                if left > 0:
+                    tokens.append((7 * (tokens or text)[-1] + 3) % 50)
+                    left -= 1
+            text += tokens
+            row[1] = left
+            if left == 0:
+                del self.live[name]
+            found.append(Some(request_id=name, finished=left == 0, outputs=[Some(token_ids=tokens)]))
+        return found
+
+class LLM:
+    def __init__(self, speculative_config=None, **told):
+        print("noise on stdout")
+        with open(FOLDER + "/launches", "a") as file:
+            file.write(json.dumps([speculative_config, told["dtype"], told["enable_prefix_caching"]]) + "\\n")
+        self.llm_engine = Engine(speculative_config)
+"""
+
+
+@pytest.fixture
+def place(tmp_path):
+    """The folder of the stand-in, with a Python that finds it and a model's folder."""
+    package = tmp_path / "site" / "vllm"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(STAND_IN)
+    (package / "sampling_params.py").write_text("class RequestOutputKind:\n    DELTA = 1\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path
+
+
+def opened(place, kind="ngram"):
+    target = Target(tiny_model(), name=str(place / "model"))
+    drafter = PromptLookup(target.vocab_size, earliest=True)
+    return open_stepper("vllm", Setup(target, drafter, STOP), python=str(place / "python"))
+
+
+def launches(place):
+    lines = (place / "site" / "vllm" / "launches").read_text().splitlines()
+    return [(json.loads(line)[0] or {}).get("num_speculative_tokens") for line in lines]
+
+
+def expected(prompt, length):
+    """The answer, and the guesses that each step accepts."""
+    text, accepted = [*prompt, (7 * prompt[-1] + 3) % 50], []
+    while (left := len(prompt) + STOP.max_new_tokens - len(text)) > 0:
+        emitted = min(1 + len(text) % (length + 1), left)
+        for _ in range(emitted):
+            text.append((7 * text[-1] + 3) % 50)
+        accepted.append(min(emitted, 1 + (len(text) - emitted) % (length + 1)) - 1)
+    return text[len(prompt) :], accepted
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_pass_is_what_the_engine_emitted_at_every_length(place, rows):
+    stepper = opened(place)
+    for length in (0, 3, 1, 8):
+        run = decode_block(stepper, Tree.chain(length), list(enumerate(PROMPTS)), STOP, rows)
+        assert [(row.tokens, row.accepted) for row in run.rows] == [expected(prompt, length) for prompt in PROMPTS]
+    assert launches(place) == [None, 8]  # one without a drafter, and one for all lengths
+
+
+def test_no_guesses_are_by_the_engine_that_has_a_drafter_and_renewing_launches_both(place):
+    stepper = opened(place)
+    plain = decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
+    assert launches(place) == [None]
+    assert decode_block(stepper.idle, PLAIN, [(0, PROMPTS[0])], STOP).rows == plain.rows
+    assert launches(place) == [None, 8]
+    stepper.renew()
+    decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
+    decode_block(stepper, Tree.chain(2), [(0, PROMPTS[0])], STOP)
+    assert launches(place) == [None, 8, None, 8]
+
+
+def test_where_the_table_is_missing_each_length_is_launched(place):
+    (place / "site" / "vllm" / "no-table").touch()
+    stepper = opened(place)
+    for length in (2, 4):
+        run = decode_block(stepper, Tree.chain(length), [(0, PROMPTS[1])], STOP)
+        assert run.rows[0].accepted == expected(PROMPTS[1], length)[1]
+    assert launches(place) == [None, 8, 2, 8, 4]
+
+
+@pytest.mark.parametrize("heard", [0, 1, 3])
+def test_who_stops_asking_leaves_the_engine_empty(place, heard):
+    stepper = opened(place)
+    passes = stepper.answer(PROMPTS, Tree.chain(2), 2)
+    for _, _one in zip(range(heard), passes, strict=False):
+        pass
+    passes.close()
+    run = decode_block(stepper, Tree.chain(2), list(enumerate(PROMPTS)), STOP, 2)
+    assert [row.tokens for row in run.rows] == [expected(prompt, 2)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(("how", "said"), [("die", "noise on stdout"), ("raise", "RuntimeError: no kernel for it")])
+def test_an_engine_that_ends_is_said_with_its_last_words(place, how, said):
+    stepper = opened(place)
+    (place / "site" / "vllm" / how).touch()
+    with pytest.raises(Unsupported, match=f"vLLM ended before its answer: .*{said}"):
+        decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
+
+
+def test_an_engine_that_is_killed_is_launched_again(place):
+    stepper = opened(place)
+    process = stepper._workers[None]._process
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(Unsupported, match="vLLM ended"):
+        decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
+    assert decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP).rows[0].tokens == expected(PROMPTS[0], 0)[0]
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/dev/null"])
+def test_a_python_that_is_none_is_refused(place, python):
+    target = Target(tiny_model(), name=str(place / "model"))
+    setup = Setup(target, PromptLookup(target.vocab_size), STOP)
+    with pytest.raises(InvalidInput, match="engine_python must be a Python that has vllm"):
+        open_stepper("vllm", setup, python=python)
+    with pytest.raises(InvalidInput, match="leave it out with engine='transformers'"):
+        open_stepper("transformers", setup, python=python)
