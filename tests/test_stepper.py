@@ -151,8 +151,7 @@ MARKS = {"openvino": [pytest.mark.slow, missing], "vllm": [pytest.mark.slow]}
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=MARKS.get(name.partition(",")[0], ())) for name in CASES],
+    scope="module", params=[pytest.param(name, marks=MARKS.get(name.partition(",")[0], ())) for name in CASES]
 )
 def case(request) -> Case:
     return CASES[request.param]()

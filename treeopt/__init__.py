@@ -158,7 +158,6 @@ def profile(
     gb_per_s: Positive | None = None,
     compiled: bool = False,
     engine: str | None = None,
-    engine_python: str | None = None,
     overwrite: bool = False,
     **options: Unpack[ModelOptions],
 ) -> LatencyProfile:
@@ -177,7 +176,6 @@ def profile(
     compiled     : compile the target (on CUDA with CUDA graphs)
     engine       : time another runtime's own steps, with chains and dynamic trees: openvino, openvino-int8, either with -default;
                    vllm
-    engine_python : of the environment that has vllm; by default this one
     overwrite    : replace a profile of another model, machine or runtime, which is kept otherwise
     options      : those of `open`, on top of those that the run was calibrated with
     """

@@ -33,7 +33,7 @@ Built = tuple[list[click.Parameter], str]
 # Headings of --help and the parameters below them; what is in none of them comes after the usual ones.
 GROUPS = {
     "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
-    "Trees and engine": ("budget", "sizes", "engine", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
+    "Trees and engine": ("budget", "sizes", "engine", "engine_python", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
                          "max_draft_len", "beyond", "for_groups", "tolerance"),
     "Latencies from elsewhere": ("from_csv", "command", "launch", "within_s", "runtime", "analytical", "num_heads", "overwrite"),
     "Model and drafter": ("random_weights", "start", "draft_depth", "revision", "dtype", "device", "device_map",

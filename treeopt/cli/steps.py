@@ -95,7 +95,7 @@ def _run_one(
     click.echo(printable(following))  # on a line of its own, however long, to be copied
 
 
-@command(treeopt.calibrate)
+@command(treeopt.calibrate, without=("engine_python",))
 def calibrate(run: RunDirectory, as_json: bool, **options: Any) -> None:
     """Measure how often the drafter guesses right, rank by rank.
 
@@ -330,7 +330,7 @@ def _random_session(config: str, num_heads: int | None, options: dict[str, Any])
         return open_random_session(config, num_heads=num_heads or NUM_HEADS, **source), options
 
 
-NOT_FOR_TRAIN = {"drafter", "draft_depth", "group_by", "threads", "epsilon", "delta"}
+NOT_FOR_TRAIN = {"drafter", "engine_python", "draft_depth", "group_by", "threads", "epsilon", "delta"}
 RECIPE, SOURCE = parameters_of(Recipe), parameters_of(treeopt.open).keys() - NOT_FOR_TRAIN
 WORKERS = ("engine", "workers", "gpus_per_worker", "address")
 TEXTS = ("num_prompts", "max_new_tokens", "tokens", "answers")

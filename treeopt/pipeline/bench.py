@@ -43,7 +43,6 @@ def bench(
     session: Session,
     *,
     engine: str | None = None,
-    engine_python: str | None = None,
     batch_size: int | None = None,
     num_prompts: int | Literal["trace"] | None = None,
     max_new_tokens: int | None = None,
@@ -60,7 +59,7 @@ def bench(
         raise InvalidInput("`engine` decodes held-out prompts, but got `prompts=trace`.")
     plan, trace, rule = run.read_plan(), run.read_trace(), session.acceptance.record
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
-    opened = _opened(engine, session, most, engine_python)
+    opened = _opened(engine, session, most)
     rounds = rounds or (FEWEST_LAUNCHES if opened and opened.is_launched else 1)
     probe = run.read_probe() if run.probe.exists() and engine is None else None
     measured = (probe or trace).meta.get("acceptance")
@@ -96,7 +95,7 @@ def bench(
     return result
 
 
-def _opened(engine: str | None, session: Session, max_new_tokens: int, python: str | None = None) -> Stepper | None:
+def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Stepper | None:
     """The engine of that name; None for treeopt's own decoder, which is made for each number of rows."""
     from treeopt.runtime.engines import open_stepper
 
@@ -104,7 +103,7 @@ def _opened(engine: str | None, session: Session, max_new_tokens: int, python: s
         return None
     if rule_of(rule := session.acceptance.record) != "greedy":
         raise Unsupported(f"`engine={engine}` decodes greedily, but the plan is for {marked_rule(rule)}.")
-    opened = open_stepper(engine, session.setup(max_new_tokens), note, python)
+    opened = open_stepper(engine, session.setup(max_new_tokens), note, session.engine_python)
     note(opened.about, opened.without_own)
     return opened
 

@@ -49,7 +49,7 @@ class LineOptions:
 
     batch_sizes: Sequence[Count] = (1,)
     budget: Count = 64
-    engine: Literal["openvino", "openvino-int8", "openvino-default", "openvino-int8-default"] | None = None
+    engine: Literal["openvino", "openvino-int8", "openvino-default", "openvino-int8-default", "vllm"] | None = None
     num_prompts: Count = 128
     max_new_tokens: Count = 128
     bench_prompts: Count | None = None

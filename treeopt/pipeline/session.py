@@ -55,7 +55,7 @@ def resolve(
     if source.get("model", theirs) not in (theirs, located(str(theirs))):  # once it was kept as it was given
         return source
     declared = {**parameters_of(ModelOptions), "model": Parameter("model", str), "drawn": Parameter("drawn", int)}
-    del declared["trust_remote_code"]
+    del declared["trust_remote_code"], declared["engine_python"]  # a file of somebody's is not to say what is run
     known: dict[str, Any] = {}
     for name in declared.keys() & earlier.keys():
         value, kind = earlier[name], declared[name].kind

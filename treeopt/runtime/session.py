@@ -44,6 +44,7 @@ class Session:
     source: Mapping[str, object] = field(default_factory=dict)  # options that it was opened with; a trace keeps them
     shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
     cluster: Cluster | None = None  # whose workers hold it, where this is an outline
+    engine_python: str | None = None  # of the environment that has the engine that decodes
     known: ProvenanceRecord | None = None  # of an outline: where its figures come from, as the worker tells it
 
     __repr__ = one_line
@@ -114,6 +115,7 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
         acceptance=rules,
         temperature=source.get("temperature") if responses else None,
         source=source,
+        engine_python=source.get("engine_python"),
     )
 
 

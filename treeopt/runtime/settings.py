@@ -20,6 +20,7 @@ class ModelOptions(TypedDict, total=False):
     device_map    : spread the model over devices: auto, balanced ... (needs accelerate)
     revision      : revision of a hub model
     trust_remote_code : run a hub model's own code
+    engine_python : Python of the environment that has vllm, for engine=vllm; by default this one
     prompts       : a .jsonl, .json, .csv, .parquet or .txt file, a folder, a datasets id, or demo
     column        : column that holds the prompt or conversation; by default the first known name
     group_by      : column to report groups by, for example category
@@ -54,6 +55,7 @@ class ModelOptions(TypedDict, total=False):
     in_order: bool
     threads: Annotated[int, Range(1, 4096)]
     trust_remote_code: bool
+    engine_python: str
     acceptance: str
     temperature: Annotated[float, Range(0)]
     top_p: float

@@ -68,7 +68,6 @@ def profile(
     session: Session,
     *,
     engine: str | None = None,
-    engine_python: str | None = None,
     max_new_tokens: int = 128,
     calibration: str | None = None,
     gb_per_s: float | None = None,
@@ -90,7 +89,7 @@ def profile(
         wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
     if engine is not None:
         own = {"contexts": wanted.contexts, "sizes": wanted.sizes, "compiled": compiled, "calibration": calibration}
-        opened = _opened(engine, session, max_new_tokens, wanted, {**own, "gb_per_s": gb_per_s}, engine_python)
+        opened = _opened(engine, session, max_new_tokens, wanted, {**own, "gb_per_s": gb_per_s})
         run.read_trace()
     usual = RANDOM_CALIBRATION if is_random else None
     used, record = find_accuracies(run, calibration, otherwise=usual) or (None, None)
@@ -114,21 +113,14 @@ def profile(
         return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
 
-def _opened(
-    engine: str,
-    session: Session,
-    max_new_tokens: int,
-    wanted: Wanted,
-    own: Mapping[str, object],
-    python: str | None = None,
-) -> Stepper:
+def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, own: Mapping[str, object]) -> Stepper:
     """The engine, where its steps can be timed as wanted; ``own`` are options that only treeopt's own decoder has."""
     from treeopt.runtime.engines import open_stepper
 
     asked, batch_size = f"`engine={engine}`", max(wanted.batch_sizes)
     if given := [name for name, value in own.items() if value]:
         raise InvalidInput(f"{asked} does not go with `{given[0]}`: leave it out.")
-    opened = open_stepper(engine, session.setup(max_new_tokens), note, python)
+    opened = open_stepper(engine, session.setup(max_new_tokens), note, session.engine_python)
     if not opened.is_stepwise:
         raise Unsupported(f"{asked} decodes whole answers, so its steps are not timed one by one: use bench.")
     if opened.most_rows is not None and batch_size > opened.most_rows:
