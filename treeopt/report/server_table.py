@@ -22,15 +22,14 @@ def first_line_of(found: Tuned) -> str:
     """What speculation brings or costs now, as far as it is known."""
     tokens, ratio = found.tokens_per_step, found.over_plain
     if tokens is None:
-        return "What speculation brings is not known: the server does not count it."
-    if tokens <= 1 and found.calibration is None:
-        return "The server decodes without speculation now: a token per step."
+        return "What speculation brings now is not known: the server does not count its tokens."
+    if found.calibration is None and tokens <= 1:
+        return "The server decodes without speculation now."
     if ratio is None:
-        return (
-            f"Speculation gives {tokens:.2f} tokens per step now: it pays while its step takes less than {tokens:.2f} plain "
-            "steps. What a plain step takes here is not known."
-        )
-    said = {"gain": "brings", "loss": "costs"}.get(outcome(ratio), "does not show a gain:")
+        return f"Speculation gives {tokens:.2f} tokens per step now: it pays while its step takes less than {tokens:.2f} plain steps."
+    said = {"gain": "brings", "loss": "costs", "few": "was watched too briefly for an interval"}.get(
+        outcome(ratio), "is not shown to gain"
+    )
     return f"Speculation {said} now: {times(ratio)} plain's throughput, with {tokens:.2f} tokens per step. {LAUNCHES}"
 
 
