@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,10 +98,8 @@ def tune(
         tokens = 1 + sum(calibration.meta["survival"])
     timed = {size: (mine[size], beside[size]) for size in both}
     command = _plan(run, Runtime(name=engine), timed, calibration, unknown) if calibration and timed else None
-    return Tuned(
-        engine=engine, model=model, tokens_per_step=tokens, paces=mine, plain=beside, over_plain=ratio,
-        calibration=calibration, command=command, unknown=tuple(unknown),
-    )  # fmt: skip
+    found = Tuned(engine=engine, model=model, tokens_per_step=tokens, paces=mine, plain=beside, unknown=tuple(unknown))
+    return replace(found, over_plain=ratio, calibration=calibration, command=command)
 
 
 async def _watched(

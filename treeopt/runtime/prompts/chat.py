@@ -15,10 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput, first_line
-from treeopt.runtime.target import Target
+
+if TYPE_CHECKING:
+    from treeopt.runtime.target import Target
 
 Tokens = tuple[int, ...]
 Message = tuple[str, str]  # role (system, user or assistant), text
