@@ -1,0 +1,221 @@
+"""Tune: what speculation brings on a server that is up, and what to start it with next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.files.parameters import Count, Positive
+from treeopt.files.writing import replace_together, write_text
+from treeopt.pipeline.export import export
+from treeopt.pipeline.importing import check_nothing_lost, import_file
+from treeopt.pipeline.search import search
+from treeopt.records.calibration import Calibration
+from treeopt.records.inputs import inputs_of
+from treeopt.records.origins import Runtime, provenance
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.page import write_report
+from treeopt.report.terminal import note, progress
+from treeopt.runtime.prompts.asked import read_asked
+from treeopt.runtime.prompts.files import read_rows
+from treeopt.serving.client import Prompt, Server
+from treeopt.serving.load import drive as ask
+from treeopt.serving.tuned import Tuned
+from treeopt.serving.watch import Pace, Scrape, decoded, last_stretch, over_plain, paces, read_scrapes, watch
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+SCRAPES, BEFORE, AFTER = "scrapes.jsonl", "before.txt", "after.txt"
+UNKNOWN_CONTEXT = 0
+MOST_TOKENS = 256  # of an answer that is asked for
+MOST_PLAIN = 1.001  # tokens per step without a drafter, but for a request that ended between two counters
+NO_PLAIN = (
+    f"What a plain step takes is not known. Serve without the drafter under this load, watch that, and pass its {SCRAPES} "
+    "with `plain`."
+)
+
+
+def tune(
+    run: RunDirectory,
+    url: str,
+    *,
+    minutes: Positive = 5,
+    plain: str | None = None,
+    drafter: str | None = None,
+    drive: str | None = None,
+    clients: Sequence[Count] = (1,),
+    overwrite: bool = False,
+) -> Tuned:
+    """Watch a server, and write what it counted, a plan and a report to the run directory.
+
+    minutes        : how long to watch, with each number of ``clients``
+    plain          : a server without a drafter to be watched beside it, or scrapes.jsonl of one that was watched before
+    drafter        : what makes the drafts, which counters do not say: eagle3, draft-model, ngram, mtp
+    drive          : file of prompts to send, in closed loops; by default nothing is sent but GETs
+    clients        : how many prompts are sent at once, one number after another
+    overwrite      : replace the run's trace and calibration
+
+    Raises Unsupported and InvalidInput for a server that does not answer as one.
+    """
+    import anyio
+
+    if not overwrite:
+        check_nothing_lost(run, "what a server counted replaces")
+    prompts = _prompts(drive) if drive else []
+    is_up = plain is not None and "://" in plain
+    others = read_scrapes(Path(plain)) if plain and not is_up else []
+    watched = partial(_watched, url, plain if is_up else None, others, minutes, prompts, clients)
+    model, scrapes, unknown = anyio.run(watched)
+    engine, stretch, said = last_stretch(scrapes, url)
+    unknown += said
+    lines = {SCRAPES: "".join(json.dumps(one) + "\n" for one in scrapes)}
+    lines |= {BEFORE: stretch[0]["metrics"], AFTER: stretch[-1]["metrics"]}
+    if lines[BEFORE] == lines[AFTER]:
+        raise InvalidInput(
+            f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it."
+        )
+    replace_together({run.path / name: partial(write_text, text=text) for name, text in lines.items()})
+    mine, calibration = paces(engine, stretch), _calibration(run, drafter, unknown)
+    beside, ratio = _plain(others, str(plain), engine, unknown) if others else {}, None
+    if both := [size for size in mine if size in beside]:
+        ratio = over_plain([mine[size] for size in both], [beside[size] for size in both])
+    elif beside:
+        unknown.append(
+            "No number of running requests was seen both with the drafter and without: watch both for longer."
+        )
+    elif calibration is not None:
+        unknown.append(NO_PLAIN)
+    came = decoded(engine, stretch)
+    tokens = came[0] / came[1] if came and came[1] > 0 else None
+    if tokens is None and calibration is not None:
+        tokens = 1 + sum(calibration.meta["survival"])
+    timed = {size: (mine[size], beside[size]) for size in both}
+    command = _plan(run, Runtime(name=engine), timed, calibration, unknown) if calibration and timed else None
+    found = Tuned(engine=engine, model=model, tokens_per_step=tokens, paces=mine, plain=beside, unknown=tuple(unknown))
+    return replace(found, over_plain=ratio, calibration=calibration, command=command)
+
+
+async def _watched(
+    url: str, plain: str | None, others: list[Scrape], minutes: float, prompts: Sequence[Prompt], clients: Sequence[int]
+) -> tuple[str, list[Scrape], list[str]]:
+    """The model, the scrapes of the server, and what went wrong; those of plain are added to ``others``."""
+    import anyio
+
+    scrapes, notes, failed = list[Scrape](), list[str](), list[TreeoptError]()
+
+    async def look(server: Server, into: list[Scrape]) -> None:
+        notes.extend(await watch(server, 60 * minutes, into))
+
+    with progress("Watching", None):
+        async with Server(url) as server, Server(plain or url) as other:
+            model = await server.model()
+            both = [(server, scrapes), *([(other, others)] if plain else [])]
+            for number in clients if prompts else (0,):
+                async with anyio.create_task_group() as group:
+
+                    async def alone(
+                        task: Callable[..., Awaitable[None]], *given: Any, group: TaskGroup = group
+                    ) -> None:
+                        try:
+                            await task(*given)
+                        except TreeoptError as error:
+                            failed.append(error)
+                            group.cancel_scope.cancel()
+
+                    for one, into in both:
+                        group.start_soon(alone, look, one, into)
+                        if prompts:
+                            group.start_soon(alone, _driven, one, prompts, number, 60 * minutes)
+                if failed:
+                    raise failed[0]
+    return model, scrapes, notes
+
+
+async def _driven(server: Server, prompts: Sequence[Prompt], clients: int, seconds: float) -> None:
+    """Send the prompts again and again, until the time is over."""
+    import anyio
+
+    with anyio.move_on_after(seconds):
+        while True:
+            await ask(server, list(prompts) * clients, clients=clients, max_tokens=MOST_TOKENS)
+
+
+def _prompts(file: str) -> list[Prompt]:
+    """The first turns of a file's rows, as chats; a row without one is left out."""
+    found = list[Prompt]()
+    for _, record in read_rows(file).found:
+        try:
+            turns = read_asked(record, None, None)[0] if isinstance(record, dict) else ()
+        except ValueError:
+            continue
+        end = next((i for i, (role, _) in enumerate(turns, 1) if role == "user"), 0)
+        found += [[{"role": role, "content": text} for role, text in turns[:end]]] if end else []
+    if not found:
+        raise InvalidInput(f"`drive` must have prompts, but {file} has none.")
+    return found
+
+
+def _plain(others: Sequence[Scrape], source: str, engine: str, unknown: list[str]) -> dict[int, Pace]:
+    """The pace of a server without a drafter, from its scrapes."""
+    theirs, stretch, notes = last_stretch(others, source)
+    unknown += [f"Of plain: {note}" for note in notes]
+    found = paces(theirs, stretch)
+    if theirs != engine or any(pace.tokens_per_step > MOST_PLAIN for pace in found.values()):
+        raise InvalidInput(f"`plain` must be of {engine} without a drafter, but {source} is of {theirs}, or drafts.")
+    return found
+
+
+def _calibration(run: RunDirectory, drafter: str | None, unknown: list[str]) -> Calibration | None:
+    """The run's calibration, of what the drafts counted; None where they do not count by position."""
+    if "spec_" not in (run.path / AFTER).read_text("utf-8"):
+        unknown.append("No drafts are counted: the server has no drafter, or does not say what it does.")
+        return None
+    try:
+        calibration = import_file(run, [run.path / BEFORE, run.path / AFTER], drafter=drafter, overwrite=True)
+    except TreeoptError as error:
+        unknown.append(f"Acceptance by position is not known. {error}")
+        return None
+    unknown += calibration.meta["notes"]
+    return calibration
+
+
+def _plan(
+    run: RunDirectory,
+    runtime: Runtime,
+    timed: Mapping[int, tuple[Pace, Pace]],
+    calibration: Calibration,
+    unknown: list[str],
+) -> str | None:
+    """Write the profile, the plan, the report and the engine's files; the command that starts it, where there is one."""
+    length = calibration.meta["draft_length"]
+    if calibration.meta["ends_are_misses"]:
+        length = calibration.num_heads
+    if length is None:
+        unknown.append("Drafts had several lengths, and steps are not timed by length: nothing is planned.")
+        return None
+    points = tuple(_timing(pace, length + 1) for pace, _ in timed.values())
+    plain = tuple(_timing(pace, 1) for _, pace in timed.values())
+    info = {"measures": "step", "provenance": provenance() | {"machine": None, "versions": None}}
+    LatencyProfile(points, plain, runtime, {**info, "inputs": inputs_of(run.path / SCRAPES)}).save(run.profile)
+    unknown.append(
+        f"Steps of {length} guesses and of none were timed: whether a length between is faster is not known."
+    )
+    try:
+        search(run, engine=runtime["name"], batch_sizes=list(timed), measured_only=True)
+        note(f"The report is in {write_report(run)}.")
+        return export(run, str(runtime["name"]))[1].command
+    except TreeoptError as error:
+        unknown.append(f"No launch options were written. {error}")
+        return None
+
+
+def _timing(pace: Pace, size: int) -> StepTiming:
+    samples = tuple((1000 * pace.blocks[:, 2] / pace.blocks[:, 1]).tolist())
+    return StepTiming(pace.batch_size, UNKNOWN_CONTEXT, size=size, depth=size - 1, step_ms=samples)
