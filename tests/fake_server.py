@@ -54,7 +54,9 @@ class Fake:
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         method, path, _ = head.split(" ", 2)
-        length = next((int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0)
+        length = next(
+            (int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0
+        )
         body = json.loads(await reader.readexactly(length)) if length else {}
         try:
             await self.answer(method, path, body, writer)
