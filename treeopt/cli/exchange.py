@@ -1,4 +1,4 @@
-"""Other tools' files: treeopt import, merge, import-tree, export and convert."""
+"""Servers that are up and other tools' files: treeopt tune, import, merge, import-tree, export and convert."""
 
 from __future__ import annotations
 
@@ -10,6 +10,29 @@ from treeopt.files.parameters import Count
 
 if TYPE_CHECKING:
     from treeopt.records.rundir import RunDirectory
+
+
+@command("treeopt.pipeline.tune:tune", without=("url",))
+def tune(run: RunDirectory, as_json: bool, url: str, **options: Any) -> None:
+    """Say what speculation brings on a server that is up.
+
+    URL is a server of vLLM, SGLang, llama.cpp (start it with --metrics) or TensorRT-LLM. It is watched while it serves, and
+    nothing is sent to it but GETs, unless --drive says which prompts. The environment variable TREEOPT_API_KEY has its key.
+
+    \b
+    Example:
+        treeopt tune http://localhost:8000 --drafter eagle3
+        treeopt tune http://localhost:8000 --plain http://localhost:8001 --drive prompts.jsonl --clients 1,4,16
+    """
+    from treeopt import pipeline
+    from treeopt.report.server_table import server_table
+    from treeopt.report.terminal import note
+
+    found = pipeline.tune(run, url, **options)
+    note(*found.unknown)
+    show_result(found.document(), server_table(found), as_json)
+    if found.command and not as_json:
+        show_result(None, found.command, as_json)
 
 
 @command("treeopt.pipeline.importing:import_file", name="import", without=("paths",))

@@ -22,4 +22,5 @@ from treeopt.pipeline.search import search, search_in_memory
 from treeopt.pipeline.session import open_session, resolve, session_of, with_session
 from treeopt.pipeline.train import TextOptions, train
 from treeopt.pipeline.trees import import_tree, named_tree, read_tree, score
+from treeopt.pipeline.tune import tune
 from treeopt.runtime.cluster import cluster_of

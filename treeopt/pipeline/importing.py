@@ -48,7 +48,7 @@ def import_file(
     trace that the new numbers do not have is deleted, so that the two files are always of one origin.
     """
     if not overwrite:
-        _check_nothing_lost(run, "an import replaces")
+        check_nothing_lost(run, "an import replaces")
     paths = [paths] if isinstance(paths, Path) else list(paths)
     files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]
     if len({file["sha256"] for file in files}) < len(files):
@@ -85,7 +85,7 @@ def merge_runs(
     trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others], shares or None)
     there = run.accuracies()
     if not overwrite and not (there == [run.trace] and _is_same(run.read_trace(), trace)):
-        _check_nothing_lost(run, "merging replaces")
+        check_nothing_lost(run, "merging replaces")
     now = provenance()
     made: ProvenanceRecord = trace.meta.get("provenance", {})
     calibration = summary(trace, {**made, "command": now["command"], "time": now["time"]})
@@ -127,7 +127,7 @@ def _told(trace: RankTrace) -> list[str]:
     return told
 
 
-def _check_nothing_lost(run: RunDirectory, what: str) -> None:
+def check_nothing_lost(run: RunDirectory, what: str) -> None:
     """Raise InvalidInput where the run has been calibrated already."""
     for file in run.accuracies():
         raise InvalidInput(f"{file} exists, and {what} it only with `overwrite`: pass that, or another `run`.")

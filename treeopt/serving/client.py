@@ -274,7 +274,7 @@ class NoSuchPage(Unsupported):
     """The server is up, but does not have what was asked for."""
 
 
-def _piece(choice: Mapping[str, Any]) -> tuple[str, list[int]]:
+def _piece(choice: Mapping[Any, Any]) -> tuple[str, list[int]]:
     """The text and the token ids of a streamed choice, thoughts of a chat with them."""
     delta, ids = choice.get("delta"), choice.get("token_ids")
     said = delta if isinstance(delta, dict) else {"content": choice.get("text")}

@@ -134,27 +134,35 @@ def _rounded(counters: Counters) -> list[str]:
 
 
 def _scrape(text: str, path: Path, prefix: str) -> dict[Series, float]:
-    """The counters under ``prefix`` with their times of creation."""
+    """The counters under ``prefix`` with their times of creation; gauges are of the last moment."""
+    found = series_of(text, path, prefix).items()
+    return {
+        (name.removesuffix("_total"), labels): value
+        for (name, labels), value in found
+        if name.endswith(("_total", "_created"))
+    }
+
+
+def series_of(text: str, source: object, prefix: str) -> dict[Series, float]:
+    """All values under ``prefix``, a regular expression, by their names without it and their labels."""
     from prometheus_client.parser import text_string_to_metric_families
 
     wanted = re.compile(prefix)
     lines = [line.strip() for line in text.splitlines() if wanted.match(line.strip())]
     if len(lines) > MOST_SERIES or len(max(lines, key=len, default="")) > MOST_LINE_CHARS:
         raise InvalidInput(
-            f"{path} may have {MOST_SERIES:,} counters of drafts in lines of {MOST_LINE_CHARS:,} characters, but has more."
+            f"{source} may have {MOST_SERIES:,} counters of drafts in lines of {MOST_LINE_CHARS:,} characters, but has more."
         )
     try:
         families = text_string_to_metric_families("\n".join(lines) + "\n")
         samples = [(wanted.sub("", sample.name), sample) for family in families for sample in family.samples]
-        found = [
-            ((name.removesuffix("_total"), tuple(sorted(sample.labels.items()))), float(sample.value))
-            for name, sample in samples
-            if name.endswith(("_total", "_created"))  # gauges are of the last moment
-        ]
+        found = [((name, tuple(sorted(sample.labels.items()))), float(sample.value)) for name, sample in samples]
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise InvalidInput(f"{path} must be a Prometheus exposition, but is not: {error}.") from None
+        raise InvalidInput(f"{source} must be a Prometheus exposition, but is not: {error}.") from None
     if len(dict(found)) < len(found):
-        raise InvalidInput(f"{path} must be one scrape, but has counters twice: save each scrape in a file of its own.")
+        raise InvalidInput(
+            f"{source} must be one scrape, but has counters twice: save each scrape in a file of its own."
+        )
     if not all(isfinite(value) for _, value in found):
-        raise InvalidInput(f"{path} must have finite counts, but has others.")
+        raise InvalidInput(f"{source} must have finite counts, but has others.")
     return dict(found)

@@ -1,0 +1,67 @@
+"""What a server did while it was watched, for the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treeopt.records.figure import Ratio
+from treeopt.report.table import Table, texts
+from treeopt.report.terminal import together
+from treeopt.report.verdict import outcome, times
+from treeopt.report.wording import pm
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from treeopt.serving.tuned import Tuned
+
+LAUNCHES = "Two launches of one engine differ by up to 10 %, which the interval does not have."
+
+
+def first_line_of(found: Tuned) -> str:
+    """What speculation brings or costs now, as far as it is known."""
+    tokens, ratio = found.tokens_per_step, found.over_plain
+    if tokens is None:
+        return "What speculation brings is not known: the server does not count it."
+    if tokens <= 1 and found.calibration is None:
+        return "The server decodes without speculation now: a token per step."
+    if ratio is None:
+        return (
+            f"Speculation gives {tokens:.2f} tokens per step now: it pays while its step takes less than {tokens:.2f} plain "
+            "steps. What a plain step takes here is not known."
+        )
+    said = {"gain": "brings", "loss": "costs"}.get(outcome(ratio), "does not show a gain:")
+    return f"Speculation {said} now: {times(ratio)} plain's throughput, with {tokens:.2f} tokens per step. {LAUNCHES}"
+
+
+def server_table(found: Tuned) -> RenderableType:
+    """Its first line, its pace at each number of running requests, and its drafts length by length."""
+    rows = []
+    for size, pace in found.paces.items():
+        other = found.plain.get(size)
+        ratio = other and Ratio.of(other.token_ms / pace.token_ms, None)
+        plain = (pm(other.step_ms, None), f"{ratio.value:.2f}") if other and ratio else ("?", "?")
+        rows.append(
+            [str(size), pm(pace.tokens_per_step, None), pm(pace.step_ms, None), pm(pace.token_ms, None), *plain]
+        )
+    headers = ("running requests", "tokens/step", "step ms", "ms per token", "plain ms", "times plain")
+    paces = Table(f"{found.model} in {found.engine}, as it serves", texts(*headers, names=1), rows)
+    return together(paces if rows else None, _lengths(found), headline=[first_line_of(found)])
+
+
+def _lengths(found: Tuned) -> Table | None:
+    """Tokens per step of every length up to the one served, and what its step may take to be faster than that."""
+    survival = found.survival
+    if not survival:
+        return None
+    tokens = [1 + sum(survival[:k]) for k in range(len(survival) + 1)]
+    rows = [
+        [str(k), f"{survival[k - 1]:.3f}" if k else "", f"{one:.2f}", f"{100 * one / tokens[-1]:.0f} %"]
+        for k, one in enumerate(tokens)
+    ]
+    caption = (
+        f"A guess more than {len(survival)} adds at most {survival[-1]:.2f} tokens per step. Lengths differ in where steps "
+        "start, so that others than the one served are estimates."
+    )
+    headers = ("guesses", "all right", "tokens/step", "faster if its step takes less of today's than")
+    return Table("Draft lengths", texts(*headers, names=1), rows, caption=caption)

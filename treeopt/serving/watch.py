@@ -1,0 +1,234 @@
+"""A server looked at while it serves: scrapes of its /metrics, and its pace at each number of running requests.
+
+scrape   the lines of one look that are needed, and when it was
+stretch  scrapes between which nothing fell that is counted: a restart of the server begins another
+tokens, steps, seconds   of decoding, of all requests together; a step of a request is one pass that it took part in
+
+tokens / steps : tokens per step · seconds / steps : a step · seconds / tokens : a token of one request. Prefills are in none
+of them but by the time for which they hold decoding up.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from treeopt.engines.measured.exposition import Series, is_exposition, series_of
+from treeopt.engines.measured.survival import MOST_DRAFTS
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported, first_line
+from treeopt.files.bounds import limit_rows, loads
+from treeopt.files.storage import read_text, typed
+from treeopt.records.bootstrap import conversation_draws, interval95
+from treeopt.records.figure import Ratio
+from treeopt.serving.client import WITHIN_S, NoSuchPage, Server
+
+EVERY_S, BLOCK_S = 1.0, 10.0  # between scrapes; of what the bootstrap draws, since neighbours are alike
+ALIKE = 0.1  # by which running requests may differ between two scrapes that count for one number of them
+PAGES = ("/metrics", "/prometheus/metrics")
+RESTARTED = "The server restarted while it was watched: what it did before is left out."
+
+
+@dataclass(frozen=True)
+class Names:
+    """What an engine calls what is needed, without ``prefix``; of several names the later ones are taken from the first."""
+
+    prefix: str
+    running: str
+    seconds: str = ""
+    tokens: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
+
+    @property
+    def needed(self) -> str:
+        """A regular expression of the lines that are read: these, and counters of drafts."""
+        names = (self.running, self.seconds, *self.tokens, *self.steps)
+        return rf"{self.prefix}(?=spec_|{'|'.join(rf'{name}(?:[ {{]|$)' for name in names if name)})"
+
+
+ENGINES = {
+    # A sample for each output of a request, which is a step, whatever tokens are in it; the first token is none.
+    "vllm": Names(r"(?:ray_)?vllm[:_]", "num_requests_running", "inter_token_latency_seconds_sum",
+                  ("generation_tokens_total", "time_to_first_token_seconds_count"), ("inter_token_latency_seconds_count",)),
+    # Counted when a request ends. A step gives what was accepted and a token of its own.
+    "llama-cpp": Names(r"llamacpp:", "requests_processing", "tokens_predicted_seconds_total", ("tokens_predicted_total",),
+                       ("tokens_predicted_total", "spec_decode_num_accepted_tokens_total")),
+    # Gaps between tokens sum to the same time, however many tokens came in one.
+    "sglang": Names(r"sglang:", "num_running_reqs", "inter_token_latency_seconds_sum",
+                    ("generation_tokens_total", "num_requests_total"), ("spec_verify_calls_total",)),
+    "tensorrt-llm": Names(r"trtllm_", "num_requests_running"),
+}  # fmt: skip
+
+
+class Scrape(TypedDict):
+    """A line of ``scrapes.jsonl``."""
+
+    at_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    metrics: str
+
+
+@dataclass(frozen=True, eq=False)
+class Pace:
+    """Decoding at one number of running requests: (tokens, steps, seconds) of every block, a row each."""
+
+    batch_size: int
+    blocks: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
+    @property
+    def sums(self) -> tuple[float, float, float]:
+        tokens, steps, seconds = self.blocks.sum(0).tolist()
+        return tokens, steps, seconds
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.sums[0] / self.sums[1]
+
+    @property
+    def step_ms(self) -> float:
+        return 1000 * self.sums[2] / self.sums[1]
+
+    @property
+    def token_ms(self) -> float:
+        return 1000 * self.sums[2] / self.sums[0]
+
+
+def engine_of(text: str) -> str | None:
+    """The engine whose names a scrape has.
+
+    >>> engine_of("llamacpp:requests_processing 1"), engine_of("up 1")
+    ('llama-cpp', None)
+    """
+    return next((name for name, names in ENGINES.items() if is_exposition(text, names.needed)), None)
+
+
+async def watch(server: Server, seconds: float, scrapes: list[Scrape]) -> list[str]:
+    """Add a scrape every second, for so long; only GETs. Returns what went wrong now and then.
+
+    The first scrape must succeed: InvalidInput and Unsupported say why it does not.
+    """
+    import anyio
+
+    began, failed, why = time.monotonic(), 0, ""
+    page, text = PAGES[0], ""
+    for page in PAGES:
+        try:
+            text = await server.text(page)
+        except NoSuchPage:
+            continue
+        if engine_of(text):
+            break
+    name = engine_of(text)
+    if name is None:
+        raise Unsupported(
+            f"{server.url} must show the counters of {', '.join(ENGINES)} under {' or '.join(PAGES)}, but does not. Start "
+            "llama-server with --metrics, SGLang with --enable-metrics, TensorRT-LLM with return_perf_metrics: true."
+        )
+    while True:
+        scrapes.append(_kept(text, name, server))
+        while True:
+            left = began + seconds - time.monotonic()
+            if left < EVERY_S:
+                return [f"{failed} looks at {page} failed, the last because: {why}"] * bool(failed)
+            await anyio.sleep(EVERY_S)
+            try:
+                text = await server.text(page, min(WITHIN_S, left))
+                _kept(text, name, server)
+                break
+            except TreeoptError as error:
+                failed, why = failed + 1, str(error)
+
+
+def _kept(text: str, engine: str, server: Server) -> Scrape:
+    """The lines that are needed; InvalidInput where they are none of the engine's, or hold what is no count."""
+    needed = ENGINES[engine].needed
+    if not is_exposition(text, needed):
+        raise InvalidInput(f"{server.url} must show the counters of {engine} all the time, but showed something else.")
+    if any(not 0 <= value <= MOST_DRAFTS for value in series_of(text, server.url, needed).values()):
+        raise InvalidInput(f"{server.url} must show counts from 0 to {MOST_DRAFTS}, but shows others.")
+    lines = [line for line in text.splitlines() if re.match(needed, line)]
+    return {"at_s": time.monotonic(), "metrics": "\n".join(lines) + "\n"}
+
+
+def read_scrapes(path: Path) -> list[Scrape]:
+    """The scrapes of a file of scrapes in JSON lines; InvalidInput where it holds something else."""
+    try:
+        rows = [loads(line) for line in limit_rows(read_text(path).splitlines(), path)]
+    except InvalidInput:
+        raise
+    except ValueError as error:
+        raise InvalidInput(
+            f"{path} must have a scrape in JSON in every line, but has other: {first_line(error)}."
+        ) from None
+    return typed(list[Scrape], rows, path)
+
+
+def last_stretch(scrapes: Sequence[Scrape], source: object) -> tuple[str, list[Scrape], list[str]]:
+    """The engine, its scrapes since its last restart, and a note where there was one. InvalidInput for less than two."""
+    engine = engine_of(scrapes[0]["metrics"]) if scrapes else None
+    if engine is None:
+        raise InvalidInput(f"{source} must hold scrapes of {', '.join(ENGINES)}, but holds none.")
+    names = ENGINES[engine]
+    read = [series_of(scrape["metrics"], source, names.needed) for scrape in scrapes]
+    begin = max((i for i, (old, new) in enumerate(pairwise(read), 1) if _restarted(old, new, names)), default=0)
+    if len(scrapes) - begin < 2:
+        raise InvalidInput(
+            f"{source} must be looked at twice since its last restart, but was once: watch it for longer."
+        )
+    return engine, list(scrapes[begin:]), [RESTARTED] * (begin > 0)
+
+
+def _restarted(old: dict[Series, float], new: dict[Series, float], names: Names) -> bool:
+    counted = [series for series in old if series[0].endswith(("_total", "_sum", "_count"))]
+    created = [series for series in old.keys() & new.keys() if series[0].endswith("_created")]
+    return any(new.get(one, -1.0) < old[one] for one in counted) or any(new[one] != old[one] for one in created)
+
+
+def paces(engine: str, scrapes: Sequence[Scrape]) -> dict[int, Pace]:
+    """The pace at each number of running requests, where it stood still between two scrapes; empty where none is counted."""
+    names = ENGINES[engine]
+    found: dict[int, list[list[float]]] = {}
+    for before, after in pairwise(scrapes):
+        old, new = (series_of(scrape["metrics"], engine, names.needed) for scrape in (before, after))
+        ends = [sum(value for (name, _), value in one.items() if name == names.running) for one in (old, new)]
+        size = round(sum(ends) / 2)
+        if not names.seconds or size < 1 or abs(ends[0] - ends[1]) > ALIKE * size:
+            continue
+        rise = dict.fromkeys((names.seconds, *names.tokens, *names.steps), 0.0)
+        for series in old.keys() | new.keys():
+            if series[0] in rise:
+                rise[series[0]] += new.get(series, 0.0) - old.get(series, 0.0)
+        tokens, steps = (rise[of[0]] - sum(rise[name] for name in of[1:]) for of in (names.tokens, names.steps))
+        drafts = any(name == names.steps[0] for name, _ in new)
+        blocks = found.setdefault(size, [])
+        if not blocks or (blocks[-1][3] >= BLOCK_S and min(blocks[-1][:3]) > 0):
+            blocks.append([0.0] * 4)
+        more = (tokens, steps if drafts else tokens, rise[names.seconds], after["at_s"] - before["at_s"])
+        blocks[-1] = [a + b for a, b in zip(blocks[-1], more, strict=True)]
+    kept = {size: np.array([block[:3] for block in found[size] if min(block[:3]) > 0]) for size in sorted(found)}
+    return {size: Pace(size, blocks) for size, blocks in kept.items() if len(blocks)}
+
+
+def over_plain(mine: Sequence[Pace], plain: Sequence[Pace]) -> Ratio:
+    """How many times plain's throughput the same requests have, over batch sizes in the shares that they were served.
+
+    The interval is by a bootstrap over blocks of time; None where a batch size has fewer than two of either.
+    """
+    draws, without, taken = [], 0.0, 0.0
+    for i, (one, other) in enumerate(zip(mine, plain, strict=True)):
+        a, b = (
+            conversation_draws(len(pace.blocks), seed=2 * i + j) @ pace.blocks for j, pace in enumerate((one, other))
+        )
+        draws.append(np.stack([a[:, 0] * b[:, 2] / b[:, 0], a[:, 2]]))
+        without += one.sums[0] * other.token_ms / 1000
+        taken += one.sums[2]
+    fewest = min(len(pace.blocks) for pace in (*mine, *plain))
+    top, low = np.sum(draws, axis=0)
+    return Ratio.of(without / taken, interval95(top / low, fewest) if fewest > 1 else None)
