@@ -20,9 +20,9 @@ from treeopt.pipeline.decoding import held_out_conversations
 from treeopt.pipeline.session import open_session, resolve
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.runtime.prompts.order import Draw, Order, spread
+from treeopt.runtime.prompts.order import Draw, Order, order_of, spread
 from treeopt.runtime.prompts.sets import Conversation, PromptSet, load_prompts
-from treeopt.runtime.session import open_acceptance, order_of
+from treeopt.runtime.session import open_acceptance
 
 from .prompt_files import PLAIN, load
 

@@ -22,7 +22,7 @@ from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.prompts.order import MOST_DRAWN, Order
+from treeopt.runtime.prompts.order import order_of
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, device_name, dtype_note, load_target
@@ -144,12 +144,6 @@ def open_prompts(
         return demo_prompts(target, held_out=held_out, most=most, seed=order.seed, **_given(source, "group_by"))
     columns = _given(source, "column", "group_by", "responses", "chat_template", "split")
     return load_prompts(target, name, order=order, **columns)
-
-
-def order_of(source: Mapping[str, Any]) -> Order:
-    """The order of the prompts of a session's options: shuffled by the seed, or as they stand."""
-    seed = None if source.get("in_order") else source.get("seed") or 0
-    return Order(seed, max(source.get("drawn", 0), MOST_DRAWN))
 
 
 def prompts_name(source: Mapping[str, Any]) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 MOST_DRAWN = 2**14  # conversations of a source; the texts of a million rows are not held
 
@@ -28,6 +28,12 @@ class Order:
 
     seed: int | None = None
     most: int = MOST_DRAWN
+
+
+def order_of(source: Mapping[str, Any]) -> Order:
+    """The order of the prompts of a session's options: shuffled by the seed, or as they stand."""
+    seed = None if source.get("in_order") else source.get("seed") or 0
+    return Order(seed, max(source.get("drawn", 0), MOST_DRAWN))
 
 
 class Draw(Generic[T]):

@@ -1,0 +1,242 @@
+"""Servers that are launched: what is measured of them is known in closed form, and nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.records.benchmark import Benchmark, launches_interval
+from treeopt.records.contender import Block
+from treeopt.records.profile import LatencyProfile
+from treeopt.serving.launch import Launcher
+
+from .conftest import invoke, treeopt
+from .fake_server import steps_of
+
+FAKE = Path(__file__).parent / "fake_server.py"
+ACCEPTED, TOKENS, PROMPTS = [2, 0, 1], 12, 24
+
+
+def command(*more: object) -> str:
+    return shlex.join([sys.executable, str(FAKE), "--port", "{port}", *map(str, more)]) + " {options}"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A run for vLLM that was planned from a table, with chains of 2, and prompts."""
+    (tmp_path / "table.csv").write_text("head,rank,accuracy\n1,0,0.7\n2,0,0.6\n3,0,0.1\n")
+    (tmp_path / "steps.csv").write_text("batch_size,size,depth,step_ms\n" + "".join(
+        f"{b},{k + 1},{k},{10 + k}\n" for b in (1, 4) for k in range(4)
+    ))  # fmt: skip
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(PROMPTS)))
+    run = tmp_path / "run"
+    treeopt("import", tmp_path / "table.csv", "--trials", 1000, "--drafter", "draft-model", "--run", run)
+    treeopt("profile", "--from-csv", tmp_path / "steps.csv", "--runtime", "vllm", "--run", run)
+    treeopt("search", "--for", "vllm", "--run", run)
+    return tmp_path
+
+
+def asked(folder: Path, launch: str, *more: object) -> tuple[object, ...]:
+    prompts = ("--prompts", folder / "prompts.jsonl", "--no-chat-template", "--drafter", "DRAFTER")
+    return ("--launch", launch, "--engine", "vllm", "--run", folder / "run", *prompts, *more)
+
+
+BENCH = ("--max-new-tokens", TOKENS, "--num-prompts", PROMPTS)
+
+
+def test_what_is_measured_is_what_the_server_does(folder):
+    """Tokens per step of the counters; the speedup of steps that take half as long again; 3 launches of each, in turn."""
+    told = command(
+        "--accepted", ",".join(map(str, ACCEPTED)), "--step-ms", 8, "--dearer", 0.5, "--record", folder / "seen"
+    )
+    present = json.dumps({"num_speculative_tokens": 3})
+    treeopt("bench", *asked(folder, told, *BENCH, "--present", f"--speculative-config {shlex.quote(present)}"))
+    for size in (1, 4):
+        bench = Benchmark.load(folder / "run" / f"bench-launched-batch-size-{size}.json")
+        steps, wanted = steps_of(TOKENS, ACCEPTED), TOKENS - 1
+        assert [c.name for c in bench.contenders] == ["plain", "chosen", "present"]
+        for name in ("chosen", "present"):
+            one = bench.contender(name)
+            assert one.steps == PROMPTS * steps
+            assert one.tokens_per_step == wanted / steps
+            assert one.identical == one.compared == PROMPTS
+            speedup = bench.speedup(name)
+            assert speedup.value == pytest.approx(wanted / steps / 1.5, rel=0.15)  # a sleep ends late
+            assert speedup.low < speedup.value < speedup.high
+        assert bench.contender("plain").tokens_per_step == 1
+        assert bench.contender("present").draft.depth == 3
+        assert bench.contender("plain").token_ms[0] == pytest.approx(8, rel=0.25)
+        timed = {(b.round, *b.prompts) for b in bench.contender("plain").blocks}
+        assert len(timed) == 3 * (PROMPTS - size + 1)
+    launches = [json.loads(line)[2] for line in (folder / "seen").read_text().splitlines()]
+    lengths = [[w for w in words if "num_spec" in w] for words in launches]
+    drafted = [json.loads(words[0])["num_speculative_tokens"] if words else 0 for words in lengths]
+    chosen = drafted[1]
+    assert chosen >= 1
+    assert drafted == [0, chosen, 3, 3, chosen, 0, 0, chosen, 3]
+    assert not list((folder / "run").glob("*.partial"))
+
+
+def test_the_profile_has_the_settings_alone_that_a_plan_chooses_between(folder):
+    told = command("--accepted", "1,0", "--step-ms", 3, "--record", folder / "seen")
+    treeopt("profile", *asked(folder, told, "--overwrite"))
+    profile = LatencyProfile.load(folder / "run" / "profile.json")
+    launches = (folder / "seen").read_text().count("\n")
+    assert launches == 3 * (1 + len({p.depth for p in profile.points}))
+    assert {len(p.step_ms) for p in (*profile.points, *profile.autoregressive)} == {3}
+    for timing in (*profile.points, *profile.autoregressive):
+        assert np.median(timing.step_ms) == pytest.approx(3, rel=0.4)
+    assert profile.batch_sizes == [1, 4]
+
+
+def test_other_texts_are_said(folder):
+    told = command("--accepted", "1", "--other-text")
+    said = invoke("bench", *asked(folder, told, *BENCH, "--batch-size", 1)).stderr
+    assert f"chosen answers {PROMPTS} of {PROMPTS} prompts otherwise" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--never-healthy", "--healthy-within", 2), "healthy within 2 s"),
+        (("--nonsense",), "ended with status 2"),
+        (("--dies-at", 9), "ended with status 7"),
+    ],
+)
+def test_a_server_that_does_not_serve_is_said_in_a_sentence(folder, more, says):
+    own, limit = (more[:1], more[1:]) if "--healthy-within" in more else (more, ())
+    found = invoke("bench", *asked(folder, command(*own), *BENCH, *limit))
+    assert found.exit_code == 1
+    assert says in found.stderr
+    assert "Traceback" not in found.stderr
+    assert "Its log" in found.stderr
+
+
+def test_a_bench_that_was_stopped_goes_on(folder):
+    dying = folder / "dying.py"
+    dying.write_text(f"import runpy, sys, pathlib\ncount = pathlib.Path({str(folder / 'count')!r})\n"
+                     "n = len(count.read_text()) if count.exists() else 0\ncount.write_text('x' * (n + 1))\n"
+                     f"if n == 3: sys.exit(9)\nsys.path.insert(0, {str(FAKE.parent)!r})\n"
+                     f"runpy.run_path({str(FAKE)!r}, run_name='__main__')\n")  # fmt: skip
+    told = shlex.join([sys.executable, str(dying), "--port", "{port}", "--accepted", "1"]) + " {options}"
+    words = ("bench", *asked(folder, told, *BENCH, "--batch-size", 1))
+    assert "ended with status 9" in invoke(*words).stderr
+    treeopt(*words)
+    assert len((folder / "count").read_text()) == 3 + 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("serve --port {port}", "has no {options}"),
+        ("serve {options}", "has no {port}"),
+        ("serve {options} {port} {size}", "got {size}"),
+        ("serve '{options} {port}", "as in a shell"),
+    ],
+)
+def test_commands_that_cannot_be_filled_are_refused(text, says):
+    with pytest.raises(InvalidInput, match=says):
+        Launcher.parse(text)
+
+
+def test_a_program_that_is_not_there_is_said(tmp_path):
+    with (
+        pytest.raises(Unsupported, match="cannot be started"),
+        Launcher.parse("nowhere {options} {port}").launched([], tmp_path / "log"),
+    ):
+        pass
+
+
+def test_an_interval_covers_what_launches_hide():
+    """Launches that differ by 10 % move a ratio of rates: 95 % of the intervals should have the true one, 1.2.
+
+    By chance alone the share of 200 intervals that have it is below 0.89 once in 10,000 times if it is 0.95.
+    """
+    rng, hit = np.random.default_rng(0), 0
+
+    def blocks(rate: float) -> list[Block]:
+        found = []
+        for launch in range(3):
+            luck = rng.lognormal(0, 0.1)
+            found += [
+                Block(
+                    round=launch,
+                    prompts=[p],
+                    tokens=100,
+                    steps=50,
+                    decode_s=100 / (rate * luck * rng.lognormal(0, 0.05)),
+                )
+                for p in range(20)
+            ]
+        return found
+
+    for _ in range(200):
+        low, high = launches_interval(blocks(120), blocks(100))
+        hit += low < 1.2 < high
+    assert hit >= 0.89 * 200
+    assert launches_interval([b for b in blocks(1) if b.round < 2], blocks(1)) is None
+
+
+def left_of(folder: Path, since: set[int]) -> tuple[list[psutil.Process], list[int]]:
+    """Processes of the fake server and of its children, and ports that are still listened at."""
+    lines = (folder / "seen").read_text().splitlines() if (folder / "seen").exists() else []
+    ports = {json.loads(line)[1] for line in lines}
+    processes = []
+    for one in psutil.process_iter(["pid", "cmdline"]):
+        words = one.info["cmdline"] or []
+        if one.pid not in since and any("time.sleep(600)" in w or str(folder) in w for w in words):
+            processes.append(one)
+    taken = []
+    for port in ports:
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) == 0:
+                taken.append(port)
+    return processes, taken
+
+
+def killed(folder: Path, number: int, wait_s: float, words: Sequence[object]) -> tuple[list[psutil.Process], list[int]]:
+    """What is left of a bench that was sent a signal after a while, when its keeper has had its time."""
+    since = {one.pid for one in psutil.process_iter()}
+    bench = subprocess.Popen(
+        [sys.executable, "-m", "treeopt.cli", "bench", *map(str, words)], stderr=subprocess.DEVNULL
+    )
+    time.sleep(wait_s)
+    os.kill(bench.pid, number)
+    bench.wait()
+    last = time.monotonic() + 20
+    while any(found := left_of(folder, since)) and time.monotonic() < last:
+        time.sleep(0.1)
+    for one in found[0]:
+        one.kill()
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_of_a_bench_that_is_killed(folder, number):
+    told = command("--accepted", "1", "--step-ms", 5, "--forks", "mild", "--record", folder / "seen")
+    assert killed(folder, number, 3.0, asked(folder, told, *BENCH)) == ([], [])
+    assert (folder / "seen").exists()
+
+
+@pytest.mark.long
+def test_nothing_is_left_after_20_kills_at_random_moments(folder):
+    rng, numbers = random.Random(0), (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+    for i in range(20):
+        forks = "stubborn" if i % 5 == 0 else "mild"
+        told = command("--accepted", "1", "--step-ms", 5, "--forks", forks, "--record", folder / "seen")
+        assert killed(folder, numbers[i % 3], rng.uniform(0.5, 6), asked(folder, told, *BENCH)) == ([], [])
+    assert (folder / "seen").read_text().count("\n") >= 10
