@@ -12,7 +12,7 @@ from treeopt.engines.measured import rates, traces
 from treeopt.engines.measured.files import Found, load_file
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.engines.registry import ENGINES
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, meant
 from treeopt.records.drafters import COUNTED
 
 FORMATS = {  # of no engine
@@ -38,7 +38,7 @@ def read_measurement(
     """
     for name, asked, names in (("kind", kind, KINDS), ("drafter", drafter, COUNTED)):
         if asked is not None and asked not in names:
-            raise InvalidInput(f"`{name}` must be one of {', '.join(names)}, but got {asked!r}.")
+            raise InvalidInput(f"`{name}` must be one of {', '.join(names)}, but got {asked!r}.{meant(asked, names)}")
     paths = [paths] if isinstance(paths, Path) else list(paths)
     files = [(load_file(path), path) for path in paths]
     if kind is None:

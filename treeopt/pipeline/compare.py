@@ -111,6 +111,7 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         "The plan was made from the same answers, so what it loses there is in-sample, and too little.": (
             b.sha256 and b.sha256 in plan.inputs.values()
         ),
+        f"{a.name} has no plan: what a search would choose there now stands for it.": a.plan is None,
         "There are no latencies, so tokens per step are compared, with as many rows as the plan's tree has.": not latencies,
         "The plan has one tree for a mix. It is compared with the best tree for each batch size alone.": plan.mix,
         f"{b.name} tells of chains alone, so the plan's best chain is judged, not its tree.": tells_chains,

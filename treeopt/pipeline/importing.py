@@ -47,9 +47,11 @@ def import_file(
     Raises InvalidInput where the run has been calibrated already, unless it is to be overwritten; then a
     trace that the new numbers do not have is deleted, so that the two files are always of one origin.
     """
+    paths = [paths] if isinstance(paths, Path) else list(paths)
+    if missing := [path for path in paths if not path.exists()]:
+        raise InvalidInput(f"{missing[0]} does not exist.")
     if not overwrite:
         check_nothing_lost(run, "an import replaces")
-    paths = [paths] if isinstance(paths, Path) else list(paths)
     files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]
     if len({file["sha256"] for file in files}) < len(files):
         raise InvalidInput("Every file may be given once, but two of them have the same content.")

@@ -135,7 +135,7 @@ def score_table(score: Score, name: str) -> RenderableType:
 def score_words(score: Score, name: str) -> str:
     """How far a tree is below the best of its size, in a sentence or two."""
     error, size, best = score.distance_stderr, len(score.given.tree), f"the best tree of {len(score.best.tree)} rows"
-    share = pm(100 * score.distance, None if error is None else 100 * error, 1)
+    share = pm(100 * max(score.distance, 0.0), None if error is None else 100 * error, 1)
     if score.unknown_nodes:
         return f"{name} is at most {share} % below {best}."
     said = f"{name} is {share} % below {best}."
