@@ -55,7 +55,9 @@ def test_it_counts_as_the_server_does_and_says_what_a_bench_says(server, models,
     total, *reached = map(int, re.findall(name, after, re.M))
     earlier = [*map(int, re.findall(name, before, re.M)), 0, 0, 0, 0]
     rises = [new - old for new, old in zip(reached, earlier[1:], strict=False)]
-    assert found.survival == [rise / (total - earlier[0]) for rise in rises]
+    assert found.calibration.hits[:, 0].tolist() == rises
+    # The last drafts of answers are shorter, which survival makes up for.
+    assert found.survival == pytest.approx([rise / (total - earlier[0]) for rise in rises], abs=0.01)
     print(f"{found.over_plain} times plain, and {measured:.2f} by the answers")
     assert found.over_plain.value == pytest.approx(measured, rel=0.07)
     assert found.command.startswith("llama-server --model MODEL.gguf")

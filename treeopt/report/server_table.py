@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treeopt.records.figure import Ratio
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import outcome, times
-from treeopt.report.wording import pm
+from treeopt.serving.watch import over_plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,12 +37,9 @@ def server_table(found: Tuned) -> RenderableType:
     rows = []
     for size, pace in found.paces.items():
         other = found.plain.get(size)
-        ratio = other and Ratio.of(other.token_ms / pace.token_ms, None)
-        plain = (pm(other.step_ms, None), f"{ratio.value:.2f}") if other and ratio else ("?", "?")
-        rows.append(
-            [str(size), pm(pace.tokens_per_step, None), pm(pace.step_ms, None), pm(pace.token_ms, None), *plain]
-        )
-    headers = ("running requests", "tokens/step", "step ms", "ms per token", "plain ms", "times plain")
+        plain = (f"{other.step_ms:.2f}", str(over_plain([pace], [other]))) if other else ("?", "?")
+        rows.append([str(size), *(f"{one:.2f}" for one in (pace.tokens_per_step, pace.step_ms, pace.token_ms)), *plain])
+    headers = ("running requests", "tokens/step", "step ms", "ms per token", "plain ms", "times plain [95 %]")
     paces = Table(f"{found.model} in {found.engine}, as it serves", texts(*headers, names=1), rows)
     return together(paces if rows else None, _lengths(found), headline=[first_line_of(found)])
 
