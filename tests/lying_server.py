@@ -73,7 +73,9 @@ class Engine:
     batch_size requests run, a step takes step_s; ``restarts_at`` seconds the counters begin anew.
     """
 
-    def __init__(self, survival: tuple[float, ...], step_s: float, batch_size: int = 4, restarts_at: float = 0.0) -> None:
+    def __init__(
+        self, survival: tuple[float, ...], step_s: float, batch_size: int = 4, restarts_at: float = 0.0
+    ) -> None:
         self.survival, self.step_s, self.batch_size, self.restarts_at = survival, step_s, batch_size, restarts_at
         self.began = time.monotonic()
 
