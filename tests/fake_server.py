@@ -94,7 +94,7 @@ class Fake:
         writer.write(f"data: {json.dumps(FINISHED)}\n\n".encode())
         usage = {"choices": [], "usage": {"completion_tokens": len(words)}}
         writer.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
-        await writer.drain()
+        return await writer.drain()
 
     def event(self, writer: StreamWriter, text: str, chat: bool) -> None:
         choice = {"delta": {"content": text}} if chat else {"text": text}

@@ -240,24 +240,19 @@ def profile(
 ) -> None:
     """Time real decoding steps, with trees and without.
 
-    Batch sizes and contexts are added to what the run's profile knows of the same model and runtime.
-    Without --overwrite a profile of something else is kept. The sizes are
-    placed at the edges of tiles; those that a plan would choose between are timed for themselves.
+    Batch sizes and contexts are added to what the run's profile knows of the same model and runtime; without --overwrite one of
+    something else is kept. Sizes are placed at the edges of tiles; those that a plan would choose between are timed for themselves.
 
-    With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how
-    many guesses are accepted is drawn from --calibration.
+    With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how many guesses are accepted is
+    drawn from --calibration. With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
 
-    Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is
-    plain decoding) or from your own benchmark (--command). Before there is hardware, --analytical computes
-    them, for --drafter of a kind (eagle3, mtp, ngram, ...) or of a draft model's config.json: an estimate.
-
-    With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
+    Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is plain decoding) or from
+    your own benchmark (--command). Before there is hardware, --analytical estimates them, for --drafter of a kind or a config.json.
 
     \b
     Example:
         treeopt profile --batch-size 1,4 --time-limit 120
         treeopt profile --engine openvino --time-limit 300
-        treeopt profile --context 512,4096 --precision 1
         treeopt profile --random-weights config.json --dtype bfloat16 --bandwidth 3350
         treeopt profile --from-csv steps.csv --runtime vllm-0.11
         treeopt profile --command './bench.sh {size} {batch_size}' --sizes 4,8,16,32 --time-limit 3600
@@ -275,15 +270,14 @@ def profile(
     runtime    : name of the engine of ``from_csv`` or ``command``
     analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
     """
+    asked = {**locals(), **options}
     from treeopt import pipeline
     from treeopt.report.latency_table import profile_table
 
     if source := _heeded_source():
         step, heeded = ELSEWHERE[source]
-        asked = {"from_csv": from_csv, "command": command, "analytical": analytical, "launch": launch}[source]
-        known = {**options, "num_heads": num_heads, "runtime": runtime, "within_s": within_s}
-        heard = {name: value for name, value in known.items() if name in heeded and value is not None}
-        result = getattr(pipeline, step)(run, asked, **heard)
+        heard = {name: value for name, value in asked.items() if name in heeded and value is not None}
+        result = getattr(pipeline, step)(run, asked[source], **heard)
     elif random_weights is not None:
         session, timed = _random_session(random_weights, num_heads, options)
         result = treeopt.profile(session, run=run, **timed)

@@ -89,7 +89,15 @@ def write(groups: Mapping[str, Survivals], about: str, kind: str | None) -> dict
                 lines += ["# {length}: {tokens} tokens per step".format(**numbers), form.line.format(**numbers)]
         files[form.file] = "\n".join(lines) + "\n"
     longest = next(iter(rounded.values()))[-1]
-    profile = {"schema_version": "1.0", "measured": True, "method": kind, "num_speculative_tokens": len(longest),
-               "accept_length_model": "measured_per_k", "conditional_accept_rates": conditional(longest),
-               "marginal_accept_rates": longest, "mean_accept_length": numbers_of(longest)["tokens"], "measurement_conditions": {"about": about}}  # fmt: skip
+    profile = {
+        "schema_version": "1.0",
+        "measured": True,
+        "method": kind,
+        "num_speculative_tokens": len(longest),
+        "accept_length_model": "measured_per_k",
+        "conditional_accept_rates": conditional(longest),
+        "marginal_accept_rates": longest,
+        "mean_accept_length": numbers_of(longest)["tokens"],
+        "measurement_conditions": {"about": about},
+    }
     return {**files, "speculation_profile.json": json.dumps(profile, indent=2) + "\n"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -33,7 +34,8 @@ def acceptance_files(run: RunDirectory) -> Written:
     if rule_of(rule) == "typical":
         why = f"Tools take chains that a first miss ends, but {path} holds for {marked_rule(rule)}, which accepts otherwise."
         raise InvalidInput(f"{why} Calibrate with `acceptance=sample`.")
-    groups, said = _replayed(record, path) if isinstance(record, RankTrace) else _counted(record, path)
+    has_trace = path == run.trace
+    groups, said = _replayed(cast(RankTrace, record), path) if has_trace else _counted(cast(Calibration, record), path)
     longest, about = len(groups[ALL]), f"Drafter: {quoted(kind or None)}. Guesses accepted by: {option_of(rule)}."
     notes = [said, *filter(None, [COUNTED[kind].note if kind in COUNTED else ""])]
     for form in (form for form in acceptance.FORMS if form.most and longest > form.most):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from treeopt import demo
 from treeopt.engines.base import Request
 from treeopt.engines.plans import Asked, ask, write_request

@@ -40,9 +40,13 @@ def main() -> int:
     try:
         with open(told["log"], "wb") as log:
             command = subprocess.Popen(
-                told["words"], env={**os.environ, **told["environment"]}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                told["words"],
+                env={**os.environ, **told["environment"]},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         while (ended := command.poll()) is None and not _stdin_ended():
             seen |= set() if adopts else _descendants()
     except OSError as error:

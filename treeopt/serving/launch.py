@@ -75,8 +75,10 @@ class Launcher:
         told = {"words": words, "environment": self.environment, "log": str(log), "port": port}
         kept = subprocess.Popen(
             [sys.executable, keeper.__file__, json.dumps(told)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
         url = f"http://127.0.0.1:{port}"
         try:
             self._wait_until_healthy(url, kept, words, log)
