@@ -170,7 +170,7 @@ COMPLETED = [
     (
         "profile --engine",
         "",
-        {"openvino", "openvino-default", "openvino-int8", "openvino-int8-default", "transformers"},
+        {"openvino", "openvino-default", "openvino-int8", "openvino-int8-default", "transformers", "vllm"},
     ),
     ("run --engine", "openvino-int8", {"openvino-int8", "openvino-int8-default"}),
     ("search --calibration", "vicuna-7", {"vicuna-7b-medusa1", "file"}),
