@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import psutil
 
@@ -39,10 +40,9 @@ def main() -> int:
     ended: int | None = None
     try:
         with open(told["log"], "wb") as log:
-            command = subprocess.Popen(
-                told["words"], env={**os.environ, **told["environment"]}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
-            )  # fmt: skip
+            shared: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            environment = {**os.environ, **told["environment"]}
+            command = subprocess.Popen(told["words"], env=environment, start_new_session=True, **shared)
         while (ended := command.poll()) is None and not _stdin_ended():
             seen |= set() if adopts else _descendants()
     except OSError as error:
