@@ -11,6 +11,7 @@ import pytest
 
 from treeopt.runtime.waiting import RUNS_MODELS
 
+from .lying_server import Engine, lying
 from .test_merge import calibration, shard
 
 PROGRAM = f"""
@@ -102,3 +103,15 @@ def test_what_runs_a_model_says_how_to_install_it(folder, line):
     said = run(folder, *line.split(), code=1)
     assert "This runs a model, which needs torch" in said
     assert "pip install 'treeopt[models]'" in said
+
+
+def test_a_server_that_is_up_is_tuned(folder):
+    with lying(Engine((0.7, 0.5), 0.02)) as server, lying(Engine((), 0.012)) as plain:
+        words = ("tune", server.url, "--plain", plain.url, "--minutes", "0.05", "--drafter", "eagle3", "--run", "tuned")
+        said = run(folder, *words)
+        (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n')
+        refused = run(
+            folder, "tune", server.url, "--minutes", "0.05", "--drive", "prompts.jsonl", "--run", "driven", code=1
+        )
+    assert "vllm serve MODEL --speculative-config" in said
+    assert "/v1/chat/completions is not served" in refused

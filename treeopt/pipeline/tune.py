@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from treeopt.errors import InvalidInput, TreeoptError, first_line
+from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.parameters import Count, Positive
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
 from treeopt.pipeline.importing import check_nothing_lost, import_file
 from treeopt.pipeline.search import search
+from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
 from treeopt.records.origins import Runtime, provenance
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -25,11 +27,19 @@ from treeopt.runtime.prompts.files import read_rows
 from treeopt.serving.client import Prompt, Server
 from treeopt.serving.load import drive as ask
 from treeopt.serving.tuned import Tuned
-from treeopt.serving.watch import Pace, Scrape, last_stretch, over_plain, paces, read_scrapes, watch
+from treeopt.serving.watch import Pace, Scrape, decoded, last_stretch, over_plain, paces, read_scrapes, watch
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
 
 SCRAPES, BEFORE, AFTER = "scrapes.jsonl", "before.txt", "after.txt"
 UNKNOWN_CONTEXT = 0
 MOST_TOKENS = 256  # of an answer that is asked for
+MOST_PLAIN = 1.001  # tokens per step without a drafter, but for a request that ended between two counters
+NO_PLAIN = (
+    f"What a plain step takes is not known. Serve without the drafter under this load, watch that, and pass its {SCRAPES} "
+    "with `plain`."
+)
 
 
 def tune(
@@ -59,22 +69,37 @@ def tune(
     if not overwrite:
         check_nothing_lost(run, "what a server counted replaces")
     prompts = _prompts(drive) if drive else []
-    path = Path(plain) if plain and "://" not in plain else None
-    others = read_scrapes(path) if path else []
-    model, scrapes, notes = anyio.run(
-        partial(_watched, url, plain if path is None else None, others, minutes, prompts, clients)
-    )
+    is_up = plain is not None and "://" in plain
+    others = read_scrapes(Path(plain)) if plain and not is_up else []
+    watched = partial(_watched, url, plain if is_up else None, others, minutes, prompts, clients)
+    model, scrapes, unknown = anyio.run(watched)
     engine, stretch, said = last_stretch(scrapes, url)
+    unknown += said
     lines = {SCRAPES: "".join(json.dumps(one) + "\n" for one in scrapes)}
     lines |= {BEFORE: stretch[0]["metrics"], AFTER: stretch[-1]["metrics"]}
+    if lines[BEFORE] == lines[AFTER]:
+        raise InvalidInput(
+            f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it."
+        )
     replace_together({run.path / name: partial(write_text, text=text) for name, text in lines.items()})
-    found = Tuned(
-        engine=engine, model=model, paces=paces(engine, stretch), plain={}, calibration=None, over_plain=None, command=None,
-        unknown=(*notes, *said),
-    )  # fmt: skip
-    if others:
-        found = _beside(found, others, str(plain))
-    return _planned(run, _counted(run, found, drafter))
+    mine, calibration = paces(engine, stretch), _calibration(run, drafter, unknown)
+    beside, ratio = _plain(others, str(plain), engine, unknown) if others else {}, None
+    if both := [size for size in mine if size in beside]:
+        ratio = over_plain([mine[size] for size in both], [beside[size] for size in both])
+    elif beside:
+        unknown.append(
+            "No number of running requests was seen both with the drafter and without: watch both for longer."
+        )
+    elif calibration is not None:
+        unknown.append(NO_PLAIN)
+    came = decoded(engine, stretch)
+    tokens = came[0] / came[1] if came and came[1] > 0 else None
+    if tokens is None and calibration is not None:
+        tokens = 1 + sum(calibration.meta["survival"])
+    timed = {size: (mine[size], beside[size]) for size in both}
+    command = _plan(run, Runtime(name=engine), timed, calibration, unknown) if calibration and timed else None
+    found = Tuned(engine=engine, model=model, tokens_per_step=tokens, paces=mine, plain=beside, unknown=tuple(unknown))
+    return replace(found, over_plain=ratio, calibration=calibration, command=command)
 
 
 async def _watched(
@@ -83,7 +108,7 @@ async def _watched(
     """The model, the scrapes of the server, and what went wrong; those of plain are added to ``others``."""
     import anyio
 
-    scrapes, notes = list[Scrape](), list[str]()
+    scrapes, notes, failed = list[Scrape](), list[str](), list[TreeoptError]()
 
     async def look(server: Server, into: list[Scrape]) -> None:
         notes.extend(await watch(server, 60 * minutes, into))
@@ -91,14 +116,25 @@ async def _watched(
     with progress("Watching", None):
         async with Server(url) as server, Server(plain or url) as other:
             model = await server.model()
+            both = [(server, scrapes), *([(other, others)] if plain else [])]
             for number in clients if prompts else (0,):
                 async with anyio.create_task_group() as group:
-                    group.start_soon(look, server, scrapes)
-                    if plain:
-                        group.start_soon(look, other, others)
-                    if prompts:
-                        for one in (server, other) if plain else (server,):
-                            group.start_soon(_driven, one, prompts, number, 60 * minutes)
+
+                    async def alone(
+                        task: Callable[..., Awaitable[None]], *given: Any, group: TaskGroup = group
+                    ) -> None:
+                        try:
+                            await task(*given)
+                        except TreeoptError as error:
+                            failed.append(error)
+                            group.cancel_scope.cancel()
+
+                    for one, into in both:
+                        group.start_soon(alone, look, one, into)
+                        if prompts:
+                            group.start_soon(alone, _driven, one, prompts, number, 60 * minutes)
+                if failed:
+                    raise failed[0]
     return model, scrapes, notes
 
 
@@ -126,66 +162,58 @@ def _prompts(file: str) -> list[Prompt]:
     return found
 
 
-def _beside(found: Tuned, others: Sequence[Scrape], source: str) -> Tuned:
-    """With the pace of a server without a drafter, from its scrapes."""
-    engine, stretch, notes = last_stretch(others, source)
-    plain = paces(engine, stretch)
-    if engine != found.engine or any(pace.tokens_per_step > 1.001 for pace in plain.values()):
-        raise InvalidInput(
-            f"`plain` must be of {found.engine} without a drafter, but {source} is of another or drafts."
-        )
-    both = [size for size in found.paces if size in plain]
-    ratio = over_plain([found.paces[size] for size in both], [plain[size] for size in both]) if both else None
-    return replace(found, plain=plain, over_plain=ratio, unknown=(*found.unknown, *notes))
+def _plain(others: Sequence[Scrape], source: str, engine: str, unknown: list[str]) -> dict[int, Pace]:
+    """The pace of a server without a drafter, from its scrapes."""
+    theirs, stretch, notes = last_stretch(others, source)
+    unknown += [f"Of plain: {note}" for note in notes]
+    found = paces(theirs, stretch)
+    if theirs != engine or any(pace.tokens_per_step > MOST_PLAIN for pace in found.values()):
+        raise InvalidInput(f"`plain` must be of {engine} without a drafter, but {source} is of {theirs}, or drafts.")
+    return found
 
 
-def _counted(run: RunDirectory, found: Tuned, drafter: str | None) -> Tuned:
-    """With the calibration of what the drafts counted, where they count by position."""
-    files = [run.path / BEFORE, run.path / AFTER]
-    if files[0].read_bytes() == files[1].read_bytes():
-        raise InvalidInput(
-            "The server must serve while it is watched, but counted nothing: watch it under its load, or `drive`."
-        )
-    if "spec_" not in files[1].read_text("utf-8"):
-        return replace(
-            found, unknown=(*found.unknown, "No drafts are counted: the server speculates without counting, or not.")
-        )
+def _calibration(run: RunDirectory, drafter: str | None, unknown: list[str]) -> Calibration | None:
+    """The run's calibration, of what the drafts counted; None where they do not count by position."""
+    if "spec_" not in (run.path / AFTER).read_text("utf-8"):
+        unknown.append("No drafts are counted: the server has no drafter, or does not say what it does.")
+        return None
     try:
-        calibration = import_file(run, files, drafter=drafter, overwrite=True)
+        calibration = import_file(run, [run.path / BEFORE, run.path / AFTER], drafter=drafter, overwrite=True)
     except TreeoptError as error:
-        return replace(found, unknown=(*found.unknown, f"Acceptance by position is not known. {first_line(error)}."))
-    return replace(found, calibration=calibration, unknown=(*found.unknown, *calibration.meta["notes"]))
+        unknown.append(f"Acceptance by position is not known. {error}")
+        return None
+    unknown += calibration.meta["notes"]
+    return calibration
 
 
-def _planned(run: RunDirectory, found: Tuned) -> Tuned:
-    """With the plan, the report and the files for the engine, where plain's steps are known at some batch size."""
-    both, calibration = [size for size in found.paces if size in found.plain], found.calibration
-    if calibration is None:
-        return found
-    if not both:
-        lacks = "Whether speculation pays is not known: plain's steps are not. Serve without the drafter under this load, run "
-        return replace(
-            found, unknown=(*found.unknown, f"{lacks}treeopt tune there, and pass its {SCRAPES} with `plain`.")
-        )
-    length = calibration.num_heads
-    points = tuple(_timing(found.paces[size], length + 1) for size in both)
-    plain = tuple(_timing(found.plain[size], 1) for size in both)
-    info = {"measures": "step", "provenance": provenance(model=found.model) | {"machine": None, "versions": None}}
-    profile = LatencyProfile(
-        points, plain, Runtime(name=found.engine), info | {"inputs": inputs_of(run.path / SCRAPES)}
+def _plan(
+    run: RunDirectory,
+    runtime: Runtime,
+    timed: Mapping[int, tuple[Pace, Pace]],
+    calibration: Calibration,
+    unknown: list[str],
+) -> str | None:
+    """Write the profile, the plan, the report and the engine's files; the command that starts it, where there is one."""
+    length = calibration.meta["draft_length"]
+    if calibration.meta["ends_are_misses"]:
+        length = calibration.num_heads
+    if length is None:
+        unknown.append("Drafts had several lengths, and steps are not timed by length: nothing is planned.")
+        return None
+    points = tuple(_timing(pace, length + 1) for pace, _ in timed.values())
+    plain = tuple(_timing(pace, 1) for _, pace in timed.values())
+    info = {"measures": "step", "provenance": provenance() | {"machine": None, "versions": None}}
+    LatencyProfile(points, plain, runtime, {**info, "inputs": inputs_of(run.path / SCRAPES)}).save(run.profile)
+    unknown.append(
+        f"Steps of {length} guesses and of none were timed: whether a length between is faster is not known."
     )
-    profile.save(run.profile)
-    search(run, engine=found.engine, batch_sizes=both, measured_only=True)
-    unknown = [
-        f"Steps are timed with {length} guesses and with none: the plan has no length between, whose step is not known."
-    ]
-    command = None
     try:
-        command = export(run, found.engine)[1].command
+        search(run, engine=runtime["name"], batch_sizes=list(timed), measured_only=True)
+        note(f"The report is in {write_report(run)}.")
+        return export(run, str(runtime["name"]))[1].command
     except TreeoptError as error:
-        unknown.append(f"No launch options were written. {first_line(error, 400)}.")
-    note(f"The report is {write_report(run)}.")
-    return replace(found, command=command, unknown=(*found.unknown, *unknown))
+        unknown.append(f"No launch options were written. {error}")
+        return None
 
 
 def _timing(pace: Pace, size: int) -> StepTiming:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treeopt.records.figure import Ratio
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import outcome, times
-from treeopt.report.wording import pm
+from treeopt.serving.watch import over_plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,15 +21,14 @@ def first_line_of(found: Tuned) -> str:
     """What speculation brings or costs now, as far as it is known."""
     tokens, ratio = found.tokens_per_step, found.over_plain
     if tokens is None:
-        return "What speculation brings is not known: the server does not count it."
-    if tokens <= 1 and found.calibration is None:
-        return "The server decodes without speculation now: a token per step."
+        return "What speculation brings now is not known: the server does not count its tokens."
+    if found.calibration is None and tokens <= 1:
+        return "The server decodes without speculation now."
     if ratio is None:
-        return (
-            f"Speculation gives {tokens:.2f} tokens per step now: it pays while its step takes less than {tokens:.2f} plain "
-            "steps. What a plain step takes here is not known."
-        )
-    said = {"gain": "brings", "loss": "costs"}.get(outcome(ratio), "does not show a gain:")
+        return f"Speculation gives {tokens:.2f} tokens per step now: it pays while its step takes less than {tokens:.2f} plain steps."
+    said = {"gain": "brings", "loss": "costs", "few": "was watched too briefly for an interval"}.get(
+        outcome(ratio), "is not shown to gain"
+    )
     return f"Speculation {said} now: {times(ratio)} plain's throughput, with {tokens:.2f} tokens per step. {LAUNCHES}"
 
 
@@ -39,12 +37,9 @@ def server_table(found: Tuned) -> RenderableType:
     rows = []
     for size, pace in found.paces.items():
         other = found.plain.get(size)
-        ratio = other and Ratio.of(other.token_ms / pace.token_ms, None)
-        plain = (pm(other.step_ms, None), f"{ratio.value:.2f}") if other and ratio else ("?", "?")
-        rows.append(
-            [str(size), pm(pace.tokens_per_step, None), pm(pace.step_ms, None), pm(pace.token_ms, None), *plain]
-        )
-    headers = ("running requests", "tokens/step", "step ms", "ms per token", "plain ms", "times plain")
+        plain = (f"{other.step_ms:.2f}", str(over_plain([pace], [other]))) if other else ("?", "?")
+        rows.append([str(size), *(f"{one:.2f}" for one in (pace.tokens_per_step, pace.step_ms, pace.token_ms)), *plain])
+    headers = ("running requests", "tokens/step", "step ms", "ms per token", "plain ms", "times plain [95 %]")
     paces = Table(f"{found.model} in {found.engine}, as it serves", texts(*headers, names=1), rows)
     return together(paces if rows else None, _lengths(found), headline=[first_line_of(found)])
 

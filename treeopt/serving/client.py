@@ -12,9 +12,8 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput, Unsupported, first_line, quoted
@@ -61,7 +60,7 @@ class Answer:
         return self.began + self.seconds
 
 
-class Server:
+class Server(AbstractAsyncContextManager[Any]):
     """A server of an OpenAI-compatible API, to be used as ``async with Server(url) as server``."""
 
     def __init__(self, url: str) -> None:
@@ -75,24 +74,19 @@ class Server:
             raise InvalidInput(f"A URL must be without credentials: set the environment variable {KEY} instead.")
         if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
             raise InvalidInput(f"A server's URL must be like http://localhost:8000, but got {quoted(url)}.")
-        key = os.environ.get(KEY)
-        if key and not re.fullmatch(r"[!-~]+", key):
+        self._key = os.environ.get(KEY, "")
+        if not re.fullmatch(r"[!-~]*", self._key):
             raise InvalidInput(f"{KEY} must be printable ASCII without spaces, but is not.")
         self.url = OWN_PATHS.sub("", str(parts))
-        headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {key}"} if key else {})}
+        headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {self._key}"} if self._key else {})}
         limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits, headers=headers)
+        is_safe = parts.scheme == "https"  # certificates take a while to load
+        self._client = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits, headers=headers, verify=is_safe)
         self._model: str | None = None
         self._has_chat_alone = False
 
-    async def __aenter__(self) -> Server:
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._client.__aexit__(kind, error, trace)
+    async def __aexit__(self, *ended: object) -> None:
+        await self._client.aclose()
 
     async def text(self, path: str, within_s: float = WITHIN_S) -> str:
         """A page, got by GET; Unsupported where there is none in time, InvalidInput where it is no text or too long."""
@@ -148,7 +142,7 @@ class Server:
                 if not isinstance(event, dict):
                     continue
                 if event.get("error"):
-                    raise Unsupported(f"{self.url}{path} answered with an error: {_said(event['error'])}.")
+                    raise Unsupported(f"{self.url}{path} answered with an error: {self._said(event['error'])}.")
                 match event.get("usage"):
                     case {"completion_tokens": int(counted)}:
                         count = counted
@@ -234,8 +228,8 @@ class Server:
         there = url.join(location)
         if (there.scheme, there.host, there.port, there.userinfo) != (url.scheme, url.host, url.port, b""):
             raise Unsupported(
-                f"{self.url} redirects to another server, {quoted(str(there.copy_with(userinfo=b'', query=None)))}: "
-                "treeopt does not follow that. If it is the one that you mean, give its URL."
+                f"{self.url} redirects to another server, {quoted(f'{there.scheme}://{there.host}')}, which treeopt does not "
+                "follow: give its URL if you mean it."
             )
         return there
 
@@ -247,23 +241,19 @@ class Server:
         if status in (404, 405, 501):
             raise NoSuchPage(f"{place} is not served (status {status}).")
         if status != 200:
-            raise Unsupported(
-                f"{place} must answer with status 200, but did with {status}{await self._reason(response)}."
-            )
+            said = [self._said(piece.decode("utf-8", "replace")) async for piece in self._pieces(response, 1000)]
+            raise Unsupported(f"{place} must answer with status 200, but did with {status}: {''.join(said[:1])}.")
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise InvalidInput(
-                f"{place} was asked for without compression, but answers with it: ask the server directly."
-            )
+            raise InvalidInput(f"{place} was asked for as it is, but answers packed: ask the server directly.")
 
-    async def _reason(self, response: httpx.Response) -> str:
-        """What the body of a refusal says, as far as it is short."""
-        async for piece in response.aiter_raw(1000):
-            return f": {_said(piece.decode('utf-8', 'replace'))}"
-        return ""
+    def _said(self, error: Any) -> str:
+        """What the server says of an error, without the key, which it may repeat."""
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+        return quoted(text.replace(self._key, "...") if self._key else text, 200)
 
-    async def _pieces(self, response: httpx.Response) -> AsyncIterator[bytes]:
+    async def _pieces(self, response: httpx.Response, size: int | None = None) -> AsyncIterator[bytes]:
         total = 0
-        async for piece in response.aiter_raw():
+        async for piece in response.aiter_raw(size):
             total += len(piece)
             if total > MOST_BYTES:
                 raise InvalidInput(f"{response.url} may answer with {MOST_BYTES:,} bytes, but has more.")
@@ -281,8 +271,3 @@ def _piece(choice: Mapping[Any, Any]) -> tuple[str, list[int]]:
     texts = [said.get(name) for name in ("reasoning_content", "reasoning", "content")]
     is_known = isinstance(ids, list) and all(type(one) is int for one in ids)
     return "".join(one for one in texts if isinstance(one, str)), list(ids or ()) if is_known else []
-
-
-def _said(error: object) -> str:
-    message = error.get("message", error) if isinstance(error, dict) else error
-    return quoted(str(message), 200)

@@ -14,42 +14,33 @@ from treeopt.serving.watch import Pace
 class Tuned:
     """What a server did while it was watched.
 
-    paces, plain : by running requests, of the server and of one without a drafter; empty where they are not known
-    over_plain   : how many times plain's throughput it has, over the batch sizes of both
-    command      : that starts it as planned; None where nothing can be planned
-    unknown      : what could not be known, in sentences
+    tokens_per_step : of all its steps; None where it does not count its tokens, nor drafts by position
+    paces, plain    : by running requests, of the server and of one without a drafter
+    over_plain      : how many times plain's throughput it has, over the batch sizes of both
+    command         : that starts it as planned; None where nothing can be planned
+    unknown         : what could not be known, in sentences
     """
 
     engine: str
     model: str
+    tokens_per_step: float | None = None
     paces: dict[int, Pace]
     plain: dict[int, Pace]
-    calibration: Calibration | None
-    over_plain: Ratio | None
-    command: str | None
+    over_plain: Ratio | None = None
+    calibration: Calibration | None = None
+    command: str | None = None
     unknown: tuple[str, ...]
 
     @property
-    def tokens_per_step(self) -> float | None:
-        """Of all batch sizes together; by the counters of drafts alone where the engine does not count its tokens."""
-        if self.paces:
-            return sum(pace.sums[0] for pace in self.paces.values()) / sum(pace.sums[1] for pace in self.paces.values())
-        return None if self.calibration is None else 1 + sum(self.survival)
-
-    @property
     def survival(self) -> list[float]:
-        return list(self.calibration.meta["survival"]) if self.calibration is not None else []
+        return [] if self.calibration is None else list(self.calibration.meta["survival"])
 
     def document(self) -> dict[str, object]:
         """What --json prints."""
-        ratio = self.over_plain
-        by_batch = [
-            {"batch_size": size, "tokens_per_step": pace.tokens_per_step, "step_ms": pace.step_ms, "token_ms": pace.token_ms,
-             "plain_step_ms": self.plain[size].step_ms if size in self.plain else None}
-            for size, pace in self.paces.items()
-        ]  # fmt: skip
-        return {
-            "schema": schema("tuned"), "engine": self.engine, "model": self.model, "tokens_per_step": self.tokens_per_step,
-            "over_plain": ratio and {"value": ratio.value, "interval95": [ratio.low, ratio.high]}, "batch_sizes": by_batch,
-            "survival": self.survival, "command": self.command, "unknown": list(self.unknown),
-        }  # fmt: skip
+        figures = ("tokens_per_step", "step_ms", "token_ms")
+        sizes = [{"batch_size": n, **{name: getattr(one, name) for name in figures}} for n, one in self.paces.items()]
+        plain = [{"batch_size": n, "step_ms": one.step_ms} for n, one in self.plain.items()]
+        ratio, names = self.over_plain, ("engine", "model", "tokens_per_step", "survival", "command", "unknown")
+        over = ratio and {"value": ratio.value, "interval95": None if ratio.low is None else [ratio.low, ratio.high]}
+        said = {name: getattr(self, name) for name in names}
+        return {"schema": schema("tuned"), **said, "over_plain": over, "paces": sizes, "plain": plain}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -34,18 +34,23 @@ from treeopt.serving.client import WITHIN_S, NoSuchPage, Server
 EVERY_S, BLOCK_S = 1.0, 10.0  # between scrapes; of what the bootstrap draws, since neighbours are alike
 ALIKE = 0.1  # by which running requests may differ between two scrapes that count for one number of them
 PAGES = ("/metrics", "/prometheus/metrics")
+MOST_COUNTS = 1000  # that are needed of a scrape
 RESTARTED = "The server restarted while it was watched: what it did before is left out."
 
 
 @dataclass(frozen=True)
 class Names:
-    """What an engine calls what is needed, without ``prefix``; of several names the later ones are taken from the first."""
+    """What an engine calls what is needed, without ``prefix``; of several names the later ones are taken from the first.
+
+    at_end : whether it counts a request when that ends
+    """
 
     prefix: str
     running: str
     seconds: str = ""
     tokens: tuple[str, ...] = ()
     steps: tuple[str, ...] = ()
+    at_end: bool = False
 
     @property
     def needed(self) -> str:
@@ -58,9 +63,9 @@ ENGINES = {
     # A sample for each output of a request, which is a step, whatever tokens are in it; the first token is none.
     "vllm": Names(r"(?:ray_)?vllm[:_]", "num_requests_running", "inter_token_latency_seconds_sum",
                   ("generation_tokens_total", "time_to_first_token_seconds_count"), ("inter_token_latency_seconds_count",)),
-    # Counted when a request ends. A step gives what was accepted and a token of its own.
+    # A step gives what was accepted and a token of its own; the first token is counted with a step.
     "llama-cpp": Names(r"llamacpp:", "requests_processing", "tokens_predicted_seconds_total", ("tokens_predicted_total",),
-                       ("tokens_predicted_total", "spec_decode_num_accepted_tokens_total")),
+                       ("tokens_predicted_total", "spec_decode_num_accepted_tokens_total"), at_end=True),
     # Gaps between tokens sum to the same time, however many tokens came in one.
     "sglang": Names(r"sglang:", "num_running_reqs", "inter_token_latency_seconds_sum",
                     ("generation_tokens_total", "num_requests_total"), ("spec_verify_calls_total",)),
@@ -131,30 +136,31 @@ async def watch(server: Server, seconds: float, scrapes: list[Scrape]) -> list[s
             f"{server.url} must show the counters of {', '.join(ENGINES)} under {' or '.join(PAGES)}, but does not. Start "
             "llama-server with --metrics, SGLang with --enable-metrics, TensorRT-LLM with return_perf_metrics: true."
         )
-    while True:
-        scrapes.append(_kept(text, name, server))
-        while True:
-            left = began + seconds - time.monotonic()
-            if left < EVERY_S:
-                return [f"{failed} looks at {page} failed, the last because: {why}"] * bool(failed)
-            await anyio.sleep(EVERY_S)
-            try:
-                text = await server.text(page, min(WITHIN_S, left))
-                _kept(text, name, server)
-                break
-            except TreeoptError as error:
-                failed, why = failed + 1, str(error)
+    scrapes.append(_kept(text, name, server.url))
+    while (left := began + seconds - time.monotonic()) >= EVERY_S:
+        await anyio.sleep(EVERY_S)
+        try:
+            scrapes.append(_kept(await server.text(page, min(WITHIN_S, left)), name, server.url))
+        except TreeoptError as error:
+            failed, why = failed + 1, str(error)
+    return [f"{failed} looks at {page} failed, the last because: {why}"] * bool(failed)
 
 
-def _kept(text: str, engine: str, server: Server) -> Scrape:
-    """The lines that are needed; InvalidInput where they are none of the engine's, or hold what is no count."""
-    needed = ENGINES[engine].needed
-    if not is_exposition(text, needed):
-        raise InvalidInput(f"{server.url} must show the counters of {engine} all the time, but showed something else.")
-    if any(not 0 <= value <= MOST_DRAFTS for value in series_of(text, server.url, needed).values()):
-        raise InvalidInput(f"{server.url} must show counts from 0 to {MOST_DRAFTS}, but shows others.")
-    lines = [line for line in text.splitlines() if re.match(needed, line)]
+def _kept(text: str, engine: str, source: object) -> Scrape:
+    """The lines that are needed, once they are counts."""
+    counts_of(text, engine, source)
+    lines = [line for line in text.splitlines() if re.match(ENGINES[engine].needed, line)]
     return {"at_s": time.monotonic(), "metrics": "\n".join(lines) + "\n"}
+
+
+def counts_of(text: str, engine: str, source: object) -> dict[Series, float]:
+    """What is needed of a scrape; InvalidInput where it is none of the engine's, too much, or no counts."""
+    counts = series_of(text, source, ENGINES[engine].needed)
+    if not 0 < len(counts) <= MOST_COUNTS or any(not 0 <= value <= MOST_DRAFTS for value in counts.values()):
+        raise InvalidInput(
+            f"{source} must show up to {MOST_COUNTS} counts of {engine} from 0 to {MOST_DRAFTS} all the time, but shows others."
+        )
+    return counts
 
 
 def read_scrapes(path: Path) -> list[Scrape]:
@@ -176,7 +182,7 @@ def last_stretch(scrapes: Sequence[Scrape], source: object) -> tuple[str, list[S
     if engine is None:
         raise InvalidInput(f"{source} must hold scrapes of {', '.join(ENGINES)}, but holds none.")
     names = ENGINES[engine]
-    read = [series_of(scrape["metrics"], source, names.needed) for scrape in scrapes]
+    read = [counts_of(scrape["metrics"], engine, source) for scrape in scrapes]
     begin = max((i for i, (old, new) in enumerate(pairwise(read), 1) if _restarted(old, new, names)), default=0)
     if len(scrapes) - begin < 2:
         raise InvalidInput(
@@ -191,28 +197,49 @@ def _restarted(old: dict[Series, float], new: dict[Series, float], names: Names)
     return any(new.get(one, -1.0) < old[one] for one in counted) or any(new[one] != old[one] for one in created)
 
 
-def paces(engine: str, scrapes: Sequence[Scrape]) -> dict[int, Pace]:
-    """The pace at each number of running requests, where it stood still between two scrapes; empty where none is counted."""
+def decoded(engine: str, scrapes: Sequence[Scrape]) -> tuple[float, float, float] | None:
+    """(tokens, steps, seconds) between the first and the last scrape; None for an engine that does not count them.
+
+    Where no steps are counted every token takes one.
+    """
     names = ENGINES[engine]
-    found: dict[int, list[list[float]]] = {}
-    for before, after in pairwise(scrapes):
-        old, new = (series_of(scrape["metrics"], engine, names.needed) for scrape in (before, after))
-        ends = [sum(value for (name, _), value in one.items() if name == names.running) for one in (old, new)]
-        size = round(sum(ends) / 2)
-        if not names.seconds or size < 1 or abs(ends[0] - ends[1]) > ALIKE * size:
+    if not names.seconds:
+        return None
+    read = [counts_of(scrapes[place]["metrics"], engine, engine) for place in (0, -1)]
+    rise = {
+        name: sum(
+            sign * value
+            for sign, one in zip((-1, 1), read, strict=True)
+            for (of, _), value in one.items()
+            if of == name
+        )
+        for name in (names.seconds, *names.tokens, *names.steps)
+    }
+    tokens, steps = (rise[first] - sum(rise[name] for name in less) for first, *less in (names.tokens, names.steps))
+    return tokens, steps if steps > 0 else tokens, rise[names.seconds]
+
+
+def paces(engine: str, scrapes: Sequence[Scrape]) -> dict[int, Pace]:
+    """The pace at each number of running requests that stood still between two scrapes."""
+    names = ENGINES[engine]
+    found: dict[int, list[list[Any]]] = {}
+    for pair in pairwise(scrapes):
+        both = [counts_of(one["metrics"], engine, engine) for one in pair]
+        ends = [sum(value for (name, _), value in one.items() if name == names.running) for one in both]
+        came, size = decoded(engine, pair), round(sum(ends) / 2)
+        # What is counted when a request ends was of those that ran before.
+        if names.at_end:
+            size = round(ends[0])
+        elif abs(ends[0] - ends[1]) > ALIKE * size:
             continue
-        rise = dict.fromkeys((names.seconds, *names.tokens, *names.steps), 0.0)
-        for series in old.keys() | new.keys():
-            if series[0] in rise:
-                rise[series[0]] += new.get(series, 0.0) - old.get(series, 0.0)
-        tokens, steps = (rise[of[0]] - sum(rise[name] for name in of[1:]) for of in (names.tokens, names.steps))
-        drafts = any(name == names.steps[0] for name, _ in new)
         blocks = found.setdefault(size, [])
         if not blocks or (blocks[-1][3] >= BLOCK_S and min(blocks[-1][:3]) > 0):
             blocks.append([0.0] * 4)
-        more = (tokens, steps if drafts else tokens, rise[names.seconds], after["at_s"] - before["at_s"])
+        more = (*(came or (0, 0, 0)), pair[1]["at_s"] - pair[0]["at_s"])
         blocks[-1] = [a + b for a, b in zip(blocks[-1], more, strict=True)]
-    kept = {size: np.array([block[:3] for block in found[size] if min(block[:3]) > 0]) for size in sorted(found)}
+    kept = {
+        size: np.array([block[:3] for block in found[size] if min(block[:3]) > 0]) for size in sorted(found) if size
+    }
     return {size: Pace(size, blocks) for size, blocks in kept.items() if len(blocks)}
 
 

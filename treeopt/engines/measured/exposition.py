@@ -159,7 +159,8 @@ def series_of(text: str, source: object, prefix: str) -> dict[Series, float]:
         found = [((name, tuple(sorted(sample.labels.items()))), float(sample.value)) for name, sample in samples]
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise InvalidInput(f"{source} must be a Prometheus exposition, but is not: {error}.") from None
-    if len(dict(found)) < len(found):
+    counted = [series for series, _ in found if series[0].endswith(("_total", "_created"))]
+    if len(set(counted)) < len(counted):
         raise InvalidInput(
             f"{source} must be one scrape, but has counters twice: save each scrape in a file of its own."
         )
