@@ -31,7 +31,7 @@ FINISHED = {"choices": [{"text": "", "finish_reason": "length"}]}
 
 def words_of(prompt: str, n: int, *, salt: str = "") -> list[str]:
     number = int(hashlib.sha256((prompt + salt).encode()).hexdigest(), 16)
-    return [f"w{number * (i + 1) % 97} " for i in range(n)]
+    return [f"w{number * (i + 1) % 10007} " for i in range(n)]
 
 
 def steps_of(tokens: int, accepted: list[int]) -> int:

@@ -27,6 +27,7 @@ from treeopt.serving.launch import Launcher
 
 from .conftest import invoke, treeopt
 from .fake_server import steps_of
+from .test_no_models import run as without_models
 
 FAKE = Path(__file__).parent / "fake_server.py"
 ACCEPTED, TOKENS, PROMPTS = [2, 0, 1], 12, 10
@@ -145,6 +146,11 @@ def test_a_bench_that_was_stopped_goes_on(folder):
     assert "ended with status 9" in invoke(*words, code=1).stderr
     treeopt(*words)
     assert len((folder / "count").read_text()) == 3 + 1 + 3
+
+
+def test_it_needs_no_torch(folder):
+    words = map(str, asked(folder, "nowhere {port} {options}", *BENCH))
+    assert "--launch must be a program" in without_models(folder, "bench", *words, code=1)
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_million_rows_are_not_held(tmp_path, kind):
 
 def test_as_many_are_drawn_as_are_calibrated_on_and_bench_finds_the_rest(tmp_path, monkeypatch):
     """A file is drawn from; who asks for more than is held by default gets them, and a third as many beside them."""
-    for module in ("treeopt.pipeline.session", "treeopt.runtime.session"):
+    for module in ("treeopt.pipeline.session", "treeopt.runtime.prompts.order"):
         monkeypatch.setattr(f"{module}.MOST_DRAWN", 8)
     prompts, run = tmp_path / "prompts.jsonl", RunDirectory(tmp_path / "run")
     prompts.write_text("".join(f'{{"prompt": "question {i}"}}\n' for i in range(40)))

@@ -246,8 +246,15 @@ def profile(
     With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how many guesses are accepted is
     drawn from --calibration. With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
 
+<<<<<<< HEAD
     Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is plain decoding) or from
     your own benchmark (--command). Before there is hardware, --analytical estimates them, for --drafter of a kind or a config.json.
+=======
+    Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is
+    plain decoding) or from your own benchmark (--command). Before there is hardware, --analytical computes
+    them, for --drafter of a kind (eagle3, mtp, ngram, ...) or of a draft model's config.json: an estimate.
+    With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
+>>>>>>> launch
 
     \b
     Example:
@@ -264,13 +271,13 @@ def profile(
     from_csv   : read latencies of your own engine from a table instead of timing
     command    : run your own benchmark instead, with {size} {batch_size} {depth} {context} {tree} filled in; its last line is
                  ms per step, or JSON
-    launch     : start servers by this command, with {options} and {port} filled in, and time the settings alone that the plan
-                 cannot tell apart
+    launch     : start servers by this command, {options} and {port} filled in, for lengths that the plan cannot tell apart
     within_s   : seconds that a server may take to be healthy
     runtime    : name of the engine of ``from_csv`` or ``command``
     analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
     """
     asked = {**locals(), **options}
+<<<<<<< HEAD
     from treeopt import pipeline
     from treeopt.report.latency_table import profile_table
 
@@ -278,12 +285,27 @@ def profile(
         step, heeded = ELSEWHERE[source]
         heard = {name: value for name, value in asked.items() if name in heeded and value is not None}
         result = getattr(pipeline, step)(run, asked[source], **heard)
+=======
+    from treeopt.report.latency_table import profile_table
+
+    if source := _heeded_source():
+        result = _profile_from(source, run, asked)
+>>>>>>> launch
     elif random_weights is not None:
         session, timed = _random_session(random_weights, num_heads, options)
         result = treeopt.profile(session, run=run, **timed)
     else:
         result = treeopt.profile(run=run, **options)
     show_result(result.document(), profile_table(result), as_json)
+
+
+def _profile_from(source: str, run: RunDirectory, known: dict[str, Any]) -> Any:
+    """The profile by a source of latencies, with the options that it heeds."""
+    from treeopt import pipeline
+
+    step, heeded = ELSEWHERE[source]
+    heard = {name: value for name, value in known.items() if name in heeded and value is not None}
+    return getattr(pipeline, step)(run, known[source], **heard)
 
 
 def _heeded_source() -> str | None:

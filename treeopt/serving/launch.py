@@ -73,12 +73,8 @@ class Launcher:
         words = self.filled(options, port)
         log.parent.mkdir(parents=True, exist_ok=True)
         told = {"words": words, "environment": self.environment, "log": str(log), "port": port}
-        kept = subprocess.Popen(
-            [sys.executable, keeper.__file__, json.dumps(told)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        words_of_keeper, pipe = [sys.executable, keeper.__file__, json.dumps(told)], subprocess.PIPE
+        kept = subprocess.Popen(words_of_keeper, stdin=pipe, stdout=pipe, start_new_session=True)
         url = f"http://127.0.0.1:{port}"
         try:
             self._wait_until_healthy(url, kept, words, log)
