@@ -42,6 +42,7 @@ PLACES: dict[str, dict[str, Place]] = {
         },
         "key": {"vllm/config/speculative.py": fields_of("SpeculativeConfig")},
         "value of method": {"vllm/config/speculative.py": literal("SpeculativeMethod")},
+        "value of rejection_sample_method": {"vllm/config/speculative.py": literal("RejectionSampleMethod")},
         "value of --per-request-spec-decode-metrics": {
             "vllm/config/observability.py": literal("per_request_spec_decode_metrics")
         },
@@ -58,6 +59,7 @@ PLACES: dict[str, dict[str, Place]] = {
         "program": {"sglang/launch_server.py": always("sglang.launch_server")},
         "flag": {"sglang/srt/arg_groups/fields/*.py sglang/srt/server_args.py": options_of_fields},
         "key": {"sglang/srt/speculative/adaptive_spec_params.py": strings},
+        "variable": {"sglang/srt/environ.py": fields_of("Envs")},
         "value of --speculative-algorithm": {
             "sglang/srt/speculative/spec_info.py": fields_of("SpeculativeAlgorithm"),
             "sglang/srt/speculative/spec_registry.py": strings,

@@ -22,6 +22,7 @@ import yaml
 
 from tests.engines_live.finders import argparse_flags
 from treeopt.cli import cli
+from treeopt.engines import acceptance
 from treeopt.engines.base import Method, Request, Written
 from treeopt.engines.plans import export_request
 from treeopt.engines.registry import ENGINES
@@ -35,6 +36,7 @@ LENGTHS = (((1, None, 3),), ((1, 8, 3), (9, 32, 1), (33, None, 0)), ((1, None, 0
 SETTINGS = ((1, 8, DynamicTree(5, 4, 16)), (9, 32, DynamicTree(3, 2, 6)), (33, None, None))
 RULE = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 0, "epsilon": 0.3, "delta": 0.09}
 PLACEHOLDERS = {"MODEL", "DRAFTER", "HEADS", "LAYER", "PROMPT", "QUESTIONS"}  # what a user puts in
+CONFIG = "--speculative-config"  # of which vLLM's keys are
 OPTION = re.compile(r"--?[a-zA-Z][\w-]*")
 OWN = {option for command in cli.commands.values() for parameter in command.params for option in parameter.opts}
 
@@ -58,7 +60,15 @@ def words_of_engine(engine: str) -> dict[Word, set[str]]:
         if method.status == "live":
             for word in words_of_method(engine, method):
                 found[word].add(method.name)
+    for word in words_of_acceptance(engine):
+        found[word].add(acceptance.NAME)
     return found
+
+
+def words_of_acceptance(engine: str) -> Iterator[Word]:
+    """The words that the engine takes in place of a drafter, where it does."""
+    *_, line = acceptance.write({"all": [[0.5]]}, "", None).get(f"{engine}.txt", "").splitlines() or [""]
+    yield from _words_of_config(json.loads(line), CONFIG) if line.startswith("{") else _words_of_commands(line, {})
 
 
 def words_of_method(engine: str, method: Method) -> set[Word]:

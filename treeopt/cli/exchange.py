@@ -134,8 +134,7 @@ def export(
     """Write the chosen trees as an engine's own configuration.
 
     The command that uses them is printed. What the engine would refuse or misread is refused here, with the search to run
-    instead. Without a plan, acceptance is what vLLM, llama.cpp, SGLang, TensorRT-LLM, AIConfigurator, Dynamo, InferenceX and
-    Model Optimizer take in place of a real drafter: how often chains of each length are accepted.
+    instead. acceptance, which needs no plan, is what engines and simulators take in place of a real drafter.
 
     \b
     Example:

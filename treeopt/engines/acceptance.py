@@ -63,11 +63,7 @@ def conditional(survival: Sequence[float]) -> list[float]:
 
 
 def numbers_of(survival: Sequence[float]) -> dict[str, float | str]:
-    """The numbers of a chain by name, lists with commas; of survival that is rounded.
-
-    >>> numbers_of([0.816, 0.634, 0.475])
-    {'length': 3, 'accepted': 1.925, 'tokens': 2.925, 'survival': '0.816,0.634,0.475', 'conditional': '0.816,0.777,0.7492'}
-    """
+    """The numbers of a chain by name, lists with commas; of survival that is rounded."""
     lists, accepted = {"survival": survival, "conditional": conditional(survival)}, round(sum(survival), DIGITS)
     joined = {name: ",".join(map(str, values)) for name, values in lists.items()}
     return {"length": len(survival), "accepted": accepted, "tokens": round(1 + accepted, DIGITS), **joined}
@@ -89,15 +85,8 @@ def write(groups: Mapping[str, Survivals], about: str, kind: str | None) -> dict
                 lines += ["# {length}: {tokens} tokens per step".format(**numbers), form.line.format(**numbers)]
         files[form.file] = "\n".join(lines) + "\n"
     longest = next(iter(rounded.values()))[-1]
-    profile = {
-        "schema_version": "1.0",
-        "measured": True,
-        "method": kind,
-        "num_speculative_tokens": len(longest),
-        "accept_length_model": "measured_per_k",
-        "conditional_accept_rates": conditional(longest),
-        "marginal_accept_rates": longest,
-        "mean_accept_length": numbers_of(longest)["tokens"],
-        "measurement_conditions": {"about": about},
-    }
+    profile = dict[str, object](schema_version="1.0", measured=True, method=kind, num_speculative_tokens=len(longest))
+    profile |= {"accept_length_model": "measured_per_k", "conditional_accept_rates": conditional(longest)}
+    profile |= {"marginal_accept_rates": longest, "measurement_conditions": {"about": about}}
+    profile["mean_accept_length"] = numbers_of(longest)["tokens"]
     return {**files, "speculation_profile.json": json.dumps(profile, indent=2) + "\n"}

@@ -137,7 +137,7 @@ def chain_survival(trace: RankTrace, depth: int) -> list[list[float]]:
 
     Where a sequence's end leaves no guess is no trial, so it is Kaplan and Meier's product over the steps that had one.
 
-    >>> chain_survival(RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4])), 1)
+    >>> chain_survival(RankTrace(np.array([[3], [0], [3], [-2]]), np.array([0, 4])), 1)
     [[0.5]]
     """
     reach, found = accepted_lengths(trace, Tree.chain(depth)), list[list[float]]()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import singledispatch
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from treeopt.engines import acceptance
 from treeopt.engines.base import Written
 from treeopt.errors import InvalidInput, quoted
 from treeopt.growth.replay import chain_survival
-from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.calibration import ENGINE_LOG
 from treeopt.records.drafters import COUNTED
 from treeopt.records.inputs import read_accuracies
 from treeopt.records.rules import marked_rule, option_of, rule_of
@@ -34,8 +35,7 @@ def acceptance_files(run: RunDirectory) -> Written:
     if rule_of(rule) == "typical":
         why = f"Tools take chains that a first miss ends, but {path} holds for {marked_rule(rule)}, which accepts otherwise."
         raise InvalidInput(f"{why} Calibrate with `acceptance=sample`.")
-    has_trace = path == run.trace
-    groups, said = _replayed(cast(RankTrace, record), path) if has_trace else _counted(cast(Calibration, record), path)
+    groups, said = survivals(record, path)
     longest, about = len(groups[ALL]), f"Drafter: {quoted(kind or None)}. Guesses accepted by: {option_of(rule)}."
     notes = [said, *filter(None, [COUNTED[kind].note if kind in COUNTED else ""])]
     for form in (form for form in acceptance.FORMS if form.most and longest > form.most):
@@ -43,19 +43,8 @@ def acceptance_files(run: RunDirectory) -> Written:
     return Written(files=acceptance.write(groups, about, kind or None), command="", notes=(*notes, SYNTHETIC))
 
 
-def _replayed(trace: RankTrace, path: Path) -> Told:
-    """Survival at the steps that decoding takes with each length, which visits other states the longer the chain is."""
-    trace = trace.repeated()
-    owns = {f"group {name}": np.flatnonzero(trace.group == g) for g, name in enumerate(trace.group_names)}
-    parts = {ALL: trace, **{name: trace.select(own) for name, own in owns.items() if len(own)}}
-    depth, groups = min(trace.num_heads, MOST_DEPTH), dict[str, acceptance.Survivals]()
-    groups |= {name: chain_survival(part, depth) for name, part in parts.items() if part.has_step.any()}
-    if not groups:
-        raise InvalidInput(f"{path} has no step of decoding: its answers are of one token each.")
-    return groups, "Survival of each length is that of the steps which decoding takes with it, replayed from the trace."
-
-
-def _counted(calibration: Calibration, path: Path) -> Told:
+@singledispatch
+def survivals(calibration: Any, path: Path) -> Told:
     """Survival of the longest chain, cut for those that are shorter; of groups it is not known."""
     survival, info = calibration.survival.tolist(), calibration.meta
     if info.get("source") == ENGINE_LOG:
@@ -66,3 +55,16 @@ def _counted(calibration: Calibration, path: Path) -> Told:
     else:
         note = f"{path} has no survival: it is worked out as if guesses were independent of one another."
     return {ALL: [survival[:k] for k in range(1, min(len(survival), MOST_DEPTH) + 1)]}, note
+
+
+@survivals.register
+def _(trace: RankTrace, path: Path) -> Told:
+    """Survival at the steps that decoding takes with each length, which visits other states the longer the chain is."""
+    trace = trace.repeated()
+    owns = {f"group {name}": np.flatnonzero(trace.group == g) for g, name in enumerate(trace.group_names)}
+    parts = {ALL: trace, **{name: trace.select(own) for name, own in owns.items() if len(own)}}
+    depth, groups = min(trace.num_heads, MOST_DEPTH), dict[str, acceptance.Survivals]()
+    groups |= {name: chain_survival(part, depth) for name, part in parts.items() if part.has_step.any()}
+    if not groups:
+        raise InvalidInput(f"{path} has no step of decoding: its answers are of one token each.")
+    return groups, "Survival of each length is that of the steps which decoding takes with it, replayed from the trace."
