@@ -16,7 +16,7 @@ from treeopt.serving.load import drive
 
 from .llama_server import TOLD
 from .serving import free_port, serving
-from .started import ONE_THREAD, PROMPTS
+from .started import ONE_THREAD, PROMPTS, TOKENS
 from .test_llama_cpp_runs import models, server  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.slow
@@ -29,13 +29,14 @@ def decoding_s(address: str) -> float:
 
     async def answers():
         async with Server(address) as up:
-            return (await drive(up, CHATS, clients=1, max_tokens=64)).answers
+            return (await drive(up, CHATS, clients=1, max_tokens=TOKENS)).answers
 
     found = anyio.run(answers)
     return sum(a.seconds - a.first_s for a in found) / sum(a.num_tokens - 1 for a in found)
 
 
-def test_it_counts_as_the_server_does_and_says_what_a_bench_says(server, models, tmp_path):  # noqa: F811
+def test_it_counts_as_the_server_does_and_says_what_a_bench_says(server, models, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("treeopt.pipeline.tune.MOST_TOKENS", TOKENS)  # answers of one length are compared
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS), encoding="utf-8")
     ports = [free_port(), free_port()]
