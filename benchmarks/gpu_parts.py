@@ -72,7 +72,8 @@ class Part:
         self.name, self.folder, self.sizes = asked.name, asked.out, DRY if asked.dry else FULL
         self.device, self.end = "cpu" if asked.dry else "cuda", time.monotonic() + asked.seconds
         self.file = self.folder / f"{asked.name}.json"
-        self.found: list[dict[str, Any]] = storage.load_json(self.file) if self.file.exists() else []
+        known: list[dict[str, Any]] = storage.load_json(self.file) if self.file.exists() else []
+        self.found = [figure for figure in known if "failed" not in figure]  # what failed is tried again
 
     def add(self, **figure: Any) -> None:
         self.found.append(figure)
@@ -80,7 +81,7 @@ class Part:
         print(" ".join(f"{name}={value}" for name, value in figure.items()), flush=True)
 
     def knows(self, **key: Any) -> bool:
-        return any(key.items() <= figure.items() and not figure.get("failed") for figure in self.found)
+        return any(key.items() <= figure.items() for figure in self.found)
 
     def left_s(self) -> float:
         return self.end - time.monotonic()
