@@ -246,15 +246,8 @@ def profile(
     With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how many guesses are accepted is
     drawn from --calibration. With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
 
-<<<<<<< HEAD
     Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is plain decoding) or from
     your own benchmark (--command). Before there is hardware, --analytical estimates them, for --drafter of a kind or a config.json.
-=======
-    Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is
-    plain decoding) or from your own benchmark (--command). Before there is hardware, --analytical computes
-    them, for --drafter of a kind (eagle3, mtp, ngram, ...) or of a draft model's config.json: an estimate.
-    With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
->>>>>>> launch
 
     \b
     Example:
@@ -277,20 +270,10 @@ def profile(
     analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
     """
     asked = {**locals(), **options}
-<<<<<<< HEAD
-    from treeopt import pipeline
-    from treeopt.report.latency_table import profile_table
-
-    if source := _heeded_source():
-        step, heeded = ELSEWHERE[source]
-        heard = {name: value for name, value in asked.items() if name in heeded and value is not None}
-        result = getattr(pipeline, step)(run, asked[source], **heard)
-=======
     from treeopt.report.latency_table import profile_table
 
     if source := _heeded_source():
         result = _profile_from(source, run, asked)
->>>>>>> launch
     elif random_weights is not None:
         session, timed = _random_session(random_weights, num_heads, options)
         result = treeopt.profile(session, run=run, **timed)

@@ -40,20 +40,9 @@ def main() -> int:
     ended: int | None = None
     try:
         with open(told["log"], "wb") as log:
-<<<<<<< HEAD
-            command = subprocess.Popen(
-                told["words"],
-                env={**os.environ, **told["environment"]},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-=======
             shared: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             environment = {**os.environ, **told["environment"]}
             command = subprocess.Popen(told["words"], env=environment, start_new_session=True, **shared)
->>>>>>> launch
         while (ended := command.poll()) is None and not _stdin_ended():
             seen |= set() if adopts else _descendants()
     except OSError as error:
