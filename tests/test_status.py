@@ -164,7 +164,7 @@ def test_a_runtime_has_a_benchmark_for_each_batch_size(run):
         "bench-openvino-int8.json",
     ]
     assert maker("bench-openvino-batch-size-4.json") == ["bench", "--batch-size", "4", "--engine", "openvino"]
-    assert maker("bench-vllm.json") == ["bench-vllm"]  # the user's
+    assert maker("bench-tgi.json") == ["bench-tgi"]  # the user's
 
 
 def test_it_says_of_what_and_by_which_command(own_demo_run):

@@ -48,7 +48,7 @@ def vllm() -> dict[str, str]:
         "vllm/entrypoints/cli/serve.py": 'name = "serve"\n',
         "vllm/engine/arg_utils.py": "".join(f'parser.add_argument("{flag}", type=int)\n' for flag in flags),
         "vllm/config/speculative.py": f"Inner = Literal[{values[1:]!r}]\nSpeculativeMethod = Literal[{values[0]!r}, Inner]\n"
-        "DraftSampleMethod = Literal['probabilistic']\nclass SpeculativeConfig:\n"
+        "DraftSampleMethod = Literal['probabilistic']\nRejectionSampleMethod = Literal['synthetic']\nclass SpeculativeConfig:\n"
         + "".join(f"    {key}: int = 0\n" for key in keys),
         "vllm/config/observability.py": "class C:\n    per_request_spec_decode_metrics: Literal['summary', 'detailed'] = 0\n",
         "vllm/entrypoints/openai/chat_completion/protocol.py": "class ChatCompletionResponse:\n    metrics: int\n    choices: int\n",

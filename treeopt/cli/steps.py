@@ -95,7 +95,7 @@ def _run_one(
     click.echo(printable(following))  # on a line of its own, however long, to be copied
 
 
-@command(treeopt.calibrate, without=("engine_python",))
+@command(treeopt.calibrate)
 def calibrate(run: RunDirectory, as_json: bool, **options: Any) -> None:
     """Measure how often the drafter guesses right, rank by rank.
 
