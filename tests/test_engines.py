@@ -444,7 +444,8 @@ def test_list_engines_as_json_has_all_fields():
     for row, (_, method) in zip(rows, METHODS, strict=True):
         assert row["package"] == ENGINES[row["engine"]].package
         assert row["unplanned"] == ENGINES[row["engine"]].unplanned
-        for name in row.keys() - {"engine", "title", "package", "method", "unplanned"}:
+        assert row["runs_here"] == engine_table.runs_here(ENGINES[row["engine"]])
+        for name in row.keys() - {"engine", "title", "package", "method", "unplanned", "runs_here"}:
             value = getattr(method, name)
             assert row[name] == (list(value) if isinstance(value, tuple) else value), name
 
