@@ -250,4 +250,4 @@ def test_an_engine_runs_here_where_its_server_is_on_the_path(tmp_path, monkeypat
     assert runs_here(ENGINES["llama-cpp"]) == {way: True}
     rows = json.loads(CliRunner().invoke(cli, ["list", "engines", "--json"]).output)["engines"]
     assert {row["engine"] for row in rows if row["runs_here"].get(way)} == {"llama-cpp"}
-    assert "--launch" in CliRunner().invoke(cli, ["list", "engines"], env={"COLUMNS": "120"}).output
+    assert "llama-cpp by --launch" in CliRunner().invoke(cli, ["list", "engines"], env={"COLUMNS": "200"}).output

@@ -89,7 +89,7 @@ ANSWER, TIMES = 200, 10  # tokens of an answer at most; how often each is drawn
 
 
 def test_it_accepts_by_chance_what_it_accepts_of_the_drafter(server, run, models, tmp_path):
-    """Rates of the trace, drawn in 8,000 steps or more: the mean's error is 0.9 % at most, and seeds are given.
+    """Rates of the trace, drawn in 7,000 steps or more: the mean's error is 0.9 %, and seeds are given.
 
     Answers are as long as the trace's, so that loops are cut, and the last drafts of both are alike.
     """
@@ -121,7 +121,7 @@ def test_it_accepts_by_chance_what_it_accepts_of_the_drafter(server, run, models
     means = [sum(wanted) / steps, sum(got) / draws]
     print(f"accepted per step: {means[0]:.4f} of the drafter in {steps} steps, {means[1]:.4f} by chance in {draws}")
     print(f"by position: {[n / steps for n in wanted]}, {[n / draws for n in got]}")
-    assert draws > 8_000
+    assert draws > 7_000
     assert means[1] == pytest.approx(means[0], rel=0.02)
     assert [n / draws for n in got] == pytest.approx([n / steps for n in wanted], abs=0.02)
     survival(real.before, real.after, into=tmp_path / "counted")

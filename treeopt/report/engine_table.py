@@ -115,15 +115,15 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
 
 
 def engine_table(engines: Mapping[str, ServingEngine]) -> Table:
-    """One row a method, the usual one of each engine first, with the options that run the engine here."""
+    """One row a method, the usual one of each engine first; below them which engines run here, and by which option."""
     rows = [
-        (engine.name if i == 0 else "", run if i == 0 else "", takes(m), ", ".join(m.drafters), checked(m))
+        (engine.name if i == 0 else "", takes(method), ", ".join(method.drafters), checked(method))
         for engine in engines.values()
-        for run in [", ".join(way.split()[0] for way, installed in runs_here(engine).items() if installed)]
-        for i, m in enumerate(engine.methods)
+        for i, method in enumerate(engine.methods)
     ]
-    more = "Limits, files and sources of an engine: treeopt list engines NAME"
-    columns = texts("engine", "runs here", "takes", "drafters", "checked", names=5)
+    ways = [f"{one.name} by {way.split()[0]}" for one in engines.values() for way, yes in runs_here(one).items() if yes]
+    more = f"Run here: {', '.join(ways) or 'none'}. Limits, files and sources of an engine: treeopt list engines NAME"
+    columns = texts("engine", "takes", "drafters", "checked", names=4)
     return Table("Engines that --for and --to take", columns, rows, caption=more)
 
 
