@@ -176,7 +176,7 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
     told = {name: None if entrant.is_own else entrant.draft for name, entrant in entrants.items()}
 
     def decode_with(name: str, asked: Sequence[tuple[int, Sequence[int]]]) -> BlockRun:
-        own = (entrants[name].as_it_comes and (stepper.as_it_comes or stepper.idle)) or stepper
+        own = (entrants[name].as_it_comes and stepper.twin) or stepper
         return decode_block(own, told[name], asked, setup.stop, rows)
 
     with progress(f"Decoding with {len(told)} contenders", len(prompts) * len(told) * decoding.rounds) as advance:

@@ -14,6 +14,7 @@ from treeopt.files.parameters import Count, Positive
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
 from treeopt.pipeline.importing import check_nothing_lost, import_file
+from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.search import search
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
 SCRAPES, BEFORE, AFTER = "scrapes.jsonl", "before.txt", "after.txt"
-UNKNOWN_CONTEXT = 0
 MOST_TOKENS = 256  # of an answer that is asked for
 MOST_PLAIN = 1.001  # tokens per step without a drafter, but for a request that ended between two counters
 NO_PLAIN = (

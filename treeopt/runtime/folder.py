@@ -11,6 +11,7 @@ needed.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ WIDTHS = ("hidden_size", "n_embd", "d_model")
 MOST_LAYERS = 1000
 MOST_HEADER_BYTES = 2**25  # of a file of safetensors: the names and shapes
 MOST_REASON_CHARS = 200  # of another library's message
+OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # variables of the environment
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 
 
@@ -98,6 +100,11 @@ def loadable(must: str, name: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InvalidInput(f"{must}, but {name}: {reason_of(error, path=name)}") from None
+
+
+def other_environment() -> dict[str, str]:
+    """The variables of the environment but those of this Python, for a process in another one."""
+    return {name: value for name, value in os.environ.items() if name not in OF_THIS_PYTHON}
 
 
 def reason_of(error: BaseException, path: str = "") -> str:

@@ -101,6 +101,11 @@ class Stepper(ABC):
     def renew(self) -> None:  # noqa: B027 - most are the same each time
         """Launch anew what will answer."""
 
+    @property
+    def twin(self) -> Stepper | None:
+        """The other kind of plain decoding that is timed and decoded beside this one's; None where there is none."""
+        return self.as_it_comes or self.idle
+
     def prepare(  # noqa: B027 - most engines make room by themselves
         self, prompts: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: int
     ) -> None:
@@ -333,7 +338,7 @@ class StretchVisits(StepVisits):
         """
         draft, stepper, rows = self.trees[place] if place < len(self.trees) else PLAIN, self.stepper, self.batch_size
         if place < len(self.trees) and len(draft) == 1:
-            stepper = stepper.as_it_comes or stepper.idle or stepper
+            stepper = stepper.twin or stepper
         some = self.texts[number % self.contexts]
         for turn in range(MOST_TURNS):
             first = (number // self.contexts + turn) * rows

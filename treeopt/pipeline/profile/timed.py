@@ -185,7 +185,7 @@ class Stages:
         if self.engine is not None:
             assert source is not None, "an engine is timed with a run's own trace"
             trees = engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
-            trees += [Tree.chain(0)] if self.engine.as_it_comes or self.engine.idle else []
+            trees += [Tree.chain(0)] if self.engine.twin else []
         else:
             trees = [*timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))]
             trees += () if wanted.sizes else dynamic_trees(source.pooled if source else None, wanted.budget)

@@ -45,7 +45,7 @@ from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.folder import loadable
+from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Prompts, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
@@ -311,9 +311,8 @@ def _python(environment: Path) -> Path:
 def _run(command: Sequence[Any], done: str, place: str, **environment: str) -> None:
     """Run a command to its end; Unsupported with what it said last where it fails."""
     words = list(map(str, command))
-    own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     result = subprocess.run(
-        words, cwd=place, env={**own, **environment}, capture_output=True, text=True, errors="replace"
+        words, cwd=place, env={**other_environment(), **environment}, capture_output=True, text=True, errors="replace"
     )
     if result.returncode:
         lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]

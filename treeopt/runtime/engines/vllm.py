@@ -1,4 +1,4 @@
-"""vLLM, in a process and a Python of its own: chains by EAGLE-3, a draft model, n-grams, suffix decoding or Medusa's heads.
+"""vLLM, in a process and a Python of its own: chains by EAGLE-3, a draft model, n-grams or Medusa's heads.
 
 Plain decoding is by an engine without a drafter. A chain of no guesses is by the engine that has one, which runs the drafter's
 first pass all the same (vllm/v1/spec_decode/llm_base_proposer.py). One engine serves all lengths where its table of lengths by
@@ -31,7 +31,7 @@ from treeopt.runtime.checkpoints.save import save_heads
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.folder import loadable
+from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
@@ -43,13 +43,12 @@ SCHEDULED = (
     "draft-model",
     "ngram",
     "eagle3",
-)  # whose lengths may change while it runs: Medusa's proposer asserts that they do not
+)  # of lengths that may change while it runs; Medusa's proposer refuses that
 WORKER = Path(__file__).with_name("vllm_worker.py")
 MOST_ROWS = 64
 LONGEST = 8  # guesses of a step that an engine is started for
 SHARE = 0.42  # of the memory for each of two engines
-SCHEDULE = {"num_speculative_tokens_per_batch_size": [[1, MOST_ROWS, LONGEST]]}
-NOT_ITS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # variables of the environment that are of this Python
+SCHEDULE, NONE = ({"num_speculative_tokens_per_batch_size": [[1, MOST_ROWS, length]]} for length in (LONGEST, 0))
 LINES = 5  # of the worker's last words
 ASK = "`engine=vllm` needs the Python of an environment that has vllm, in this one or another: pass its path as `engine_python`."
 
@@ -71,7 +70,7 @@ class Vllm(Stepper):
         self.about = about_lookup("vLLM", drafter)
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
         self._workers: dict[int | None, Worker] = {}  # by the length that they are for, LONGEST for all, None for plain
-        self.idle = Idle(self)
+        self.idle = Idle(self) if drafter.kind in SCHEDULED else None  # a length of 0 is of a schedule
         self.version = self._worker(None).version
 
     def answer(
@@ -119,10 +118,10 @@ class Vllm(Stepper):
             if worker.has_table:
                 return self._workers.setdefault(LONGEST, worker)
             worker.end()
-        return self._workers.setdefault(length, launched(self._arguments(length)))
+        return self._workers.setdefault(length, launched(self._arguments(length, NONE if length == 0 else {})))
 
     def _arguments(self, length: int | None, table: Mapping[str, object] = MappingProxyType({})) -> dict[str, Any]:
-        """Those of `vllm.LLM`; all others are the engine's own.
+        """The arguments of `vllm.LLM` that an engine is told; all others are its own.
 
         length : guesses of a step at most; None for an engine without a drafter
         """
@@ -180,7 +179,6 @@ class Worker:
     """A process with one engine. Raises Unsupported, with its last words, where it ends before its answer."""
 
     def __init__(self, python: str, log: Path, arguments: Mapping[str, object]) -> None:
-        own = {key: value for key, value in os.environ.items() if key not in NOT_ITS}
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         self._log, pipe = log, subprocess.PIPE
         words = [
@@ -197,7 +195,7 @@ class Worker:
                     stderr=said,
                     encoding="utf-8",
                     cwd=log.parent,
-                    env={**own, **threads},
+                    env={**other_environment(), **threads},
                 )
         except OSError as error:
             raise InvalidInput(
