@@ -42,6 +42,7 @@ from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rules import rule_of
 from treeopt.records.rundir import LAUNCHED, RunDirectory
 from treeopt.report.terminal import note, progress
+from treeopt.runtime.prompts.asked import first_turn
 from treeopt.runtime.prompts.chat import BLANK_LINE
 from treeopt.serving.launch import Launcher
 from treeopt.serving.visit import Visit, visited
@@ -261,11 +262,8 @@ class Contest:
 
 def _asked(one: Conversation, has_template: bool) -> str | list[dict[str, str]]:
     """The first prompt as messages, or as a text where the server is to put no template around it."""
-    last = next(i for i, (role, _) in enumerate(one.messages) if role == "user")
-    first = one.messages[: last + 1]
-    if has_template:
-        return [{"role": role, "content": said} for role, said in first]
-    return BLANK_LINE.join(said for _, said in first)
+    first = first_turn(one.messages)
+    return first if has_template else BLANK_LINE.join(message["content"] for message in first)
 
 
 def _contender(

@@ -23,7 +23,7 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
 from treeopt.report.terminal import note, progress
-from treeopt.runtime.prompts.asked import read_asked
+from treeopt.runtime.prompts.asked import first_turn, read_asked
 from treeopt.runtime.prompts.files import read_rows
 from treeopt.serving.client import Prompt, Server
 from treeopt.serving.load import drive as ask
@@ -155,8 +155,7 @@ def _prompts(file: str) -> list[Prompt]:
             turns = read_asked(record, None, None)[0] if isinstance(record, dict) else ()
         except ValueError:
             continue
-        end = next((i for i, (role, _) in enumerate(turns, 1) if role == "user"), 0)
-        found += [[{"role": role, "content": text} for role, text in turns[:end]]] if end else []
+        found += [chat] if (chat := first_turn(turns)) else []
     if not found:
         raise InvalidInput(f"`drive` must have prompts, but {file} has none.")
     return found
