@@ -25,6 +25,13 @@ SURVIVAL = (0.7, 0.5, 0.3)
 FAST = 0.15
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm(tmp_path_factory):
+    """What is imported at first is no part of the time that a test takes."""
+    with lying(Engine(SURVIVAL, 0.002)) as server:
+        invoke("tune", server.url, "--minutes", "0.004", "--run", tmp_path_factory.mktemp("warm") / "run")
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Scrapes every twentieth second, and less patience."""
