@@ -3,6 +3,7 @@
 `python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 [--engine openvino] [--batch-size 4]`
 `python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 --engine openvino --most-tokens 256`
 `python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 --engine openvino --least-tokens 1000 --calibrate 64 --held-out 48`
+`python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 --engine vllm --engine-python PATH --calibrate 40 --held-out 40`
 
 PROMPTS are 600 or more that no drafter learned from: the first 256 are calibrated on, 240 others decoded. Without --engine
 treeopt's own decoder decodes. Runs are kept in FOLDER, one for each length, and a killed benchmark goes on there. Speedups are
@@ -27,7 +28,7 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.decoding import Decoding, decode
 from treeopt.pipeline.entrants import Entrant, plain_and_chosen, rivals
-from treeopt.records.benchmark import AS_IT_COMES, Benchmark
+from treeopt.records.benchmark import AS_IT_COMES, FEWEST_LAUNCHES, IDLE, Benchmark
 from treeopt.records.contender import Predicted
 from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -44,6 +45,7 @@ from treeopt.trees.tree import Tree
 CALIBRATION, HELD_OUT, TOKENS, SECONDS, BAR = 256, 240, 48, 420, 0.03
 # What a user might try: 12 settings, beside the engine's defaults, the chain of 5.
 CHAINS = (1, 2, 3, 4, 6)
+LAUNCHED_CHAINS = range(1, 9)  # of an engine whose length changes while it runs
 TREES = ((2, 2, 5), (2, 4, 9), (3, 2, 7), (3, 4, 11), (4, 2, 9), (4, 4, 16), (5, 8, 24))
 TITLE = (
     "setting | tokens/step predicted | replayed | measured | off % | step cost predicted | measured | speedup predicted | measured "
@@ -80,8 +82,10 @@ class Case:
         sizes = {"batch_sizes": (self.batch_size,), "time_limit_s": self.seconds}
         if not own.profile.exists():
             engine = {} if self.engine is None else {"engine": self.engine.name, "budget": 32}
+            if self.engine is not None:
+                self.engine.renew()  # what it launched takes memory from that of the profile
             pipeline.profile(own, self.session, **engine, **sizes)
-        planned_for = None if self.engine is None else "openvino"
+        planned_for = None if self.engine is None else self.engine.name.split("-")[0]
         pipeline.search(own, batch_sizes=(self.batch_size,), engine=planned_for)
         return own
 
@@ -92,13 +96,14 @@ class Case:
         if self.engine is None:
             found[PUBLISHED] = Entrant(published_tree().cut(max_depth=self.session.drafter.num_heads))
             return found
-        if self.engine.as_it_comes:
-            found[AS_IT_COMES] = replace(found["plain"], as_it_comes=True)
+        if twin := AS_IT_COMES if self.engine.as_it_comes else IDLE if self.engine.idle else None:
+            found[twin] = replace(found["plain"], as_it_comes=True)
         if self.engine.own_length is not None:
             found["defaults"] = Entrant(
                 Tree.chain(self.engine.own_length), rate(trace, Tree.chain(self.engine.own_length))
             )
-        tried: list[Draft] = [Tree.chain(n) for n in CHAINS]
+        lengths = LAUNCHED_CHAINS if self.engine.is_launched else CHAINS
+        tried: list[Draft] = [Tree.chain(n) for n in lengths if n <= trace.num_heads]
         tried += [DynamicTree(*setting) for setting in TREES] if self.takes_trees else []
         known = {one.draft for one in found.values()}
         for tree in tried:
@@ -119,8 +124,9 @@ def costs(profile: LatencyProfile, entry: PlanEntry, trees: Mapping[str, Draft])
         name: float(costs.ms([len(tree)], [tree.depth], tree.topk or 0)[0]) / costs.plain.ms
         for name, tree in trees.items()
     }
-    if costs.as_it_comes:
-        found[AS_IT_COMES] = float(costs.as_it_comes.ms([2], [1])[0]) / costs.plain.ms
+    for name, twin in ((AS_IT_COMES, costs.as_it_comes), (IDLE, costs.idle)):
+        if twin:
+            found[name] = float(twin.ms([2], [1])[0]) / costs.plain.ms
     return found
 
 
@@ -179,6 +185,8 @@ def main() -> None:
     parser.add_argument("prompts")
     parser.add_argument("--drafter", required=True)
     parser.add_argument("--engine")
+    parser.add_argument("--engine-python")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--held-out", type=int, default=HELD_OUT)
     parser.add_argument("--calibrate", type=int, default=CALIBRATION)
@@ -187,8 +195,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=SECONDS, help="for timing steps")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    source = {"model": "smollm2", "drafter": asked.drafter, "prompts": asked.prompts, "threads": 1, "dtype": "float32"}
-    session = open_session(source)
+    source = {
+        "model": "smollm2",
+        "drafter": asked.drafter,
+        "prompts": asked.prompts,
+        "threads": 1,
+        "dtype": asked.dtype,
+    }
+    session = open_session(source | {"engine_python": asked.engine_python})
     some = [c for c in session.prompts.conversations if asked.least_tokens <= len(c.first) <= asked.most_tokens]
     session = replace(session, prompts=replace(session.prompts, conversations=tuple(some)))
     lengths = (asked.least_tokens, asked.most_tokens)
@@ -197,7 +211,9 @@ def main() -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     if not run.trace.exists():
         pipeline.calibrate(run, session, num_prompts=asked.calibrate, max_new_tokens=TOKENS)
-    engine = None if asked.engine is None else open_stepper(asked.engine, session.setup(TOKENS), print)
+    engine = (
+        None if asked.engine is None else open_stepper(asked.engine, session.setup(TOKENS), print, asked.engine_python)
+    )
     case = Case(run, session, engine, asked.batch_size, asked.seconds)
     own, trace = case.measured(), run.read_trace()
     plan, profile = own.read_plan(), own.read_profile()
@@ -207,7 +223,7 @@ def main() -> None:
         trace,
         {name: replace(one, is_replayable=engine is None or not engine.about) for name, one in entrants.items()},
         batch_size=asked.batch_size,
-        rounds=1,
+        rounds=FEWEST_LAUNCHES if engine and engine.is_launched else 1,
         max_new_tokens=TOKENS,
         folder=own.path / "decoded.partial",
         engine=engine,

@@ -78,7 +78,8 @@ def engine_entrants(
     """The contenders of another engine: plain, what the plan comes to, some chains, its own settings, and files."""
     entrants, chain_of = plain_and_chosen(entry), entry.best("chain")
     best = chain_of.depth if chain_of else source.num_heads
-    if engine.as_it_comes:
+    is_idle = bool(engine.idle) and not entry.speculates and entry.chosen.overhead != 1  # of a server with a schedule
+    if engine.as_it_comes or is_idle:
         entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
     lengths = sorted({1, source.num_heads, best})
@@ -99,7 +100,7 @@ def engine_entrants(
         else:
             same = entrants.pop(twin) if twin else fixed(source, own)
             entrants[OWN_SETTINGS] = Entrant(own, is_own=True) if engine.own_stops else same
-    twin_plain = AS_IT_COMES if engine.as_it_comes else IDLE if engine.idle else None
+    twin_plain = AS_IT_COMES if engine.as_it_comes else IDLE if engine.idle and not is_idle else None
     entrants |= {twin_plain: replace(entrants["plain"], as_it_comes=True)} if twin_plain else {}
     entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
     return _taken(entrants, source, engine)

@@ -37,6 +37,7 @@ UNTIMED = "No profile was used, so this is the largest tree of the budget. What 
 
 Floats = NDArray[np.float64]
 AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
+IDLE = "idle"  # group of a step by an engine that has a drafter and guesses nothing, as a schedule may ask of it
 Key = tuple[str, int, int, int]  # group of candidates, rows, depth, topk
 NOTHING = TreeRates()
 
@@ -118,8 +119,13 @@ class Candidates:
     @cached_property
     def plain(self) -> int:
         """Where the lone root is; of an exact engine and the same one as it comes the faster one's."""
-        roots = np.flatnonzero(self.sizes == self.sizes.min())
+        roots = np.flatnonzero((self.sizes == self.sizes.min()) & (self.groups != IDLE))
         return int(roots[self.throughput[roots].argmax()])
+
+    @cached_property
+    def idle(self) -> int | None:
+        """Where the lone root of an engine that has a drafter is; None where that costs what plain decoding does."""
+        return self.places.get((IDLE, 1, 0, 0))
 
     @cached_property
     def ms_stderr(self) -> Floats:
@@ -169,8 +175,8 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
         settings = source.dynamic(replace(request.dynamic, levels=levels, rows=rows, chains=False))
         found += _dynamic(settings, costs) if settings else []
-    if any(cost.as_it_comes for cost in costs.values()):
-        found.append(replace(found[0], group=AS_IT_COMES))
+    twins = (AS_IT_COMES, "as_it_comes"), (IDLE, "idle")
+    found += [replace(found[0], group=group) for group, twin in twins if any(getattr(c, twin) for c in costs.values())]
     rates, draws = np.array([one.rates.tokens_per_step for one in found]), drawn([one.rates for one in found])
     tables = []
     for batch_size in request.sizes:
@@ -213,14 +219,14 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     grown, rng = table.groups == "grown", np.random.default_rng([SEED, costs.batch_size])
     numbers = np.array([(one.size, one.depth, one.topk) for one in table.all]).T
     ms = costs.ms(*numbers)
-    known, alone = np.flatnonzero(~np.isnan(ms)), table.groups == AS_IT_COMES
+    known, alone = np.flatnonzero(~np.isnan(ms)), np.isin(table.groups, (AS_IT_COMES, IDLE))
     sizes, depths, topks = numbers[:, known]
     exact, timed, sure = costs.judged(sizes, depths, topks)
     taken = timed | (not request.measured_only)
     ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
-    if costs.as_it_comes:
-        ms[alone] = costs.as_it_comes.ms([2], [1])
-        ms_draws[alone[known]] = costs.as_it_comes.draws_ms([2], [1], ms_draws.shape[1], rng)
+    if twin := costs.as_it_comes or costs.idle:
+        ms[alone] = twin.ms([2], [1])
+        ms_draws[alone[known]] = twin.draws_ms([2], [1], ms_draws.shape[1], rng)
     wanted, found = (set(some.tolist()) for some in (table.sizes[grown], sizes[grown[known]]))
     if found == {1} != wanted:
         some = ", ".join(map(str, sorted(wanted - {1})[:4]))
@@ -248,9 +254,7 @@ def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: 
         f"With nothing forced the engine decodes plainly {faster:.2f} times as fast as when it is told to be exact. To plan "
         f"for that: treeopt profile --engine {name}-default, in another run.": faster > 1,
         f"Where {name} has a drafter and guesses nothing, as a schedule does at length 0, a step takes {price:.2f} "
-        f"[{price - error:.2f}, {price + error:.2f}] of one without a drafter, which lengths of 0 are planned with.": bool(
-            idle
-        ),
+        f"[{price - error:.2f}, {price + error:.2f}] of one without a drafter.": bool(idle),
         "Steps with some trees are faster than plain ones, beyond what noise explains, and are taken to be.": costs.is_faster,
         f"Some trees were timed faster than {'those' if costs.is_faster else 'a plain step'}. That is noise, so they are taken "
         "to cost as much.": costs.below_plain,

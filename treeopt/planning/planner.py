@@ -16,7 +16,7 @@ n candidates of two batch sizes · G batch sizes between them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 
@@ -29,14 +29,14 @@ from treeopt.latency.interpolation import between_batch_sizes
 from treeopt.planning.candidates import Candidates, Floats, Key, common, mixed, tables_of
 from treeopt.planning.entries import entry_of, mix_errors
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.select import Selection, judged, select
+from treeopt.planning.select import Selection, judged, select, select_all
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import IntArray
+from treeopt.trees.tree import BoolArray, IntArray
 
 REQUEST = PlanRequest()
 ONE_FOR_ALL = BatchRange(first=1, last=None, entry=0)  # the schedule of a single draft, whatever it costs anywhere
@@ -77,12 +77,13 @@ def plan_trees(
     if wide != limits:
         tables = tables_of(source, wide, replace(request, dynamic=None), costs)
     if mix is None:
-        selections = [select(c, take=(take or {}).get(c.batch_size)) for c in options]
+        selections = select_all(options, take=take or {})
     else:
         tables, options = options, common(options)
         whole = mixed(options, [mix[c.batch_size] / sum(mix.values()) for c in options])
         selections = [select(whole)] * len(options)
-    free = [(judged(c, best), best.chosen) for c, best in ((c, select(c)) for c in tables)]
+    alone = [select(c) for c in tables] if mix else select_all(tables)
+    free = [(judged(c, best), best.chosen) for c, best in zip(tables, alone, strict=True)]
     schedule, tests = ([ONE_FOR_ALL], []) if mix else schedule_of(options, selections)
     options = [judged(c, s) for c, s in zip(options, selections, strict=True)]
     budget, found = request.limits.budget, [(s, b, free[b] if free else None) for b, s in enumerate(selections)]
@@ -145,7 +146,33 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> tuple
             between.append(losses.get(chosen[entry], np.full(len(sizes), np.nan))[inside])
         most = float(np.concatenate(between).max(initial=-1.0))  # NaN where one is not known
         found.append(BatchRange(first=begin, last=end, entry=entry, between=most if most >= 0 else None))
+    for i, (before, after) in enumerate(pairwise(found), 1):
+        found[i] = replace(after, first95=begins95(options, chosen[before.entry], chosen[after.entry]))
     return found, errors_between(options, chosen, lost[len(gaps) :])
+
+
+def begins95(options: Sequence[Candidates], before: Key, after: Key) -> tuple[int, int | None] | None:
+    """95 % interval of the batch size from which on one draft is faster than another, of those searched and those between.
+
+    In each draw of conversations and rounds that is as many batch sizes later as the other is faster at. The end is None where
+    it lies beyond the largest searched; the whole is None where fewer than two have both.
+    """
+    known = [c for c in options if c.context is not None and {before, after} <= c.places.keys()]
+    sizes, ahead = list[int](), list[BoolArray]()
+    for low, high in pairwise(known):
+        here = _some(low.batch_size, high.batch_size - (high is not known[-1]))
+        way = ((here - low.batch_size) / (high.batch_size - low.batch_size))[:, None]
+        ms = [
+            (1 - way) * low.ms_draws[low.places[key]] + way * high.ms_draws[high.places[key]] for key in (before, after)
+        ]
+        rates = [low.rate_draws[low.places[key]] for key in (before, after)]
+        sizes += here.tolist()
+        ahead.append(rates[0] / ms[0] >= rates[1] / ms[1])
+    if not sizes or not known[0].is_noisy:
+        return None
+    ends = np.percentile(np.concatenate(ahead).sum(axis=0), (2.5, 97.5), method="nearest").astype(int)
+    first, last = ([*sizes, None][end] for end in ends)
+    return first or sizes[-1], last
 
 
 def errors_between(options: list[Candidates], chosen: list[Key], lost: list[Losses]) -> list[float]:

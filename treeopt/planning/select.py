@@ -13,7 +13,9 @@ m tied candidates · B bootstrap draws
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -49,8 +51,21 @@ class Selection:
     again: IntArray | None = None
 
 
-def select(c: Candidates, *, take: Draft | None = None) -> Selection:
-    """The best candidate, or ``take`` whatever the prediction says."""
+def select_all(options: Sequence[Candidates], *, take: Mapping[int, Draft] = MappingProxyType({})) -> list[Selection]:
+    """The best candidate at each batch size, as of one server for all: where it has a drafter, plain steps are idle ones."""
+    found = [select(c, take=take.get(c.batch_size)) for c in options]
+    speculates = [bool(c.sizes[one.chosen] > 1) for c, one in zip(options, found, strict=True)]
+    if not any(speculates):
+        return found
+    each = zip(options, found, speculates, strict=True)
+    return [one if does or c.idle is None else select(c, has_drafter=True) for c, one, does in each]
+
+
+def select(c: Candidates, *, take: Draft | None = None, has_drafter: bool = False) -> Selection:
+    """The best candidate, or ``take`` whatever the prediction says.
+
+    has_drafter : whether what decodes has one at any rate, so that the idle root stands for plain decoding
+    """
     wanted = None
     if take is not None:
         same = [i for i, one in enumerate(c.all) if (one.size, one.depth) == (take.rows, take.depth)]
@@ -58,7 +73,9 @@ def select(c: Candidates, *, take: Draft | None = None) -> Selection:
     if c.context is None:  # nothing says what a step costs: the whole budget
         chosen = int(np.where(c.groups == "grown", c.sizes, 0).argmax()) if wanted is None else wanted
         return Selection(chosen, np.array([chosen]), None, (int(c.sizes[chosen]),) * 2)
-    total, draws = c.throughput, c.throughput_draws
+    root, barred = (c.idle, c.plain) if has_drafter and c.idle is not None else (c.plain, c.idle)
+    can = np.arange(len(c.all)) != barred
+    total, draws = c.throughput * can, c.throughput_draws * can[:, None]
     fastest = int(total.argmax())
     near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)
     # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
@@ -67,10 +84,10 @@ def select(c: Candidates, *, take: Draft | None = None) -> Selection:
     chosen = int(tied[(total[tied] >= (1 - NEGLIGIBLE) * total[fastest]).argmax()]) if wanted is None else wanted
     noisy = np.log(total[tied, None]) + np.sqrt(ADDED) * _noise(draws[tied])
     again = (noisy >= noisy.max(0) - NEGLIGIBLE).argmax(0)
-    if wanted is None and c.plain in tied:
+    if wanted is None and root in tied:
         fewer, longer = _without_luck(c, chosen, tied, again)
         fair = total[chosen] * max(fewer, 1 / c.rates[chosen]) / longer
-        chosen = c.plain if total[c.plain] > fair else chosen
+        chosen = root if total[root] > fair else chosen
     others = np.flatnonzero(c.sizes != c.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None
     winners = np.sort(c.sizes[draws.argmax(0)])

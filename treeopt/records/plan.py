@@ -205,12 +205,14 @@ class BatchRange:
 
     between : the largest share of the throughput that it costs at a batch size of the range between those that were
               searched, by interpolated latencies; None where there is none, or no profile
+    first95 : 95 % interval of ``first``, whose end is None beyond the largest that was searched; None where it is not known
     """
 
     first: Positive
     last: Positive | None = None
     entry: Count
     between: Share | None = None
+    first95: tuple[Positive, Positive | None] | None = None
 
     def __str__(self) -> str:
         return f"from {self.first} to {'the end' if self.last is None else self.last}: entry {self.entry}"

@@ -191,9 +191,29 @@ def schedule(plan: Plan) -> str:
         said += f" What the trees lose between these within {', '.join(unknown)} is not known." if unknown else ""
     elif searched[-1] - searched[0] >= len(searched):
         said += " A batch size between these gets what the next smaller one gets; what it loses is not known."
+    if starts := [f"{part.first} {_interval(part.first95)}" for part in plan.schedule if part.first95]:
+        said += f" The first batch size of a range is known to be within (95 %): {', '.join(starts)}."
     if plan.break_even:
         said += f" From batch size {plan.break_even} on speculation does not pay."
+    said += slower_than_without(plan)
     return f"{said} Above {searched[-1]} nothing was searched{f', and below {searched[0]}' if searched[0] > 1 else ''}."
+
+
+def _interval(ends: tuple[int, int | None]) -> str:
+    """An interval of batch sizes; what has no end is open."""
+    return f"[{ends[0]}, {'on' if ends[1] is None else ends[1]}]"
+
+
+def slower_than_without(plan: Plan) -> str:
+    """Where an engine without a drafter is faster than the schedule of one that has it, and by how much; empty if nowhere."""
+    known = {e.batch_size: e.chosen.speedup_ratio for e in plan.entries}
+    found = {size: ratio for size, ratio in known.items() if ratio is not None and ratio.value < 1}
+    if not found:
+        return ""
+    is_tail = list(found) == list(known)[-len(found) :]
+    where = f"From batch size {min(found)} on" if is_tail else f"At batch size {', '.join(map(str, found))}"
+    each = ", ".join(f"{ratio} times as fast at {size}" for size, ratio in found.items())
+    return f" {where} this is slower than an engine without the drafter: {each}."
 
 
 def _has_between(part: BatchRange, searched: list[int]) -> bool:
