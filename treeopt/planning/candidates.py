@@ -153,6 +153,10 @@ class Candidates:
         names = ("rates", "rate_draws", "ms", "ms_draws", "timed", "exact", "sure")
         return replace(self, all=[self.all[i] for i in which], **{name: getattr(self, name)[which] for name in names})
 
+    def without(self, i: int) -> Candidates:
+        """The table of all but one."""
+        return self.only(np.delete(np.arange(len(self.all)), i))
+
     def best_of(self, *groups: str) -> int | None:
         """The fastest of some groups by estimate, more than a lone root; None where there is none."""
         among = np.flatnonzero(np.isin(self.groups, groups) & (self.sizes > 1))

@@ -128,30 +128,33 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> tuple
     Without latencies a batch size between two belongs with the smaller one.
     """
     chosen = [c.all[s.chosen].key for c, s in zip(options, selections, strict=True)]
+    losses = [_losses(c, s, chosen) for c, s in zip(options, selections, strict=True)]
+    has_drafter = any(size > 1 for _, size, *_ in chosen)
+    options = [c if c.idle is None else c.without(c.plain if has_drafter else c.idle) for c in options]
     gaps = [(low, high, _some(low.batch_size + 1, high.batch_size - 1)) for low, high in pairwise(options)]
     across = [(options[i - 1], options[i + 1], np.array([options[i].batch_size])) for i in range(1, len(options) - 1)]
     lost = [_lost(*gap) for gap in (*gaps, *across)]
-    ranges = _fewest([_losses(c, s, chosen) for c, s in zip(options, selections, strict=True)])
+    ranges = _fewest(losses)
     begins = [1]
     for (_, before), (first, after) in pairwise(ranges):
-        sizes, losses = gaps[first - 1][2], lost[first - 1]
+        sizes, there = gaps[first - 1][2], lost[first - 1]
         unknown = np.full(len(sizes), np.inf)
-        better = np.flatnonzero(losses.get(chosen[after], unknown) < losses.get(chosen[before], -unknown))
+        better = np.flatnonzero(there.get(chosen[after], unknown) < there.get(chosen[before], -unknown))
         begins.append(int(sizes[better[0]]) if len(better) else options[first].batch_size)
     found = []
     for (_, entry), begin, end in zip(ranges, begins, [*(begin - 1 for begin in begins[1:]), None], strict=True):
         between = [np.zeros(0)]
-        for (_, _, sizes), losses in zip(gaps, lost, strict=False):
+        for (_, _, sizes), there in zip(gaps, lost, strict=False):
             inside = (sizes >= begin) & (sizes <= (end or sizes.max(initial=0)))
-            between.append(losses.get(chosen[entry], np.full(len(sizes), np.nan))[inside])
+            between.append(there.get(chosen[entry], np.full(len(sizes), np.nan))[inside])
         most = float(np.concatenate(between).max(initial=-1.0))  # NaN where one is not known
         found.append(BatchRange(first=begin, last=end, entry=entry, between=most if most >= 0 else None))
-    for i, (before, after) in enumerate(pairwise(found), 1):
-        found[i] = replace(after, first95=begins95(options, chosen[before.entry], chosen[after.entry]))
+    for i, (one, two) in enumerate(pairwise(found), 1):
+        found[i] = replace(two, first95=first95(options, chosen[one.entry], chosen[two.entry]))
     return found, errors_between(options, chosen, lost[len(gaps) :])
 
 
-def begins95(options: Sequence[Candidates], before: Key, after: Key) -> tuple[int, int | None] | None:
+def first95(options: Sequence[Candidates], before: Key, after: Key) -> tuple[int, int | None] | None:
     """95 % interval of the batch size from which on one draft is faster than another, of those searched and those between.
 
     In each draw of conversations and rounds that is as many batch sizes later as the other is faster at. The end is None where
