@@ -4,8 +4,10 @@ stops asking leaves nothing running. And what is timed of it: whole steps with a
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
+import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -121,13 +123,24 @@ def vllm(drafter):
         if python is None:
             pytest.skip("TREEOPT_VLLM_PYTHON names no Python that has vllm")
         target = load_target("smollm2")
-        made = open_drafter(drafter, target).drafter
+        made = open_drafter(drafter or first_layers(target.model, target.tokenizer), target).drafter
         setup = Setup(target, made, StopRule(target.eos_ids, 32))
         drafts = [Tree.chain(n) for n in (1, 3, made.num_heads)]
         prompts = [target.tokenizer.encode(text) for text in TEXTS]
         return Case(open_stepper("vllm", setup, python=python), setup, drafts, prompts, (1, 4))
 
     return make
+
+
+def first_layers(model, tokenizer, layers=20):
+    """The folder of a draft model: the first layers of a model."""
+    config, folder = copy.deepcopy(model.config), tempfile.mkdtemp()
+    config.num_hidden_layers, config.layer_types = layers, None
+    short = type(model)(config)
+    short.load_state_dict(model.state_dict(), strict=False)
+    short.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def lookup(target):
@@ -146,6 +159,7 @@ CASES = {
     "vllm, eagle3": vllm("eagle3"),
     "vllm, lookup": vllm("ngram:earliest"),
     "vllm, medusa": vllm("medusa"),
+    "vllm, draft model": vllm(None),
 }
 MARKS = {"openvino": [pytest.mark.slow, missing], "vllm": [pytest.mark.slow]}
 

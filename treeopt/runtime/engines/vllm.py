@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -70,8 +70,9 @@ class Vllm(Stepper):
         self.about = about_lookup("vLLM", drafter)
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
         self._workers: dict[int | None, Worker] = {}  # by the length that they are for, LONGEST for all, None for plain
+        self._has_table = True  # as far as is known
         self.idle = Idle(self) if drafter.kind in SCHEDULED else None  # a length of 0 is of a schedule
-        self.version = self._worker(None).version
+        self.version = self._worker(None).about["version"]
 
     def answer(
         self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1, *, idle: bool = False
@@ -105,20 +106,28 @@ class Vllm(Stepper):
 
     def _worker(self, length: int | None) -> Worker:
         """The running engine for chains of that length, launched where there is none."""
-        if length in self._workers:
-            return self._workers[length]
-        general = self._workers.get(LONGEST)
-        if length is not None and general is not None and general.has_table and length <= LONGEST:
-            return general
-        for other in [key for key in self._workers if key is not None]:  # one beside plain: they take memory
+        table = self.drafter.kind in SCHEDULED and self._has_table
+        if not self._workers:
+            self._launch(None)
+            if self.target.device.type != "cpu":
+                self._workers[None].wait()  # it measures what of a GPU is free
+            elif table:  # both at once: for most of a minute a launch keeps one core busy
+                self._launch(LONGEST, SCHEDULE)
+        if length is not None and length <= LONGEST and table:
+            if LONGEST not in self._workers:
+                self._launch(LONGEST, SCHEDULE)
+            self._has_table = self._workers[LONGEST].about["has_table"]
+            length = LONGEST if self._has_table else length
+        if length not in self._workers:
+            self._launch(length, NONE if length == 0 else {})
+        return self._workers[length]
+
+    def _launch(self, length: int | None, table: Mapping[str, object] = MappingProxyType({})) -> None:
+        """Begin to launch an engine. There is one beside plain, since they take memory."""
+        for other in [key for key in self._workers if None not in (key, length)]:
             self._workers.pop(other).end()
-        launched = partial(Worker, self.python, Path(self._place.name) / f"{length}.log")
-        if length is not None and length <= LONGEST and self.drafter.kind in SCHEDULED:
-            worker = launched(self._arguments(LONGEST, SCHEDULE))
-            if worker.has_table:
-                return self._workers.setdefault(LONGEST, worker)
-            worker.end()
-        return self._workers.setdefault(length, launched(self._arguments(length, NONE if length == 0 else {})))
+        log = Path(self._place.name) / f"{length}.log"
+        self._workers[length] = Worker(self.python, log, self._arguments(length, table))
 
     def _arguments(self, length: int | None, table: Mapping[str, object] = MappingProxyType({})) -> dict[str, Any]:
         """The arguments of `vllm.LLM` that an engine is told; all others are its own.
@@ -202,11 +211,19 @@ class Worker:
                 f"`engine_python` must be a Python that has vllm, but {python}: {error.strerror}"
             ) from None
         self._tell(arguments)
-        started = self._hear()
-        self.version, self.has_table = started["version"], started["has_table"]
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """Once it is up: its version, and whether its table of lengths by batch size can be rewritten (has_table)."""
+        return self._hear()
+
+    def wait(self) -> None:
+        """Return once it is up."""
+        self.about.get("version")
 
     def ask(self, request: Mapping[str, object]) -> Generator[dict[str, Any], None, None]:
-        """The passes that answer a request; `go_on` is called after each."""
+        """The passes that answer a request, once it is up; `go_on` is called after each."""
+        self.wait()
         self._tell(request)
         while not (one := self._hear()).get("done"):
             yield one
