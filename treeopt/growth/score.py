@@ -10,8 +10,6 @@ was, that is said, or the held-out rate is taken instead.
 S sequences · C conversations, of which they are the turns · N sizes (1...the tree's own)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A session: a target, its drafter, a rule and prompts, loaded and checked against each other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 n rows · T new tokens per row · d width · V vocabulary
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -12,8 +12,6 @@ drafter's file. In files a draft is an object:
     {"rows": 16, "depth": 3}               a tree of which only the size is known
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable

@@ -4,8 +4,6 @@ To the last bit, what follows depends on the cached keys and on which rows are d
 run that goes on ends in the same bytes as one that was never stopped, whenever it was kept last.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress

@@ -5,8 +5,6 @@ a file that cannot be read is one InvalidInput. Nothing that a file may hold, cu
 traceback.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib
