@@ -117,7 +117,7 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
     )
 
 
-def _given(source: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _given(source: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return {name: source[name] for name in names if name in source}
 
 

@@ -14,7 +14,7 @@ drafter's file. In files a draft is an object:
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.tree import Tree
@@ -49,7 +49,7 @@ class Draft(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def record(self) -> dict[str, Any]: ...
+    def record(self) -> dict[str, object]: ...
     def expanding(self) -> list[int]: ...
     def __len__(self) -> int: ...
 
@@ -89,7 +89,7 @@ class DynamicTree:
         return self.levels
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The object that files have for it."""
         return asdict(self)
 
@@ -177,7 +177,7 @@ class TreeSize:
         return "tree" if self.rows > 1 else "plain"
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return asdict(self)
 
     def expanding(self) -> list[int]:

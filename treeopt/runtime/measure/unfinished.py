@@ -43,7 +43,7 @@ class LastState:
         """The number of the last state that is whole; None where there is none."""
         return max(filter(self._journal.is_finished, self._numbers()), default=None)
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> Mapping[str, Any] | None:
         """The last state that is whole."""
         number = self.last()
         if number is None:
