@@ -1,7 +1,5 @@
 """Small real models, generated trees and traces, one run of the demo, and published reference data."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

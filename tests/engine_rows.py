@@ -3,8 +3,6 @@
 Each gives the tree, the lengths or the settings that the engine decodes with, and fails where it would refuse or fail.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

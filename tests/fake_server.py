@@ -4,8 +4,6 @@ Every word of an answer is a token. A step takes --step-ms, and with --spec-leng
 beginning anew with every answer; counters have vLLM's names.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

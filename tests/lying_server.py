@@ -1,7 +1,5 @@
 """A server that says over HTTP whatever a test wants, or what an engine would count whose every step is known."""
 
-from __future__ import annotations
-
 import json
 import socketserver
 import threading

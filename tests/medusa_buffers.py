@@ -1,7 +1,5 @@
 """Medusa's own builder of buffers, and the tree that a decoder verifies with them: the oracle of `treeopt.engines.lists`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

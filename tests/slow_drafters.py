@@ -3,8 +3,6 @@
 M tokens of a text so far · d width
 """
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

@@ -3,8 +3,6 @@
 P states · K heads · R ranks told apart · F parts of the states, for cross-validation
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

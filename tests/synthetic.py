@@ -3,8 +3,6 @@
 K heads · L blocks · D = 16 width · F = 24 · V = 40 vocabulary · KV = 8 of the keys · Vt = 12 tokens of a truncated one
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import zlib

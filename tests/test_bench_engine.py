@@ -1,7 +1,5 @@
 """Chains decoded by another runtime: its passes are those of a slow oracle, its steps those of the replay."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

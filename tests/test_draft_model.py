@@ -1,7 +1,5 @@
 """Draft models: what they share, cut, bound and refuse. That they guess as by whole passes: see test_guesses."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """One contract for all drafters, on trained ones: any tree decodes the plain text, and the teacher-forced trace is
 the trace of decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass

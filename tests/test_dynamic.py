@@ -1,7 +1,5 @@
 """Dynamic trees: the pool and the tree chosen from it against engines' own builders, and replay against plain loops."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

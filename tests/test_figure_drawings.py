@@ -1,7 +1,5 @@
 """Every figure on small and large inputs: no texts that overlap or are cut off, and the files as promised."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

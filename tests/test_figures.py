@@ -1,7 +1,5 @@
 """Figures: their numbers against slow oracles, and what is drawn from a run directory."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Files that cannot be written: a full disk, a folder in a file's place. One sentence, exit 1, and what was there stays."""
 
-from __future__ import annotations
-
 import re
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Models in GGUF files: dequantised once, exactly, and refused in a sentence where they are damaged or missing."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import zipfile

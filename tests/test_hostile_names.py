@@ -1,7 +1,5 @@
 """Names that attack: nothing in a script, a command or a file name is obeyed, whatever a user or a file calls things."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

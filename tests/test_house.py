@@ -3,8 +3,6 @@
 A room is a folder of treeopt/. Its imports count wherever they stand: lazy ones in functions and those for types too.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

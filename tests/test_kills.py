@@ -1,7 +1,5 @@
 """Commands that are killed at any of their steps: nothing is half, nothing foreign is touched, the same command finishes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

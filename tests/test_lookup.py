@@ -1,7 +1,5 @@
 """Prompt lookup guesses what its definition says, read off the whole text anew for every node."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 

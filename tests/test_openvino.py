@@ -4,8 +4,6 @@ The model's next token is nearly given by its last one, and the EAGLE-3 layer kn
 model adds to it from the rest of the text makes some guesses wrong.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json

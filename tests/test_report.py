@@ -1,7 +1,5 @@
 """The report: complete, offline and inert, as a real browser sees it."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

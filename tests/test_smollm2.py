@@ -1,7 +1,5 @@
 """SmolLM2 with the drafters that are shipped for it: no tree changes the text, and steps are those of the replay."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -2,8 +2,6 @@
 stops asking leaves nothing running. And what is timed of it: whole steps with all rows live.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import dataclass
 from itertools import pairwise

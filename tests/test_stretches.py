@@ -1,7 +1,5 @@
 """Steps of an engine, timed on the texts of a trace: what they cost by rows and context, and against which plain decoding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

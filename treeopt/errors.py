@@ -8,8 +8,6 @@ TreeoptError            anything treeopt refuses; the command line prints it and
 └── Unsupported         a model, drafter or engine that cannot do what is asked
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def run(run: RunDirectory, as_json: bool, *, details: bool = False, **options: A
 
 
 def _run_one(
-    run: RunDirectory, as_json: bool, details: bool, source: dict[str, Any], wanted: pipeline.LineOptions
+    run: RunDirectory, as_json: bool, details: bool, source: Mapping[str, Any], wanted: pipeline.LineOptions
 ) -> None:
     from treeopt import demo, pipeline
     from treeopt.files.shell import printable
@@ -282,7 +282,7 @@ def profile(
     show_result(result.document(), profile_table(result), as_json)
 
 
-def _profile_from(source: str, run: RunDirectory, known: dict[str, Any]) -> Any:
+def _profile_from(source: str, run: RunDirectory, known: Mapping[str, Any]) -> Any:
     """The profile by a source of latencies, with the options that it heeds."""
     from treeopt import pipeline
 

@@ -6,8 +6,6 @@ on, whichever Python version the user runs. Packages whose files are near-copies
 or tables, or tests, are left out on both sides.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sysconfig
 from pathlib import Path

@@ -4,8 +4,6 @@ The bounds are in docs/formats.md too; those of prompts stand in `treeopt.runtim
 `treeopt.trees.tree`.
 """
 
-from __future__ import annotations
-
 import ast
 import errno
 import json

@@ -7,8 +7,6 @@ other ranges stand where they are needed, as ``Annotated[int, Field(ge=1, le=256
 checked                        a pydantic model from a row, whose cells may be texts
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -5,8 +5,6 @@ continues behind its last block; the journal of anything else is thrown away. A 
 with the key's, stands beside it: what was damaged since, or comes from another journal, is measured again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ An archive says of each member how long it is, and a member begins with the type
 first; a few bytes can unpack to gigabytes.
 """
 
-from __future__ import annotations
-
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence

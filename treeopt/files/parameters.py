@@ -4,8 +4,6 @@ A command makes its options of them (`treeopt.cli.declared`), and what is called
 A docstring's row is ``name : text``; what follows "; by default" says what an omitted parameter means.
 """
 
-from __future__ import annotations
-
 import builtins
 import collections.abc
 import inspect

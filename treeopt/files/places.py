@@ -3,8 +3,6 @@
 A path is never asked of a hub: neither one that begins with . ~ or /, nor a name OWNER/NAME whose OWNER is a folder here.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

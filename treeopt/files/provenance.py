@@ -1,7 +1,5 @@
 """The machine, and the versions of packages that can change a figure."""
 
-from __future__ import annotations
-
 import platform
 import re
 from importlib import metadata

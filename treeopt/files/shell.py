@@ -4,8 +4,6 @@ shell_word     one word, which a shell reads back as the value, whatever it hold
 printable  a text for the terminal, in which nothing moves the cursor or hides what stands there
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Collection

@@ -3,8 +3,6 @@
 Every document begins {"schema": "treeopt.<type>/1", ...}; readers ignore keys that they do not know.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Hashable, Mapping

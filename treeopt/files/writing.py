@@ -5,8 +5,6 @@ owner      the folder whose lock the writer holds, by a hash of its path. Who ho
            killed writer left there, and nothing of other owners
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -10,8 +10,6 @@ depths are tested together by Holm's method, so that one of 50 pairs without a d
 C conversations · D depths
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import singledispatch
 

@@ -11,8 +11,6 @@ S sequences · C conversations, of which they are the turns · n sizes of a fami
 F folds · K heads · N nodes
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

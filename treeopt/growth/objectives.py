@@ -18,8 +18,6 @@ ranks  : (P, K)  rank of the true token at every state
 N nodes of a tree · F parts of the answers · R ranks told apart
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -7,8 +7,6 @@ are not fitted to the answers one by one, so that its replay is held-out as a ch
 P states · S sequences · C conversations · D deepest node · N nodes · n trees asked for at once · B bootstrap draws
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -10,10 +10,7 @@ was, that is said, or the held-out rate is taken instead.
 S sequences · C conversations, of which they are the turns · N sizes (1...the tree's own)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +38,7 @@ class Rated:
     tree: Tree
     rates: TreeRates
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         rates = self.rates
         return {
             "size": len(self.tree),
@@ -69,7 +66,7 @@ class Score(Displayed):
     unknown_nodes: int
     notes: tuple[str, ...]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """The document of ``treeopt score --json``."""
         return {
             **self.given.document(),

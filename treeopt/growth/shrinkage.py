@@ -16,8 +16,6 @@ likeliest (`Fit`).
 P states · K heads · R ranks told apart · F parts of the states, for cross-validation
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

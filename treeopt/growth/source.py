@@ -8,6 +8,7 @@ calibration  accuracies alone: the product of those along a path, as if heads er
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, singledispatch
 from typing import Any, ClassVar
@@ -51,7 +52,7 @@ class Source(ABC):
     is_exact: ClassVar[bool] = False
 
     @property
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Mapping[str, Any]:
         """Notes of the record on itself: drafter, acceptance, provenance, ..."""
         return self.record.meta
 

@@ -9,8 +9,6 @@ P states · S sequences · C conversations · F parts of them · G segments · N
 M nodes of any of the trees
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

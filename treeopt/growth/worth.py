@@ -9,8 +9,6 @@ value     of a node: (first, second), compared in this order. The first is what 
 children  gives for a path and its value the values of the path's ranks 0, 1, ...
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 

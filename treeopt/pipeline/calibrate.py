@@ -114,7 +114,7 @@ def summary(trace: RankTrace, provenance: ProvenanceRecord) -> Calibration:
 
 
 def check_unmeasured(
-    run: RunDirectory, wanted: dict[str, Any], rule: Mapping[str, Any], conversations: Sequence[Conversation]
+    run: RunDirectory, wanted: Mapping[str, object], rule: Mapping[str, Any], conversations: Sequence[Conversation]
 ) -> None:
     """Raise InvalidInput where the run has another measurement than the wanted one, which would be lost."""
     there = run.accuracies()
@@ -136,14 +136,14 @@ def check_unmeasured(
         )
 
 
-def examples(session: Session, trace: RankTrace, calibration: Calibration) -> list[dict[str, Any]]:
+def examples(session: Session, trace: RankTrace, calibration: Calibration) -> list[dict[str, object]]:
     """Real texts in which the most frequent paths were accepted: what came before, and the accepted guesses."""
     assert trace.tokens is not None
     assert calibration.prefix_counts is not None
     decode, tokens = session.target.tokenizer.decode, trace.tokens
     paths = [tuple(path) for path in calibration.prefix_counts["paths"][:EXAMPLE_PATHS] if max(path) <= MAX_RANK]
     begins = np.repeat(trace.starts[:-1], trace.lengths)
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     for path, states in prefix_states(trace, paths).items():
         # The root is the token of state t, the guesses are those after it.
         spans = [(max(begins[t], t - EXAMPLE_CONTEXT), t + 1, t + 1 + len(path)) for t in states]
@@ -213,7 +213,7 @@ def collect(
         else:
             journal.fill(sizes, partial(session.cluster.do, work, note), advance, note)
     traces = [RankTrace.load(journal.block(number)) for number in sizes]
-    said: dict[str, Any] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
+    said: dict[str, object] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
     if shard != WHOLE:
         num_blocks = -(-len(conversations) // size)
         said["shard"] = shard_record(all_prompts, size, num_blocks, dict(zip(numbered, traces, strict=True)))
@@ -274,7 +274,7 @@ def fitting(counts: Counts, session: Session) -> Counts:
     return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, has_probabilities=one.has_probabilities)
 
 
-def _trace_meta(session: Session) -> dict[str, Any]:
+def _trace_meta(session: Session) -> dict[str, object]:
     """The part of a trace's meta that tells the session it was measured in."""
     given, temperature = session.given, session.temperature if session.given else None
     return {
@@ -337,7 +337,7 @@ def next_policy(run: RunDirectory, probe: Probe) -> Tree:
     return family.tree(len(family))
 
 
-def _meta(session: Session, trace: RankTrace) -> dict[str, Any]:
+def _meta(session: Session, trace: RankTrace) -> dict[str, object]:
     meta = {key: trace.meta.get(key) for key in ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")}
     rule = {"acceptance": session.acceptance.record}
     return {**meta, **rule, "top_k": trace.top_k, "provenance": {**(trace.meta.get("provenance") or {}), **rule}}

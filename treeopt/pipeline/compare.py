@@ -3,8 +3,6 @@
 A side of a comparison is a run directory, a file of one, a result in memory, or what a serving engine counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -76,6 +76,6 @@ def figure(records: Sequence[Any], name: str, batch_size: int | None) -> Figure:
     return picture.drawing
 
 
-def write_export(plan: Plan, engine: str, folder: Path, options: dict[str, Any]) -> Exported:
+def write_export(plan: Plan, engine: str, folder: Path, options: Mapping[str, Any]) -> Exported:
     files, written = export_to(folder, plan, engine, **options)
     return Exported(tuple(files), written.notes, written.command)

@@ -32,7 +32,7 @@ _chosen: int | None = None  # the number of threads that torch was given here; a
 
 
 def resolve(
-    run: RunDirectory, source: dict[str, Any], *, overwrite: bool = False, num_prompts: int = 0
+    run: RunDirectory, source: Mapping[str, Any], *, overwrite: bool = False, num_prompts: int = 0
 ) -> dict[str, Any]:
     """The given model options on top of those that the run was calibrated with; paths are whole.
 
@@ -41,38 +41,38 @@ def resolve(
     overwrite   : whether the trace will be replaced: one that cannot be read is then as none
     num_prompts : to calibrate on; where they are many, more conversations are drawn, which later commands draw again
     """
-    earlier: dict[str, Any] = {}
+    earlier: Mapping[str, Any] = {}
     try:
         earlier = (run.read_trace().meta.get("source") or {}) if run.trace.exists() else {}
     except InvalidInput as error:
         if not overwrite:
             raise
         note(f"{error} It is replaced, and nothing is taken from it.")
-    source = located_source(source, earlier.get("model", demo.NAME))
+    given = located_source(source, earlier.get("model", demo.NAME))
     if (drawn := -(-4 * num_prompts // 3)) > MOST_DRAWN:  # a quarter is left for bench
-        source["drawn"] = drawn
+        given["drawn"] = drawn
     theirs = earlier.get("model")
-    if source.get("model", theirs) not in (theirs, located(str(theirs))):  # once it was kept as it was given
-        return source
+    if given.get("model", theirs) not in (theirs, located(str(theirs))):  # once it was kept as it was given
+        return given
     declared = {**parameters_of(ModelOptions), "model": Parameter("model", str), "drawn": Parameter("drawn", int)}
     del declared["trust_remote_code"], declared["engine_python"]  # a file of somebody's is not to say what is run
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     for name in declared.keys() & earlier.keys():
         value, kind = earlier[name], declared[name].kind
         if type(value) is kind or (kind is float and type(value) is int):
             known[name] = value
-            if (fault := declared[name].fault(value)) and name not in source:
+            if (fault := declared[name].fault(value)) and name not in given:
                 raise InvalidInput(f"{run.trace} is not as it should be: source.{name} {fault}.")
     gone: set[str] = set()
-    if "prompts" in source:  # another file has columns of its own; temperature was that of the given answers
+    if "prompts" in given:  # another file has columns of its own; temperature was that of the given answers
         gone |= {"responses", "column", "group_by", "split"}
         if known.get("responses") and known.get("temperature"):
             known.setdefault("acceptance", "sample")
-    if "drafter" in source:
+    if "drafter" in given:
         gone.add("draft_depth")
-    if "acceptance" in source or "responses" in source:  # another rule has options of its own
+    if "acceptance" in given or "responses" in given:  # another rule has options of its own
         gone |= {*RULE_OPTIONS} - {"draft_depth"}
-    return {**{name: value for name, value in known.items() if name not in gone}, **source}
+    return {**{name: value for name, value in known.items() if name not in gone}, **given}
 
 
 def located_source(source: Mapping[str, Any], model: str = demo.NAME) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def with_session(
         return step(directory, session_of(directory, model, options), **asked)
 
 
-def open_session(source: dict[str, Any]) -> Session:
+def open_session(source: Mapping[str, Any]) -> Session:
     """Load a model, its drafter and prompts, and note what was found strange."""
     import_torch()
     from treeopt.runtime.session import open_session
@@ -139,7 +139,7 @@ def open_session(source: dict[str, Any]) -> Session:
     return session
 
 
-def open_by_workers(run: RunDirectory, source: dict[str, Any], cluster: Cluster) -> Session:
+def open_by_workers(run: RunDirectory, source: Mapping[str, Any], cluster: Cluster) -> Session:
     """The outline of the session that the workers of a cluster open, each with the run's number of threads, or with one."""
     import_torch()
     from treeopt.runtime.session import open_outline

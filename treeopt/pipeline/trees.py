@@ -1,7 +1,5 @@
 """Trees by file or name: reading one, what it is worth here, and what is wrong with its file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from treeopt.engines.reading import Diagnosis, diagnose, read_choices

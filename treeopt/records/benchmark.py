@@ -7,8 +7,6 @@ they are. A contender that stopped keeps the interval of its look, as one of rep
 Turnbull 1989, J. R. Statist. Soc. B 51, 305): whatever stops, 5 % + 3 x 0.1 % of what is reported misses the truth at most.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any

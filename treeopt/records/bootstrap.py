@@ -5,8 +5,6 @@ Figures that are compared share the draws, so that what is common to them cancel
 C conversations · B bootstrap draws
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

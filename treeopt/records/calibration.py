@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -188,7 +188,7 @@ def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray
     return hits, (ranks != NO_TRIAL).sum(0)
 
 
-def group_counts(trace: RankTrace) -> dict[str, dict[str, Any]]:
+def group_counts(trace: RankTrace) -> Mapping[str, Mapping[str, object]]:
     """Hits, trials, sequences and states of each group of sequences."""
     found, group = {}, np.repeat(np.asarray(trace.group), trace.lengths)
     for g in np.unique(group).tolist():

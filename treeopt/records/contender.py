@@ -5,8 +5,6 @@ passes   forwards of the target, prefills included
 block    prompts that were decoded together with one contender; contenders are interleaved by block
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 

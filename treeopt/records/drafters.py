@@ -4,8 +4,6 @@ Functions are named as ``module:function`` below ``treeopt.runtime`` and are imp
 itself needs neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ A name or path that was given comes first; without one they are the run's own. R
 made from: name to sha256 of each file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

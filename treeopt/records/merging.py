@@ -226,7 +226,7 @@ def _agreed(one: Any, other: Any) -> Any:
     return one if one == other else None
 
 
-def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
+def join(blocks: Sequence[RankTrace], meta: Mapping[str, Any]) -> RankTrace:
     """One trace of all blocks: their groups under common names, their skipped turns in one list."""
     named = [[block.meta["group_names"][group] for group in np.asarray(block.group).tolist()] for block in blocks]
     number = {name: place for place, name in enumerate(dict.fromkeys(name for names in named for name in names))}
@@ -234,7 +234,7 @@ def join(blocks: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
         replace(block, group=np.array([number[name] for name in names]))
         for block, names in zip(blocks, named, strict=True)
     ]
-    shared: dict[str, Any] = {
+    shared: dict[str, object] = {
         key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens", "pools") if key in blocks[0].meta
     }
     skipped = [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])]

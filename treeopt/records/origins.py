@@ -3,8 +3,6 @@
 Origins are kept as they were written, with the keys that the measuring session knew; files are checked against these types.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +46,7 @@ class Counts:
             raise InvalidInput(f"`topks` must be numbers from 1 to {MOST_TOPK}, but got {quoted(list(self.topks))}.")
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The options as a trace's meta has them.
 
         >>> Counts(32, 3, (1, 4)).record

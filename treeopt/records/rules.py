@@ -1,7 +1,5 @@
 """Names and meaning of the acceptance rules, and whether what was measured with one rule or drafter holds for another."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

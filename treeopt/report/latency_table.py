@@ -1,7 +1,5 @@
 """The table of a profile: what steps take, and how latencies lie between those that were timed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import nan
 from statistics import median

@@ -4,8 +4,6 @@ What is shown is computed here as small records; templates/report.html.j2 lays i
 text. The page loads nothing, and its own policy lets no other script run.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a run directory holds: what each file is of, whether it is still true, and what to do next."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

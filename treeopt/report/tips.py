@@ -3,8 +3,6 @@
 A picture names the element of its marks in the SVG; templates/report.js writes what each of them says, as text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 

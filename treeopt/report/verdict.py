@@ -6,8 +6,6 @@ chosen   the contender with the plan's draft
 rivals   the other contenders, plain decoding aside
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Mapping, Sequence

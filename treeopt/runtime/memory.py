@@ -4,8 +4,6 @@ Decoding few rows is bound by memory, so a step cannot be faster than its weight
 bandwidth; how near a plain step comes tells a fast runtime from a slow one.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -6,8 +6,6 @@ drawn from a calibration's accuracies instead; decoding runs as ever.
 accept : (K, R)  P(head k has the true token at rank r)
 """
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

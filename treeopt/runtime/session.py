@@ -1,7 +1,5 @@
 """A session: a target, its drafter, a rule and prompts, loaded and checked against each other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -119,7 +117,7 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
     )
 
 
-def _given(source: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _given(source: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return {name: source[name] for name in names if name in source}
 
 

@@ -3,8 +3,6 @@
 That depends on the answer's tokens alone, never on how they were decoded, so answers end alike with every tree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

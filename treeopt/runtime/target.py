@@ -3,13 +3,11 @@
 n rows · T new tokens per row · d width · V vocabulary
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,7 +84,7 @@ class Target:
             self._hooks.append(self._hook(found, layer))
 
     def _hook(self, layers: nn.ModuleList, layer: int) -> Any:
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             self._between[layer] = args[0] if args else kwargs["hidden_states"]
 
         def behind(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

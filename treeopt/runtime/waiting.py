@@ -5,8 +5,6 @@ another program has that core, the threads wait for each other in turn: with two
 busy, a step of 4 ms took up to 600 ms. OpenMP reads how to wait from the environment, once, when torch loads it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib.util import find_spec

@@ -12,11 +12,9 @@ drafter's file. In files a draft is an object:
     {"rows": 16, "depth": 3}               a tree of which only the size is known
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.tree import Tree
@@ -51,7 +49,7 @@ class Draft(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def record(self) -> dict[str, Any]: ...
+    def record(self) -> dict[str, object]: ...
     def expanding(self) -> list[int]: ...
     def __len__(self) -> int: ...
 
@@ -91,7 +89,7 @@ class DynamicTree:
         return self.levels
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The object that files have for it."""
         return asdict(self)
 
@@ -179,7 +177,7 @@ class TreeSize:
         return "tree" if self.rows > 1 else "plain"
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         return asdict(self)
 
     def expanding(self) -> list[int]:

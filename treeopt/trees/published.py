@@ -5,8 +5,6 @@ vicuna_..., zephyr_  the lists for their other heads, by greedy insertion; stage
 eagle_mc_sim_7b_63   EAGLE-1's tree of 25 nodes, which kept the name of the one that it replaced
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from treeopt.errors import InvalidInput

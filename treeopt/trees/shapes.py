@@ -8,8 +8,6 @@ chain             one child each, of rank 0: the engine keeps a length
 Each contains the next one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -144,7 +144,7 @@ class Tree:
         return f"chain of {self.depth}" if self.kind == "chain" else f"tree of {len(self)} rows"
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The object that files have for it."""
         return {"medusa_choices": self.choices}
 

@@ -1,7 +1,5 @@
 """The end of a measurement: what is said of it, and the run's profile, with what it had before of the same thing."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

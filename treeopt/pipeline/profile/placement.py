@@ -5,8 +5,6 @@ staircase whose steps are as wide as the hardware's tiles, so sizes are placed w
 one row further on. Depth costs by the head: all sizes are timed at the full depth, three at each other one.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Collection, Sequence

@@ -6,8 +6,6 @@ ranks say which drafted tokens are accepted, and in an engine's log which were: 
 K heads, or depths · R ranks · G groups · B buckets of positions · n points of a curve
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 beside each other, and what batching trades.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal

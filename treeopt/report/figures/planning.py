@@ -7,8 +7,6 @@ a dip may be noise.
 N sizes (1 ... budget)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat

@@ -22,8 +22,6 @@ and steps are probed instead (`measure/probe.py`); and what the text loses has t
 b live rows · T nodes of the tree · E of them with children · R rows, one for each token to choose · V vocabulary
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

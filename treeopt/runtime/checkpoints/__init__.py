@@ -4,8 +4,6 @@ files.py finds and reads tensors · reading.py opens any checkpoint and checks i
 name tensors and tell layouts apart, as drafters/hydra.py does · save.py writes any of them, and rewrites one as another.
 """
 
-from __future__ import annotations
-
 from treeopt.runtime.checkpoints.reading import Base, LoadedHeads, load_heads
 from treeopt.runtime.checkpoints.save import convert, save_heads
 

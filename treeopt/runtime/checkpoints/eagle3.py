@@ -8,8 +8,6 @@ with layers.0.; messages have the file's own.
 d width of the layer · w of the target · L states that are fused · V vocabulary · Vt tokens that are guessed
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from functools import partial

@@ -5,8 +5,6 @@ model of many shards cost no more than the heads. Nothing is executed: safetenso
 weights-only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

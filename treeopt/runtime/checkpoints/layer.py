@@ -5,8 +5,6 @@ That is such a layer without input norm, and no lm_head of its own; EAGLE-2 shar
 d width · nh query heads and nk key heads of width hd · F inner width
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ tensors: another count in config.json is told in a note, another width or vocabu
 d width · V the target's vocabulary · Vt tokens that the heads know · K heads · L blocks · k head · l block of it
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

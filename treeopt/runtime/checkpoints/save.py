@@ -3,8 +3,6 @@
 Every file appears whole or not at all, config.json last. What a layout cannot hold is refused.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Drafters: what guesses a target's next tokens. Their table is `treeopt.records.drafters`."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

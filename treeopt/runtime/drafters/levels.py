@@ -6,8 +6,6 @@ b live rows · T nodes of the tree · E nodes of a level that are expanded · k 
 V vocabulary of the drafter, or of the target
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch

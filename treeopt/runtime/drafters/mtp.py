@@ -14,8 +14,6 @@ and SGLang (python/sglang/srt/models/deepseek_nextn.py at 0114f9c9, glm4_moe_nex
 transformers loads these layers for some families, and drops them for the others.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Open the drafter that a user names: heads or a draft model by folder, file or hub id, or one without weights."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

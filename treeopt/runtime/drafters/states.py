@@ -10,8 +10,6 @@ b live rows · B texts · n, N states · K heads · d width of the target · V v
 E nodes of a level
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any

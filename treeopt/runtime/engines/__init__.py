@@ -1,7 +1,5 @@
 """Decoders: treeopt's own decoder, and other runtimes, each a `treeopt.runtime.stepper.Stepper`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 

@@ -7,8 +7,6 @@ itself finds the text, and how much of it changed.
 A answers
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from collections import defaultdict

@@ -7,8 +7,6 @@ it, decides what is emitted.
 T nodes of the probe tree
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

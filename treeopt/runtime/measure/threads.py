@@ -4,8 +4,6 @@ More threads than the model's products fill bring nothing, and every one of them
 summed by several threads is rounded otherwise, so a run keeps its number once it is chosen (`treeopt.pipeline.session`).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

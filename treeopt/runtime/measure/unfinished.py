@@ -4,8 +4,6 @@ To the last bit, what follows depends on the cached keys and on which rows are d
 run that goes on ends in the same bytes as one that was never stopped, whenever it was kept last.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -45,7 +43,7 @@ class LastState:
         """The number of the last state that is whole; None where there is none."""
         return max(filter(self._journal.is_finished, self._numbers()), default=None)
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> Mapping[str, Any] | None:
         """The last state that is whole."""
         number = self.last()
         if number is None:

@@ -4,8 +4,6 @@ A record comes in one of the shapes that people keep prompts in: a text, a list 
 and content, or ShareGPT's with from and value. Here a ValueError is the reason why its row is skipped.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile

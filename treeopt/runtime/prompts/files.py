@@ -5,15 +5,13 @@ a file that cannot be read is one InvalidInput. Nothing that a file may hold, cu
 traceback.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -37,7 +35,7 @@ MUST = "`prompts` must be a file, a folder or a hub dataset"
 WRAPPERS = ("data", "prompts", "rows", "examples", "instances", "train", "test")  # keys around a list of rows
 
 # A row's number, counted from 1, and its record, or the reason why it has none.
-Found = tuple[int, dict[str, Any] | str]
+Found = tuple[int, Mapping[str, Any] | str]
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def _unpacked(stored: IO[bytes]) -> bytes:
 # Readers of one file. They raise ValueError with the reason where the whole file is lost.
 
 
-def _lines(stream: IO[bytes], record_of: Callable[[str], dict[str, Any] | str]) -> Iterator[Found]:
+def _lines(stream: IO[bytes], record_of: Callable[[str], Mapping[str, Any] | str]) -> Iterator[Found]:
     """The record of every line that is not blank, by its number."""
     for number, line in enumerate(iter(partial(stream.readline, MOST_LINE_BYTES + 1), b""), 1):
         if len(line) > MOST_LINE_BYTES:
@@ -170,7 +168,7 @@ def _values(document: Any) -> list[Any]:
     return [dict(zip(document, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
-def _record(value: Any) -> dict[str, Any] | str:
+def _record(value: Any) -> Mapping[str, Any] | str:
     if isinstance(value, str):
         return {"prompt": value}
     return value if isinstance(value, dict) else f"it must be an object or a text, but is {kind_of(value)}"

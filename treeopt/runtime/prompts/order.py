@@ -5,8 +5,6 @@ order, and the rest behind it, have of every group its share, to one conversatio
 takes. Those of bench are drawn from all that are left, of every group its share.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 from collections import Counter

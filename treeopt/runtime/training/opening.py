@@ -6,8 +6,6 @@ learns from the same answers, and several processes share the work. An answer th
 there, as in calibration: in a loop every head looks brilliant and learns nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os
