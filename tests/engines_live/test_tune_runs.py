@@ -29,7 +29,7 @@ def decoding_s(address: str) -> float:
 
     async def answers():
         async with Server(address) as up:
-            return (await drive(up, CHATS, clients=1, max_tokens=TOKENS)).answers
+            return await drive(up, CHATS, clients=1, max_tokens=TOKENS)
 
     found = anyio.run(answers)
     return sum(a.seconds - a.first_s for a in found) / sum(a.num_tokens - 1 for a in found)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.parameters import Count, Positive
@@ -27,11 +26,9 @@ from treeopt.runtime.prompts.asked import first_turn, read_asked
 from treeopt.runtime.prompts.files import read_rows
 from treeopt.serving.client import Prompt, Server
 from treeopt.serving.load import drive as ask
+from treeopt.serving.load import together
 from treeopt.serving.tuned import Tuned
 from treeopt.serving.watch import Pace, Scrape, decoded, last_stretch, over_plain, paces, read_scrapes, watch
-
-if TYPE_CHECKING:
-    from anyio.abc import TaskGroup
 
 SCRAPES, BEFORE, AFTER = "scrapes.jsonl", "before.txt", "after.txt"
 MOST_TOKENS = 256  # of an answer that is asked for
@@ -106,35 +103,19 @@ async def _watched(
     url: str, plain: str | None, others: list[Scrape], minutes: float, prompts: Sequence[Prompt], clients: Sequence[int]
 ) -> tuple[str, list[Scrape], list[str]]:
     """The model, the scrapes of the server, and what went wrong; those of plain are added to ``others``."""
-    import anyio
-
-    scrapes, notes, failed = list[Scrape](), list[str](), list[TreeoptError]()
+    scrapes, notes, seconds = list[Scrape](), list[str](), 60 * minutes
 
     async def look(server: Server, into: list[Scrape]) -> None:
-        notes.extend(await watch(server, 60 * minutes, into))
+        notes.extend(await watch(server, seconds, into))
 
     with progress("Watching", None):
         async with Server(url) as server, Server(plain or url) as other:
             model = await server.model()
             both = [(server, scrapes), *([(other, others)] if plain else [])]
             for number in clients if prompts else (0,):
-                async with anyio.create_task_group() as group:
-
-                    async def alone(
-                        task: Callable[..., Awaitable[None]], *given: Any, group: TaskGroup = group
-                    ) -> None:
-                        try:
-                            await task(*given)
-                        except TreeoptError as error:
-                            failed.append(error)
-                            group.cancel_scope.cancel()
-
-                    for one, into in both:
-                        group.start_soon(alone, look, one, into)
-                        if prompts:
-                            group.start_soon(alone, _driven, one, prompts, number, 60 * minutes)
-                if failed:
-                    raise failed[0]
+                looks = [partial(look, one, into) for one, into in both]
+                loads = [partial(_driven, one, prompts, number, seconds) for one, _ in both if prompts]
+                await together([*looks, *loads])
     return model, scrapes, notes
 
 

@@ -25,35 +25,27 @@ if TYPE_CHECKING:
 MOST_BYTES = 2**25  # of one answer
 MOST_LINE_BYTES = 2**20  # of one event of a stream
 MOST_REDIRECTS = 3
-WITHIN_S = 10.0  # that a page may take
+WITHIN_S, ANSWERED_WITHIN_S = 10.0, 600.0  # that a page may take, and an answer to a prompt
 KEY = "TREEOPT_API_KEY"
 OWN_PATHS = re.compile(r"(/v1|/metrics|/prometheus/metrics)?/*$")
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, token ids, or messages of a chat
+Prompt = str | Sequence[Mapping[str, str]]  # text, or messages of a chat
 
 
 @dataclass(frozen=True)
 class Answer:
     """What a server completed, and when.
 
-    tokens        : ids, where the server tells them
-    num_tokens    : as the server counts them
-    finish_reason : "stop", "length" or a word of the server's
-    began         : `time.perf_counter` when it was asked
-    arrived_s     : seconds from then to every piece of the text, at least one
-    seconds       : to the end of the answer
+    num_tokens : as the server counts them
+    began      : `time.perf_counter` when it was asked
+    first_s    : seconds from then to the first piece of the text
+    seconds    : to the end of the answer
     """
 
     text: str
-    tokens: tuple[int, ...] | None
     num_tokens: int
-    finish_reason: str
     began: float
-    arrived_s: tuple[float, ...]
+    first_s: float
     seconds: float
-
-    @property
-    def first_s(self) -> float:
-        return self.arrived_s[0]
 
     @property
     def ended(self) -> float:
@@ -111,32 +103,24 @@ class Server(AbstractAsyncContextManager[Any]):
                     raise InvalidInput(f"{self.url}/v1/models must list models, but lists none.")
         return self._model
 
-    async def complete(
-        self, prompt: Prompt, max_tokens: int, *, within_s: float = 600, more: Mapping[str, Any] | None = None
-    ) -> Answer:
-        """Complete a prompt greedily: messages as a chat, text and token ids as they are.
+    async def complete(self, prompt: Prompt, max_tokens: int, *, within_s: float = ANSWERED_WITHIN_S) -> Answer:
+        """Complete a prompt greedily: messages as a chat, text as it is.
 
         A server that has chats alone gets a text as a message of the user.
-
-        more : further fields of the request, as ``{"return_token_ids": True}`` for vLLM
         """
-        is_chat = not isinstance(prompt, str) and isinstance(next(iter(prompt), 0), Mapping)
         asked = {"model": await self.model(), "max_tokens": max_tokens, "temperature": 0, "stream": True}
-        asked |= {"stream_options": {"include_usage": True}, **(more or {})}
-        if not (is_chat or self._has_chat_alone):
+        asked |= {"stream_options": {"include_usage": True}}
+        if isinstance(prompt, str) and not self._has_chat_alone:
             try:
                 return await self._streamed("/v1/completions", {**asked, "prompt": prompt}, within_s)
             except NoSuchPage:
-                if not isinstance(prompt, str):
-                    raise
                 self._has_chat_alone = True
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return await self._streamed("/v1/chat/completions", {**asked, "messages": messages}, within_s)
 
     async def _streamed(self, path: str, asked: Mapping[str, Any], within_s: float) -> Answer:
         began = time.perf_counter()
-        text, arrived, ids = list[str](), list[float](), list[int]()
-        reason, count = "", -1
+        text, reason, count, first_s = "", "", -1, 0.0
         async with self._asked("POST", path, within_s, asked) as response:
             async for event in self._events(response, path):
                 if not isinstance(event, dict):
@@ -148,18 +132,16 @@ class Server(AbstractAsyncContextManager[Any]):
                         count = counted
                 match event.get("choices"):
                     case [{**choice}, *_]:
-                        piece, new = _piece(choice)
-                        if piece or new:
-                            arrived.append(time.perf_counter() - began)
-                        text.append(piece)
-                        ids += new
+                        piece = _piece(choice)
+                        if piece and not text:
+                            first_s = time.perf_counter() - began
+                        text += piece
                         reason = str(choice.get("finish_reason") or reason)
         if not reason or count < 0:
             lacks = "say why it ended" if not reason else "say how many tokens it has (usage.completion_tokens)"
             raise InvalidInput(f"{self.url}{path} must {lacks}, but its answer was cut off before.")
         seconds = time.perf_counter() - began
-        tokens = tuple(ids) if len(ids) == count and ids else None
-        return Answer("".join(text), tokens, count, reason, began, tuple(arrived) or (seconds,), seconds)
+        return Answer(text, count, began, first_s if text else seconds, seconds)
 
     async def _events(self, response: httpx.Response, path: str) -> AsyncIterator[Any]:
         """The JSON of every ``data:`` line, until [DONE] or the end."""
@@ -264,10 +246,9 @@ class NoSuchPage(Unsupported):
     """The server is up, but does not have what was asked for."""
 
 
-def _piece(choice: Mapping[Any, Any]) -> tuple[str, list[int]]:
-    """The text and the token ids of a streamed choice, thoughts of a chat with them."""
-    delta, ids = choice.get("delta"), choice.get("token_ids")
+def _piece(choice: Mapping[Any, Any]) -> str:
+    """The text of a streamed choice, thoughts of a chat with it."""
+    delta = choice.get("delta")
     said = delta if isinstance(delta, dict) else {"content": choice.get("text")}
     texts = [said.get(name) for name in ("reasoning_content", "reasoning", "content")]
-    is_known = isinstance(ids, list) and all(type(one) is int for one in ids)
-    return "".join(one for one in texts if isinstance(one, str)), list(ids or ()) if is_known else []
+    return "".join(one for one in texts if isinstance(one, str))

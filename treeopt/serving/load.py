@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput, TreeoptError
@@ -11,50 +10,39 @@ from treeopt.errors import InvalidInput, TreeoptError
 if TYPE_CHECKING:
     from treeopt.serving.client import Answer, Prompt, Server
 
-ANSWERED_WITHIN_S = 600.0  # each answer
 
-
-@dataclass(frozen=True)
-class Load:
-    """The answers to all prompts, in their order."""
-
-    answers: tuple[Answer, ...]
-    clients: int
-
-    @property
-    def timed(self) -> list[int]:
-        """Places of the answers that ended while all clients were busy, whose times are those of a full batch."""
-        ends = sorted(answer.ended for answer in self.answers)
-        full = len(ends) - self.clients  # the next that ends leaves its client without a prompt
-        return [i for i, answer in enumerate(self.answers) if full >= 0 and answer.ended <= ends[full]]
-
-
-async def drive(
-    server: Server, prompts: Sequence[Prompt], *, clients: int, max_tokens: int, within_s: float = ANSWERED_WITHIN_S
-) -> Load:
-    """Have a server answer all prompts greedily, so many at once; raises the first error of an answer, which ends all.
-
-    Warm a server up with a load of its own before.
-    """
+async def together(tasks: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Run tasks at the same time; the first TreeoptError of one ends all, and is raised."""
     import anyio
 
+    failed = list[TreeoptError]()
+
+    async def alone(task: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await task()
+        except TreeoptError as error:
+            failed.append(error)
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for task in tasks:
+            group.start_soon(alone, task)
+    if failed:
+        raise failed[0]
+
+
+async def drive(server: Server, prompts: Sequence[Prompt], *, clients: int, max_tokens: int) -> list[Answer]:
+    """The greedy answers of a server to all prompts, in their order, so many asked at once.
+
+    Warm a server up with a load of its own before. Raises the first error of an answer, which ends all.
+    """
     if not prompts:
         raise InvalidInput("A load needs at least one prompt, but got none.")
-    found: dict[int, Answer] = {}
-    left, failed = iter(range(len(prompts))), list[TreeoptError]()
+    found, left = dict[int, "Answer"](), iter(range(len(prompts)))
 
     async def client() -> None:
         for place in left:
-            try:
-                found[place] = await server.complete(prompts[place], max_tokens, within_s=within_s)
-            except TreeoptError as error:
-                failed.append(error)
-                group.cancel_scope.cancel()
-                return
+            found[place] = await server.complete(prompts[place], max_tokens)
 
-    async with anyio.create_task_group() as group:
-        for _ in range(clients):
-            group.start_soon(client)
-    if failed:
-        raise failed[0]
-    return Load(tuple(found[i] for i in range(len(prompts))), clients)
+    await together([client] * clients)
+    return [found[place] for place in range(len(prompts))]

@@ -69,7 +69,7 @@ async def visited(url: str, launch: int, name: str, prompts: Mapping[int, Sequen
         for size, asked in prompts.items():
             await drive(server, asked[:size], clients=size, max_tokens=min(WARM_TOKENS, most))
             before = await _metrics(server)
-            load = await drive(server, asked, clients=size, max_tokens=most)
+            answers = await drive(server, asked, clients=size, max_tokens=most)
             await anyio.sleep(SETTLE_S)
             files = [
                 (text, Path("/metrics")) for text in (before, await _metrics(server)) if is_exposition(text, PREFIX)
@@ -80,22 +80,21 @@ async def visited(url: str, launch: int, name: str, prompts: Mapping[int, Sequen
                     f"`launch` must serve /metrics with counters of drafts, but with the options of {name!r} has none: "
                     "llama-server has them with --metrics."
                 )
-            timed = set(load.timed)
-            answers = [
+            # The next that ends after this leaves its client without a prompt, and the batch is no longer full.
+            full = sorted(one.ended for one in answers)[-size] if len(answers) >= size else 0.0
+            told = [
                 Told(
                     tokens=max(one.num_tokens, 1),
                     decode_s=one.seconds - one.first_s,
-                    timed=i in timed,
+                    timed=len(answers) >= size and one.ended <= full,
                     text=hashlib.sha256(one.text.encode("utf-8", "surrogatepass")).hexdigest(),
                 )
-                for i, one in enumerate(load.answers)
+                for one in answers
             ]
             drafts, reached = (
                 (counted.sum(COUNTERS[0]) or 0, counted.by_position(COUNTERS[3], "position")) if counted else (0, [])
             )
-            found.append(
-                Visit(launch=launch, name=name, batch_size=size, answers=answers, drafts=drafts, reached=reached)
-            )
+            found.append(Visit(launch=launch, name=name, batch_size=size, answers=told, drafts=drafts, reached=reached))
     return found
 
 
