@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from .programs import PROGRAMS, Program
 from .started import chain_run
 
 
@@ -17,3 +18,9 @@ def run(tmp_path_factory) -> Path:
 def lookup_run(tmp_path_factory) -> Path:
     """The same for guesses that are looked up in the text."""
     return chain_run(tmp_path_factory.mktemp("engines-live") / "ngram", "ngram")
+
+
+@pytest.fixture(scope="session", params=PROGRAMS)
+def program(request, tmp_path_factory) -> Program:
+    """A server that runs here, as a user starts it."""
+    return PROGRAMS[request.param](tmp_path_factory.mktemp(request.param))

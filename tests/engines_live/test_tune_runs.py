@@ -1,9 +1,8 @@
-"""treeopt tune beside a llama-server that speculates and one that does not, under a load that it makes and with one of ours."""
+"""treeopt tune beside a server that speculates and one that does not, under a load that it makes and with one of ours."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 
 import anyio
@@ -12,53 +11,52 @@ import pytest
 from treeopt.pipeline.tune import tune
 from treeopt.records.rundir import RunDirectory
 from treeopt.serving.client import Server
+from treeopt.serving.launch import Launcher
 from treeopt.serving.load import drive
+from treeopt.serving.watch import over_plain
 
-from .llama_server import TOLD
-from .serving import free_port, serving
-from .started import ONE_THREAD, PROMPTS, TOKENS
-from .test_llama_cpp_runs import models, server  # noqa: F401  # fixtures
+from .started import PROMPTS, TOKENS
 
 pytestmark = pytest.mark.slow
-DRAFTS = "--spec-type draft-simple --spec-draft-model DRAFTER.gguf --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0"
 CHATS = [[{"role": "user", "content": text}] for text in PROMPTS]
+COUNTER = r"^(?:llamacpp|vllm):spec_decode_num_(?:drafts|accepted_tokens_per_pos)_total\S* (\S+)$"
+CLIENTS = (1, 4)
 
 
-def decoding_s(address: str) -> float:
-    """Seconds of decoding per token, of one client's answers."""
+def decoding_s(address: str, clients: int) -> float:
+    """Seconds of decoding per token, of answers that ended while all clients were busy."""
 
     async def answers():
         async with Server(address) as up:
-            return await drive(up, CHATS, clients=1, max_tokens=TOKENS)
+            found = await drive(up, CHATS, clients=clients, max_tokens=TOKENS)
+            last = sorted(one.ended for one in found)[-clients]
+            return [one for one in found if one.ended <= last]
 
     found = anyio.run(answers)
     return sum(a.seconds - a.first_s for a in found) / sum(a.num_tokens - 1 for a in found)
 
 
-def test_it_counts_as_the_server_does_and_says_what_a_bench_says(server, models, tmp_path, monkeypatch):  # noqa: F811
+def test_it_counts_as_the_server_does_and_says_what_a_bench_says(program, tmp_path, monkeypatch):
     monkeypatch.setattr("treeopt.pipeline.tune.MOST_TOKENS", TOKENS)  # answers of one length are compared
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS), encoding="utf-8")
-    ports = [free_port(), free_port()]
-    started = [[server, "--model", "MODEL.gguf", "--ctx-size", "4096", "--port", str(port)] for port in ports]
-    told = {**ONE_THREAD, **TOLD, "PATH": os.environ["PATH"]}
-    run = RunDirectory(tmp_path / "run")
+    run, launcher = RunDirectory(tmp_path / "run"), Launcher.parse(program.launch)
+    given = {"minutes": 1, "drive": str(prompts), "clients": CLIENTS}
     with (
-        serving([*started[0], *DRAFTS.split()], models, told, tmp_path / "drafts.txt", ports[0]) as drafts,
-        serving(started[1], models, told, tmp_path / "plain.txt", ports[1]) as plain,
+        launcher.launched(program.drafts, tmp_path / "drafts.txt") as drafts,
+        launcher.launched([], tmp_path / "plain.txt") as plain,
     ):
-        tune(RunDirectory(tmp_path / "plain"), plain, minutes=1, drive=str(prompts))
-        scrapes = str(tmp_path / "plain" / "scrapes.jsonl")
-        found = tune(run, drafts, minutes=1, plain=scrapes, drive=str(prompts), drafter="draft-model")
-        measured = decoding_s(plain) / decoding_s(drafts)
+        tune(RunDirectory(tmp_path / "plain"), plain, **given)
+        found = tune(run, drafts, plain=str(tmp_path / "plain" / "scrapes.jsonl"), drafter=program.kind, **given)
+        measured = {n: decoding_s(plain, n) / decoding_s(drafts, n) for n in CLIENTS}
     before, after = ((run.path / name).read_text(encoding="utf-8") for name in ("before.txt", "after.txt"))
-    name = r"^llamacpp:spec_decode_num_(?:drafts|accepted_tokens_per_pos)_total\S* (\d+)$"
-    total, *reached = map(int, re.findall(name, after, re.M))
-    earlier = [*map(int, re.findall(name, before, re.M)), 0, 0, 0, 0]
+    total, *reached = (int(float(count)) for count in re.findall(COUNTER, after, re.M))
+    earlier = [*(int(float(count)) for count in re.findall(COUNTER, before, re.M)), *[0] * (1 + len(reached))]
     rises = [new - old for new, old in zip(reached, earlier[1:], strict=False)]
     assert found.calibration.hits[:, 0].tolist() == rises
     # The last drafts of answers are shorter, which survival makes up for.
     assert found.survival == pytest.approx([rise / (total - earlier[0]) for rise in rises], abs=0.01)
-    print(f"{found.over_plain} times plain, and {measured:.2f} by the answers")
-    assert found.over_plain.value == pytest.approx(measured, rel=0.07)
-    assert found.command.startswith("llama-server --model MODEL.gguf")
+    said = {n: over_plain([found.paces[n]], [found.plain[n]]) for n in CLIENTS}
+    print(f"{said} times plain, and {measured} by the answers")
+    assert {n: ratio.value for n, ratio in said.items()} == pytest.approx(measured, rel=0.07)
+    assert found.command.startswith(("llama-server --model MODEL.gguf", "vllm serve MODEL"))
