@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import anyio
 import pytest
@@ -37,7 +38,7 @@ def decoding_s(address: str, clients: int) -> float:
 
 
 def test_it_counts_as_the_server_does_and_says_what_a_bench_says(program, tmp_path, monkeypatch):
-    monkeypatch.setattr("treeopt.pipeline.tune.MOST_TOKENS", TOKENS)  # answers of one length are compared
+    monkeypatch.setattr(sys.modules[tune.__module__], "MOST_TOKENS", TOKENS)  # answers of one length are compared
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS), encoding="utf-8")
     run, launcher = RunDirectory(tmp_path / "run"), Launcher.parse(program.launch)
