@@ -30,7 +30,6 @@ from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.checkpoints.save import save_heads
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import about_lookup
-from treeopt.runtime.drafters.mtp import MtpHeads
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Stepper
@@ -51,7 +50,7 @@ MOST_ROWS = 64
 LONGEST = 8  # guesses of a step that an engine is started for
 SHARE = 0.42  # of the memory for each of two engines
 SCHEDULE, NONE = ({"num_speculative_tokens_per_batch_size": [[1, MOST_ROWS, length]]} for length in (LONGEST, 0))
-PRE_NORM_MTP = "glm4_moe", True  # vllm/model_executor/models/glm4_moe_mtp.py at 0.32.0 and `MtpHeads` guess alike
+PRE_NORM_MTP = "glm4_moe", True  # vllm/model_executor/models/glm4_moe_mtp.py at 0.32.0 and ours guess alike
 ABOUT_MTP = (
     "vLLM leaves out the first embedding of a text, and gives GLM-4.5's MTP layer its state of before the last norm, DeepSeek-V3's "
     "that of behind it. The drafter guesses otherwise, so the prediction is not of these guesses; that of mtp:pre-norm is for GLM-4.5."
@@ -74,8 +73,8 @@ class Vllm(Stepper):
             raise Unsupported(ASK)
         self.python = os.path.expanduser(python or sys.executable)
         self.target, self.drafter, self.stop = target, drafter, stop
-        is_its_own = isinstance(drafter, MtpHeads) and (target.config.model_type, drafter.pre_norm) != PRE_NORM_MTP
-        self.about = ABOUT_MTP if is_its_own else about_lookup("vLLM", drafter)
+        layer = target.config.model_type, getattr(drafter, "pre_norm", None)
+        self.about = ABOUT_MTP if drafter.kind == "mtp" and layer != PRE_NORM_MTP else about_lookup("vLLM", drafter)
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
         self._workers: dict[int | None, Worker] = {}  # by the length that they are for, LONGEST for all, None for plain
         self._has_table = True  # as far as is known
