@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from treeopt.latency.estimate import StepCosts
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
@@ -47,3 +48,9 @@ def test_the_interval_of_a_threshold_covers_it():
         low, high = plan_trees(ACCURACY, profile, PlanRequest(CHAIN, (1, 16, 32))).schedule[-1].first95
         covered += low <= 17 and 16 <= (high or 33) < 33
     assert covered >= 54
+
+
+@pytest.mark.parametrize(("idle_ms", "least_ms"), [(8.0, 8.0), (11.0, 10.0), (None, 10.0)])
+def test_no_step_with_guesses_is_shorter_than_one_without_by_either_engine(idle_ms, least_ms):
+    costs = StepCosts(profile_of({1: 7.0}, idle_ms=idle_ms), 1)
+    assert (costs.ms([2], [1]).tolist(), costs.below_plain) == ([least_ms], True)

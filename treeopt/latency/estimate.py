@@ -3,7 +3,8 @@
 step_ms  latency of one whole decoding step (propose, verify, accept, commit) [ms]
 plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
 
-A step with a tree does all that a plain step does, so a shorter latency is noise: it is raised to the plain step's.
+A step with a tree does all that a plain step does, so a shorter latency is noise: it is raised to the plain step's. Where an engine
+with a drafter was timed guessing nothing, that may be the shorter one, and is the least in its place.
 
 Trees of one size and depth are taken to cost the same. Between measured sizes a latency is interpolated along a straight
 line, or along a staircase that is fitted to all batch sizes of the profile together: whichever errs less at timed sizes that
@@ -105,6 +106,9 @@ class StepCosts:
         shown = [some.min(initial=m.ms[0]) for some, m in zip(below, near, strict=True)]
         least_ms = float(np.dot(self._shares, shown))
         self.is_faster = least_ms < self.plain.ms
+        if self.idle:  # the engine that has the drafter may be the faster one
+            idle_ms = float(self.idle.ms([2], [1])[0])
+            least_ms, shown = min(least_ms, idle_ms), [min(ms, idle_ms) for ms in shown]
         floors_ms = [(1 - NOTICEABLE) * ms for ms in shown]
         self.below_plain = any(bool((m.ms < floor_ms).any()) for m, floor_ms in zip(near, floors_ms, strict=True))
         self._least_ms = 0.0 if as_measured else least_ms
