@@ -68,14 +68,15 @@ MODELS = page(json.dumps({"object": "list", "data": [{"id": "m", "object": "mode
 class Engine:
     """vLLM's counters at a constant load: every request-step drafts K guesses, of which S_k are right up to k.
 
-    batch_size requests run, a step takes step_s; ``restarts_at`` seconds the counters begin anew.
+    batch_size requests run, a step takes step_s; ``restarts_at`` seconds the counters begin anew. Drafts have the share ``full`` of
+    the guesses that they would have if none were cut.
     """
 
     def __init__(
-        self, survival: tuple[float, ...], step_s: float, batch_size: int = 4, restarts_at: float = 0.0
+        self, survival: tuple[float, ...], step_s: float, batch_size: int = 4, restarts_at: float = 0.0, full: float = 1
     ) -> None:
         self.survival, self.step_s, self.batch_size, self.restarts_at = survival, step_s, batch_size, restarts_at
-        self.began = time.monotonic()
+        self.began, self.full = time.monotonic(), full
 
     def metrics(self) -> str:
         lasted = time.monotonic() - self.began
@@ -87,7 +88,7 @@ class Engine:
                 "time_to_first_token_seconds_count": self.batch_size, "inter_token_latency_seconds_count": n,
                 "inter_token_latency_seconds_sum": n * self.step_s}  # fmt: skip
         if reached:
-            said |= {"spec_decode_num_drafts_total": n, "spec_decode_num_draft_tokens_total": n * len(reached),
+            said |= {"spec_decode_num_drafts_total": n, "spec_decode_num_draft_tokens_total": int(n * len(reached) * self.full),
                      "spec_decode_num_accepted_tokens_total": sum(reached)}  # fmt: skip
         lines = [f'vllm:{name}{{engine="0",model_name="m"}} {float(value)}' for name, value in said.items()]
         place = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",model_name="m",position="{}"}} {}'

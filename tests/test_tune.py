@@ -89,6 +89,14 @@ def test_where_speculation_costs_the_plan_is_to_serve_without(run, tmp_path):
     assert found.command == "vllm serve MODEL"
 
 
+@pytest.mark.parametrize("full", [0.99, 0.9])
+def test_drafts_that_the_ends_of_answers_cut_are_planned_by_their_length(run, full):
+    """Nothing was planned for llama-server, whose last drafts are shorter; where many are, steps are of no one length."""
+    with lying(Engine(SURVIVAL, 0.002, full=full)) as server, lying(Engine((), 0.0012)) as plain:
+        found = tune(run, server.url, minutes=0.015, plain=plain.url, drafter="eagle3")
+    assert (found.command is not None and '"num_speculative_tokens": 3' in found.command) == (full == 0.99)
+
+
 def test_without_plain_it_says_what_a_step_may_cost_and_plans_nothing(run):
     with lying(Engine((0.7, 0.5, 0.35), 0.002)) as server:
         code, out, said = invoke("tune", server.url, "--minutes", "0.01", "--run", run.path)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from treeopt.engines.vllm import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.parameters import Count, Positive
 from treeopt.files.writing import replace_together, write_text
@@ -28,10 +29,11 @@ from treeopt.serving.client import Prompt, Server
 from treeopt.serving.load import drive as ask
 from treeopt.serving.load import together
 from treeopt.serving.tuned import Tuned
-from treeopt.serving.watch import Pace, Scrape, decoded, last_stretch, over_plain, paces, read_scrapes, watch
+from treeopt.serving.watch import Pace, Scrape, counts_of, decoded, last_stretch, over_plain, paces, read_scrapes, watch
 
 SCRAPES, BEFORE, AFTER = "scrapes.jsonl", "before.txt", "after.txt"
 MOST_TOKENS = 256  # of an answer that is asked for
+NEARLY = 0.95  # of the guesses that full drafts would have
 MOST_PLAIN = 1.001  # tokens per step without a drafter, but for a request that ended between two counters
 NO_PLAIN = (
     f"What a plain step takes is not known. Serve without the drafter under this load, watch that, and pass its {SCRAPES} "
@@ -175,7 +177,7 @@ def _plan(
 ) -> str | None:
     """Write the profile, the plan, the report and the engine's files; the command that starts it, where there is one."""
     length = calibration.meta["draft_length"]
-    if calibration.meta["ends_are_misses"]:
+    if calibration.meta["ends_are_misses"] or _are_nearly_full(run, str(runtime["name"]), calibration.num_heads):
         length = calibration.num_heads
     if length is None:
         unknown.append("Drafts had several lengths, and steps are not timed by length: nothing is planned.")
@@ -194,6 +196,19 @@ def _plan(
     except TreeoptError as error:
         unknown.append(f"No launch options were written. {error}")
         return None
+
+
+def _are_nearly_full(run: RunDirectory, engine: str, length: int) -> bool:
+    """Whether drafts had that length but for some, as the last ones of answers, where fewer tokens are left."""
+    read = [
+        (sign, counts_of((run.path / name).read_text("utf-8"), engine, name))
+        for sign, name in ((-1, BEFORE), (1, AFTER))
+    ]
+    drafts, drafted = (
+        sum(sign * value for sign, one in read for (name, _), value in one.items() if name == f"spec_decode_{of}_total")
+        for of in COUNTERS[:2]
+    )
+    return 0 < NEARLY * length * drafts <= drafted
 
 
 def _timing(pace: Pace, size: int) -> StepTiming:
