@@ -56,7 +56,8 @@ def test_it_counts_as_the_server_does_and_says_what_a_bench_says(program, tmp_pa
     rises = [new - old for new, old in zip(reached, earlier[1:], strict=False)]
     assert found.calibration.hits[:, 0].tolist() == rises
     # The last drafts of answers are shorter, which survival makes up for.
-    assert found.survival == pytest.approx([rise / (total - earlier[0]) for rise in rises], abs=0.01)
+    counted = [rise / (total - earlier[0]) for rise in rises]
+    assert all(low - 1e-9 <= mine <= low / 0.95 for low, mine in zip(counted, found.survival, strict=True))
     said = {n: over_plain([found.paces[n]], [found.plain[n]]) for n in CLIENTS}
     print(f"{said} times plain, and {measured} by the answers")
     assert {n: ratio.value for n, ratio in said.items()} == pytest.approx(measured, rel=0.07)
