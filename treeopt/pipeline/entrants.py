@@ -78,7 +78,8 @@ def engine_entrants(
     """The contenders of another engine: plain, what the plan comes to, some chains, its own settings, and files."""
     entrants, chain_of = plain_and_chosen(entry), entry.best("chain")
     best = chain_of.depth if chain_of else source.num_heads
-    is_idle = bool(engine.idle) and not entry.speculates and entry.chosen.overhead != 1  # of a server with a schedule
+    has_schedule = entry.chosen.overhead not in (None, 1)  # and so a drafter that its batch size does not use
+    is_idle = bool(engine.idle) and not entry.speculates and has_schedule
     if engine.as_it_comes or is_idle:
         entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1

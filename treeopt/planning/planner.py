@@ -164,17 +164,17 @@ def first95(options: Sequence[Candidates], before: Key, after: Key) -> tuple[int
     sizes, ahead = list[int](), list[BoolArray]()
     for low, high in pairwise(known):
         here = _some(low.batch_size, high.batch_size - (high is not known[-1]))
-        way = ((here - low.batch_size) / (high.batch_size - low.batch_size))[:, None]
-        ms = [
-            (1 - way) * low.ms_draws[low.places[key]] + way * high.ms_draws[high.places[key]] for key in (before, after)
+        ends = low.batch_size, high.batch_size
+        rates = [  # (B, G)
+            low.rate_draws[i][:, None] / between_batch_sizes(low.ms_draws[i], high.ms_draws[j], here, *ends)
+            for i, j in ((low.places[key], high.places[key]) for key in (before, after))
         ]
-        rates = [low.rate_draws[low.places[key]] for key in (before, after)]
         sizes += here.tolist()
-        ahead.append(rates[0] / ms[0] >= rates[1] / ms[1])
+        ahead.append(rates[0] >= rates[1])
     if not sizes or not known[0].is_noisy:
         return None
-    ends = np.percentile(np.concatenate(ahead).sum(axis=0), (2.5, 97.5), method="nearest").astype(int)
-    first, last = ([*sizes, None][end] for end in ends)
+    later = np.hstack(ahead).sum(axis=1)
+    first, last = ([*sizes, None][n] for n in np.percentile(later, (2.5, 97.5), method="nearest").astype(int))
     return first or sizes[-1], last
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -81,12 +82,12 @@ async def visited(url: str, launch: int, name: str, prompts: Mapping[int, Sequen
                     "llama-server has them with --metrics."
                 )
             # The next that ends after this leaves its client without a prompt, and the batch is no longer full.
-            full = sorted(one.ended for one in answers)[-size] if len(answers) >= size else 0.0
+            full = sorted(one.ended for one in answers)[-size] if len(answers) >= size else -inf
             told = [
                 Told(
                     tokens=max(one.num_tokens, 1),
                     decode_s=one.seconds - one.first_s,
-                    timed=len(answers) >= size and one.ended <= full,
+                    timed=one.ended <= full,
                     text=hashlib.sha256(one.text.encode("utf-8", "surrogatepass")).hexdigest(),
                 )
                 for one in answers
