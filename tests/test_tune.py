@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 import time
 import zlib
 from itertools import count, repeat
@@ -65,7 +67,8 @@ def test_it_says_what_the_counters_say_and_what_speculation_brings(run):
         for old, new in zip(before.splitlines(), after.splitlines(), strict=True)
         if "num_drafts_total" in old or "per_pos" in old
     )
-    assert found.survival == [count / drafts for count in reached]
+    rates = (count / before for before, count in itertools.pairwise([drafts, *reached]))  # survival is their product
+    assert found.survival == list(itertools.accumulate(rates, operator.mul))
     assert found.tokens_per_step == pytest.approx(2.5, rel=0.01)
     assert found.paces[4].step_ms == pytest.approx(2, rel=1e-6)
     assert found.over_plain.value == pytest.approx(1.5, rel=0.02)
