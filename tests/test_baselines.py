@@ -91,14 +91,6 @@ def test_all_of_them_are_brute_force_on_tiny_tables(seed):
         assert sequoia(accept, size)[0] == pytest.approx(best)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_ours_is_brute_force_in_any_order_of_ranks(seed):
-    accept = table(seed, 2, 3)
-    for size in range(2, 6):
-        best = max(expected(accept, tree.paths[1:]) for tree in every_tree() if len(tree) == size and tree.depth <= 2)
-        assert ours(accept, size) == pytest.approx(best)
-
-
 def test_medusas_growth_inserts_its_nodes_by_falling_worth_on_falling_tables():
     accept = table(3, falling=True)
     worths = [expected(accept, [path]) - 1 for path in explore_graph(accept, 30)]

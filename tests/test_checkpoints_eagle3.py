@@ -249,51 +249,46 @@ def test_a_tokenizer_beside_it_does_not_make_it_a_draft_model(tmp_path):
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"parallel_draft_step": 4}, "parallel_draft_step must be 1 .* says 4"),
-        ({"parallel_drafting": True}, "parallel_drafting must be False"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state must be True"),
-        ({"use_input_layernorm_in_first_layer": 0}, "use_input_layernorm_in_first_layer"),
-        ({"num_hidden_layers": True}, "num_hidden_layers must be 1 .* says True"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"sliding_window": 512}, "sliding_window .* says 512"),
-        ({"layer_types": ["sliding_attention"]}, "layer_types .* says \\['sliding_attention'\\]"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling .* 'dynamic'"),
-    ],
-)
-def test_what_would_change_the_guesses_is_refused_by_its_flag(change, message, tmp_path):
-    with pytest.raises(Unsupported, match=message):
-        load(write(tmp_path, "modelopt", random_eagle3(), **change))
+FLAGS = [  # that would change the guesses
+    ({"parallel_draft_step": 4}, "parallel_draft_step must be 1 .* says 4"),
+    ({"parallel_drafting": True}, "parallel_drafting must be False"),
+    ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state must be True"),
+    ({"use_input_layernorm_in_first_layer": 0}, "use_input_layernorm_in_first_layer"),
+    ({"num_hidden_layers": True}, "num_hidden_layers must be 1 .* says True"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ({"sliding_window": 512}, "sliding_window .* says 512"),
+    ({"layer_types": ["sliding_attention"]}, "layer_types .* says \\['sliding_attention'\\]"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_scaling .* 'dynamic'"),
+]
+WRONG = [  # where a config does not describe its file
+    ({"norm_before_residual": "yes"}, "norm_before_residual must be true or false"),
+    ({"fc_norm": True}, "fc_norm must be false, as the file has no tensors"),
+    ({"eagle_aux_hidden_state_layer_ids": [2, 3]}, "must be a list of the 3 layers .* says \\[2, 3\\]"),
+    ({"eagle_aux_hidden_state_layer_ids": [2, -3, -1]}, "must be a list of layers"),
+    ({"eagle_aux_hidden_state_layer_ids": [0, True, 2]}, "must be a list of layers"),
+    ({"eagle_aux_hidden_state_layer_ids": "$(x)"}, "must be a list of the 3 layers"),
+    ({"eagle_aux_hidden_state_layer_ids": [2, 3, 10**400]}, "must be a list of layers"),
+    ({"eagle_config": [1]}, "eagle_config must be an object"),
+    ({"draft_vocab_size": 5}, "draft_vocab_size 5"),
+    ({"vocab_size": 38}, "vocab_size 38"),
+    ({"hidden_size": 31}, "hidden_size 31"),
+    ({"target_hidden_size": 16}, "target_hidden_size 16"),
+    ({"num_attention_heads": 10**400}, "whole number"),
+    ({"num_attention_heads": None}, "num_attention_heads must be"),
+    ({"head_dim": 7}, "whole heads|Llama layer"),
+    ({"rope_theta": -1.0}, "rotary frequencies"),
+    ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
+    ({"hidden_act": "zzz"}, "Llama layer"),
+]
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"norm_before_residual": "yes"}, "norm_before_residual must be true or false"),
-        ({"fc_norm": True}, "fc_norm must be false, as the file has no tensors"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 3]}, "must be a list of the 3 layers .* says \\[2, 3\\]"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, -3, -1]}, "must be a list of layers"),
-        ({"eagle_aux_hidden_state_layer_ids": [0, True, 2]}, "must be a list of layers"),
-        ({"eagle_aux_hidden_state_layer_ids": "$(x)"}, "must be a list of the 3 layers"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 3, 10**400]}, "must be a list of layers"),
-        ({"eagle_config": [1]}, "eagle_config must be an object"),
-        ({"draft_vocab_size": 5}, "draft_vocab_size 5"),
-        ({"vocab_size": 38}, "vocab_size 38"),
-        ({"hidden_size": 31}, "hidden_size 31"),
-        ({"target_hidden_size": 16}, "target_hidden_size 16"),
-        ({"num_attention_heads": 10**400}, "whole number"),
-        ({"num_attention_heads": None}, "num_attention_heads must be"),
-        ({"head_dim": 7}, "whole heads|Llama layer"),
-        ({"rope_theta": -1.0}, "rotary frequencies"),
-        ({"rms_norm_eps": -1.0}, "rms_norm_eps"),
-        ({"hidden_act": "zzz"}, "Llama layer"),
-    ],
+    ("layout", "error", "change", "message"),
+    [*(("modelopt", Unsupported, *row) for row in FLAGS), *(("safeailab", InvalidInput, *row) for row in WRONG)],
 )
-def test_a_config_that_does_not_describe_it_is_refused(change, message, tmp_path):
-    with pytest.raises(InvalidInput, match=message) as caught:
-        load(write(tmp_path, "safeailab", random_eagle3(), **change))
+def test_a_config_is_refused_by_the_key_that_is_wrong(layout, error, change, message, tmp_path):
+    with pytest.raises(error, match=message) as caught:
+        load(write(tmp_path, layout, random_eagle3(), **change))
     assert len(str(caught.value)) < 600
 
 

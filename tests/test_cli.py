@@ -108,16 +108,6 @@ def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_
     assert "is taken" in treeopt("bench", "--run", line, "--tree", taken, code=1)
 
 
-def test_nobodys_code_is_trusted_because_a_file_says_so(line):
-    from treeopt.pipeline.session import resolve
-
-    trace = RankTrace.load(line / "trace.npz")
-    evil = {"model": "somebody/evil", "drafter": "x", "trust_remote_code": True, "bogus": "1"}
-    planted = RunDirectory(line.parent / "planted")
-    type(trace)(trace.ranks, trace.starts, meta={**trace.meta, "source": evil}).save(planted.trace)
-    assert resolve(planted, {}) == {"model": "somebody/evil", "drafter": "x"}
-
-
 def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
     """Nothing of treeopt here: numpy and the definitions alone."""
     with np.load(line / "trace.npz", allow_pickle=False) as archive:

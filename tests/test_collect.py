@@ -203,8 +203,6 @@ def test_given_answers_end_by_eos_and_keep_the_targets_rank(target, heads):
     assert trace.lengths.tolist() == [6, 20]
     assert trace.end.tolist() == [End.EOS, End.LIMIT]
     # By hand: the rank of every token among the model's own logits.
-    import torch
-
     text = [*prompts.conversations[0].first, *trace.tokens[:6].tolist()]
     logits = target.model(torch.tensor([text])).logits[0]
     start = len(prompts.conversations[0].first)

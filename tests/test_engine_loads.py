@@ -117,6 +117,7 @@ class TestPlansForEveryEngine:
         assert READERS["transformers", way.name](export_plan(plan, "transformers").files) == ((1, None, 3),)
         _, written = export_to(tmp_path, plan, "transformers")
         assert what_is_read("transformers", way, tmp_path / "batch-size-1") == ((1, None, 3),)
+        assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["batch-size-1"]
         assert any("nothing was written for batch size 4, 64" in note for note in written.notes)
 
     def test_one_chain_for_all_is_no_cause_for_alarm(self, tmp_path):

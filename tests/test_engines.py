@@ -429,7 +429,8 @@ def test_list_engines_is_short_and_an_engine_is_shown_in_full():
     text = listed("engines")
     assert not any(method.source in text for _, method in METHODS)
     for name, method in METHODS:
-        assert method.name in listed("engines", name)
+        assert {method.name, *method.drafters} <= set(re.findall(r"[^\s│,]+", listed("engines", name)))
+        assert {row["engine"] for row in json.loads(listed("engines", name, "--json"))["engines"]} == {name}
     lines = listed("engines", columns=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) < 2 * len(METHODS)
@@ -455,8 +456,9 @@ def test_list_takes_its_topics_and_no_other():
     for topic in summary.keys() - {"engines"}:
         named = [line.split()[0] for line in listed(topic).splitlines() if not line.startswith(" ")]
         assert named == summary[topic]
-    result = CliRunner().invoke(cli, ["list", "engine"])
-    assert result.exit_code == 2
+    for words in (["engines", "nobody"], ["trees", "vllm"], ["engine"]):
+        result = CliRunner().invoke(cli, ["list", *words])
+        assert result.exit_code == 2
     assert "must be one of calibrations, profiles, trees, drafters, engines, acceptance" in result.output
 
 

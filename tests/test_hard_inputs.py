@@ -160,14 +160,6 @@ def test_a_file_that_is_written_again_keeps_its_mode(tmp_path):
         os.umask(before)
 
 
-@pytest.mark.parametrize("weight", [0, -1, np.nan])
-def test_weights_of_zero_are_refused(tmp_path, weight):
-    trace = RankTrace(np.array([[0], [-2], [1], [-2]]), np.array([0, 2, 4]), weight=np.full(2, weight))
-    trace.save(tmp_path / "trace.npz")
-    with pytest.raises(InvalidInput, match="weight must be whole numbers from 1"):
-        RankTrace.load(tmp_path / "trace.npz")
-
-
 def test_shares_add_up():
     assert typed(Shares, [0.5, 0.5], "plan.json") == [0.5, 0.5]
     assert typed(Shares, [], "plan.json") == []

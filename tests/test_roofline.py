@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -230,18 +229,6 @@ def test_search_and_export_say_that_nothing_was_measured(tmp_path):
     )
     _, written = export(RunDirectory(run), "medusa")
     assert any("roofline of L4, nothing measured" in note for note in written.notes)
-
-
-def test_the_command_needs_no_torch(tmp_path):
-    arguments = ["profile", "--analytical", "H200-SXM", "--model", config(tmp_path), "--run", str(tmp_path / "run")]
-    code = (
-        "import sys; from click.testing import CliRunner; from treeopt.cli import cli\n"
-        f"result = CliRunner().invoke(cli, {arguments!r})\n"
-        "assert result.exit_code == 0, result.output\n"
-        "sys.exit(' '.join(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules))) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_configs_say_their_shape(tmp_path):

@@ -202,12 +202,6 @@ def test_an_engine_of_one_tree_gets_a_folder_for_each_batch_size(tmp_path):
     assert f"{losses[1]:.1%} at 1, {losses[8]:.1%} at 8" in notes
 
 
-def test_an_engine_of_one_sequence_gets_its_tree_alone(tmp_path):
-    files, notes = exported(searched(1, 4, 8), "medusa", tmp_path)
-    assert {name.split("/")[0] for name in files} == {"batch-size-1"}
-    assert "nothing was written for batch size 4, 8" in notes
-
-
 def test_a_schedule_says_for_which_loads_it_is(tmp_path):
     plan = plan_trees(engine_log(), hardware(), PlanRequest(Limits(shape="chain"), batch_sizes=[1, 8, 64]))
     files, notes = exported(replace(plan, drafter={"kind": "eagle3", "num_heads": 3}), "vllm", tmp_path)
@@ -259,10 +253,6 @@ def test_a_plan_keeps_its_schedule(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").schedule == plan.schedule
     document = json.loads((tmp_path / "plan.json").read_text())
-    document["schedule"][0]["first"] = 2
-    (tmp_path / "plan.json").write_text(json.dumps(document))
-    with pytest.raises(InvalidInput, match="ranges from 1 on"):
-        Plan.load(tmp_path / "plan.json")
     del document["schedule"]
     (tmp_path / "plan.json").write_text(json.dumps(document))
     assert [part.entry for part in Plan.load(tmp_path / "plan.json").schedule] == list(range(7))

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from treeopt.engines.base import Request
 from treeopt.engines.plans import export_request
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import InvalidInput
 from treeopt.files.places import shipped
 from treeopt.growth.replay import replay
 from treeopt.growth.score import score_tree
@@ -17,7 +17,6 @@ from treeopt.pipeline import read_tree
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
-from treeopt.records.plan import Plan
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -125,17 +124,6 @@ def test_files_that_say_not_to_speculate_are_read_as_a_lone_root(calibration, tm
         assert len(read_tree(tmp_path / file)) == 1, file
 
 
-def test_a_plans_tree_is_picked_by_its_batch_size(calibration, tmp_path):
-    small, large = (
-        plan_trees(calibration, request=PlanRequest(Limits(n), batch_sizes=(n,))).entries[0] for n in (4, 8)
-    )
-    path = tmp_path / "plan.json"
-    Plan(entries=(small, large)).save(path)
-    assert len(read_tree(path, batch_size=8)) == 8
-    with pytest.raises(OutOfRange, match="batch_size"):
-        read_tree(path)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -150,13 +138,6 @@ def test_other_files_are_refused_in_one_sentence(tmp_path, name, text, words):
     path.write_text(text)
     with pytest.raises(InvalidInput, match=words):
         read_tree(path)
-
-
-def test_a_batch_size_is_refused_where_there_is_no_plan(tmp_path):
-    path = tmp_path / "tree.json"
-    path.write_text("[[0]]")
-    with pytest.raises(InvalidInput, match="is no plan"):
-        read_tree(path, batch_size=4)
 
 
 def test_the_command_prints_a_document_with_its_schema(tmp_path):

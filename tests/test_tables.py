@@ -1,6 +1,5 @@
 """Tables fit the line: none is wider, no word is broken, no name or figure is cut; --help likewise."""
 
-import json
 import re
 from dataclasses import replace
 from functools import cache
@@ -196,15 +195,3 @@ def test_the_shell_completes_options_with_their_values(words, begun, expected):
 def test_groups_name_options_that_there_are():
     names = {p.name for c in cli.commands.values() for p in c.get_params(click.Context(c))}
     assert {name for group in GROUPS.values() for name in group} <= names
-
-
-@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
-def test_an_engine_is_listed_with_all_that_is_known(engine):
-    said = " ".join(CliRunner().invoke(cli, ["list", "engines", engine], env={"COLUMNS": "100"}).output.split())
-    for method in ENGINES[engine].methods:
-        assert method.name in said
-        assert all(kind in said for kind in method.drafters)
-    rows = json.loads(CliRunner().invoke(cli, ["list", "engines", engine, "--json"]).output)["engines"]
-    assert {row["engine"] for row in rows} == {engine}
-    for words in (["engines", "nobody"], ["trees", "vllm"]):
-        assert CliRunner().invoke(cli, ["list", *words]).exit_code == 2
