@@ -111,11 +111,10 @@ def test_one_seed_is_for_the_order_and_for_the_rule_where_that_draws():
 def test_later_commands_go_on_in_the_order_of_the_run(tmp_path):
     """Nobody's code is trusted because a file says so, and what is no option is none."""
     run = RunDirectory(tmp_path)
-    source = {"model": "m", "seed": 7, "in_order": True, "acceptance": "sample", "top_k": 3, "trust_remote_code": True}
-    source["bogus"] = "1"
+    source = {"model": "m", "seed": 7, "in_order": True, "acceptance": "sample", "top_k": 3}
+    strange = {"trust_remote_code": True, "engine_python": "/x", "bogus": "1", "dtype": 3}
     trace = trace_of([Conversation((1,), (("user", "a"),))])
-    replace(trace, meta={**trace.meta, "source": {**source, "dtype": 3}}).save(run.trace)
-    del source["trust_remote_code"], source["bogus"]
+    replace(trace, meta={**trace.meta, "source": {**source, **strange}}).save(run.trace)
     assert resolve(run, {}) == source
     assert resolve(run, {"acceptance": "typical"}) == {
         "model": "m",
