@@ -26,7 +26,7 @@ from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree, draft_tree
+from treeopt.trees.draft import DDTree, Draft, DynamicLimits, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, BoolArray, Choice, IntArray, Tree, TreeFamily
 
@@ -258,7 +258,7 @@ class TraceSource(AnswersSource):
         return count * product, count + members @ nodes, count
 
     def rate(self, draft: Draft) -> TreeRates:
-        if draft.topk is None:
+        if not isinstance(draft, DynamicTree | DDTree):
             return super().rate(draft)
         steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
         steps, tokens = (by_conversation(self.record, rows) for rows in (steps, self.record.lengths - 1))

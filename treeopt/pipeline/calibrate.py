@@ -270,8 +270,10 @@ class RankBlocks:
 
 
 def fitting(counts: Counts, session: Session) -> Counts:
-    one = session.drafter
-    return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, has_probabilities=one.has_probabilities)
+    one, has = session.drafter, ("has_probabilities", "has_marginals")
+    return counts.fitting(
+        tokens=one.draft_vocab_size, guesses=one.num_heads, **{name: getattr(one, name) for name in has}
+    )
 
 
 def _trace_meta(session: Session) -> dict[str, object]:

@@ -42,6 +42,7 @@ MUST_AGREE = {
     "longest answers": ("max_new_tokens",),
     "tokens that end an answer": ("eos_ids",),
     "dynamic trees": ("pools",),
+    "trees over marginals": ("marginals",),
     "prompts that are divided among shards": ("shard", "prompts"),
     "blocks of shards": ("shard", "block_prompts"),
     "numbers of blocks": ("shard", "num_blocks"),
@@ -235,7 +236,9 @@ def join(blocks: Sequence[RankTrace], meta: Mapping[str, Any]) -> RankTrace:
         for block, names in zip(blocks, named, strict=True)
     ]
     shared: dict[str, object] = {
-        key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens", "pools") if key in blocks[0].meta
+        key: blocks[0].meta[key]
+        for key in ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals")
+        if key in blocks[0].meta
     }
     skipped = [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])]
     lists = {

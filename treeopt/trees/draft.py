@@ -4,11 +4,15 @@ A dynamic tree is built anew at every step from the drafter's own probabilities 
 drafter expands the ``topk`` likeliest nodes of the last one, each by its ``topk`` likeliest children. All children enter the
 pool, with the probability of their path as score; the best of the pool are verified.
 
+A tree over marginals is built anew too, by a drafter whose guesses at all depths are there at once, such as Medusa's heads or
+a block drafter. Nodes are taken one by one, the likeliest path next, as if depths were independent (DDTree, algorithm 1).
+
 A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
 drafter's file. In files a draft is an object:
 
     {"medusa_choices": [[0], [0, 0]]}      a fixed tree
     {"levels": 3, "topk": 4, "rows": 16}   a dynamic tree
+    {"depth": 5, "width": 8, "rows": 16}   a tree over marginals
     {"rows": 16, "depth": 3}               a tree of which only the size is known
 """
 
@@ -20,6 +24,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.tree import Tree
 
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
+MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
 
 @runtime_checkable
@@ -28,10 +33,10 @@ class Draft(Protocol):
 
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
-    topk       : nodes expanded on each level and children of each, of a tree that is drafted anew at every step; else None
+    topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
-    kind       : "plain" (a lone root), "chain", "tree" or "dynamic"; for display
+    kind       : "plain" (a lone root), "chain", "tree", "dynamic" or "ddtree"; for display
     record     : the object that files have for it; `draft_of` reads it
     expanding  : nodes of depth 0, 1, ... whose children are drafted
     """
@@ -71,12 +76,7 @@ class DynamicTree:
 
     def __post_init__(self) -> None:
         rows = min(pool_size(self.levels, self.topk) + 1, MOST_ROWS)
-        limits = {"levels": (1, MOST_LEVELS), "topk": (1, MOST_TOPK), "rows": (2, rows)}
-        for name, (least, most) in limits.items():
-            if not least <= (value := getattr(self, name)) <= most:
-                raise InvalidInput(
-                    f"{name} of a dynamic tree must be {least} to {most}, but got {value} in {self.name}."
-                )
+        _check(self, "a dynamic tree", {"levels": (1, MOST_LEVELS), "topk": (1, MOST_TOPK), "rows": (2, rows)})
 
     def __len__(self) -> int:
         return self.rows
@@ -112,6 +112,53 @@ class DynamicTree:
         return max(self.rows, 1 + (self.levels - 1) * self.topk)
 
 
+def _check(tree: Draft, what: str, limits: dict[str, tuple[int, int]]) -> None:
+    """Raise InvalidInput for a number that is not within its limits."""
+    for name, (least, most) in limits.items():
+        if not least <= (value := getattr(tree, name)) <= most:
+            raise InvalidInput(f"{name} of {what} must be {least} to {most}, but got {value} in {tree.name}.")
+
+
+@dataclass(frozen=True, order=True)
+class DDTree:
+    """A tree over marginals: the likeliest paths, as if the guesses at different depths were independent (DDTree).
+
+    depth : of its deepest guesses at most · width : ranks of a depth that are tried, 0 ... width - 1
+    rows  : rows verified per sequence and step, root included; DDTree's budget and 1
+
+    >>> DDTree(5, 8, 32).name
+    'ddtree 5/8/32'
+    """
+
+    depth: int
+    width: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        _check(self, "a tree over marginals", {"depth": (1, MOST_BLOCK), "width": (1, MOST_WIDTH)})
+        _check(self, "a tree over marginals", {"rows": (2, min(product_size(self.depth, self.width) + 1, MOST_ROWS))})
+
+    def __len__(self) -> int:
+        return self.rows
+
+    kind, topk = "ddtree", None
+    cache_rows = property(__len__)
+
+    @property
+    def record(self) -> dict[str, object]:
+        """The object that files have for it."""
+        return asdict(self)
+
+    def expanding(self) -> list[int]:
+        """One node of each depth: the drafter guesses a depth once, whatever nodes there are."""
+        return [1] * self.depth
+
+    @property
+    def name(self) -> str:
+        """Depth, width and rows."""
+        return f"ddtree {self.depth}/{self.width}/{self.rows}"
+
+
 @dataclass(frozen=True)
 class DynamicLimits:
     """Limits of dynamic trees: at most so many levels, topk and rows.
@@ -143,6 +190,15 @@ def pool_size(levels: int, topk: int) -> int:
     [2, 6, 10]
     """
     return topk + (levels - 1) * topk**2
+
+
+def product_size(depth: int, width: int) -> int:
+    """Nodes of all paths of so many ranks, down to a depth.
+
+    >>> product_size(3, 2), product_size(4, 1)
+    (14, 4)
+    """
+    return sum(width**d for d in range(1, depth + 1))
 
 
 @dataclass(frozen=True, order=True)
@@ -196,6 +252,7 @@ def draft_tree(draft: Draft) -> Tree:
 RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("medusa_choices",): Tree.from_choices,
     ("levels", "topk", "rows"): DynamicTree,
+    ("depth", "width", "rows"): DDTree,
     ("rows", "depth"): TreeSize,
 }
 

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from treeopt.errors import Unsupported
 from treeopt.records.drafters import LAYOUTS
+from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.protocol import Frontier, Mark, TreeTensors, top_candidates
 from treeopt.runtime.drafters.states import Heads, Logits, StateDraft
 
@@ -42,7 +43,7 @@ class MedusaHeads(Heads):
     ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied; ``placed`` are dtype and device.
     """
 
-    kind = "medusa"
+    kind, has_marginals = "medusa", True
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class MedusaHeads(Heads):
         return MedusaDraft(self)
 
 
-class MedusaDraft(StateDraft):
+class MedusaDraft(MarginalDraft, StateDraft):
     """The rows of a decoder: all heads that the tree needs guess at once."""
 
     def __init__(self, drafter: MedusaHeads) -> None:
@@ -116,8 +117,11 @@ class MedusaDraft(StateDraft):
         mark("draft")
         return tokens
 
+    def marginals(self, roots: Tensor, depth: int) -> Tensor:
+        return self._first(depth)(self.hidden)
+
     def begin(self, roots: Tensor, depth: int) -> None:
-        self._logits = self._first(depth)(self.hidden)
+        self._logits = self.marginals(roots, depth)
 
     def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
         return self._logits[:, level.depth, None]

@@ -24,6 +24,7 @@ from treeopt.records.pools import NO_PLACE, RANKS_ALONE, Counts, columns_of
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import AnswerRow, Decoder, Setup
 from treeopt.runtime.drafters.levels import LevelDraft, Pool
+from treeopt.runtime.drafters.marginals import Products
 from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.drafters.states import ranks_among, states_at_once
 from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
@@ -251,13 +252,13 @@ class RankCounter:
     """Gathers the states of ended rows and has the drafter count its ranks on whole chunks of them.
 
     Every row, once flushed, has under ``found`` arrays of its N states: "ranks" (N, K), the last state has no trial;
-    of ``given`` answers "target_rank" (N,), which the target itself had; "pool_places", see `treeopt.records.pools`.
+    of ``given`` answers "target_rank" (N,), which the target itself had; those of `PoolRecorder`, see `treeopt.records.pools`.
     """
 
     def __init__(self, setup: Setup, counts: Counts, given: bool) -> None:
         assert setup.drafter is not None, "ranks are those of a drafter"
         self.setup, self.drafter, self.counts, self.given = setup, setup.drafter, counts, given
-        self.recorder = PoolRecorder(setup.drafter, counts.levels, counts.topks) if counts.levels else None
+        self.recorder = PoolRecorder(setup.drafter, counts) if counts.levels or counts.depth else None
         self._pending: list[AnswerRow] = []
 
     def add(self, row: AnswerRow) -> None:
@@ -278,7 +279,7 @@ class RankCounter:
                 own = ranks_among(self._logits, states, tokens, self.counts.top_k, self.drafter.vocab_size)
                 row.found["target_rank"] = own.to("cpu", torch.int16).numpy()
             if self.recorder is not None:
-                row.found["pool_places"] = self.recorder.record(answer)
+                row.found |= self.recorder.record(answer)
         self._pending.clear()
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -286,28 +287,39 @@ class RankCounter:
 
 
 class PoolRecorder:
-    """Records the pools of a drafter, for several topk up to so many levels."""
+    """Records the pools of a drafter, for several topk up to so many levels, and its trees over marginals."""
 
-    def __init__(self, drafter: Any, levels: int, topks: tuple[int, ...]) -> None:
-        self.drafter, self.levels, self.topks = drafter, levels, topks
+    def __init__(self, drafter: Any, counts: Counts) -> None:
+        self.drafter, self.levels, self.topks = drafter, counts.levels, counts.topks
+        self.depth, self.widths = counts.depth, counts.widths
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
-    def record(self, answer: GivenText) -> NDArray[np.uint8]:
-        """(N, n, S (S + 1) / 2) places at the N states of an answer: see `Pools`."""
+    def record(self, answer: GivenText) -> dict[str, NDArray[np.uint8]]:
+        """Places at the N states of an answer: "pool_places" and "marginal_places", as a trace has them."""
         draft = self._sought(len(answer.prompt) + len(answer.tokens))
         draft.read(answer)
-        labels, roots = answer.labels(self.levels), torch.tensor(answer.tokens)
-        device = answer.hidden.device
-        places = []
+        labels, roots = answer.labels(max(self.levels, self.depth)), torch.tensor(answer.tokens)
+        kinds = {"pool_places": self._pools} if self.levels else {}
+        kinds |= {"marginal_places": self._marginals} if self.depth else {}
+        device, found = answer.hidden.device, {name: list[Tensor]() for name in kinds}
         for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.seek`
             states = slice(begin, min(begin + self._rows, len(roots)))
-            draft.seek(range(states.start, states.stop))
-            pools = draft.grow(self.levels, self.topks, roots[states].to(device), lambda part: None)
-            true = labels[states].to(device)
-            places.append(torch.stack([true_places(pool, true, self.levels) for pool in pools], 1).cpu())
-        found: NDArray[np.uint8] = torch.cat(places[::-1]).numpy()
-        return found
+            for name, places in kinds.items():
+                draft.seek(range(states.start, states.stop))
+                found[name].append(places(draft, roots[states].to(device), labels[states].to(device)).cpu())
+        return {name: torch.cat(parts[::-1]).numpy() for name, parts in found.items()}
+
+    def _pools(self, draft: LevelDraft, roots: Tensor, true: Tensor) -> Tensor:
+        """(n, topks, S (S + 1) / 2) places in the pools of n states."""
+        pools = draft.grow(self.levels, self.topks, roots, lambda part: None)
+        return torch.cat([true_places(pool, true, self.levels) for pool in pools], 1)
+
+    def _marginals(self, draft: Any, roots: Tensor, true: Tensor) -> Tensor:
+        """(n, widths, S (S + 1) / 2) places in the trees over marginals of n states."""
+        nodes = Products.of(self.depth, max(self.widths), MOST_ROWS - 1, roots.device)
+        pool = draft.products(nodes, roots, lambda part: None)
+        return true_places(pool, true, self.depth, torch.stack([nodes.widths <= width for width in self.widths]))
 
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
@@ -321,20 +333,26 @@ class PoolRecorder:
         return found
 
 
-def true_places(pool: Pool, labels: Tensor, levels: int) -> Tensor:
-    """(n, S (S + 1) / 2) uint8 places of the true path's nodes, by the (n, S) tokens that come; below 0 for none."""
+def true_places(pool: Pool, labels: Tensor, levels: int, kept: Tensor | None = None) -> Tensor:
+    """(n, w, S (S + 1) / 2) uint8 places of the true path's nodes, by the (n, S) tokens that come; below 0 for none.
+
+    kept : (w, M) the nodes that each of w trees has, with their parents; by default one tree has all
+    """
     (n, size), device = pool.scores.shape, pool.scores.device
-    found = torch.full((n, columns_of(levels).stop), NO_PLACE, dtype=torch.uint8, device=device)
+    kept = torch.ones((1, size), dtype=torch.bool, device=device) if kept is None else kept
+    found = torch.full((n, len(kept), columns_of(levels).stop), NO_PLACE, dtype=torch.uint8, device=device)
     node = torch.full((n, 1), -1, device=device)  # the true path's of the level above; the root
     alive = torch.ones((n, 1), dtype=torch.bool, device=device)
-    ends = torch.bincount(pool.depths)[1:].cumsum(0)
+    counted = kept[:, None] & (pool.depths <= torch.arange(1, levels + 1, device=device)[:, None])  # (w, S, M)
     for depth in range(1, levels + 1):
         is_true = (pool.parents == node) & (pool.tokens == labels[:, depth - 1, None]) & (pool.depths == depth)
         alive = alive & is_true.any(1, keepdim=True) & (labels[:, depth - 1, None] >= 0)
         node = is_true.to(torch.uint8).argmax(1, keepdim=True)
         score = pool.scores.gather(1, node)
         before = (pool.scores > score) | ((pool.scores == score) & (torch.arange(size, device=device) < node))
-        places = before.cumsum(1)[:, ends[depth - 1 :] - 1]  # (n, S - depth + 1) among the nodes of the first s levels
-        places = torch.where(alive & (places <= MOST_ROWS - 2), places, NO_PLACE).to(torch.uint8)
-        found[:, [columns_of(s).start + depth - 1 for s in range(depth, levels + 1)]] = places
+        deep = counted[:, depth - 1 :]  # the trees of at least so many levels
+        places = (before.float() @ deep.flatten(0, 1).float().T).unflatten(1, deep.shape[:2])  # (n, w, S - depth + 1)
+        there = (alive & kept.T[node[:, 0]])[..., None] & (places <= MOST_ROWS - 2)
+        columns = [columns_of(s).start + depth - 1 for s in range(depth, levels + 1)]
+        found[:, :, columns] = torch.where(there, places, NO_PLACE).to(torch.uint8)
     return found
