@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth.replay import accepted_lengths, length_counts, replay, replay_dynamic
+from treeopt.errors import InvalidInput
+from treeopt.growth.replay import accepted_lengths, length_counts, record_for, replay, replay_dynamic
 from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rules import Greedy, Sampling
@@ -30,7 +32,7 @@ from treeopt.runtime.training.batches import Text, make_batch
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates, count
-from treeopt.trees.draft import DynamicTree
+from treeopt.trees.draft import DDTree, DynamicTree
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, tiny_model, trees
@@ -41,6 +43,7 @@ NEVER = StopRule(frozenset(), 24, at_loops=False)
 PROMPTS = [[9], [4, 5, 4, 5, 4], *([(i * step) % VOCABULARY for i in range(60)] for step in (13, 22, 25))]
 RULES = [Greedy(), Sampling(0.7, top_p=0.9)]
 DYNAMIC = [DynamicTree(*numbers) for numbers in ((1, 3, 3), (2, 2, 4), (3, 1, 4), (3, 2, 8), (4, 4, 16), (4, 3, 9))]
+MARGINAL = [DDTree(*numbers) for numbers in ((1, 3, 3), (2, 2, 4), (3, 1, 4), (4, 4, 16), (4, 31, 32), (4, 31, 9))]
 
 
 def trained(target: Target, *, make: Callable[[Target, list[Text]], torch.nn.Module]) -> Drafter:
@@ -225,6 +228,25 @@ class TestContract:
             assert replayed.tolist() == [row.steps for row in rows], tree
             accepted += sum(sum(row.accepted) for row in rows)
         assert accepted > 0
+
+    def test_trees_over_marginals_decode_the_plain_text_and_are_replayed(self, both, rule):
+        (target, drafter), accepted = both, set[int]()
+        setup, prompts = Setup(target, drafter, StopRule(target.eos_ids, 30), rule), random_prompts(5)
+        if not drafter.has_marginals:
+            with pytest.raises(InvalidInput, match=f"{drafter.kind}"):
+                decode(target, drafter, prompts, MARGINAL[0], batch_size=2, stop=setup.stop, acceptance=rule)
+            return
+        plain = decode(target, None, prompts, batch_size=3, stop=setup.stop, acceptance=rule)
+        texts = [row.tokens for row in plain]
+        trace = rank_answers(setup, prompts, texts, batch_size=4, counts=record_for([*MARGINAL, *DYNAMIC]))
+        for tree, batch_size in product(MARGINAL, (1, 4)):
+            rows = decode(target, drafter, prompts, tree, batch_size=batch_size, stop=setup.stop, acceptance=rule)
+            assert [row.tokens for row in rows] == texts
+            assert replay(trace, tree).steps.tolist() == [row.steps for row in rows], tree
+            lengths = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
+            assert lengths.tolist() == length_counts(trace, accepted_lengths(trace, tree), tree.depth).tolist()
+            accepted.update(np.flatnonzero(lengths))
+        assert accepted > {0, 1}
 
 
 def test_trained_guesses_are_accepted(both, request):
