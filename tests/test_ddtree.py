@@ -1,8 +1,7 @@
 """Trees over marginals against all paths sorted, their records against plain loops, and damage that is refused."""
 
 import itertools
-from functools import reduce
-from operator import add
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,30 +13,29 @@ from treeopt.growth.source import TraceSource
 from treeopt.records.pools import NO_PLACE, Counts, columns_of
 from treeopt.records.trace import MISS, NO_TRIAL, RankTrace
 from treeopt.runtime.drafters.levels import chosen_tree
-from treeopt.runtime.drafters.marginals import MarginalDraft, Products
-from treeopt.runtime.measure.ranks import true_places
+from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.trees.draft import MOST_BLOCK, MOST_ROWS, MOST_WIDTH, DDTree, DynamicTree, TreeSize, draft_of, product_size
 
-from .test_dynamic import paths_of, slow_replay
+from .test_dynamic import STEP, paths_of, slow_replay
 
 TABLES, AT_ONCE = 2000, 20
-STEP = 40.0  # see `test_dynamic`: scores that are equal exactly
+LENGTHS, WIDTHS = [1, 2, 30, 7, 40], (1, 2, 3, 5)
 
 
 class Given(MarginalDraft):
-    """Drafts by (b, D, V) logits."""
-
-    drafter = None
+    """Drafts by (b, D, V) logits; the last of V tokens is none of the target's."""
 
     def __init__(self, logits):
-        self.given = logits
+        self.drafter, self.given = None, logits
+
+    def named(self, guesses, depth):
+        return guesses.masked_fill(guesses == self.given.shape[2] - 1, -1)
 
     def marginals(self, roots, depth):
         return self.given[:, :depth]
 
-    def pool(self, depth, width, count):
-        nodes = Products.of(depth, width, count, torch.device("cpu"))
-        return nodes, self.products(nodes, torch.arange(len(self.given)), lambda part: None)
+    def pool(self, *numbers):
+        return self.first_nodes(DDTree(*numbers), torch.arange(len(self.given)), lambda part: None)
 
 
 def draft(rng, depth, tokens, rows=AT_ONCE) -> Given:
@@ -45,21 +43,22 @@ def draft(rng, depth, tokens, rows=AT_ONCE) -> Given:
     shape = (rows, depth, tokens)
     kinds = [rng.normal(size=shape), rng.integers(0, 3, shape), -STEP * rng.integers(0, 4, shape)]
     logits = np.choose(rng.integers(0, 3, (rows, 1, 1)), kinds)
-    if depth > 1:
-        logits[:, 1][rng.random(rows) < 0.5] = logits[:, 0][0]
+    logits[:, 1:2][rng.random(rows) < 0.5] = logits[:1, :1]
     logits[rng.random(shape) < 0.02] = -np.inf
     logits[..., 0] = np.maximum(logits[..., 0], -STEP)
     return Given(torch.tensor(logits, dtype=torch.float32))
 
 
-def sorted_paths(logits, depth, width) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Ranks and tokens of every path, in the order that DDTree takes them: all enumerated, and sorted."""
+def sorted_paths(logits, depth, width) -> list[tuple[float, tuple[int, ...]]]:
+    """Score and tokens of every path, in the order that DDTree takes them: all enumerated, and sorted."""
     ids = [sorted(range(len(of)), key=lambda i: (-of[i], i))[:width] for of in logits.tolist()]
+    said = [*range(logits.shape[1] - 1), -1]
     logs = (logits - logits.logsumexp(-1, keepdim=True)).tolist()  # float32; they are summed as Python's floats
     ranks = [path for d in range(1, depth + 1) for path in itertools.product(range(min(width, len(ids[0]))), repeat=d)]
     tokens = {path: tuple(ids[d][rank] for d, rank in enumerate(path)) for path in ranks}
-    score = {path: reduce(add, (logs[d][token] for d, token in enumerate(tokens[path]))) for path in ranks}
-    return [(path, tokens[path]) for path in sorted(ranks, key=lambda path: (-score[path], path))]
+    score = {path: np.cumsum([logs[d][token] for d, token in enumerate(tokens[path])])[-1] for path in ranks}
+    ranks.sort(key=lambda path: (-score[path], path))
+    return [(score[path], tuple(said[token] for token in tokens[path])) for path in ranks]
 
 
 def test_nodes_are_the_first_of_all_paths_sorted():
@@ -70,67 +69,55 @@ def test_nodes_are_the_first_of_all_paths_sorted():
         given = draft(rng, most, tokens)
         for depth, width in itertools.product(range(1, most + 1), range(1, tokens + 1)):
             count = min(product_size(depth, width), MOST_ROWS - 1)
-            _, pool = given.pool(depth, width, count)
-            order = pool.best(count)
-            fewer = int(rng.integers(1, count + 1))
-            verified, parents, depths, _ = chosen_tree(
-                given.pool(depth, width, fewer)[1], torch.arange(AT_ONCE), 1 + fewer
-            )
+            pool, rows = given.pool(depth, width, 1 + count), int(rng.integers(2, count + 2))
+            *found, depths, _ = chosen_tree(given.pool(depth, width, rows), torch.arange(AT_ONCE), rows)
             for i in range(AT_ONCE):
                 paths = paths_of([0, *pool.tokens[i].tolist()], [0, *(1 + pool.parents[i]).tolist()])
-                slow = [tokens for _, tokens in sorted_paths(given.given[i], depth, width)[:count]]
-                assert [paths[node] for node in order[i].tolist()] == slow
-                ours = paths_of(verified[i].tolist(), parents[i].tolist())
-                assert sorted(ours) == sorted(slow[:fewer])
+                scores, slow = zip(*sorted_paths(given.given[i], depth, width)[:count], strict=True)
+                assert paths == [*slow]
+                ties += sum(one == other for one, other in itertools.pairwise(scores))
+                ours = paths_of(*(part[i].tolist() for part in found))
+                assert sorted(ours) == sorted(slow[: rows - 1])
                 assert depths[i].tolist() == [0, *map(len, ours)]
-            scores = pool.scores.gather(1, order)
-            ties += int((scores[:, 1:] == scores[:, :-1]).sum())
     assert ties > 10 * TABLES
 
 
-def recorded(seed, lengths, widths, depth=4, tokens=5) -> tuple[RankTrace, list[list[list[int]]]]:
-    """A trace of random texts as it is recorded, and of each state and width the true path's places with all depths' cuts."""
+def slow_places(logits, true, width) -> list[int]:
+    """Of one state: cut by cut, path by path."""
+    paths, found = [tuple(true[: d + 1]) for d in range(len(true))], []
+    for cut in range(1, 1 + len(true)):
+        order = {path: n for n, (_, path) in enumerate(sorted_paths(logits, cut, width)) if min(path) >= 0}
+        found += [order.get(path, NO_PLACE) for path in paths[:cut]]
+    return found
+
+
+def recorded(seed, lengths, widths, depth=4, tokens=5) -> tuple[RankTrace, np.ndarray]:
+    """A trace of random texts as it is recorded, and its true paths' places as they should be, however far behind."""
     rng, states = np.random.default_rng(seed), int(np.sum(lengths))
     given, last = draft(rng, depth, tokens, states), np.cumsum(lengths)
     left = np.repeat(last, lengths) - np.arange(states)
-    labels = np.where(
-        rng.random((states, depth)) < 0.6, given.given.argmax(-1).numpy(), rng.integers(0, tokens, (states, depth))
-    )
+    labels = rng.integers(0, tokens, (states, depth))
+    labels = np.where(rng.random(labels.shape) < 0.6, given.named(given.given.argmax(-1), 0), labels)
     labels[np.arange(1, depth + 1) >= left[:, None]] = rng.choice([MISS, NO_TRIAL])
-    nodes, pool = given.pool(depth, max(widths), MOST_ROWS - 1)
-    places = true_places(pool, torch.tensor(labels), depth, torch.stack([nodes.widths <= w for w in widths])).numpy()
-    slow = []
-    for i, true in enumerate(labels.tolist()):
-        slow.append([])
-        for width in widths:
-            slow[-1].append([])
-            for cut in range(1, depth + 1):
-                order = {path: n for n, (_, path) in enumerate(sorted_paths(given.given[i], cut, width))}
-                slow[-1][-1] += [order.get(tuple(true[:d]), NO_PLACE) for d in range(1, cut + 1)]
-    meta = {"marginals": {"levels": depth, "widths": list(widths)}}
-    ranks = np.where(left < 2, NO_TRIAL, 0)[:, None]
-    trace = RankTrace(
-        ranks, np.concatenate([[0], last]), cluster=np.arange(len(lengths)) // 2, marginal_places=places, meta=meta
-    )
-    return trace, slow
-
-
-LENGTHS, WIDTHS = [1, 2, 30, 7, 40], (1, 2, 3, 5)
+    places = given.true_nodes(torch.arange(states), torch.tensor(labels), widths).numpy()
+    states = zip(given.given, labels.tolist(), strict=True)
+    slow = np.array([[slow_places(*state, width) for width in widths] for state in states])
+    about = {"cluster": np.arange(len(lengths)) // 2, "meta": {"marginals": {"levels": depth, "widths": list(widths)}}}
+    ranks, starts = np.where(left < 2, NO_TRIAL, 0)[:, None], np.concatenate([[0], last])
+    return RankTrace(ranks, starts, marginal_places=places, **about), slow
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_one_record_tells_every_width_and_depth_cut(seed):
     trace, slow = recorded(seed, LENGTHS, WIDTHS)
-    slow = np.array(slow)
     assert (trace.marginal_places == np.where(slow < MOST_ROWS - 1, slow, NO_PLACE)).all()
     assert ((slow >= MOST_ROWS - 1) & (slow != NO_PLACE)).any()  # some are too far behind
 
 
 def test_every_setting_is_replayed_as_a_plain_loop_does(tmp_path):
-    trace, slow = recorded(7, LENGTHS, WIDTHS)
-    trace.save(tmp_path / "t.npz")
-    trace = RankTrace.load(tmp_path / "t.npz")
-    rates, settings = marginal_rates(trace), 0
+    made, slow = recorded(7, LENGTHS, WIDTHS)
+    made.save(tmp_path / "t.npz")
+    rates, settings = marginal_rates(trace := RankTrace.load(tmp_path / "t.npz")), 0
     for (i, width), depth in itertools.product(enumerate(WIDTHS), range(1, 5)):
         for rows in range(2, min(product_size(depth, width) + 1, MOST_ROWS) + 1):
             tree = DDTree(depth, width, rows)
@@ -140,13 +127,13 @@ def test_every_setting_is_replayed_as_a_plain_loop_does(tmp_path):
             assert replay(trace, tree).steps.tolist() == steps
             by_turns = np.bincount(np.arange(len(LENGTHS)) // 2, steps).tolist()
             assert TraceSource(trace).rate(tree).steps.tolist() == by_turns
-            same = DDTree(depth, next(w for w in WIDTHS if min(w, rows - 1) == min(width, rows - 1)), rows)
+            least = next(w for w in WIDTHS if w >= min(width, rows - 1))
             if rows > depth:
-                assert rates[same].steps.tolist() == by_turns
-                settings += same == tree
+                assert rates[DDTree(depth, least, rows)].steps.tolist() == by_turns
+                settings += least == width
     assert len(rates) == settings
-    assert tells(trace, DDTree(3, 4, 4))  # as wide as its rows, as the record of 5 is
-    for beyond in (DDTree(5, 5, 9), DDTree(3, 4, 16), DynamicTree(2, 2, 4)):
+    assert tells(trace, DDTree(3, 6, 6))  # a width of 5 makes the same tree
+    for beyond in (DDTree(5, 5, 9), DDTree(3, 4, 6), DynamicTree(2, 2, 4)):
         assert not tells(trace, beyond)
         with pytest.raises(OutOfRange):
             accepted_lengths(trace, beyond)
@@ -159,34 +146,29 @@ def test_records_are_selected_and_joined_and_asked_for():
     assert (both.select(np.arange(5, 10)).marginal_places == trace.marginal_places).all()
     wanted = [DDTree(3, 8, 16), DDTree(5, 4, 9), DynamicTree(2, 4, 8)]
     assert record_for(wanted, 9) == Counts(9, 2, (4,), 5, (4, 8))
-    assert record_for(wanted, 9).record["marginals"] == {"levels": 5, "widths": [4, 8]}
     few = {"tokens": 6, "guesses": 4, "has_probabilities": True}
     assert record_for(wanted).fitting(**few, has_marginals=True) == Counts(1, 2, (4,), 4, (4,))
     assert record_for(wanted).fitting(**few, has_marginals=False) == Counts(1, 2, (4,))
 
 
-def put(*place, value):
-    return lambda places: places.__setitem__(place, value)
-
-
-DAMAGES = {
-    "a place beyond the nodes": (put(0, 1, 0, value=2), "places in marginals of 1 levels with width 2 must be below 2"),
-    "a child before its parent": (put(0, 3, slice(1, 3), value=[3, 2]), "behind its parent's"),
-    "a place that gets better with depth": (put(0, 3, slice(0, 3), value=[4, 3, 5]), "better in a pool of more levels"),
-    "a place that gets better with width": (put(0, slice(2, 4), 0, value=[2, 1]), "better with a larger width"),
-    "a guess behind the end": (put(-1, 3, [0, 1, 3, 6], value=0), "marginal_places must be 255 where"),
+DAMAGES = {  # where, what, and how it is refused
+    "a place beyond the nodes": ((0, 1, 0), 2, "places in marginals of 1 levels with width 2 must be below 2"),
+    "a child before its parent": ((0, 3, slice(1, 3)), [3, 2], "behind its parent's"),
+    "a place that gets better with depth": ((0, 3, slice(0, 3)), [4, 3, 5], "better in a pool of more levels"),
+    "a place that gets better with width": ((0, slice(2, 4), 0), [2, 1], "better with a larger width"),
+    "a guess behind the end": ((-1, 3, [0, 1, 3, 6]), 0, "marginal_places must be 255 where"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_records_are_refused(tmp_path, damage):
-    change, message = DAMAGES[damage]
+    where, what, message = DAMAGES[damage]
     trace, _ = recorded(9, [3, 2], WIDTHS)
     places = np.full_like(trace.marginal_places, NO_PLACE)
-    RankTrace(trace.ranks, trace.starts, marginal_places=places, meta=trace.meta).save(tmp_path / "t.npz")
+    replace(trace, marginal_places=places).save(tmp_path / "t.npz")
     assert RankTrace.load(tmp_path / "t.npz").marginals is not None
-    change(places)
-    RankTrace(trace.ranks, trace.starts, marginal_places=places, meta=trace.meta).save(tmp_path / "t.npz")
+    places[where] = what
+    replace(trace, marginal_places=places).save(tmp_path / "t.npz")
     with pytest.raises(InvalidInput, match=message):
         RankTrace.load(tmp_path / "t.npz")
 

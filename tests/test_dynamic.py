@@ -200,7 +200,7 @@ def test_places_are_those_of_the_true_path_in_every_pool(coarse):
                 labels[row, depth] = pool.tokens[row, node]
             if rng.random() < 0.3:
                 labels[row, rng.integers(levels) :] = rng.choice([MISS, NO_TRIAL])
-        places = true_places(pool, torch.tensor(labels), levels)[:, 0]
+        places = true_places(pool, torch.tensor(labels), levels)
         assert places.dtype == torch.uint8
         assert places.tolist() == [slow_places(pool, i, labels[i].tolist(), levels) for i in range(AT_ONCE)]
         seen.append(places.flatten())

@@ -10,7 +10,7 @@ P states · S sequences · C conversations · D deepest node · N nodes · n tre
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,10 +21,11 @@ from treeopt.growth.paths import portions
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.pools import Counts
 from treeopt.records.trace import NO_TRIAL, Answers, RankTrace
-from treeopt.trees.draft import MOST_ROWS, DDTree, Draft, DynamicLimits, DynamicTree, product_size
+from treeopt.trees.draft import MOST_BLOCK, MOST_ROWS, DDTree, Draft, DynamicLimits, DynamicTree, product_size
 from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree
 
 AT_ONCE = 2**26  # states x trees that `replay_trees` walks together, a bit each
+PLACES = np.arange(256)[:, None]  # among nodes, from 0
 AnyDraft = TypeVar("AnyDraft", bound=Draft)
 
 
@@ -207,12 +208,7 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray
 def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
     """(n, S) steps of every sequence with dynamic trees of n numbers of rows, of the same levels and topk."""
     assert trace.pools is not None, "the trace must have pools"
-    return _replay_rows(trace, trace.pools.places_in(levels, topk), rows)
-
-
-def _replay_rows(trace: RankTrace, places: NDArray[np.uint8], rows: Sequence[int]) -> IntArray:
-    """(n, S) steps of every sequence with n numbers of rows, by the true path's (P, D) places among the nodes."""
-    return steps_of(trace, places, np.arange(256)[:, None] > np.array(rows) - 2)
+    return steps_of(trace, trace.pools.places_in(levels, topk), np.array(rows) - 2 < PLACES)
 
 
 def steps_of(trace: RankTrace, order: NDArray[Any], lacks: BoolArray) -> IntArray:
@@ -323,20 +319,19 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[Dynamic
     return _rates(trace, trees, steps)
 
 
-def marginal_rates(trace: RankTrace, *, depth: int = MOST_ROWS, rows: int = MOST_ROWS) -> dict[DDTree, TreeRates]:
+def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOST_ROWS) -> dict[DDTree, TreeRates]:
     """What every tree over marginals reaches that a trace tells, of more rows than depths; nothing where none was recorded.
 
     Widths that make the same tree are there once, as the least of them.
     """
-    trees, steps, narrower = list[DDTree](), list[IntArray](), 0
-    for width in trace.marginals.topks if trace.marginals else ():
-        assert trace.marginals is not None
-        for levels in range(1, min(depth, trace.marginals.levels) + 1):
-            most = min(product_size(levels, width) + 1, rows)
-            if some := range(max(levels + 1, narrower + 2), most + 1):
-                trees += [DDTree(levels, width, n) for n in some]
-                steps.append(_replay_rows(trace, trace.marginals.places_in(levels, width), some))
-        narrower = width
+    if (known := trace.marginals) is None:
+        return {}
+    trees, steps = list[DDTree](), list[IntArray]()
+    for (narrower, width), levels in product(pairwise((0, *known.topks)), range(1, min(depth, known.levels) + 1)):
+        most = min(product_size(levels, width) + 1, rows)
+        if some := range(max(levels + 1, narrower + 2), most + 1):
+            trees += [DDTree(levels, width, n) for n in some]
+            steps.append(steps_of(trace, known.places_in(levels, width), np.array(some) - 2 < PLACES))
     return _rates(trace, trees, steps)
 
 

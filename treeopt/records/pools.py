@@ -1,8 +1,7 @@
 """What a trace keeps of trees that are built anew at every step: the place of the true path, of nodes from the best on.
 
-One record answers every setting: a step accepts the guesses of the true path among the best rows - 1 nodes. The pool of a
-dynamic tree of fewer levels is the beginning of that of more. Of trees over marginals a limit of depth or width leaves out
-nodes, and those left keep their order.
+One record answers every setting: a step accepts the guesses of the true path among the best rows - 1 nodes. Fewer levels of a
+dynamic tree are the beginning of its pool; nodes of a tree over marginals keep their order within any depth and width.
 
 P states · L levels at most · n numbers of expanded nodes ("topk"), or of ranks that are tried ("width")
 """
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,30 +84,19 @@ class Pools:
              first from 0, `columns_of` s at d - 1; NO_PLACE where it is not among them
 
     Raises InvalidInput for arrays that do not fit together.
-
-    name, key : in a trace's meta
-    most      : levels and topk
     """
 
     levels: int
     topks: tuple[int, ...]
     places: NDArray[np.uint8]
-    name: ClassVar[str] = "pools"
-    key: ClassVar[str] = "topks"
-    most: ClassVar[tuple[int, int]] = MOST_LEVELS, MOST_TOPK
-
-    @staticmethod
-    def size(levels: int, topk: int) -> int:
-        """Nodes of a pool."""
-        return pool_size(levels, topk)
+    name, key, most, size = "pools", "topks", (MOST_LEVELS, MOST_TOPK), staticmethod(pool_size)
 
     def __post_init__(self) -> None:
-        most_levels, most = self.most
-        rising = [topk for topk in range(1, most + 1) if topk in self.topks]
-        if not 1 <= self.levels <= most_levels or not rising or list(self.topks) != rising:
+        rising = [topk for topk in range(1, self.most[1] + 1) if topk in self.topks]
+        if not 1 <= self.levels <= self.most[0] or not rising or list(self.topks) != rising:
             raise InvalidInput(
-                f"{self.name} must have 1 to {most_levels} levels and a rising list of {self.key[:-1]} from 1 to {most}, "
-                f"but have {self.levels} and {quoted(list(self.topks))}."
+                f"{self.name} must have 1 to {self.most[0]} levels and a rising list of {self.key[:-1]} from 1 to "
+                f"{self.most[1]}, but have {self.levels} and {quoted(list(self.topks))}."
             )
         shape = (len(self.places), len(self.topks), columns_of(self.levels).stop)
         if self.places.shape != shape:
@@ -155,12 +142,7 @@ class Pools:
 class Marginals(Pools):
     """The trees over marginals of every state, for each width: places of the nodes of s depths, in the order they are taken."""
 
-    name, key, most = "marginals", "widths", (MOST_BLOCK, MOST_WIDTH)
-
-    @staticmethod
-    def size(levels: int, topk: int) -> int:
-        """Nodes that there are."""
-        return product_size(levels, topk)
+    name, key, most, size = "marginals", "widths", (MOST_BLOCK, MOST_WIDTH), staticmethod(product_size)
 
     def __post_init__(self) -> None:
         super().__post_init__()

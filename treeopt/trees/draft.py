@@ -4,8 +4,8 @@ A dynamic tree is built anew at every step from the drafter's own probabilities 
 drafter expands the ``topk`` likeliest nodes of the last one, each by its ``topk`` likeliest children. All children enter the
 pool, with the probability of their path as score; the best of the pool are verified.
 
-A tree over marginals is built anew too, by a drafter whose guesses at all depths are there at once, such as Medusa's heads or
-a block drafter. Nodes are taken one by one, the likeliest path next, as if depths were independent (DDTree, algorithm 1).
+A tree over marginals is built anew too, of guesses that do not depend on others, as those of Medusa's heads and block drafters:
+the likeliest paths, as if depths were independent (DDTree, algorithm 1).
 
 A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
 drafter's file. In files a draft is an object:
@@ -17,7 +17,7 @@ drafter's file. In files a draft is an object:
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from treeopt.errors import InvalidInput, quoted
@@ -59,8 +59,24 @@ class Draft(Protocol):
     def __len__(self) -> int: ...
 
 
+class Numbers:
+    """The base of drafts that are told by their numbers: length and record."""
+
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    cache_rows = property(__len__)
+
+    @property
+    def record(self) -> dict[str, object]:
+        """The object that files have for it."""
+        return dict(vars(self))
+
+
 @dataclass(frozen=True, order=True)
-class DynamicTree:
+class DynamicTree(Numbers):
     """The three numbers of a dynamic tree.
 
     levels : how deep it is drafted · topk : nodes expanded on each level, and children of each
@@ -78,20 +94,12 @@ class DynamicTree:
         rows = min(pool_size(self.levels, self.topk) + 1, MOST_ROWS)
         _check(self, "a dynamic tree", {"levels": (1, MOST_LEVELS), "topk": (1, MOST_TOPK), "rows": (2, rows)})
 
-    def __len__(self) -> int:
-        return self.rows
-
     kind = "dynamic"
 
     @property
     def depth(self) -> int:
         """Depth of the deepest guess."""
         return self.levels
-
-    @property
-    def record(self) -> dict[str, object]:
-        """The object that files have for it."""
-        return asdict(self)
 
     def expanding(self) -> list[int]:
         """How many nodes of each depth the drafter expands.
@@ -120,11 +128,10 @@ def _check(tree: Draft, what: str, limits: dict[str, tuple[int, int]]) -> None:
 
 
 @dataclass(frozen=True, order=True)
-class DDTree:
+class DDTree(Numbers):
     """A tree over marginals: the likeliest paths, as if the guesses at different depths were independent (DDTree).
 
-    depth : of its deepest guesses at most · width : ranks of a depth that are tried, 0 ... width - 1
-    rows  : rows verified per sequence and step, root included; DDTree's budget and 1
+    depth : of the deepest guess · width : ranks of each depth that are tried · rows : verified, root included
 
     >>> DDTree(5, 8, 32).name
     'ddtree 5/8/32'
@@ -135,22 +142,13 @@ class DDTree:
     rows: int
 
     def __post_init__(self) -> None:
-        _check(self, "a tree over marginals", {"depth": (1, MOST_BLOCK), "width": (1, MOST_WIDTH)})
-        _check(self, "a tree over marginals", {"rows": (2, min(product_size(self.depth, self.width) + 1, MOST_ROWS))})
-
-    def __len__(self) -> int:
-        return self.rows
+        rows = min(product_size(min(self.depth, MOST_BLOCK), self.width) + 1, MOST_ROWS)
+        _check(self, "a tree over marginals", {"depth": (1, MOST_BLOCK), "width": (1, MOST_WIDTH), "rows": (2, rows)})
 
     kind, topk = "ddtree", None
-    cache_rows = property(__len__)
-
-    @property
-    def record(self) -> dict[str, object]:
-        """The object that files have for it."""
-        return asdict(self)
 
     def expanding(self) -> list[int]:
-        """One node of each depth: the drafter guesses a depth once, whatever nodes there are."""
+        """One node of each depth: whatever nodes there are, a depth is guessed once."""
         return [1] * self.depth
 
     @property
@@ -183,7 +181,7 @@ class DynamicLimits:
         return min(self.rows, 1 + (topk * levels if self.within_levels else pool_size(levels, topk)))
 
 
-def pool_size(levels: int, topk: int) -> int:
+def pool_size(levels: int, topk: int, /) -> int:
     """Nodes of the pool: ``topk`` on the first level, their ``topk`` children each on every further one.
 
     >>> [pool_size(levels, 2) for levels in (1, 2, 3)]
@@ -192,7 +190,7 @@ def pool_size(levels: int, topk: int) -> int:
     return topk + (levels - 1) * topk**2
 
 
-def product_size(depth: int, width: int) -> int:
+def product_size(depth: int, width: int, /) -> int:
     """Nodes of all paths of so many ranks, down to a depth.
 
     >>> product_size(3, 2), product_size(4, 1)
@@ -202,7 +200,7 @@ def product_size(depth: int, width: int) -> int:
 
 
 @dataclass(frozen=True, order=True)
-class TreeSize:
+class TreeSize(Numbers):
     """A fixed tree of which only rows and depth are known, such as a point of a curve.
 
     >>> TreeSize(16, 3).name, TreeSize(16, 3).record
@@ -218,10 +216,6 @@ class TreeSize:
                 f"A tree needs 1 <= depth < rows (depth 0 for 1 row), but got {self.depth} and {self.rows}."
             )
 
-    def __len__(self) -> int:
-        return self.rows
-
-    cache_rows = property(__len__)
     topk = None
 
     @property
@@ -231,10 +225,6 @@ class TreeSize:
     @property
     def kind(self) -> str:
         return "tree" if self.rows > 1 else "plain"
-
-    @property
-    def record(self) -> dict[str, object]:
-        return asdict(self)
 
     def expanding(self) -> list[int]:
         """One node of each depth, which is the least that there can be."""

@@ -32,12 +32,12 @@ from treeopt.trees.tree import Tree
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The nodes that a tree is chosen from: of a dynamic one level by level, of one over marginals by path of ranks.
+    """The nodes that a tree is chosen from: of a dynamic one level by level, of one over marginals its own, best first.
 
     tokens  : (b, M), -1 where the drafter has no such guess
     parents : (b, M) place of each one's parent in the pool, -1 for the root; always before its children
     scores  : (b, M) log-probability of the path, never above that of the parent's
-    depths  : (M,) from 1
+    depths  : (M,) or (b, M) from 1
     """
 
     tokens: Tensor
@@ -193,7 +193,7 @@ def chosen_tree(pool: Pool, roots: Tensor, rows_each: int) -> tuple[Tensor, Tens
     place[rows, nodes] = torch.arange(1, count + 1, device=device).expand(b, -1)
     parents = torch.cat([torch.zeros_like(rows), place[rows, pool.parents[rows, nodes]]], 1)
     tokens = torch.cat([roots[:, None], pool.tokens[rows, nodes]], 1)
-    depths = torch.cat([torch.zeros_like(rows), pool.depths[nodes]], 1)
+    depths = torch.cat([torch.zeros_like(rows), pool.depths.expand(b, -1).gather(1, nodes)], 1)
     ancestors = torch.eye(count + 1, dtype=torch.bool, device=device).repeat(b, 1, 1)
     above = parents
     for _ in range(int(pool.depths.max())):
@@ -257,14 +257,13 @@ def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Greedy, de
 
 def drafting_by(grow: Callable[[Tensor, Mark], Pool], draft: Draft, acceptance: Greedy) -> Drafting:
     """What drafts the best nodes of a pool that is grown anew at every step, behind the (b,) roots."""
-    if acceptance.record["rule"] not in SAME_TEXT:
+    if (rule := acceptance.record["rule"]) not in SAME_TEXT:
         raise InvalidInput(
-            f"A dynamic tree needs greedy decoding or sampling, but the rule is {acceptance.record['rule']}."
+            f"A tree built anew at every step needs greedy decoding or sampling, but the rule is {rule}."
         )
 
     def drafted(roots: Tensor, mark: Mark) -> Drafted:
-        pool = grow(roots, mark)
-        tokens, parents, depths, ancestors = chosen_tree(pool, roots, len(draft))
+        tokens, parents, depths, ancestors = chosen_tree(grow(roots, mark), roots, len(draft))
         mark("choose")
 
         def accepted(choices: Tensor, logits: Tensor) -> tuple[Nodes, Nodes, Nodes]:

@@ -1,27 +1,27 @@
-"""Trees over marginals: which nodes there are, and the best of them by one step's probabilities (DDTree, algorithm 1).
+"""Trees over marginals: the likeliest paths of one step's guesses, as if depths were independent (DDTree, algorithm 1).
 
-Taking nodes one by one from a heap, the likeliest path next, gives the first nodes of all by (score descending, path of ranks
-ascending): the parent and the better siblings of a node are never behind it. So of a tree of N nodes a node has at most N - 1
-others that are before it whatever the probabilities, those whose ranks are nowhere higher. The nodes of which that is so are
-few, and the same at every step.
+A node is a path of ranks. Its score is the float64 sum of the float32 log-probabilities of its guesses, over the whole
+vocabulary; of equal scores the path that comes first is taken first. So what is taken does not depend on how many are.
 
-b rows · D depths · W ranks of each · M nodes
+b rows · n states · D depths · W ranks of each that are tried
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import islice, takewhile
 
 import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
+from treeopt.records.pools import NO_PLACE, columns_of
+from treeopt.records.trace import MISS
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.drafters.levels import Drafting, LevelDraft, Pool, check_fits, drafting_by, drafting_of
 from treeopt.runtime.drafters.protocol import Drafter, Mark
-from treeopt.trees.draft import DDTree
+from treeopt.trees.draft import MOST_ROWS, DDTree
 from treeopt.trees.tree import Choice
 
 
@@ -29,83 +29,78 @@ class MarginalDraft(LevelDraft):
     """The base of drafts whose guesses at all depths are there at once. A subclass says what `marginals` computes."""
 
     def marginals(self, roots: Tensor, depth: int) -> Tensor:
-        """(b, D, V) logits of every depth behind the (b,) roots, as the drafter's own ids."""
+        """(b, D, V) logits of every depth behind the (b,) roots, by the drafter's own ids."""
         raise NotImplementedError
 
-    def products(self, nodes: Products, roots: Tensor, mark: Mark) -> Pool:
-        """The nodes behind the (b,) roots, with tokens and scores."""
-        guesses, own = self.likeliest(self.marginals(roots, nodes.ranks.shape[1]).float(), nodes.width)
-        tokens = self.named(guesses, 0).flatten(1)[:, nodes.own]
+    def guesses(self, roots: Tensor, depth: int, width: int) -> tuple[Tensor, Tensor]:
+        """(b, D, W) likeliest tokens of every depth, and their float32 log-probabilities."""
+        guesses, own = self.likeliest(self.marginals(roots, depth).float(), width)
+        return self.named(guesses, 0), own
+
+    def first_nodes(self, tree: DDTree, roots: Tensor, mark: Mark) -> Pool:
+        """The nodes of such a tree behind the (b,) roots, in the order in which they are taken."""
+        count, found = tree.rows - 1, []
+        guesses, logs = self.guesses(roots, tree.depth, width := min(tree.width, count))
         mark("draft")
-        return Pool(tokens, nodes.parents.expand(len(roots), -1), nodes.scores(own), nodes.depths)
+        for of_row in logs.tolist():
+            place = {path: i for i, (path, _) in enumerate(islice(best_first(of_row, count), count))}
+            found.append([((len(path) - 1) * width + path[-1], place.get(path[:-1], -1), len(path)) for path in place])
+        own, parents, depths = torch.tensor(found, device=roots.device).unbind(2)
+        order = -torch.arange(count, device=roots.device).expand_as(own)
+        return Pool(guesses.flatten(1).gather(1, own), parents, order, depths)
+
+    def true_nodes(self, roots: Tensor, labels: Tensor, widths: Sequence[int]) -> Tensor:
+        """(n, w, D (D + 1) / 2) uint8 places of the true paths' nodes, by the (n, D) tokens that come; below 0 for none."""
+        guesses, logs = self.guesses(roots, labels.shape[1], max(widths))
+        same = (guesses == labels[..., None]) & (labels >= 0)[..., None]
+        ranks = torch.where(same.any(2), same.to(torch.uint8).argmax(2), MISS)
+        states = zip(logs.tolist(), ranks.tolist(), strict=True)
+        return torch.tensor([[cut_places(*one, width) for width in widths] for one in states], dtype=torch.uint8)
 
 
-@dataclass(frozen=True, eq=False)
-class Products:
-    """The nodes that can be among the first so many of a tree over marginals, by path in lexicographic order.
+def best_first(logs: Sequence[Sequence[float]], count: int) -> Iterator[tuple[Choice, list[int]]]:
+    """Paths from the likeliest on, each with how many before it were no deeper than 0, 1, ... D; by (D, W) log-probabilities.
 
-    ranks   : (M, D) of each one's path, W below it
-    own     : (M,) place of its guess among the D W of all depths
-    parents : (M,) -1 for the root
-    depths  : (M,) from 1
-    widths  : (M,) least width of a tree that has the node
-    """
+    Those of a depth end where ``count`` were no deeper: they are not among the first so many of any depth cut.
 
-    width: int
-    ranks: Tensor
-    own: Tensor
-    parents: Tensor
-    depths: Tensor
-    widths: Tensor
-
-    @classmethod
-    @lru_cache(maxsize=16)
-    def of(cls, depth: int, width: int, count: int, device: torch.device) -> Products:
-        width = min(width, count)
-        paths = list(paths_within(depth, width, count))
-        place = {path: i for i, path in enumerate(paths)}
-        of_each = (
-            [[*path, *[width] * (depth - len(path))] for path in paths],
-            [(len(path) - 1) * width + path[-1] for path in paths],
-            [place.get(path[:-1], -1) for path in paths],
-            [len(path) for path in paths],
-            [1 + max(path) for path in paths],
-        )
-        return cls(width, *(torch.tensor(numbers, device=device) for numbers in of_each))
-
-    def scores(self, logs: Tensor) -> Tensor:
-        """(b, M) float64 sums of the (b, D, W) log-probabilities along each path, from the root on."""
-        logs = torch.nn.functional.pad(logs.double(), (0, 1))  # nothing is added below the path
-        found = logs[:, 0, self.ranks[:, 0]]
-        for depth in range(1, logs.shape[1]):
-            found = found + logs[:, depth, self.ranks[:, depth]]
-        return found
-
-
-def paths_within(depth: int, width: int, count: int) -> Iterator[Choice]:
-    """Paths of ranks, in lexicographic order, that have fewer than ``count`` others before them in any tree.
-
-    >>> list(paths_within(2, 2, 3))
+    >>> [path for path, _ in best_first([[-0.1, -2.5], [-0.3, -2.0]], 4)]
     [(0,), (0, 0), (0, 1), (1,)]
     """
+    taken = [0] * (1 + len(logs))
+    waiting: list[tuple[float, Choice, float]] = [(-logs[0][0], (0,), 0.0)]  # -score, path, its parent's -score
+    while waiting:
+        score, path, above = heappop(waiting)
+        depth, rank = len(path), path[-1] + 1
+        if taken[depth] >= count:
+            continue
+        yield path, taken
+        for cut in range(depth, len(taken)):
+            taken[cut] += 1
+        if rank < len(logs[depth - 1]):
+            heappush(waiting, (above - logs[depth - 1][rank], (*path[:-1], rank), above))
+        if depth < len(logs):
+            heappush(waiting, (score - logs[depth][0], (*path, 0), score))
 
-    def below(path: Choice, paths: int, before: int) -> Iterator[Choice]:
-        for rank in range(width if len(path) < depth else 0):
-            same = paths * (1 + rank)  # paths of that depth whose ranks are nowhere higher
-            if before + same > count:
-                return
-            yield (*path, rank)
-            yield from below((*path, rank), same, before + same)
 
-    return below((), 1, 0)
+def cut_places(logs: Sequence[Sequence[float]], ranks: Sequence[int], width: int) -> list[int]:
+    """Places of the nodes of one state's true path within every depth cut, as `treeopt.records.pools.Marginals` has them."""
+    found, most = [NO_PLACE] * columns_of(len(logs)).stop, MOST_ROWS - 1
+    true, depth = tuple(takewhile(lambda rank: 0 <= rank < width, ranks)), 1
+    for path, taken in best_first([of_depth[:width] for of_depth in logs], most):
+        if depth > len(true) or taken[depth] >= most:
+            break
+        if path == true[:depth]:
+            for cut in range(depth, len(taken)):
+                found[columns_of(cut).start + depth - 1] = taken[cut] if taken[cut] < most else NO_PLACE
+            depth += 1
+    return found
 
 
 @drafting_of.register
 def _(tree: DDTree, drafter: Drafter, state: object, acceptance: Greedy, device: torch.device) -> Drafting:
     if not isinstance(state, MarginalDraft):
         raise InvalidInput(
-            f"A tree over marginals needs a drafter whose guesses do not depend on one another, but this is {drafter.kind}."
+            f"A tree over marginals needs guesses that do not depend on others, unlike {drafter.kind}'s."
         )
     check_fits(drafter, tree.depth, tree.width - 1)
-    nodes = Products.of(tree.depth, tree.width, tree.rows - 1, device)
-    return drafting_by(lambda roots, mark: state.products(nodes, roots, mark), tree, acceptance)
+    return drafting_by(lambda roots, mark: state.first_nodes(tree, roots, mark), tree, acceptance)

@@ -24,7 +24,6 @@ from treeopt.records.pools import NO_PLACE, RANKS_ALONE, Counts, columns_of
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import AnswerRow, Decoder, Setup
 from treeopt.runtime.drafters.levels import LevelDraft, Pool
-from treeopt.runtime.drafters.marginals import Products
 from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.drafters.states import ranks_among, states_at_once
 from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
@@ -290,36 +289,28 @@ class PoolRecorder:
     """Records the pools of a drafter, for several topk up to so many levels, and its trees over marginals."""
 
     def __init__(self, drafter: Any, counts: Counts) -> None:
-        self.drafter, self.levels, self.topks = drafter, counts.levels, counts.topks
-        self.depth, self.widths = counts.depth, counts.widths
+        self.drafter, self.counts, self.levels, self.topks = drafter, counts, counts.levels, counts.topks
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
     def record(self, answer: GivenText) -> dict[str, NDArray[np.uint8]]:
-        """Places at the N states of an answer: "pool_places" and "marginal_places", as a trace has them."""
-        draft = self._sought(len(answer.prompt) + len(answer.tokens))
+        """Places at the N states of an answer, (N, n, S (S + 1) / 2): "pool_places" and "marginal_places", as a trace has them."""
+        draft: Any = self._sought(len(answer.prompt) + len(answer.tokens))
         draft.read(answer)
-        labels, roots = answer.labels(max(self.levels, self.depth)), torch.tensor(answer.tokens)
-        kinds = {"pool_places": self._pools} if self.levels else {}
-        kinds |= {"marginal_places": self._marginals} if self.depth else {}
-        device, found = answer.hidden.device, {name: list[Tensor]() for name in kinds}
+        depth, found = self.counts.depth, {"pool_places": list[Tensor](), "marginal_places": list[Tensor]()}
+        labels, roots = answer.labels(max(self.levels, depth)), torch.tensor(answer.tokens)
         for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.seek`
-            states = slice(begin, min(begin + self._rows, len(roots)))
-            for name, places in kinds.items():
-                draft.seek(range(states.start, states.stop))
-                found[name].append(places(draft, roots[states].to(device), labels[states].to(device)).cpu())
-        return {name: torch.cat(parts[::-1]).numpy() for name, parts in found.items()}
-
-    def _pools(self, draft: LevelDraft, roots: Tensor, true: Tensor) -> Tensor:
-        """(n, topks, S (S + 1) / 2) places in the pools of n states."""
-        pools = draft.grow(self.levels, self.topks, roots, lambda part: None)
-        return torch.cat([true_places(pool, true, self.levels) for pool in pools], 1)
-
-    def _marginals(self, draft: Any, roots: Tensor, true: Tensor) -> Tensor:
-        """(n, widths, S (S + 1) / 2) places in the trees over marginals of n states."""
-        nodes = Products.of(self.depth, max(self.widths), MOST_ROWS - 1, roots.device)
-        pool = draft.products(nodes, roots, lambda part: None)
-        return true_places(pool, true, self.depth, torch.stack([nodes.widths <= width for width in self.widths]))
+            states = range(begin, min(begin + self._rows, len(roots)))
+            own, true = (part[states.start : states.stop].to(answer.hidden.device) for part in (roots, labels))
+            if self.levels:
+                draft.seek(states)
+                pools = draft.grow(self.levels, self.topks, own, lambda part: None)
+                places = [true_places(pool, true, self.levels) for pool in pools]
+                found["pool_places"].append(torch.stack(places, 1).cpu())
+            if depth:
+                draft.seek(states)
+                found["marginal_places"].append(draft.true_nodes(own, true[:, :depth], self.counts.widths))
+        return {name: torch.cat(parts[::-1]).numpy() for name, parts in found.items() if parts}
 
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
@@ -333,26 +324,20 @@ class PoolRecorder:
         return found
 
 
-def true_places(pool: Pool, labels: Tensor, levels: int, kept: Tensor | None = None) -> Tensor:
-    """(n, w, S (S + 1) / 2) uint8 places of the true path's nodes, by the (n, S) tokens that come; below 0 for none.
-
-    kept : (w, M) the nodes that each of w trees has, with their parents; by default one tree has all
-    """
+def true_places(pool: Pool, labels: Tensor, levels: int) -> Tensor:
+    """(n, S (S + 1) / 2) uint8 places of the true path's nodes, by the (n, S) tokens that come; below 0 for none."""
     (n, size), device = pool.scores.shape, pool.scores.device
-    kept = torch.ones((1, size), dtype=torch.bool, device=device) if kept is None else kept
-    found = torch.full((n, len(kept), columns_of(levels).stop), NO_PLACE, dtype=torch.uint8, device=device)
+    found = torch.full((n, columns_of(levels).stop), NO_PLACE, dtype=torch.uint8, device=device)
     node = torch.full((n, 1), -1, device=device)  # the true path's of the level above; the root
     alive = torch.ones((n, 1), dtype=torch.bool, device=device)
-    counted = kept[:, None] & (pool.depths <= torch.arange(1, levels + 1, device=device)[:, None])  # (w, S, M)
+    ends = torch.bincount(pool.depths)[1:].cumsum(0)
     for depth in range(1, levels + 1):
         is_true = (pool.parents == node) & (pool.tokens == labels[:, depth - 1, None]) & (pool.depths == depth)
         alive = alive & is_true.any(1, keepdim=True) & (labels[:, depth - 1, None] >= 0)
         node = is_true.to(torch.uint8).argmax(1, keepdim=True)
         score = pool.scores.gather(1, node)
         before = (pool.scores > score) | ((pool.scores == score) & (torch.arange(size, device=device) < node))
-        deep = counted[:, depth - 1 :]  # the trees of at least so many levels
-        places = (before.float() @ deep.flatten(0, 1).float().T).unflatten(1, deep.shape[:2])  # (n, w, S - depth + 1)
-        there = (alive & kept.T[node[:, 0]])[..., None] & (places <= MOST_ROWS - 2)
-        columns = [columns_of(s).start + depth - 1 for s in range(depth, levels + 1)]
-        found[:, :, columns] = torch.where(there, places, NO_PLACE).to(torch.uint8)
+        places = before.cumsum(1)[:, ends[depth - 1 :] - 1]  # (n, S - depth + 1) among the nodes of the first s levels
+        places = torch.where(alive & (places <= MOST_ROWS - 2), places, NO_PLACE).to(torch.uint8)
+        found[:, [columns_of(s).start + depth - 1 for s in range(depth, levels + 1)]] = places
     return found
