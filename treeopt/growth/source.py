@@ -41,7 +41,7 @@ class Source(ABC):
     objectives  : that trees can be grown by
     is_exact    : whether the text is the same with every tree, so that replay tells what decoding takes
     answers     : the sequences that were recorded; None for accuracies alone
-    pooled      : the trace, if dynamic trees can be replayed on it
+    pooled      : the trace, if trees that are built anew at every step can be replayed on it
     approximate : says of which trees the figures are approximate; None for none
     calibration : the accuracies by head and rank; None where there are none
     """
@@ -117,6 +117,10 @@ class Source(ABC):
 
     def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
         """What the dynamic trees within limits reach that can be replayed."""
+        return {}
+
+    def over_marginals(self, depth: int, rows: int) -> dict[DDTree, TreeRates]:
+        """What trees over marginals of at most such a depth and so many rows reach that can be replayed."""
         return {}
 
     def visits(self, tree: Tree) -> IntArray | None:
@@ -205,7 +209,7 @@ class TraceSource(AnswersSource):
 
     @property
     def pooled(self) -> RankTrace | None:
-        return self.record if self.record.pools is not None else None
+        return self.record if self.record.pools is not None or self.record.marginals is not None else None
 
     @property
     def observed(self) -> tuple[int, str]:
@@ -266,6 +270,9 @@ class TraceSource(AnswersSource):
 
     def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
         return replay.dynamic_rates(self.record, limits)
+
+    def over_marginals(self, depth: int, rows: int) -> dict[DDTree, TreeRates]:
+        return replay.marginal_rates(self.record, depth=depth, rows=rows)
 
     def visits(self, tree: Tree) -> IntArray:
         return replay.count_visits(self.record, tree)

@@ -73,7 +73,8 @@ class Counts:
         return Counts(min(self.top_k, tokens), levels, topks, depth, widths)
 
 
-RANKS_ALONE, USUAL = Counts(), Counts(levels=MOST_LEVELS, topks=(2, 4, 8))
+RANKS_ALONE = Counts()
+USUAL = Counts(levels=MOST_LEVELS, topks=(2, 4, 8), depth=MOST_BLOCK, widths=(MOST_WIDTH,))
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.tree import Tree
 
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
+OVER_MARGINALS = -1  # how a tree over marginals is drafted, beside topks
 MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
 
@@ -34,6 +35,7 @@ class Draft(Protocol):
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
     topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
+    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, or `OVER_MARGINALS`
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
     kind       : "plain" (a lone root), "chain", "tree", "dynamic" or "ddtree"; for display
@@ -47,6 +49,8 @@ class Draft(Protocol):
     def depth(self) -> int: ...
     @property
     def topk(self) -> int | None: ...
+    @property
+    def drafted(self) -> int: ...
     @property
     def cache_rows(self) -> int: ...
     @property
@@ -101,6 +105,11 @@ class DynamicTree(Numbers):
         """Depth of the deepest guess."""
         return self.levels
 
+    @property
+    def drafted(self) -> int:
+        """Its topk."""
+        return self.topk
+
     def expanding(self) -> list[int]:
         """How many nodes of each depth the drafter expands.
 
@@ -145,7 +154,7 @@ class DDTree(Numbers):
         rows = min(product_size(min(self.depth, MOST_BLOCK), self.width) + 1, MOST_ROWS)
         _check(self, "a tree over marginals", {"depth": (1, MOST_BLOCK), "width": (1, MOST_WIDTH), "rows": (2, rows)})
 
-    kind, topk = "ddtree", None
+    kind, topk, drafted = "ddtree", None, OVER_MARGINALS
 
     def expanding(self) -> list[int]:
         """One node of each depth: whatever nodes there are, a depth is guessed once."""
@@ -164,6 +173,7 @@ class DynamicLimits:
     within_levels : whether it may have ``topk`` nodes for each level, fewer than its pool has (TensorRT-LLM)
     redrafts      : whether the drafter reads the expanded nodes of all levels above again on each level (TensorRT-LLM)
     chains        : whether chains are asked for too, which are dynamic trees of topk 1
+    marginals     : whether trees over marginals are, as deep as the drafter guesses, of at most as many rows
 
     >>> DynamicLimits().most_rows(3, 4), DynamicLimits(within_levels=True).most_rows(3, 4)
     (37, 13)
@@ -175,6 +185,7 @@ class DynamicLimits:
     within_levels: bool = False
     redrafts: bool = False
     chains: bool = False
+    marginals: bool = False
 
     def most_rows(self, levels: int, topk: int) -> int:
         """Most rows of a tree with these levels and topk."""
@@ -216,7 +227,7 @@ class TreeSize(Numbers):
                 f"A tree needs 1 <= depth < rows (depth 0 for 1 row), but got {self.depth} and {self.rows}."
             )
 
-    topk = None
+    topk, drafted = None, 0
 
     @property
     def name(self) -> str:

@@ -126,7 +126,7 @@ class Tree:
         return len(self.paths)
 
     rows = cache_rows = property(__len__)  # verified, and that a cache has to hold behind the text
-    topk = None  # the nodes are the same at every step
+    topk, drafted = None, 0  # the nodes are the same at every step
 
     @property
     def kind(self) -> str:
