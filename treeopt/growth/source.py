@@ -119,10 +119,6 @@ class Source(ABC):
         """What the dynamic trees within limits reach that can be replayed."""
         return {}
 
-    def over_marginals(self, depth: int, rows: int) -> dict[DDTree, TreeRates]:
-        """What trees over marginals of at most such a depth and so many rows reach that can be replayed."""
-        return {}
-
     def visits(self, tree: Tree) -> IntArray | None:
         """(n,) steps at which each node is accepted, all steps for the root; None for accuracies alone."""
         return None
@@ -270,9 +266,6 @@ class TraceSource(AnswersSource):
 
     def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
         return replay.dynamic_rates(self.record, limits)
-
-    def over_marginals(self, depth: int, rows: int) -> dict[DDTree, TreeRates]:
-        return replay.marginal_rates(self.record, depth=depth, rows=rows)
 
     def visits(self, tree: Tree) -> IntArray:
         return replay.count_visits(self.record, tree)

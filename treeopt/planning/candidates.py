@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut, drawn
-from treeopt.growth.replay import TreeRates
+from treeopt.growth.replay import TreeRates, marginal_rates
 from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.request import PlanRequest
@@ -193,7 +193,8 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
         within = replace(request.dynamic, levels=levels, rows=rows, chains=False)
         found += _anew([*source.dynamic(within).items()], costs)
-        found += _anew([*source.over_marginals(deepest, rows).items()], costs) if within.marginals else []
+        if within.marginals and source.pooled is not None:
+            found += _anew([*marginal_rates(source.pooled, depth=deepest, rows=rows).items()], costs)
     twins = (AS_IT_COMES, "as_it_comes"), (IDLE, "idle")
     found += [replace(found[0], group=group) for group, twin in twins if any(getattr(c, twin) for c in costs.values())]
     rates, draws = np.array([one.rates.tokens_per_step for one in found]), drawn([one.rates for one in found])
