@@ -17,6 +17,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.engines import open_stepper
+from treeopt.runtime.engines.vllm import LONGEST
 from treeopt.runtime.stepper import PLAIN, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
@@ -170,13 +171,13 @@ def test_an_engine_that_ends_is_said_with_its_last_words(place, how, said):
         decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
 
 
-def test_an_engine_that_is_killed_is_launched_again(place):
-    stepper = opened(place)
-    process = stepper._workers[None]._process
-    os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(Unsupported, match="vLLM ended"):
-        decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
-    assert decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP).rows[0].tokens == expected(PROMPTS[0], 0)[0]
+@pytest.mark.parametrize(("length", "key"), [(0, None), (2, LONGEST)])  # the second while it is launched
+def test_an_engine_that_is_killed_is_launched_again(place, length, key):
+    stepper, draft = opened(place), Tree.chain(length)
+    os.kill(stepper._workers[key]._process.pid, signal.SIGKILL)
+    with pytest.raises(Unsupported, match="vLLM ended before its answer: it crashed with SIGKILL"):
+        decode_block(stepper, draft, [(0, PROMPTS[0])], STOP)
+    assert decode_block(stepper, draft, [(0, PROMPTS[0])], STOP).rows[0].tokens == expected(PROMPTS[0], length)[0]
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/dev/null"])

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
@@ -84,8 +85,15 @@ class Vllm(Stepper):
     def answer(
         self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1, *, idle: bool = False
     ) -> Generator[Pass, Draft | None, None]:
-        """The passes. Who stops asking leaves the engine empty."""
+        """The passes. Who stops asking leaves the engine empty; where one ends by itself, all are launched again when asked for."""
         assert draft is not None, "it has no settings of its own for a drafter"
+        try:
+            yield from self._answer(prompts, draft, rows, idle=idle)
+        except Unsupported:
+            self.renew()
+            raise
+
+    def _answer(self, prompts: Sequence[Sequence[int]], draft: Draft, rows: int, *, idle: bool) -> Iterator[Pass]:
         worker = self._worker(None if draft.depth == 0 and not idle else draft.depth)
         ends = [SequenceEnd(self.stop, self.target.context - len(prompt)) for prompt in prompts]
         most = [min(self.stop.max_new_tokens, self.target.context - len(prompt)) for prompt in prompts]
@@ -100,9 +108,6 @@ class Vllm(Stepper):
                 worker.go_on([str(place) for place in emitted if ends[place].reason is not None])
         except GeneratorExit:
             worker.leave(passes)
-            raise
-        except Unsupported:
-            self.renew()
             raise
 
     def renew(self) -> None:
@@ -278,7 +283,8 @@ class Worker:
         return found
 
     def _ended(self, why: str = "") -> Unsupported:
-        self._process.wait()
+        number = -self._process.wait()
+        why = f"it crashed with {signal.Signals(number).name}" if number > 0 else why
         words = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return Unsupported(
             f"vLLM ended before its answer: {(why or ' / '.join(words[-LINES:]) or 'no word of why')[:600]}"
