@@ -138,9 +138,11 @@ class Tree:
     def name(self) -> str:
         """Kind and size, as tables have it.
 
-        >>> Tree.chain(3).name, Tree.dense([2]).name
-        ('chain of 3', 'tree of 3 rows')
+        >>> Tree.chain(3).name, Tree.dense([2]).name, Tree.chain(0).name
+        ('chain of 3', 'tree of 3 rows', 'no guesses')
         """
+        if len(self) == 1:
+            return "no guesses"
         return f"chain of {self.depth}" if self.kind == "chain" else f"tree of {len(self)} rows"
 
     @property

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -228,6 +229,7 @@ class Worker:
             raise InvalidInput(
                 f"`engine_python` must be a Python that has vllm, but {python}: {error.strerror}"
             ) from None
+        self.end = weakref.finalize(self, _end, self._process)  # at the latest when Python ends
         self._tell(arguments)
 
     @cached_property
@@ -255,17 +257,6 @@ class Worker:
         for _ in passes:
             self.go_on([], is_all=True)
 
-    def end(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe and pipe.close()
-        self._process.kill()
-        self._process.wait()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_process"):  # else it never began
-            self.end()
-
     def _tell(self, document: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
         try:
@@ -289,3 +280,11 @@ class Worker:
         return Unsupported(
             f"vLLM ended before its answer: {(why or ' / '.join(words[-LINES:]) or 'no word of why')[:600]}"
         )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            pipe and pipe.close()
+    process.kill()
+    process.wait()
