@@ -20,7 +20,7 @@ from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.trace import MISS
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.drafters.levels import Drafting, LevelDraft, Pool, check_fits, drafting_by, drafting_of
-from treeopt.runtime.drafters.protocol import Drafter, Mark
+from treeopt.runtime.drafters.protocol import Drafter, Frontier, Mark, TreeTensors, top_candidates
 from treeopt.trees.draft import MOST_ROWS, DDTree
 from treeopt.trees.tree import Choice
 
@@ -31,6 +31,23 @@ class MarginalDraft(LevelDraft):
     def marginals(self, roots: Tensor, depth: int) -> Tensor:
         """(b, D, V) logits of every depth behind the (b,) roots, by the drafter's own ids."""
         raise NotImplementedError
+
+    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+        guesses = top_candidates(self.marginals(roots, plan.tree.depth), plan.width)[:, plan.heads, plan.ranks]
+        mark("draft")
+        return torch.cat([roots[:, None], self.named(guesses, 0)], 1)  # (b, T - 1) behind the roots
+
+    def begin(self, roots: Tensor, depth: int) -> None:
+        self._logits = self.marginals(roots, depth)
+
+    def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
+        return self._logits[:, level.depth, None]
+
+    def children(self, level: Frontier, tokens: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        if level.depth == 0:  # of all levels at once, since none depends on the guesses above
+            self._children = self.likeliest(self._logits, topk)
+        guesses, own = self._children
+        return guesses[:, level.depth, None], own[:, level.depth, None]
 
     def guesses(self, roots: Tensor, depth: int, width: int) -> tuple[Tensor, Tensor]:
         """(b, D, W) likeliest tokens of every depth, and their float32 log-probabilities."""
