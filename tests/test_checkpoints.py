@@ -44,7 +44,7 @@ MEDUSA = {
     "vllm_medusa_shared_head": "vllm",
     "vllm_medusa_token_map": "vllm",
 }
-SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3")  # see test_checkpoints_sequential.py
+SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3", "dflash")  # each has tests of its own
 STACKED = tuple(layout for layout in LAYOUTS if layout not in SEQUENTIAL)
 
 

@@ -54,7 +54,8 @@ TOLD = (
 def recognise_dflash(stored: StoredTensors) -> Checkpoint | None:
     """Recognise the drafter by its names; None where it is another."""
     names = {name.removeprefix("model."): name for name in stored.parts}
-    if not {"fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"} <= names.keys():
+    said = stored.config.get("speculators_model_type") == "dflash" or "dflash_config" in stored.config
+    if not (said or {"hidden_norm.weight", "layers.0.input_layernorm.weight"} <= names.keys()):
         return None
     for name in names:
         for pattern, whose in OTHERS:
@@ -63,7 +64,8 @@ def recognise_dflash(stored: StoredTensors) -> Checkpoint | None:
                     f"Of block drafters DFlash's is read, but {quoted(names[name])} in {stored.origin} is {whose}'s."
                 )
     told = settings(stored, "dflash_config")
-    count = 1 + max(int(place[1]) for name in names if (place := re.match(r"layers\.(\d{1,3})\.", name)))
+    places = [int(place[1]) for name in names if (place := re.match(r"layers\.(\d{1,3})\.", name))]
+    count = 1 + max(places, default=0)
     common = [*OUTSIDE, *(f"layers.{i}.{name}" for i in range(count) for name in OF_LAYER)]
     common += [name for name in (EMBEDDING, HEAD, OFFSETS, KNOWN) if name in names]
     common += [HEAD] if OFFSETS in names and HEAD not in names else []
@@ -91,7 +93,7 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[DFlashHeads, I
     asked = base.num_heads or form.most_guesses
     if asked > form.most_guesses:
         raise InvalidInput(
-            f"`depth` must be at most {form.most_guesses}, since the drafter in {stored.origin} was trained for blocks of "
+            f"`draft_depth` must be at most {form.most_guesses}, since the drafter in {stored.origin} was trained for blocks of "
             f"{form.block} rows, but got {asked}."
         )
     own = EMBEDDING in reading.names
