@@ -79,7 +79,10 @@ class Vllm(Stepper):
         self._workers: dict[int | None, Worker] = {}  # by the length that they are for, LONGEST for all, None for plain
         self._has_table = True  # as far as is known
         self.idle = Idle(self) if drafter.kind in SCHEDULED else None  # a length of 0 is of a schedule
-        self.version = self._worker(None).about["version"]
+
+    @cached_property
+    def version(self) -> str:  # type: ignore[override]  # known once an engine is launched
+        return str(self._worker(None).about["version"])
 
     def answer(
         self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1, *, idle: bool = False
@@ -101,9 +104,6 @@ class Vllm(Stepper):
         except GeneratorExit:
             worker.leave(passes)
             raise
-        except Unsupported:
-            self.renew()
-            raise
 
     def renew(self) -> None:
         """End the engines: the next passes are by newly launched ones."""
@@ -112,7 +112,9 @@ class Vllm(Stepper):
         self._workers.clear()
 
     def _worker(self, length: int | None) -> Worker:
-        """The running engine for chains of that length, launched where there is none."""
+        """The running engine for chains of that length, launched where there is none. One that was said to have ended is none."""
+        if any(worker.has_ended for worker in self._workers.values()):
+            self.renew()
         table = self.drafter.kind in SCHEDULED and self._has_table
         if not self._workers:
             self._launch(None)
@@ -200,6 +202,8 @@ class Idle(Stepper):
 class Worker:
     """A process with one engine. Raises Unsupported, with its last words, where it ends before its answer."""
 
+    has_ended = False  # and that was said
+
     def __init__(self, python: str, log: Path, arguments: Mapping[str, object]) -> None:
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         self._log, pipe = log, subprocess.PIPE
@@ -279,6 +283,7 @@ class Worker:
 
     def _ended(self, why: str = "") -> Unsupported:
         self._process.wait()
+        self.has_ended = True
         words = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return Unsupported(
             f"vLLM ended before its answer: {(why or ' / '.join(words[-LINES:]) or 'no word of why')[:600]}"
