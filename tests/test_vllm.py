@@ -199,6 +199,6 @@ def test_a_python_that_is_none_is_refused(place, python):
     target = Target(tiny_model(), name=str(place / "model"))
     setup = Setup(target, PromptLookup(target.vocab_size), STOP)
     with pytest.raises(InvalidInput, match="engine_python must be a Python that has vllm"):
-        open_stepper("vllm", setup, python=python).version
+        str(open_stepper("vllm", setup, python=python).version)
     with pytest.raises(InvalidInput, match="leave it out with engine='transformers'"):
         open_stepper("transformers", setup, python=python)
