@@ -145,21 +145,9 @@ def search_sizes(tmp_path_factory):
     """Size chosen per batch size by a search on shipped files, in a process that must not import torch."""
 
     def run(batch_sizes: tuple[int, ...], *options: str) -> dict[int, int]:
-        arguments = [
-            "search",
-            "--calibration",
-            "vicuna-33b-medusa1",
-            "--profile",
-            PROFILE,
-            "--budget",
-            "112",
-            "--batch-size",
-            ",".join(map(str, batch_sizes)),
-            "--json",
-            *options,
-            "--run",
-            str(tmp_path_factory.mktemp("search")),
-        ]
+        arguments = ["search", "--calibration", "vicuna-33b-medusa1", "--profile", PROFILE, "--budget", "112",
+                     "--batch-size", ",".join(map(str, batch_sizes)), "--json", *options, "--run",
+                     str(tmp_path_factory.mktemp("search"))]  # fmt: skip
         code = (
             "import sys; from treeopt.cli import cli\n"
             "cli(sys.argv[1:], standalone_mode=False)\n"

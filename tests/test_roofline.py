@@ -45,16 +45,8 @@ STATED = {6: (0.019, 0.067), 7: (0.024, 0.119), 8: (0.021, 0.231)}
 
 def config(tmp_path, **changed):
     """The config.json of a small model with grouped heads."""
-    known = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "vocab_size": 100,
-        **changed,
-    }
+    known = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
+             "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100, **changed}  # fmt: skip
     path = tmp_path / "config.json"
     path.write_text(json.dumps({key: value for key, value in known.items() if value is not None}))
     return str(path)
