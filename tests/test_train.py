@@ -51,20 +51,10 @@ def small_target(*, vocab: int = 37, layers: int = 1, dtype=torch.float64, kind=
     """A random model; unless told otherwise of one layer, in float64 and with logits well apart."""
     torch.manual_seed(0)
     make = CohereConfig if kind is CohereForCausalLM else LlamaConfig
-    config = make(
-        vocab_size=vocab,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=0.5,
-        eos_token_id=3,
-        bos_token_id=None,
-        pad_token_id=0,
-        **options,
-    )
+    sizes = {"vocab_size": vocab, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    others = {"initializer_range": 0.5, "eos_token_id": 3, "bos_token_id": None, "pad_token_id": 0}
+    config = make(**sizes, **others, **options)
     return Target(kind(config).to(dtype).eval().requires_grad_(False), name="small")
 
 

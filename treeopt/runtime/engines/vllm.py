@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
@@ -81,20 +81,16 @@ class Vllm(Stepper):
         self._workers: dict[int | None, Worker] = {}  # by the length that they are for, LONGEST for all, None for plain
         self._has_table = True  # as far as is known
         self.idle = Idle(self) if drafter.kind in SCHEDULED else None  # a length of 0 is of a schedule
-        self.version = self._worker(None).about["version"]
+
+    @cached_property
+    def version(self) -> str:  # type: ignore[override]  # known once an engine is launched
+        return str(self._worker(None).about["version"])
 
     def answer(
         self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1, *, idle: bool = False
     ) -> Generator[Pass, Draft | None, None]:
-        """The passes. Who stops asking leaves the engine empty; where one ends by itself, all are launched again when asked for."""
+        """The passes. Who stops asking leaves the engine empty."""
         assert draft is not None, "it has no settings of its own for a drafter"
-        try:
-            yield from self._answer(prompts, draft, rows, idle=idle)
-        except Unsupported:
-            self.renew()
-            raise
-
-    def _answer(self, prompts: Sequence[Sequence[int]], draft: Draft, rows: int, *, idle: bool) -> Iterator[Pass]:
         worker = self._worker(None if draft.depth == 0 and not idle else draft.depth)
         ends = [SequenceEnd(self.stop, self.target.context - len(prompt)) for prompt in prompts]
         most = [min(self.stop.max_new_tokens, self.target.context - len(prompt)) for prompt in prompts]
@@ -118,7 +114,9 @@ class Vllm(Stepper):
         self._workers.clear()
 
     def _worker(self, length: int | None) -> Worker:
-        """The running engine for chains of that length, launched where there is none."""
+        """The running engine for chains of that length, launched where there is none. One that was said to have ended is none."""
+        if any(worker.has_ended for worker in self._workers.values()):
+            self.renew()
         table = self.drafter.kind in SCHEDULED and self._has_table
         if not self._workers:
             self._launch(None)
@@ -206,6 +204,8 @@ class Idle(Stepper):
 class Worker:
     """A process with one engine. Raises Unsupported, with its last words, where it ends before its answer."""
 
+    has_ended = False  # and that was said
+
     def __init__(self, python: str, log: Path, arguments: Mapping[str, object]) -> None:
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         self._log, pipe = log, subprocess.PIPE
@@ -276,6 +276,7 @@ class Worker:
     def _ended(self, why: str = "") -> Unsupported:
         number = -self._process.wait()
         why = f"it crashed with {signal.Signals(number).name}" if number > 0 else why
+        self.has_ended = True
         words = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return Unsupported(
             f"vLLM ended before its answer: {(why or ' / '.join(words[-LINES:]) or 'no word of why')[:600]}"
