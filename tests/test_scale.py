@@ -202,12 +202,6 @@ def test_a_large_file_that_is_damaged_or_cut_is_refused_at_every_place(large):
             RankTrace.load(file)
 
 
-def test_arrays_of_objects_are_refused(tmp_path):
-    np.savez(tmp_path / "t.npz", ranks=np.array([[None]], dtype=object), starts=np.array([0, 1]))
-    with pytest.raises(InvalidInput, match="without pickles"):
-        RankTrace.load(tmp_path / "t.npz")
-
-
 @pytest.fixture
 def run(tmp_path):
     runs_trace(6, 200, 3, turns=True).save(tmp_path / "trace.npz")
