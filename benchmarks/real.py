@@ -145,7 +145,7 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
             None if planned is None or cost is None else planned / cost * min(1.0, overheads.get(AS_IT_COMES, 1.0))
         )
         replayed = "–" if c.replayed_tokens_per_step is None else f"{c.replayed_tokens_per_step:.3f}"
-        setting = entrant.draft.name
+        setting = entrant.draft.name if len(entrant.draft) > 1 else "no guesses"
         title = name if setting in name else f"{name} ({setting})"
         cells = (
             title,

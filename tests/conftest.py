@@ -4,6 +4,8 @@ import json
 import os
 import random
 import shutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 
 from treeopt.cli import cli
 from treeopt.engines.imports import read_measurement
+from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.prompts.chat import ChatFormat
@@ -202,6 +205,12 @@ def demo_run(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    """An empty one; tests that need more in it have a fixture of this name."""
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
 def own_demo_run(demo_run, tmp_path) -> Path:
     return Path(shutil.copytree(demo_run, tmp_path / "demo-run"))
 
@@ -213,6 +222,13 @@ def invoke(*arguments: object, code: int = 0) -> Result:
         raise result.exception
     assert result.exit_code == code, result.output + result.stderr
     return result
+
+
+def in_new_python(code: str, *arguments: str) -> str:
+    """What a program prints that must end well."""
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def treeopt(*arguments: object, code: int = 0) -> str:

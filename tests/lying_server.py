@@ -31,6 +31,8 @@ class Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         with suppress(OSError):
             line, length, head = self.rfile.readline().decode(), 0, []
+            if not line:
+                return  # who connected has no patience left
             while header := self.rfile.readline().strip():
                 head.append(header.decode())
                 if header.lower().startswith(b"content-length:"):

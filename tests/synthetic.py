@@ -21,30 +21,12 @@ D, F, V, KV, VT, INNER = 16, 24, 40, 8, 12, 8
 Tensors = dict[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
 BASE = {"base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": D,
-    "intermediate_size": F,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 1,
-    "vocab_size": V,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "torch_dtype": "float16",
-}
-VLLM = {
-    "architectures": ["MedusaModel"],
-    "model_type": "medusa",
-    "hidden_size": D,
-    "vocab_size": V,
-    "num_heads": 3,
-    "num_hidden_layers": 1,
-    "max_paths": 64,
-    "topk": 10,
-}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": D, "intermediate_size": F,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": V,
+         "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
+         "torch_dtype": "float16"}  # fmt: skip
+VLLM = {"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": D, "vocab_size": V, "num_heads": 3,
+        "num_hidden_layers": 1, "max_paths": 64, "topk": 10}  # fmt: skip
 
 
 def linear(name: str, out: int, into: int) -> Shapes:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -24,6 +22,7 @@ from treeopt.report.terminal import out
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
+from .conftest import in_new_python
 from .conftest import treeopt as command
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -266,8 +265,7 @@ def test_importing_is_light_and_every_name_is_there():
         "assert set(treeopt.__all__) <= set(dir(treeopt))\n"
         "[getattr(treeopt, name) for name in treeopt.__all__]"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    in_new_python(code)
 
 
 @pytest.mark.long

@@ -32,19 +32,11 @@ from .conftest import examples
 from .synthetic import check_damage, edit_json, read_file, small_llama, synthetic, write_file
 
 WIDTH, VOCAB = 16, 40  # of the synthetic checkpoints, and of the small base here
-MEDUSA = {
-    "medusa_v01_pt": "medusa",
-    "medusa_v01_safetensors": "medusa",
-    "medusa_v01_two_layers_pt": "medusa",
-    "medusa_v2_safetensors": "medusa-shared",
-    "medusa2_merged": "merged",
-    "modelopt_hf": "modelopt",
-    "trtllm_medusa": "tensorrt-llm",
-    "vllm_medusa": "vllm",
-    "vllm_medusa_shared_head": "vllm",
-    "vllm_medusa_token_map": "vllm",
-}
-SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3")  # see test_checkpoints_sequential.py
+MEDUSA = {"medusa_v01_pt": "medusa", "medusa_v01_safetensors": "medusa", "medusa_v01_two_layers_pt": "medusa",
+          "medusa_v2_safetensors": "medusa-shared", "medusa2_merged": "merged", "modelopt_hf": "modelopt",
+          "trtllm_medusa": "tensorrt-llm", "vllm_medusa": "vllm", "vllm_medusa_shared_head": "vllm",
+          "vllm_medusa_token_map": "vllm"}  # fmt: skip
+SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3", "dflash")  # each has tests of its own
 STACKED = tuple(layout for layout in LAYOUTS if layout not in SEQUENTIAL)
 
 

@@ -21,18 +21,9 @@ from .slow_drafters import check_ranks, slow_eagle3
 from .synthetic import check_damage, synthetic
 from .test_guesses import FORMS, PLAIN, SOME, random_eagle3, small_model
 
-LAYER = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "max_position_embeddings": 96,
-    "num_hidden_layers": 1,
-    "vocab_size": VOCABULARY,
-}
+LAYER = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+         "rms_norm_eps": 1e-6, "hidden_act": "silu", "max_position_embeddings": 96, "num_hidden_layers": 1,
+         "vocab_size": VOCABULARY}  # fmt: skip
 LAYOUTS = {  # where config.json says what, and the prefixes of tensors: (of the layer, of all but the head)
     "safeailab": ("midlayer.", ""),
     "modelopt": ("layers.0.", ""),

@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import draft_tree
 from treeopt.trees.tree import Tree
 
-from .conftest import invoke, tiny_model, treeopt
+from .conftest import in_new_python, invoke, tiny_model, treeopt
 
 QUICK = ("--num-prompts", "6", "--max-new-tokens", "16")
 
@@ -286,5 +285,4 @@ def test_what_needs_no_model_imports_nothing_heavy(does, also):
     heavy = {"torch", "transformers", "datasets", "matplotlib", "scipy", "networkx", *also}
     code = f"import sys; from click.testing import CliRunner; from treeopt.cli import cli; {does}; "
     code += f"sys.exit(' '.join(sorted({heavy} & set(sys.modules))) or 0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    in_new_python(code)

@@ -37,18 +37,9 @@ def other_model(vocab_size: int = VOCABULARY, context: int = CONTEXT, layers: in
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(4)
-    config = GPT2Config(
-        vocab_size=vocab_size,
-        n_positions=context,
-        n_embd=24,
-        n_layer=layers,
-        n_head=3,
-        initializer_range=0.6,
-        bos_token_id=None,
-        eos_token_id=3,
-        attn_implementation="sdpa",
-    )
-    return GPT2LMHeadModel(config).double().eval().requires_grad_(False)
+    sizes = {"vocab_size": vocab_size, "n_positions": context, "n_embd": 24, "n_layer": layers, "n_head": 3}
+    others = {"initializer_range": 0.6, "bos_token_id": None, "eos_token_id": 3, "attn_implementation": "sdpa"}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **others)).double().eval().requires_grad_(False)
 
 
 def shallow(kind: str) -> DraftModel:

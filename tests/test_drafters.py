@@ -1,9 +1,10 @@
 """One contract for all drafters, on trained ones: any tree decodes the plain text, and the teacher-forced trace is
 the trace of decoding."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -12,12 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth.replay import accepted_lengths, length_counts, replay, replay_dynamic
+from treeopt.errors import InvalidInput
+from treeopt.growth.replay import accepted_lengths, length_counts, record_for, replay
 from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rules import Greedy, Sampling
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters import part_of
+from treeopt.runtime.drafters.dflash import DFlashHeads
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.layer import EagleHeads, layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
@@ -30,7 +33,7 @@ from treeopt.runtime.training.batches import Text, make_batch
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates, count
-from treeopt.trees.draft import DynamicTree
+from treeopt.trees.draft import DDTree, DynamicTree
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, tiny_model, trees
@@ -41,6 +44,7 @@ NEVER = StopRule(frozenset(), 24, at_loops=False)
 PROMPTS = [[9], [4, 5, 4, 5, 4], *([(i * step) % VOCABULARY for i in range(60)] for step in (13, 22, 25))]
 RULES = [Greedy(), Sampling(0.7, top_p=0.9)]
 DYNAMIC = [DynamicTree(*numbers) for numbers in ((1, 3, 3), (2, 2, 4), (3, 1, 4), (3, 2, 8), (4, 4, 16), (4, 3, 9))]
+MARGINAL = [DDTree(*numbers) for numbers in ((1, 3, 3), (2, 2, 4), (3, 1, 4), (4, 4, 16), (4, 31, 32), (4, 31, 9))]
 
 
 def trained(target: Target, *, make: Callable[[Target, list[Text]], torch.nn.Module]) -> Drafter:
@@ -83,6 +87,17 @@ def draft_model(target: Target) -> Drafter:
     return DraftModel(Target(model), target.vocab_size, num_heads=HEADS)
 
 
+def causal_dflash(target: Target, texts: list[Text]) -> DFlashHeads:
+    """Two layers whose rows see those before them alone, one of them 7 places back; the newest token's own row guesses too."""
+    made = make_heads(target, Recipe("dflash", HEADS, num_layers=2), texts)
+    form = replace(made.form, from_anchor=True, block=HEADS, causal=(True, True), windows=(7, None))
+    other = DFlashHeads(
+        made.config, form, embedding=made.embedding, lm_head=made.lm_head, num_heads=HEADS, dtype=made.dtype
+    )
+    other.load_state_dict(made.state_dict())
+    return other
+
+
 @dataclass(frozen=True)
 class Row:
     """A drafter under the contract: how one is made that is often right.
@@ -102,6 +117,8 @@ CONTRACT = {
     "hydra++": Row(recipe("hydra++")),
     "eagle": Row(partial(trained, make=untrained_eagle), deep=True),
     "eagle3": Row(recipe("eagle3", draft_vocab=33), deep=True),
+    "dflash": Row(recipe("dflash"), deep=True),
+    "dflash, causal": Row(partial(trained, make=causal_dflash), deep=True),
     "mtp": Row(own=partial(drafting, "deepseek_v3")),
     "mtp, eager": Row(own=partial(drafting, "glm4_moe", attention="eager")),
     "draft-model": Row(draft_model),
@@ -210,21 +227,30 @@ class TestContract:
         assert row.end is End.CONTEXT
         assert row.tokens == plain.tokens
 
-    def test_dynamic_trees_decode_the_plain_text_and_are_replayed(self, both, rule):
-        (target, drafter), accepted = both, 0
+    def test_trees_that_are_built_anew_decode_the_plain_text_and_are_replayed(self, both, rule):
+        (target, drafter), accepted = both, dict[str, list[int]]()
         if not drafter.has_probabilities:
             return
+        drafts = [(tree, 2) for tree in DYNAMIC]
+        drafts += [(tree, batch_size) for tree in MARGINAL for batch_size in (1, 4)] * drafter.has_marginals
         setup, prompts = Setup(target, drafter, StopRule(target.eos_ids, 30), rule), random_prompts(5)
         plain = decode(target, None, prompts, batch_size=3, stop=setup.stop, acceptance=rule)
-        counts = Counts(top_k=4, levels=4, topks=(1, 2, 3, 4))
+        counts = record_for([tree for tree, _ in drafts], 4)
         trace = rank_answers(setup, prompts, [row.tokens for row in plain], batch_size=4, counts=counts)
-        for tree in DYNAMIC:
-            rows = decode(target, drafter, prompts, tree, batch_size=2, stop=setup.stop, acceptance=rule)
+        for tree, batch_size in drafts:
+            rows = decode(target, drafter, prompts, tree, batch_size=batch_size, stop=setup.stop, acceptance=rule)
             assert [row.tokens for row in rows] == [row.tokens for row in plain]
-            replayed = replay_dynamic(trace, tree.levels, tree.topk, [tree.rows])[0]
-            assert replayed.tolist() == [row.steps for row in rows], tree
-            accepted += sum(sum(row.accepted) for row in rows)
-        assert accepted > 0
+            assert replay(trace, tree).steps.tolist() == [row.steps for row in rows], tree
+            accepted.setdefault(tree.kind, []).extend(n for row in rows for n in row.accepted)
+        assert all(
+            max(lengths) > (drafter.kind == "medusa") for lengths in accepted.values()
+        )  # which is right at depth 2, too
+
+    def test_trees_over_marginals_are_refused_where_guesses_depend_on_others(self, both, rule):
+        target, drafter = both
+        if not drafter.has_marginals:
+            with pytest.raises(InvalidInput, match=re.escape(drafter.kind)):
+                decode(target, drafter, PROMPTS, MARGINAL[0], batch_size=2, stop=NEVER, acceptance=rule)
 
 
 def test_trained_guesses_are_accepted(both, request):

@@ -6,24 +6,36 @@ import numpy as np
 import pytest
 
 from treeopt.errors import InvalidInput
+from treeopt.growth.replay import replay
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.plan import Plan, is_setting
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import MOST_ROWS, Draft, DynamicTree, TreeSize, draft_of, pool_size
+from treeopt.records.trace import MISS, RankTrace
+from treeopt.trees.draft import (
+    MOST_ROWS,
+    OVER_MARGINALS,
+    DDTree,
+    Draft,
+    DynamicTree,
+    TreeSize,
+    draft_of,
+    pool_size,
+    product_size,
+)
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace
+from .test_ddtree import recorded
 from .test_dynamic import numbers, slow_lengths, slow_replay, with_pools
 from .test_figures import some_profile
 
 # Drafts, as files have them.
 
-DRAFTS = (Tree.chain(0), Tree.chain(3), Tree.dense([2, 2]), DynamicTree(3, 4, 8), TreeSize(16, 3))
+DRAFTS = (Tree.chain(0), Tree.chain(3), Tree.dense([2, 2]), DynamicTree(3, 4, 8), TreeSize(16, 3), DDTree(3, 4, 8))
 
 
 @pytest.mark.parametrize("draft", DRAFTS, ids=lambda draft: draft.name)
@@ -32,8 +44,9 @@ def test_a_draft_of_any_kind_keeps_the_protocol_and_comes_back_from_its_record(d
     assert draft_of(draft.record) == draft_of(draft) == draft
     assert (draft.rows, len(draft.expanding())) == (len(draft), draft.depth)
     assert draft.cache_rows >= draft.rows > draft.depth
-    assert draft.kind in ("plain", "chain", "tree", "dynamic")
+    assert draft.kind in ("plain", "chain", "tree", "dynamic", "ddtree")
     assert (draft.topk is not None) == (draft.kind == "dynamic")
+    assert draft.drafted == {"dynamic": draft.topk, "ddtree": OVER_MARGINALS}.get(draft.kind, 0)
     assert len({one.name for one in DRAFTS}) == len(DRAFTS)
 
 
@@ -101,6 +114,19 @@ def test_a_drafter_that_reads_the_levels_above_again_pays_for_their_nodes():
             tree = [12], [levels], topk
             nodes = sum(topk * level for level in range(1, levels)) - topk * (levels - 1) if topk > 1 else 0
             assert again.ms(*tree) - once.ms(*tree) == pytest.approx(nodes * timed_with_chains, abs=1e-12)
+
+
+def test_a_tree_over_marginals_costs_the_line_through_the_rows_that_were_timed():
+    fixed = timings({(2, 2): 0.5})
+    timed = [StepTiming(2, 100, n, 6, (2 + 0.1 * n + ms,) * 9, over_marginals=True) for n, ms in ((12, 0.5), (40, 1.2))]
+    costs = StepCosts(LatencyProfile((*fixed.points, *timed), fixed.autoregressive), 2)
+    rows, depths = np.array([(12, 6), (12, 2), (26, 6), (40, 3)]).T
+    extra = costs.ms(rows, depths, OVER_MARGINALS) - costs.ms(rows, depths)
+    np.testing.assert_allclose(extra, [0.5, 0.5, 0.85, 1.2])
+    np.testing.assert_allclose(
+        costs.ms([12], [2], 2) - costs.ms([12], [2]), 0.5
+    )  # those of dynamic trees are their own
+    assert np.isnan(StepCosts(fixed, 2).ms([12], [6], OVER_MARGINALS)).all()
 
 
 # Plans.
@@ -181,7 +207,7 @@ def test_a_plan_without_pools_or_without_timings_of_dynamic_trees_has_none(trace
 def dearer(profile: LatencyProfile, *, fixed: float = 0.0, dynamic: float = 0.0) -> LatencyProfile:
     """The profile with steps of fixed and of dynamic trees that take so many milliseconds more."""
     points = [
-        replace(p, step_ms=tuple(ms + (fixed if p.topk is None else dynamic) for ms in p.step_ms))
+        replace(p, step_ms=tuple(ms + (dynamic if p.drafted else fixed) for ms in p.step_ms))
         for p in profile.points
         if p.size > 1
     ]
@@ -223,3 +249,30 @@ def test_an_engine_of_chains_gets_the_best_chain_or_plain_decoding(plan):
             assert slow.serving(lambda draft: draft.kind == "chain").draft.kind == "plain"
             with pytest.raises(InvalidInput, match="no draft of that kind"):
                 replace(slow, others={}).serving(lambda draft: draft.kind == "chain")
+
+
+@pytest.mark.parametrize("is_best", [True, False])
+def test_a_tree_over_marginals_stands_in_the_same_table(is_best):
+    """It is the fastest of all settings, by brute force, and it is chosen where fixed trees are no better than chains."""
+    record, _ = recorded(5, lengths := [40] * 12, (4,), depth=3)
+    ranks = random_trace(np.random.default_rng(5), np.array(lengths), 3, 6)
+    few = np.where(ranks.ranks > 0, MISS, ranks.ranks)
+    record = replace(record, ranks=few if is_best else ranks.ranks, end=ranks.end, meta={**record.meta, **ranks.meta})
+    fixed = some_profile((1,), largest=16)
+    (plain,) = fixed.autoregressive
+    timed = [
+        StepTiming(1, 512, n, 3, tuple(ms + 0.5 + 0.01 * n for ms in plain.step_ms), over_marginals=True)
+        for n in (8, 16)
+    ]
+    profile = dearer(LatencyProfile((*fixed.points, *timed), fixed.autoregressive), dynamic=0.0 if is_best else 5.0)
+    entry = plan_trees(record, profile, PlanRequest(Limits(16), batch_sizes=(1,)))[1]
+    trees = [
+        DDTree(depth, 4, n) for depth in (1, 2, 3) for n in range(depth + 1, min(product_size(depth, 4) + 1, 16) + 1)
+    ]
+    ms = StepCosts(profile, 1, 512).ms([len(t) for t in trees], [t.depth for t in trees], OVER_MARGINALS)
+    throughput = [replay(record, tree).tokens_per_step for tree in trees] / ms
+    found, best = entry.best("ddtree"), int(np.argmax(throughput))
+    i = trees.index(found.draft)
+    assert i == best or throughput[i] > 0.95 * throughput[best]
+    assert entry.chosen.rate >= (1 - NEGLIGIBLE) * max(one.rate for one in (entry.plain, *entry.others.values()))
+    assert (entry.chosen is found) == is_best

@@ -70,14 +70,9 @@ def of(*place, dtype=np.uint8):
     return lambda arrays: arrays.update(pool_places=arrays["pool_places"][place].astype(dtype))
 
 
-def wide(value):
-    """Places of 64 bits, the first of this value."""
-
-    def damage(arrays):
-        arrays["pool_places"] = arrays["pool_places"].astype(np.int64)
-        arrays["pool_places"][0, 0, 0] = value
-
-    return damage
+def moved(by):
+    """Add a number to the places, as numbers of more bits."""
+    return lambda arrays: arrays.update(pool_places=arrays["pool_places"].astype(np.int64) + by)
 
 
 def says(**pools):
@@ -93,8 +88,8 @@ DAMAGES = {
     "a column less of places": (of(..., slice(1, None)), r"places of the pools must be \(17, 3, 6\)"),
     "places with a point": (of(..., dtype=float), "pool_places must be whole numbers"),
     "places beyond bytes": (of(..., dtype=np.int64), None),
-    "places below bytes": (wide(-1), "pool_places must fit into uint8"),
-    "a place beyond bytes": (wide(256), "pool_places must fit into uint8"),
+    "places below bytes": (moved(-256), "pool_places must fit into uint8"),
+    "places above bytes": (moved(256), "pool_places must fit into uint8"),
     "a place beyond the pool": (put((0, 0, 0), 1), "must be below 1 or 255, but reach 1"),
     "a place beyond any tree": (put((0, 2, LAST), 254), "must be below 36 or 255, but reach 254"),
     "a child at its parent's place": (put((0, 2, slice(3, 6)), [0, 0, 255]), "behind its parent's"),

@@ -1,8 +1,6 @@
 """Every figure on small and large inputs: no texts that overlap or are cut off, and the files as promised."""
 
 import itertools
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from xml.etree import ElementTree
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.conftest import examples, traces, trees
+from tests.conftest import examples, in_new_python, traces, trees
 from tests.test_coverage import random_probe
 from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile, with_dynamic
 from treeopt.planning.planner import plan_trees
@@ -192,5 +190,4 @@ def test_drawing_leaves_matplotlib_as_it_was():
         "assert dict(matplotlib.rcParams.copy()) == before\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    in_new_python(code)

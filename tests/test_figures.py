@@ -456,11 +456,6 @@ def test_contenders_are_the_benchmarks():
 # From a run directory
 
 
-@pytest.fixture
-def run(tmp_path) -> RunDirectory:
-    return RunDirectory(tmp_path / "run")
-
-
 def fill(run: RunDirectory, batch_sizes) -> None:
     trace = long_trace(3)
     named = {**trace.meta, "group_names": NAMES[:2]}

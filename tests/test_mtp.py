@@ -212,17 +212,9 @@ def test_a_damaged_layer_is_refused(checkpoint, tmp_path, damage):
         load_mtp(MTP, target)
 
 
-SMALL = {
-    "hidden_size": 16,
-    "intermediate_size": 8,
-    "moe_intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": VOCABULARY,
-    "pad_token_id": 0,
-}
+SMALL = {"hidden_size": 16, "intermediate_size": 8, "moe_intermediate_size": 8, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": VOCABULARY,
+         "pad_token_id": 0}  # fmt: skip
 EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "layer_types": ["full_attention"] * 2, "num_mtp_layers": 1}
 
 

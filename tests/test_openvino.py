@@ -63,19 +63,10 @@ PROMPTS = [(i, [11 * i + 9 * k % 50 + 8 for k in range(n)]) for i, n in enumerat
 def tiny_target() -> Target:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(demo.MODEL)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=WIDTH,
-        intermediate_size=2 * WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS // 2,
-        max_position_embeddings=512,
-        eos_token_id=7,
-        bos_token_id=None,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH}
+    sizes |= {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS // 2}
+    others = {"max_position_embeddings": 512, "eos_token_id": 7, "bos_token_id": None, "tie_word_embeddings": False}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **others)).eval().requires_grad_(False)
     model.model.embed_tokens.weight.normal_()
     model.lm_head.weight.normal_()
     for layer in model.model.layers:  # what a layer adds is little

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -24,6 +22,7 @@ from treeopt.runtime.prompts.order import Draw, Order, order_of, spread
 from treeopt.runtime.prompts.sets import Conversation, PromptSet, load_prompts
 from treeopt.runtime.session import open_acceptance
 
+from .conftest import in_new_python
 from .prompt_files import PLAIN, load
 
 CATEGORIES = [f"category {i}" for i in range(13)]
@@ -180,7 +179,7 @@ def test_a_million_rows_are_not_held(tmp_path, kind):
         "before = peak(); prompts = load_prompts(PLAIN, sys.argv[1], order=Order(0, 1000))\n"
         "print(len(prompts.conversations), peak() - before)"
     )
-    said = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True).stdout
+    said = in_new_python(code, path)
     n, kilobytes = map(int, said.split())
     assert n == 1000
     assert kilobytes < 50_000

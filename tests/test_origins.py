@@ -235,14 +235,8 @@ def test_calibrate_keeps_another_measurement(own_demo_run):
 
 
 # An unknown rule would be taken for greedy decoding.
-WRONG = {
-    "rule": "speculative",
-    "temperature": float("inf"),
-    "top_p": 1.5,
-    "top_k": 0,
-    "epsilon": -0.1,
-    "delta": float("nan"),
-}
+WRONG = {"rule": "speculative", "temperature": float("inf"), "top_p": 1.5, "top_k": 0, "epsilon": -0.1,
+         "delta": float("nan")}  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "value"), WRONG.items())

@@ -19,7 +19,6 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.session import Session
 from treeopt.runtime.stepper import StepVisits, rows_at
@@ -226,11 +225,6 @@ def session():
     target = Target(tiny_model(eos=(3,)), name="tiny")
     prompts = asked([[1, 2, 3, 4], [5, 6, 7], [8, 9, 10, 11, 12]])
     return Session(target, tiny_heads(target), {"kind": "medusa", "id": "tiny", "num_heads": HEADS}, prompts)
-
-
-@pytest.fixture
-def run(tmp_path):
-    return RunDirectory(tmp_path / "run")
 
 
 QUICK = {"time_limit_s": 0.0, "max_new_tokens": 24}

@@ -116,15 +116,9 @@ def test_messages_of_the_user_in_a_row_are_one_turn_where_the_assistant_speaks(t
 
 
 def test_given_answers_are_kept_up_to_the_first_turn_without_one(tmp_path):
-    rows = [
-        {"turns": ["a", "b"], "said": ["x", "y"]},
-        {"turns": ["c", "d"], "said": ["x", None]},
-        {"turns": ["e", "f"], "said": "x"},
-        {"turns": ["g", "h"], "said": " "},
-        {"turns": ["i"], "said": ["x", "y"]},
-        {"turns": ["j"], "said": 3},
-        {"turns": ["k"]},
-    ]
+    rows = [{"turns": ["a", "b"], "said": ["x", "y"]}, {"turns": ["c", "d"], "said": ["x", None]}]
+    rows += [{"turns": ["e", "f"], "said": "x"}, {"turns": ["g", "h"], "said": " "}]
+    rows += [{"turns": ["i"], "said": ["x", "y"]}, {"turns": ["j"], "said": 3}, {"turns": ["k"]}]
     prompts = load(tmp_path, rows, responses="said")
     assert [c.answers for c in prompts.conversations] == [("x", "y"), ("x",), ("x",)]
     assert [c.num_turns for c in prompts.conversations] == [2, 1, 1]

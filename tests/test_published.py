@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from treeopt.report.tips import size_tips
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import Limits
 
-from .conftest import published_data, treeopt
+from .conftest import in_new_python, published_data, treeopt
 
 MEDUSA = [name for name in PUBLISHED_TREES if not name.startswith("eagle")]
 PROFILE = "a100-80gb--llama-33b-linear-layers"
@@ -145,29 +143,16 @@ def search_sizes(tmp_path_factory):
     """Size chosen per batch size by a search on shipped files, in a process that must not import torch."""
 
     def run(batch_sizes: tuple[int, ...], *options: str) -> dict[int, int]:
-        arguments = [
-            "search",
-            "--calibration",
-            "vicuna-33b-medusa1",
-            "--profile",
-            PROFILE,
-            "--budget",
-            "112",
-            "--batch-size",
-            ",".join(map(str, batch_sizes)),
-            "--json",
-            *options,
-            "--run",
-            str(tmp_path_factory.mktemp("search")),
-        ]
+        arguments = ["search", "--calibration", "vicuna-33b-medusa1", "--profile", PROFILE, "--budget", "112", "--json"]
+        arguments += ["--batch-size", ",".join(map(str, batch_sizes)), *options]
+        arguments += ["--run", str(tmp_path_factory.mktemp("search"))]
         code = (
             "import sys; from treeopt.cli import cli\n"
             "cli(sys.argv[1:], standalone_mode=False)\n"
             "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
         )
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return {entry["batch_size"]: entry["chosen"]["shown"]["size"] for entry in json.loads(done.stdout)["entries"]}
+        found = json.loads(in_new_python(code, *arguments))
+        return {entry["batch_size"]: entry["chosen"]["shown"]["size"] for entry in found["entries"]}
 
     return run
 

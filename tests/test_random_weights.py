@@ -25,17 +25,9 @@ from treeopt.trees.tree import Tree
 from .conftest import HEADS, VOCABULARY, tiny_heads, tiny_model, trees
 from .test_profile import CALIBRATION, NEVER, QUICK
 
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "eos_token_id": 2,
-}
+LLAMA = {"model_type": "llama", "vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 96,
+         "eos_token_id": 2}  # fmt: skip
 
 PROMPTS = [[1, 2, 3], [4, 5]]
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")

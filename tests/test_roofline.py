@@ -31,7 +31,7 @@ from treeopt.pipeline import profile_analytical
 from treeopt.pipeline.export import export
 from treeopt.records.rundir import RunDirectory
 
-from .conftest import published_data
+from .conftest import in_new_python, published_data
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from medusa_tables import CANDIDATES, STEPS, TFLOPS, attention_product, operator_of, predicted_tflops
@@ -44,16 +44,8 @@ STATED = {6: (0.019, 0.067), 7: (0.024, 0.119), 8: (0.021, 0.231)}
 
 def config(tmp_path, **changed):
     """The config.json of a small model with grouped heads."""
-    known = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "vocab_size": 100,
-        **changed,
-    }
+    known = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2}
+    known |= {"intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100, **changed}
     path = tmp_path / "config.json"
     path.write_text(json.dumps({key: value for key, value in known.items() if value is not None}))
     return str(path)
@@ -229,6 +221,17 @@ def test_search_and_export_say_that_nothing_was_measured(tmp_path):
     )
     _, written = export(RunDirectory(run), "medusa")
     assert any("roofline of L4, nothing measured" in note for note in written.notes)
+
+
+def test_the_command_needs_no_torch(tmp_path):
+    arguments = ["profile", "--analytical", "H200-SXM", "--model", config(tmp_path), "--run", str(tmp_path / "run")]
+    code = (
+        "import sys; from click.testing import CliRunner; from treeopt.cli import cli\n"
+        f"result = CliRunner().invoke(cli, {arguments!r})\n"
+        "assert result.exit_code == 0, result.output\n"
+        "sys.exit(' '.join(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules))) or 0)"
+    )
+    in_new_python(code)
 
 
 def test_configs_say_their_shape(tmp_path):

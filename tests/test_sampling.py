@@ -198,18 +198,9 @@ def test_the_record_says_what_the_text_depends_on():
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_are_the_models_own_logits(kind, options, dtype):
-    common = {
-        "vocab_size": 40,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "initializer_range": 0.6,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-    }
+    common = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    common |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.6}
+    common |= {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
     try:
         config = AutoConfig.for_model(kind, **common | options)
     except ValueError as error:

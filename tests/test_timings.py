@@ -23,12 +23,6 @@ from treeopt.pipeline.profile.command import Template, samples_of
 from treeopt.pipeline.profile.placement import deepest_trees, tree_families
 from treeopt.pipeline.profile.untimed import LatencyRow, ms_of_speed, profile_from_file, profile_of, read_rows
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.rundir import RunDirectory
-
-
-@pytest.fixture
-def run(tmp_path):
-    return RunDirectory(tmp_path / "run")
 
 
 def table(tmp_path, text, name="steps.csv"):

@@ -438,20 +438,8 @@ def test_given_answers_are_cut_where_they_loop():
 @pytest.mark.parametrize("kind", ["medusa-1", "medusa-2", "hydra++", "eagle3"])
 def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     out = tmp_path / "heads"
-    options = [
-        "--num-prompts",
-        "6",
-        "--max-new-tokens",
-        "10",
-        "--batch-size",
-        "2",
-        "--heads",
-        "2",
-        "--layers",
-        "1",
-        "--dtype",
-        "float32",
-    ]
+    options = ["--num-prompts", 6, "--max-new-tokens", 10, "--batch-size", 2, "--heads", 2, "--layers", 1]
+    options += ["--dtype", "float32"]
     done = invoke("train", "--kind", kind, *options, "--steps", 3, "-o", out, code=0)
     assert "1 held out, too few to tell" in done.stderr
     saved = json.loads((out / "training/training.json").read_text())
@@ -627,22 +615,8 @@ def test_a_model_of_ones_own_needs_prompts():
 def test_two_processes_end_in_the_weights_of_one(tmp_path):
     from safetensors.torch import load_file
 
-    options = [
-        "--num-prompts",
-        "6",
-        "--max-new-tokens",
-        "10",
-        "--batch-size",
-        "4",
-        "--heads",
-        "2",
-        "--steps",
-        "3",
-        "--dtype",
-        "float64",
-        "--device",
-        "cpu",
-    ]
+    options = ["--num-prompts", "6", "--max-new-tokens", "10", "--batch-size", "4", "--heads", "2", "--steps", "3"]
+    options += ["--dtype", "float64", "--device", "cpu"]
     treeopt("train", *options, "-o", tmp_path / "one")
     launch = "-m accelerate.commands.launch --cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
     command = [sys.executable, *launch.split(), "-m", "treeopt.cli", "train", *options, "-o", str(tmp_path / "two")]

@@ -51,11 +51,6 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-@pytest.fixture
-def run(tmp_path):
-    return RunDirectory(tmp_path / "run")
-
-
 def test_it_says_what_the_counters_say_and_what_speculation_brings(run):
     """2.5 tokens in a step of 2 ms beside one in 1.2 ms: 1.5 times as fast."""
     with lying(Engine(SURVIVAL, 0.002)) as server, lying(Engine((), 0.0012)) as plain:

@@ -186,15 +186,8 @@ def test_any_tree_is_scored_as_decoding_goes_where_its_step_begins_alike(target,
     likelihood = np.zeros(probe.accepted.shape, np.float32)
     likelihood[:, 1:][probe.accepted[:, 1:]] = probe.log_likelihood
     accepted = probe.accepted[first]
-    firsts = Probe(
-        TREE,
-        POLICY,
-        accepted,
-        probe.ends[first],
-        likelihood[first][:, 1:][accepted[:, 1:]],
-        np.arange(len(some) + 1),
-        np.zeros(len(some)),
-    )
+    likely, starts = likelihood[first][:, 1:][accepted[:, 1:]], np.arange(len(some) + 1)
+    firsts = Probe(TREE, POLICY, accepted, probe.ends[first], likely, starts, np.zeros(len(some)))
     for tree in (TREE, Tree.from_choices([[0], [3], [3, 1], [5]])):
         rows = decode(target, heads, prompts, tree, batch_size=8, stop=StopRule(target.eos_ids, 30), acceptance=RULE)
         tokens = [

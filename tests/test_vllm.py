@@ -75,6 +75,8 @@ class Engine:
 class LLM:
     def __init__(self, speculative_config=None, **told):
         print("noise on stdout")
+        if os.path.exists(FOLDER + "/raise-at-launch"):
+            raise RuntimeError("no memory")
         with open(FOLDER + "/launches", "a") as file:
             file.write(json.dumps([speculative_config, told["dtype"], told["enable_prefix_caching"]]) + "\\n")
         self.llm_engine = Engine(speculative_config)
@@ -170,11 +172,24 @@ def test_an_engine_that_ends_is_said_with_its_last_words(place, how, said):
         decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
 
 
+@pytest.mark.parametrize("length", [0, 2])
+def test_an_engine_that_ends_while_it_is_launched_is_launched_again(place, length):
+    stepper, raises = opened(place), place / "site" / "vllm" / "raise-at-launch"
+    raises.touch()
+    for _ in range(2):
+        with pytest.raises(Unsupported, match="RuntimeError: no memory"):
+            decode_block(stepper, Tree.chain(length), [(0, PROMPTS[0])], STOP)
+    raises.unlink()
+    for again in (length, 0):
+        run = decode_block(stepper, Tree.chain(again), [(0, PROMPTS[0])], STOP)
+        assert run.rows[0].tokens == expected(PROMPTS[0], again)[0]
+
+
 def test_an_engine_that_is_killed_is_launched_again(place):
     stepper = opened(place)
-    process = stepper._workers[None]._process
+    process = stepper._worker(None)._process
     os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(Unsupported, match="vLLM ended"):
+    with pytest.raises(Unsupported, match="vLLM ended before its answer: it crashed with SIGKILL"):
         decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
     assert decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP).rows[0].tokens == expected(PROMPTS[0], 0)[0]
 
@@ -184,6 +199,6 @@ def test_a_python_that_is_none_is_refused(place, python):
     target = Target(tiny_model(), name=str(place / "model"))
     setup = Setup(target, PromptLookup(target.vocab_size), STOP)
     with pytest.raises(InvalidInput, match="engine_python must be a Python that has vllm"):
-        open_stepper("vllm", setup, python=python)
+        str(open_stepper("vllm", setup, python=python).version)
     with pytest.raises(InvalidInput, match="leave it out with engine='transformers'"):
         open_stepper("transformers", setup, python=python)

@@ -122,9 +122,8 @@ def calibrate(
 
     from treeopt import pipeline
     from treeopt.records.merging import WHOLE, Shard
-    from treeopt.records.pools import Counts
+    from treeopt.records.pools import USUAL
     from treeopt.records.rundir import RunDirectory
-    from treeopt.trees.draft import MOST_LEVELS
 
     run, on = RunDirectory.of(run), {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
     with run.writing(), pipeline.cluster_of(engine, **on) as cluster:
@@ -137,7 +136,7 @@ def calibrate(
             num_prompts=num_prompts,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
-            counts=Counts(ranks, MOST_LEVELS, tuple(sorted(set(topks)))),
+            counts=replace(USUAL, top_k=ranks, topks=tuple(sorted(set(topks)))),
             overwrite=overwrite,
         )
         return run.read_probe() if run.probe.exists() else run.read_trace()

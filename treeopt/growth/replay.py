@@ -10,8 +10,8 @@ P states · S sequences · C conversations · D deepest node · N nodes · n tre
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,12 @@ from treeopt.growth.paths import portions
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.pools import Counts
 from treeopt.records.trace import NO_TRIAL, Answers, RankTrace
-from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree
+from treeopt.trees.draft import MOST_BLOCK, MOST_ROWS, DDTree, Draft, DynamicLimits, DynamicTree, product_size
 from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree
 
 AT_ONCE = 2**26  # states x trees that `replay_trees` walks together, a bit each
+PLACES = np.arange(256)[:, None]  # among nodes, from 0
+AnyDraft = TypeVar("AnyDraft", bound=Draft)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +83,22 @@ def replay(trace: RankTrace, draft: Draft) -> TreeRates:
 
 def tells(trace: RankTrace, draft: Draft) -> bool:
     """Whether a trace has what it takes to replay a draft: of a dynamic tree its topk, as deep."""
-    if not isinstance(draft, DynamicTree):
-        return isinstance(draft, Tree)
-    return trace.pools is not None and draft.topk in trace.pools.topks and draft.levels <= trace.pools.levels
+    return isinstance(draft, Tree) or places_of(trace, draft) is not None
+
+
+def places_of(trace: RankTrace, draft: Draft) -> NDArray[np.uint8] | None:
+    """(P, D) places of the true path among the nodes of a draft that is built anew, best first; None where it is not told.
+
+    Widths of at least rows - 1 make the same tree, so one of them tells the others.
+    """
+    if isinstance(draft, DynamicTree) and (pools := trace.pools) is not None:
+        known = [topk for topk in pools.topks if topk == draft.topk]
+    elif isinstance(draft, DDTree) and (pools := trace.marginals) is not None:
+        most = draft.rows - 1
+        known = [width for width in pools.topks if min(width, most) == min(draft.width, most)]
+    else:
+        return None
+    return pools.places_in(draft.depth, known[0]) if known and draft.depth <= pools.levels else None
 
 
 def record_for(drafts: Iterable[Draft], ranks: int = 1) -> Counts:
@@ -93,9 +108,11 @@ def record_for(drafts: Iterable[Draft], ranks: int = 1) -> Counts:
     """
     drafts = list(drafts)
     dynamic = [draft for draft in drafts if isinstance(draft, DynamicTree)]
+    products = [draft for draft in drafts if isinstance(draft, DDTree)]
     told = max([ranks, 1, *(1 + draft.max_rank for draft in drafts if isinstance(draft, Tree))])
-    levels = max((tree.levels for tree in dynamic), default=0)
-    return Counts(told, levels, tuple(sorted({tree.topk for tree in dynamic})))
+    levels, depth = (max((tree.depth for tree in some), default=0) for some in (dynamic, products))
+    topks, widths = {tree.topk for tree in dynamic}, {tree.width for tree in products}
+    return Counts(told, levels, tuple(sorted(topks)), depth, tuple(sorted(widths)))
 
 
 def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
@@ -105,9 +122,9 @@ def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
         for here in portions(len(found)):
             found[here] = (growth_index(trace.ranks[here], draft.paths) < len(draft)).sum(1)
         return found
-    if not isinstance(draft, DynamicTree) or trace.pools is None or not tells(trace, draft):
+    if (places := places_of(trace, draft)) is None:
         raise OutOfRange(f"The trace does not tell what {draft.name} would accept.")
-    return np.asarray((trace.pools.places_in(draft.levels, draft.topk) <= draft.rows - 2).sum(1))
+    return np.asarray((places <= len(draft) - 2).sum(1))
 
 
 def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> IntArray:
@@ -191,8 +208,7 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray
 def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
     """(n, S) steps of every sequence with dynamic trees of n numbers of rows, of the same levels and topk."""
     assert trace.pools is not None, "the trace must have pools"
-    places = trace.pools.places_in(levels, topk)
-    return steps_of(trace, places, np.arange(256)[:, None] > np.array(rows) - 2)
+    return steps_of(trace, trace.pools.places_in(levels, topk), np.array(rows) - 2 < PLACES)
 
 
 def steps_of(trace: RankTrace, order: NDArray[Any], lacks: BoolArray) -> IntArray:
@@ -300,11 +316,30 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[Dynamic
         if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):
             trees += [DynamicTree(levels, topk, n) for n in rows]
             steps.append(replay_dynamic(trace, levels, topk, rows))
-    tokens, rows_of = (
-        by_conversation(trace, trace.lengths - 1),
-        (row for some in steps for row in by_conversation(trace, some)),
-    )
-    return {tree: TreeRates(steps=taken, tokens=tokens) for tree, taken in zip(trees, rows_of, strict=True)}
+    return _rates(trace, trees, steps)
+
+
+def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOST_ROWS) -> dict[DDTree, TreeRates]:
+    """What every tree over marginals reaches that a trace tells, of more rows than depths; nothing where none was recorded.
+
+    Widths that make the same tree are there once, as the least of them.
+    """
+    if (known := trace.marginals) is None:
+        return {}
+    trees, steps = list[DDTree](), list[IntArray]()
+    for (narrower, width), levels in product(pairwise((0, *known.topks)), range(1, min(depth, known.levels) + 1)):
+        most = min(product_size(levels, width) + 1, rows)
+        if some := range(max(levels + 1, narrower + 2), most + 1):
+            trees += [DDTree(levels, width, n) for n in some]
+            steps.append(steps_of(trace, known.places_in(levels, width), np.array(some) - 2 < PLACES))
+    return _rates(trace, trees, steps)
+
+
+def _rates(trace: RankTrace, drafts: Sequence[AnyDraft], steps: Sequence[IntArray]) -> dict[AnyDraft, TreeRates]:
+    """What drafts reach by conversation, of the steps that they take, (n, S) of some after another."""
+    tokens = by_conversation(trace, trace.lengths - 1)
+    rows_of = (row for some in steps for row in by_conversation(trace, some))
+    return {draft: TreeRates(steps=taken, tokens=tokens) for draft, taken in zip(drafts, rows_of, strict=True)}
 
 
 def by_conversation(answers: Answers, of_sequences: IntArray) -> IntArray:

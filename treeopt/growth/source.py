@@ -26,7 +26,7 @@ from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree, draft_tree
+from treeopt.trees.draft import DDTree, Draft, DynamicLimits, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, BoolArray, Choice, IntArray, Tree, TreeFamily
 
@@ -41,7 +41,7 @@ class Source(ABC):
     objectives  : that trees can be grown by
     is_exact    : whether the text is the same with every tree, so that replay tells what decoding takes
     answers     : the sequences that were recorded; None for accuracies alone
-    pooled      : the trace, if dynamic trees can be replayed on it
+    pooled      : the trace, if trees that are built anew at every step can be replayed on it
     approximate : says of which trees the figures are approximate; None for none
     calibration : the accuracies by head and rank; None where there are none
     """
@@ -205,7 +205,7 @@ class TraceSource(AnswersSource):
 
     @property
     def pooled(self) -> RankTrace | None:
-        return self.record if self.record.pools is not None else None
+        return self.record if self.record.pools is not None or self.record.marginals is not None else None
 
     @property
     def observed(self) -> tuple[int, str]:
@@ -258,7 +258,7 @@ class TraceSource(AnswersSource):
         return count * product, count + members @ nodes, count
 
     def rate(self, draft: Draft) -> TreeRates:
-        if draft.topk is None:
+        if not isinstance(draft, DynamicTree | DDTree):
             return super().rate(draft)
         steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
         steps, tokens = (by_conversation(self.record, rows) for rows in (steps, self.record.lengths - 1))

@@ -11,7 +11,8 @@ line, or along a staircase that is fitted to all batch sizes of the profile toge
 are left out (`between`). A depth that was not measured costs as much as the next deeper one that was. Between two contexts the interpolation is linear. Sizes and depths beyond the measured ones give NaN.
 
 A dynamic tree costs as much as a fixed one of its rows and levels and an *extra*: what drafting ``topk`` nodes a level and
-ranking the pool adds, taken to rise evenly with the levels, fitted for each topk to those that were timed. An engine that
+ranking the pool adds, taken to rise evenly with the levels, fitted for each topk to those that were timed. A tree over
+marginals has one too, which rises with its rows. An engine that
 verifies chains and dynamic trees alone has no fixed trees to begin with: there the trees of each topk are a *table* of
 their own. A chain is a fixed tree.
 
@@ -33,6 +34,7 @@ from treeopt.errors import OutOfRange
 from treeopt.latency.interpolation import Between, between, reach_ms, rising_line, size_weights, way_to
 from treeopt.latency.measurements import Latency, Measurements, by_kind, paired_latency, pooled
 from treeopt.records.profile import LatencyProfile, Setting
+from treeopt.trees.draft import OVER_MARGINALS
 from treeopt.trees.tree import BoolArray, IntArray
 
 SHOWN = 3.29  # standard errors that a step is below a plain one before that is no noise: 99.9 %, since many are timed
@@ -46,10 +48,10 @@ Floats = NDArray[np.float64]
 
 
 class Extra(NamedTuple):
-    """Cost of a dynamic step beyond that of a fixed tree of as many rows and levels: ms + ms_per_level x (levels - 1)."""
+    """Cost of a step beyond that of a fixed tree of as many rows and levels, which rises with the levels, or the rows, from the second on."""
 
     ms: float = 0.0
-    ms_per_level: float = 0.0
+    ms_each: float = 0.0
     stderr_ms: float = 0.0
 
 
@@ -116,14 +118,14 @@ class StepCosts:
     def ms(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> Floats:
         """(n,) [ms] of steps with drafts of these sizes and depths; NaN for those that no measurements enclose.
 
-        topks : of dynamic trees, 0 of fixed ones; NaN, too, for one that was not timed
+        topks : how each is drafted: topk, 0 of fixed trees, or `OVER_MARGINALS`; NaN, too, for one that was not timed
         """
         sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
         found = np.full(len(sizes), np.nan)
         for costs, mine in self._parts(topks):
             weights = costs._weights(sizes[mine], depths[mine])
             found[mine] = np.maximum(np.where(weights.any(1), weights @ costs._ms, np.nan), costs._least_ms)
-        return found + self._extra_ms(depths, topks)
+        return found + self._extra_ms(sizes, depths, topks)
 
     def latencies(self, sizes: ArrayLike, depths: ArrayLike) -> tuple[Floats, Floats]:
         """(n,) the same of fixed trees, and (n,) standard errors, with the doubt of the way between measured sizes in them."""
@@ -174,10 +176,12 @@ class StepCosts:
             if mine.any():
                 here = deepcopy(rng)
                 found[mine] = costs._draws_ms(sizes[mine], depths[mine], n, here)
-        dynamic = topks > 0
+        dynamic = topks != 0
         if dynamic.any() and not self._tables:
             noise = {topk: extra.stderr_ms * here.standard_normal(n) for topk, extra in sorted(self._extras.items())}
-            extra_ms = self._extra_ms(depths, topks)[dynamic, None] + [noise[topk] for topk in topks[dynamic].tolist()]
+            extra_ms = self._extra_ms(sizes, depths, topks)[dynamic, None] + [
+                noise[topk] for topk in topks[dynamic].tolist()
+            ]
             base = found[dynamic]
             fixed = self.ms(sizes[dynamic], depths[dynamic])
             found[dynamic] = np.maximum(base + extra_ms * (base / fixed[:, None]), base / 4)
@@ -237,7 +241,7 @@ class StepCosts:
         """What tells the costs of (n,) drafts as if they were fixed trees, and of which of them."""
         yield self, topks == 0
         if not self._tables:
-            yield self, topks > 0
+            yield self, topks != 0
         for topk, table in self._tables.items():
             yield table, topks == topk
 
@@ -246,7 +250,7 @@ class StepCosts:
         """The costs by rows and levels of the dynamic trees of each topk, where chains alone were timed besides."""
         here = [p for p in self.profile.points if p.batch_size == self.batch_size]
         topks = {p.topk for p in here if p.topk is not None}
-        if not topks or any(p.size != p.depth + 1 for p in here if p.topk is None):
+        if not topks or any(p.size != p.depth + 1 for p in here if not p.drafted):
             return {}
         found = {1: self}
         for topk in topks - {1}:
@@ -274,38 +278,44 @@ class StepCosts:
 
     @cached_property
     def _extras(self) -> dict[int, Extra]:
-        """The extra of each topk, by the timings of the nearest context that has some."""
-        contexts = {p.context_tokens for p in self.profile.dynamic if p.batch_size == self.batch_size}
+        """The extra of each topk, and of trees over marginals, by the timings of the nearest context that has some."""
+        contexts = {p.context_tokens for p in self.profile.anew if p.batch_size == self.batch_size}
         if not contexts:
             return {1: Extra()}
         setting = self.batch_size, min(contexts, key=lambda tokens: abs(tokens - self.context_tokens))
         there, found = StepCosts(self.profile, *setting), dict[int, list[tuple[int, float, float]]]()
         plain = pooled([p for p in self.profile.autoregressive if p.setting == setting])
-        for (topk, size, depth), same in by_kind([p for p in self.profile.dynamic if p.setting == setting]).items():
+        for (topk, size, depth), same in by_kind([p for p in self.profile.anew if p.setting == setting]).items():
             if fixed := there.step(size, depth):
                 latency = paired_latency(pooled(same), plain)
                 error = float(np.hypot(latency.stderr_ms, fixed.stderr_ms))
-                found.setdefault(topk, []).append((depth - 1, latency.ms - fixed.ms, error))
+                found.setdefault(topk, []).append((int(_beyond(size, depth, topk)), latency.ms - fixed.ms, error))
         extras = {1: Extra()}
         for topk, points in found.items():
             levels, extra, errors = zip(*points, strict=True)
             extras[topk] = Extra(*rising_line(levels, extra), float(np.sqrt(np.square(errors).mean())))
         return extras
 
-    def _extra_ms(self, depths: IntArray, topks: IntArray) -> Floats:
-        """(n,) [ms] beyond a fixed tree of as many rows and levels; NaN where the topk was not timed."""
+    def _extra_ms(self, sizes: IntArray, depths: IntArray, topks: IntArray) -> Floats:
+        """(n,) [ms] beyond a fixed tree of as many rows and levels; NaN where none that is drafted so was timed."""
         if self._tables:
             return np.zeros(len(topks))
-        found = np.where(topks > 0, np.nan, 0.0)
+        found = np.where(topks != 0, np.nan, 0.0)
         if not topks.any():
             return found
-        node_ms = rising_line(list(self._extras), [extra.ms_per_level for extra in self._extras.values()])[1]
+        dynamic = {topk: extra for topk, extra in self._extras.items() if topk > 0}
+        node_ms = rising_line(list(dynamic), [extra.ms_each for extra in dynamic.values()])[1]
         for topk, extra in self._extras.items():
             here = topks == topk
-            found[here] = extra.ms + extra.ms_per_level * (depths[here] - 1)
+            found[here] = extra.ms + extra.ms_each * _beyond(sizes[here], depths[here], topk)
             if self._redrafts and topk > 1:  # a chain is drafted as one
                 found[here] += node_ms * topk * (depths[here] - 1) * (depths[here] - 2) / 2
         return found
+
+
+def _beyond(sizes: ArrayLike, depths: ArrayLike, drafted: int) -> IntArray:
+    """(n,) what an extra rises with: levels beyond the first, or rows of a tree over marginals."""
+    return np.asarray(sizes if drafted == OVER_MARGINALS else depths) - 1
 
 
 @lru_cache(maxsize=4)

@@ -138,10 +138,10 @@ class Measurements:
 
 
 def by_kind(timings: Sequence[StepTiming]) -> dict[tuple[int, int, int], list[StepTiming]]:
-    """Timings by topk (0 of fixed trees), size and depth."""
+    """Timings by how the tree is drafted (`treeopt.trees.draft.Draft.drafted`), size and depth."""
     found: dict[tuple[int, int, int], list[StepTiming]] = {}
     for p in timings:
-        found.setdefault((p.topk or 0, p.size, p.depth), []).append(p)
+        found.setdefault((p.drafted, p.size, p.depth), []).append(p)
     return found
 
 

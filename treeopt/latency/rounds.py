@@ -20,7 +20,7 @@ import numpy as np
 from treeopt.files.journal import Journal
 from treeopt.latency.measurements import median_latency, paired_latency
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.trees.draft import Draft
+from treeopt.trees.draft import OVER_MARGINALS, Draft
 from treeopt.trees.tree import Tree
 
 FEWEST_ROUNDS = 3  # however short the time
@@ -183,6 +183,7 @@ class Rounds:
             parts_ms={part: tuple(visit.parts_ms[part] for _, visit in turns) for part in parts} or None,
             expanding=tuple(tree.expanding()) if "draft 0" in parts else None,
             topk=tree.topk,
+            over_marginals=tree.drafted == OVER_MARGINALS or None,
             as_it_comes=(len(tree) == 1 and place < len(self.all_trees)) or None,
         )
 
@@ -281,6 +282,7 @@ def far_apart(trees: Sequence[Draft]) -> list[int]:
     def apart(i: int, j: int) -> float:
         one, other = trees[i], trees[j]
         topks = abs(log((one.topk or 1) / (other.topk or 1)))
+        topks += min(one.drafted, 0) != min(other.drafted, 0)
         return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4 + topks / 4
 
     while left:

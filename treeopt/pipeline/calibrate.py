@@ -270,8 +270,9 @@ class RankBlocks:
 
 
 def fitting(counts: Counts, session: Session) -> Counts:
-    one = session.drafter
-    return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, has_probabilities=one.has_probabilities)
+    one, names = session.drafter, ("has_probabilities", "has_marginals")
+    has = {name: getattr(one, name) for name in names}
+    return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, **has)
 
 
 def _trace_meta(session: Session) -> dict[str, object]:

@@ -84,7 +84,7 @@ def engine_entrants(
         entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
     lengths = sorted({1, source.num_heads, best})
-    if entry.draft.kind == "tree" or (entry.draft.kind == "dynamic" and not takes_dynamic):
+    if entry.draft.kind in ("tree", "ddtree") or (entry.draft.kind == "dynamic" and not takes_dynamic):
         del entrants["chosen"]
         lengths.sort(key=lambda length: length != best)
         note(
@@ -92,7 +92,7 @@ def engine_entrants(
             f"To plan for it: {run.command('search', '--for', engine.name)}"
         )
     entrants |= {f"chain of {n}": fixed(source, Tree.chain(n)) for n in lengths if Tree.chain(n) != entry.draft}
-    entrants |= rivals(entry) if takes_dynamic else {}
+    entrants |= rivals(entry, ("dynamic",)) if takes_dynamic else {}
     if engine.own_length is not None:
         own = Tree.chain(engine.own_length)
         twin = None if engine.own_stops else next((name for name, one in entrants.items() if one.draft == own), None)
@@ -129,12 +129,13 @@ def plain_and_chosen(entry: PlanEntry) -> dict[str, Entrant]:
     }
 
 
-def rivals(entry: PlanEntry) -> dict[str, Entrant]:
-    """The best dynamic tree of a plan, where it is not what was chosen."""
-    if (figure := entry.others.get("dynamic")) is None:
-        return {}
-    expected = Predicted(replayed=figure.tokens_per_step, replayed_stderr=figure.stderr.tokens_per_step)
-    return {"dynamic": Entrant(figure.draft, expected)}
+def rivals(entry: PlanEntry, kinds: Sequence[str] = ("dynamic", "ddtree")) -> dict[str, Entrant]:
+    """The best draft of each of these kinds by the plan, where it is not what was chosen."""
+    figures = {kind: entry.others[kind] for kind in kinds if kind in entry.others}
+    return {
+        kind: Entrant(one.draft, Predicted(replayed=one.tokens_per_step, replayed_stderr=one.stderr.tokens_per_step))
+        for kind, one in figures.items()
+    }
 
 
 def given_trees(files: Sequence[str | Path], source: Source, taken: Collection[str]) -> dict[str, Entrant]:

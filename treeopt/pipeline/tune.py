@@ -29,7 +29,7 @@ from treeopt.serving.client import Prompt, Server
 from treeopt.serving.load import drive as ask
 from treeopt.serving.load import together
 from treeopt.serving.tuned import Tuned
-from treeopt.serving.watch import Pace, Scrape, counts_of, decoded, last_stretch, over_plain, paces, read_scrapes, watch
+from treeopt.serving.watch import Pace, Scrape, Stretch, last_stretch, over_plain, read_scrapes, watch
 
 SCRAPES, BEFORE, AFTER = "scrapes.jsonl", "before.txt", "after.txt"
 MOST_TOKENS = 256  # of an answer that is asked for
@@ -72,16 +72,17 @@ def tune(
     others = read_scrapes(Path(plain)) if plain and not is_up else []
     watched = partial(_watched, url, plain if is_up else None, others, minutes, prompts, clients)
     model, scrapes, unknown = anyio.run(watched)
-    engine, stretch, said = last_stretch(scrapes, url)
+    stretch, said = last_stretch(scrapes, url)
+    engine = stretch.engine
     unknown += said
     lines = {SCRAPES: "".join(json.dumps(one) + "\n" for one in scrapes)}
-    lines |= {BEFORE: stretch[0]["metrics"], AFTER: stretch[-1]["metrics"]}
+    lines |= {BEFORE: stretch.scrapes[0]["metrics"], AFTER: stretch.scrapes[-1]["metrics"]}
     if lines[BEFORE] == lines[AFTER]:
         raise InvalidInput(
             f"{url} must serve while it is watched, but counted nothing: watch it under load, or `drive` it."
         )
     replace_together({run.path / name: partial(write_text, text=text) for name, text in lines.items()})
-    mine, calibration = paces(engine, stretch), _calibration(run, drafter, unknown)
+    mine, calibration = stretch.paces(), _calibration(run, drafter, unknown)
     beside, ratio = _plain(others, str(plain), engine, unknown) if others else {}, None
     if both := [size for size in mine if size in beside]:
         ratio = over_plain([mine[size] for size in both], [beside[size] for size in both])
@@ -91,12 +92,12 @@ def tune(
         )
     elif calibration is not None:
         unknown.append(NO_PLAIN)
-    came = decoded(engine, stretch)
+    came = stretch.decoded()
     tokens = came[0] / came[1] if came and came[1] > 0 else None
     if tokens is None and calibration is not None:
         tokens = 1 + sum(calibration.meta["survival"])
     timed = {size: (mine[size], beside[size]) for size in both}
-    command = _plan(run, Runtime(name=engine), timed, calibration, unknown) if calibration and timed else None
+    command = _plan(run, stretch, timed, calibration, unknown) if calibration and timed else None
     found = Tuned(engine=engine, model=model, tokens_per_step=tokens, paces=mine, plain=beside, unknown=tuple(unknown))
     return replace(found, over_plain=ratio, calibration=calibration, command=command)
 
@@ -146,9 +147,9 @@ def _prompts(file: str) -> list[Prompt]:
 
 def _plain(others: Sequence[Scrape], source: str, engine: str, unknown: list[str]) -> dict[int, Pace]:
     """The pace of a server without a drafter, from its scrapes."""
-    theirs, stretch, notes = last_stretch(others, source)
+    stretch, notes = last_stretch(others, source)
     unknown += [f"Of plain: {note}" for note in notes]
-    found = paces(theirs, stretch)
+    theirs, found = stretch.engine, stretch.paces()
     if theirs != engine or any(pace.tokens_per_step > MOST_PLAIN for pace in found.values()):
         raise InvalidInput(f"`plain` must be of {engine} without a drafter, but {source} is of {theirs}, or drafts.")
     return found
@@ -170,14 +171,14 @@ def _calibration(run: RunDirectory, drafter: str | None, unknown: list[str]) -> 
 
 def _plan(
     run: RunDirectory,
-    runtime: Runtime,
+    stretch: Stretch,
     timed: Mapping[int, tuple[Pace, Pace]],
     calibration: Calibration,
     unknown: list[str],
 ) -> str | None:
     """Write the profile, the plan, the report and the engine's files; the command that starts it, where there is one."""
     length = calibration.meta["draft_length"]
-    if calibration.meta["ends_are_misses"] or _are_nearly_full(run, str(runtime["name"]), calibration.num_heads):
+    if calibration.meta["ends_are_misses"] or _are_nearly_full(stretch, calibration.num_heads):
         length = calibration.num_heads
     if length is None:
         unknown.append("Drafts had several lengths, and steps are not timed by length: nothing is planned.")
@@ -185,29 +186,24 @@ def _plan(
     points = tuple(_timing(pace, length + 1) for pace, _ in timed.values())
     plain = tuple(_timing(pace, 1) for _, pace in timed.values())
     info = {"measures": "step", "provenance": provenance() | {"machine": None, "versions": None}}
-    LatencyProfile(points, plain, runtime, {**info, "inputs": inputs_of(run.path / SCRAPES)}).save(run.profile)
+    LatencyProfile(points, plain, Runtime(name=stretch.engine), {**info, "inputs": inputs_of(run.path / SCRAPES)}).save(
+        run.profile
+    )
     unknown.append(
         f"Steps of {length} guesses and of none were timed: whether a length between is faster is not known."
     )
     try:
-        search(run, engine=runtime["name"], batch_sizes=list(timed), measured_only=True)
+        search(run, engine=stretch.engine, batch_sizes=list(timed), measured_only=True)
         note(f"The report is in {write_report(run)}.")
-        return export(run, str(runtime["name"]))[1].command
+        return export(run, stretch.engine)[1].command
     except TreeoptError as error:
         unknown.append(f"No launch options were written. {error}")
         return None
 
 
-def _are_nearly_full(run: RunDirectory, engine: str, length: int) -> bool:
+def _are_nearly_full(stretch: Stretch, length: int) -> bool:
     """Whether drafts had that length but for some, as the last ones of answers, where fewer tokens are left."""
-    read = [
-        (sign, counts_of((run.path / name).read_text("utf-8"), engine, name))
-        for sign, name in ((-1, BEFORE), (1, AFTER))
-    ]
-    drafts, drafted = (
-        sum(sign * value for sign, one in read for (name, _), value in one.items() if name == f"spec_decode_{of}_total")
-        for of in COUNTERS[:2]
-    )
+    drafts, drafted = (stretch.rise(f"spec_decode_{of}_total") for of in COUNTERS[:2])
     return 0 < NEARLY * length * drafts <= drafted
 
 

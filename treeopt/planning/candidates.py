@@ -5,7 +5,8 @@ latencies from a sample of rounds: both are drawn again, the same draws for all 
 
 grown    the best fixed tree of every size under every depth limit, judged on answers that it was not grown on
 chain    the likeliest guess of each head: fixed beforehand, so that its replay is held-out
-dynamic  three numbers, fixed beforehand too; of very many those that are fastest by estimate are in the table
+dynamic  three numbers, fixed beforehand too, as those of a ddtree are; of very many those that are fastest by estimate
+         are in the table
 
 n candidates · C conversations · B bootstrap draws
 """
@@ -22,48 +23,56 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut, drawn
-from treeopt.growth.replay import TreeRates
+from treeopt.growth.replay import TreeRates, marginal_rates
 from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
-from treeopt.trees.draft import Draft, DynamicTree
+from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray, Tree
 
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
-MOST_DYNAMIC = 64  # dynamic trees, the fastest by estimate, that are in the table
+MOST_ANEW = 64  # dynamic trees, or those over marginals, the fastest by estimate, that are in the table
 UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
 
 Floats = NDArray[np.float64]
 AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
 IDLE = "idle"  # group of a step by an engine that has a drafter and guesses nothing, as a schedule may ask of it
-Key = tuple[str, int, int, int]  # group of candidates, rows, depth, topk
+Key = tuple[str, int, int, int]  # group of candidates, rows, depth, how it is drafted
 NOTHING = TreeRates()
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A draft that can be chosen: its group, size and depth, and of a grown tree its family, else what it reaches."""
+    """A draft that can be chosen: its group, size and depth, and of a grown tree its family, else what it reaches.
+
+    anew : a draft that is built anew at every step; None for a fixed tree
+    """
 
     group: str
     size: int
     depth: int
     held_out: HeldOut | None = None
     reached: TreeRates = NOTHING
-    topk: int = 0
+    anew: Draft | None = None
+
+    @property
+    def drafted(self) -> int:
+        """How it is drafted, as latencies are told apart."""
+        return self.anew.drafted if self.anew else 0
 
     @property
     def key(self) -> Key:
         """What tells it from the others at every batch size."""
-        return self.group, self.size, self.depth, self.topk
+        return self.group, self.size, self.depth, self.drafted
 
     @cached_property
     def draft(self) -> Draft:
         """What is decoded with."""
         if self.held_out is not None:
             return self.held_out.family.tree(self.size)
-        return DynamicTree(self.depth, self.topk, self.size) if self.topk else Tree.chain(self.depth)
+        return self.anew or Tree.chain(self.depth)
 
     @cached_property
     def rates(self) -> TreeRates:
@@ -110,6 +119,11 @@ class Candidates:
     def groups(self) -> NDArray[np.str_]:
         """(n,) the group of each."""
         return np.array([candidate.group for candidate in self.all])
+
+    @cached_property
+    def anew(self) -> BoolArray:
+        """(n,) whether it is built anew at every step."""
+        return np.array([candidate.anew is not None for candidate in self.all])
 
     @cached_property
     def places(self) -> dict[Key, int]:
@@ -175,10 +189,12 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         found += _grown(source.crossfit(replace(limits, max_depth=depth), objective), depth if costs else None)
     longest = 0 if limits.shape == "chain" else min(deepest, limits.budget - 1)
     found += [Candidate("chain", d + 1, d, None, rates) for d, rates in enumerate(source.chains(longest), 1)]
-    if request.dynamic is not None and any(cost.profile.dynamic for cost in costs.values()):
+    if request.dynamic is not None and any(cost.profile.anew for cost in costs.values()):
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
-        settings = source.dynamic(replace(request.dynamic, levels=levels, rows=rows, chains=False))
-        found += _dynamic(settings, costs) if settings else []
+        within = replace(request.dynamic, levels=levels, rows=rows, chains=False)
+        found += _anew([*source.dynamic(within).items()], costs)
+        if within.marginals and source.pooled is not None:
+            found += _anew([*marginal_rates(source.pooled, depth=deepest, rows=rows).items()], costs)
     twins = (AS_IT_COMES, "as_it_comes"), (IDLE, "idle")
     found += [replace(found[0], group=group) for group, twin in twins if any(getattr(c, twin) for c in costs.values())]
     rates, draws = np.array([one.rates.tokens_per_step for one in found]), drawn([one.rates for one in found])
@@ -201,16 +217,18 @@ def _grown(held_out: HeldOut, own: int | None) -> list[Candidate]:
     ]
 
 
-def _dynamic(rates: Mapping[DynamicTree, TreeRates], costs: Mapping[int, StepCosts]) -> list[Candidate]:
-    """The dynamic trees that are fastest by estimate at some batch size."""
-    numbers, which = np.array([(tree.rows, tree.levels, tree.topk) for tree in rates]).T, set[int]()
-    tokens_per_step = np.array([one.tokens_per_step for one in rates.values()])
+def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCosts]) -> list[Candidate]:
+    """The trees that are fastest by estimate at some batch size, of such as are built anew at every step."""
+    if not trees:
+        return []
+    numbers, which = np.array([(tree.rows, tree.depth, tree.drafted) for tree, _ in trees]).T, set[int]()
+    tokens_per_step = np.array([one.tokens_per_step for _, one in trees])
     for cost in costs.values():
         throughput = tokens_per_step / cost.ms(*numbers)
-        best = np.argsort(-throughput, kind="stable")[:MOST_DYNAMIC]
+        best = np.argsort(-throughput, kind="stable")[:MOST_ANEW]
         which.update(best[~np.isnan(throughput[best])].tolist())
-    reached = [one for i, one in enumerate(rates.items()) if i in which]
-    return [Candidate("dynamic", tree.rows, tree.levels, None, of, tree.topk) for tree, of in reached]
+    taken = [one for i, one in enumerate(trees) if i in which]
+    return [Candidate(tree.kind, tree.rows, tree.depth, None, reached, tree) for tree, reached in taken]
 
 
 def _count(draws: Floats) -> int:
@@ -221,13 +239,13 @@ def _count(draws: Floats) -> int:
 def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequest) -> Candidates:
     """The drafts whose latency is known; OutOfRange where nothing that could be chosen was timed but a plain step."""
     grown, rng = table.groups == "grown", np.random.default_rng([SEED, costs.batch_size])
-    numbers = np.array([(one.size, one.depth, one.topk) for one in table.all]).T
+    numbers = np.array([(one.size, one.depth, one.drafted) for one in table.all]).T
     ms = costs.ms(*numbers)
     known, alone = np.flatnonzero(~np.isnan(ms)), np.isin(table.groups, (AS_IT_COMES, IDLE))
-    sizes, depths, topks = numbers[:, known]
-    exact, timed, sure = costs.judged(sizes, depths, topks)
+    sizes, depths, drafted = numbers[:, known]
+    exact, timed, sure = costs.judged(sizes, depths, drafted)
     taken = timed | (not request.measured_only)
-    ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), topks)
+    ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), drafted)
     if twin := costs.as_it_comes or costs.idle:
         ms[alone] = twin.ms([2], [1])
         ms_draws[alone[known]] = twin.draws_ms([2], [1], ms_draws.shape[1], rng)

@@ -18,7 +18,7 @@ from treeopt.trees.draft import TreeSize
 from treeopt.trees.tree import Choice, Tree
 
 # kind of draft to groups of candidates
-KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), "dynamic": ("dynamic",)}
+KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), "dynamic": ("dynamic",), "ddtree": ("ddtree",)}
 
 
 def figure_of(c: Candidates, i: int, *, chosen: int | None = None, whole: bool = True) -> Figure:

@@ -197,7 +197,7 @@ def group_losses(
 
 def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
     """The draft of an entry, or its best chain where the source tells of chains alone; the limits of its rivals."""
-    draft = entry.draft if source.pooled or entry.draft.kind != "dynamic" else entry.tree
+    draft = entry.draft if source.pooled or not entry.draft.drafted else entry.tree
     if source.num_ranks > 1:
         return draft, limits
     if draft.kind not in ("chain", "plain"):
@@ -227,19 +227,18 @@ def _options(
 
 def _ms_of(draft: Draft, options: Candidates, costs: StepCosts | None) -> Floats:
     """(1 + B,) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
-    topk = draft.topk or 0
     for i, one in enumerate(options.all):
-        if costs is None or (one.size, one.depth, one.topk) == (draft.rows, draft.depth, topk):
+        if costs is None or one.key[1:] == (draft.rows, draft.depth, draft.drafted):
             return np.append(options.ms[i], options.ms_draws[i])
     assert costs is not None
-    ms = costs.ms([draft.rows], [draft.depth], topk)
+    ms = costs.ms([draft.rows], [draft.depth], draft.drafted)
     if np.isnan(ms[0]):
         raise OutOfRange(
             f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep: add it with treeopt profile "
             f"--sizes {len(draft)}."
         )
     rng = np.random.default_rng([SEED, options.batch_size])
-    return np.append(ms, costs.draws_ms([draft.rows], [draft.depth], options.ms_draws.shape[1], rng, topk))
+    return np.append(ms, costs.draws_ms([draft.rows], [draft.depth], options.ms_draws.shape[1], rng, draft.drafted))
 
 
 def best_of(options: Candidates, source: Source) -> Taken:

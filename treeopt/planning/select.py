@@ -80,7 +80,7 @@ def select(c: Candidates, *, take: Draft | None = None, has_drafter: bool = Fals
     near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)
     # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
     tied = np.array([i for i in near if i == fastest or ((draws > draws[i]).mean(axis=1) < CERTAIN).all()])
-    tied = tied[np.lexsort((-total[tied], c.sizes[tied], ~c.timed[tied], c.groups[tied] == "dynamic"))]
+    tied = tied[np.lexsort((-total[tied], c.sizes[tied], ~c.timed[tied], c.anew[tied]))]
     chosen = int(tied[(total[tied] >= (1 - NEGLIGIBLE) * total[fastest]).argmax()]) if wanted is None else wanted
     noisy = np.log(total[tied, None]) + np.sqrt(ADDED) * _noise(draws[tied])
     again = (noisy >= noisy.max(0) - NEGLIGIBLE).argmax(0)

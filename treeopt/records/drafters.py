@@ -116,6 +116,14 @@ DRAFTERS = {
             "hydra++": Layout("the tensors of hydra++-pt in hydra_lm_head.safetensors", names_base=True),
             "hydra++-pt": Layout("hydra_lm_head.pt with a prefix layer: Hydra++", names_base=True),
         }, begins="drafters.hydra:untrained", recipes={"hydra++": RecipeDefaults("hydra++", 4, 1e-3, 1.0, teacher=True)}),
+    "dflash": DrafterKind(
+        about=f"DFlash's layers, which guess a block in one pass: {OF_YOUR_OWN}",
+        recognises="checkpoints.dflash:recognise_dflash", writes="checkpoints.dflash:publish_dflash", layouts={
+            "dflash": Layout("model.safetensors with fc, hidden_norm and layers on the target's lm_head: z-lab, SpecForge, vLLM, SGLang",
+                             shares=True),
+        }, begins="drafters.dflash:untrained", recipes={"dflash": RecipeDefaults("dflash", 2, 5e-4, 0.8)},
+        note="DFlash drafts a block in one pass: its time hardly depends on the length, which a profile of another drafter "
+        "does not show. A block of another length is drafted otherwise."),
     "eagle3": DrafterKind(
         about="EAGLE-3's layer: as above; those of the demo model and of SmolLM2 are eagle3",
         recognises="checkpoints.eagle3:recognise_eagle3", writes="checkpoints.eagle3:publish_eagle3", layouts={
@@ -142,10 +150,6 @@ DRAFTERS = {
 ELSEWHERE = {
     "redrafter": DrafterKind(),
     "suffix": DrafterKind(note=ENDS.format("suffix decoding"), ends_itself=True),
-    "dflash": DrafterKind(
-        note="DFlash drafts a block in one pass: its time hardly depends on the length, which a profile of another drafter "
-        "does not show. A block of another length is drafted otherwise."
-    ),
     "dspark": DrafterKind(
         note="DSpark's engines verify fewer guesses where it is unsure or the server is busy, and those left out count as "
         "misses: survival holds for the load that was measured. Turn adaptive verification off to measure the guesses "

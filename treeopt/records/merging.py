@@ -42,6 +42,7 @@ MUST_AGREE = {
     "longest answers": ("max_new_tokens",),
     "tokens that end an answer": ("eos_ids",),
     "dynamic trees": ("pools",),
+    "trees over marginals": ("marginals",),
     "prompts that are divided among shards": ("shard", "prompts"),
     "blocks of shards": ("shard", "block_prompts"),
     "numbers of blocks": ("shard", "num_blocks"),
@@ -234,9 +235,8 @@ def join(blocks: Sequence[RankTrace], meta: Mapping[str, Any]) -> RankTrace:
         replace(block, group=np.array([number[name] for name in names]))
         for block, names in zip(blocks, named, strict=True)
     ]
-    shared: dict[str, object] = {
-        key: blocks[0].meta[key] for key in ("top_k", "eos_ids", "max_new_tokens", "pools") if key in blocks[0].meta
-    }
+    first, same = blocks[0].meta, ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals")
+    shared: dict[str, object] = {key: first[key] for key in same if key in first}
     skipped = [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])]
     lists = {
         "group_names": list(number),

@@ -1,21 +1,22 @@
-"""What a trace keeps of the pools of dynamic trees: the place of the true path.
+"""What a trace keeps of trees that are built anew at every step: the place of the true path, of nodes from the best on.
 
-One record answers every setting: a step accepts the guesses of the true path among the best rows - 1 nodes of the pool, and
-the pool of fewer levels is the beginning of that of more.
+One record answers every setting: a step accepts the guesses of the true path among the best rows - 1 nodes. Fewer levels of a
+dynamic tree are the beginning of its pool; nodes of a tree over marginals keep their order within any depth and width.
 
-P states · L levels at most · n numbers of expanded nodes ("topk")
+P states · L levels at most · n numbers of expanded nodes ("topk"), or of ranks that are tried ("width")
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Self
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.trees.draft import MOST_LEVELS, MOST_ROWS, MOST_TOPK, pool_size
+from treeopt.trees.draft import MOST_BLOCK, MOST_LEVELS, MOST_ROWS, MOST_TOPK, MOST_WIDTH, pool_size, product_size
 
 NO_PLACE = 255  # the true path is not in the pool, or too far behind for any tree
 
@@ -35,15 +36,19 @@ class Counts:
 
     top_k         : ranks 0...top_k-1 are told apart
     levels, topks : of the pools of dynamic trees; by default there are none
+    depth, widths : of trees over marginals, likewise
     """
 
     top_k: int = 32
     levels: int = 0
     topks: tuple[int, ...] = ()
+    depth: int = 0
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not all(1 <= topk <= MOST_TOPK for topk in self.topks):
-            raise InvalidInput(f"`topks` must be numbers from 1 to {MOST_TOPK}, but got {quoted(list(self.topks))}.")
+        for name, numbers, most in ("topks", self.topks, MOST_TOPK), ("widths", self.widths, MOST_WIDTH):
+            if not all(1 <= number <= most for number in numbers):
+                raise InvalidInput(f"`{name}` must be numbers from 1 to {most}, but got {quoted(list(numbers))}.")
 
     @property
     def record(self) -> dict[str, object]:
@@ -52,20 +57,24 @@ class Counts:
         >>> Counts(32, 3, (1, 4)).record
         {'top_k': 32, 'pools': {'levels': 3, 'topks': [1, 4]}}
         """
-        pools = {"pools": {"levels": self.levels, "topks": list(self.topks)}} if self.levels and self.topks else {}
-        return {"top_k": self.top_k, **pools}
+        kinds = (Pools, self.levels, self.topks), (Marginals, self.depth, self.widths)
+        kept = {kind.name: {"levels": n, kind.key: list(numbers)} for kind, n, numbers in kinds if n and numbers}
+        return {"top_k": self.top_k, **kept}
 
-    def fitting(self, *, tokens: int, guesses: int, has_probabilities: bool) -> Counts:
+    def fitting(self, *, tokens: int, guesses: int, has_probabilities: bool, has_marginals: bool = False) -> Counts:
         """What of it there is with a drafter of so many tokens, and guesses in a row.
 
-        >>> Counts(32, 8, (1, 4)).fitting(tokens=3, guesses=5, has_probabilities=True)
-        Counts(top_k=3, levels=5, topks=(1,))
+        >>> Counts(32, 8, (1, 4)).fitting(tokens=3, guesses=5, has_probabilities=True).record
+        {'top_k': 3, 'pools': {'levels': 5, 'topks': [1]}}
         """
         topks = tuple(topk for topk in self.topks if topk <= tokens and has_probabilities)
-        return Counts(min(self.top_k, tokens), min(self.levels, guesses) if topks else 0, topks)
+        widths = tuple(width for width in self.widths if width <= tokens and has_marginals)
+        levels, depth = min(self.levels, guesses) if topks else 0, min(self.depth, guesses) if widths else 0
+        return Counts(min(self.top_k, tokens), levels, topks, depth, widths)
 
 
-RANKS_ALONE, USUAL = Counts(), Counts(levels=MOST_LEVELS, topks=(2, 4, 8))
+RANKS_ALONE = Counts()
+USUAL = Counts(levels=MOST_LEVELS, topks=(2, 4, 8), depth=MOST_BLOCK, widths=(MOST_WIDTH,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,43 +90,44 @@ class Pools:
     levels: int
     topks: tuple[int, ...]
     places: NDArray[np.uint8]
+    name, key, most, size = "pools", "topks", (MOST_LEVELS, MOST_TOPK), staticmethod(pool_size)
 
     def __post_init__(self) -> None:
-        rising = [topk for topk in range(1, MOST_TOPK + 1) if topk in self.topks]
-        if not 1 <= self.levels <= MOST_LEVELS or not rising or list(self.topks) != rising:
+        rising = [topk for topk in range(1, self.most[1] + 1) if topk in self.topks]
+        if not 1 <= self.levels <= self.most[0] or not rising or list(self.topks) != rising:
             raise InvalidInput(
-                f"pools must have 1 to {MOST_LEVELS} levels and a rising list of topk from 1 to {MOST_TOPK}, but have "
-                f"{self.levels} and {quoted(list(self.topks))}."
+                f"{self.name} must have 1 to {self.most[0]} levels and a rising list of {self.key[:-1]} from 1 to "
+                f"{self.most[1]}, but have {self.levels} and {quoted(list(self.topks))}."
             )
         shape = (len(self.places), len(self.topks), columns_of(self.levels).stop)
         if self.places.shape != shape:
-            raise InvalidInput(f"places of the pools must be {shape}, but are {self.places.shape}.")
+            raise InvalidInput(f"places of the {self.name} must be {shape}, but are {self.places.shape}.")
         for topk, levels in product(self.topks, range(1, self.levels + 1)):
             self._check_places(levels, topk)
 
     @classmethod
-    def of(cls, about: object, places: NDArray[np.uint8]) -> Pools:
+    def of(cls, about: object, places: NDArray[np.uint8]) -> Self:
         """By what a trace's meta says of them."""
-        levels, topks = (about.get("levels"), about.get("topks")) if isinstance(about, dict) else (None, None)
+        levels, topks = (about.get("levels"), about.get(cls.key)) if isinstance(about, dict) else (None, None)
         if type(levels) is not int or type(topks) is not list or not all(type(topk) is int for topk in topks):
             raise InvalidInput(
-                f"meta 'pools' must have a number of levels and a list of topks, but is {quoted(about)}."
+                f"meta '{cls.name}' must have a number of levels and a list of {cls.key}, but is {quoted(about)}."
             )
         return cls(levels, tuple(topks), places)
 
     def _check_places(self, levels: int, topk: int) -> None:
         """Raise InvalidInput for places that no pool of so many levels has."""
-        places, most = self.places_in(levels, topk), min(pool_size(levels, topk), MOST_ROWS - 1)
-        known = places != NO_PLACE
+        places, most = self.places_in(levels, topk), min(self.size(levels, topk), MOST_ROWS - 1)
+        known, number = places != NO_PLACE, f"{self.key[:-1]} {topk}"
         if (known & (places >= most)).any():
             reach = places[known].max()
             raise InvalidInput(
-                f"places in pools of {levels} levels with topk {topk} must be below {most} or {NO_PLACE}, but reach {reach}."
+                f"places in {self.name} of {levels} levels with {number} must be below {most} or {NO_PLACE}, but reach {reach}."
             )
         if (known[:, 1:] & (places[:, 1:] <= places[:, :-1])).any():
-            raise InvalidInput(f"a place in a pool must be behind its parent's, but with topk {topk} some are not.")
+            raise InvalidInput(f"a place in a pool must be behind its parent's, but with {number} some are not.")
         if levels > 1 and (places[:, :-1] < self.places_in(levels - 1, topk)).any():
-            raise InvalidInput(f"a place must not be better in a pool of more levels, but with topk {topk} some are.")
+            raise InvalidInput(f"a place must not be better in a pool of more levels, but with {number} some are.")
 
     def places_in(self, levels: int, topk: int) -> NDArray[np.uint8]:
         """(P, levels) place of the true path's node of each depth in the pool of so many levels."""
@@ -128,3 +138,15 @@ class Pools:
         first = [columns_of(depth).stop - 1 for depth in range(1, self.levels + 1)]  # the smallest pool with that depth
         found: NDArray[np.int64] = (self.places[:, :, first] != NO_PLACE).sum(2).max(1)
         return found
+
+
+class Marginals(Pools):
+    """The trees over marginals of every state, for each width: places of the nodes of s depths, in the order they are taken."""
+
+    name, key, most, size = "marginals", "widths", (MOST_BLOCK, MOST_WIDTH), staticmethod(product_size)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for narrow, wide in pairwise(np.moveaxis(self.places, 1, 0)):
+            if ((narrow != NO_PLACE) & (wide < narrow)).any():
+                raise InvalidInput("a place must not be better with a larger width, but some are.")

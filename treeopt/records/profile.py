@@ -23,7 +23,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
 from treeopt.records.origins import Kept, Origins, Runtime
-from treeopt.trees.draft import MOST_TOPK
+from treeopt.trees.draft import MOST_TOPK, OVER_MARGINALS
 
 Setting = tuple[int, int]  # batch_size, context_tokens
 
@@ -48,6 +48,7 @@ class StepTiming(AtSetting):
     parts_ms      : samples of draft, target, verify and commit
     expanding     : of each depth, how many nodes of the tree have children
     topk          : of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
+    over_marginals: whether it is a tree over marginals
     as_it_comes   : whether it is a plain step of an engine with nothing forced, beside an exact one
     """
 
@@ -59,14 +60,20 @@ class StepTiming(AtSetting):
     parts_ms: dict[str, tuple[NotNegative, ...]] | None = None
     expanding: tuple[Positive, ...] | None = None
     topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
+    over_marginals: bool | None = None
     as_it_comes: bool | None = None
+
+    @property
+    def drafted(self) -> int:
+        """How the tree is drafted, see `treeopt.trees.draft.Draft`."""
+        return OVER_MARGINALS if self.over_marginals else self.topk or 0
 
     def __post_init__(self) -> None:
         if not min(self.size - 1, 1) <= self.depth < self.size:
             raise InvalidInput(
                 f"A timing needs 1 <= depth < size (depth 0 for size 1), but got depth {self.depth} and size {self.size}."
             )
-        below = inf if self.topk else self.size
+        below = inf if self.drafted else self.size
         ways = self.expanding
         if ways is not None and (len(ways) != self.depth or ways[:1] != (1,) * len(ways[:1]) or sum(ways) >= below):
             raise InvalidInput(
@@ -172,7 +179,7 @@ class LatencyProfile(Kept):
     @property
     def fixed(self) -> list[StepTiming]:
         """The timings of fixed trees."""
-        return [point for point in self.points if point.topk is None and not point.as_it_comes]
+        return [point for point in self.points if not point.drafted and not point.as_it_comes]
 
     @property
     def as_it_comes(self) -> list[StepTiming]:
@@ -183,6 +190,11 @@ class LatencyProfile(Kept):
     def dynamic(self) -> list[StepTiming]:
         """The timings of dynamic trees."""
         return [point for point in self.points if point.topk is not None]
+
+    @property
+    def anew(self) -> list[StepTiming]:
+        """The timings of trees that are built anew at every step: dynamic ones, and those over marginals."""
+        return [point for point in self.points if point.drafted]
 
     @cached_property
     def settings(self) -> list[Setting]:

@@ -29,7 +29,7 @@ from treeopt.files import npz, storage
 from treeopt.files.fields import Amount, Positive, within
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Origins
-from treeopt.records.pools import Pools
+from treeopt.records.pools import Marginals, Pools
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MOST_WEIGHT = 1000  # times that a sequence may count
@@ -151,6 +151,7 @@ class RankTrace(Answers):
     weight        : (S,)   float32  how many times each counts, a whole number; absent: once (`repeated`)
     target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
     pool_places   : (P, n, L (L + 1) / 2) uint8  of dynamic trees, as meta["pools"] says: see `Pools`
+    marginal_places : (P, n, L (L + 1) / 2) uint8  of trees over marginals, as meta["marginals"] says
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
 
     Only ``ranks`` and ``starts`` are required of a file.
@@ -170,6 +171,7 @@ class RankTrace(Answers):
     weight: NDArray[np.float32] | None = None
     target_rank: NDArray[np.int16] | None = None
     pool_places: NDArray[np.uint8] | None = None
+    marginal_places: NDArray[np.uint8] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -189,7 +191,7 @@ class RankTrace(Answers):
         if self.top_k > MOST_RANK + 1:
             raise InvalidInput(f"top_k must be at most {MOST_RANK + 1}, as ranks have 16 bits, but is {self.top_k}.")
         for name, array in self._arrays(*PER_STATE, *PER_SEQUENCE).items():
-            want, ndim = self.num_sequences, {"ranks": 2, "pool_places": 3}.get(name, 1)
+            want, ndim = self.num_sequences, {"ranks": 2, "pool_places": 3, "marginal_places": 3}.get(name, 1)
             want = states if name in PER_STATE else want
             if array.ndim != ndim or len(array) != want:
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {array.shape}.")
@@ -204,8 +206,9 @@ class RankTrace(Answers):
                 f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left[state]} before "
                 f"the end, has rank {self.ranks[state, head]} at head {head + 1}."
             )
-        if self.pools is not None and (self.pools.deepest() > left - 1).any():
-            raise InvalidInput("pool_places must be 255 where a sequence has no token to guess, but some are not.")
+        for name, pools in {"pool_places": self.pools, "marginal_places": self.marginals}.items():
+            if pools is not None and (pools.deepest() > left - 1).any():
+                raise InvalidInput(f"{name} must be 255 where a sequence has no token to guess, but some are not.")
         for name, low in (("tokens", 0), ("target_rank", MISS)):
             for array in self._arrays(name).values():
                 within(low, **{name: int(array.min())})
@@ -237,6 +240,11 @@ class RankTrace(Answers):
     def pools(self) -> Pools | None:
         """The pools of dynamic trees, where they were recorded. Raises InvalidInput where they do not fit together."""
         return None if self.pool_places is None else Pools.of(self.meta.get("pools"), self.pool_places)
+
+    @cached_property
+    def marginals(self) -> Marginals | None:
+        """What was recorded of trees over marginals, likewise."""
+        return None if self.marginal_places is None else Marginals.of(self.meta.get("marginals"), self.marginal_places)
 
     @cached_property
     def has_step(self) -> BoolArray:
@@ -363,7 +371,7 @@ def folds_of(clusters: IntArray) -> IntArray:
 
 _ARRAYS: dict[str, type[np.generic]] = {
     "ranks": np.int16, "starts": np.int64, "tokens": np.int32, "prompt_tokens": np.int32, "end": np.uint8, "group": np.int16,
-    "cluster": np.int32, "weight": np.float32, "target_rank": np.int16, "pool_places": np.uint8,
+    "cluster": np.int32, "weight": np.float32, "target_rank": np.int16, "pool_places": np.uint8, "marginal_places": np.uint8,
 }  # fmt: skip
-PER_STATE = ("ranks", "tokens", "target_rank", "pool_places")
+PER_STATE = ("ranks", "tokens", "target_rank", "pool_places", "marginal_places")
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")

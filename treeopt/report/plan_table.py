@@ -70,10 +70,16 @@ def kinds_table(plan: Plan) -> Table | None:
         Column("speedup", lambda row: told(row[2], "speedup")),
         Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
     ]
-    rows = [(e, kind, best) for e in plan.entries if e.best("dynamic") for kind, best in kinds_of(e).items()]
+    rows = [
+        (e, kind, best)
+        for e in plan.entries
+        if e.best("dynamic") or e.best("ddtree")
+        for kind, best in kinds_of(e).items()
+    ]
     caption = (
         "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best "
-        "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows."
+        "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows. A ddtree takes the likeliest paths "
+        "as if depths were independent; its setting is depth/ranks/rows."
     )
     title = "Fixed and dynamic trees, predicted"
     return Table(title, columns, rows, caption=caption, bold=lambda row: row[2] is row[0].chosen) if rows else None

@@ -45,13 +45,15 @@ NO_TREE_PAYS = "No tree pays here: serve the model without speculation."
 def label(bench: Benchmark, name: str) -> str:
     """What a contender is called in tables. Other runtimes have other contenders, so that files may take more names."""
     if name == bench.judged != "chosen":
-        return f"{name}, chosen by treeopt" if name == "dynamic" else f"{name}, for the plan's tree"
+        return f"{name}, chosen by treeopt" if name in ("dynamic", "ddtree") else f"{name}, for the plan's tree"
     return (IN_ENGINE if bench.engine else CONTENDERS).get(name, name)
 
 
 def subject(bench: Benchmark) -> str:
     """The beginning of a sentence on the contender that is judged."""
-    return {"chosen": "The chosen tree", "dynamic": "The dynamic tree"}.get(bench.judged, f"The {bench.judged}")
+    return {"chosen": "The chosen tree", "dynamic": "The dynamic tree", "ddtree": "The tree over marginals"}.get(
+        bench.judged, f"The {bench.judged}"
+    )
 
 
 def outcome(speedup: Ratio | None) -> str:

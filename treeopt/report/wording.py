@@ -62,14 +62,14 @@ def draft_words(draft: Draft) -> str:
     """
     if len(draft) == 1:
         return "do not speculate"
-    if draft.topk:
-        return f"dynamic tree {draft.name}"
+    if draft.drafted:
+        return f"{'dynamic tree ' if draft.topk else ''}{draft.name}"
     return f"chain of {draft.depth}" if len(draft) == draft.depth + 1 else f"{len(draft)} rows, {draft.depth} deep"
 
 
 def setting_name(draft: Draft) -> str:
-    """What stands beside a mark: the rows of a draft, of a dynamic tree its setting, levels/topk/rows."""
-    return draft.name if draft.topk else str(len(draft))
+    """What stands beside a mark: the rows of a draft, of one that is built anew at every step its setting."""
+    return draft.name if draft.drafted else str(len(draft))
 
 
 def kinds_of(entry: PlanEntry) -> dict[str, Figure]:

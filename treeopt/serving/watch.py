@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -176,71 +177,73 @@ def read_scrapes(path: Path) -> list[Scrape]:
     return typed(list[Scrape], rows, path)
 
 
-def last_stretch(scrapes: Sequence[Scrape], source: object) -> tuple[str, list[Scrape], list[str]]:
-    """The engine, its scrapes since its last restart, and a note where there was one. InvalidInput for less than two."""
+@dataclass(frozen=True)
+class Stretch:
+    """Scrapes of a server since its last restart, and their counts: all series of a name together."""
+
+    engine: str
+    scrapes: Sequence[Scrape]
+    counts: Sequence[Mapping[str, float]]
+
+    def rise(self, name: str, begin: int = 0, end: int = -1) -> float:
+        return self.counts[end].get(name, 0.0) - self.counts[begin].get(name, 0.0)
+
+    def decoded(self, begin: int = 0, end: int = -1) -> tuple[float, float, float] | None:
+        """(tokens, steps, seconds) between two scrapes; None for an engine that does not count them.
+
+        Where no steps are counted every token takes one.
+        """
+        names, rise = ENGINES[self.engine], partial(self.rise, begin=begin, end=end)
+        if not names.seconds:
+            return None
+        tokens, steps = (rise(first) - sum(map(rise, less)) for first, *less in (names.tokens, names.steps))
+        return tokens, steps if steps > 0 else tokens, rise(names.seconds)
+
+    def paces(self) -> dict[int, Pace]:
+        """The pace at each number of running requests that stood still between two scrapes."""
+        names = ENGINES[self.engine]
+        found: dict[int, list[list[Any]]] = {}
+        for begin, end in pairwise(range(len(self.scrapes))):
+            ends = [self.counts[place].get(names.running, 0.0) for place in (begin, end)]
+            came, size = self.decoded(begin, end), round(sum(ends) / 2)
+            # What is counted when a request ends was of those that ran before.
+            if names.at_end:
+                size = round(ends[0])
+            elif abs(ends[0] - ends[1]) > ALIKE * size:
+                continue
+            blocks = found.setdefault(size, [])
+            if not blocks or (blocks[-1][3] >= BLOCK_S and min(blocks[-1][:3]) > 0):
+                blocks.append([0.0] * 4)
+            more = (*(came or (0, 0, 0)), self.scrapes[end]["at_s"] - self.scrapes[begin]["at_s"])
+            blocks[-1] = [a + b for a, b in zip(blocks[-1], more, strict=True)]
+        kept = {
+            size: np.array([block[:3] for block in found[size] if min(block[:3]) > 0]) for size in sorted(found) if size
+        }
+        return {size: Pace(size, blocks) for size, blocks in kept.items() if len(blocks)}
+
+
+def last_stretch(scrapes: Sequence[Scrape], source: object) -> tuple[Stretch, list[str]]:
+    """What was seen since the last restart, and a note where there was one. InvalidInput for less than two."""
     engine = engine_of(scrapes[0]["metrics"]) if scrapes else None
     if engine is None:
         raise InvalidInput(f"{source} must hold scrapes of {', '.join(ENGINES)}, but holds none.")
-    names = ENGINES[engine]
     read = [counts_of(scrape["metrics"], engine, source) for scrape in scrapes]
-    begin = max((i for i, (old, new) in enumerate(pairwise(read), 1) if _restarted(old, new, names)), default=0)
+    begin = max((i for i, (old, new) in enumerate(pairwise(read), 1) if _restarted(old, new)), default=0)
     if len(scrapes) - begin < 2:
         raise InvalidInput(
             f"{source} must be looked at twice since its last restart, but was once: watch it for longer."
         )
-    return engine, list(scrapes[begin:]), [RESTARTED] * (begin > 0)
+    sums = [dict[str, float]() for _ in read[begin:]]
+    for counts, total in zip(read[begin:], sums, strict=True):
+        for (name, _), value in counts.items():
+            total[name] = total.get(name, 0.0) + value
+    return Stretch(engine, scrapes[begin:], sums), [RESTARTED] * (begin > 0)
 
 
-def _restarted(old: dict[Series, float], new: dict[Series, float], names: Names) -> bool:
+def _restarted(old: dict[Series, float], new: dict[Series, float]) -> bool:
     counted = [series for series in old if series[0].endswith(("_total", "_sum", "_count"))]
     created = [series for series in old.keys() & new.keys() if series[0].endswith("_created")]
     return any(new.get(one, -1.0) < old[one] for one in counted) or any(new[one] != old[one] for one in created)
-
-
-def decoded(engine: str, scrapes: Sequence[Scrape]) -> tuple[float, float, float] | None:
-    """(tokens, steps, seconds) between the first and the last scrape; None for an engine that does not count them.
-
-    Where no steps are counted every token takes one.
-    """
-    names = ENGINES[engine]
-    if not names.seconds:
-        return None
-    read = [counts_of(scrapes[place]["metrics"], engine, engine) for place in (0, -1)]
-    rise = {
-        name: sum(
-            sign * value
-            for sign, one in zip((-1, 1), read, strict=True)
-            for (of, _), value in one.items()
-            if of == name
-        )
-        for name in (names.seconds, *names.tokens, *names.steps)
-    }
-    tokens, steps = (rise[first] - sum(rise[name] for name in less) for first, *less in (names.tokens, names.steps))
-    return tokens, steps if steps > 0 else tokens, rise[names.seconds]
-
-
-def paces(engine: str, scrapes: Sequence[Scrape]) -> dict[int, Pace]:
-    """The pace at each number of running requests that stood still between two scrapes."""
-    names = ENGINES[engine]
-    found: dict[int, list[list[Any]]] = {}
-    for pair in pairwise(scrapes):
-        both = [counts_of(one["metrics"], engine, engine) for one in pair]
-        ends = [sum(value for (name, _), value in one.items() if name == names.running) for one in both]
-        came, size = decoded(engine, pair), round(sum(ends) / 2)
-        # What is counted when a request ends was of those that ran before.
-        if names.at_end:
-            size = round(ends[0])
-        elif abs(ends[0] - ends[1]) > ALIKE * size:
-            continue
-        blocks = found.setdefault(size, [])
-        if not blocks or (blocks[-1][3] >= BLOCK_S and min(blocks[-1][:3]) > 0):
-            blocks.append([0.0] * 4)
-        more = (*(came or (0, 0, 0)), pair[1]["at_s"] - pair[0]["at_s"])
-        blocks[-1] = [a + b for a, b in zip(blocks[-1], more, strict=True)]
-    kept = {
-        size: np.array([block[:3] for block in found[size] if min(block[:3]) > 0]) for size in sorted(found) if size
-    }
-    return {size: Pace(size, blocks) for size, blocks in kept.items() if len(blocks)}
 
 
 def over_plain(mine: Sequence[Pace], plain: Sequence[Pace]) -> Ratio:

@@ -4,22 +4,28 @@ A dynamic tree is built anew at every step from the drafter's own probabilities 
 drafter expands the ``topk`` likeliest nodes of the last one, each by its ``topk`` likeliest children. All children enter the
 pool, with the probability of their path as score; the best of the pool are verified.
 
+A tree over marginals is built anew too, of guesses that do not depend on others, as those of Medusa's heads and block drafters:
+the likeliest paths, as if depths were independent (DDTree, algorithm 1).
+
 A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
 drafter's file. In files a draft is an object:
 
     {"medusa_choices": [[0], [0, 0]]}      a fixed tree
     {"levels": 3, "topk": 4, "rows": 16}   a dynamic tree
+    {"depth": 5, "width": 8, "rows": 16}   a tree over marginals
     {"rows": 16, "depth": 3}               a tree of which only the size is known
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.tree import Tree
 
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
+OVER_MARGINALS = -1  # how a tree over marginals is drafted, beside topks
+MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
 
 @runtime_checkable
@@ -28,10 +34,11 @@ class Draft(Protocol):
 
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
-    topk       : nodes expanded on each level and children of each, of a tree that is drafted anew at every step; else None
+    topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
+    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, or `OVER_MARGINALS`
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
-    kind       : "plain" (a lone root), "chain", "tree" or "dynamic"; for display
+    kind       : "plain" (a lone root), "chain", "tree", "dynamic" or "ddtree"; for display
     record     : the object that files have for it; `draft_of` reads it
     expanding  : nodes of depth 0, 1, ... whose children are drafted
     """
@@ -42,6 +49,8 @@ class Draft(Protocol):
     def depth(self) -> int: ...
     @property
     def topk(self) -> int | None: ...
+    @property
+    def drafted(self) -> int: ...
     @property
     def cache_rows(self) -> int: ...
     @property
@@ -54,8 +63,24 @@ class Draft(Protocol):
     def __len__(self) -> int: ...
 
 
+class Numbers:
+    """The base of drafts that are told by their numbers: length and record."""
+
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+    cache_rows = property(__len__)
+
+    @property
+    def record(self) -> dict[str, object]:
+        """The object that files have for it."""
+        return dict(vars(self))
+
+
 @dataclass(frozen=True, order=True)
-class DynamicTree:
+class DynamicTree(Numbers):
     """The three numbers of a dynamic tree.
 
     levels : how deep it is drafted · topk : nodes expanded on each level, and children of each
@@ -71,15 +96,7 @@ class DynamicTree:
 
     def __post_init__(self) -> None:
         rows = min(pool_size(self.levels, self.topk) + 1, MOST_ROWS)
-        limits = {"levels": (1, MOST_LEVELS), "topk": (1, MOST_TOPK), "rows": (2, rows)}
-        for name, (least, most) in limits.items():
-            if not least <= (value := getattr(self, name)) <= most:
-                raise InvalidInput(
-                    f"{name} of a dynamic tree must be {least} to {most}, but got {value} in {self.name}."
-                )
-
-    def __len__(self) -> int:
-        return self.rows
+        _check(self, "a dynamic tree", {"levels": (1, MOST_LEVELS), "topk": (1, MOST_TOPK), "rows": (2, rows)})
 
     kind = "dynamic"
 
@@ -89,9 +106,9 @@ class DynamicTree:
         return self.levels
 
     @property
-    def record(self) -> dict[str, object]:
-        """The object that files have for it."""
-        return asdict(self)
+    def drafted(self) -> int:
+        """Its topk."""
+        return self.topk
 
     def expanding(self) -> list[int]:
         """How many nodes of each depth the drafter expands.
@@ -112,6 +129,43 @@ class DynamicTree:
         return max(self.rows, 1 + (self.levels - 1) * self.topk)
 
 
+def _check(tree: Draft, what: str, limits: dict[str, tuple[int, int]]) -> None:
+    """Raise InvalidInput for a number that is not within its limits."""
+    for name, (least, most) in limits.items():
+        if not least <= (value := getattr(tree, name)) <= most:
+            raise InvalidInput(f"{name} of {what} must be {least} to {most}, but got {value} in {tree.name}.")
+
+
+@dataclass(frozen=True, order=True)
+class DDTree(Numbers):
+    """A tree over marginals: the likeliest paths, as if the guesses at different depths were independent (DDTree).
+
+    depth : of the deepest guess · width : ranks of each depth that are tried · rows : verified, root included
+
+    >>> DDTree(5, 8, 32).name
+    'ddtree 5/8/32'
+    """
+
+    depth: int
+    width: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        rows = min(product_size(min(self.depth, MOST_BLOCK), self.width) + 1, MOST_ROWS)
+        _check(self, "a tree over marginals", {"depth": (1, MOST_BLOCK), "width": (1, MOST_WIDTH), "rows": (2, rows)})
+
+    kind, topk, drafted = "ddtree", None, OVER_MARGINALS
+
+    def expanding(self) -> list[int]:
+        """One node of each depth: whatever nodes there are, a depth is guessed once."""
+        return [1] * self.depth
+
+    @property
+    def name(self) -> str:
+        """Depth, width and rows."""
+        return f"ddtree {self.depth}/{self.width}/{self.rows}"
+
+
 @dataclass(frozen=True)
 class DynamicLimits:
     """Limits of dynamic trees: at most so many levels, topk and rows.
@@ -119,6 +173,7 @@ class DynamicLimits:
     within_levels : whether it may have ``topk`` nodes for each level, fewer than its pool has (TensorRT-LLM)
     redrafts      : whether the drafter reads the expanded nodes of all levels above again on each level (TensorRT-LLM)
     chains        : whether chains are asked for too, which are dynamic trees of topk 1
+    marginals     : whether trees over marginals are, as deep as the drafter guesses, of at most as many rows
 
     >>> DynamicLimits().most_rows(3, 4), DynamicLimits(within_levels=True).most_rows(3, 4)
     (37, 13)
@@ -130,13 +185,14 @@ class DynamicLimits:
     within_levels: bool = False
     redrafts: bool = False
     chains: bool = False
+    marginals: bool = False
 
     def most_rows(self, levels: int, topk: int) -> int:
         """Most rows of a tree with these levels and topk."""
         return min(self.rows, 1 + (topk * levels if self.within_levels else pool_size(levels, topk)))
 
 
-def pool_size(levels: int, topk: int) -> int:
+def pool_size(levels: int, topk: int, /) -> int:
     """Nodes of the pool: ``topk`` on the first level, their ``topk`` children each on every further one.
 
     >>> [pool_size(levels, 2) for levels in (1, 2, 3)]
@@ -145,8 +201,17 @@ def pool_size(levels: int, topk: int) -> int:
     return topk + (levels - 1) * topk**2
 
 
+def product_size(depth: int, width: int, /) -> int:
+    """Nodes of all paths of so many ranks, down to a depth.
+
+    >>> product_size(3, 2), product_size(4, 1)
+    (14, 4)
+    """
+    return sum(width**d for d in range(1, depth + 1))
+
+
 @dataclass(frozen=True, order=True)
-class TreeSize:
+class TreeSize(Numbers):
     """A fixed tree of which only rows and depth are known, such as a point of a curve.
 
     >>> TreeSize(16, 3).name, TreeSize(16, 3).record
@@ -162,11 +227,7 @@ class TreeSize:
                 f"A tree needs 1 <= depth < rows (depth 0 for 1 row), but got {self.depth} and {self.rows}."
             )
 
-    def __len__(self) -> int:
-        return self.rows
-
-    cache_rows = property(__len__)
-    topk = None
+    topk, drafted = None, 0
 
     @property
     def name(self) -> str:
@@ -175,10 +236,6 @@ class TreeSize:
     @property
     def kind(self) -> str:
         return "tree" if self.rows > 1 else "plain"
-
-    @property
-    def record(self) -> dict[str, object]:
-        return asdict(self)
 
     def expanding(self) -> list[int]:
         """One node of each depth, which is the least that there can be."""
@@ -196,6 +253,7 @@ def draft_tree(draft: Draft) -> Tree:
 RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("medusa_choices",): Tree.from_choices,
     ("levels", "topk", "rows"): DynamicTree,
+    ("depth", "width", "rows"): DDTree,
     ("rows", "depth"): TreeSize,
 }
 

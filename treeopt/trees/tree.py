@@ -126,7 +126,7 @@ class Tree:
         return len(self.paths)
 
     rows = cache_rows = property(__len__)  # verified, and that a cache has to hold behind the text
-    topk = None  # the nodes are the same at every step
+    topk, drafted = None, 0  # the nodes are the same at every step
 
     @property
     def kind(self) -> str:
@@ -138,9 +138,11 @@ class Tree:
     def name(self) -> str:
         """Kind and size, as tables have it.
 
-        >>> Tree.chain(3).name, Tree.dense([2]).name
-        ('chain of 3', 'tree of 3 rows')
+        >>> Tree.chain(3).name, Tree.dense([2]).name, Tree.chain(0).name
+        ('chain of 3', 'tree of 3 rows', 'no guesses')
         """
+        if len(self) == 1:
+            return "no guesses"
         return f"chain of {self.depth}" if self.kind == "chain" else f"tree of {len(self)} rows"
 
     @property

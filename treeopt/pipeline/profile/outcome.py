@@ -125,6 +125,6 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     shares = [one.get("processor_share") for one in ((now, then) if kept else (now,))]
     if known := [share for share in shares if share is not None]:
         info["processor_share"] = min(known)
-    points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.topk or 0))
+    points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.drafted))
     plain = both(earlier.autoregressive, later.autoregressive)
     return LatencyProfile(tuple(points), tuple(plain), later.runtime, info)

@@ -20,7 +20,7 @@ from treeopt.latency.rounds import PRECISION
 from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
-from treeopt.trees.draft import Draft, DynamicTree, pool_size
+from treeopt.trees.draft import MOST_ROWS, DDTree, Draft, DynamicTree, pool_size, product_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
@@ -173,12 +173,18 @@ def engine_trees(source: Source, budget: int, *, dynamic: bool) -> list[Draft]:
     return found
 
 
-def dynamic_trees(trace: RankTrace | None, budget: int) -> list[DynamicTree]:
-    """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same."""
-    pools = trace.pools if trace else None
-    found: list[DynamicTree] = []
+def anew_trees(trace: RankTrace | None, budget: int) -> list[Draft]:
+    """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same.
+
+    Likewise two trees over marginals, of few rows and of many.
+    """
+    pools, found = trace.pools if trace else None, list[Draft]()
     for topk in pools.topks if pools else ():
         for levels in sorted({min(2, pools.levels), pools.levels} if pools and topk > 1 else ()):
             rows = min(DYNAMIC_ROWS, budget, pool_size(levels, topk) + 1)
             found += [DynamicTree(levels, topk, rows)] if rows > levels else []
+    if trace and (known := trace.marginals):
+        depth, width = known.levels, known.topks[-1]
+        most = min(budget, MOST_ROWS, product_size(depth, width) + 1)
+        found += [DDTree(depth, width, rows) for rows in sorted({min(DYNAMIC_ROWS, most), most}) if rows > depth]
     return found

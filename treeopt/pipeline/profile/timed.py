@@ -24,8 +24,8 @@ from treeopt.latency.rounds import Planned, Rounds, Visit, Visitor, processor_sh
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import (
     Wanted,
+    anew_trees,
     check_sizes,
-    dynamic_trees,
     engine_trees,
     rivals,
     shaped,
@@ -188,7 +188,7 @@ class Stages:
             trees += [Tree.chain(0)] if self.engine.twin else []
         else:
             trees = [*timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))]
-            trees += () if wanted.sizes else dynamic_trees(source.pooled if source else None, wanted.budget)
+            trees += () if wanted.sizes else anew_trees(source.pooled if source else None, wanted.budget)
         self.found[at] = self._rounds(at, trees, limit_s)
 
     def _second(self, source: Source) -> None:
@@ -216,7 +216,7 @@ class Stages:
 
     def _rivals(self, entry: PlanEntry, measured: Sequence[Draft]) -> list[Draft]:
         """The trees that a plan would choose between, but for those ``measured``."""
-        known = {(len(tree), tree.depth) for tree in measured if tree.topk is None}
+        known = {(len(tree), tree.depth) for tree in measured if not tree.drafted}
         fits = {depth: len(family) for depth, family in enumerate(self.families, 1)}
         found = [(size, depth) for size, depth in rivals(entry, known) if size <= fits.get(depth, 0)]
         return [shaped(self.families[depth - 1], size, depth) for size, depth in found]

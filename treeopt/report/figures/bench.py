@@ -135,7 +135,7 @@ def kinds_chart(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> C
     for entry in plan.entries:
         bench = (benches or {}).get(entry.batch_size)
         measured = {c.draft: bench.figure(c.name) for c in reversed(bench.contenders)} if bench else {}
-        for name, best in kinds_of(entry).items() if entry.best("dynamic") else ():
+        for name, best in kinds_of(entry).items() if entry.best("dynamic") or entry.best("ddtree") else ():
             for figure in filter(None, (best, measured.get(best.draft))):
                 marks.append(DrafterFigure(drafter=name, figure=figure, setting="", is_measured=figure is not best))
     if not marks:

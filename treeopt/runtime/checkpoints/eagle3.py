@@ -139,7 +139,7 @@ def _build(told: Settings, reading: Reading) -> tuple[Eagle3Heads, Iterable[tupl
     d = reading.most_common_size(WIDE)
     width = d if base.lm_head is None else base.lm_head.shape[1]
     vocab_size = told.number("vocab_size") if base.lm_head is None else len(base.lm_head)
-    token_ids = _token_ids(reading, vocab_size)
+    token_ids = token_ids_of(reading, vocab_size)
     rows = vocab_size if token_ids is None else len(token_ids)
     fc = tensors["fc.weight"]
     columns = fc.shape[1] if fc.ndim == 2 else 0
@@ -187,7 +187,7 @@ def _build(told: Settings, reading: Reading) -> tuple[Eagle3Heads, Iterable[tupl
     return heads, heads.weights.items()
 
 
-def _token_ids(reading: Reading, vocab_size: int) -> Tensor | None:
+def token_ids_of(reading: Reading, vocab_size: int) -> Tensor | None:
     """(Vt,) the target's ids of the tokens that are guessed, ascending; None where they are all of V."""
     if OFFSETS not in reading.names:
         return None
@@ -228,15 +228,15 @@ def _embedding(reading: Reading, d: int) -> tuple[Tensor | None, bool]:
     return target, own
 
 
-def settings(stored: StoredTensors) -> Settings:
+def settings(stored: StoredTensors, nested: str = "eagle_config") -> Settings:
     """All that config.json says, nested or not; what is null is not said."""
     told, config = Settings(stored.origin, {}), stored.config
-    for key in ("transformer_layer_config", "eagle_config"):
+    for key in ("transformer_layer_config", nested):
         if not isinstance(config.get(key) or {}, dict):
             raise config.wrong(key, "an object")
     if layer := config.get("transformer_layer_config") or {}:
         told.update(LEFT_OUT.get(str(layer.get("model_type", "llama")), {}))
-    for part in (layer, config, config.get("eagle_config") or {}):
+    for part in (layer, config, config.get(nested) or {}):
         told.update((key, value) for key, value in part.items() if value is not None)
     ropes = [rope for key in ("rope_parameters", "rope_scaling") if isinstance(rope := told.get(key), dict)]
     if not any("rope_theta" in rope for rope in (told, *ropes)):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.drafters.layer import OneLayer, UnrolledHeads, layer_config, zero_linear
+from treeopt.runtime.drafters.layer import OneLayer, UnrolledHeads, begin_norm, layer_config, zero_linear
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.training.batches import Text, common_tokens
 
@@ -222,7 +222,5 @@ def untrained(
     made.fc.weight.zero_()
     made.fc.weight[:, -width:] = torch.eye(width)
     made.lm_head.copy_(lm_head[ids.to(lm_head.device)])
-    norm: Any = getattr(target.model.get_decoder(), "norm", None)
-    if "RMSNorm" in type(norm).__name__:  # which scales a vector of ones by its weight, however it is stored
-        made.weights["norm.weight"].copy_(norm(torch.ones(width, dtype=target.dtype, device=target.device)))
+    begin_norm(made.norm, target)
     return made

@@ -24,6 +24,7 @@ from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
 
 if TYPE_CHECKING:
+    from treeopt.runtime.target import Target
     from treeopt.runtime.training.batches import Batch
 
 TAKEN = ("max_position_embeddings", "rms_norm_eps", "hidden_act")  # of the model that the layer is like
@@ -138,6 +139,14 @@ def layer_config(like: Any, width: int, **given: int) -> Any:
         attn_implementation="sdpa",
         **taken,
     )
+
+
+@torch.no_grad()
+def begin_norm(norm: Any, target: Target) -> None:
+    """Have the norm before a drafter's head begin as the target's last one, where that is an RMSNorm."""
+    last: Any = getattr(target.model.get_decoder(), "norm", None)
+    if "RMSNorm" in type(last).__name__:  # which scales a vector of ones by its weight, however it is stored
+        norm.weight.copy_(last(torch.ones(target.width, dtype=target.dtype, device=target.device)))
 
 
 class UnrolledHeads(Heads):

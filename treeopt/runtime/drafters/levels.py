@@ -32,12 +32,12 @@ from treeopt.trees.tree import Tree
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The nodes that a dynamic tree is chosen from, level by level, the children of a node best first.
+    """The nodes that a tree is chosen from: of a dynamic one level by level, of one over marginals its own, best first.
 
     tokens  : (b, M), -1 where the drafter has no such guess
     parents : (b, M) place of each one's parent in the pool, -1 for the root; always before its children
     scores  : (b, M) log-probability of the path, never above that of the parent's
-    depths  : (M,) from 1
+    depths  : (M,) or (b, M) from 1
     """
 
     tokens: Tensor
@@ -193,10 +193,10 @@ def chosen_tree(pool: Pool, roots: Tensor, rows_each: int) -> tuple[Tensor, Tens
     place[rows, nodes] = torch.arange(1, count + 1, device=device).expand(b, -1)
     parents = torch.cat([torch.zeros_like(rows), place[rows, pool.parents[rows, nodes]]], 1)
     tokens = torch.cat([roots[:, None], pool.tokens[rows, nodes]], 1)
-    depths = torch.cat([torch.zeros_like(rows), pool.depths[nodes]], 1)
+    depths = torch.cat([torch.zeros_like(rows), pool.depths.expand(b, -1).gather(1, nodes)], 1)
     ancestors = torch.eye(count + 1, dtype=torch.bool, device=device).repeat(b, 1, 1)
     above = parents
-    for _ in range(int(pool.depths[-1])):
+    for _ in range(int(pool.depths.max())):
         ancestors.scatter_(2, above[..., None], True)
         above = parents.gather(1, above)
     return tokens, parents, depths, ancestors
@@ -227,7 +227,7 @@ def drafting_of(
     draft: Draft, drafter: Drafter, state: DrafterState, acceptance: Greedy, device: torch.device
 ) -> Drafting:
     """The function that drafts such a tree at every step; InvalidInput where drafter or rule cannot."""
-    raise InvalidInput(f"A drafter needs a tree, but got {draft.name}.")
+    raise InvalidInput(f"{drafter.kind} does not draft such a tree as {draft.name}.")
 
 
 @drafting_of.register
@@ -251,15 +251,19 @@ def _(tree: Tree, drafter: Drafter, state: DrafterState, acceptance: Greedy, dev
 def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Greedy, device: torch.device) -> Drafting:
     if not isinstance(state, LevelDraft):
         raise InvalidInput(f"A dynamic tree needs a drafter with probabilities, but {drafter.kind} has none.")
-    if acceptance.record["rule"] not in SAME_TEXT:
-        raise InvalidInput(
-            f"A dynamic tree needs greedy decoding or sampling, but the rule is {acceptance.record['rule']}."
-        )
     check_fits(drafter, tree.levels, tree.topk - 1)
+    return drafting_by(lambda roots, mark: state.grow(tree.levels, (tree.topk,), roots, mark)[0], tree, acceptance)
+
+
+def drafting_by(grow: Callable[[Tensor, Mark], Pool], draft: Draft, acceptance: Greedy) -> Drafting:
+    """What drafts the best nodes of a pool that is grown anew at every step, behind the (b,) roots."""
+    if (rule := acceptance.record["rule"]) not in SAME_TEXT:
+        raise InvalidInput(
+            f"A tree built anew at every step needs greedy decoding or sampling, but the rule is {rule}."
+        )
 
     def drafted(roots: Tensor, mark: Mark) -> Drafted:
-        (pool,) = state.grow(tree.levels, (tree.topk,), roots, mark)
-        tokens, parents, depths, ancestors = chosen_tree(pool, roots, tree.rows)
+        tokens, parents, depths, ancestors = chosen_tree(grow(roots, mark), roots, len(draft))
         mark("choose")
 
         def accepted(choices: Tensor, logits: Tensor) -> tuple[Nodes, Nodes, Nodes]:

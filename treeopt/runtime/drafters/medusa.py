@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from treeopt.errors import Unsupported
 from treeopt.records.drafters import LAYOUTS
-from treeopt.runtime.drafters.protocol import Frontier, Mark, TreeTensors, top_candidates
+from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.states import Heads, Logits, StateDraft
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class MedusaHeads(Heads):
     ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied; ``placed`` are dtype and device.
     """
 
-    kind = "medusa"
+    kind, has_marginals = "medusa", True
 
     def __init__(
         self,
@@ -102,31 +102,15 @@ class MedusaHeads(Heads):
         return MedusaDraft(self)
 
 
-class MedusaDraft(StateDraft):
+class MedusaDraft(MarginalDraft, StateDraft):
     """The rows of a decoder: all heads that the tree needs guess at once."""
 
     def __init__(self, drafter: MedusaHeads) -> None:
         super().__init__(drafter)
         self._first = cache(drafter.first)
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        logits = self._first(plan.tree.depth)(self.hidden)  # (b, D, Vt)
-        guesses = top_candidates(logits, plan.width)[:, plan.heads, plan.ranks]  # (b, T-1)
-        tokens = torch.cat([roots[:, None], self.named(guesses, 0)], 1)
-        mark("draft")
-        return tokens
-
-    def begin(self, roots: Tensor, depth: int) -> None:
-        self._logits = self._first(depth)(self.hidden)
-
-    def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
-        return self._logits[:, level.depth, None]
-
-    def children(self, level: Frontier, tokens: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-        if level.depth == 0:  # of all levels at once, since none depends on the guesses above
-            self._children = self.likeliest(self._logits, topk)
-        guesses, own = self._children
-        return guesses[:, level.depth, None], own[:, level.depth, None]
+    def marginals(self, roots: Tensor, depth: int) -> Tensor:
+        return self._first(depth)(self.hidden)
 
 
 def untrained(

@@ -218,12 +218,13 @@ class Drafter:
     num_heads    : K, the deepest guess
     vocab_size   : V, the target's
     reads_prompt : whether `ranks` needs the states of the prompt too
+    has_marginals : whether its guesses at all depths are there at once, so that its drafts are `MarginalDraft`s
     """
 
     kind: str
     num_heads: int
     vocab_size: int
-    reads_prompt = False
+    reads_prompt = has_marginals = False
 
     @property
     def draft_vocab_size(self) -> int:

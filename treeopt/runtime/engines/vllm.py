@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -79,7 +81,10 @@ class Vllm(Stepper):
         self._workers: dict[int | None, Worker] = {}  # by the length that they are for, LONGEST for all, None for plain
         self._has_table = True  # as far as is known
         self.idle = Idle(self) if drafter.kind in SCHEDULED else None  # a length of 0 is of a schedule
-        self.version = self._worker(None).about["version"]
+
+    @cached_property
+    def version(self) -> str:  # type: ignore[override]  # known once an engine is launched
+        return str(self._worker(None).about["version"])
 
     def answer(
         self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1, *, idle: bool = False
@@ -101,9 +106,6 @@ class Vllm(Stepper):
         except GeneratorExit:
             worker.leave(passes)
             raise
-        except Unsupported:
-            self.renew()
-            raise
 
     def renew(self) -> None:
         """End the engines: the next passes are by newly launched ones."""
@@ -112,7 +114,9 @@ class Vllm(Stepper):
         self._workers.clear()
 
     def _worker(self, length: int | None) -> Worker:
-        """The running engine for chains of that length, launched where there is none."""
+        """The running engine for chains of that length, launched where there is none. One that was said to have ended is none."""
+        if any(worker.has_ended for worker in self._workers.values()):
+            self.renew()
         table = self.drafter.kind in SCHEDULED and self._has_table
         if not self._workers:
             self._launch(None)
@@ -200,6 +204,8 @@ class Idle(Stepper):
 class Worker:
     """A process with one engine. Raises Unsupported, with its last words, where it ends before its answer."""
 
+    has_ended = False  # and that was said
+
     def __init__(self, python: str, log: Path, arguments: Mapping[str, object]) -> None:
         threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
         self._log, pipe = log, subprocess.PIPE
@@ -223,6 +229,7 @@ class Worker:
             raise InvalidInput(
                 f"`engine_python` must be a Python that has vllm, but {python}: {error.strerror}"
             ) from None
+        self.end = weakref.finalize(self, _end, self._process)  # at the latest when Python ends
         self._tell(arguments)
 
     @cached_property
@@ -250,17 +257,6 @@ class Worker:
         for _ in passes:
             self.go_on([], is_all=True)
 
-    def end(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):
-                pipe and pipe.close()
-        self._process.kill()
-        self._process.wait()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_process"):  # else it never began
-            self.end()
-
     def _tell(self, document: Mapping[str, object]) -> None:
         assert self._process.stdin is not None
         try:
@@ -278,8 +274,18 @@ class Worker:
         return found
 
     def _ended(self, why: str = "") -> Unsupported:
-        self._process.wait()
+        number = -self._process.wait()
+        why = f"it crashed with {signal.Signals(number).name}" if number > 0 else why
+        self.has_ended = True
         words = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
         return Unsupported(
             f"vLLM ended before its answer: {(why or ' / '.join(words[-LINES:]) or 'no word of why')[:600]}"
         )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):
+            pipe and pipe.close()
+    process.kill()
+    process.wait()

@@ -251,13 +251,13 @@ class RankCounter:
     """Gathers the states of ended rows and has the drafter count its ranks on whole chunks of them.
 
     Every row, once flushed, has under ``found`` arrays of its N states: "ranks" (N, K), the last state has no trial;
-    of ``given`` answers "target_rank" (N,), which the target itself had; "pool_places", see `treeopt.records.pools`.
+    of ``given`` answers "target_rank" (N,), which the target itself had; those of `PoolRecorder`, see `treeopt.records.pools`.
     """
 
     def __init__(self, setup: Setup, counts: Counts, given: bool) -> None:
         assert setup.drafter is not None, "ranks are those of a drafter"
         self.setup, self.drafter, self.counts, self.given = setup, setup.drafter, counts, given
-        self.recorder = PoolRecorder(setup.drafter, counts.levels, counts.topks) if counts.levels else None
+        self.recorder = PoolRecorder(setup.drafter, counts) if counts.levels or counts.depth else None
         self._pending: list[AnswerRow] = []
 
     def add(self, row: AnswerRow) -> None:
@@ -278,7 +278,7 @@ class RankCounter:
                 own = ranks_among(self._logits, states, tokens, self.counts.top_k, self.drafter.vocab_size)
                 row.found["target_rank"] = own.to("cpu", torch.int16).numpy()
             if self.recorder is not None:
-                row.found["pool_places"] = self.recorder.record(answer)
+                row.found |= self.recorder.record(answer)
         self._pending.clear()
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -286,28 +286,31 @@ class RankCounter:
 
 
 class PoolRecorder:
-    """Records the pools of a drafter, for several topk up to so many levels."""
+    """Records the pools of a drafter, for several topk up to so many levels, and its trees over marginals."""
 
-    def __init__(self, drafter: Any, levels: int, topks: tuple[int, ...]) -> None:
-        self.drafter, self.levels, self.topks = drafter, levels, topks
+    def __init__(self, drafter: Any, counts: Counts) -> None:
+        self.drafter, self.counts, self.levels, self.topks = drafter, counts, counts.levels, counts.topks
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
-    def record(self, answer: GivenText) -> NDArray[np.uint8]:
-        """(N, n, S (S + 1) / 2) places at the N states of an answer: see `Pools`."""
-        draft = self._sought(len(answer.prompt) + len(answer.tokens))
+    def record(self, answer: GivenText) -> dict[str, NDArray[np.uint8]]:
+        """Places at the N states of an answer, (N, n, S (S + 1) / 2): "pool_places" and "marginal_places", as a trace has them."""
+        draft: Any = self._sought(len(answer.prompt) + len(answer.tokens))
         draft.read(answer)
-        labels, roots = answer.labels(self.levels), torch.tensor(answer.tokens)
-        device = answer.hidden.device
-        places = []
+        depth, found = self.counts.depth, {"pool_places": list[Tensor](), "marginal_places": list[Tensor]()}
+        labels, roots = answer.labels(max(self.levels, depth)), torch.tensor(answer.tokens)
         for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.seek`
-            states = slice(begin, min(begin + self._rows, len(roots)))
-            draft.seek(range(states.start, states.stop))
-            pools = draft.grow(self.levels, self.topks, roots[states].to(device), lambda part: None)
-            true = labels[states].to(device)
-            places.append(torch.stack([true_places(pool, true, self.levels) for pool in pools], 1).cpu())
-        found: NDArray[np.uint8] = torch.cat(places[::-1]).numpy()
-        return found
+            states = range(begin, min(begin + self._rows, len(roots)))
+            own, true = (part[states.start : states.stop].to(answer.hidden.device) for part in (roots, labels))
+            if self.levels:
+                draft.seek(states)
+                pools = draft.grow(self.levels, self.topks, own, lambda part: None)
+                places = [true_places(pool, true, self.levels) for pool in pools]
+                found["pool_places"].append(torch.stack(places, 1).cpu())
+            if depth:
+                draft.seek(states)
+                found["marginal_places"].append(draft.true_nodes(own, true[:, :depth], self.counts.widths))
+        return {name: torch.cat(parts[::-1]).numpy() for name, parts in found.items() if parts}
 
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""

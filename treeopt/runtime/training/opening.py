@@ -150,8 +150,8 @@ def _begun(target: Target, recipe: Recipe, *options: Any) -> Any:
     if recipe.start is not None:
         heads = _started(target, recipe, kind, heads)
     heads = heads.requires_grad_(True)
-    if heads.shares_projection:
-        heads.projection.requires_grad_(False)  # it is the target's
+    if heads.shares_projection and (weight := getattr(heads, "projection", None)) is not None:
+        weight.requires_grad_(False)  # it is the target's
     return heads
 
 

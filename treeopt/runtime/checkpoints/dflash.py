@@ -1,0 +1,232 @@
+"""Read and write DFlash's drafter: z-lab's and SpecForge's layout, speculators' and DeepSpec's.
+
+They differ in where config.json says what, in how layers of the target are counted, and in which row of a block makes the first
+guess. Where readers of one file draft differently, what is not said is asked for.
+
+d width of the layers · w of the target · L states that are fused · V vocabulary · Vt tokens that are guessed
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treeopt.errors import InvalidInput, Unsupported, quoted
+from treeopt.runtime.checkpoints.eagle3 import EMBEDDING, HEAD, KNOWN, OFFSETS, settings, token_ids_of
+from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, short
+from treeopt.runtime.drafters.dflash import DFlashHeads, Form
+from treeopt.runtime.folder import MOST_LAYERS, loadable
+
+LAYOUT = "dflash"
+MOST_BLOCK = 64
+OUTSIDE = ("fc.weight", "hidden_norm.weight", "norm.weight")
+OF_LAYER = (
+    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"self_attn.{name}_norm.weight" for name in "qk"),
+    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+)
+OTHERS = (  # tensors of drafters that are not read, and whose they are
+    (r"^markov_head\.|^confidence_head\.", "DSpark"),
+    (r"^candidate_selector\.|_conv\.", "DFlash2"),
+    (r"^(aux_hidden_norms|mask_embedding)|qkv_proj|g_proj|attention_sink", "a DFlash variant"),
+)
+SPECULATORS = "aux_hidden_state_layer_ids"  # its layers are those that are entered; others' are those that are left
+SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size")
+TOLD = (
+    *SIZES,
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "hidden_act",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+)
+
+
+def recognise_dflash(stored: StoredTensors) -> Checkpoint | None:
+    """Recognise the drafter by its names; None where it is another."""
+    names = {name.removeprefix("model."): name for name in stored.parts}
+    said = stored.config.get("speculators_model_type") == "dflash" or "dflash_config" in stored.config
+    if not (said or {"hidden_norm.weight", "layers.0.input_layernorm.weight"} <= names.keys()):
+        return None
+    for name in names:
+        for pattern, whose in OTHERS:
+            if re.search(pattern, name):
+                raise Unsupported(
+                    f"Of block drafters DFlash's is read, but {quoted(names[name])} in {stored.origin} is {whose}'s."
+                )
+    told = settings(stored, "dflash_config")
+    places = [int(place[1]) for name in names if (place := re.match(r"layers\.(\d{1,3})\.", name))]
+    count = 1 + max(places, default=0)
+    common = [*OUTSIDE, *(f"layers.{i}.{name}" for i in range(count) for name in OF_LAYER)]
+    common += [name for name in (EMBEDDING, HEAD, OFFSETS, KNOWN) if name in names]
+    common += [HEAD] if OFFSETS in names and HEAD not in names else []
+    root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
+    found = {name: names.get(name, root + name) for name in common}
+    check_names(stored, found.values(), f"a drafter in the layout {LAYOUT!r}", known=found.values())
+    return Checkpoint(stored, LAYOUT, found, partial(_build, told, count), (OFFSETS, KNOWN), shares=HEAD not in names)
+
+
+def _build(told: Settings, count: int, reading: Reading) -> tuple[DFlashHeads, Iterable[tuple[str, nn.Parameter]]]:
+    stored, base, tensors = reading.stored, reading.base, reading.tensors
+    reading.config = told
+    d = reading.most_common_size(r"o_proj\.weight$|down_proj\.weight$|layernorm\.weight$")
+    width = d if base.lm_head is None else base.lm_head.shape[1]
+    vocab_size = told.number("vocab_size") if base.lm_head is None else len(base.lm_head)
+    token_ids = token_ids_of(reading, vocab_size)
+    rows = vocab_size if token_ids is None else len(token_ids)
+    fc = tensors["fc.weight"]
+    states, rest = divmod(fc.shape[1] if fc.ndim == 2 else 0, width)
+    if rest or not states:
+        raise InvalidInput(
+            f"{reading.said('fc.weight')} must fuse states of width {width}: pass the `model` that it was trained for."
+        )
+    form = form_of(told, base.config, width=width, vocab_size=vocab_size, states=states, count=count)
+    asked = base.num_heads or form.most_guesses
+    if asked > form.most_guesses:
+        raise InvalidInput(
+            f"`draft_depth` must be at most {form.most_guesses}, since the drafter in {stored.origin} was trained for blocks of "
+            f"{form.block} rows, but got {asked}."
+        )
+    own = EMBEDDING in reading.names
+    heads = DFlashHeads(
+        config := _config(told, d, count, form),
+        form,
+        embedding=reading.embedding(EMBEDDING),
+        lm_head=None if HEAD in reading.names else reading.lm_head(d),
+        token_ids=token_ids,
+        num_heads=asked,
+        dtype=reading.dtype,
+        device=base.device,
+    )
+    what = f"{count} layers of width {d} for {rows} tokens of a target of width {width}"
+    shapes = {name: tuple(weight.shape) for name, weight in heads.weights.items()}
+    reading.check_shapes(shapes | ({EMBEDDING: (vocab_size, config.hidden_size)} if own else {}), what)
+    sizes = {"vocab_size": (vocab_size, "the target's lm_head"), "num_hidden_layers": (count, f"layers.{count - 1}")}
+    told.check_sizes(sizes)
+    return heads, heads.weights.items()
+
+
+def _config(told: Settings, d: int, count: int, form: Form) -> Any:
+    """The Qwen3Config of the layers: sizes that transformers has by default must be said."""
+    from transformers import Qwen3Config
+
+    for key in SIZES:
+        told.number(key)
+    with loadable("config.json must describe Qwen3 layers", str(told.origin)):
+        given = {key: told[key] for key in TOLD if key in told}
+        return Qwen3Config(
+            vocab_size=1,
+            bos_token_id=None,
+            eos_token_id=None,
+            num_hidden_layers=count,
+            attention_bias=False,
+            attn_implementation="sdpa",
+            **given,
+        )
+
+
+def form_of(told: Settings, target: Any, *, width: int, vocab_size: int, states: int, count: int) -> Form:
+    """The form of a drafter by config.json.
+
+    target : config of the model that it guesses for, if at hand; states : L; count : layers of the drafter
+    """
+    mask_id = told.number("mask_token_id", 0, vocab_size - 1)
+    by_class = "Qwen3DSparkModel" in (told.get("architectures") or [])  # DeepSpec's DFlash has DSpark's rows
+    from_anchor = told.get("sample_from_anchor", by_class)
+    if not isinstance(from_anchor, bool):
+        raise told.wrong("sample_from_anchor", "true or false")
+    block = told.number("block_size", 1 if from_anchor else 2, MOST_BLOCK)
+    windows = _windows(told, count)
+    layers = _layers(told, target, states)
+    return Form(width, vocab_size, layers, mask_id, block, from_anchor, _causal(told, windows), windows)
+
+
+def _windows(told: Settings, count: int) -> tuple[int | None, ...]:
+    kinds = told.get("layer_types", ["full_attention"] * count)
+    known = {"full_attention": None, "sliding_attention": told.get("sliding_window")}
+    if not isinstance(kinds, list) or len(kinds) != count or not all(kind in known for kind in kinds):
+        raise told.wrong("layer_types", f"a list of full_attention or sliding_attention for {count} layers")
+    if "sliding_attention" in kinds:
+        known["sliding_attention"] = told.number("sliding_window")
+    return tuple(known[kind] for kind in kinds)
+
+
+def _causal(told: Settings, windows: tuple[int | None, ...]) -> tuple[bool, ...]:
+    """Whether rows of a block see those before them alone, in each layer.
+
+    Where layers slide and nothing is said, vLLM takes those for causal, z-lab's own code and transformers do not.
+    """
+    for key in ("is_causal", "causal", "sliding_window_non_causal"):
+        said = told.get(key)
+        if said is not None and not isinstance(said, bool):
+            raise told.wrong(key, "true or false")
+    said = told.get("is_causal", told.get("causal"))
+    if said is not None:
+        return (said,) * len(windows)
+    if not any(windows):
+        return (False,) * len(windows)
+    slides = not told.get("sliding_window_non_causal", False)
+    if "sliding_window_non_causal" not in told and "speculators_model_type" not in told:
+        raise Unsupported(
+            f"Some layers of the drafter in {told.origin} have a sliding window, and engines disagree whether rows of a block "
+            "then see those behind them: say is_causal in its config.json, true or false."
+        )
+    return tuple(window is not None and slides for window in windows)
+
+
+def _layers(told: Settings, target: Any, states: int) -> tuple[int, ...]:
+    """At whose inputs the target is read. Most files say the layers whose output is, one less."""
+    said, entered = told.get("target_layer_ids"), told.get(SPECULATORS)
+    key, beyond = (SPECULATORS, 0) if entered is not None else ("target_layer_ids", 1)
+    if (found := entered if entered is not None else said) is None:
+        count = told.get("num_target_layers", getattr(target, "num_hidden_layers", None))
+        if count is None:
+            raise told.wrong("target_layer_ids", "said, or num_target_layers")
+        last = count - 3
+        found = [count // 2] if states == 1 else [round(1 + i * (last - 1) / (states - 1)) for i in range(states)]
+    if not isinstance(found, list) or not all(type(i) is int and 0 <= i < MOST_LAYERS for i in found):
+        raise told.wrong(key, f"a list of layers from 0 to {MOST_LAYERS - 1}")
+    if len(found) != states:
+        raise told.wrong(key, f"a list of the {states} layers that fc reads")
+    return tuple(i + beyond for i in found)
+
+
+def publish_dflash(heads: DFlashHeads, layout: str, base: str, lm_head: Tensor | None = None) -> Published:
+    """z-lab's files, with the rows and directions that its readers would else have to guess."""
+    config, form = heads.config, heads.form
+    tensors: dict[str, Tensor] = dict(heads.weights)
+    if heads.token_ids is not None:
+        ids = heads.token_ids.cpu()
+        tensors[OFFSETS] = ids - torch.arange(len(ids))
+        tensors[KNOWN] = torch.zeros(heads.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+    rope = dict(config.rope_parameters)
+    theta = rope.pop("rope_theta")
+    said: dict[str, object] = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        **{key: getattr(config, key) for key in (*SIZES, "max_position_embeddings", "rms_norm_eps", "hidden_act")},
+        "num_hidden_layers": config.num_hidden_layers,
+        "rope_theta": theta,
+        **({} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}),
+        "vocab_size": heads.vocab_size,
+        "block_size": form.block,
+        "sample_from_anchor": form.from_anchor,
+        **({"is_causal": form.causal[0]} if len(set(form.causal)) == 1 else {"sliding_window_non_causal": False}),
+        "dflash_config": {"target_layer_ids": [i - 1 for i in form.layers], "mask_token_id": form.mask_id},
+        "tie_word_embeddings": False,
+        "torch_dtype": short(heads.fc.weight.dtype),
+        "base_model_name_or_path": base,
+    }
+    if any(form.windows):
+        said["layer_types"] = [f"{'full' if window is None else 'sliding'}_attention" for window in form.windows]
+        said["sliding_window"] = max(window or 0 for window in form.windows)
+    return Published(MODEL_FILES[0], tensors, said)

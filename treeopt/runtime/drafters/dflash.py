@@ -1,0 +1,293 @@
+"""DFlash: some layers that guess a whole block in one pass, from keys and values made of the target's states between its layers.
+
+The target's residual stream behind some of its layers is fused, c = norm(fc [g_1, ..., g_L]). Every layer makes keys and values of
+c by its own projections; c itself goes through no layer (DFlash, section 3). The block is the newest token, whose state does not
+exist yet, and masks. Its rows attend to the context and to each other, and the row at place p + j guesses the token there,
+or the one behind it where the drafter samples from the anchor (DeepSpec). Guesses do not depend on each other, but with
+attention in both directions each depends on how wide the block is: a narrower one is another drafter.
+
+b rows · n states of each · L states of the target that are fused · w their width · d width of the layers · B rows of a block
+K guesses · H key heads · D their width · V vocabulary · Vt tokens that the drafter guesses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treeopt.runtime.cache import tree_mask
+from treeopt.runtime.drafters.layer import TAKEN, begin_norm, layer_config, zero_linear
+from treeopt.runtime.drafters.marginals import MarginalDraft
+from treeopt.runtime.drafters.medusa import check_bias
+from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
+
+if TYPE_CHECKING:
+    from treeopt.runtime.target import Target
+    from treeopt.runtime.training.batches import Batch, Text
+    from treeopt.runtime.training.recipe import Recipe
+
+READ_AT_ONCE = 2**24  # most numbers of the keys that the states of a text read together
+Join = Callable[
+    [int, Tensor, Tensor], tuple[Tensor, Tensor]
+]  # of a layer, and (b, H, B, D) keys and values of the block
+
+
+@dataclass(frozen=True)
+class Form:
+    """The ways in which DFlash drafters differ.
+
+    width, vocab_size : w and V, the target's
+    layers      : at whose inputs the target is read; the number of its layers stands for the last one's output
+    mask_id     : the token that stands for what is to be guessed
+    block       : B that it was trained for; wider ones are refused
+    from_anchor : whether the newest token's own row guesses too: K = B, else K = B - 1
+    causal      : of each layer, whether rows of a block see those before them alone
+    windows     : of each layer, how many places back a row sees; None for all
+    """
+
+    width: int
+    vocab_size: int
+    layers: tuple[int, ...]
+    mask_id: int
+    block: int
+    from_anchor: bool
+    causal: tuple[bool, ...]
+    windows: tuple[int | None, ...]
+
+    @property
+    def first(self) -> int:
+        """The row of a block that makes the first guess."""
+        return 0 if self.from_anchor else 1
+
+    @property
+    def most_guesses(self) -> int:
+        """K of the widest block."""
+        return self.block - self.first
+
+
+class DFlashHeads(Heads):
+    """A DFlash drafter that guesses ``num_heads`` tokens in one pass, in a block just as wide.
+
+    config    : a Qwen3Config of its layers
+    embedding : (V, d) input embeddings, whose storage is used
+    lm_head   : (V, d) the target's, whose storage is used; None where the drafter has its own
+    token_ids : see `Heads`
+    placed    : dtype and device
+
+    All weights are zero at first. Those of the target are neither trained nor in the state dict.
+    """
+
+    kind = "dflash"
+    reads_prompt = has_marginals = True
+    embedding: Tensor
+    lm_head: Tensor
+    layers: Any
+    rotary: Any
+
+    def __init__(
+        self,
+        config: Any,
+        form: Form,
+        *,
+        embedding: Tensor,
+        lm_head: Tensor | None = None,
+        token_ids: Tensor | None = None,
+        num_heads: int,
+        **placed: Any,
+    ) -> None:
+        from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+        super().__init__()
+        self.config, self.form, self.num_heads, self.num_layers = config, form, num_heads, config.num_hidden_layers
+        self.width, self.vocab_size, device = form.width, form.vocab_size, placed.get("device") or "cpu"
+        self.shares_projection = lm_head is not None
+        self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
+        self.register_buffer("token_ids", None if token_ids is None else token_ids.to(device), persistent=False)
+        with torch.device("meta"):
+            self.hidden_norm, self.norm = (Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(2))
+            self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.to(placed.get("dtype"))
+        for part in (self.hidden_norm, self.norm, self.layers):
+            part.to_empty(device=device)
+            for weight in part.parameters():
+                nn.init.zeros_(weight)
+        self.fc = zero_linear(len(form.layers) * form.width, config.hidden_size, bias=False, **placed)
+        # Outside the modules, so that its frequencies stay float32.
+        self.__dict__["rotary"] = Qwen3RotaryEmbedding(config).to(device)
+        if lm_head is None:
+            self.lm_head = nn.Parameter(torch.zeros((self.draft_vocab_size, config.hidden_size), **placed))
+        else:
+            self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
+
+    @property
+    def block_rows(self) -> int:
+        """B, as wide as its guesses need."""
+        return self.num_heads + self.form.first
+
+    @property
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The drafter's own, by their names in checkpoints: fc.weight, layers.0.self_attn.q_proj.weight, ..."""
+        own = dict(self.named_parameters())
+        head = {"lm_head.weight": own.pop("lm_head")} if "lm_head" in own else {}
+        return {**own, **head}
+
+    def layers_of(self, num_layers: int) -> Sequence[int]:
+        return self.form.layers
+
+    def fused(self, hidden: Tensor) -> Tensor:
+        return self.hidden_norm(self.fc(hidden[..., self.width :]))  # behind the target's last state
+
+    def predict(self, following: Tensor, hidden: Tensor, *passed: Any) -> Tensor:
+        """Write keys and values of (b, n, d) fused states into the cache; they come out as they are."""
+        positions, cache, _ = passed
+        for i, (keys, values) in enumerate(self.context(hidden, positions)):
+            cache.write(i, keys, values)
+        return hidden
+
+    def context(self, fused: Tensor, positions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(b, H, n, D) keys and values of each layer, of (b, n, d) fused states."""
+        turns = self.rotary(fused, positions)
+        for layer in self.layers:
+            yield keys_values(layer, fused, turns)
+
+    def block(self, roots: Tensor, positions: Tensor, join: Join, masks: Sequence[Tensor | None]) -> Tensor:
+        """(b, B, d) rows of the block behind the (b,) roots, at (b, B) positions; `logits` guesses from them.
+
+        join  : the context's keys and values, and those of the block behind them
+        masks : of each layer, (b or 1, 1, B, n + B) what each row sees; None for all
+        """
+        tokens = torch.full_like(positions, self.form.mask_id)
+        tokens[:, 0] = roots
+        x = F.embedding(tokens, self.embedding)
+        turns = self.rotary(x, positions)
+        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+            read, attention = layer.input_layernorm(x), layer.self_attn
+            queries = turned(attention.q_norm(by_head(attention.q_proj(read), attention)), turns)
+            keys, values = join(i, *keys_values(layer, read, turns))
+            made = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+            x = x + attention.o_proj(made.transpose(1, 2).flatten(2))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return x
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits of the tokens that rows of a block guess: (..., d) to (..., Vt)."""
+        return F.linear(self.norm(states), self.lm_head)
+
+    def start(self, batch_size: int, capacity: int) -> BlockDraft:
+        return BlockDraft(self, len(self.layers), batch_size, capacity + self.block_rows, self.embedding.device)
+
+    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Logits]]:
+        """All blocks of the batch's states, each over the context of its own text."""
+        places, steps = (torch.arange(n, device=hidden.device) for n in (hidden.shape[1], self.block_rows))
+        known = [*self.context(self.fused(hidden), places[None])]
+        size = max(1, READ_AT_ONCE // (len(places) * known[0][0].shape[1] * known[0][0].shape[3]))
+        found = []
+        for rows, columns in zip(batch.rows.split(size), batch.columns.split(size), strict=True):
+            positions = columns[:, None] + 1 + steps
+            seen = (places <= columns[:, None])[:, None].expand(-1, len(steps), -1)
+            back = positions[..., None] - torch.cat([places.expand(len(rows), -1), positions], 1)[:, None]
+
+            def masked(
+                causal: bool, window: int | None, seen: Tensor = seen, back: Tensor = back, n: int = len(rows)
+            ) -> Tensor:
+                both = torch.cat([seen, itself(steps, causal=causal).expand(n, -1, -1)], 2)
+                return (both if window is None else both & (back < window))[:, None]
+
+            def join(layer: int, keys: Tensor, values: Tensor, rows: Tensor = rows) -> tuple[Tensor, Tensor]:
+                before, values_before = known[layer]
+                return torch.cat([before[rows], keys], 2), torch.cat([values_before[rows], values], 2)
+
+            masks = [masked(*kind) for kind in zip(self.form.causal, self.form.windows, strict=True)]
+            found.append(self.block(batch.tokens[rows, columns + 1], positions, join, masks))
+        states = torch.cat(found)
+        for k in range(self.num_heads):
+            yield states[:, self.form.first + k], self.logits
+
+
+class BlockDraft(MarginalDraft, CausalDraft):
+    """The rows of a decoder: keys and values of the committed tokens' states, and the block's behind them, which are not kept."""
+
+    def marginals(self, roots: Tensor, depth: int) -> Tensor:
+        self.catch_up(roots)
+        heads, steps = self.drafter, torch.arange(self.drafter.block_rows, device=self.device)
+        self.cache.begin_step(len(steps), self.starts)
+        kinds = zip(heads.form.causal, heads.form.windows, strict=True)
+        masks = [tree_mask(self.cache, self.starts, itself(steps, causal=one), steps, window) for one, window in kinds]
+        made = heads.block(roots, self.starts + steps, self.cache.write, masks)
+        return torch.as_tensor(heads.logits(made[:, heads.form.first :][:, :depth]))
+
+
+def itself(steps: Tensor, *, causal: bool) -> Tensor:
+    """(B, B) which rows of a block each row sees."""
+    return steps[:, None] >= steps if causal else torch.ones_like(steps[:, None] >= steps)
+
+
+def by_head(projected: Tensor, attention: Any) -> Tensor:
+    """(b, n, heads * D) to (b, heads, n, D)."""
+    return projected.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+
+
+def keys_values(layer: Any, read: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """(b, H, n, D) keys, normed and turned to their positions, and values of (b, n, d) vectors."""
+    attention = layer.self_attn
+    keys, values = (by_head(project(read), attention) for project in (attention.k_proj, attention.v_proj))
+    return turned(attention.k_norm(keys), turns), values
+
+
+def turned(vectors: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """(b, heads, n, D) turned by the cosines and sines of their positions, (b, n, D) (RoPE)."""
+    cos, sin = (part[:, None] for part in turns)
+    low, high = vectors.chunk(2, -1)
+    return vectors * cos + torch.cat([-high, low], -1) * sin
+
+
+def layers_to_read(num_layers: int) -> tuple[int, ...]:
+    """At whose inputs a drafter that is trained here reads the target: three, from low to high, where there are as many.
+
+    >>> [layers_to_read(n) for n in (1, 2, 4, 7, 30)]
+    [(1,), (1, 2), (1, 2, 4), (2, 4, 5), (2, 16, 28)]
+    """
+    low, high = (2, num_layers - 2) if num_layers > 6 else (1, num_layers)
+    middle = num_layers // 2 + (num_layers > 6)
+    return tuple(sorted({low, max(middle, 1), high}))
+
+
+@torch.no_grad()
+def untrained(
+    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
+) -> DFlashHeads:
+    """Layers to train, whose attention and MLP add nothing at first. The mask is the token that the texts have least often."""
+    from transformers import Qwen3Config
+
+    check_bias(target)
+    like, width, count = layer_config(target.config, target.width), target.width, recipe.layers
+    rope = {key: like.rope_parameters[key] for key in ("rope_type", "rope_theta") if key in like.rope_parameters}
+    sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", *TAKEN)
+    given = {key: getattr(like, key) for key in sizes} | {"rope_parameters": rope}
+    config = Qwen3Config(vocab_size=1, num_hidden_layers=count, attn_implementation="sdpa", **given)
+    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *(text.tokens for text in texts)])
+    mask_id = int(np.bincount(tokens, minlength=target.vocab_size).argmin())
+    layers, none = layers_to_read(target.num_layers), (None,) * count
+    form = Form(width, target.vocab_size, layers, mask_id, 1 + recipe.num_heads, False, (False,) * count, none)
+    made = DFlashHeads(
+        config,
+        form,
+        embedding=target.model.get_input_embeddings().weight,
+        lm_head=lm_head,
+        num_heads=recipe.num_heads,
+        dtype=lm_head.dtype,
+        device=lm_head.device,
+    )
+    for name, weight in made.weights.items():
+        if weight.ndim == 1:
+            nn.init.ones_(weight)
+        elif not name.endswith(("o_proj.weight", "down_proj.weight")):
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+    begin_norm(made.norm, target)
+    return made
