@@ -346,5 +346,5 @@ def test_it_is_no_eagle_1_and_dflash_is_no_eagle_3(tmp_path):
     with pytest.raises(InvalidInput, match=r"layout 'eagle-3', but 'layers.0.hidden_norm.weight' is missing"):
         load(tmp_path)
     alter(tmp_path, **{"hidden_norm.weight": torch.ones(32)})
-    with pytest.raises(InvalidInput, match="layout 'eagle-1'"):
+    with pytest.raises(InvalidInput, match="layout 'dflash'"):
         load(tmp_path)
