@@ -159,7 +159,7 @@ class Text:
             self.hidden = torch.zeros(length, 5, dtype=torch.float64)
             return
         output = model.model(torch.tensor([self.tokens]), output_hidden_states=True)
-        layers = drafter.form.layers if drafter.kind in ("eagle3", "dflash") else ()
+        layers = getattr(getattr(drafter, "form", None), "layers", ())
         self.hidden = torch.cat([output.last_hidden_state[0], *(output.hidden_states[i][0] for i in layers)], 1)
 
 

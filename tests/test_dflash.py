@@ -14,7 +14,7 @@ from treeopt.runtime.checkpoints import Base, load_heads, save_heads
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
 
 from .conftest import VOCABULARY
-from .slow_drafters import check_proposals, check_ranks, in_order, slow_mlp, slow_norm, small_model
+from .slow_drafters import check_proposals, check_ranks, in_order, slow_norm, small_model
 from .synthetic import check_damage
 
 THETA, MASK, SOME = 77.0, 8, torch.tensor([0, *range(3, VOCABULARY, 2)])
@@ -23,12 +23,21 @@ CONFIG = {**SIZES, "max_position_embeddings": 96, "rms_norm_eps": 1e-6, "hidden_
 
 
 def random_dflash(
-    *, causal=(False, False), windows=(None, None), from_anchor=False, ids=None, guesses=3, block=5, seed=0
+    *,
+    causal=(False, False),
+    windows=(None, None),
+    from_anchor=False,
+    ids=None,
+    guesses=3,
+    block=5,
+    seed=0,
+    made=DFlashHeads,
+    **sizes,
 ) -> DFlashHeads:
     model = small_model()
     rope = {"rope_type": "default", "rope_theta": THETA}
     config = Qwen3Config(**CONFIG, vocab_size=1, num_hidden_layers=len(causal), rope_parameters=rope)
-    heads = DFlashHeads(
+    heads = made(
         config,
         Form(32, VOCABULARY, (1, 3), MASK, block, from_anchor, causal, windows),
         embedding=model.model.embed_tokens.weight,
@@ -36,6 +45,7 @@ def random_dflash(
         token_ids=ids,
         num_heads=guesses,
         dtype=torch.float64,
+        **sizes,
     )
     generator = torch.Generator().manual_seed(seed)
     for name, weight in heads.named_parameters():
@@ -79,7 +89,12 @@ def slow_attention(layer: Layer, query: torch.Tensor, at: int, seen: list[tuple[
     return layer["self_attn.o_proj"] @ torch.cat(out)
 
 
-def slow_rows(heads: DFlashHeads, hidden: torch.Tensor, root: int) -> list[torch.Tensor]:
+def plainly(heads, i, name, reads):
+    """What lies around attention or MLP: nothing."""
+    return reads, lambda made: made
+
+
+def slow_rows(heads: DFlashHeads, hidden: torch.Tensor, root: int, around=plainly) -> list[torch.Tensor]:
     """The last layer's row of each place of the block, by loops over rows, layers and heads."""
     form, weights, m = heads.form, heads.weights, len(hidden)
     context = [slow_norm(heads, weights["fc.weight"] @ h[32:], weights["hidden_norm.weight"]) for h in hidden]
@@ -87,7 +102,7 @@ def slow_rows(heads: DFlashHeads, hidden: torch.Tensor, root: int) -> list[torch
     x = [heads.embedding[token] for token in [root, *[form.mask_id] * (block - 1)]]
     for i, (causal, window) in enumerate(zip(form.causal, form.windows, strict=True)):
         layer = Layer(heads, i)
-        reads = [slow_norm(layer, v, layer["input_layernorm"]) for v in x]
+        reads, behind = around(heads, i, "attention_conv", [slow_norm(layer, v, layer["input_layernorm"]) for v in x])
         sources = [*enumerate(context), *((m + j, v) for j, v in enumerate(reads))]
         made = []
         for j in range(block):
@@ -96,8 +111,13 @@ def slow_rows(heads: DFlashHeads, hidden: torch.Tensor, root: int) -> list[torch
                 for place, v in sources
                 if not (causal and place > m + j) and not (window and m + j - place >= window)
             ]
-            made.append(slow_mlp(layer, x[j] + slow_attention(layer, reads[j], m + j, seen)))
-        x = made
+            made.append(slow_attention(layer, reads[j], m + j, seen))
+        x = [v + added for v, added in zip(x, behind(made), strict=True)]
+        reads = [slow_norm(layer, v, layer["post_attention_layernorm"]) for v in x]
+        reads, behind = around(heads, i, "mlp_conv", reads)
+        gate, up, down = (layer[f"mlp.{name}_proj"] for name in ("gate", "up", "down"))
+        made = [down @ (torch.nn.functional.silu(gate @ v) * (up @ v)) for v in reads]
+        x = [v + added for v, added in zip(x, behind(made), strict=True)]
     return x
 
 
@@ -268,14 +288,18 @@ def test_what_config_json_does_not_say_or_says_wrongly_is_asked_for(tmp_path, ch
 
 
 @pytest.mark.parametrize(
-    ("name", "whose"),
-    [("markov_head.markov_w1.weight", "DSpark's"), ("candidate_selector.hidden_projection.weight", "DFlash2's")],
+    ("name", "changes", "said"),
+    [
+        ("aux_hidden_norms.0.weight", {}, "aux_hidden_norms.0.weight.*is of a DFlash variant"),
+        ("layers.0.self_attn.qkv_proj.weight", {}, "qkv_proj.weight.*is of a DFlash variant"),
+        (None, {"projector_type": "domino"}, "projector_type must be dspark or nothing"),
+    ],
 )
-def test_other_block_drafters_are_refused_by_name(tmp_path, name, whose):
-    folder = write(tmp_path, "z-lab", random_dflash(guesses=4))
+def test_other_block_drafters_are_refused_by_name(tmp_path, name, changes, said):
+    folder = write(tmp_path, "z-lab", random_dflash(guesses=4), **changes)
     tensors = load_file(folder / "model.safetensors")
-    save_file(tensors | {name: torch.zeros(2, 2)}, folder / "model.safetensors")
-    with pytest.raises(Unsupported, match=f"{name}.*{whose}"):
+    save_file(tensors | ({name: torch.zeros(2, 2)} if name else {}), folder / "model.safetensors")
+    with pytest.raises(Unsupported, match=said):
         load(folder)
 
 

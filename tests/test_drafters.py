@@ -24,6 +24,7 @@ from treeopt.runtime.drafters.dflash import DFlashHeads
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
 from treeopt.runtime.drafters.layer import EagleHeads, layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers
 from treeopt.runtime.stepper import PLAIN
@@ -98,6 +99,40 @@ def causal_dflash(target: Target, texts: list[Text]) -> DFlashHeads:
     return other
 
 
+def shaken(made: DFlashHeads, kind: Callable[..., DFlashHeads], **sizes: object) -> DFlashHeads:
+    """DFlash's layers, with small random weights of what another kind has beside them."""
+    other = kind(
+        made.config,
+        made.form,
+        embedding=made.embedding,
+        lm_head=made.lm_head,
+        num_heads=HEADS,
+        dtype=made.dtype,
+        rank=6,
+        **sizes,
+    )
+    generator, own = torch.Generator().manual_seed(2), made.state_dict()
+    for name, weight in other.state_dict().items():
+        if name not in own:
+            own[name] = 0.1 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+        if name.endswith("base_kernel"):
+            own[name][:, 0] += 1
+    other.load_state_dict(own)
+    return other
+
+
+def dspark(markov: str) -> Callable[[Target], Drafter]:
+    def make(target: Target, texts: list[Text]) -> DFlashHeads:
+        return shaken(make_heads(target, Recipe("dflash", HEADS, num_layers=1), texts), DSparkHeads, markov=markov)
+
+    return partial(trained, make=make)
+
+
+def dflash2(target: Target) -> Drafter:
+    """Convolutions and selector are not trained: the loss would be infinite where the true token is not among those kept."""
+    return shaken(recipe("dflash")(target), DFlash2Heads, kept=9, group=8).requires_grad_(False)
+
+
 @dataclass(frozen=True)
 class Row:
     """A drafter under the contract: how one is made that is often right.
@@ -119,6 +154,9 @@ CONTRACT = {
     "eagle3": Row(recipe("eagle3", draft_vocab=33), deep=True),
     "dflash": Row(recipe("dflash"), deep=True),
     "dflash, causal": Row(partial(trained, make=causal_dflash), deep=True),
+    "dflash2": Row(dflash2, deep=True),
+    "dspark": Row(dspark("gated"), deep=True),
+    "dspark, rnn": Row(dspark("rnn"), deep=True),
     "mtp": Row(own=partial(drafting, "deepseek_v3")),
     "mtp, eager": Row(own=partial(drafting, "glm4_moe", attention="eager")),
     "draft-model": Row(draft_model),

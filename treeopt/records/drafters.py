@@ -118,12 +118,26 @@ DRAFTERS = {
         }, begins="drafters.hydra:untrained", recipes={"hydra++": RecipeDefaults("hydra++", 4, 1e-3, 1.0, teacher=True)}),
     "dflash": DrafterKind(
         about=f"DFlash's layers, which guess a block in one pass: {OF_YOUR_OWN}",
-        recognises="checkpoints.dflash:recognise_dflash", writes="checkpoints.dflash:publish_dflash", layouts={
+        recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
             "dflash": Layout("model.safetensors with fc, hidden_norm and layers on the target's lm_head: z-lab, SpecForge, vLLM, SGLang",
                              shares=True),
         }, begins="drafters.dflash:untrained", recipes={"dflash": RecipeDefaults("dflash", 2, 5e-4, 0.8)},
         note="DFlash drafts a block in one pass: its time hardly depends on the length, which a profile of another drafter "
         "does not show. A block of another length is drafted otherwise."),
+    "dflash2": DrafterKind(
+        about="DFlash2's layers, whose guesses depend on the one before: as above",
+        recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
+            "dflash2": Layout("dflash's tensors with candidate_selector and convolutions: z-lab, NeMo, vLLM", shares=True),
+        }),
+    "dspark": DrafterKind(
+        about="DSpark's layers, DFlash's with a Markov head: as above",
+        recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
+            "dspark": Layout("dflash's tensors with markov_head and perhaps confidence_head: DeepSpec, SpecForge, speculators",
+                             shares=True),
+        }, ends_itself=True,
+        note="DSpark's engines verify fewer guesses where it is unsure or the server is busy, and those left out count as "
+        "misses: survival holds for the load that was measured. Turn adaptive verification off to measure the guesses "
+        "themselves."),
     "eagle3": DrafterKind(
         about="EAGLE-3's layer: as above; those of the demo model and of SmolLM2 are eagle3",
         recognises="checkpoints.eagle3:recognise_eagle3", writes="checkpoints.eagle3:publish_eagle3", layouts={
@@ -147,16 +161,7 @@ DRAFTERS = {
                               asked="early-exit:LAYER", opens="drafters.draft_model:open_exit"),
 }  # fmt: skip
 # Kinds that only engines run, and treeopt plans for by their counts.
-ELSEWHERE = {
-    "redrafter": DrafterKind(),
-    "suffix": DrafterKind(note=ENDS.format("suffix decoding"), ends_itself=True),
-    "dspark": DrafterKind(
-        note="DSpark's engines verify fewer guesses where it is unsure or the server is busy, and those left out count as "
-        "misses: survival holds for the load that was measured. Turn adaptive verification off to measure the guesses "
-        "themselves.",
-        ends_itself=True,
-    ),
-}
+ELSEWHERE = {"redrafter": DrafterKind(), "suffix": DrafterKind(note=ENDS.format("suffix decoding"), ends_itself=True)}
 COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
 LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
 RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}

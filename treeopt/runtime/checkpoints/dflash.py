@@ -1,15 +1,15 @@
-"""Read and write DFlash's drafter: z-lab's and SpecForge's layout, speculators' and DeepSpec's.
+"""Read and write drafters of blocks, DFlash, DFlash2 and DSpark: z-lab's and SpecForge's layout, speculators' and DeepSpec's.
 
 They differ in where config.json says what, in how layers of the target are counted, and in which row of a block makes the first
 guess. Where readers of one file draft differently, what is not said is asked for.
 
-d width of the layers · w of the target · L states that are fused · V vocabulary · Vt tokens that are guessed
+d width of the layers · w of the target · L states that are fused · V vocabulary · Vt tokens that are guessed · r rank of a head
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,9 +21,11 @@ from treeopt.runtime.checkpoints.eagle3 import EMBEDDING, HEAD, KNOWN, OFFSETS, 
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
 from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, short
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
+from treeopt.runtime.drafters.paths import MARKOV as OF_MARKOV
+from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
 from treeopt.runtime.folder import MOST_LAYERS, loadable
 
-LAYOUT = "dflash"
+ARCHITECTURES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
 MOST_BLOCK = 64
 OUTSIDE = ("fc.weight", "hidden_norm.weight", "norm.weight")
 OF_LAYER = (
@@ -33,11 +35,14 @@ OF_LAYER = (
     "input_layernorm.weight",
     "post_attention_layernorm.weight",
 )
-OTHERS = (  # tensors of drafters that are not read, and whose they are
-    (r"^markov_head\.|^confidence_head\.", "DSpark"),
-    (r"^candidate_selector\.|_conv\.", "DFlash2"),
-    (r"^(aux_hidden_norms|mask_embedding)|qkv_proj|g_proj|attention_sink", "a DFlash variant"),
+SELECTOR, MARKOV, CONFIDENCE = "candidate_selector.", "markov_head.", "confidence_head."
+CODEBOOKS = tuple(
+    f"{SELECTOR}{name}" for name in ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
 )
+CONVOLUTIONS = tuple(
+    f"{of}_conv.{name}" for of in ("attention", "mlp") for name in ("base_kernel", "kernel_projection.weight")
+)
+OTHERS = r"^(aux_hidden_norms|mask_embedding)|qkv_proj|g_proj|attention_sink"  # tensors of drafters that are not read
 SPECULATORS = "aux_hidden_state_layer_ids"  # its layers are those that are entered; others' are those that are left
 SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size")
 TOLD = (
@@ -51,31 +56,59 @@ TOLD = (
 )
 
 
-def recognise_dflash(stored: StoredTensors) -> Checkpoint | None:
-    """Recognise the drafter by its names; None where it is another."""
+def recognise_block(stored: StoredTensors) -> Checkpoint | None:
+    """Recognise a drafter of blocks, and which it is, by its names; None where it is another."""
     names = {name.removeprefix("model."): name for name in stored.parts}
-    said = stored.config.get("speculators_model_type") == "dflash" or "dflash_config" in stored.config
+    model = stored.config.get("speculators_model_type")
+    said = model in ARCHITECTURES or "dflash_config" in stored.config
     if not (said or {"hidden_norm.weight", "layers.0.input_layernorm.weight"} <= names.keys()):
         return None
-    for name in names:
-        for pattern, whose in OTHERS:
-            if re.search(pattern, name):
-                raise Unsupported(
-                    f"Of block drafters DFlash's is read, but {quoted(names[name])} in {stored.origin} is {whose}'s."
-                )
-    told = settings(stored, "dflash_config")
+    if others := [name for common, name in names.items() if re.search(OTHERS, common)]:
+        raise Unsupported(f"{quoted(others[0])} in {stored.origin} is of a DFlash variant that is not read.")
+    told, kind = settings(stored, "dflash_config"), "dflash"
+    if told.get("projector_type") not in (None, "dspark"):
+        raise told.wrong("projector_type", "dspark or nothing, for a drafter of blocks to be read", Unsupported)
+    if model in ARCHITECTURES:
+        kind = str(model)
+    elif any(name.startswith(SELECTOR) for name in names):
+        kind = "dflash2"
+    elif any(name.startswith((MARKOV, CONFIDENCE)) for name in names):
+        kind = "dspark"
     places = [int(place[1]) for name in names if (place := re.match(r"layers\.(\d{1,3})\.", name))]
     count = 1 + max(places, default=0)
-    common = [*OUTSIDE, *(f"layers.{i}.{name}" for i in range(count) for name in OF_LAYER)]
+    common = [
+        *OUTSIDE,
+        *(f"layers.{i}.{name}" for i in range(count) for name in OF_LAYER),
+        *_added(kind, names, told, count),
+    ]
     common += [name for name in (EMBEDDING, HEAD, OFFSETS, KNOWN) if name in names]
     common += [HEAD] if OFFSETS in names and HEAD not in names else []
     root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
     found = {name: names.get(name, root + name) for name in common}
-    check_names(stored, found.values(), f"a drafter in the layout {LAYOUT!r}", known=found.values())
-    return Checkpoint(stored, LAYOUT, found, partial(_build, told, count), (OFFSETS, KNOWN), shares=HEAD not in names)
+    check_names(stored, found.values(), f"a drafter in the layout {kind!r}", known=found.values())
+    return Checkpoint(
+        stored, kind, found, partial(_build, told, kind, count), (OFFSETS, KNOWN), shares=HEAD not in names
+    )
 
 
-def _build(told: Settings, count: int, reading: Reading) -> tuple[DFlashHeads, Iterable[tuple[str, nn.Parameter]]]:
+def _added(kind: str, names: Container[str], told: Settings, count: int) -> list[str]:
+    """The names of what a kind has beside DFlash's layers."""
+    if kind == "dflash2":
+        return [*CODEBOOKS, *(f"layers.{i}.{name}" for i in range(count) for name in CONVOLUTIONS)]
+    if kind == "dflash":
+        return []
+    pairs = {f"{MARKOV}gate_proj": False, f"{MARKOV}joint_proj": False}
+    pairs[f"{CONFIDENCE}proj"] = told.get("enable_confidence_head") is True
+    both = [[f"{name}.weight", f"{name}.bias"] for name in pairs]
+    there = [
+        pair for pair, needed in zip(both, pairs.values(), strict=True) if needed or any(name in names for name in pair)
+    ]
+    return [f"{MARKOV}markov_w1.weight", f"{MARKOV}markov_w2.weight", *(name for pair in there for name in pair)]
+
+
+def _build(
+    told: Settings, kind: str, count: int, reading: Reading
+) -> tuple[DFlashHeads, Iterable[tuple[str, nn.Parameter]]]:
     stored, base, tensors = reading.stored, reading.base, reading.tensors
     reading.config = told
     d = reading.most_common_size(r"o_proj\.weight$|down_proj\.weight$|layernorm\.weight$")
@@ -89,7 +122,7 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[DFlashHeads, I
         raise InvalidInput(
             f"{reading.said('fc.weight')} must fuse states of width {width}: pass the `model` that it was trained for."
         )
-    form = form_of(told, base.config, width=width, vocab_size=vocab_size, states=states, count=count)
+    form = form_of(told, kind, base.config, width=width, vocab_size=vocab_size, states=states, count=count)
     asked = base.num_heads or form.most_guesses
     if asked > form.most_guesses:
         raise InvalidInput(
@@ -97,9 +130,11 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[DFlashHeads, I
             f"{form.block} rows, but got {asked}."
         )
     own = EMBEDDING in reading.names
-    heads = DFlashHeads(
+    made, sizes = _kind(reading, told, kind, d, vocab_size)
+    heads = made(
         config := _config(told, d, count, form),
         form,
+        **sizes,
         embedding=reading.embedding(EMBEDDING),
         lm_head=None if HEAD in reading.names else reading.lm_head(d),
         token_ids=token_ids,
@@ -110,9 +145,40 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[DFlashHeads, I
     what = f"{count} layers of width {d} for {rows} tokens of a target of width {width}"
     shapes = {name: tuple(weight.shape) for name, weight in heads.weights.items()}
     reading.check_shapes(shapes | ({EMBEDDING: (vocab_size, config.hidden_size)} if own else {}), what)
-    sizes = {"vocab_size": (vocab_size, "the target's lm_head"), "num_hidden_layers": (count, f"layers.{count - 1}")}
-    told.check_sizes(sizes)
+    told.check_sizes(
+        {"vocab_size": (vocab_size, "the target's lm_head"), "num_hidden_layers": (count, f"layers.{count - 1}")}
+    )
     return heads, heads.weights.items()
+
+
+def _kind(
+    reading: Reading, told: Settings, kind: str, d: int, vocab_size: int
+) -> tuple[type[DFlashHeads], dict[str, Any]]:
+    """The heads of a kind, and the sizes of what they have beside DFlash's layers."""
+    if kind == "dflash2":
+        if OFFSETS in reading.names:
+            raise Unsupported(f"{reading.said(OFFSETS)}: DFlash2 is read where it guesses all of the target's tokens.")
+        group = told.number("conv_group_size", 1, d)
+        if d % group:
+            raise told.wrong("conv_group_size", f"a divisor of the width {d}")
+        rank, kept = told.number("selector_rank"), told.number("selector_top_k", 1, vocab_size)
+        return DFlash2Heads, {
+            "rank": rank,
+            "kept": kept,
+            "taps": told.number("conv_kernel_size", 1, MOST_BLOCK),
+            "group": group,
+        }
+    if kind == "dflash":
+        return DFlashHeads, {}
+    rank = told.number("markov_rank")
+    markov = next(
+        kind for kind, part in reversed(OF_MARKOV.items()) if not part or f"{MARKOV}{part}.weight" in reading.names
+    )
+    if told.get("markov_head_type", markov) != markov:
+        raise told.wrong("markov_head_type", f"{markov}, as its tensors are")
+    wide = reading.tensors.get(f"{CONFIDENCE}proj.weight")
+    confidence = 0 if wide is None else d if wide.shape[-1] == d else d + rank
+    return DSparkHeads, {"rank": rank, "markov": markov, "confidence": confidence}
 
 
 def _config(told: Settings, d: int, count: int, form: Form) -> Any:
@@ -134,19 +200,19 @@ def _config(told: Settings, d: int, count: int, form: Form) -> Any:
         )
 
 
-def form_of(told: Settings, target: Any, *, width: int, vocab_size: int, states: int, count: int) -> Form:
+def form_of(told: Settings, kind: str, target: Any, *, width: int, vocab_size: int, states: int, count: int) -> Form:
     """The form of a drafter by config.json.
 
     target : config of the model that it guesses for, if at hand; states : L; count : layers of the drafter
     """
     mask_id = told.number("mask_token_id", 0, vocab_size - 1)
     by_class = "Qwen3DSparkModel" in (told.get("architectures") or [])  # DeepSpec's DFlash has DSpark's rows
-    from_anchor = told.get("sample_from_anchor", by_class)
+    from_anchor = told.get("sample_from_anchor", by_class or kind == "dspark")
     if not isinstance(from_anchor, bool):
         raise told.wrong("sample_from_anchor", "true or false")
     block = told.number("block_size", 1 if from_anchor else 2, MOST_BLOCK)
     windows = _windows(told, count)
-    layers = _layers(told, target, states)
+    layers = _layers(told, target, states, -1 if kind == "dspark" else 0)
     return Form(width, vocab_size, layers, mask_id, block, from_anchor, _causal(told, windows), windows)
 
 
@@ -183,24 +249,25 @@ def _causal(told: Settings, windows: tuple[int | None, ...]) -> tuple[bool, ...]
     return tuple(window is not None and slides for window in windows)
 
 
-def _layers(told: Settings, target: Any, states: int) -> tuple[int, ...]:
-    """At whose inputs the target is read. Most files say the layers whose output is, one less."""
+def _layers(told: Settings, target: Any, states: int, least: int) -> tuple[int, ...]:
+    """At whose inputs the target is read. Most files say the layers whose output is, one less; -1 is the embeddings."""
     said, entered = told.get("target_layer_ids"), told.get(SPECULATORS)
     key, beyond = (SPECULATORS, 0) if entered is not None else ("target_layer_ids", 1)
+    least += 1 - beyond if least else 0
     if (found := entered if entered is not None else said) is None:
         count = told.get("num_target_layers", getattr(target, "num_hidden_layers", None))
         if count is None:
             raise told.wrong("target_layer_ids", "said, or num_target_layers")
         last = count - 3
         found = [count // 2] if states == 1 else [round(1 + i * (last - 1) / (states - 1)) for i in range(states)]
-    if not isinstance(found, list) or not all(type(i) is int and 0 <= i < MOST_LAYERS for i in found):
-        raise told.wrong(key, f"a list of layers from 0 to {MOST_LAYERS - 1}")
+    if not isinstance(found, list) or not all(type(i) is int and least <= i < MOST_LAYERS for i in found):
+        raise told.wrong(key, f"a list of layers from {least} to {MOST_LAYERS - 1}")
     if len(found) != states:
         raise told.wrong(key, f"a list of the {states} layers that fc reads")
     return tuple(i + beyond for i in found)
 
 
-def publish_dflash(heads: DFlashHeads, layout: str, base: str, lm_head: Tensor | None = None) -> Published:
+def publish_block(heads: DFlashHeads, layout: str, base: str, lm_head: Tensor | None = None) -> Published:
     """z-lab's files, with the rows and directions that its readers would else have to guess."""
     config, form = heads.config, heads.form
     tensors: dict[str, Tensor] = dict(heads.weights)
@@ -211,7 +278,7 @@ def publish_dflash(heads: DFlashHeads, layout: str, base: str, lm_head: Tensor |
     rope = dict(config.rope_parameters)
     theta = rope.pop("rope_theta")
     said: dict[str, object] = {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [ARCHITECTURES[layout]],
         "model_type": "qwen3",
         **{key: getattr(config, key) for key in (*SIZES, "max_position_embeddings", "rms_norm_eps", "hidden_act")},
         "num_hidden_layers": config.num_hidden_layers,
@@ -221,7 +288,11 @@ def publish_dflash(heads: DFlashHeads, layout: str, base: str, lm_head: Tensor |
         "block_size": form.block,
         "sample_from_anchor": form.from_anchor,
         **({"is_causal": form.causal[0]} if len(set(form.causal)) == 1 else {"sliding_window_non_causal": False}),
-        "dflash_config": {"target_layer_ids": [i - 1 for i in form.layers], "mask_token_id": form.mask_id},
+        "dflash_config": {
+            "target_layer_ids": [i - 1 for i in form.layers],
+            "mask_token_id": form.mask_id,
+            **heads.sizes,
+        },
         "tie_word_embeddings": False,
         "torch_dtype": short(heads.fc.weight.dtype),
         "base_model_name_or_path": base,

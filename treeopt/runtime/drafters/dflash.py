@@ -12,8 +12,9 @@ K guesses · H key heads · D their width · V vocabulary · Vt tokens that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,6 +86,7 @@ class DFlashHeads(Heads):
 
     kind = "dflash"
     reads_prompt = has_marginals = True
+    sizes: Mapping[str, object] = {}  # of what a kind adds, as config.json says them
     embedding: Tensor
     lm_head: Tensor
     layers: Any
@@ -121,9 +123,15 @@ class DFlashHeads(Heads):
         # Outside the modules, so that its frequencies stay float32.
         self.__dict__["rotary"] = Qwen3RotaryEmbedding(config).to(device)
         if lm_head is None:
-            self.lm_head = nn.Parameter(torch.zeros((self.draft_vocab_size, config.hidden_size), **placed))
+            rows = form.vocab_size if token_ids is None else len(token_ids)
+            self.lm_head = nn.Parameter(torch.zeros((rows, config.hidden_size), **placed))
         else:
             self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
+
+    @property
+    def drafts(self) -> type[BlockState]:
+        """The state that a decoder has of it."""
+        return BlockDraft
 
     @property
     def block_rows(self) -> int:
@@ -166,24 +174,38 @@ class DFlashHeads(Heads):
         tokens[:, 0] = roots
         x = F.embedding(tokens, self.embedding)
         turns = self.rotary(x, positions)
-        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
-            read, attention = layer.input_layernorm(x), layer.self_attn
+
+        def attend(read: Tensor, i: int, layer: Any, mask: Tensor | None) -> Tensor:
+            attention = layer.self_attn
             queries = turned(attention.q_norm(by_head(attention.q_proj(read), attention)), turns)
             keys, values = join(i, *keys_values(layer, read, turns))
             made = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
-            x = x + attention.o_proj(made.transpose(1, 2).flatten(2))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            return attention.o_proj(made.transpose(1, 2).flatten(2))
+
+        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
+            attended = partial(attend, i=i, layer=layer, mask=mask)
+            x = x + self.between(layer, "attention_conv", layer.input_layernorm(x), attended)
+            x = x + self.between(layer, "mlp_conv", layer.post_attention_layernorm(x), layer.mlp)
         return x
+
+    def between(self, layer: Any, name: str, read: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        """(b, B, d) what attention or MLP makes of the rows; ``name`` is that of the convolutions around it, if there are."""
+        return part(read)
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits of the tokens that rows of a block guess: (..., d) to (..., Vt)."""
         return F.linear(self.norm(states), self.lm_head)
 
-    def start(self, batch_size: int, capacity: int) -> BlockDraft:
-        return BlockDraft(self, len(self.layers), batch_size, capacity + self.block_rows, self.embedding.device)
+    def start(self, batch_size: int, capacity: int) -> BlockState:
+        return self.drafts(self, len(self.layers), batch_size, capacity + self.block_rows, self.embedding.device)
 
     def taught(self, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Logits]]:
-        """All blocks of the batch's states, each over the context of its own text."""
+        rows = self.rows(hidden, batch)
+        for k in range(self.num_heads):
+            yield rows[:, k], self.logits
+
+    def rows(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """(n, K, d) the guessing rows of the blocks of all the batch's states, each over the context of its own text."""
         places, steps = (torch.arange(n, device=hidden.device) for n in (hidden.shape[1], self.block_rows))
         known = [*self.context(self.fused(hidden), places[None])]
         size = max(1, READ_AT_ONCE // (len(places) * known[0][0].shape[1] * known[0][0].shape[3]))
@@ -205,22 +227,27 @@ class DFlashHeads(Heads):
 
             masks = [masked(*kind) for kind in zip(self.form.causal, self.form.windows, strict=True)]
             found.append(self.block(batch.tokens[rows, columns + 1], positions, join, masks))
-        states = torch.cat(found)
-        for k in range(self.num_heads):
-            yield states[:, self.form.first + k], self.logits
+        return torch.cat(found)[:, self.form.first :]
 
 
-class BlockDraft(MarginalDraft, CausalDraft):
+class BlockState(CausalDraft):
     """The rows of a decoder: keys and values of the committed tokens' states, and the block's behind them, which are not kept."""
 
-    def marginals(self, roots: Tensor, depth: int) -> Tensor:
+    def rows(self, roots: Tensor) -> Tensor:
+        """(b, K, d) the guessing rows of the block behind the (b,) roots."""
         self.catch_up(roots)
         heads, steps = self.drafter, torch.arange(self.drafter.block_rows, device=self.device)
         self.cache.begin_step(len(steps), self.starts)
         kinds = zip(heads.form.causal, heads.form.windows, strict=True)
         masks = [tree_mask(self.cache, self.starts, itself(steps, causal=one), steps, window) for one, window in kinds]
-        made = heads.block(roots, self.starts + steps, self.cache.write, masks)
-        return torch.as_tensor(heads.logits(made[:, heads.form.first :][:, :depth]))
+        return torch.as_tensor(heads.block(roots, self.starts + steps, self.cache.write, masks)[:, heads.form.first :])
+
+
+class BlockDraft(MarginalDraft, BlockState):
+    """The draft of guesses that do not depend on each other."""
+
+    def marginals(self, roots: Tensor, depth: int) -> Tensor:
+        return torch.as_tensor(self.drafter.logits(self.rows(roots)[:, :depth]))
 
 
 def itself(steps: Tensor, *, causal: bool) -> Tensor:

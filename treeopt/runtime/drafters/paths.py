@@ -1,0 +1,215 @@
+"""DSpark and DFlash2: DFlash's block, still one pass, whose guesses also depend on the token before theirs.
+
+h is the normed row of the block that makes a guess, u = lm_head h its logits as DFlash's, and a the token before it on its path.
+DSpark adds W2 z to u. z is W1[a] (vanilla), sigmoid(G [h; W1[a]]) * W1[a] (gated), or comes of a state s that goes along
+the path: [g; n; o] = J [s; W1[a]; h], s' = sigmoid(g) * s + (1 - sigmoid(g)) * tanh(n), z = tanh(o) (rnn). Its confidence
+head says from h, or [h; W1[a]], how likely the guess is accepted (DSpark, deepspec/modeling/dspark).
+DFlash2 keeps the likeliest tokens by u, and adds <A[a] * H h, B[b]> to the logit of each such b. Its layers have
+convolutions over the rows of a block before and behind attention and MLP (NeMo Automodel, draft_qwen3_dflash2.py).
+
+b rows · n states · E nodes of a level · B rows of a block · K guesses · d width of the layers · r rank of what is added
+V vocabulary · Vt tokens that are guessed · t taps of a convolution
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treeopt.runtime.drafters.dflash import BlockState, DFlashHeads, Form
+from treeopt.runtime.drafters.layer import zero_linear
+from treeopt.runtime.drafters.protocol import Frontier, top_candidates
+from treeopt.runtime.drafters.states import Logits
+
+if TYPE_CHECKING:
+    from treeopt.runtime.training.batches import Batch
+
+MARKOV = {"vanilla": None, "gated": "gate_proj", "rnn": "joint_proj"}  # and the layer that each has beside W1 and W2
+
+
+class PathHeads(DFlashHeads):
+    """The base of both. A subclass says what `joined` computes, and `logits` of it.
+
+    rank : r
+    """
+
+    has_marginals = False
+    rank: int
+
+    @property
+    def drafts(self) -> type[BlockState]:
+        return PathDraft
+
+    def joined(self, rows: Tensor, before: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(..., d + r) what guesses are read from, by (..., d) normed rows and the (...,) tokens before the guesses.
+
+        state : what the guesses before have left, None at first; the next one's comes out
+        """
+        raise NotImplementedError
+
+    def taught(self, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Logits]]:
+        rows, before, state = self.norm(self.rows(hidden, batch)), batch.ahead.clamp_min(0), None
+        for k in range(self.num_heads):
+            read, state = self.joined(rows[:, k], before[:, k], state)
+            yield read, self.logits
+
+
+class PathDraft(BlockState):
+    """The draft of guesses each of which depends on its parent in the tree."""
+
+    def begin(self, roots: Tensor, depth: int) -> None:
+        self.made, self.carried = self.drafter.norm(self.rows(roots)), None  # (b, K, d), (b, E, r)
+
+    def logits(self, level: Frontier, tokens: Tensor) -> Tensor:
+        rows = self.made[:, level.depth, None].expand(-1, level.nodes, -1)
+        state = None if self.carried is None else level.inherit(self.carried)
+        read, self.carried = self.drafter.joined(rows, tokens, state)
+        return torch.as_tensor(self.drafter.logits(read))
+
+
+class DSparkHeads(PathHeads):
+    """A DSpark drafter.
+
+    rank       : r
+    markov     : one of `MARKOV`
+    confidence : what the confidence head reads, d or d + r; 0 where there is none
+    options    : see `DFlashHeads`
+    """
+
+    kind = "dspark"
+
+    def __init__(
+        self, config: Any, form: Form, *, rank: int, markov: str = "vanilla", confidence: int = 0, **options: Any
+    ) -> None:
+        super().__init__(config, form, **options)
+        d, placed, known = config.hidden_size, placed_by(options), form.vocab_size
+        self.rank, guessed = rank, self.draft_vocab_size
+        parts = {"markov_w1": zero_linear(rank, known, bias=False, **placed)}  # (V, r), whose rows are looked up
+        parts["markov_w2"] = zero_linear(rank, guessed, bias=False, **placed)
+        if name := MARKOV[markov]:
+            states = 2 if markov == "rnn" else 1
+            parts[name] = zero_linear(states * rank + d, (2 * states - 1) * rank, **placed)
+        self.markov_head = nn.ModuleDict(parts)
+        head = {"proj": zero_linear(confidence, 1, **placed)} if confidence else {}
+        self.confidence_head = nn.ModuleDict(head)
+        self.sizes = {
+            "projector_type": "dspark",
+            "markov_rank": rank,
+            "markov_head_type": markov,
+            "enable_confidence_head": bool(confidence),
+            "confidence_head_with_markov": confidence > d,
+        }
+
+    def known(self, tokens: Tensor) -> Tensor:
+        """(..., r) what W1 says of (...,) tokens."""
+        return F.embedding(tokens, self.weights["markov_head.markov_w1.weight"])
+
+    def joined(self, rows: Tensor, before: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        head, z = self.markov_head, self.known(before)
+        if "gate_proj" in head:
+            z = head["gate_proj"](torch.cat([rows, z], -1)).sigmoid() * z
+        elif "joint_proj" in head:
+            state = torch.zeros_like(z) if state is None else state
+            stays, new, out = head["joint_proj"](torch.cat([state, z, rows], -1)).chunk(3, -1)
+            stays = stays.sigmoid()
+            state, z = stays * state + (1 - stays) * new.tanh(), out.tanh()
+        return torch.cat([rows, z], -1), state
+
+    def logits(self, states: Tensor) -> Tensor:
+        rows, z = states[..., : -self.rank], states[..., -self.rank :]
+        return F.linear(rows, self.lm_head) + self.markov_head["markov_w2"](z)
+
+    def confidences(self, rows: Tensor, before: Tensor) -> Tensor:
+        """(...,) logits that guesses are accepted if those before them are, by (..., d) normed rows and the tokens before."""
+        head = self.confidence_head["proj"]
+        read = rows if head.in_features == rows.shape[-1] else torch.cat([rows, self.known(before)], -1)
+        return head(read)[..., 0]
+
+
+class DFlash2Heads(PathHeads):
+    """A DFlash2 drafter.
+
+    rank    : r
+    kept    : how many tokens of a depth it chooses among; it guesses no others
+    taps    : t
+    group   : neighbouring channels whose kernels change alike
+    options : see `DFlashHeads`
+    """
+
+    kind = "dflash2"
+
+    def __init__(
+        self, config: Any, form: Form, *, rank: int, kept: int, taps: int = 2, group: int = 16, **options: Any
+    ) -> None:
+        super().__init__(config, form, **options)
+        d, placed = config.hidden_size, placed_by(options)
+        self.rank, self.kept = rank, kept
+        self.candidate_selector = Selector(d, rank, form.vocab_size, **placed)
+        for layer in self.layers:
+            for name in ("attention_conv", "mlp_conv"):
+                setattr(layer, name, Convolutions(d, taps, group, **placed))
+        self.sizes = {"conv_kernel_size": taps, "conv_group_size": group, "selector_rank": rank, "selector_top_k": kept}
+
+    @property
+    def draft_vocab_size(self) -> int:
+        return self.kept
+
+    def between(self, layer: Any, name: str, read: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        return getattr(layer, name)(read, part)
+
+    def joined(self, rows: Tensor, before: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        selector = self.candidate_selector
+        gate = F.embedding(before, selector.predecessor_codebook) * selector.hidden_projection(rows)
+        return torch.cat([rows, gate], -1), None
+
+    def logits(self, states: Tensor) -> Tensor:
+        rows, gate = states[..., : -self.rank], states[..., -self.rank :]
+        own = F.linear(rows, self.lm_head)
+        kept = top_candidates(own, self.kept)  # (..., kept)
+        follows = F.embedding(kept, self.candidate_selector.successor_codebook)
+        scores = own.gather(-1, kept) + (follows @ gate[..., None])[..., 0]
+        return torch.full_like(own, -torch.inf).scatter(-1, kept, scores)
+
+
+class Selector(nn.Module):
+    """A, B and H of DFlash2; all are zero at first."""
+
+    def __init__(self, width: int, rank: int, vocab_size: int, **placed: Any) -> None:
+        super().__init__()
+        self.predecessor_codebook, self.successor_codebook = (
+            nn.Parameter(torch.zeros((vocab_size, rank), **placed)) for _ in range(2)
+        )
+        self.hidden_projection = zero_linear(width, rank, bias=False, **placed)
+
+
+class Convolutions(nn.Module):
+    """Those before and behind attention or MLP: a row is mixed with the t - 1 before it in its block, channel by channel.
+
+    A kernel is its base and a change that comes of what the first of the two reads, alike within a group of channels.
+    """
+
+    def __init__(self, width: int, taps: int, group: int, **placed: Any) -> None:
+        super().__init__()
+        self.shape, self.group = (2, taps, width // group), group
+        self.base_kernel = nn.Parameter(torch.zeros((2, taps, width), **placed))
+        self.kernel_projection = zero_linear(width, 2 * taps * (width // group), bias=False, **placed)
+
+    def forward(self, read: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
+        changes = self.kernel_projection(read).unflatten(-1, self.shape).repeat_interleave(self.group, -1)
+        before, behind = (self.base_kernel + changes).unbind(-3)  # (b, B, t, d) of each
+        return mixed(part(mixed(read, before)), behind)
+
+
+def mixed(rows: Tensor, kernels: Tensor) -> Tensor:
+    """(b, B, d) sums of each row and those before it, times its (b, B, t, d) kernels; there are zeros before the first."""
+    back = [F.pad(rows, (0, 0, i, 0))[:, : rows.shape[1]] for i in range(kernels.shape[2])]
+    return (torch.stack(back, 2) * kernels).sum(2)
+
+
+def placed_by(options: dict[str, Any]) -> dict[str, Any]:
+    """The dtype and device among some options."""
+    return {key: options[key] for key in ("dtype", "device") if key in options}
