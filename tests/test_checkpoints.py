@@ -36,17 +36,8 @@ MEDUSA = {"medusa_v01_pt": "medusa", "medusa_v01_safetensors": "medusa", "medusa
           "medusa_v2_safetensors": "medusa-shared", "medusa2_merged": "merged", "modelopt_hf": "modelopt",
           "trtllm_medusa": "tensorrt-llm", "vllm_medusa": "vllm", "vllm_medusa_shared_head": "vllm",
           "vllm_medusa_token_map": "vllm"}  # fmt: skip
-SEQUENTIAL = (
-    "hydra",
-    "hydra-pt",
-    "hydra++",
-    "hydra++-pt",
-    "eagle-1",
-    "eagle-3",
-    "dflash",
-    "dflash2",
-    "dspark",
-)  # each has its own tests
+# Each of these has tests of its own.
+SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3", "dflash", "dflash2", "dspark")
 STACKED = tuple(layout for layout in LAYOUTS if layout not in SEQUENTIAL)
 
 
