@@ -96,11 +96,17 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[DFlashHeads, I
             f"`draft_depth` must be at most {form.most_guesses}, since the drafter in {stored.origin} was trained for blocks of "
             f"{form.block} rows, but got {asked}."
         )
-    own = EMBEDDING in reading.names
+    own, embedding = EMBEDDING in reading.names, base.embedding
+    if own:
+        embedding = reading.embedding(EMBEDDING)
+    elif embedding is None or embedding.shape != (vocab_size, d):
+        raise InvalidInput(
+            f"{stored.origin} reads the target's input embeddings, of width {d}: pass `model`, which has them."
+        )
     heads = DFlashHeads(
         config := _config(told, d, count, form),
         form,
-        embedding=reading.embedding(EMBEDDING),
+        embedding=embedding,
         lm_head=None if HEAD in reading.names else reading.lm_head(d),
         token_ids=token_ids,
         num_heads=asked,
