@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
 
-test: .venv/.test ## Run the test suite, doctests included: about four minutes on two cores
+test: .venv/.test ## Run the test suite, doctests included: five minutes on two cores
 	$(PYTEST)
 
 test-long: .venv/.test ## Run the long contracts, and every property on four times as many examples

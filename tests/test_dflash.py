@@ -232,7 +232,7 @@ def test_a_layout_is_read_as_it_was_meant_and_written_again(tmp_path, layout):
     own = random_dflash(**FORM_OF[layout], guesses=5 if layout == "deepspec" else 4)
     found = load(write(tmp_path / "its", layout, own))
     heads = found.heads
-    assert (found.layout, heads.kind, heads.form) == ("dflash", "dflash", own.form)
+    assert (found.layout, heads.kind, heads.form, found.notes) == ("dflash", "dflash", own.form, ())
     assert heads.num_heads == own.num_heads == own.form.most_guesses
     hidden = torch.randn(6, 96, dtype=torch.float64)
     save_heads(heads, "dflash", tmp_path / "ours", base="someone/a-model")
@@ -308,6 +308,11 @@ def test_layers_of_the_target_that_are_not_said_are_spread_evenly(tmp_path):
     folder = write(tmp_path, "z-lab", random_dflash(guesses=4), **told)
     assert load(folder).heads.form.layers == (2, 62)  # behind layers 1 and N - 3, by the issue's own example of five
     assert [round(1 + i * 60 / 4) for i in range(5)] == [1, 16, 31, 46, 61]
+
+
+def test_without_the_target_there_is_nothing_to_read(tmp_path):
+    with pytest.raises(InvalidInput, match=r"reads the target's input embeddings, of width 32: pass"):
+        load_heads(str(write(tmp_path, "z-lab", random_dflash(guesses=4), vocab_size=VOCABULARY)), Base())
 
 
 def test_damaged_files_are_refused_by_the_tensors_name(tmp_path):

@@ -263,7 +263,8 @@ def _notes_on(request: Request, way: Method, engine: str, longest: int) -> list[
     if request.drafter in BLOCKS and longest:
         notes.append(
             f"DRAFTER must have been trained for blocks that guess {longest} tokens or more: engines cut or refuse what is "
-            "longer."
+            f"longer. The length is the block's width too, and blocks of other widths guess otherwise: tokens per step hold where "
+            f"the drafter was calibrated with --draft-depth {longest}."
         )
     elif request.drafter is None and request.tree is None and speculates:
         notes.append(f"The plan does not name its drafter; this is written for {way.drafters[0]}.")

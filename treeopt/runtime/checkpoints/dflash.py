@@ -129,13 +129,19 @@ def _build(
             f"`draft_depth` must be at most {form.most_guesses}, since the drafter in {stored.origin} was trained for blocks of "
             f"{form.block} rows, but got {asked}."
         )
-    own = EMBEDDING in reading.names
+    own, embedding = EMBEDDING in reading.names, base.embedding
+    if own:
+        embedding = reading.embedding(EMBEDDING)
+    elif embedding is None or embedding.shape != (vocab_size, d):
+        raise InvalidInput(
+            f"{stored.origin} reads the target's input embeddings, of width {d}: pass `model`, which has them."
+        )
     made, sizes = _kind(reading, told, kind, d, vocab_size)
     heads = made(
         config := _config(told, d, count, form),
         form,
         **sizes,
-        embedding=reading.embedding(EMBEDDING),
+        embedding=embedding,
         lm_head=None if HEAD in reading.names else reading.lm_head(d),
         token_ids=token_ids,
         num_heads=asked,
