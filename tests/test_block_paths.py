@@ -91,7 +91,10 @@ DSPARK += [{"guesses": 4, "markov": markov, "ids": SOME} for markov in ("gated",
 
 
 def random_dspark(**form):
-    return random_dflash(made=DSparkHeads, rank=RANK, **form)
+    heads = random_dflash(made=DSparkHeads, rank=RANK, **form)
+    for name, weight in heads.markov_head.named_parameters():
+        weight *= 8 if "w2" in name else 3 if "joint" in name else 1  # so that the path decides
+    return heads
 
 
 def random_dflash2(*, kept=KEPT, **form):
@@ -207,9 +210,20 @@ def test_what_config_json_says_wrongly_or_does_not_say_is_asked_for(tmp_path, ki
     assert "\n" not in str(caught.value)
 
 
+def test_a_confidence_head_that_is_promised_must_be_there(tmp_path):
+    _, folder = written(tmp_path, "dspark", "z-lab")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: tensors[name] for name in tensors if "confidence" not in name}, folder / "model.safetensors")
+    with pytest.raises(InvalidInput, match=r"confidence_head.proj.weight' is missing"):
+        load(folder)
+
+
 def test_the_embeddings_may_be_among_what_dspark_reads(tmp_path):
     _, folder = written(tmp_path, "dspark", "z-lab", target_layer_ids=[-1, 2])
     assert load(folder).heads.form.layers == (0, 3)
+    _, folder = written(tmp_path, "dspark", "speculators", aux_hidden_state_layer_ids=[-1, 2])
+    with pytest.raises(InvalidInput, match="a list of layers from 0 to"):
+        load(folder)
 
 
 def test_a_dflash2_that_guesses_some_tokens_alone_is_refused(tmp_path):

@@ -218,7 +218,7 @@ def form_of(told: Settings, kind: str, target: Any, *, width: int, vocab_size: i
         raise told.wrong("sample_from_anchor", "true or false")
     block = told.number("block_size", 1 if from_anchor else 2, MOST_BLOCK)
     windows = _windows(told, count)
-    layers = _layers(told, target, states, -1 if kind == "dspark" else 0)
+    layers = _layers(told, target, states, embedded=kind == "dspark")
     return Form(width, vocab_size, layers, mask_id, block, from_anchor, _causal(told, windows), windows)
 
 
@@ -255,11 +255,11 @@ def _causal(told: Settings, windows: tuple[int | None, ...]) -> tuple[bool, ...]
     return tuple(window is not None and slides for window in windows)
 
 
-def _layers(told: Settings, target: Any, states: int, least: int) -> tuple[int, ...]:
+def _layers(told: Settings, target: Any, states: int, *, embedded: bool) -> tuple[int, ...]:
     """At whose inputs the target is read. Most files say the layers whose output is, one less; -1 is the embeddings."""
     said, entered = told.get("target_layer_ids"), told.get(SPECULATORS)
     key, beyond = (SPECULATORS, 0) if entered is not None else ("target_layer_ids", 1)
-    least += 1 - beyond if least else 0
+    least = -beyond if embedded else 0
     if (found := entered if entered is not None else said) is None:
         count = told.get("num_target_layers", getattr(target, "num_hidden_layers", None))
         if count is None:
