@@ -270,6 +270,7 @@ def test_a_narrower_block_is_another_drafter_and_a_wider_one_is_refused(tmp_path
         ({"block_size": None}, "block_size must be a whole number"),
         ({"sample_from_anchor": "yes"}, "sample_from_anchor must be true or false"),
         ({"is_causal": 1}, "is_causal must be true or false"),
+        ({"use_sliding_window": True, "sliding_window": 8}, "layer_types must say which layers slide"),
         ({"layer_types": ["full_attention"]}, "layer_types must be a list of full_attention or sliding_attention"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window must be a whole number"),
         ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, "engines disagree .* say is_causal"),

@@ -223,6 +223,8 @@ def form_of(told: Settings, kind: str, target: Any, *, width: int, vocab_size: i
 
 
 def _windows(told: Settings, count: int) -> tuple[int | None, ...]:
+    if "layer_types" not in told and told.get("use_sliding_window"):
+        raise told.wrong("use_sliding_window", "false, or layer_types must say which layers slide")
     kinds = told.get("layer_types", ["full_attention"] * count)
     known = {"full_attention": None, "sliding_attention": told.get("sliding_window")}
     if not isinstance(kinds, list) or len(kinds) != count or not all(kind in known for kind in kinds):
