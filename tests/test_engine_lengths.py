@@ -56,7 +56,7 @@ def test_lengths_that_may_hide_half_of_survival_are_refused_with_the_way_out(imp
     """500 to 833 of 1,000 drafts had a third guess: depth 3 may survive .5 or as much as depth 2."""
     text, way = HALF_SHORT[name]
     with pytest.raises(
-        InvalidInput, match=r"depth 3 may be anything from 0\.5[01] to 0\.80.*drafter`?: ngram, suffix"
+        InvalidInput, match=r"depth 3 may be anything from 0\.5[01] to 0\.80.*drafter`?: dspark, ngram, suffix"
     ) as error:
         imported(text)
     assert way in str(error.value)
