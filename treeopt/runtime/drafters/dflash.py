@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.runtime.cache import tree_mask
-from treeopt.runtime.drafters.layer import TAKEN, begin_norm, layer_config, zero_linear
+from treeopt.runtime.drafters.layer import TAKEN, begin_weights, layer_config, zero_linear
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.medusa import check_bias
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
@@ -311,10 +311,5 @@ def untrained(
         dtype=lm_head.dtype,
         device=lm_head.device,
     )
-    for name, weight in made.weights.items():
-        if weight.ndim == 1:
-            nn.init.ones_(weight)
-        elif not name.endswith(("o_proj.weight", "down_proj.weight")):
-            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
-    begin_norm(made.norm, target)
+    begin_weights(made, target)
     return made

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.errors import InvalidInput
-from treeopt.runtime.drafters.layer import OneLayer, UnrolledHeads, begin_norm, layer_config, zero_linear
+from treeopt.runtime.drafters.layer import OneLayer, UnrolledHeads, begin_weights, layer_config, zero_linear
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.training.batches import Text, common_tokens
 
@@ -214,13 +214,8 @@ def untrained(
         dtype=lm_head.dtype,
         device=lm_head.device,
     )
-    for name, weight in made.weights.items():
-        if weight.ndim == 1:
-            nn.init.ones_(weight)
-        elif not name.endswith(("o_proj.weight", "down_proj.weight")):  # what they add is nothing at first
-            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+    begin_weights(made, target)
     made.fc.weight.zero_()
     made.fc.weight[:, -width:] = torch.eye(width)
     made.lm_head.copy_(lm_head[ids.to(lm_head.device)])
-    begin_norm(made.norm, target)
     return made

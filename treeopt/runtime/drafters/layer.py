@@ -142,11 +142,16 @@ def layer_config(like: Any, width: int, **given: int) -> Any:
 
 
 @torch.no_grad()
-def begin_norm(norm: Any, target: Target) -> None:
-    """Have the norm before a drafter's head begin as the target's last one, where that is an RMSNorm."""
+def begin_weights(heads: Any, target: Target) -> None:
+    """Draw the weights of a drafter to train, whose layers add nothing at first; its last norm begins as the target's RMSNorm."""
+    for name, weight in heads.weights.items():
+        if weight.ndim == 1:
+            nn.init.ones_(weight)
+        elif not name.endswith(("o_proj.weight", "down_proj.weight")):
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
     last: Any = getattr(target.model.get_decoder(), "norm", None)
     if "RMSNorm" in type(last).__name__:  # which scales a vector of ones by its weight, however it is stored
-        norm.weight.copy_(last(torch.ones(target.width, dtype=target.dtype, device=target.device)))
+        heads.norm.weight.copy_(last(torch.ones(target.width, dtype=target.dtype, device=target.device)))
 
 
 class UnrolledHeads(Heads):

@@ -187,7 +187,7 @@ class Selector(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Those before and behind attention or MLP: a row is mixed with the t - 1 before it in its block, channel by channel.
+    """DFlash2's convolutions before and behind attention or MLP: a row is mixed with the t - 1 before it in its block, channel by channel.
 
     A kernel is its base and a change that comes of what the first of the two reads, alike within a group of channels.
     """
