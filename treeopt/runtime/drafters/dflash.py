@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from treeopt.runtime.training.batches import Batch, Text
     from treeopt.runtime.training.recipe import Recipe
 
-READ_AT_ONCE = 2**24  # most numbers of the keys that the states of a text read together
-Join = Callable[
-    [int, Tensor, Tensor], tuple[Tensor, Tensor]
-]  # of a layer, and (b, H, B, D) keys and values of the block
+READ_AT_ONCE = 2**26  # most products of queries and keys that the states of a batch make together
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # of a layer, and (b, heads, B, D) queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -164,27 +162,25 @@ class DFlashHeads(Heads):
         for layer in self.layers:
             yield keys_values(layer, fused, turns)
 
-    def block(self, roots: Tensor, positions: Tensor, join: Join, masks: Sequence[Tensor | None]) -> Tensor:
+    def block(self, roots: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """(b, B, d) rows of the block behind the (b,) roots, at (b, B) positions; `logits` guesses from them.
 
-        join  : the context's keys and values, and those of the block behind them
-        masks : of each layer, (b or 1, 1, B, n + B) what each row sees; None for all
+        attend : what the block's queries read of the context and of its own keys and values, (b, heads, B, D)
         """
         tokens = torch.full_like(positions, self.form.mask_id)
         tokens[:, 0] = roots
         x = F.embedding(tokens, self.embedding)
         turns = self.rotary(x, positions)
 
-        def attend(read: Tensor, i: int, layer: Any, mask: Tensor | None) -> Tensor:
+        def attended(read: Tensor, i: int, layer: Any) -> Tensor:
             attention = layer.self_attn
             queries = turned(attention.q_norm(by_head(attention.q_proj(read), attention)), turns)
-            keys, values = join(i, *keys_values(layer, read, turns))
-            made = F.scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=True)
+            made = attend(i, queries, *keys_values(layer, read, turns))
             return attention.o_proj(made.transpose(1, 2).flatten(2))
 
-        for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
-            attended = partial(attend, i=i, layer=layer, mask=mask)
-            x = x + self.between(layer, "attention_conv", layer.input_layernorm(x), attended)
+        for i, layer in enumerate(self.layers):
+            made = self.between(layer, "attention_conv", layer.input_layernorm(x), partial(attended, i=i, layer=layer))
+            x = x + made
             x = x + self.between(layer, "mlp_conv", layer.post_attention_layernorm(x), layer.mlp)
         return x
 
@@ -206,28 +202,38 @@ class DFlashHeads(Heads):
 
     def rows(self, hidden: Tensor, batch: Batch) -> Tensor:
         """(n, K, d) the guessing rows of the blocks of all the batch's states, each over the context of its own text."""
-        places, steps = (torch.arange(n, device=hidden.device) for n in (hidden.shape[1], self.block_rows))
+        places = torch.arange(hidden.shape[1], device=hidden.device)
         known = [*self.context(self.fused(hidden), places[None])]
-        size = max(1, READ_AT_ONCE // (len(places) * known[0][0].shape[1] * known[0][0].shape[3]))
-        found = []
-        for rows, columns in zip(batch.rows.split(size), batch.columns.split(size), strict=True):
-            positions = columns[:, None] + 1 + steps
-            seen = (places <= columns[:, None])[:, None].expand(-1, len(steps), -1)
-            back = positions[..., None] - torch.cat([places.expand(len(rows), -1), positions], 1)[:, None]
-
-            def masked(
-                causal: bool, window: int | None, seen: Tensor = seen, back: Tensor = back, n: int = len(rows)
-            ) -> Tensor:
-                both = torch.cat([seen, itself(steps, causal=causal).expand(n, -1, -1)], 2)
-                return (both if window is None else both & (back < window))[:, None]
-
-            def join(layer: int, keys: Tensor, values: Tensor, rows: Tensor = rows) -> tuple[Tensor, Tensor]:
-                before, values_before = known[layer]
-                return torch.cat([before[rows], keys], 2), torch.cat([values_before[rows], values], 2)
-
-            masks = [masked(*kind) for kind in zip(self.form.causal, self.form.windows, strict=True)]
-            found.append(self.block(batch.tokens[rows, columns + 1], positions, join, masks))
+        products = self.config.num_attention_heads * self.block_rows * (len(places) + self.block_rows)
+        states = zip(
+            *(part.split(max(1, READ_AT_ONCE // products)) for part in (batch.rows, batch.columns)), strict=True
+        )
+        found = [self.read(known, rows, columns, batch.tokens[rows, columns + 1]) for rows, columns in states]
         return torch.cat(found)[:, self.form.first :]
+
+    def read(self, known: Sequence[tuple[Tensor, Tensor]], rows: Tensor, columns: Tensor, roots: Tensor) -> Tensor:
+        """(n, B, d) rows of the blocks behind the (n,) roots.
+
+        known         : of each layer, (texts, H, T, D) keys and values of the texts' states
+        rows, columns : (n,) text and place of the state before each root; those of a text are consecutive
+        """
+        places, steps = (torch.arange(n, device=roots.device) for n in (known[0][0].shape[2], self.block_rows))
+        positions = columns[:, None] + 1 + steps
+        seen = (places <= columns[:, None])[:, None].expand(-1, len(steps), -1)
+        back = positions[..., None] - torch.cat([places.expand(len(rows), -1), positions], 1)[:, None]
+        texts, counts = (part.tolist() for part in rows.unique_consecutive(return_counts=True))
+
+        def masked(causal: bool, window: int | None) -> Tensor:
+            both = torch.cat([seen, itself(steps, causal=causal).expand(len(rows), -1, -1)], 2)
+            return both if window is None else both & (back < window)
+
+        masks = [masked(*kind) for kind in zip(self.form.causal, self.form.windows, strict=True)]
+
+        def attend(i: int, *block: Tensor) -> Tensor:
+            parts = zip(texts, *(part.split(counts) for part in (*block, masks[i])), strict=True)
+            return torch.cat([read_both(*part, *(of[text] for of in known[i])) for text, *part in parts])
+
+        return self.block(roots, positions, attend)
 
 
 class BlockState(CausalDraft):
@@ -240,7 +246,13 @@ class BlockState(CausalDraft):
         self.cache.begin_step(len(steps), self.starts)
         kinds = zip(heads.form.causal, heads.form.windows, strict=True)
         masks = [tree_mask(self.cache, self.starts, itself(steps, causal=one), steps, window) for one, window in kinds]
-        return torch.as_tensor(heads.block(roots, self.starts + steps, self.cache.write, masks)[:, heads.form.first :])
+
+        def attend(i: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(
+                queries, *self.cache.write(i, keys, values), masks[i], enable_gqa=True
+            )
+
+        return torch.as_tensor(heads.block(roots, self.starts + steps, attend)[:, heads.form.first :])
 
 
 class BlockDraft(MarginalDraft, BlockState):
@@ -248,6 +260,24 @@ class BlockDraft(MarginalDraft, BlockState):
 
     def marginals(self, roots: Tensor, depth: int) -> Tensor:
         return torch.as_tensor(self.drafter.logits(self.rows(roots)[:, :depth]))
+
+
+def read_both(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, before: Tensor, held: Tensor) -> Tensor:
+    """(n, heads, B, D) what queries of n blocks read of one text's context, whose keys are never copied, and of their own block.
+
+    keys, values : (n, H, B, D) of the blocks
+    seen         : (n, B, T + B) whether each row sees each of the context and of its block
+    before, held : (H, T, D) keys and values of the context
+    """
+    by_key = queries.unflatten(1, (len(before), -1)).movedim(1, 0)  # (H, n, heads of each, B, D)
+    own, own_values = (part.movedim(1, 0)[:, :, None] for part in (keys, values))  # (H, n, 1, B, D)
+    far = (by_key.flatten(1, 3) @ before.mT).unflatten(1, by_key.shape[1:4])
+    products = torch.cat([far, by_key @ own.mT], -1) * queries.shape[-1] ** -0.5
+    products = products.masked_fill(~seen[:, None], -torch.inf)
+    shares = products.softmax(-1, torch.promote_types(products.dtype, torch.float32)).to(queries.dtype)
+    far, near = shares.split([before.shape[1], keys.shape[2]], -1)
+    made = (far.flatten(1, 3) @ held).unflatten(1, by_key.shape[1:4]) + near @ own_values
+    return made.movedim(0, 1).flatten(1, 2)
 
 
 def itself(steps: Tensor, *, causal: bool) -> Tensor:
