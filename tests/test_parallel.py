@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,6 +16,7 @@ from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.acceptance.rules import Sampling
 from treeopt.runtime.checkpoints import save_heads
+from treeopt.runtime.drafters import states as states_module
 from treeopt.runtime.drafters.eagle3 import Form
 from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.drafters.open import open_drafter
@@ -22,6 +24,8 @@ from treeopt.runtime.drafters.parallel import PardModel, PEagleHeads
 from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.session import by_rejection
 from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Text, make_batch
+from treeopt.runtime.training.trainees import FrozenStates, count
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, tiny_model
@@ -124,6 +128,7 @@ def slow_pard(drafter: PardModel, text, hidden, root, path) -> list[int]:
     return in_order(model.lm_head(states[0, -1])[: drafter.vocab_size])
 
 
+RESIDUAL = replace(PLAIN, before_residual=True)
 LAYERS, KEYS, IDS = itertools.cycle([2, 1, 4, 3]), itertools.cycle([2, 4, 1]), itertools.cycle([SOME, None])
 CASES = {
     **{
@@ -155,6 +160,24 @@ class TestAgainstWholePasses:
         make, slow = CASES[name]
         with torch.inference_mode():
             check_ranks(make(), slow, seed=0)
+
+
+@pytest.mark.parametrize("name", ["p-eagle plain, 2 layers", "pard llama", "pard mistral"])
+def test_ranks_do_not_depend_on_how_many_states_are_read_together(name, monkeypatch):
+    monkeypatch.setattr(states_module, "SEEN_AT_ONCE", 60)
+    monkeypatch.setattr(states_module, "TOKENS_AT_ONCE", 24)
+    make, slow = CASES[name]
+    with torch.inference_mode():
+        check_ranks(make(), slow, seed=1)
+
+
+def test_every_weight_learns():
+    heads, target = random_peagle(RESIDUAL, layers=3).requires_grad_(True), Target(tiny_model())
+    target.read_layers(heads.layers_of(3))
+    texts = [Text(np.random.default_rng(n).integers(0, VOCABULARY, n), 3, "") for n in (9, 12)]
+    batch = make_batch(texts, heads.num_heads, "cpu")
+    count(heads, FrozenStates(target, texts).of(range(2), batch), batch)[0].sum().backward()
+    assert all(weight.grad is not None and bool(weight.grad.any()) for weight in heads.parameters())
 
 
 def test_guesses_depend_on_their_depth_but_neither_on_how_deep_others_are_nor_on_masks_that_were_read_before():
@@ -231,7 +254,6 @@ def config_in(layout: str, heads: PEagleHeads) -> dict[str, object]:
 SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act",
          "max_position_embeddings", "num_hidden_layers")  # fmt: skip
 LAYOUTS = {"speculators": {}, "nemo": {"layers": 4}, "amazon": {"layers": 1}, "modelopt": {"ids": None, "kv_heads": 4}}
-RESIDUAL = replace(PLAIN, before_residual=True)
 
 
 def tensors_in(layout: str, heads: PEagleHeads) -> dict[str, torch.Tensor]:
