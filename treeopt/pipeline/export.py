@@ -253,7 +253,7 @@ def _convert_for_openvino(name: str, folder: Path, model: str | None, revision: 
         raise InvalidInput(f"`output` must be a new or empty folder, but {folder} is not.")
     target = load_target(model or name, revision=None if model else revision, device="cpu")
     made = None if model is None else open_drafter(name, target, revision=revision).drafter
-    if made is not None and not isinstance(made, DraftModel | Eagle3Heads):
+    if made is not None and (not isinstance(made, DraftModel | Eagle3Heads) or made.has_marginals):
         raise Unsupported(f"OpenVINO GenAI decodes with draft models and EAGLE-3 layers, but {name} is {made.kind}.")
     copy_folder(converted(target, weights, note) if made is None else converted_drafter(made, target, note), folder)
     return sorted(folder.iterdir())

@@ -83,6 +83,7 @@ ENDS = (
     "that was served, and an estimate for others. A plan counts all rows up to the limit, and fewer are verified. Steps for "
     "which it found nothing are seldom counted by engines: real tokens per step are lower."
 )
+ONE_PASS = "{} in one pass: its time hardly depends on the length, which a profile of another drafter does not show."
 LOOKED_UP = 3  # tokens of the longest n-gram that is looked up, here and in engines that are told
 OF_YOUR_OWN = "their folder, file or hub id"
 
@@ -122,8 +123,7 @@ DRAFTERS = {
             "dflash": Layout("model.safetensors with fc, hidden_norm and layers on the target's lm_head: z-lab, SpecForge, vLLM, SGLang",
                              shares=True),
         }, begins="drafters.dflash:untrained", recipes={"dflash": RecipeDefaults("dflash", 2, 5e-4, 0.8)},
-        note="DFlash drafts a block in one pass: its time hardly depends on the length, which a profile of another drafter "
-        "does not show. A block of another length is drafted otherwise."),
+        note=ONE_PASS.format("DFlash drafts a block") + " A block of another length is drafted otherwise."),
     "dflash2": DrafterKind(
         about="DFlash2's layers, whose guesses depend on the one before: as above",
         recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
@@ -144,6 +144,11 @@ DRAFTERS = {
             "eagle-3": Layout("model.safetensors with fc, midlayer and a vocabulary of its own: EAGLE-3, SGLang, vLLM"),
         }, begins="drafters.eagle3:untrained",
         recipes={"eagle3": RecipeDefaults("eagle-3", 1, 5e-4, 0.8, teacher=True, one_layer=True)}),
+    "p-eagle": DrafterKind(
+        about="P-EAGLE's layers, EAGLE-3's which guess all depths in one pass: as above",
+        recognises="checkpoints.eagle3:recognise_eagle3", writes="checkpoints.eagle3:publish_eagle3", layouts={
+            "p-eagle": Layout("eagle-3's tensors with mask_hidden and perhaps more layers: NeMo, speculators, vLLM"),
+        }, note=ONE_PASS.format("P-EAGLE drafts all depths")),
     "eagle": DrafterKind(
         about="the layer of EAGLE-1 and EAGLE-2: as above",
         recognises="checkpoints.layer:recognise_eagle", writes="checkpoints.layer:publish_eagle", layouts={
@@ -151,6 +156,8 @@ DRAFTERS = {
         }),
     "draft-model": DrafterKind(
         about="a small causal LM with the same tokenizer: its folder, GGUF file or hub id; the demo model's is draft"),
+    "pard": DrafterKind(about="PARD, a causal LM that guesses all depths in one pass: its folder, GGUF file or hub id",
+                        note=ONE_PASS.format("PARD drafts all depths")),
     "mtp": DrafterKind(
         about="the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
         asked="mtp", opens="drafters.mtp:load_mtp"),

@@ -234,9 +234,9 @@ def open_acceptance(
 
 def by_rejection(drafter: Drafter, target: Target, sampling: Greedy) -> tuple[SampledChain, Rejection]:
     """A draft model that draws its chains, and the rule that accepts them; InvalidInput for other drafters."""
-    if not isinstance(drafter, DraftModel):
+    if not isinstance(drafter, DraftModel) or drafter.has_marginals:
         raise InvalidInput(
-            "`acceptance=reject` needs a draft model, `drafter=MODEL` or early-exit, but the drafter is of the kind "
+            "`acceptance=reject` needs a draft model that guesses token by token, `drafter=MODEL` or early-exit, but the drafter is of the kind "
             f"{drafter.kind}: use `acceptance=sample`."
         )
     assert isinstance(sampling, Sampling), "rejection samples"

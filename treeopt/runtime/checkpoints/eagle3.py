@@ -1,5 +1,7 @@
 """Read and write EAGLE-3's drafter: SafeAILab's and SpecForge's layout, Model Optimizer's, speculators' and NeMo's.
 
+P-EAGLE's drafter is the same with mask_hidden and layers behind the first.
+
 They differ in prefixes (midlayer. or layers.0., with or without model. before all) and in where config.json says what:
 Model Optimizer some of it in a nested eagle_config, speculators the layer's sizes in a transformer_layer_config, of which
 it leaves out what transformers has by default. Here a tensor has the name that most of them give it, without model. and
@@ -9,7 +11,8 @@ d width of the layer · w of the target · L states that are fused · V vocabula
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,16 +23,18 @@ from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
 from treeopt.runtime.checkpoints.layer import ATTENTION, LAYER, build_layer_config, described, layer_record, layer_sizes
 from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names
-from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, Form, PairLayer
+from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, Form, layer_at
 from treeopt.runtime.drafters.layer import OneLayer
+from treeopt.runtime.drafters.parallel import PEagleHeads
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import MOST_LAYERS
 
-LAYOUT = "eagle-3"
+LAYOUT, PARALLEL = "eagle-3", "p-eagle"
 FIRST = "layers.0."
 EMBEDDING, HEAD, OFFSETS, KNOWN = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 NORMS = ("layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight", "norm.weight")
-FUSE_NORM, FC_BIAS = "input_norm.weight", "fc.bias"
+FUSE_NORM, FC_BIAS, MASK = "input_norm.weight", "fc.bias", "mask_hidden"
+MASK_IDS = ("ptd_token_id", "mask_token_id", "pard_token")  # keys of the token that P-EAGLE's masks are
 OPTIONAL = (FUSE_NORM, FC_BIAS, EMBEDDING, HEAD, OFFSETS, KNOWN)
 # Sets of tensors that are there all or none.
 SETS = (
@@ -44,11 +49,11 @@ PREFIXES = {
 }
 STATE_NORM = re.compile(r"fc_norm\.(0|[1-9]\d{0,2})\.weight", re.ASCII)
 WIDE = r"(o_proj|down_proj|layernorm|fc)\.weight$"  # tensors whose rows are as many as the layer is wide
-OTHERS = (  # tensors of drafters that are not read, and what they are
-    (r"self_attn\.(q_a|q_b|kv_a|kv_b)_", "latent attention (MLA)"),
+OTHERS = (  # tensors of drafters that are not read, and what they are; the first are P-EAGLE's as well
     (r"(^|\.)layers\.[1-9]", "more than one layer"),
+    (r"self_attn\.(q_a|q_b|kv_a|kv_b)_", "latent attention (MLA)"),
     (r"mlp\.(experts|shared_expert|gate\.)", "experts"),
-    (r"mask_hidden|parallel_draft_heads", "heads that draft in parallel (P-EAGLE)"),
+    (r"parallel_draft_heads", "heads that draft in parallel"),
 )
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 # Base of the rotation where none is said: EAGLE-3's own file for Llama 3.1 says none, the target 500000.
@@ -58,9 +63,6 @@ LEFT_OUT: dict[str, dict[str, object]] = {  # by speculators, of a layer's confi
     "qwen3": {"num_attention_heads": 32, "head_dim": 128},
 }
 NEEDED: dict[str, tuple[Any, ...]] = {  # what a flag that changes the guesses may say; the first is the usual
-    "num_hidden_layers": (1,),
-    "parallel_draft_step": (1, 0),
-    "parallel_drafting": (False,),
     "use_aux_hidden_state": (True,),
     "use_input_layernorm_in_first_layer": (True,),
     "use_last_layernorm": (True,),
@@ -68,7 +70,11 @@ NEEDED: dict[str, tuple[Any, ...]] = {  # what a flag that changes the guesses m
     "partial_rotary_factor": (1.0,),
     "is_causal": (True,),
     "logit_scale": (1.0,),
-    "layer_types": (["full_attention"],),
+}
+ALONE: dict[str, tuple[Any, ...]] = {  # and what P-EAGLE's is
+    "num_hidden_layers": (1,),
+    "parallel_draft_step": (1, 0),
+    "parallel_drafting": (False,),
 }
 LENGTHY = ("dynamic", "longrope")  # rotations that depend on the longest text read together
 # By field of `Form`: config.json's flag for it, and the tensor that tells it where the flag does not.
@@ -93,7 +99,7 @@ def common_name(name: str) -> str:
 
 
 def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
-    """Recognise the drafter by its names, whatever their prefixes; None where it is another."""
+    """Recognise the drafter, or P-EAGLE's, by its names, whatever their prefixes; None where it is another."""
     names: dict[str, str] = {}
     for name in stored.parts:
         names.setdefault(common_name(name), name)
@@ -102,25 +108,43 @@ def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
     layer = NORMS[0] in names or any(name.startswith("midlayer.") for name in stored.parts)
     if not (fused or layer) or "hidden_norm.weight" in names:
         return None
+    told = settings(stored)
+    parallel = is_parallel(told, names)
     for name in stored.parts:
-        for pattern, what in OTHERS:
+        for pattern, what in OTHERS[parallel:]:
             if re.search(pattern, name):
                 raise Unsupported(
                     f"An EAGLE-3 drafter is read if it is one layer with plain attention, but {quoted(name)} in "
                     f"{stored.origin} is of {what}."
                 )
-    checked, told = _checked(stored, names), settings(stored)
-    check_flags(told)
-    return Checkpoint(stored, LAYOUT, checked, partial(_build, told), (OFFSETS, KNOWN), shares=HEAD not in names)
+    places = [int(place[1]) for name in names if (place := re.match(r"layers\.(\d{1,3})\.", name, re.ASCII))]
+    count, layout = 1 + max(places, default=0), PARALLEL if parallel else LAYOUT
+    checked = _checked(stored, names, count, layout)
+    check_flags(told, count, NEEDED if parallel else NEEDED | ALONE)
+    build = partial(_build, told, count)
+    return Checkpoint(stored, layout, checked, build, (OFFSETS, KNOWN), shares=HEAD not in names)
 
 
-def _checked(stored: StoredTensors, names: dict[str, str]) -> dict[str, str]:
-    """The file's own name of every tensor, by the common one; also of those that a layer must have."""
+def is_parallel(told: Settings, names: Mapping[str, str]) -> bool:
+    """Whether all depths are guessed in one pass, as by P-EAGLE."""
+    if "speculators_model_type" in told:
+        return told["speculators_model_type"] == "peagle"
+    steps = told.get("parallel_draft_step", 1)
+    return (
+        MASK in names or told.get("parallel_drafting", False) is not False or steps not in ALONE["parallel_draft_step"]
+    )
+
+
+def _checked(stored: StoredTensors, names: dict[str, str], count: int, layout: str) -> dict[str, str]:
+    """The file's own name of every tensor, by the common one; also of those that the layers must have."""
     root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
     first = "midlayer." if any(name.startswith(root + "midlayer.") for name in stored.parts) else FIRST
     norms = sorted(filter(STATE_NORM.fullmatch, names))
     common = ["fc.weight", *LAYER, *NORMS, *(f"fc_norm.{i}.weight" for i in range(len(norms)))]
     common += [name for those in SETS if not names.keys().isdisjoint(those) for name in those]
+    each = [name.removeprefix(FIRST) for name in common if name.startswith(FIRST) and name != NORMS[0]]
+    common += [f"layers.{place}.{name}" for place in range(1, count) for name in each]
+    common += [MASK] if layout == PARALLEL else []
     common += [name for name in OPTIONAL if name in names]
     common += [needed for needed, by in ((OFFSETS, KNOWN), (HEAD, OFFSETS)) if by in names and needed not in names]
 
@@ -129,11 +153,11 @@ def _checked(stored: StoredTensors, names: dict[str, str]) -> dict[str, str]:
         return names.get(name, outside + (first + name.removeprefix(FIRST) if name.startswith(FIRST) else name))
 
     expected = [stored_name(name) for name in common]
-    check_names(stored, expected, f"a drafter in the layout {LAYOUT!r}", known=[*expected, *norms])
+    check_names(stored, expected, f"a drafter in the layout {layout!r}", known=[*expected, *norms])
     return dict(zip(common, expected, strict=True))
 
 
-def _build(told: Settings, reading: Reading) -> tuple[Eagle3Heads, Iterable[tuple[str, nn.Parameter]]]:
+def _build(told: Settings, count: int, reading: Reading) -> tuple[Eagle3Heads, Iterable[tuple[str, nn.Parameter]]]:
     stored, base, names, tensors = reading.stored, reading.base, reading.names, reading.tensors
     reading.config = told
     d = reading.most_common_size(WIDE)
@@ -155,26 +179,30 @@ def _build(told: Settings, reading: Reading) -> tuple[Eagle3Heads, Iterable[tupl
         raise InvalidInput(f"fc_norm must norm all {len(norms)} states, but {stored.origin} lacks {quoted(name)}.")
     vectors = dict.fromkeys((FC_BIAS, "norm.weight"), (d,))
     shapes = {"fc.weight": (d, columns), FUSE_NORM: (columns,), HEAD: (rows, d), EMBEDDING: (vocab_size, d)}
-    what = f"a layer of width {d} for {rows} of the {vocab_size} tokens of a target of width {width}"
+    if parallel := MASK in names:
+        shapes[MASK] = (*[1] * (min(tensors[MASK].ndim, 3) - 1), columns)
+    what = f"{f'{count} layers' if count > 1 else 'a layer'} of width {d} for {rows} of the {vocab_size} tokens of a target of width {width}"
     reading.check_shapes(shapes | vectors | norms, what)
     embedding, own = _embedding(reading, d)
     form = form_of(reading, width, vocab_size, own=own)
+    form = replace(form, mask_id=_mask_id(told, vocab_size)) if parallel else form
     like = described(told, d)
     if like is None:
         raise told.wrong("num_attention_heads", "said")
-    make = partial(OneLayer, normed=False, make=partial(PairLayer, form=form))
-    layer = build_layer_config(reading, d, what, like=like, make=make)
+    make = partial(OneLayer, normed=False, make=partial(layer_at, form=form))
+    layer = build_layer_config(reading, d, what, like=like, make=make, layers=count)
     told.check_sizes(
         {
             "hidden_size": (d, names["fc.weight"]),
             "vocab_size": (vocab_size, names.get(KNOWN, "the target's lm_head")),
             "draft_vocab_size": (rows, names.get(HEAD, "the target's lm_head")),
             "target_hidden_size": (width, names["fc.weight"]),
+            "num_hidden_layers": (count, f"layers.{count - 1}"),
             **layer_sizes(layer, names),
         }
     )
     tied = told.get("tie_word_embeddings") is True and own
-    heads = Eagle3Heads(
+    heads = (PEagleHeads if parallel else Eagle3Heads)(
         layer,
         form,
         embedding=embedding,
@@ -185,6 +213,16 @@ def _build(told: Settings, reading: Reading) -> tuple[Eagle3Heads, Iterable[tupl
         device=base.device,
     )
     return heads, heads.weights.items()
+
+
+def _mask_id(told: Settings, vocab_size: int) -> int:
+    """The token that masks are. Readers look for it under several keys, in orders of their own."""
+    first, *others = [key for key in MASK_IDS if key in told] or MASK_IDS[:1]
+    mask_id: int = told.number(first, 0, vocab_size - 1)
+    for key in others:
+        if told[key] != mask_id:
+            raise told.wrong(key, f"{mask_id}, as {first} is")
+    return mask_id
 
 
 def token_ids_of(reading: Reading, vocab_size: int) -> Tensor | None:
@@ -244,13 +282,13 @@ def settings(stored: StoredTensors, nested: str = "eagle_config") -> Settings:
     return told
 
 
-def check_flags(told: Settings) -> None:
-    """Raise Unsupported, by name, for a drafter whose guesses are made in a way that is not this one."""
+def check_flags(told: Settings, count: int, needed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise Unsupported, by name, for a drafter of ``count`` layers whose guesses are made in a way that is not this one."""
 
     def refuse(key: str, rule: str) -> None:
         raise told.wrong(key, f"{rule} for an EAGLE-3 drafter to be read", Unsupported)
 
-    for key, values in NEEDED.items():
+    for key, values in {**needed, "layer_types": (["full_attention"] * count,)}.items():
         said = told.get(key, values[0])
         if said not in values or isinstance(said, bool) != isinstance(values[0], bool):
             refuse(key, str(values[0]))
@@ -280,7 +318,7 @@ def form_of(reading: Reading, width: int, vocab_size: int, *, own: bool) -> Form
         flags[field] = there if tensor else said
     if flags["fuse_norm"] and flags["state_norms"]:
         raise InvalidInput(f"norm_before_fc and fc_norm exclude each other, but {origin} has the tensors of both.")
-    if flags["normed_feedback"] and "speculators_model_type" not in told:
+    if flags["normed_feedback"] and "speculators_model_type" not in told and MASK not in names:
         reading.notes.append(
             "config.json says norm_output true, so states are fed back behind the last norm. SpecForge wrote that into "
             "drafters trained the other way too (before its PR #879): if guesses beyond the first are poor, try false."
@@ -309,10 +347,11 @@ def publish_eagle3(heads: Eagle3Heads, layout: str, base: str, lm_head: Tensor |
 
 
 def eagle3_tensors(heads: Eagle3Heads) -> dict[str, Tensor]:
-    """All tensors under SafeAILab's names; the embeddings where they are not the target's."""
+    """All tensors under SafeAILab's names, NeMo's for P-EAGLE; the embeddings where they are not the target's."""
     tensors: dict[str, Tensor] = {HEAD: heads.lm_head}
+    first = "midlayer." if heads.form.mask_id is None else FIRST
     for name, weight in heads.weights.items():
-        tensors["midlayer." + name.removeprefix(FIRST) if name.startswith(FIRST) else name] = weight
+        tensors[first + name.removeprefix(FIRST) if name.startswith(FIRST) else name] = weight
     if heads.form.own_embedding:
         tensors[EMBEDDING] = heads.embedding
     if heads.token_ids is not None:
@@ -331,5 +370,7 @@ def eagle3_config(heads: Eagle3Heads, base: str) -> dict[str, object]:
         special["eagle_config"] = {LAYERS: list(form.layers)}
     if form.width != heads.layer.config.hidden_size:
         special["target_hidden_size"] = form.width
+    if form.mask_id is not None:
+        special |= {"num_hidden_layers": heads.num_layers, "parallel_drafting": True, MASK_IDS[0]: form.mask_id}
     said = layer_record(heads, "LlamaForCausalLMEagle3", base)
     return {**said, "draft_vocab_size": heads.draft_vocab_size, **special}

@@ -38,11 +38,13 @@ def build_layer_config(
     *,
     like: Any,
     make: Callable[..., OneLayer],
+    layers: int = 1,
     frequencies: Tensor | None = None,
 ) -> Any:
     """Config of a layer: sizes from its tensors, which are checked, all else like in ``like``.
 
     make        : makes such a layer of a config, on a ``device``
+    layers      : how many of them it makes
     frequencies : (hd / 2,) of its rotation, which tell the width of a head; without them ``like`` does
     """
     origin, tensors = reading.stored.origin, reading.tensors
@@ -70,6 +72,7 @@ def build_layer_config(
         config = layer_config(
             like,
             width,
+            layers=layers,
             num_attention_heads=query_rows // head_width,
             num_key_value_heads=key_rows // head_width,
             head_dim=head_width,

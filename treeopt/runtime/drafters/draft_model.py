@@ -110,13 +110,13 @@ class ModelDraft(CausalDraft):
     def scores(self, logits: Tensor) -> Tensor:
         return self.drafter.model.scores(logits)
 
-    def named(self, guesses: Tensor, depth: int) -> Tensor:
+    def named(self, guesses: Tensor, depth: int | Tensor) -> Tensor:
         # The root is the cache's last token; the nodes of this level are ``depth`` places behind it.
-        beyond = [n - 1 + depth >= self.drafter.model.context for n in self.cache.lengths]
-        if not any(beyond):
+        context, lengths = self.drafter.model.context, self.cache.lengths
+        if max(lengths) + self.drafter.num_heads <= context:
             return guesses
-        outside = torch.tensor(beyond, device=self.device)
-        return guesses.masked_fill(outside.view(-1, *[1] * (guesses.ndim - 1)), -1)
+        roots = torch.tensor(lengths, device=self.device).view(-1, *[1] * (guesses.ndim - 1)) - 1
+        return guesses.masked_fill(roots + depth >= context, -1)
 
 
 def load_draft_model(

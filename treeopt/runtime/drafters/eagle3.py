@@ -48,6 +48,7 @@ class Form:
     fc_bias, bias     : whether fc, and the projections of the attention, have a bias
     head_norms        : norms of every query and key head, as Qwen3 has (q_norm, k_norm)
     own_embedding     : whether the input embeddings are not the target's
+    mask_id           : of a P-EAGLE drafter, the token that stands for what is to be guessed
     """
 
     width: int
@@ -62,6 +63,7 @@ class Form:
     bias: bool = False
     head_norms: bool = False
     own_embedding: bool = False
+    mask_id: int | None = None
 
 
 class Eagle3Heads(UnrolledHeads):
@@ -108,7 +110,7 @@ class Eagle3Heads(UnrolledHeads):
         self.fc = zero_linear(form.states * form.width, d, bias=form.fc_bias, **placed)
         self.input_norm = norm(form.states * form.width) if form.fuse_norm else None
         self.fc_norm = nn.ModuleList(norm(form.width) for _ in range(form.states * form.state_norms))
-        self.layer = OneLayer(config, normed=False, make=partial(PairLayer, form=form), **placed)
+        self.layer = OneLayer(config, normed=False, make=partial(layer_at, form=form), **placed)
         self.norm = norm(d)
         if lm_head is None:
             self.lm_head = nn.Parameter(torch.zeros((self.draft_vocab_size, d), **placed))
@@ -155,16 +157,11 @@ class PairLayer(nn.Module):
     """A Llama layer on pairs [embedding, state], (b, n, 2d) to (b, n, d): each has a norm, the state is the residual."""
 
     def __init__(self, config: Any, form: Form) -> None:
-        from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
-        from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+        from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
         super().__init__()
         d, self.before_residual = config.hidden_size, form.before_residual
-        self.self_attn = (Qwen3Attention if form.head_norms else LlamaAttention)(config, 0)
-        for name in PROJECTIONS:
-            rows, columns = getattr(self.self_attn, name).weight.shape
-            made = nn.Linear(columns if name == "o_proj" else 2 * d, rows, bias=form.bias)
-            setattr(self.self_attn, name, made)
+        self.self_attn = attention_at(config, 0, form)
         self.mlp = LlamaMLP(config)
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
             LlamaRMSNorm(d, eps=config.rms_norm_eps) for _ in range(3)
@@ -177,6 +174,30 @@ class PairLayer(nn.Module):
         attended, _ = self.self_attn(hidden_states=read, **kwargs)
         state = attended + (normed if self.before_residual else state)
         return state + self.mlp(self.post_attention_layernorm(state))
+
+
+def layer_at(config: Any, place: int, form: Form) -> nn.Module:
+    """The layer at a place: the first reads pairs, those behind it, which P-EAGLE has, are plain."""
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    if place == 0:
+        return PairLayer(config, form)
+    layer = LlamaDecoderLayer(config, place)
+    layer.self_attn = attention_at(config, place, form)
+    return layer
+
+
+def attention_at(config: Any, place: int, form: Form) -> nn.Module:
+    """The attention of a layer, whose first one reads vectors of twice the width."""
+    from transformers.models.llama.modeling_llama import LlamaAttention
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+    made: nn.Module = (Qwen3Attention if form.head_norms else LlamaAttention)(config, place)
+    for name in PROJECTIONS:
+        rows, columns = getattr(made, name).weight.shape
+        twice = place == 0 and name != "o_proj"
+        setattr(made, name, nn.Linear(columns << twice, rows, bias=form.bias))
+    return made
 
 
 def layers_to_read(num_layers: int) -> tuple[int, ...] | None:

@@ -44,12 +44,12 @@ class OneLayer(nn.Module):
     """A Llama decoder layer, all weights zero. Its parameters bear the names that a LlamaModel gives them.
 
     normed : whether it has the norms before its attention (input_layernorm) and after its last sum (norm)
-    make   : makes another layer in its place, of its config; the norms before its attention are its own
+    make   : makes another layer of the config for each place from 0 on; the norms before its attention are its own
     placed : dtype and device
     """
 
     def __init__(
-        self, config: Any, *, normed: bool, make: Callable[[Any], nn.Module] | None = None, **placed: Any
+        self, config: Any, *, normed: bool, make: Callable[[Any, int], nn.Module] | None = None, **placed: Any
     ) -> None:
         from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
@@ -58,7 +58,7 @@ class OneLayer(nn.Module):
         with torch.device("meta"):
             model = LlamaModel(config)
             if make is not None:
-                model.layers[0] = make(config)
+                model.layers = nn.ModuleList(make(config, place) for place in range(config.num_hidden_layers))
         del model.embed_tokens
         if not normed:
             model.norm = nn.Identity()
@@ -108,11 +108,12 @@ class OneLayer(nn.Module):
         return dict(self.model.named_parameters())
 
 
-def layer_config(like: Any, width: int, **given: int) -> Any:
+def layer_config(like: Any, width: int, *, layers: int = 1, **given: int) -> Any:
     """A LlamaConfig of one layer of this width, in all that is not given as a layer of the model ``like`` is.
 
-    like  : the config of a transformers model; None where all sizes are given: then the rest is Llama's default
-    given : num_attention_heads, num_key_value_heads, head_dim, intermediate_size
+    like   : the config of a transformers model; None where all sizes are given: then the rest is Llama's default
+    layers : how many there are of it
+    given  : num_attention_heads, num_key_value_heads, head_dim, intermediate_size
     """
     from transformers import LlamaConfig
 
@@ -131,7 +132,7 @@ def layer_config(like: Any, width: int, **given: int) -> Any:
         bos_token_id=None,
         eos_token_id=None,
         hidden_size=width,
-        num_hidden_layers=1,
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=size("num_key_value_heads", heads),
         head_dim=size("head_dim", width // heads),
@@ -168,6 +169,10 @@ class UnrolledHeads(Heads):
         """Logits of the token after predicted states: (..., d) to (..., Vt)."""
         raise NotImplementedError
 
+    def read_next(self, following: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What a further step reads: the (B, A) tokens before its guesses, and the (B, A, d) that the step before has made."""
+        return following, states
+
     def start(self, batch_size: int, capacity: int) -> CausalDraft:
         return CausalDraft(self, 1, batch_size, capacity, self.embedding.device)
 
@@ -186,8 +191,8 @@ class UnrolledHeads(Heads):
         for k in range(self.num_heads):
             if k:
                 seen.append(itself)
-                following = tokens[row, (places + k + 1).clamp_max(pairs)]
-                states = self.predict(following, states, places + k, cache, torch.cat(seen, 2)[:, None])
+                read = self.read_next(tokens[row, (places + k + 1).clamp_max(pairs)], states)
+                states = self.predict(*read, places + k, cache, torch.cat(seen, 2)[:, None])
             yield states[batch.rows, own], self.logits
 
 

@@ -77,8 +77,8 @@ class LevelDraft:
         logits = self.scores(logits if logits.dtype == torch.float64 else logits.float())
         return guesses, (logits.gather(-1, guesses) - logits.logsumexp(-1, keepdim=True)).clamp_max(0)
 
-    def named(self, guesses: Tensor, depth: int) -> Tensor:
-        """The target's tokens for (b, ...) guesses behind nodes of a depth; -1 for those that are none."""
+    def named(self, guesses: Tensor, depth: int | Tensor) -> Tensor:
+        """The target's tokens for (b, ...) guesses behind nodes of a depth, or (...,) depths; -1 for those that are none."""
         ids = getattr(self.drafter, "token_ids", None)
         return guesses if ids is None else ids[guesses]
 

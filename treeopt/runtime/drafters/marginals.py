@@ -35,7 +35,7 @@ class MarginalDraft(LevelDraft):
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
         guesses = top_candidates(self.marginals(roots, plan.tree.depth), plan.width)[:, plan.heads, plan.ranks]
         mark("draft")
-        return torch.cat([roots[:, None], self.named(guesses, 0)], 1)  # (b, T - 1) behind the roots
+        return torch.cat([roots[:, None], self.named(guesses, plan.heads)], 1)  # (b, T - 1) behind the roots
 
     def begin(self, roots: Tensor, depth: int) -> None:
         self._logits = self.marginals(roots, depth)
@@ -52,7 +52,7 @@ class MarginalDraft(LevelDraft):
     def guesses(self, roots: Tensor, depth: int, width: int) -> tuple[Tensor, Tensor]:
         """(b, D, W) likeliest tokens of every depth, and their float32 log-probabilities."""
         guesses, own = self.likeliest(self.marginals(roots, depth).float(), width)
-        return self.named(guesses, 0), own
+        return self.named(guesses, torch.arange(depth, device=guesses.device)[:, None]), own
 
     def first_nodes(self, tree: DDTree, roots: Tensor, mark: Mark) -> Pool:
         """The nodes of such a tree behind the (b,) roots, in the order in which they are taken."""

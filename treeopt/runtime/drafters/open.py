@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from treeopt import demo
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.storage import sha256_of
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.origins import DrafterRecord
 from treeopt.runtime.checkpoints import Base, load_heads
-from treeopt.runtime.checkpoints.files import find_checkpoint
+from treeopt.runtime.checkpoints.files import Settings, find_checkpoint
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.draft_model import load_draft_model
 from treeopt.runtime.drafters.medusa import check_bias
+from treeopt.runtime.drafters.parallel import PardModel
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
 from treeopt.runtime.folder import GGUF, find_model, read_object
 from treeopt.runtime.target import Target
@@ -62,7 +63,16 @@ def open_drafter(
     if name is not None and where.endswith(GGUF):
         where = str(find_model(where, "`drafter`"))
     if where != target.name and is_causal_lm(folder := find_checkpoint(where)):
+        told = Settings(folder, read_object(folder / "config.json"))
+        if told.get("spd_type") == "pard2" or told.get("pard2"):
+            raise Unsupported(
+                f"{where} is a PARD-2 drafter, which adds projections of the target's states to its embeddings, and that is not "
+                "read: take a PARD drafter (spd_type pard)."
+            )
         model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code)
+        if {"pard_token", "spd_type"} & told.keys():
+            mask_id = told.number("pard_token", 0, model.model.vocab_size - 1)
+            model = PardModel(model.model, target.vocab_size, mask_id=mask_id, num_heads=model.num_heads)
         weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
         return OpenDrafter(model, _record(model, name or where, weights))
     embedding = target.model.get_input_embeddings().weight

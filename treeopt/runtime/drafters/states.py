@@ -79,28 +79,36 @@ class Heads(nn.Module, Drafter):
         """
         raise NotImplementedError
 
-    @torch.inference_mode()
     def ranks(self, answers: Sequence[GivenText], top_k: int) -> list[NDArray[np.int16]]:
-        found = [answer.labels(self.num_heads) for answer in answers]
-        for some in batches([len(answer.hidden) for answer in answers]):
-            hidden, labels = pad([answers[i].hidden for i in some]), torch.cat([found[i] for i in some])
-            batch = make_batch([_text(answers[i]) for i in some], self.num_heads, hidden.device)
-            for states, part in batch.parts(max(1, SEEN_AT_ONCE // batch.tokens.numel())):
-                for k, (read, logits) in enumerate(self.taught(hidden, part)):
-                    tried = (labels[states, k] >= 0).nonzero()[:, 0]
-                    true = labels[states[tried], k].to(read.device)
-                    ranks = ranks_among(
-                        logits, read[tried.to(read.device)], true, top_k, self.vocab_size, self.token_ids
-                    )
-                    labels[states[tried], k] = ranks.cpu()
-            for i, ranks in zip(some, labels.split([len(answers[i].tokens) for i in some]), strict=True):
-                found[i] = ranks
-        return [ranks.to(torch.int16).numpy() for ranks in found]
+        return taught_ranks(self, answers, [len(answer.hidden) for answer in answers], top_k)
 
 
-def _text(answer: GivenText) -> Text:
-    """The tokens that the states of an answer are of, and the one behind them."""
-    tokens = [*answer.prompt, *answer.tokens][-len(answer.hidden) - 1 :]
+@torch.inference_mode()
+def taught_ranks(
+    drafter: Any, answers: Sequence[GivenText], places: Sequence[int], top_k: int
+) -> list[NDArray[np.int16]]:
+    """The ranks that `Drafter.ranks` counts, by the guesses of ``taught`` at all states of several answers.
+
+    places : how many tokens of each answer and of the end of its prompt ``taught`` reads, its last token not counted
+    """
+    found = [answer.labels(drafter.num_heads) for answer in answers]
+    for some in batches(places):
+        hidden, labels = pad([answers[i].hidden for i in some]), torch.cat([found[i] for i in some])
+        batch = make_batch([_text(answers[i], places[i]) for i in some], drafter.num_heads, hidden.device)
+        for states, part in batch.parts(max(1, SEEN_AT_ONCE // batch.tokens.numel())):
+            for k, (read, logits) in enumerate(drafter.taught(hidden, part)):
+                tried = (labels[states, k] >= 0).nonzero()[:, 0]
+                true, read = labels[states[tried], k].to(read.device), read[tried.to(read.device)]
+                ranks = ranks_among(logits, read, true, top_k, drafter.vocab_size, drafter.token_ids)
+                labels[states[tried], k] = ranks.cpu()
+        for i, ranks in zip(some, labels.split([len(answers[i].tokens) for i in some]), strict=True):
+            found[i] = ranks
+    return [ranks.to(torch.int16).numpy() for ranks in found]
+
+
+def _text(answer: GivenText, places: int) -> Text:
+    """The tokens at so many last places of an answer with its prompt, and the one behind them."""
+    tokens = [*answer.prompt, *answer.tokens][-places - 1 :]
     return Text(np.array(tokens, dtype=np.int32), len(tokens) - len(answer.tokens), "")
 
 
@@ -238,7 +246,12 @@ class CausalDraft(LevelDraft):
         self._waiting = [(tokens, pad(hidden))]
 
     def catch_up(self, roots: Tensor) -> Tensor:
-        """Feed the waiting states, now that the (b,) roots are known: (b, ...) output of `feed` at each row's last state.
+        """Feed the waiting states, now that the (b,) roots are known: (b, ...) output of `feed` at each row's last state."""
+        made, waiting = self.feed_waiting(roots)
+        return one_of_each(made, [count - 1 for count in waiting])
+
+    def feed_waiting(self, roots: Tensor) -> tuple[Tensor, list[int]]:
+        """Feed the waiting states: (b, n, ...) outputs of `feed`, and how many of them each row has.
 
         A long row beside one with more to feed may lack the room for all at once: then there are several passes.
         """
@@ -247,24 +260,19 @@ class CausalDraft(LevelDraft):
         tokens, hidden = self._waiting.pop()
         waiting = [len(of_row) for of_row in tokens]
         following = padded([[*t[1:], root] for t, root in zip(tokens, roots.tolist(), strict=True)]).to(self.device)
-        found, fed, n = None, 0, max(waiting)
+        made, fed, n = [], 0, max(waiting)
         while fed < n:
             size = min(n - fed, max(self.cache.capacity - max(self.cache.lengths), 1))
             part, steps = slice(fed, fed + size), torch.arange(size, device=self.device)
             starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
             self.cache.begin_step(size, starts)
             mask = self.mask(starts, torch.ones((size, size), dtype=torch.bool, device=self.device).tril(), steps)
-            made = self.feed(following[:, part], self.drafter.fused(hidden[:, part]), starts + steps, mask)
-            made = one_of_each(made, [min(max(count - fed, 1), size) - 1 for count in waiting])
-            if found is not None:
-                made = torch.where(torch.tensor([[count > fed] for count in waiting], device=self.device), made, found)
-            found = made
+            made.append(self.feed(following[:, part], self.drafter.fused(hidden[:, part]), starts + steps, mask))
             for i, count in enumerate(waiting):
                 self.cache.lengths[i] += min(max(count - fed, 0), size)
             fed += size
-        assert found is not None
         self.starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
-        return found
+        return torch.cat(made, 1) if len(made) > 1 else made[0], waiting
 
     def begin(self, roots: Tensor, depth: int) -> None:
         self.states = self.catch_up(roots)[:, None]  # (b, E, ...) that guesses behind the expanded nodes are read from
