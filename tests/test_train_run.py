@@ -92,7 +92,7 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
     assert len(list((tmp_path / "killed/checkpoint.partial").glob("*.pt"))) == 1
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1)])
+@pytest.mark.parametrize(("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1), ("dspark", 2)])
 def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
     target = small_target(layers=7, dtype=torch.float32)
     recipe = Recipe(kind, K, num_layers=layers, steps=3, draft_vocab=20 if kind == "eagle3" else None)
@@ -107,6 +107,9 @@ def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
     assert any(not torch.equal(weight, before[name]) for name, weight in run(begun).items())
     with pytest.raises(InvalidInput, match="start must be heads of the kind hydra\\+\\+ with 2 heads of 4 layers"):
         make_heads(target, Recipe("hydra++", K, start=str(tmp_path / "heads")))
+    if kind != "eagle3":  # whose layer guesses as far as it is asked to
+        with pytest.raises(InvalidInput, match=f"start must be heads of the kind {kind} with 3 heads"):
+            make_heads(target, replace(onward, num_heads=K + 1))
 
 
 @pytest.mark.parametrize(("epochs", "kept"), [(1.0, 0), (1.5, 9)])
@@ -174,7 +177,7 @@ def test_several_processes_go_on_at_their_last_checkpoint(tmp_path):
     assert loop.keep() == 2
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", "hydra++", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa-1", "hydra++", "eagle3", "dspark"])
 def test_passes_change_memory_and_not_the_result(kind, tmp_path):
     recipes = [Recipe(kind, K, steps=3, batch_size=7, accumulate=n) for n in (1, 3)]
     one, three = (run(make_loop(tmp_path / str(recipe.accumulate), small_target(), recipe)) for recipe in recipes)
@@ -243,7 +246,7 @@ def test_heads_learn_a_language_without_surprises(kind, steps, least, tmp_path):
     assert after["trials"] == [12 * 15, 12 * 14]
 
 
-@pytest.mark.parametrize("kind", ["hydra++", "eagle3"])
+@pytest.mark.parametrize("kind", ["hydra++", "eagle3", "dspark"])
 def test_a_drafter_with_a_teacher_comes_nearer_to_its_distribution_and_the_base_stays(kind, tmp_path):
     target = small_target()
     weights = copy.deepcopy(target.model.state_dict())
@@ -253,6 +256,35 @@ def test_a_drafter_with_a_teacher_comes_nearer_to_its_distribution_and_the_base_
     after = loop.count(loop.states)
     assert all(now < then for now, then in zip(after["head_loss_nats"], before["head_loss_nats"], strict=True))
     assert all(torch.equal(weights[name], weight) for name, weight in target.model.state_dict().items())
+
+
+def test_a_confidence_becomes_the_probability_that_the_base_accepts(tmp_path):
+    """It begins at one half for everything; afterwards it is near 1 - |p - q| / 2, guess by guess."""
+    target, texts = small_target(dtype=torch.float32), cyclic_texts()
+    loop = make_loop(tmp_path, target, Recipe("dspark", K, num_layers=1, steps=240, learning_rate=1e-2), texts)
+    heads, batch = loop.trainee.heads, make_batch(texts, K, "cpu")
+    hidden = loop.states.of(range(len(texts)), batch)
+    probs = scores_of(target)(batch.states(hidden)).softmax(-1)
+
+    @torch.no_grad()
+    def said_and_true() -> tuple[torch.Tensor, torch.Tensor]:
+        said, true = [], []
+        for k, (read, logits) in enumerate(heads.taught(hidden, batch), 1):
+            known = batch.ahead[:, k] >= 0
+            rows, before = read[known][:, : -heads.rank], batch.ahead[known, k - 1]
+            said.append(heads.confidences(rows, before).sigmoid())
+            q = logits(read[known]).softmax(-1)
+            true.append(1 - (q - probs.roll(-k, 0)[known]).abs().sum(-1) / 2)
+        return torch.cat(said), torch.cat(true)
+
+    said, true = said_and_true()
+    assert said.unique().tolist() == [0.5]
+    before = float((said - true).abs().mean())
+    assert before > 0.1
+    run(loop)
+    said, true = said_and_true()
+    assert float((said - true).abs().mean()) < before / 3
+    assert float(torch.corrcoef(torch.stack([said, true]))[0, 1]) > 0.8
 
 
 def certain_scores(target, hidden: torch.Tensor) -> torch.Tensor:
@@ -435,7 +467,7 @@ def test_given_answers_are_cut_where_they_loop():
 # The command
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", "medusa-2", "hydra++", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa-1", "medusa-2", "hydra++", "eagle3", "dspark"])
 def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     out = tmp_path / "heads"
     options = ["--num-prompts", 6, "--max-new-tokens", 10, "--batch-size", 2, "--heads", 2, "--layers", 1]
@@ -455,6 +487,7 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     demo_model, joint = opening.open_base({}, "cpu"), kind == "medusa-2"
     target = load_target(str(out), device="cpu") if joint else demo_model
     opened = open_drafter(None if joint else str(out), target, depth=2 if kind == "eagle3" else None)
+    assert opened.record.get("widest") == (2 if kind == "dspark" else None)
     assert opened.record["layout"] == {"medusa-1": "medusa", "medusa-2": "merged", "eagle3": "eagle-3"}.get(kind, kind)
     prompts, stop = [c.first for c in demo_prompts(demo_model).conversations[:2]], StopRule(target.eos_ids, 12)
     plain = decode(target, None, prompts, batch_size=2, stop=stop)

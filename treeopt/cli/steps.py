@@ -345,10 +345,10 @@ TEXTS = ("num_prompts", "max_new_tokens", "tokens", "answers")
     words={"kind": "--kind"},
 )
 def train(as_json: bool, *, output: Path, **options: Any) -> None:
-    """Train Medusa, Hydra or EAGLE-3 heads for a model.
+    """Train heads for a model, or the layers of EAGLE-3, DFlash or DSpark.
 
-    They learn from the model's own answers to the prompts (or from given --responses). medusa-1, hydra, hydra++
-    and eagle3 leave the model as it is; medusa-2 trains it too, through LoRA, and holds it near to what it was.
+    They learn from the model's own answers to the prompts (or from given --responses). medusa-2 trains the model
+    too, through LoRA, and holds it near to what it was; all others leave it as it is.
     The same command continues a run that was stopped. Several devices: accelerate launch -m treeopt.cli train
     ...
 

@@ -6,6 +6,7 @@ itself needs neither torch nor transformers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import exp
 from typing import Any
 
 
@@ -31,8 +32,9 @@ class RecipeDefaults:
 
     layout      : in which the result is written
     decay       : weight of head k's loss is decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head k is
-                  step k of the layer; in Hydra's code all are alike
-    teacher     : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3)
+                  step k of the layer; exp(-1/4) in DSpark's; in Hydra's code all are alike
+    teacher     : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3), or beside them (DSpark)
+    judges      : learn too how likely the base accepts each guess (DSpark)
     trains_base : the base learns too, through LoRA (Medusa-2)
     one_layer   : a single layer, which makes all guesses and may know a part of the vocabulary (EAGLE-3)
     """
@@ -42,6 +44,7 @@ class RecipeDefaults:
     learning_rate: float
     decay: float
     teacher: bool = False
+    judges: bool = False
     trains_base: bool = False
     one_layer: bool = False
 
@@ -134,7 +137,8 @@ DRAFTERS = {
         recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
             "dspark": Layout("dflash's tensors with markov_head and perhaps confidence_head: DeepSpec, SpecForge, speculators",
                              shares=True),
-        }, ends_itself=True,
+        }, begins="drafters.paths:untrained",
+        recipes={"dspark": RecipeDefaults("dspark", 2, 5e-4, exp(-1 / 4), teacher=True, judges=True)}, ends_itself=True,
         note="DSpark's engines verify fewer guesses where it is unsure or the server is busy, and those left out count as "
         "misses: survival holds for the load that was measured. Turn adaptive verification off to measure the guesses "
         "themselves."),
@@ -168,7 +172,8 @@ DRAFTERS = {
                               asked="early-exit:LAYER", opens="drafters.draft_model:open_exit"),
 }  # fmt: skip
 # Kinds that only engines run, and treeopt plans for by their counts.
-ELSEWHERE = {"redrafter": DrafterKind(), "suffix": DrafterKind(note=ENDS.format("suffix decoding"), ends_itself=True)}
+ELSEWHERE = dict.fromkeys(("p-eagle", "pard", "redrafter"), DrafterKind())
+ELSEWHERE["suffix"] = DrafterKind(note=ENDS.format("suffix decoding"), ends_itself=True)
 COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
 LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
 RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}

@@ -127,6 +127,10 @@ class DFlashHeads(Heads):
             self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
 
     @property
+    def widest(self) -> int:
+        return 0 if all(self.form.causal) else self.form.most_guesses
+
+    @property
     def drafts(self) -> type[BlockState]:
         """The state that a decoder has of it."""
         return BlockDraft
@@ -317,9 +321,19 @@ def layers_to_read(num_layers: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def untrained(
-    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
+    target: Target,
+    recipe: Recipe,
+    lm_head: Tensor,
+    texts: Sequence[Text],
+    hidden_rms: Callable[[], float],
+    *,
+    made: Callable[..., DFlashHeads] = DFlashHeads,
+    from_anchor: bool = False,
 ) -> DFlashHeads:
-    """Layers to train, whose attention and MLP add nothing at first. The mask is the token that the texts have least often."""
+    """Layers to train, whose attention and MLP add nothing at first. The mask is the token that the texts have least often.
+
+    made : the heads' class, with the sizes of what a kind has beside the layers; from_anchor : see `Form`
+    """
     from transformers import Qwen3Config
 
     check_bias(target)
@@ -330,9 +344,9 @@ def untrained(
     config = Qwen3Config(vocab_size=1, num_hidden_layers=count, attn_implementation="sdpa", **given)
     tokens = np.concatenate([np.zeros(0, dtype=np.int64), *(text.tokens for text in texts)])
     mask_id = int(np.bincount(tokens, minlength=target.vocab_size).argmin())
-    layers, none = layers_to_read(target.num_layers), (None,) * count
-    form = Form(width, target.vocab_size, layers, mask_id, 1 + recipe.num_heads, False, (False,) * count, none)
-    made = DFlashHeads(
+    layers, block, none = layers_to_read(target.num_layers), recipe.num_heads + (not from_anchor), (None,) * count
+    form = Form(width, target.vocab_size, layers, mask_id, block, from_anchor, (False,) * count, none)
+    heads = made(
         config,
         form,
         embedding=target.model.get_input_embeddings().weight,
@@ -341,5 +355,5 @@ def untrained(
         dtype=lm_head.dtype,
         device=lm_head.device,
     )
-    begin_weights(made, target)
-    return made
+    begin_weights(heads, target)
+    return heads

@@ -160,7 +160,7 @@ def _started(target: Target, recipe: Recipe, kind: str, new: Any) -> Any:
     one_layer = recipe.defaults.one_layer  # whose vocabulary is its own
     found: Any = open_drafter(recipe.start, target, depth=recipe.num_heads if one_layer else None).drafter
     theirs, ours = ({name: p.shape for name, p in heads.named_parameters()} for heads in (found, new))
-    if found.kind != kind or not (one_layer or theirs == ours):
+    if found.kind != kind or found.num_heads != recipe.num_heads or not (one_layer or theirs == ours):
         raise InvalidInput(
             f"`start` must be heads of the kind {recipe.kind} with {recipe.num_heads} heads of {recipe.layers} layers, but "
             f"{recipe.start} has others: say what they are by `kind`, `num_heads` and `num_layers`."
@@ -172,6 +172,7 @@ def size_of_heads(target: Target, recipe: Recipe) -> Size:
     """The parameters that heads would have, without making them."""
     made = _begun(target, recipe, torch.empty_like(target.lm_head.weight, device="meta"), (), lambda: 1.0)
     named = {"projection": "projections", "lm_head": "projections", "prefix": "prefix layer"}
+    named |= {"markov": "Markov head", "confidence": "confidence head"}
     parts: Counter[str] = Counter()
     for name, weight in made.named_parameters():
         own = "layer" if recipe.defaults.one_layer else "blocks"

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.runtime.drafters.states import Heads, pad, places_among
+from treeopt.runtime.drafters.states import pad, places_among
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import NO_LABEL, Batch, Text, make_batch
 from treeopt.runtime.training.recipe import BASE_RATE, Recipe
@@ -82,7 +82,7 @@ class Trainee(nn.Module):
         if self.recipe.defaults.teacher:
             with torch.no_grad():
                 teacher = self.scores(batch.states(hidden))
-        head_loss, hits = count(self.heads, hidden, batch, teacher)
+        head_loss, hits = count(self.heads, hidden, batch, teacher, judges=self.recipe.defaults.judges)
         loss = self.recipe.joint_weight(share) * heads_loss(head_loss, trials, self.recipe)
         if alone:
             return loss, counts_of(head_loss, hits)
@@ -119,24 +119,32 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def count(heads: Heads, hidden: Tensor, batch: Batch, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def count(
+    heads: Any, hidden: Tensor, batch: Batch, teacher: Tensor | None = None, *, judges: bool = False
+) -> tuple[Tensor, Tensor]:
     """(K,) loss and (K,) hits of the heads on (B, T, ...) states, each summed over the states where it has a label.
 
     A token that the heads do not guess is no label.
 
     teacher : (n, V) logits of the base at the batch's states; the loss is then against the base's distribution
+    judges  : whether the heads' confidence is learned too: the loss is `judged_loss`
     """
     ahead, ids = batch.ahead, heads.token_ids
     if ids is not None:
         places = places_among(ahead, ids)
         ahead = torch.where(ids[places] == ahead, places, NO_LABEL)
-        teacher = None if teacher is None else teacher[:, ids]
+        teacher = teacher if teacher is None or judges else teacher[:, ids]
     losses, hits = [], []
     for k, (read, logits_of) in enumerate(heads.taught(hidden.to(heads.dtype), batch), 1):
         labels, logits = ahead[:, k], logits_of(read)
         # The base guesses the label of head k at the state k places on, which is of the same text.
-        loss = text_loss(logits, labels) if teacher is None else teacher_loss(logits, teacher.roll(-k, 0), labels)
-        losses.append(loss)
+        wanted = None if teacher is None else teacher.roll(-k, 0)
+        if judges and wanted is not None:
+            probs = at_least_float32(wanted).softmax(-1)[:, slice(None) if ids is None else ids]
+            sure = heads.confidences(read[..., : -heads.rank], batch.ahead[:, k - 1].clamp_min(0))
+            losses.append(judged_loss(logits, sure, probs, labels))
+        else:
+            losses.append(text_loss(logits, labels) if wanted is None else teacher_loss(logits, wanted, labels))
         hits.append((logits.argmax(-1) == labels).sum())
     return torch.stack(losses), torch.stack(hits)
 
@@ -155,6 +163,20 @@ def teacher_loss(logits: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
     known = labels != NO_LABEL
     wanted = at_least_float32(teacher[known]).softmax(-1)
     return F.cross_entropy(at_least_float32(logits[known]), wanted, reduction="sum")
+
+
+def judged_loss(logits: Tensor, confidence: Tensor, probs: Tensor, labels: Tensor) -> Tensor:
+    """0.1 CE + 0.9 |p - q| + BCE, summed over the rows with a label (DSpark, loss.py).
+
+    |p - q| is a sum over all tokens. A guess is accepted with probability a = 1 - |p - q| / 2, which the confidence learns.
+
+    logits : (N, Vt), whose distribution is q; confidence : (N,) logits; probs : (N, Vt) p, the base's
+    """
+    known = labels != NO_LABEL
+    accepted = torch.minimum(at_least_float32(logits[known]).softmax(-1), probs[known]).sum(-1)
+    sure, wanted = at_least_float32(confidence[known]), accepted.detach()
+    bce = F.binary_cross_entropy_with_logits(sure, wanted, reduction="sum")
+    return 0.1 * text_loss(logits, labels) + 0.9 * (2 - 2 * accepted).sum() + bce
 
 
 def kl_to_base(logits: Tensor, original: Tensor, labels: Tensor) -> Tensor:
