@@ -7,7 +7,7 @@ made from: name to sha256 of each file.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from treeopt.records.rules import same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 
+T = TypeVar("T", bound=RankTrace | Probe | Calibration | None)
 Accuracies = RankTrace | Probe | Calibration
 Result = Accuracies | LatencyProfile | Plan | Benchmark
 JSON: tuple[type[Calibration | LatencyProfile | Plan | Benchmark], ...] = (Calibration, LatencyProfile, Plan, Benchmark)
@@ -116,6 +117,13 @@ def find_latencies(
         path = places.find_shipped("profiles", given)
         return path, LatencyProfile.load(path)
     return (run.profile, run.read_profile()) if own and run.profile.exists() else None
+
+
+def of_block(width: int | None, record: T, profile: LatencyProfile | None = None) -> tuple[T, LatencyProfile | None]:
+    """The accuracies and latencies of the block of so many guesses, where several were recorded; others are as they are."""
+    if not (width and isinstance(record, RankTrace) and record.widths):
+        return record, profile
+    return cast(T, record.at(width)), profile and profile.at(width, record.num_heads)
 
 
 def inputs_of(*files: Path) -> dict[str, str]:

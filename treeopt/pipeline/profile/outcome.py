@@ -13,7 +13,7 @@ from treeopt.latency.measurements import median_latency
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.latency.rounds import drift, precision_reached
 from treeopt.records.origins import OURS, differing
-from treeopt.records.profile import LatencyProfile
+from treeopt.records.profile import LatencyProfile, Timings
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import timing_caveats
@@ -125,6 +125,10 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     shares = [one.get("processor_share") for one in ((now, then) if kept else (now,))]
     if known := [share for share in shares if share is not None]:
         info["processor_share"] = min(known)
-    points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.drafted))
-    plain = both(earlier.autoregressive, later.autoregressive)
-    return LatencyProfile(tuple(points), tuple(plain), later.runtime, info)
+
+    def timings(before: Timings | LatencyProfile | None, now: Timings | LatencyProfile) -> Timings:
+        points, plain = (both(getattr(before, of, None), getattr(now, of)) for of in ("points", "autoregressive"))
+        return Timings(tuple(sorted(points, key=lambda p: (p.setting, p.size, p.depth, p.drafted))), tuple(plain))
+
+    narrower = {width: timings(earlier.narrower.get(width), one) for width, one in later.narrower.items()}
+    return LatencyProfile(**vars(timings(earlier, later)), runtime=later.runtime, narrower=narrower, info=info)

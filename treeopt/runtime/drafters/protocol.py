@@ -15,9 +15,10 @@ P tokens of a prompt · N states, or of an answer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -227,6 +228,11 @@ class Drafter:
     reads_prompt = has_marginals = False
 
     @property
+    def widest(self) -> int:
+        """Guesses of the widest block, where every guess depends on how many there are; else 0."""
+        return 0
+
+    @property
     def draft_vocab_size(self) -> int:
         """Vt tokens that it knows: logits per guess, and so the most ranks that it can tell apart."""
         raise NotImplementedError
@@ -246,6 +252,13 @@ class Drafter:
         MISS from top_k on and for guesses past EOS, NO_TRIAL past any other end and at the last state.
         """
         raise NotImplementedError
+
+
+def of_width(drafter: Any, width: int) -> Any:
+    """The drafter of the same weights whose block guesses so many tokens."""
+    found = copy(drafter)
+    found.num_heads = width
+    return found
 
 
 def top_candidates(logits: Tensor, width: int) -> Tensor:

@@ -1,0 +1,185 @@
+"""Blocks of several widths in one calibration: each as if it were recorded alone, compared by search, and damage refused."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from treeopt import calibrate, demo
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.pipeline import merge_runs
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.regret import plan_losses
+from treeopt.planning.request import PlanRequest
+from treeopt.records.profile import LatencyProfile, StepTiming, Timings
+from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import OF_BLOCK, RankTrace
+from treeopt.runtime.checkpoints import save_heads
+from treeopt.runtime.drafters.dflash import DFlashHeads, Form
+from treeopt.runtime.target import load_target
+from treeopt.trees.shapes import Limits
+
+from .conftest import random_trace
+
+WIDTHS, SHORT = (1, 3, 6), {"num_prompts": 8, "max_new_tokens": 8, "batch_size": 4, "ranks": 1000}
+
+
+def random_block(folder, *, causal=False, block=7):
+    """A DFlash drafter of random weights for the demo model, as z-lab publishes them."""
+    target = load_target(demo.NAME, dtype="float64")
+    embedding, width = target.model.get_input_embeddings().weight, target.width
+    sizes = {"hidden_size": width, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = Qwen3Config(**sizes, vocab_size=1, num_hidden_layers=2, intermediate_size=2 * width, rms_norm_eps=1e-6)
+    form = Form(width, target.vocab_size, (1, 2), 5, block, False, (causal,) * 2, (None, None))
+    made = DFlashHeads(
+        config, form, embedding=embedding, lm_head=target.lm_head.weight, num_heads=block - 1, dtype=embedding.dtype
+    )
+    torch.manual_seed(0)
+    for name, weight in made.named_parameters():
+        weight.data = 1 + 0.3 * torch.randn_like(weight) if "norm" in name else 0.1 * torch.randn_like(weight)
+    save_heads(made.requires_grad_(False).eval(), "dflash", folder, base=demo.NAME)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def drafter(tmp_path_factory):
+    return random_block(tmp_path_factory.mktemp("dflash") / "drafter")
+
+
+def recorded(run, drafter, **options) -> RankTrace:
+    return calibrate(drafter=str(drafter), dtype="float64", run=run, **SHORT, **options)
+
+
+@pytest.fixture(scope="session")
+def run(drafter, tmp_path_factory) -> RunDirectory:
+    """A calibration of three widths."""
+    run = RunDirectory(tmp_path_factory.mktemp("widths") / "run")
+    recorded(run, drafter, widths=WIDTHS[::-1])
+    return run
+
+
+def assert_same(one: RankTrace, other: RankTrace):
+    arrays, others = (trace._arrays(*RankTrace.__dataclass_fields__) for trace in (one, other))
+    for name in {**arrays, **others}.keys() - {"narrower", "meta"}:
+        assert arrays[name].dtype == others[name].dtype, name
+        assert (arrays[name] == others[name]).all(), name
+    assert not one.narrower
+    assert {**one.meta, "schema": None} == {**other.meta, "schema": None}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_each_width_is_recorded_as_a_calibration_of_that_width_alone_is(run, drafter, width, tmp_path):
+    depth = {} if width == WIDTHS[-1] else {"draft_depth": width}
+    assert_same(run.read_trace().at(width), recorded(tmp_path / "alone", drafter, **depth))
+
+
+def test_widths_differ_at_every_depth(run):
+    one, three, six = (run.read_trace().at(width).ranks for width in WIDTHS)
+    for narrow, wide in ((one, three), (three, six)):
+        assert (narrow != wide[:, : narrow.shape[1]]).any(0).all()
+
+
+def test_shards_of_several_widths_are_merged_into_the_whole(drafter, tmp_path):
+    short = {
+        "drafter": str(drafter),
+        "num_prompts": 9,
+        "max_new_tokens": 7,
+        "batch_size": 1,
+        "topks": (2,),
+        "widths": (1, 6),
+    }
+    parts = {"whole": {}, "1": {"shard": "1/2"}, "2": {"shard": "2/2"}}
+    whole, *_ = [calibrate(run=tmp_path / name, **short, **part) for name, part in parts.items()]
+    merge_runs(RunDirectory(tmp_path / "merged"), [tmp_path / "1", tmp_path / "2"])
+    merged = RunDirectory(tmp_path / "merged").read_trace()
+    for width in (1, 6):
+        for name in OF_BLOCK:
+            assert (getattr(merged.at(width), name) == getattr(whole.at(width), name)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"drafter": "medusa", "widths": (2, 4)},
+            r"treeopt demo medusa \(medusa\) do not: one record serves all widths. Leave",
+        ),
+        (
+            {"widths": (3, 7)},
+            r"`widths` must be 1 to 6, the guesses of the blocks that .*drafter was trained for, but got 7",
+        ),
+        ({"widths": (3, 6), "acceptance": "typical"}, "Typical acceptance .*: leave `widths` out"),
+        ({}, r"another measurement and is not replaced unasked; they differ in narrower \(\[1, 3\] there, None here\)"),
+    ],
+)
+def test_other_widths_are_refused_with_the_reason(run, drafter, options, said):
+    with pytest.raises(InvalidInput, match=said.replace("`widths`", "widths")):
+        recorded(run, options.pop("drafter", drafter), **options)
+
+
+def test_one_record_serves_all_widths_of_a_causal_block(tmp_path):
+    with pytest.raises(InvalidInput, match="do not: one record serves all widths"):
+        recorded(tmp_path / "run", random_block(tmp_path / "causal", causal=True), widths=(3, 6))
+
+
+# Search.
+
+
+def several(rng, widths=(2, 4, 7), lengths=(30,) * 8) -> tuple[RankTrace, dict[int, RankTrace]]:
+    """A trace of several widths whose ranks have nothing to do with each other, and each of them alone."""
+    alone = {width: random_trace(rng, lengths, width, 4) for width in widths}
+    whole, meta = alone[widths[-1]], {"top_k": 4, "narrower": [*widths[:-1]], "drafter": {"kind": "dflash"}}
+    return replace(whole, narrower={f"ranks-{n}": alone[n].ranks for n in widths[:-1]}, meta=meta), alone
+
+
+def timed(rng, widths, batch_sizes=(1, 8), runtime="treeopt") -> tuple[LatencyProfile, dict[int, LatencyProfile]]:
+    """Profiles of several widths, and each alone: a step costs what its rows do, and the width's own draft pass."""
+    each = {}
+    for width in widths:
+        draft, row = rng.uniform(0.1, 1.5), rng.uniform(0.02, 0.3, len(batch_sizes))
+        points = [
+            StepTiming(b, 64, n, min(d, n - 1), (2 + draft + float(row[i]) * n,))
+            for (i, b), n, d in itertools.product(enumerate(batch_sizes), (2, 3, 5, 9, 16), range(1, width + 1))
+            if n > d
+        ]
+        plain = [StepTiming(b, 64, 1, 0, (2.0,)) for b in batch_sizes]
+        each[width] = LatencyProfile(tuple(points), tuple(plain), {"name": runtime})
+    own = {n: Timings(each[n].points, each[n].autoregressive) for n in widths[:-1]}
+    return replace(each[widths[-1]], narrower=own), each
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("batch_sizes", [(1,), (1, 8), {1: 0.7, 8: 0.3}])
+def test_search_takes_the_width_that_is_best_of_separate_searches(seed, batch_sizes, tmp_path):
+    rng, request = np.random.default_rng(seed), PlanRequest(Limits(16), batch_sizes)
+    (trace, alone), (latencies, each) = several(rng), timed(rng, (2, 4, 7))
+    trace.save(tmp_path / "trace.npz")
+    latencies.save(tmp_path / "profile.json")
+    latencies = LatencyProfile.load(tmp_path / "profile.json")
+    plan = plan_trees(RankTrace.load(tmp_path / "trace.npz"), latencies, request)
+    plans = {width: plan_trees(alone[width], each[width], request) for width in alone}
+
+    def speed(one):
+        rates = [e.batch_size * e.chosen.tokens_per_step / e.chosen.step_ms for e in one.entries]
+        if isinstance(batch_sizes, dict):
+            return sum(share * rate for share, rate in zip(batch_sizes.values(), rates, strict=True))
+        return math.fsum(map(math.log, rates))
+
+    best = max(plans, key=lambda width: speed(plans[width]))
+    assert (plan.width, plan.drafter["kind"]) == (best, "dflash")
+    assert plan.entries == plans[best].entries
+    assert plan.widths == {width: [e.chosen for e in one.entries] for width, one in plans.items()}
+    assert plan_losses(plan, trace, latencies) == plan_losses(plans[best], alone[best], each[best])
+
+
+def test_without_its_latencies_no_width_is_priced_as_another():
+    trace, _ = several(np.random.default_rng(0))
+    latencies, _ = timed(np.random.default_rng(0), (7,))
+    with pytest.raises(OutOfRange, match="no steps with a block of 2 guesses: treeopt profile --overwrite"):
+        plan_trees(trace, latencies)
+    engine, _ = timed(np.random.default_rng(0), (7,), runtime="vllm")  # times what it decodes, whatever it is told
+    assert plan_trees(trace, engine).width in (2, 4, 7)
