@@ -1,6 +1,7 @@
 """Blocks of several widths in one calibration: each as if it were recorded alone, compared by search, and damage refused."""
 
 import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -10,8 +11,14 @@ import torch
 from transformers import Qwen3Config
 
 from treeopt import calibrate, demo
+from treeopt.engines.base import Request
+from treeopt.engines.plans import export_plan, export_request
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.files import npz
+from treeopt.growth.source import source_of
+from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import merge_runs
+from treeopt.pipeline.search import request_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
 from treeopt.planning.request import PlanRequest
@@ -22,8 +29,9 @@ from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
 from treeopt.runtime.target import load_target
 from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Tree
 
-from .conftest import random_trace
+from .conftest import invoke, random_trace
 
 WIDTHS, SHORT = (1, 3, 6), {"num_prompts": 8, "max_new_tokens": 8, "batch_size": 4, "ranks": 1000}
 
@@ -143,7 +151,7 @@ def timed(rng, widths, batch_sizes=(1, 8), runtime="treeopt") -> tuple[LatencyPr
         draft, row = rng.uniform(0.1, 1.5), rng.uniform(0.02, 0.3, len(batch_sizes))
         points = [
             StepTiming(b, 64, n, min(d, n - 1), (2 + draft + float(row[i]) * n,))
-            for (i, b), n, d in itertools.product(enumerate(batch_sizes), (2, 3, 5, 9, 16), range(1, width + 1))
+            for (i, b), n, d in itertools.product(enumerate(batch_sizes), (2, 3, 5, 8, 9, 16), range(1, width + 1))
             if n > d
         ]
         plain = [StepTiming(b, 64, 1, 0, (2.0,)) for b in batch_sizes]
@@ -183,3 +191,75 @@ def test_without_its_latencies_no_width_is_priced_as_another():
         plan_trees(trace, latencies)
     engine, _ = timed(np.random.default_rng(0), (7,), runtime="vllm")  # times what it decodes, whatever it is told
     assert plan_trees(trace, engine).width in (2, 4, 7)
+
+
+# Engines.
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama-cpp", "lmdeploy"])
+def test_for_an_engine_whose_length_is_the_width_whole_blocks_alone_are_planned(engine):
+    rng = np.random.default_rng(1)
+    (trace, alone), (latencies, each) = several(rng), timed(rng, (2, 4, 7))
+    trace.meta["drafter"] |= {"widest": 9, "num_heads": 7}
+    request, said = request_of(trace, latencies, engine=engine, batch_sizes=(1,))
+    plan = plan_trees(trace, latencies, request)
+    assert "takes the length as the width of the block" in said[0]
+    lengths = {width: source_of(alone[width]).rate(Tree.chain(width)).tokens_per_step for width in alone}
+    ms = {width: StepCosts(each[width], 1).ms([width + 1], [width])[0] for width in alone}
+    best = max(lengths, key=lambda width: lengths[width] / ms[width])
+    assert lengths[best] / ms[best] > 1 / 2.0
+    assert (plan.width, plan.entries[0].draft) == (best, Tree.chain(best))
+    written = export_plan(plan, engine)
+    assert any(f"all {best} guesses are verified, and it is neither a prefix" in note for note in written.notes)
+
+
+def test_a_length_wider_than_the_block_is_refused_with_the_reason():
+    request = Request(lengths=((1, None, 7),), num_heads=5, drafter="dflash")
+    with pytest.raises(InvalidInput, match="with 7 guesses all would be others than those of the 5 that this drafter"):
+        export_request(request, "vllm")
+    assert "7" in export_request(replace(request, num_heads=7), "vllm").command
+
+
+# Files, and the line.
+
+
+@pytest.mark.parametrize("name", [f"{name}-{width}" for name in OF_BLOCK for width in WIDTHS[:-1]])
+def test_damage_to_what_is_recorded_of_a_width_is_refused(run, name, tmp_path):
+    with np.load(run.trace) as file:
+        arrays = {key: file[key] for key in file}
+    array = arrays[name]
+    far, ended = np.full_like(array, 2000 if "ranks" in name else 254), np.array(array)
+    ended[-1] = 0  # where no token is left to guess
+    changes = [None, array[1:], array[..., 1:], array.astype(np.float64), array.astype(np.int64) + 2**40, far, ended]
+    for change in changes:
+        others = {key: value for key, value in arrays.items() if key != name}
+        npz.write(tmp_path / "trace.npz", others | ({} if change is None else {name: change}))
+        with pytest.raises(InvalidInput, match=r"^(?!.*\n).*\.$"):
+            RankTrace.load(tmp_path / "trace.npz")
+
+
+def test_the_line_decodes_with_the_block_of_the_plans_width(run, tmp_path):
+    """Profile times each width; whichever is planned, bench opens it: texts are plain decoding's, steps are replay's."""
+    own = RunDirectory(tmp_path / "run")
+    own.path.mkdir()
+    own.trace.write_bytes(run.trace.read_bytes())
+    invoke("profile", "--run", own.path, "--sizes", "2,4", "--time-limit", 1, "--batch-size", "2")
+    found, trace = own.read_profile(), own.read_trace()
+    assert [*found.narrower] == [*WIDTHS[:-1]]
+    depths = {width: {p.depth for p in one.points} for width, one in (found.narrower | {6: found}).items()}
+    assert [max(depths[width]) for width in WIDTHS] == [1, 3, 3]
+    invoke("profile", "--run", own.path, "--sizes", "2,4", "--time-limit", 1, "--batch-size", "3")
+    assert own.read_profile().batch_sizes == [2, 3]
+    for width in WIDTHS:
+        plan = plan_trees(trace.at(width), request=PlanRequest(Limits(8), (2,)))
+        replace(plan, inputs={}).save(own.plan)
+        invoke("bench", "--run", own.path, "--num-prompts", 4)
+        result = json.loads(own.bench.read_text())
+        shown = {one["name"]: (one["shown"], one["draft"]) for one in result["contenders"]}
+        assert result["provenance"]["drafter"]["num_heads"] == width
+        for of, _ in shown.values():
+            assert of["identical"] == of["compared"] == 4
+            assert of["steps"] == of["replayed_steps"]
+        assert shown["chosen"][0]["size"] > 1
+    table = invoke("search", "--run", own.path, "--budget", 4).stdout
+    assert f"A block of {own.read_plan().width} guesses is drafted; speedup by width and batch size: 1: " in table

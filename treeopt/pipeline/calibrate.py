@@ -106,12 +106,10 @@ def calibrate(
 
 def of_widths(session: Session, counts: Counts, widths: Sequence[int]) -> tuple[Session, Counts]:
     """The session of the widest of these blocks, and the counts with the narrower ones; as they are where none is named."""
-    each = [session.at(width) for width in sorted(set(widths))]
-    return (
-        (each[-1], replace(counts, narrower=tuple(one.drafter.num_heads for one in each[:-1])))
-        if each
-        else (session, counts)
-    )
+    if not widths:
+        return session, counts
+    *narrower, widest = sorted(set(widths))
+    return session.at(widest), replace(counts, narrower=tuple(narrower))
 
 
 def summary(trace: RankTrace, provenance: ProvenanceRecord) -> Calibration:

@@ -78,7 +78,7 @@ def plan_trees(
     within = asdict(replace(limits, budget=min(limits.budget, reach)))
     options, tables = tables_of(source, limits, request, costs), []
     if wide != limits:
-        tables = tables_of(source, wide, replace(request, dynamic=None), costs)
+        tables = tables_of(source, wide, replace(request, dynamic=None, whole_blocks=False), costs)
     if mix is None:
         selections = select_all(options, take=take or {})
     else:
@@ -110,11 +110,10 @@ def plan_trees(
 
 def fastest_block(plans: Mapping[int, Plan]) -> Plan:
     """The plan of the width whose drafts are the fastest at all batch sizes together; of equal ones that of the narrowest."""
-
-    def speed(plan: Plan) -> float:
-        return plan.over_mix(lambda e: e.chosen) or prod(e.chosen.rate for e in plan.entries)
-
-    best = max(sorted(plans), key=lambda width: speed(plans[width]))
+    speed = {
+        n: plan.over_mix(lambda e: e.chosen) or prod(e.chosen.rate for e in plan.entries) for n, plan in plans.items()
+    }
+    best = max(sorted(plans), key=speed.__getitem__)
     return replace(plans[best], widths={width: [e.chosen for e in plan.entries] for width, plan in plans.items()})
 
 

@@ -41,10 +41,7 @@ class Kept(Drawn):
 
 
 class DrafterRecord(TypedDict, total=False):
-    """A drafter; one without weights of its own has no sha256.
-
-    widest : guesses of its widest block, where every guess depends on how many there are
-    """
+    """A drafter; without weights of its own it has no sha256, and ``widest`` where its guesses depend on the block's width."""
 
     kind: str | None
     id: str | None

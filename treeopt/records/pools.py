@@ -61,7 +61,7 @@ class Counts:
         """
         kinds = (Pools, self.levels, self.topks), (Marginals, self.depth, self.widths)
         kept = {kind.name: {"levels": n, kind.key: list(numbers)} for kind, n, numbers in kinds if n and numbers}
-        return {"top_k": self.top_k, **kept, **({"narrower": list(self.narrower)} if self.narrower else {})}
+        return {"top_k": self.top_k, **kept} | ({"narrower": list(self.narrower)} if self.narrower else {})
 
     def fitting(self, *, tokens: int, guesses: int, has_probabilities: bool, has_marginals: bool = False) -> Counts:
         """What of it there is with a drafter of so many tokens, and guesses in a row.

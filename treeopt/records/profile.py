@@ -249,10 +249,6 @@ class LatencyProfile(Kept):
             if isinstance(timing, dict):
                 timing |= {"size": 1, "depth": 0, **timing}
         profile = storage.typed(cls, {**document, "info": {}}, path)
-        rest = {
-            k: v
-            for k, v in document.items()
-            if k not in ("schema", "points", "autoregressive", "runtime", "narrower", "shown")
-        }
+        rest = {k: v for k, v in document.items() if k not in ("schema", "shown", *cls.__dataclass_fields__)}
         known = storage.typed(ProfileInfo, rest, path).items()
         return replace(profile, info={**rest, **{k: v for k, v in known if k not in Origins.__annotations__}})

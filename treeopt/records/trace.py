@@ -268,11 +268,10 @@ class RankTrace(Answers):
         meta, hashes = self.meta, self.meta.get("prompt_sha256")
         if hashes is not None:
             meta = {**meta, "prompt_sha256": [hashes[s] for s in sequences.tolist()]}
-        arrays = {name: array[states] for name, array in self._arrays(*PER_STATE).items()}
+        arrays: dict[str, Any] = {name: array[states] for name, array in self._arrays(*PER_STATE).items()}
         arrays |= {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
-        narrower = {name: array[states] for name, array in self.narrower.items()}
-        starts = np.concatenate([[0], np.cumsum(self.lengths[sequences])])
-        return RankTrace(starts=starts, **arrays, narrower=narrower, meta=meta)
+        arrays["narrower"] = {name: array[states] for name, array in self.narrower.items()}
+        return RankTrace(starts=np.concatenate([[0], np.cumsum(self.lengths[sequences])]), **arrays, meta=meta)
 
     def repeated(self) -> RankTrace:
         """The trace in which every sequence stands as often as its weight says, in the same conversations as before.
@@ -301,8 +300,7 @@ class RankTrace(Answers):
             parts = [getattr(trace, name) for trace in traces]
             if all(part is not None for part in parts):
                 arrays[name] = np.concatenate(parts)
-        beside = traces[0].narrower
-        arrays["narrower"] = {name: np.concatenate([trace.narrower[name] for trace in traces]) for name in beside}
+        arrays["narrower"] = {n: np.concatenate([t.narrower[n] for t in traces]) for n in traces[0].narrower}
         firsts = np.cumsum([0, *(trace.num_conversations for trace in traces)])
         arrays["cluster"] = np.concatenate([trace.clusters + n for trace, n in zip(traces, firsts, strict=False)])
         lengths = np.concatenate([trace.lengths for trace in traces])

@@ -111,8 +111,12 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     again = {of.batch_size for of in later.info.get("settings") or () if not of.nominal}
     kept = {s for s in earlier.settings if s not in later.settings and (s in nominal or s[0] not in again)}
 
+    loose = {size for size, _ in kept - nominal}  # where rows of each width of a block have another length
+
     def both(before: Sequence[Any] | None, now: Sequence[Any] | None) -> list[Any]:
-        found = [*(one for one in before or () if one.setting in kept), *(now or ())]
+        fresh = {one.setting for one in now or ()}
+        old = [one for one in before or () if one.setting not in fresh]
+        found = [*(one for one in old if one.setting in kept or one.batch_size in loose), *(now or ())]
         return sorted(found, key=lambda one: one.setting)
 
     then, now = earlier.info, later.info

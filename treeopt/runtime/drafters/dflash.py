@@ -108,7 +108,7 @@ class DFlashHeads(Heads):
         super().__init__()
         self.config, self.form, self.num_heads, self.num_layers = config, form, num_heads, config.num_hidden_layers
         self.width, self.vocab_size, device = form.width, form.vocab_size, placed.get("device") or "cpu"
-        self.shares_projection = lm_head is not None
+        self.shares_projection, self.widest = lm_head is not None, 0 if all(form.causal) else form.most_guesses
         self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
         self.register_buffer("token_ids", None if token_ids is None else token_ids.to(device), persistent=False)
         with torch.device("meta"):
@@ -127,10 +127,6 @@ class DFlashHeads(Heads):
             self.lm_head = nn.Parameter(torch.zeros((rows, config.hidden_size), **placed))
         else:
             self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
-
-    @property
-    def widest(self) -> int:
-        return 0 if all(self.form.causal) else self.form.most_guesses
 
     @property
     def drafts(self) -> type[BlockState]:

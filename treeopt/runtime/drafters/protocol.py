@@ -220,17 +220,14 @@ class Drafter:
     vocab_size   : V, the target's
     reads_prompt : whether `ranks` needs the states of the prompt too
     has_marginals : whether its guesses at all depths are there at once, so that its drafts are `MarginalDraft`s
+    widest       : guesses of the widest block, where every guess depends on how many there are; else 0
     """
 
     kind: str
     num_heads: int
     vocab_size: int
     reads_prompt = has_marginals = False
-
-    @property
-    def widest(self) -> int:
-        """Guesses of the widest block, where every guess depends on how many there are; else 0."""
-        return 0
+    widest = 0
 
     @property
     def draft_vocab_size(self) -> int:
@@ -276,7 +273,8 @@ def top_candidates(logits: Tensor, width: int) -> Tensor:
     else:
         has_ties = bool((values[..., 1:] == values[..., :-1]).any())
     if has_ties:
-        ids = logits.sort(dim=-1, descending=True, stable=True).indices
+        tied = (values[..., 1:] == values[..., :-1]).any(-1)
+        ids[tied] = logits[tied].sort(dim=-1, descending=True, stable=True).indices[:, : ids.shape[-1]]
     return ids[..., :width]
 
 
