@@ -182,6 +182,8 @@ def test_search_takes_the_width_that_is_best_of_separate_searches(seed, batch_si
     assert plan.entries == plans[best].entries
     assert plan.widths == {width: [e.chosen for e in one.entries] for width, one in plans.items()}
     assert plan_losses(plan, trace, latencies) == plan_losses(plans[best], alone[best], each[best])
+    for record in (trace.at(best), alone[best]):  # alone, with the latencies of all
+        assert plan_trees(record, latencies, request).entries == plan.entries
 
 
 def test_without_its_latencies_no_width_is_priced_as_another():
@@ -262,4 +264,4 @@ def test_the_line_decodes_with_the_block_of_the_plans_width(run, tmp_path):
             assert of["steps"] == of["replayed_steps"]
         assert shown["chosen"][0]["size"] > 1
     table = invoke("search", "--run", own.path, "--budget", 4).stdout
-    assert f"A block of {own.read_plan().width} guesses is drafted; speedup by width and batch size: 1: " in table
+    assert f"The plan is for a block of {own.read_plan().width} guesses; speedup by width and batch size: 1: " in table

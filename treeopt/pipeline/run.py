@@ -69,9 +69,9 @@ def run_line(
     """
     from treeopt.engines.registry import grows_trees
 
+    session, counts = of_widths(session, USUAL if grows_trees(session.drafter.kind) else RANKS_ALONE, wanted.widths)
     key = {"source": session.source, "drafter": session.drafter_record, **asdict(wanted)}
     free = ("bench_prompts", "overwrite")  # may be others when a killed run continues
-    session, counts = of_widths(session, USUAL if grows_trees(session.drafter.kind) else RANKS_ALONE, wanted.widths)
     steps = Journal(run.partial("run"), {name: value for name, value in key.items() if name not in free})
     if steps.finished() < 1:
         settle_threads(run, session)

@@ -69,6 +69,7 @@ def plan_trees(
     """
     if widths := getattr(record, "widths", ()):
         return fastest_block({n: plan_trees(*of_block(n, record, profile), request, take=take) for n in widths})
+    _, profile = of_block(record.num_heads, record, profile)
     source, mix = source_of(record), request.mix
     context = request.context if request.context is not None else source.usual_context
     costs = {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes if profile}

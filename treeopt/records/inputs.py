@@ -7,7 +7,7 @@ made from: name to sha256 of each file.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -121,9 +121,11 @@ def find_latencies(
 
 def of_block(width: int | None, record: T, profile: LatencyProfile | None = None) -> tuple[T, LatencyProfile | None]:
     """The accuracies and latencies of the block of so many guesses, where several were recorded; others are as they are."""
-    if not (width and isinstance(record, RankTrace) and record.widths):
-        return record, profile
-    return cast(T, record.at(width)), profile and profile.at(width, record.num_heads)
+    one: Any = record
+    widths = getattr(record, "widths", ())
+    if width and profile and (widths or profile.narrower):
+        profile = profile.at(width, one.num_heads)
+    return one.at(width) if width and widths else record, profile
 
 
 def inputs_of(*files: Path) -> dict[str, str]:

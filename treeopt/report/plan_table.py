@@ -110,7 +110,7 @@ def blocks(plan: Plan) -> str:
     name = "tokens_per_step" if plan.entries[0].chosen.speedup is None else "speedup"
     each = [f"{width}: {', '.join(told(f, name) for f in found)}" for width, found in sorted(plan.widths.items())]
     measure = f"{name.replace('_', ' ')} by width{' and batch size' * (len(plan.entries) > 1)}"
-    return f"A block of {plan.width} guesses is drafted; {measure}: {'; '.join(each)}."
+    return f"The plan is for a block of {plan.width} guesses; {measure}: {'; '.join(each)}."
 
 
 def _ties(entry: PlanEntry, known: PlanEntry | MixErrors, runner: Figure, *, hint: bool) -> str:

@@ -53,7 +53,9 @@ class Inputs:
 
     @cached_property
     def profile(self) -> LatencyProfile:
-        return self._read(self.run.profile, self.run.read_profile, "profile")
+        found = self._read(self.run.profile, self.run.read_profile, "profile")
+        width = self.plan.width if found.narrower and self.run.plan.exists() else None
+        return found.at(width, width) if width else found
 
     @cached_property
     def plan(self) -> Plan:
