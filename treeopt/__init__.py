@@ -93,6 +93,7 @@ def calibrate(
     batch_size: Count = 16,
     ranks: Annotated[int, Range(1, 10_000)] = 32,
     topks: Sequence[Annotated[int, Range(1, 10)]] = (2, 4, 8),
+    widths: Sequence[Count] = (),
     shard: str | None = None,
     overwrite: bool = False,
     engine: Literal["ray"] | None = None,
@@ -110,6 +111,8 @@ def calibrate(
     batch_size      : sequences decoded at once
     ranks           : ranks to tell apart
     topks           : nodes that dynamic trees expand on each level, to be recorded: numbers from 1 to 10
+    widths          : guesses of a block, each width recorded in this one calibration: 4,8,16; for drafters like DFlash, whose
+                      guesses all depend on it
     shard           : measure every 8th block of prompts only, from the 2nd on: 2/8; treeopt merge joins the shards
     overwrite       : replace another measurement of the run, which is kept otherwise
     engine          : have workers of a Ray cluster answer
@@ -130,15 +133,11 @@ def calibrate(
         session = pipeline.session_of(
             run, model, options, overwrite=overwrite, num_prompts=num_prompts, cluster=cluster
         )
-        pipeline.calibrate(
-            run,
-            replace(session, shard=Shard.of(shard) if shard else WHOLE),
-            num_prompts=num_prompts,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
-            counts=replace(USUAL, top_k=ranks, topks=tuple(sorted(set(topks)))),
-            overwrite=overwrite,
-        )
+        session = replace(session, shard=Shard.of(shard) if shard else WHOLE)
+        counts = replace(USUAL, top_k=ranks, topks=tuple(sorted(set(topks))))
+        session, counts = pipeline.of_widths(session, counts, widths)
+        limits = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
+        pipeline.calibrate(run, session, counts=counts, overwrite=overwrite, **limits)
         return run.read_probe() if run.probe.exists() else run.read_trace()
 
 

@@ -238,6 +238,11 @@ def write_request(request: Request, way: Method, engine: str) -> Written:
         reason = _beyond(merged(request.dynamics), way)
     elif request.tree is not None:
         reason = _misread(request.tree, way, request.num_heads)
+    elif request.widest and longest > request.num_heads:
+        reason = (
+            f"takes the length as the width of the block, and with {longest} guesses all would be others than those of the "
+            f"{request.num_heads} that this drafter was calibrated with"
+        )
     elif way.max_depth is not None and longest > way.max_depth:
         reason = f"takes chains of up to {way.max_depth} guesses, but this one has {longest}"
     if way.wider and request.drafter in BLOCKS and 0 < (request.widest or 0) < longest:
@@ -269,8 +274,9 @@ def _notes_on(request: Request, way: Method, engine: str, longest: int) -> list[
     if request.drafter in BLOCKS and longest:
         notes.append(
             f"DRAFTER must have been trained for blocks that guess {longest} tokens or more: engines cut or refuse what is "
-            f"longer. The length is the block's width too, and blocks of other widths guess otherwise: tokens per step hold where "
-            f"the drafter was calibrated with --draft-depth {longest}."
+            f"longer. The length is the block's width: all {longest} guesses are verified, and it is neither a prefix of a wider "
+            f"block nor a tree. Blocks of other widths guess otherwise, unless all layers are causal: tokens per step hold where "
+            f"the drafter was calibrated with --draft-depth {longest}, or --widths, and this plan's with {request.num_heads}."
         )
     elif request.drafter is None and request.tree is None and speculates:
         notes.append(f"The plan does not name its drafter; this is written for {way.drafters[0]}.")

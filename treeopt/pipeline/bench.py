@@ -20,7 +20,7 @@ from treeopt.pipeline.session import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import FEWEST_LAUNCHES
-from treeopt.records.inputs import Accuracies, inputs_of, not_a_check, stale_plan, timed_elsewhere
+from treeopt.records.inputs import Accuracies, inputs_of, not_a_check, of_block, stale_plan, timed_elsewhere
 from treeopt.records.origins import elsewhere
 from treeopt.records.plan import Plan, PlanEntry, Verified
 from treeopt.records.profile import LatencyProfile
@@ -58,6 +58,8 @@ def bench(
     if num_prompts == "trace" and engine is not None:
         raise InvalidInput("`engine` decodes held-out prompts, but got `prompts=trace`.")
     plan, trace, rule = run.read_plan(), run.read_trace(), session.acceptance.record
+    if trace.widths and plan.width:
+        session, trace = session.at(plan.width), trace.at(plan.width)
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     opened = _opened(engine, session, most)
     rounds = rounds or (FEWEST_LAUNCHES if opened and opened.is_launched else 1)
@@ -169,7 +171,9 @@ def verified(
     count: int,
 ) -> Plan:
     """The plan with the fastest of its ``count`` best sizes, by real decoding, at every batch size."""
-    source = source_of(record)
+    if plan.widths and plan.width:
+        session, (record, latencies) = session.at(plan.width), of_block(plan.width, record, latencies)
+    source, widths = source_of(record), plan.widths
     if latencies is None or request.mix is not None or source.answers is None or not source.is_exact:
         raise InvalidInput(
             "`verify` needs the run's own trace, a profile, batch sizes without shares and a lossless rule."
@@ -178,7 +182,8 @@ def verified(
     proofs = {entry.batch_size: _proof(run, session, entry, source, request, count) for entry in plan.entries}
     take = {batch_size: proof.afresh.draft for batch_size, proof in proofs.items()}
     plan = plan_trees(record, latencies, request, take=take)
-    return replace(plan, entries=tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries))
+    entries = tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries)
+    return replace(plan, entries=entries, widths=widths)
 
 
 def _proof(

@@ -13,7 +13,7 @@ from treeopt.files.parameters import Count, Positive
 from treeopt.files.places import distinct, folder_name
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
-from treeopt.pipeline.calibrate import calibrate, probe_again
+from treeopt.pipeline.calibrate import calibrate, of_widths, probe_again
 from treeopt.pipeline.compare import compare_drafters, compare_groups, side_of
 from treeopt.pipeline.export import export_all
 from treeopt.pipeline.profile.outcome import check_can_join
@@ -42,6 +42,7 @@ class LineOptions:
     engine         : time, plan for and decode in this runtime
     num_prompts    : prompts to calibrate on
     max_new_tokens : longest answer
+    widths         : guesses of a block, as `calibrate` has them
     bench_prompts  : held-out prompts; by default 64, or 10 a row
     time_limit_s   : seconds for timing steps
     overwrite      : replace other measurements of the run
@@ -52,6 +53,7 @@ class LineOptions:
     engine: Literal["openvino", "openvino-int8", "openvino-default", "openvino-int8-default", "vllm"] | None = None
     num_prompts: Count = 128
     max_new_tokens: Count = 128
+    widths: Sequence[Count] = ()
     bench_prompts: Count | None = None
     time_limit_s: Positive = 45
     overwrite: bool = False
@@ -67,6 +69,7 @@ def run_line(
     """
     from treeopt.engines.registry import grows_trees
 
+    session, counts = of_widths(session, USUAL if grows_trees(session.drafter.kind) else RANKS_ALONE, wanted.widths)
     key = {"source": session.source, "drafter": session.drafter_record, **asdict(wanted)}
     free = ("bench_prompts", "overwrite")  # may be others when a killed run continues
     steps = Journal(run.partial("run"), {name: value for name, value in key.items() if name not in free})
@@ -79,7 +82,7 @@ def run_line(
             session,
             num_prompts=wanted.num_prompts,
             max_new_tokens=wanted.max_new_tokens,
-            counts=USUAL if grows_trees(session.drafter.kind) else RANKS_ALONE,
+            counts=counts,
             probe_rounds=1,
             overwrite=wanted.overwrite,
         )

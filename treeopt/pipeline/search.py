@@ -214,10 +214,16 @@ def request_of(
             f"No dynamic trees were timed at batch size {', '.join(bare)}, so chains alone are compared there. To time some: "
             f"treeopt profile --batch-size {','.join(bare)} --overwrite"
         )
+    if whole := way.shape == "chain" and bool((record.meta.get("drafter") or {}).get("widest")):
+        warnings.append(
+            f"{engine} takes the length as the width of the block, so chains that end before the block does were left out. To "
+            "compare widths: treeopt calibrate --widths"
+        )
     ranks = given.max_rank if max_rank is not None else max(limits.max_rank, given.max_rank)
     wider = replace(given, shape=limits.shape, max_rank=ranks)
     planned = PlannedEngine(name=engine, method=way.name)
-    return PlanRequest(limits, kept, engine=planned, wider=wider, dynamic=way.dynamic_limits, **options), warnings
+    options |= {"engine": planned, "wider": wider, "dynamic": way.dynamic_limits, "whole_blocks": whole}
+    return PlanRequest(limits, kept, **options), warnings
 
 
 def way_for(

@@ -195,6 +195,8 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         found += _anew([*source.dynamic(within).items()], costs)
         if within.marginals and source.pooled is not None:
             found += _anew([*marginal_rates(source.pooled, depth=deepest, rows=rows).items()], costs)
+    if request.whole_blocks:
+        found = [one for one in found if one.size == 1 or one.depth == source.num_heads]
     twins = (AS_IT_COMES, "as_it_comes"), (IDLE, "idle")
     found += [replace(found[0], group=group) for group, twin in twins if any(getattr(c, twin) for c in costs.values())]
     rates, draws = np.array([one.rates.tokens_per_step for one in found]), drawn([one.rates for one in found])

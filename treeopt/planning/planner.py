@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from treeopt.planning.candidates import Candidates, Floats, Key, common, mixed, 
 from treeopt.planning.entries import entry_of, mix_errors
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, judged, select, select_all
-from treeopt.records.inputs import Accuracies
+from treeopt.records.inputs import Accuracies, of_block
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
@@ -66,6 +67,9 @@ def plan_trees(
     >>> plan_trees(calibration, request=PlanRequest(Limits(3))).entries[0].tree.medusa_choices
     [[0], [0, 0]]
     """
+    if widths := getattr(record, "widths", ()):
+        return fastest_block({n: plan_trees(*of_block(n, record, profile), request, take=take) for n in widths})
+    _, profile = of_block(record.num_heads, record, profile)
     source, mix = source_of(record), request.mix
     context = request.context if request.context is not None else source.usual_context
     costs = {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes if profile}
@@ -75,7 +79,7 @@ def plan_trees(
     within = asdict(replace(limits, budget=min(limits.budget, reach)))
     options, tables = tables_of(source, limits, request, costs), []
     if wide != limits:
-        tables = tables_of(source, wide, replace(request, dynamic=None), costs)
+        tables = tables_of(source, wide, replace(request, dynamic=None, whole_blocks=False), costs)
     if mix is None:
         selections = select_all(options, take=take or {})
     else:
@@ -103,6 +107,15 @@ def plan_trees(
         error_between=max(tests, default=None),
         tests_between=len(tests) or None,
     )
+
+
+def fastest_block(plans: Mapping[int, Plan]) -> Plan:
+    """The plan of the width whose drafts are the fastest at all batch sizes together; of equal ones that of the narrowest."""
+    speed = {
+        n: plan.over_mix(lambda e: e.chosen) or prod(e.chosen.rate for e in plan.entries) for n, plan in plans.items()
+    }
+    best = max(sorted(plans), key=speed.__getitem__)
+    return replace(plans[best], widths={width: [e.chosen for e in plan.entries] for width, plan in plans.items()})
 
 
 def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> Limits:

@@ -29,7 +29,7 @@ from treeopt.planning.select import select
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.records.figure import Errors, Figure, Ratio
-from treeopt.records.inputs import Accuracies
+from treeopt.records.inputs import Accuracies, of_block
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace, fold_numbers
@@ -136,6 +136,7 @@ def plan_losses(
     >>> round(found.reached.tokens_per_step, 6), found.loss.share
     (1.9, 0.0)
     """
+    record, profile = of_block(plan.width, record, profile)
     source, found = source_of(record), []
     for entry in plan.entries:
         draft, limits = _judged(entry, source, plan.limits(Limits()))
@@ -182,6 +183,7 @@ def group_losses(
     plan: Plan, trace: RankTrace, profile: LatencyProfile | None, dynamic: DynamicLimits | None = DYNAMIC
 ) -> list[GroupLoss]:
     """What each group loses at each batch size with the best tree for all, within the limits of the shared ``plan``."""
+    trace, profile = of_block(plan.width, trace, profile)
     parts, limits, found = group_parts(trace), plan.limits(Limits()), []
     whole, sources = source_of(trace), {name: source_of(part) for name, part in parts.items()}
     names = np.array(trace.conversation_groups())

@@ -27,6 +27,7 @@ class PlanRequest:
     measured_only consider only sizes that were timed at that batch size
     engine        what the limits stand for, for the record
     wider         the limits that there would be without the engine, to say what its own cost
+    whole_blocks  take chains as long as the drafter guesses alone, for an engine whose length is the block's width
     dynamic       what dynamic trees may be beside those limits; None for an engine that takes none
     """
 
@@ -37,6 +38,7 @@ class PlanRequest:
     measured_only: bool = False
     engine: PlannedEngine | None = None
     wider: Limits | None = None
+    whole_blocks: bool = False
     dynamic: DynamicLimits | None = DYNAMIC
 
     def __post_init__(self) -> None:

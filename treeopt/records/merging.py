@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
+from treeopt.records.origins import Part, ShardRecord
 from treeopt.records.rules import same_drafter
-from treeopt.records.trace import Part, RankTrace, ShardRecord
+from treeopt.records.trace import RankTrace
 
 MOST_REPEATED = 100  # times that a conversation may count
 ROUNDING = 1e-9  # of how often conversations count
@@ -43,6 +44,7 @@ MUST_AGREE = {
     "tokens that end an answer": ("eos_ids",),
     "dynamic trees": ("pools",),
     "trees over marginals": ("marginals",),
+    "narrower blocks": ("narrower",),
     "prompts that are divided among shards": ("shard", "prompts"),
     "blocks of shards": ("shard", "block_prompts"),
     "numbers of blocks": ("shard", "num_blocks"),
@@ -235,7 +237,7 @@ def join(blocks: Sequence[RankTrace], meta: Mapping[str, Any]) -> RankTrace:
         replace(block, group=np.array([number[name] for name in names]))
         for block, names in zip(blocks, named, strict=True)
     ]
-    first, same = blocks[0].meta, ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals")
+    first, same = blocks[0].meta, ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals", "narrower")
     shared: dict[str, object] = {key: first[key] for key in same if key in first}
     skipped = [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])]
     lists = {

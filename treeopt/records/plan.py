@@ -258,6 +258,7 @@ class Plan(Kept):
     error_between : how far a range's loss ``between`` may be off, tested at so many (``tests_between``) of the batch sizes
                     that were searched
     sample     : the conversations that were drawn to plan with; None for all
+    widths     : guesses of each block that was compared, to what it reaches at every batch size; the plan is for `width`
     """
 
     file_kind = "plan"
@@ -275,11 +276,17 @@ class Plan(Kept):
     error_between: NotNegative | None = None
     tests_between: Positive | None = None
     sample: Sample | None = None
+    widths: dict[int, list[Figure]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.schedule:
             object.__setattr__(self, "schedule", each_its_own([e.batch_size for e in self.entries]))
         check_schedule(self.schedule, len(self.entries))
+
+    @property
+    def width(self) -> int | None:
+        """Guesses of the drafter that it is for."""
+        return (self.drafter or {}).get("num_heads")
 
     def entry(self, batch_size: int | None = None) -> PlanEntry:
         """The entry of a batch size, which may be left out where there is only one; OutOfRange where there is none."""

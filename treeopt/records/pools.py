@@ -37,6 +37,7 @@ class Counts:
     top_k         : ranks 0...top_k-1 are told apart
     levels, topks : of the pools of dynamic trees; by default there are none
     depth, widths : of trees over marginals, likewise
+    narrower      : blocks of fewer guesses whose ranks and places are recorded too, ascending
     """
 
     top_k: int = 32
@@ -44,6 +45,7 @@ class Counts:
     topks: tuple[int, ...] = ()
     depth: int = 0
     widths: tuple[int, ...] = ()
+    narrower: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, numbers, most in ("topks", self.topks, MOST_TOPK), ("widths", self.widths, MOST_WIDTH):
@@ -59,7 +61,7 @@ class Counts:
         """
         kinds = (Pools, self.levels, self.topks), (Marginals, self.depth, self.widths)
         kept = {kind.name: {"levels": n, kind.key: list(numbers)} for kind, n, numbers in kinds if n and numbers}
-        return {"top_k": self.top_k, **kept}
+        return {"top_k": self.top_k, **kept} | ({"narrower": list(self.narrower)} if self.narrower else {})
 
     def fitting(self, *, tokens: int, guesses: int, has_probabilities: bool, has_marginals: bool = False) -> Counts:
         """What of it there is with a drafter of so many tokens, and guesses in a row.
@@ -70,7 +72,7 @@ class Counts:
         topks = tuple(topk for topk in self.topks if topk <= tokens and has_probabilities)
         widths = tuple(width for width in self.widths if width <= tokens and has_marginals)
         levels, depth = min(self.levels, guesses) if topks else 0, min(self.depth, guesses) if widths else 0
-        return Counts(min(self.top_k, tokens), levels, topks, depth, widths)
+        return Counts(min(self.top_k, tokens), levels, topks, depth, widths, self.narrower)
 
 
 RANKS_ALONE = Counts()

@@ -11,7 +11,8 @@ P states of all sequences · S sequences · K heads
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -22,13 +23,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Required, TypedDict
+from typing_extensions import TypedDict
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
-from treeopt.files.fields import Amount, Positive, within
+from treeopt.files.fields import Positive, within
 from treeopt.records.display import Drawn
-from treeopt.records.origins import Origins
+from treeopt.records.origins import Origins, Part, ShardRecord
 from treeopt.records.pools import Marginals, Pools
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
@@ -47,34 +48,6 @@ class End(IntEnum):
     LOOP = 3
 
 
-class Part(TypedDict, total=False):
-    """A part of a trace: a block of a shard, or one of the calibrations that were merged.
-
-    key   : place of the block among all blocks; digest of the calibration's prompts, in order
-    name  : of the data that a calibration comes from
-    share : of the traffic; None where every conversation counts once
-    """
-
-    key: Required[int | str]
-    sequences: Required[Positive]
-    name: str | None
-    share: Amount | None
-
-
-class ShardRecord(TypedDict):
-    """What the trace of a shard, or of some shards, says of itself.
-
-    prompts    : digest of all prompts that the calibration asks; block_prompts of them in a block
-    num_blocks : of the whole calibration
-    blocks     : those that are here, by place
-    """
-
-    prompts: str
-    block_prompts: Positive
-    num_blocks: Positive
-    blocks: list[Part]
-
-
 class Meta(TypedDict, total=False):
     """What the commands read of a file's meta, besides its `Origins`."""
 
@@ -89,6 +62,7 @@ class Meta(TypedDict, total=False):
     skipped: list[dict[str, Any]] | None
     shard: ShardRecord | None
     merged: list[Part] | None
+    narrower: list[Positive] | None
 
 
 class Answers(Drawn):
@@ -152,6 +126,7 @@ class RankTrace(Answers):
     target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
     pool_places   : (P, n, L (L + 1) / 2) uint8  of dynamic trees, as meta["pools"] says: see `Pools`
     marginal_places : (P, n, L (L + 1) / 2) uint8  of trees over marginals, as meta["marginals"] says
+    narrower      : "ranks-4", ... what a narrower block of 4 guesses has of these, where its width changes the guesses: see `at`
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
 
     Only ``ranks`` and ``starts`` are required of a file.
@@ -172,6 +147,7 @@ class RankTrace(Answers):
     target_rank: NDArray[np.int16] | None = None
     pool_places: NDArray[np.uint8] | None = None
     marginal_places: NDArray[np.uint8] | None = None
+    narrower: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -221,10 +197,37 @@ class RankTrace(Answers):
                     f"end must be {End.EOS.value} where a sequence ends with one of eos_ids, but sequence {s} ends with "
                     f"token {last[s]}, and its end is {self.end[s]}."
                 )
+        for width in self.widths[:-1]:
+            self.at(width).check()
 
     @property
     def num_heads(self) -> int:
         return int(self.ranks.shape[1])
+
+    @property
+    def widths(self) -> list[int]:
+        """Guesses of each block that was recorded, ascending; empty where the drafter has but one."""
+        narrower = self.meta.get("narrower") or []
+        return [*narrower, self.num_heads] if narrower else []
+
+    def at(self, width: int) -> RankTrace:
+        """The trace of the block that guesses so many tokens, as if it alone had been recorded."""
+        names, drafter = [*self._arrays(*OF_BLOCK)], {**(self.meta.get("drafter") or {}), "num_heads": width}
+        own = {name: self.narrower[key] for name in names if (key := f"{name}-{width}") in self.narrower}
+        own = self._arrays(*names) if width == self.num_heads else own
+        if len(own) < len(names) or own["ranks"].shape[1:] != (width,):
+            raise InvalidInput(
+                f"A trace must have {' and '.join(names)} of each width that it names, but of a block of {width} guesses it has "
+                "not: calibrate with `widths`."
+            )
+        meta = {key: value for key, value in self.meta.items() if key != "narrower"} | {"num_heads": width}
+        meta |= {"drafter": drafter, "provenance": {**(meta.get("provenance") or {}), "drafter": drafter}}
+        if isinstance(meta.get("source"), dict) and width != self.num_heads:
+            meta["source"] = {**meta["source"], "draft_depth": width}
+        for pools in filter(None, (self.pools, self.marginals)):
+            meta[pools.name] = {**meta[pools.name], "levels": min(pools.levels, width)}
+        arrays: dict[str, Any] = {**own, "narrower": {}}
+        return replace(self, **arrays, meta=meta)
 
     @property
     def top_k(self) -> int:
@@ -265,8 +268,9 @@ class RankTrace(Answers):
         meta, hashes = self.meta, self.meta.get("prompt_sha256")
         if hashes is not None:
             meta = {**meta, "prompt_sha256": [hashes[s] for s in sequences.tolist()]}
-        arrays = {name: array[states] for name, array in self._arrays(*PER_STATE).items()}
+        arrays: dict[str, Any] = {name: array[states] for name, array in self._arrays(*PER_STATE).items()}
         arrays |= {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
+        arrays["narrower"] = {name: array[states] for name, array in self.narrower.items()}
         return RankTrace(starts=np.concatenate([[0], np.cumsum(self.lengths[sequences])]), **arrays, meta=meta)
 
     def repeated(self) -> RankTrace:
@@ -296,6 +300,7 @@ class RankTrace(Answers):
             parts = [getattr(trace, name) for trace in traces]
             if all(part is not None for part in parts):
                 arrays[name] = np.concatenate(parts)
+        arrays["narrower"] = {n: np.concatenate([t.narrower[n] for t in traces]) for n in traces[0].narrower}
         firsts = np.cumsum([0, *(trace.num_conversations for trace in traces)])
         arrays["cluster"] = np.concatenate([trace.clusters + n for trace, n in zip(traces, firsts, strict=False)])
         lengths = np.concatenate([trace.lengths for trace in traces])
@@ -307,15 +312,18 @@ class RankTrace(Answers):
 
     def save(self, path: str | Path | BytesIO) -> None:
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
-        npz.write(path, {**self._arrays(*_ARRAYS), "meta": np.array(json.dumps(meta, allow_nan=False))})
+        text = np.array(json.dumps(meta, allow_nan=False))
+        npz.write(path, {**self._arrays(*_ARRAYS), **self.narrower, "meta": text})
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
-        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta"))
+        beside = sorted(filter(NARROWER.fullmatch, npz.names(path)))
+        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta", *beside))
         meta = read_meta(path, arrays, SCHEMA)
         try:
             kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
-            trace = cls(**kinds, meta=meta)
+            narrower = {name: npz.fitting(arrays[name], _ARRAYS[name.split("-")[0]], name) for name in beside}
+            trace = cls(**kinds, narrower=narrower, meta=meta)
             trace.check()
             alike = trace.weight is not None and len(np.unique(trace.weight)) == 1
             return replace(trace, weight=None) if alike else trace  # whatever all count, they count the same
@@ -373,5 +381,7 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "ranks": np.int16, "starts": np.int64, "tokens": np.int32, "prompt_tokens": np.int32, "end": np.uint8, "group": np.int16,
     "cluster": np.int32, "weight": np.float32, "target_rank": np.int16, "pool_places": np.uint8, "marginal_places": np.uint8,
 }  # fmt: skip
+OF_BLOCK = ("ranks", "pool_places", "marginal_places")  # what changes with the width of a block
+NARROWER = re.compile(rf"({'|'.join(OF_BLOCK)})-[1-9][0-9]{{0,3}}")
 PER_STATE = ("ranks", "tokens", "target_rank", "pool_places", "marginal_places")
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def plan_table(plan: Plan, *, details: bool = False) -> RenderableType:
     """One row per batch size: the chosen draft and what to expect of it; the other kinds; then how sure the choice is."""
-    said = [*map(certainty, plan.entries), mixture(plan), price(plan), schedule(plan), one_server(plan), drawn(plan)]
+    parts = (blocks, mixture, price, schedule, one_server, drawn)
+    said = [*map(certainty, plan.entries), *(part(plan) for part in parts)]
     trees = trees_table(plan, "\n".join(filter(None, said)), details=details)
     return together(trees, kinds_table(plan), headline=doubts(plan))
 
@@ -100,6 +101,16 @@ def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
         said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "
         said += f"{verified.afresh.speedup:.2f} times as fast as plain"
     return said + "."
+
+
+def blocks(plan: Plan) -> str:
+    """What blocks of each width reach, where several were compared; else empty."""
+    if not plan.widths:
+        return ""
+    name = "tokens_per_step" if plan.entries[0].chosen.speedup is None else "speedup"
+    each = [f"{width}: {', '.join(told(f, name) for f in found)}" for width, found in sorted(plan.widths.items())]
+    measure = f"{name.replace('_', ' ')} by width{' and batch size' * (len(plan.entries) > 1)}"
+    return f"The plan is for a block of {plan.width} guesses; {measure}: {'; '.join(each)}."
 
 
 def _ties(entry: PlanEntry, known: PlanEntry | MixErrors, runner: Figure, *, hint: bool) -> str:

@@ -13,7 +13,7 @@ from treeopt.latency.measurements import median_latency
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.latency.rounds import drift, precision_reached
 from treeopt.records.origins import OURS, differing
-from treeopt.records.profile import LatencyProfile
+from treeopt.records.profile import LatencyProfile, Timings
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import timing_caveats
@@ -111,8 +111,12 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     again = {of.batch_size for of in later.info.get("settings") or () if not of.nominal}
     kept = {s for s in earlier.settings if s not in later.settings and (s in nominal or s[0] not in again)}
 
+    loose = {size for size, _ in kept - nominal}  # where rows of each width of a block have another length
+
     def both(before: Sequence[Any] | None, now: Sequence[Any] | None) -> list[Any]:
-        found = [*(one for one in before or () if one.setting in kept), *(now or ())]
+        fresh = {one.setting for one in now or ()}
+        old = [one for one in before or () if one.setting not in fresh]
+        found = [*(one for one in old if one.setting in kept or one.batch_size in loose), *(now or ())]
         return sorted(found, key=lambda one: one.setting)
 
     then, now = earlier.info, later.info
@@ -125,6 +129,10 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     shares = [one.get("processor_share") for one in ((now, then) if kept else (now,))]
     if known := [share for share in shares if share is not None]:
         info["processor_share"] = min(known)
-    points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.drafted))
-    plain = both(earlier.autoregressive, later.autoregressive)
-    return LatencyProfile(tuple(points), tuple(plain), later.runtime, info)
+
+    def timings(before: Timings | LatencyProfile | None, now: Timings | LatencyProfile) -> Timings:
+        points, plain = (both(getattr(before, of, None), getattr(now, of)) for of in ("points", "autoregressive"))
+        return Timings(tuple(sorted(points, key=lambda p: (p.setting, p.size, p.depth, p.drafted))), tuple(plain))
+
+    narrower = {width: timings(earlier.narrower.get(width), one) for width, one in later.narrower.items()}
+    return LatencyProfile(**vars(timings(earlier, later)), runtime=later.runtime, narrower=narrower, info=info)

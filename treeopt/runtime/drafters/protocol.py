@@ -15,9 +15,10 @@ P tokens of a prompt · N states, or of an answer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -253,6 +254,13 @@ class Drafter:
         raise NotImplementedError
 
 
+def of_width(drafter: Any, width: int) -> Any:
+    """The drafter of the same weights whose block guesses so many tokens."""
+    found = copy(drafter)
+    found.num_heads = width
+    return found
+
+
 def top_candidates(logits: Tensor, width: int) -> Tensor:
     """Ids of the ``width`` best tokens by the common order: (..., V) to (..., width).
 
@@ -268,7 +276,8 @@ def top_candidates(logits: Tensor, width: int) -> Tensor:
     else:
         has_ties = bool((values[..., 1:] == values[..., :-1]).any())
     if has_ties:
-        ids = logits.sort(dim=-1, descending=True, stable=True).indices
+        tied = (values[..., 1:] == values[..., :-1]).any(-1)
+        ids[tied] = logits[tied].sort(dim=-1, descending=True, stable=True).indices[:, : ids.shape[-1]]
     return ids[..., :width]
 
 

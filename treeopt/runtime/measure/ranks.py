@@ -24,7 +24,7 @@ from treeopt.records.pools import NO_PLACE, RANKS_ALONE, Counts, columns_of
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import AnswerRow, Decoder, Setup
 from treeopt.runtime.drafters.levels import LevelDraft, Pool
-from treeopt.runtime.drafters.protocol import GivenText
+from treeopt.runtime.drafters.protocol import GivenText, of_width
 from treeopt.runtime.drafters.states import ranks_among, states_at_once
 from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
 from treeopt.runtime.prompts.chat import Tokens
@@ -237,13 +237,15 @@ def rank_answers(
     return RankTrace(**arrays_of(rows), meta=counts.record)
 
 
-def arrays_of(rows: Sequence[AnswerRow]) -> dict[str, NDArray[Any]]:
+def arrays_of(rows: Sequence[AnswerRow]) -> dict[str, Any]:
     """A trace's arrays of what happened at each state of some rows that were counted."""
+    found = {name: np.concatenate([row.found[name] for row in rows]) for name in rows[0].found}
     return {
         "starts": np.cumsum([0, *(len(row.tokens) for row in rows)]),
         "end": np.array([row.end for row in rows]),
         "tokens": np.concatenate([np.array(row.tokens) for row in rows]),
-        **{name: np.concatenate([row.found[name] for row in rows]) for name in rows[0].found},
+        **{name: array for name, array in found.items() if "-" not in name},
+        "narrower": {name: array for name, array in found.items() if "-" in name},
     }
 
 
@@ -252,12 +254,14 @@ class RankCounter:
 
     Every row, once flushed, has under ``found`` arrays of its N states: "ranks" (N, K), the last state has no trial;
     of ``given`` answers "target_rank" (N,), which the target itself had; those of `PoolRecorder`, see `treeopt.records.pools`.
+    Those of a narrower block, read from the same states, are "ranks-4", ...
     """
 
     def __init__(self, setup: Setup, counts: Counts, given: bool) -> None:
         assert setup.drafter is not None, "ranks are those of a drafter"
         self.setup, self.drafter, self.counts, self.given = setup, setup.drafter, counts, given
-        self.recorder = PoolRecorder(setup.drafter, counts) if counts.levels or counts.depth else None
+        drafters = {"": setup.drafter} | {f"-{width}": of_width(setup.drafter, width) for width in counts.narrower}
+        self.blocks = {beside: (one, PoolRecorder(one, counts)) for beside, one in drafters.items()}
         self._pending: list[AnswerRow] = []
 
     def add(self, row: AnswerRow) -> None:
@@ -270,15 +274,16 @@ class RankCounter:
     def flush(self) -> None:
         """Count the ranks of the rows that are still waiting."""
         answers = [row.text() for row in self._pending]
-        ranks = self.drafter.ranks(answers, self.counts.top_k) if answers else []
-        for row, answer, of_row in zip(self._pending, answers, ranks, strict=True):
-            row.found = {"ranks": of_row}
+        for beside, (drafter, recorder) in self.blocks.items():
+            ranks = drafter.ranks(answers, self.counts.top_k) if answers else []
+            for row, answer, of_row in zip(self._pending, answers, ranks, strict=True):
+                found = {"ranks": of_row, **recorder.record(answer)}
+                row.found |= {name + beside: array for name, array in found.items()}
+        for row, answer in zip(self._pending, answers, strict=True):
             if self.given:
                 states, tokens = answer.state_hidden, torch.tensor(answer.tokens, device=answer.hidden.device)
                 own = ranks_among(self._logits, states, tokens, self.counts.top_k, self.drafter.vocab_size)
                 row.found["target_rank"] = own.to("cpu", torch.int16).numpy()
-            if self.recorder is not None:
-                row.found |= self.recorder.record(answer)
         self._pending.clear()
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -289,15 +294,18 @@ class PoolRecorder:
     """Records the pools of a drafter, for several topk up to so many levels, and its trees over marginals."""
 
     def __init__(self, drafter: Any, counts: Counts) -> None:
-        self.drafter, self.counts, self.levels, self.topks = drafter, counts, counts.levels, counts.topks
+        self.drafter, self.widths, self.topks = drafter, counts.widths, counts.topks
+        self.levels, self.depth = (min(most, drafter.num_heads) for most in (counts.levels, counts.depth))
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
     def record(self, answer: GivenText) -> dict[str, NDArray[np.uint8]]:
         """Places at the N states of an answer, (N, n, S (S + 1) / 2): "pool_places" and "marginal_places", as a trace has them."""
+        if not self.levels and not self.depth:
+            return {}
         draft: Any = self._sought(len(answer.prompt) + len(answer.tokens))
         draft.read(answer)
-        depth, found = self.counts.depth, {"pool_places": list[Tensor](), "marginal_places": list[Tensor]()}
+        depth, found = self.depth, {"pool_places": list[Tensor](), "marginal_places": list[Tensor]()}
         labels, roots = answer.labels(max(self.levels, depth)), torch.tensor(answer.tokens)
         for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.seek`
             states = range(begin, min(begin + self._rows, len(roots)))
@@ -309,7 +317,7 @@ class PoolRecorder:
                 found["pool_places"].append(torch.stack(places, 1).cpu())
             if depth:
                 draft.seek(states)
-                found["marginal_places"].append(draft.true_nodes(own, true[:, :depth], self.counts.widths))
+                found["marginal_places"].append(draft.true_nodes(own, true[:, :depth], self.widths))
         return {name: torch.cat(parts[::-1]).numpy() for name, parts in found.items() if parts}
 
     def _sought(self, tokens: int) -> LevelDraft:
