@@ -12,7 +12,8 @@ are left out (`between`). A depth that was not measured costs as much as the nex
 
 A dynamic tree costs as much as a fixed one of its rows and levels and an *extra*: what drafting ``topk`` nodes a level and
 ranking the pool adds, taken to rise evenly with the levels, fitted for each topk to those that were timed. A tree over
-marginals has one too, which rises with its rows. An engine that
+marginals has one too, which rises with its rows. A confident chain has one where nothing is cut; where all is, it is what drafting
+adds to a plain step. An engine that
 verifies chains and dynamic trees alone has no fixed trees to begin with: there the trees of each topk are a *table* of
 their own. A chain is a fixed tree.
 
@@ -118,7 +119,7 @@ class StepCosts:
     def ms(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> Floats:
         """(n,) [ms] of steps with drafts of these sizes and depths; NaN for those that no measurements enclose.
 
-        topks : how each is drafted: topk, 0 of fixed trees, or `OVER_MARGINALS`; NaN, too, for one that was not timed
+        topks : how each is drafted, see `treeopt.trees.draft.Draft`; NaN, too, for one that was not timed
         """
         sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
         found = np.full(len(sizes), np.nan)

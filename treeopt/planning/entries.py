@@ -14,11 +14,11 @@ from treeopt.planning.select import Selection
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.figure import Errors, Figure, Intervals
 from treeopt.records.plan import EXACT, Basis, MixErrors, PlanEntry
-from treeopt.trees.draft import TreeSize
+from treeopt.trees.draft import ANEW, TreeSize
 from treeopt.trees.tree import Choice, Tree
 
 # kind of draft to groups of candidates
-KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), "dynamic": ("dynamic",), "ddtree": ("ddtree",)}
+KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), **{kind: (kind,) for kind in ANEW}}
 
 
 def figure_of(c: Candidates, i: int, *, chosen: int | None = None, whole: bool = True) -> Figure:

@@ -43,6 +43,7 @@ MUST_AGREE = {
     "tokens that end an answer": ("eos_ids",),
     "dynamic trees": ("pools",),
     "trees over marginals": ("marginals",),
+    "confidences": ("confidences",),
     "prompts that are divided among shards": ("shard", "prompts"),
     "blocks of shards": ("shard", "block_prompts"),
     "numbers of blocks": ("shard", "num_blocks"),
@@ -235,7 +236,7 @@ def join(blocks: Sequence[RankTrace], meta: Mapping[str, Any]) -> RankTrace:
         replace(block, group=np.array([number[name] for name in names]))
         for block, names in zip(blocks, named, strict=True)
     ]
-    first, same = blocks[0].meta, ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals")
+    first, same = blocks[0].meta, ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals", "confidences")
     shared: dict[str, object] = {key: first[key] for key in same if key in first}
     skipped = [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])]
     lists = {

@@ -152,6 +152,7 @@ class RankTrace(Answers):
     target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
     pool_places   : (P, n, L (L + 1) / 2) uint8  of dynamic trees, as meta["pools"] says: see `Pools`
     marginal_places : (P, n, L (L + 1) / 2) uint8  of trees over marginals, as meta["marginals"] says
+    confidences   : (P, K) float32  how likely each of the likeliest guesses is right, each behind the one before, right or not
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
 
     Only ``ranks`` and ``starts`` are required of a file.
@@ -172,6 +173,7 @@ class RankTrace(Answers):
     target_rank: NDArray[np.int16] | None = None
     pool_places: NDArray[np.uint8] | None = None
     marginal_places: NDArray[np.uint8] | None = None
+    confidences: NDArray[np.float32] | None = None
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -191,10 +193,16 @@ class RankTrace(Answers):
         if self.top_k > MOST_RANK + 1:
             raise InvalidInput(f"top_k must be at most {MOST_RANK + 1}, as ranks have 16 bits, but is {self.top_k}.")
         for name, array in self._arrays(*PER_STATE, *PER_SEQUENCE).items():
-            want, ndim = self.num_sequences, {"ranks": 2, "pool_places": 3, "marginal_places": 3}.get(name, 1)
+            want, ndim = self.num_sequences, NDIM.get(name, 1)
             want = states if name in PER_STATE else want
             if array.ndim != ndim or len(array) != want:
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {array.shape}.")
+        sure = self.confidences
+        if sure is not None and not (sure.shape == self.ranks.shape and ((sure >= 0) & (sure <= 1)).all()):
+            raise InvalidInput(
+                f"confidences must be a number from 0 to 1 for each of {self.ranks.shape} states and heads, but have shape "
+                f"{sure.shape} and {sure.min(initial=1)} to {sure.max(initial=0)}."
+            )
 
     def check(self) -> None:
         """Raise InvalidInput where what a file says of its sequences contradicts them."""
@@ -372,6 +380,8 @@ def folds_of(clusters: IntArray) -> IntArray:
 _ARRAYS: dict[str, type[np.generic]] = {
     "ranks": np.int16, "starts": np.int64, "tokens": np.int32, "prompt_tokens": np.int32, "end": np.uint8, "group": np.int16,
     "cluster": np.int32, "weight": np.float32, "target_rank": np.int16, "pool_places": np.uint8, "marginal_places": np.uint8,
+    "confidences": np.float32,
 }  # fmt: skip
-PER_STATE = ("ranks", "tokens", "target_rank", "pool_places", "marginal_places")
+PER_STATE = ("ranks", "tokens", "target_rank", "pool_places", "marginal_places", "confidences")
+NDIM = {"ranks": 2, "pool_places": 3, "marginal_places": 3, "confidences": 2}  # of arrays with more than one
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")

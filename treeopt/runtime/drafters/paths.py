@@ -41,6 +41,10 @@ class PathHeads(DFlashHeads):
     rank: int
 
     @property
+    def has_confidences(self) -> bool:
+        return True
+
+    @property
     def drafts(self) -> type[BlockState]:
         return PathDraft
 
@@ -69,6 +73,11 @@ class PathDraft(BlockState):
         state = None if self.carried is None else level.inherit(self.carried)
         read, self.carried = self.drafter.joined(rows, tokens, state)
         return torch.as_tensor(self.drafter.logits(read))
+
+    def confidence(self, level: Frontier, tokens: Tensor, own: Tensor) -> Tensor:
+        if isinstance(self.drafter, DSparkHeads):  # which has a head for it
+            return self.drafter.confidences(self.made[:, level.depth, None], tokens).sigmoid()
+        return super().confidence(level, tokens, own)
 
 
 class DSparkHeads(PathHeads):
@@ -103,6 +112,10 @@ class DSparkHeads(PathHeads):
             "enable_confidence_head": bool(confidence),
             "confidence_head_with_markov": confidence > d,
         }
+
+    @property
+    def has_confidences(self) -> bool:
+        return len(self.confidence_head) > 0
 
     def known(self, tokens: Tensor) -> Tensor:
         """(..., r) what W1 says of (...,) tokens."""

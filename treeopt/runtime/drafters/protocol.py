@@ -232,6 +232,11 @@ class Drafter:
         raise NotImplementedError
 
     @property
+    def has_confidences(self) -> bool:
+        """Whether it guesses a chain at once and says how likely each guess is right, so that confident chains can be drafted."""
+        return self.has_marginals
+
+    @property
     def has_probabilities(self) -> bool:
         """Whether dynamic trees can be grown from it: its drafts are `LevelDraft`s."""
         return DRAFTERS[self.kind].by_level
