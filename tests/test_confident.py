@@ -104,9 +104,12 @@ class Given(LevelDraft):
         return torch.arange(1, 1 + length).expand(len(self.sure), -1), self.sure[:, :length]
 
 
+class Guesser(Drafter):
+    kind, num_heads, has_confidences, draft_vocab_size = "given", HEADS, True, 99
+
+
 def test_a_step_verifies_as_many_rows_as_the_longest_of_the_batch_keeps():
-    trace, drafter = recorded(5, [40]), Drafter()
-    drafter.has_marginals, drafter.num_heads, Drafter.draft_vocab_size = True, HEADS, 99
+    trace, drafter = recorded(5, [40]), Guesser()
     for threshold, b in itertools.product((*EDGES, 0, 0.9, 1), (1, 2, 5)):
         sure, chain = trace.confidences[10 : 10 + b], ConfidentChain(HEADS, threshold)
         kept = [slow_kept(row, threshold, HEADS) for row in sure]

@@ -27,10 +27,10 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut, drawn
 from treeopt.growth.replay import TreeRates, confident_rates, marginal_rates
 from treeopt.growth.source import Source, objective_for
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.estimate import StepCosts, Timed, confident_steps
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
-from treeopt.trees.draft import ALL_CUT, CONFIDENT, Draft
+from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray, Tree
 
@@ -42,7 +42,6 @@ Floats = NDArray[np.float64]
 AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
 IDLE = "idle"  # group of a step by an engine that has a drafter and guesses nothing, as a schedule may ask of it
 Key = tuple[str, int, int, int]  # group of candidates or name of the draft, rows, depth, how it is drafted
-Timed = tuple[int, int, int]  # rows, depth, how it is drafted
 NOTHING = TreeRates()
 
 
@@ -238,20 +237,11 @@ def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCost
 
 
 def shares_of(one: Candidate, batch_size: int) -> dict[Timed, float]:
-    """The steps as they are timed that one with a candidate costs as much as, and the share of each in that.
-
-    A confident chain costs what chains as long as the longest that is kept in the batch do, beyond what its own
-    length costs at equal rows.
-    """
+    """The timed steps that one with a candidate costs as much as, and the share of each in that."""
     if one.rates.kept is None:
         return {(one.size, one.depth, one.drafted): 1.0}
-    longest = np.diff(
-        np.cumsum(one.rates.kept) ** batch_size, prepend=0.0
-    ).tolist()  # (D+1,) rows are kept independently
-    found = {(1, 0, ALL_CUT): longest[0], (one.size, one.depth, CONFIDENT): 1 - longest[0]}
-    for length, share in enumerate(longest[1:-1], 1):
-        found |= {(1 + length, length, 0): share, (one.size, length, 0): -share}
-    return {step: share for step, share in found.items() if share}
+    longest = np.diff(np.cumsum(one.rates.kept) ** batch_size, prepend=0.0)  # rows are kept independently
+    return confident_steps(longest.tolist())
 
 
 def latencies_of(

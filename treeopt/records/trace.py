@@ -197,12 +197,9 @@ class RankTrace(Answers):
             want = states if name in PER_STATE else want
             if array.ndim != ndim or len(array) != want:
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {array.shape}.")
-        sure = self.confidences
-        if sure is not None and not (sure.shape == self.ranks.shape and ((sure >= 0) & (sure <= 1)).all()):
-            raise InvalidInput(
-                f"confidences must be a number from 0 to 1 for each of {self.ranks.shape} states and heads, but have shape "
-                f"{sure.shape} and {sure.min(initial=1)} to {sure.max(initial=0)}."
-            )
+        for sure in self._arrays("confidences").values():
+            if sure.shape != self.ranks.shape or not ((sure >= 0) & (sure <= 1)).all():
+                raise InvalidInput("confidences must be from 0 to 1, for each state and head, but some are not.")
 
     def check(self) -> None:
         """Raise InvalidInput where what a file says of its sequences contradicts them."""

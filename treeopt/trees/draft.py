@@ -189,30 +189,15 @@ class ConfidentChain(Numbers):
         _check(self, "a confident chain", {"length": (1, MOST_ROWS - 1), "threshold": (0, 1)})
 
     kind, topk = "confident", None
+    rows = property(lambda self: 1 + self.length)  # where nothing is cut
+    depth = property(lambda self: self.length)
+    drafted = property(lambda self: CONFIDENT if self.threshold < 1 else ALL_CUT)  # by 1 whatever is not certain
 
-    @property
-    def rows(self) -> int:  # type: ignore[override]  # which the others are given
-        """Rows where nothing is cut."""
-        return 1 + self.length
-
-    @property
-    def depth(self) -> int:
-        """Its length."""
-        return self.length
-
-    @property
-    def drafted(self) -> int:
-        """By a threshold of 1 whatever is not certain is cut."""
-        return CONFIDENT if self.threshold < 1 else ALL_CUT
+    name = property(lambda self: f"confident {self.length}/{self.threshold:g}")
 
     def expanding(self) -> list[int]:
         """One node of each depth."""
         return [1] * self.length
-
-    @property
-    def name(self) -> str:
-        """Length and threshold."""
-        return f"confident {self.length}/{self.threshold:g}"
 
 
 @dataclass(frozen=True)
@@ -310,12 +295,6 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
 }
 
 
-KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "medusa_choices": ((list,), "a list"),
-    "threshold": ((int, float), "a number"),
-}
-
-
 def draft_of(record: object) -> Draft:
     """The draft that a file's record describes, or that is given; InvalidInput for a record of none.
 
@@ -328,7 +307,8 @@ def draft_of(record: object) -> Draft:
     if known is None or not isinstance(record, Mapping):
         raise InvalidInput(f"A draft must have medusa_choices, or levels, topk and rows, but is {quoted(record)}.")
     for key in known:
-        wanted, said = KINDS.get(key, ((int,), "a whole number"))
+        others = {"medusa_choices": ((list,), "a list"), "threshold": ((int, float), "a number")}
+        wanted, said = others.get(key, ((int,), "a whole number"))
         if type(record[key]) not in wanted:
             raise InvalidInput(f"{key} of a draft must be {said}, but is {quoted(record[key])}.")
     return RECORDS[known](*(record[key] for key in known))

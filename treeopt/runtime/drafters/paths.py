@@ -41,10 +41,6 @@ class PathHeads(DFlashHeads):
     rank: int
 
     @property
-    def has_confidences(self) -> bool:
-        return True
-
-    @property
     def drafts(self) -> type[BlockState]:
         return PathDraft
 
@@ -104,7 +100,7 @@ class DSparkHeads(PathHeads):
             parts[name] = zero_linear(states * rank + d, (2 * states - 1) * rank, **placed)
         self.markov_head = nn.ModuleDict(parts)
         head = {"proj": zero_linear(confidence, 1, **placed)} if confidence else {}
-        self.confidence_head = nn.ModuleDict(head)
+        self.confidence_head, self.has_confidences = nn.ModuleDict(head), bool(confidence)
         self.sizes = {
             "projector_type": "dspark",
             "markov_rank": rank,
@@ -112,10 +108,6 @@ class DSparkHeads(PathHeads):
             "enable_confidence_head": bool(confidence),
             "confidence_head_with_markov": confidence > d,
         }
-
-    @property
-    def has_confidences(self) -> bool:
-        return len(self.confidence_head) > 0
 
     def known(self, tokens: Tensor) -> Tensor:
         """(..., r) what W1 says of (...,) tokens."""

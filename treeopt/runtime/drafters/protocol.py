@@ -219,22 +219,18 @@ class Drafter:
     vocab_size   : V, the target's
     reads_prompt : whether `ranks` needs the states of the prompt too
     has_marginals : whether its guesses at all depths are there at once, so that its drafts are `MarginalDraft`s
+    has_confidences : whether a pass makes a chain of guesses and says how likely each is right: confident chains can be drafted
     """
 
     kind: str
     num_heads: int
     vocab_size: int
-    reads_prompt = has_marginals = False
+    reads_prompt = has_marginals = has_confidences = False
 
     @property
     def draft_vocab_size(self) -> int:
         """Vt tokens that it knows: logits per guess, and so the most ranks that it can tell apart."""
         raise NotImplementedError
-
-    @property
-    def has_confidences(self) -> bool:
-        """Whether it guesses a chain at once and says how likely each guess is right, so that confident chains can be drafted."""
-        return self.has_marginals
 
     @property
     def has_probabilities(self) -> bool:
