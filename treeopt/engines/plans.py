@@ -209,10 +209,7 @@ def batch_sizes_to_export(plan: Plan, way: Method, *, grouped: bool = False) -> 
     entries = (
         plan.entries if way.dynamic or way.shape != "chain" else [plan.entries[part.entry] for part in plan.schedule]
     )
-    drafts = {
-        entry.setting if way.dynamic else entry.draft if entry.draft.kind == "confident" else tuple(entry.tree.paths)
-        for entry in entries
-    }
+    drafts = {entry.setting if way.dynamic else entry.draft for entry in entries}
     return [None] if way.by_batch_size or len(sizes) == 1 or (len(drafts) == 1 and not grouped) else [*sizes]
 
 

@@ -257,9 +257,7 @@ class RankCounter:
     def __init__(self, setup: Setup, counts: Counts, given: bool) -> None:
         assert setup.drafter is not None, "ranks are those of a drafter"
         self.setup, self.drafter, self.counts, self.given = setup, setup.drafter, counts, given
-        self.recorder = (
-            PoolRecorder(setup.drafter, counts) if counts.levels or counts.depth or counts.confidences else None
-        )
+        self.recorder = PoolRecorder(setup.drafter, counts) if len(counts.record) > 1 else None  # more than ranks
         self._pending: list[AnswerRow] = []
 
     def add(self, row: AnswerRow) -> None:
