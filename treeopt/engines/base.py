@@ -16,7 +16,9 @@ from typing import Any
 from treeopt.engines.measured.files import Found
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
+from treeopt.growth.source import Source
 from treeopt.records.origins import Runtime
+from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import rule_of
 from treeopt.trees.draft import DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
@@ -45,6 +47,8 @@ class Request:
     runtime        whose latencies it was planned with
     folders        what stands for a model or a drafter in commands, to the folder that it was converted into
     groups         by group of prompts, what differs there, for methods that take settings by request
+    tables         file name to text, of the method's ``tables``
+    threshold      of confidences, below which a chain is cut
     """
 
     tree: Tree | None = None
@@ -63,6 +67,8 @@ class Request:
     runtime: Runtime | None = None
     folders: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, "Request"] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+    threshold: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_heads", "num_layers", "max_draft_len"):
@@ -114,6 +120,7 @@ class Method:
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
     shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes
+    confident      whether it takes a threshold of confidences with a chain
     dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
     within_levels, redrafts, fills_levels  as `DynamicLimits` has them; dynamic trees with a row for each level: all, chains, none
     rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
@@ -128,12 +135,14 @@ class Method:
     wider          what it does with a chain that is longer than the block that a drafter was trained for; empty where it drafts it
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
+    tables         what its own policy of verified tokens reads, by the accuracies and the profile of a plan; None for none
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
     """
 
     name: str
     drafters: tuple[str, ...]
     shape: str = "chain"
+    confident: bool = False
     dynamic: bool = False
     within_levels: bool = False
     redrafts: bool = False
@@ -157,13 +166,14 @@ class Method:
     status: str = "live"
     source: str
     checked: str
+    tables: Callable[[Source | None, LatencyProfile | None], Mapping[str, str]] | None = None
     write: Callable[[Request], Written]
 
     @property
     def dynamic_limits(self) -> DynamicLimits | None:
-        """The limits of its dynamic trees; None where it takes none."""
+        """The limits of its dynamic trees, or of confident chains alone; None where it takes neither."""
         if not self.dynamic:
-            return None
+            return DynamicLimits(levels=0, confident=True) if self.confident else None
         return DynamicLimits(within_levels=self.within_levels, redrafts=self.redrafts, chains=True)
 
     def decodes(self, batch_size: int) -> bool:

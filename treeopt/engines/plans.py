@@ -16,7 +16,7 @@ from treeopt.files.places import user_cache
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Beyond, Plan, PlanEntry, each_its_own, is_setting
 from treeopt.records.rules import marked_rule, option_of, rule_of
-from treeopt.trees.draft import Draft, DynamicLimits
+from treeopt.trees.draft import ConfidentChain, Draft, DynamicLimits
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
@@ -142,9 +142,8 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
     """The plan with the drafts that a method takes, and a note where these are chains that were not chosen."""
 
     def takes(draft: Draft) -> bool:
-        return (
-            is_setting(draft) if way.dynamic else draft.kind in ("plain", "chain", *["tree"] * (way.shape != "chain"))
-        )
+        others = ["tree"] * (way.shape != "chain") + ["confident"] * way.confident
+        return is_setting(draft) if way.dynamic else draft.kind in ("plain", "chain", *others)
 
     def serving(entry: PlanEntry) -> PlanEntry:
         chosen = entry.serving(takes)
@@ -161,6 +160,8 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
     """The request for the draft of one entry."""
     request = replace(request, batch_size=entry.batch_size)
+    if isinstance(chain := entry.draft, ConfidentChain):
+        return replace(request, tree=Tree.chain(chain.length), threshold=chain.threshold)
     return replace(request, dynamic=entry.setting) if way.dynamic else replace(request, tree=entry.tree)
 
 
@@ -174,7 +175,8 @@ def _of_all(request: Request, plan: Plan, way: Method) -> Request:
     if way.shape != "chain":
         return replace(request, tree=plan.entries[plan.schedule[0].entry].tree)
     lengths = ((part.first, part.last, plan.entries[part.entry].chosen.depth) for part in plan.schedule)
-    return replace(request, lengths=tuple(lengths))
+    threshold = getattr(plan.entries[plan.schedule[0].entry].draft, "threshold", 0.0)
+    return replace(request, lengths=tuple(lengths), threshold=threshold)
 
 
 def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Method:
@@ -208,7 +210,7 @@ def batch_sizes_to_export(plan: Plan, way: Method, *, grouped: bool = False) -> 
     entries = (
         plan.entries if way.dynamic or way.shape != "chain" else [plan.entries[part.entry] for part in plan.schedule]
     )
-    drafts = {entry.setting if way.dynamic else tuple(entry.tree.paths) for entry in entries}
+    drafts = {entry.setting if way.dynamic else entry.draft for entry in entries}
     return [None] if way.by_batch_size or len(sizes) == 1 or (len(drafts) == 1 and not grouped) else [*sizes]
 
 

@@ -26,7 +26,7 @@ from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import DDTree, Draft, DynamicLimits, DynamicTree, draft_tree
+from treeopt.trees.draft import ConfidentChain, Draft, DynamicLimits, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, BoolArray, Choice, IntArray, Tree, TreeFamily
 
@@ -205,7 +205,8 @@ class TraceSource(AnswersSource):
 
     @property
     def pooled(self) -> RankTrace | None:
-        return self.record if self.record.pools is not None or self.record.marginals is not None else None
+        record = self.record
+        return record if record.pools or record.marginals or record.confidences is not None else None
 
     @property
     def observed(self) -> tuple[int, str]:
@@ -258,8 +259,10 @@ class TraceSource(AnswersSource):
         return count * product, count + members @ nodes, count
 
     def rate(self, draft: Draft) -> TreeRates:
-        if not isinstance(draft, DynamicTree | DDTree):
+        if not draft.drafted:
             return super().rate(draft)
+        if isinstance(draft, ConfidentChain):
+            return replay.confident_rate(self.record, draft)
         steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
         steps, tokens = (by_conversation(self.record, rows) for rows in (steps, self.record.lengths - 1))
         return TreeRates(steps=steps, tokens=tokens)

@@ -12,7 +12,8 @@ are left out (`between`). A depth that was not measured costs as much as the nex
 
 A dynamic tree costs as much as a fixed one of its rows and levels and an *extra*: what drafting ``topk`` nodes a level and
 ranking the pool adds, taken to rise evenly with the levels, fitted for each topk to those that were timed. A tree over
-marginals has one too, which rises with its rows. An engine that
+marginals has one too, which rises with its rows. A confident chain has one where nothing is cut; where all is, it is what drafting
+adds to a plain step. An engine that
 verifies chains and dynamic trees alone has no fixed trees to begin with: there the trees of each topk are a *table* of
 their own. A chain is a fixed tree.
 
@@ -34,7 +35,7 @@ from treeopt.errors import OutOfRange
 from treeopt.latency.interpolation import Between, between, reach_ms, rising_line, size_weights, way_to
 from treeopt.latency.measurements import Latency, Measurements, by_kind, paired_latency, pooled
 from treeopt.records.profile import LatencyProfile, Setting
-from treeopt.trees.draft import OVER_MARGINALS
+from treeopt.trees.draft import ALL_CUT, CONFIDENT, OVER_MARGINALS
 from treeopt.trees.tree import BoolArray, IntArray
 
 SHOWN = 3.29  # standard errors that a step is below a plain one before that is no noise: 99.9 %, since many are timed
@@ -45,6 +46,7 @@ NOTICEABLE = 0.005  # share by which a step is shorter than a plain one before t
 # (standard deviation, all trees alike). Profiles and later benchmarks were 4 % apart (root mean square of 14; docs/log.md).
 ANOTHER_TIME = 0.03
 Floats = NDArray[np.float64]
+Timed = tuple[int, int, int]  # rows, depth, how it is drafted
 
 
 class Extra(NamedTuple):
@@ -118,7 +120,7 @@ class StepCosts:
     def ms(self, sizes: ArrayLike, depths: ArrayLike, topks: ArrayLike = 0) -> Floats:
         """(n,) [ms] of steps with drafts of these sizes and depths; NaN for those that no measurements enclose.
 
-        topks : how each is drafted: topk, 0 of fixed trees, or `OVER_MARGINALS`; NaN, too, for one that was not timed
+        topks : how each is drafted, see `treeopt.trees.draft.Draft`; NaN, too, for one that was not timed
         """
         sizes, depths, topks = np.broadcast_arrays(sizes, depths, topks)
         found = np.full(len(sizes), np.nan)
@@ -311,6 +313,20 @@ class StepCosts:
             if self._redrafts and topk > 1:  # a chain is drafted as one
                 found[here] += node_ms * topk * (depths[here] - 1) * (depths[here] - 2) / 2
         return found
+
+
+def confident_steps(longest: Sequence[float]) -> dict[Timed, float]:
+    """The timed steps that one with a confident chain costs as much as, and the share of each in that.
+
+    longest : (D+1,) share of the steps in which 0, 1, ... all D guesses are left of the longest row
+
+    Where some are left it costs what a chain of these does, beyond what its own length costs at as many rows.
+    """
+    length = len(longest) - 1
+    found = {(1, 0, ALL_CUT): longest[0], (1 + length, length, CONFIDENT): 1 - longest[0]}
+    for n, share in enumerate(longest[1:-1], 1):
+        found |= {(1 + n, n, 0): share, (1 + length, n, 0): -share}
+    return {step: share for step, share in found.items() if share}
 
 
 def _beyond(sizes: ArrayLike, depths: ArrayLike, drafted: int) -> IntArray:

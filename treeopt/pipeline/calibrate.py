@@ -279,7 +279,7 @@ class RankBlocks:
 
 
 def fitting(counts: Counts, session: Session) -> Counts:
-    one, names = session.drafter, ("has_probabilities", "has_marginals")
+    one, names = session.drafter, ("has_probabilities", "has_marginals", "has_confidences")
     has = {name: getattr(one, name) for name in names}
     return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, **has)
 

@@ -19,7 +19,7 @@ from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import PUBLISHED
-from treeopt.trees.draft import Draft
+from treeopt.trees.draft import ANEW, Draft
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -84,7 +84,7 @@ def engine_entrants(
         entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
     lengths = sorted({1, source.num_heads, best})
-    if entry.draft.kind in ("tree", "ddtree") or (entry.draft.kind == "dynamic" and not takes_dynamic):
+    if entry.draft.kind in ("tree", *ANEW) and not (entry.draft.kind == "dynamic" and takes_dynamic):
         del entrants["chosen"]
         lengths.sort(key=lambda length: length != best)
         note(
@@ -130,7 +130,7 @@ def plain_and_chosen(entry: PlanEntry) -> dict[str, Entrant]:
     }
 
 
-def rivals(entry: PlanEntry, kinds: Sequence[str] = ("dynamic", "ddtree")) -> dict[str, Entrant]:
+def rivals(entry: PlanEntry, kinds: Sequence[str] = ANEW) -> dict[str, Entrant]:
     """The best draft of each of these kinds by the plan, where it is not what was chosen."""
     figures = {kind: entry.others[kind] for kind in kinds if kind in entry.others}
     return {

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from treeopt.engines.acceptance import NAME as ACCEPTANCE
@@ -17,11 +18,12 @@ from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writer, write_text
+from treeopt.growth.source import source_of
 from treeopt.pipeline.acceptance import acceptance_files
 from treeopt.pipeline.compare import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.inputs import group_plans, stale_plan
+from treeopt.records.inputs import group_plans, read_grown_on, read_timed, stale_plan
 from treeopt.records.plan import Beyond, Plan
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
@@ -81,6 +83,9 @@ def export(
     if not plan.mix:
         target["groups"] = group_plans(run, plan)
     options = {**target, "beyond": beyond, "method": method}
+    if tables := method_for_plan(plan, engine, method).tables:
+        record = read_grown_on(run, plan.inputs)
+        options["tables"] = tables(source_of(record) if record else None, read_timed(run, plan.inputs))
     return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, **options)
 
 
@@ -92,12 +97,13 @@ def export_to(
     *,
     anyway: bool = False,
     batch_size: int | None = None,
+    tables: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[list[Path], Written]:
     """Write a plan as an engine's files: (files, what was written).
 
     A plan of several trees for an engine that takes one is written for each batch size into a folder of its own.
-    ``options`` are those of `ask`. What speaks against the plan's trees, by their ``benches`` where there are some,
+    ``options`` are those of `ask`, ``tables`` those of `Method`. What speaks against the plan's trees, by their ``benches`` where there are some,
     is the first of the notes, then for which load it is. What was measured slower than plain is written ``anyway`` only.
     """
     asked = ask(plan, engine, batch_size=batch_size, **options)
@@ -114,7 +120,7 @@ def export_to(
         try:
             if not anyway:
                 _check_speed(served, judged, size)
-            parts[size] = write_request(request, asked.way, engine)
+            parts[size] = write_request(replace(request, tables=tables), asked.way, engine)
         except InvalidInput as error:
             refused[size] = error
     if not parts:

@@ -7,6 +7,8 @@ grown    the best fixed tree of every size under every depth limit, judged on an
 chain    the likeliest guess of each head: fixed beforehand, so that its replay is held-out
 dynamic  three numbers, fixed beforehand too, as those of a ddtree are; of very many those that are fastest by estimate
          are in the table
+confident  a chain that is cut by a threshold of its confidences. A step costs what its rows do, those of the longest of the
+         batch, on average over the steps of its replay
 
 n candidates · C conversations · B bootstrap draws
 """
@@ -23,9 +25,9 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut, drawn
-from treeopt.growth.replay import TreeRates, marginal_rates
+from treeopt.growth.replay import TreeRates, confident_rates, marginal_rates
 from treeopt.growth.source import Source, objective_for
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.estimate import StepCosts, Timed, confident_steps
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.trees.draft import Draft
@@ -39,7 +41,7 @@ UNTIMED = "No profile was used, so this is the largest tree of the budget. What 
 Floats = NDArray[np.float64]
 AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
 IDLE = "idle"  # group of a step by an engine that has a drafter and guesses nothing, as a schedule may ask of it
-Key = tuple[str, int, int, int]  # group of candidates, rows, depth, how it is drafted
+Key = tuple[str, int, int, int]  # group of candidates or name of the draft, rows, depth, how it is drafted
 NOTHING = TreeRates()
 
 
@@ -65,7 +67,7 @@ class Candidate:
     @property
     def key(self) -> Key:
         """What tells it from the others at every batch size."""
-        return self.group, self.size, self.depth, self.drafted
+        return self.anew.name if self.anew else self.group, self.size, self.depth, self.drafted
 
     @cached_property
     def draft(self) -> Draft:
@@ -195,6 +197,9 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         found += _anew([*source.dynamic(within).items()], costs)
         if within.marginals and source.pooled is not None:
             found += _anew([*marginal_rates(source.pooled, depth=deepest, rows=rows).items()], costs)
+        if within.confident and source.pooled is not None:
+            chains = confident_rates(source.pooled, min(deepest, limits.budget - 1))
+            found += [Candidate(one.kind, one.rows, one.depth, None, rates, one) for one, rates in chains.items()]
     if request.whole_blocks:
         found = [one for one in found if one.size == 1 or one.depth == source.num_heads]
     twins = (AS_IT_COMES, "as_it_comes"), (IDLE, "idle")
@@ -233,6 +238,33 @@ def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCost
     return [Candidate(tree.kind, tree.rows, tree.depth, None, reached, tree) for tree, reached in taken]
 
 
+def shares_of(one: Candidate, batch_size: int) -> dict[Timed, float]:
+    """The timed steps that one with a candidate costs as much as, and the share of each in that."""
+    if one.rates.kept is None:
+        return {(one.size, one.depth, one.drafted): 1.0}
+    longest = np.diff(np.cumsum(one.rates.kept) ** batch_size, prepend=0.0)  # rows are kept independently
+    return confident_steps(longest.tolist())
+
+
+def latencies_of(
+    found: Sequence[Candidate], costs: StepCosts, count: int, rng: np.random.Generator
+) -> tuple[IntArray, Floats, Floats, BoolArray]:
+    """Places of the n candidates whose latency is known, (n,) latencies, (n, B) draws, and (3, n) how each is judged."""
+    shares = [shares_of(one, costs.batch_size) for one in found]
+    steps = np.array(list(dict.fromkeys(step for each in shares for step in each)))
+    steps = steps[~np.isnan(costs.ms(*steps.T))]
+    at = {step: i for i, step in enumerate(map(tuple, steps.tolist()))}
+    known = [i for i, each in enumerate(shares) if each.keys() <= at.keys()]
+    sizes, depths, drafted = steps.T
+    ms, draws = costs.ms(sizes, depths, drafted), costs.draws_ms(sizes, depths, count, rng, drafted)
+    judged, parts = costs.judged(sizes, depths, drafted), [[at[step] for step in shares[i]] for i in known]
+    weights = [np.array([*shares[i].values()]) for i in known]
+    each_ms, each_draws = (
+        np.array([weight @ of[part] for weight, part in zip(weights, parts, strict=True)]) for of in (ms, draws)
+    )
+    return np.array(known), each_ms, each_draws, np.array([judged[:, part].all(1) for part in parts]).T
+
+
 def _count(draws: Floats) -> int:
     """B of latencies beside (n, B) draws of tokens per step."""
     return draws.shape[1] if draws.shape[1] > 1 else BOOTSTRAPS
@@ -241,17 +273,13 @@ def _count(draws: Floats) -> int:
 def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequest) -> Candidates:
     """The drafts whose latency is known; OutOfRange where nothing that could be chosen was timed but a plain step."""
     grown, rng = table.groups == "grown", np.random.default_rng([SEED, costs.batch_size])
-    numbers = np.array([(one.size, one.depth, one.drafted) for one in table.all]).T
-    ms = costs.ms(*numbers)
-    known, alone = np.flatnonzero(~np.isnan(ms)), np.isin(table.groups, (AS_IT_COMES, IDLE))
-    sizes, depths, drafted = numbers[:, known]
-    exact, timed, sure = costs.judged(sizes, depths, drafted)
-    taken = timed | (not request.measured_only)
-    ms_draws = costs.draws_ms(sizes, depths, _count(table.rate_draws), deepcopy(rng), drafted)
+    known, ms, ms_draws, judged = latencies_of(table.all, costs, _count(table.rate_draws), deepcopy(rng))
+    exact, timed, sure = judged
+    taken, alone = timed | (not request.measured_only), np.isin(table.groups[known], (AS_IT_COMES, IDLE))
     if twin := costs.as_it_comes or costs.idle:
         ms[alone] = twin.ms([2], [1])
-        ms_draws[alone[known]] = twin.draws_ms([2], [1], ms_draws.shape[1], rng)
-    wanted, found = (set(some.tolist()) for some in (table.sizes[grown], sizes[grown[known]]))
+        ms_draws[alone] = twin.draws_ms([2], [1], ms_draws.shape[1], rng)
+    wanted, found = (set(some.tolist()) for some in (table.sizes[grown], table.sizes[known[grown[known]]]))
     if found == {1} != wanted:
         some = ", ".join(map(str, sorted(wanted - {1})[:4]))
         raise OutOfRange(
@@ -261,7 +289,7 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
     warnings = _warnings(costs, request, sorted(wanted - found), max(wanted), deepest)
     c = replace(table, context=costs.context_tokens, warnings=warnings).only(known[taken])
     timed, exact, sure = timed[taken], exact[taken], sure[taken]
-    return replace(c, ms=ms[known[taken]], ms_draws=ms_draws[taken], timed=timed, exact=exact, sure=sure)
+    return replace(c, ms=ms[taken], ms_draws=ms_draws[taken], timed=timed, exact=exact, sure=sure)
 
 
 def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: int, deepest: int) -> tuple[str, ...]:

@@ -14,11 +14,11 @@ from treeopt.planning.select import Selection
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.figure import Errors, Figure, Intervals
 from treeopt.records.plan import EXACT, Basis, MixErrors, PlanEntry
-from treeopt.trees.draft import TreeSize
+from treeopt.trees.draft import ANEW, TreeSize
 from treeopt.trees.tree import Choice, Tree
 
 # kind of draft to groups of candidates
-KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), "dynamic": ("dynamic",), "ddtree": ("ddtree",)}
+KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), **{kind: (kind,) for kind in ANEW}}
 
 
 def figure_of(c: Candidates, i: int, *, chosen: int | None = None, whole: bool = True) -> Figure:
@@ -120,7 +120,9 @@ def _others(c: Candidates, chosen: Figure, i: int) -> dict[str, Figure]:
     """The best of each other kind of draft than the chosen one's."""
     best = {kind: c.best_of(*groups) for kind, groups in KINDS.items() if kind != chosen.draft.kind}
     found = {kind: figure_of(c, j, chosen=i) for kind, j in best.items() if j is not None}
-    found = {kind: figure for kind, figure in found.items() if kind == figure.draft.kind}
+    found = {
+        one.draft.kind: one for one in found.values() if one.draft.kind != chosen.draft.kind
+    }  # a tree may be a chain
     exact = c.places.get(("grown", 1, 0, 0))
     if exact is not None and c.all[c.plain].group == AS_IT_COMES:
         found[EXACT] = figure_of(c, exact, chosen=i)

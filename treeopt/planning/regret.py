@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import Candidates, Floats, tables_of
+from treeopt.planning.candidates import Candidate, Candidates, Floats, latencies_of, tables_of
 from treeopt.planning.entries import figure_of
 from treeopt.planning.request import DYNAMIC, PlanRequest
 from treeopt.planning.select import select
@@ -142,7 +143,8 @@ def plan_losses(
         draft, limits = _judged(entry, source, plan.limits(Limits()))
         limits = limits if profile else replace(limits, budget=len(draft))
         options, costs = _options(source, plan, entry, limits, profile, dynamic)
-        ms, rates, best = _ms_of(draft, options, costs), source.rate(draft), int(options.throughput.argmax())
+        rates, best = source.rate(draft), int(options.throughput.argmax())
+        ms = _ms_of(draft, rates, options, costs)
         if rates.steps is None or rates.tokens is None:
             loss, over_plain = (_loss_by_counts(source, draft, ms, options, other) for other in (best, options.plain))
         else:
@@ -227,20 +229,21 @@ def _options(
     return found, costs
 
 
-def _ms_of(draft: Draft, options: Candidates, costs: StepCosts | None) -> Floats:
+def _ms_of(draft: Draft, rates: TreeRates, options: Candidates, costs: StepCosts | None) -> Floats:
     """(1 + B,) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
-    for i, one in enumerate(options.all):
-        if costs is None or one.key[1:] == (draft.rows, draft.depth, draft.drafted):
+    one = Candidate("", draft.rows, draft.depth, None, rates, draft if draft.drafted else None)
+    for i, other in enumerate(options.all):
+        if costs is None or (one.key[1:], one.anew) == (other.key[1:], other.anew):
             return np.append(options.ms[i], options.ms_draws[i])
     assert costs is not None
-    ms = costs.ms([draft.rows], [draft.depth], draft.drafted)
-    if np.isnan(ms[0]):
+    rng = np.random.default_rng([SEED, options.batch_size])
+    known, ms, draws, _ = latencies_of([one], costs, options.ms_draws.shape[1], rng)
+    if not len(known):
         raise OutOfRange(
             f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep: add it with treeopt profile "
             f"--sizes {len(draft)}."
         )
-    rng = np.random.default_rng([SEED, options.batch_size])
-    return np.append(ms, costs.draws_ms([draft.rows], [draft.depth], options.ms_draws.shape[1], rng, draft.drafted))
+    return np.append(ms, draws)
 
 
 def best_of(options: Candidates, source: Source) -> Taken:

@@ -12,7 +12,7 @@ from treeopt.trees.draft import DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
-LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True)
+LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True, confident=True)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class Counts:
     levels, topks : of the pools of dynamic trees; by default there are none
     depth, widths : of trees over marginals, likewise
     narrower      : blocks of fewer guesses whose ranks and places are recorded too, ascending
+    confidences   : whether those of all guesses along the drafted chain are
     """
 
     top_k: int = 32
@@ -46,6 +47,7 @@ class Counts:
     depth: int = 0
     widths: tuple[int, ...] = ()
     narrower: tuple[int, ...] = ()
+    confidences: bool = False
 
     def __post_init__(self) -> None:
         for name, numbers, most in ("topks", self.topks, MOST_TOPK), ("widths", self.widths, MOST_WIDTH):
@@ -61,9 +63,18 @@ class Counts:
         """
         kinds = (Pools, self.levels, self.topks), (Marginals, self.depth, self.widths)
         kept = {kind.name: {"levels": n, kind.key: list(numbers)} for kind, n, numbers in kinds if n and numbers}
-        return {"top_k": self.top_k, **kept} | ({"narrower": list(self.narrower)} if self.narrower else {})
+        beside = {"narrower": list(self.narrower)} if self.narrower else {}
+        return {"top_k": self.top_k, **kept, **beside, **({"confidences": True} if self.confidences else {})}
 
-    def fitting(self, *, tokens: int, guesses: int, has_probabilities: bool, has_marginals: bool = False) -> Counts:
+    def fitting(
+        self,
+        *,
+        tokens: int,
+        guesses: int,
+        has_probabilities: bool,
+        has_marginals: bool = False,
+        has_confidences: bool = False,
+    ) -> Counts:
         """What of it there is with a drafter of so many tokens, and guesses in a row.
 
         >>> Counts(32, 8, (1, 4)).fitting(tokens=3, guesses=5, has_probabilities=True).record
@@ -72,11 +83,12 @@ class Counts:
         topks = tuple(topk for topk in self.topks if topk <= tokens and has_probabilities)
         widths = tuple(width for width in self.widths if width <= tokens and has_marginals)
         levels, depth = min(self.levels, guesses) if topks else 0, min(self.depth, guesses) if widths else 0
-        return Counts(min(self.top_k, tokens), levels, topks, depth, widths, self.narrower)
+        sure = self.confidences and has_confidences
+        return Counts(min(self.top_k, tokens), levels, topks, depth, widths, self.narrower, sure)
 
 
 RANKS_ALONE = Counts()
-USUAL = Counts(levels=MOST_LEVELS, topks=(2, 4, 8), depth=MOST_BLOCK, widths=(MOST_WIDTH,))
+USUAL = Counts(levels=MOST_LEVELS, topks=(2, 4, 8), depth=MOST_BLOCK, widths=(MOST_WIDTH,), confidences=True)
 
 
 @dataclass(frozen=True, eq=False)

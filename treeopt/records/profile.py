@@ -23,7 +23,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
 from treeopt.records.origins import OURS, Kept, Origins, Runtime
-from treeopt.trees.draft import MOST_TOPK, OVER_MARGINALS
+from treeopt.trees.draft import ALL_CUT, CONFIDENT, MOST_TOPK, OVER_MARGINALS
 
 Setting = tuple[int, int]  # batch_size, context_tokens
 
@@ -49,6 +49,7 @@ class StepTiming(AtSetting):
     expanding     : of each depth, how many nodes of the tree have children
     topk          : of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
     over_marginals: whether it is a tree over marginals
+    confident     : guesses that were drafted of a confident chain, of which nothing was cut, or all: then size is 1
     as_it_comes   : whether it is a plain step of an engine with nothing forced, beside an exact one
     """
 
@@ -61,11 +62,14 @@ class StepTiming(AtSetting):
     expanding: tuple[Positive, ...] | None = None
     topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
     over_marginals: bool | None = None
+    confident: Positive | None = None
     as_it_comes: bool | None = None
 
     @property
     def drafted(self) -> int:
         """How the tree is drafted, see `treeopt.trees.draft.Draft`."""
+        if self.confident:
+            return CONFIDENT if self.size > 1 else ALL_CUT
         return OVER_MARGINALS if self.over_marginals else self.topk or 0
 
     def __post_init__(self) -> None:
@@ -178,7 +182,7 @@ class LatencyProfile(Kept):
             LatencyProfile(**vars(one))
         plain = [p.step_ms for p in self.autoregressive]
         for point in self.points:
-            if point.size == 1 and not point.as_it_comes and point.step_ms not in plain:
+            if point.size == 1 and not (point.as_it_comes or point.confident) and point.step_ms not in plain:
                 raise InvalidInput(
                     "A point of size 1 is the plain step and must have its samples, but the point of batch size "
                     f"{point.batch_size} has others: leave it out."
@@ -214,7 +218,7 @@ class LatencyProfile(Kept):
 
     @property
     def anew(self) -> list[StepTiming]:
-        """The timings of trees that are built anew at every step: dynamic ones, and those over marginals."""
+        """The timings of drafts that are built anew at every step, whatever their kind."""
         return [point for point in self.points if point.drafted]
 
     @cached_property

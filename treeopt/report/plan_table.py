@@ -13,6 +13,7 @@ from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
 from treeopt.report.wording import count, draft_words, kinds_of, percentages, pm, ranges, setting_name, told
+from treeopt.trees.draft import ANEW
 from treeopt.trees.tree import Choice, Tree
 
 if TYPE_CHECKING:
@@ -71,16 +72,12 @@ def kinds_table(plan: Plan) -> Table | None:
         Column("speedup", lambda row: told(row[2], "speedup")),
         Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
     ]
-    rows = [
-        (e, kind, best)
-        for e in plan.entries
-        if e.best("dynamic") or e.best("ddtree")
-        for kind, best in kinds_of(e).items()
-    ]
+    rows = [(e, kind, best) for e in plan.entries if any(map(e.best, ANEW)) for kind, best in kinds_of(e).items()]
     caption = (
         "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best "
         "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows. A ddtree takes the likeliest paths "
-        "as if depths were independent; its setting is depth/ranks/rows."
+        "as if depths were independent; its setting is depth/ranks/rows. A confident chain is verified up to the first guess whose "
+        "confidence is below a threshold; its setting is length/threshold."
     )
     title = "Fixed and dynamic trees, predicted"
     return Table(title, columns, rows, caption=caption, bold=lambda row: row[2] is row[0].chosen) if rows else None

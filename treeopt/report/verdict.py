@@ -20,6 +20,7 @@ from treeopt.records.plan import MixErrors, Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.wording import by_batch_size, count
+from treeopt.trees.draft import ANEW
 
 PUBLISHED = "mc_sim_7b_63"
 CONTENDERS = {
@@ -45,15 +46,14 @@ NO_TREE_PAYS = "No tree pays here: serve the model without speculation."
 def label(bench: Benchmark, name: str) -> str:
     """What a contender is called in tables. Other runtimes have other contenders, so that files may take more names."""
     if name == bench.judged != "chosen":
-        return f"{name}, chosen by treeopt" if name in ("dynamic", "ddtree") else f"{name}, for the plan's tree"
+        return f"{name}, chosen by treeopt" if name in ANEW else f"{name}, for the plan's tree"
     return (IN_ENGINE if bench.engine else CONTENDERS).get(name, name)
 
 
 def subject(bench: Benchmark) -> str:
     """The beginning of a sentence on the contender that is judged."""
-    return {"chosen": "The chosen tree", "dynamic": "The dynamic tree", "ddtree": "The tree over marginals"}.get(
-        bench.judged, f"The {bench.judged}"
-    )
+    known = {"chosen": "The chosen tree", "dynamic": "The dynamic tree", "ddtree": "The tree over marginals"}
+    return {**known, "confident": "The confident chain"}.get(bench.judged, f"The {bench.judged}")
 
 
 def outcome(speedup: Ratio | None) -> str:
@@ -280,6 +280,7 @@ def _found(entry: PlanEntry, bench: Benchmark) -> str:
     if speedup is None:
         return "nothing was timed, since the prompts are too few for a full batch"
     what = f"a {entry.draft.kind} of {count(entry.chosen.size, 'row')}".replace("a dynamic of", "a dynamic tree of")
+    what = what.replace("a confident of", "a confident chain of")
     return f"{what} {pace(speedup, over(bench))}{SHOWN.get(outcome(speedup), '')}"
 
 

@@ -7,12 +7,16 @@ pool, with the probability of their path as score; the best of the pool are veri
 A tree over marginals is built anew too, of guesses that do not depend on others, as those of Medusa's heads and block drafters:
 the likeliest paths, as if depths were independent (DDTree, algorithm 1).
 
+A confident chain is drafted to its full length by drafters that guess a block at once, and verified up to the first guess whose
+confidence is below a threshold (DSpark; llama.cpp's p-min).
+
 A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
 drafter's file. In files a draft is an object:
 
     {"medusa_choices": [[0], [0, 0]]}      a fixed tree
     {"levels": 3, "topk": 4, "rows": 16}   a dynamic tree
     {"depth": 5, "width": 8, "rows": 16}   a tree over marginals
+    {"length": 7, "threshold": 0.4}        a confident chain
     {"rows": 16, "depth": 3}               a tree of which only the size is known
 """
 
@@ -25,6 +29,8 @@ from treeopt.trees.tree import Tree
 
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
 OVER_MARGINALS = -1  # how a tree over marginals is drafted, beside topks
+CONFIDENT, ALL_CUT = -2, -3  # how a confident chain is, and one of which nothing is left to verify
+ANEW = ("dynamic", "ddtree", "confident")  # kinds of drafts that are built anew at every step
 MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
 
@@ -35,10 +41,10 @@ class Draft(Protocol):
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
     topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
-    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, or `OVER_MARGINALS`
+    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `CONFIDENT` or `ALL_CUT`
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
-    kind       : "plain" (a lone root), "chain", "tree", "dynamic" or "ddtree"; for display
+    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree" or "confident"; for display
     record     : the object that files have for it; `draft_of` reads it
     expanding  : nodes of depth 0, 1, ... whose children are drafted
     """
@@ -166,6 +172,34 @@ class DDTree(Numbers):
         return f"ddtree {self.depth}/{self.width}/{self.rows}"
 
 
+@dataclass(frozen=True, order=True)
+class ConfidentChain(Numbers):
+    """A chain that is cut before the first guess whose confidence is below a threshold; all are drafted, those before it verified.
+
+    length : guesses that are drafted · threshold : from 0, at which nothing is cut, to 1
+
+    >>> ConfidentChain(7, 0.4).name, ConfidentChain(7, 0.4).rows
+    ('confident 7/0.4', 8)
+    """
+
+    length: int
+    threshold: float
+
+    def __post_init__(self) -> None:
+        _check(self, "a confident chain", {"length": (1, MOST_ROWS - 1), "threshold": (0, 1)})
+
+    kind, topk = "confident", None
+    rows = property(lambda self: 1 + self.length)  # where nothing is cut
+    depth = property(lambda self: self.length)
+    drafted = property(lambda self: CONFIDENT if self.threshold < 1 else ALL_CUT)  # by 1 whatever is not certain
+
+    name = property(lambda self: f"confident {self.length}/{self.threshold:g}")
+
+    def expanding(self) -> list[int]:
+        """One node of each depth."""
+        return [1] * self.length
+
+
 @dataclass(frozen=True)
 class DynamicLimits:
     """Limits of dynamic trees: at most so many levels, topk and rows.
@@ -174,6 +208,7 @@ class DynamicLimits:
     redrafts      : whether the drafter reads the expanded nodes of all levels above again on each level (TensorRT-LLM)
     chains        : whether chains are asked for too, which are dynamic trees of topk 1
     marginals     : whether trees over marginals are, as deep as the drafter guesses, of at most as many rows
+    confident     : whether confident chains are, likewise
 
     >>> DynamicLimits().most_rows(3, 4), DynamicLimits(within_levels=True).most_rows(3, 4)
     (37, 13)
@@ -186,6 +221,7 @@ class DynamicLimits:
     redrafts: bool = False
     chains: bool = False
     marginals: bool = False
+    confident: bool = False
 
     def most_rows(self, levels: int, topk: int) -> int:
         """Most rows of a tree with these levels and topk."""
@@ -254,6 +290,7 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("medusa_choices",): Tree.from_choices,
     ("levels", "topk", "rows"): DynamicTree,
     ("depth", "width", "rows"): DDTree,
+    ("length", "threshold"): ConfidentChain,
     ("rows", "depth"): TreeSize,
 }
 
@@ -270,7 +307,8 @@ def draft_of(record: object) -> Draft:
     if known is None or not isinstance(record, Mapping):
         raise InvalidInput(f"A draft must have medusa_choices, or levels, topk and rows, but is {quoted(record)}.")
     for key in known:
-        wanted, said = (list, "a list") if key == "medusa_choices" else (int, "a whole number")
-        if type(record[key]) is not wanted:
+        others = {"medusa_choices": ((list,), "a list"), "threshold": ((int, float), "a number")}
+        wanted, said = others.get(key, ((int,), "a whole number"))
+        if type(record[key]) not in wanted:
             raise InvalidInput(f"{key} of a draft must be {said}, but is {quoted(record[key])}.")
     return RECORDS[known](*(record[key] for key in known))

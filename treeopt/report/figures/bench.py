@@ -18,6 +18,7 @@ from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_
 from treeopt.report.figures.style import Look
 from treeopt.report.verdict import CONTENDERS
 from treeopt.report.wording import count, kinds_of, setting_name
+from treeopt.trees.draft import ANEW
 
 OVER = "over plain decoding"
 LOOKS = {  # colour, marker, hatch
@@ -135,7 +136,7 @@ def kinds_chart(plan: Plan, benches: Mapping[int, Benchmark] | None = None) -> C
     for entry in plan.entries:
         bench = (benches or {}).get(entry.batch_size)
         measured = {c.draft: bench.figure(c.name) for c in reversed(bench.contenders)} if bench else {}
-        for name, best in kinds_of(entry).items() if entry.best("dynamic") or entry.best("ddtree") else ():
+        for name, best in kinds_of(entry).items() if any(map(entry.best, ANEW)) else ():
             for figure in filter(None, (best, measured.get(best.draft))):
                 marks.append(DrafterFigure(drafter=name, figure=figure, setting="", is_measured=figure is not best))
     if not marks:

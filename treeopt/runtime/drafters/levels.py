@@ -26,7 +26,7 @@ from treeopt.runtime.drafters.protocol import (
     TreeTensors,
     top_candidates,
 )
-from treeopt.trees.draft import Draft, DynamicTree
+from treeopt.trees.draft import ConfidentChain, Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 
@@ -110,6 +110,26 @@ class LevelDraft:
                         one.at = at
                 level, tokens = Frontier(nodes // most, level), children.flatten(1).gather(1, nodes)
         return [one.pool() for one in growing]
+
+    def chain(self, length: int, roots: Tensor, mark: Mark) -> tuple[Tensor, Tensor]:
+        """(b, K) likeliest guesses behind the (b,) roots, each behind the one before, and float32 confidences of each."""
+        level, tokens, found = Frontier(torch.zeros_like(roots)[:, None]), roots[:, None], list[tuple[Tensor, Tensor]]()
+        self.begin(roots, length)
+        for depth in range(length):
+            guesses, own = self.children(level, tokens, 1)  # (b, 1, 1)
+            confidence = self.confidence(level, tokens, own[..., 0])
+            tokens, level = self.named(guesses[..., 0], depth), Frontier(level.parent, level)
+            found.append((tokens, confidence.float()))
+            mark(f"draft {depth}")
+        guesses, confidences = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+        return guesses, confidences
+
+    def confidence(self, level: Frontier, tokens: Tensor, own: Tensor) -> Tensor:
+        """(b, E) how likely the best child of each of a level's nodes is right; by default its probability.
+
+        tokens : (b, E) of the nodes · own : (b, E) log-probability of that child
+        """
+        return own.exp()
 
     def read(self, answer: GivenText) -> None:
         """Take a whole text, so that `seek` can go to its states; rows that were there are forgotten."""
@@ -257,10 +277,7 @@ def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Greedy, de
 
 def drafting_by(grow: Callable[[Tensor, Mark], Pool], draft: Draft, acceptance: Greedy) -> Drafting:
     """What drafts the best nodes of a pool that is grown anew at every step, behind the (b,) roots."""
-    if (rule := acceptance.record["rule"]) not in SAME_TEXT:
-        raise InvalidInput(
-            f"A tree built anew at every step needs greedy decoding or sampling, but the rule is {rule}."
-        )
+    check_rule(acceptance)
 
     def drafted(roots: Tensor, mark: Mark) -> Drafted:
         tokens, parents, depths, ancestors = chosen_tree(grow(roots, mark), roots, len(draft))
@@ -273,6 +290,40 @@ def drafting_by(grow: Callable[[Tensor, Mark], Pool], draft: Draft, acceptance: 
         return Drafted(tokens, depths, ancestors, accepted)
 
     return drafted
+
+
+@drafting_of.register
+def _(chain: ConfidentChain, drafter: Drafter, state: object, acceptance: Greedy, device: torch.device) -> Drafting:
+    if not (isinstance(state, LevelDraft) and drafter.has_confidences):
+        raise InvalidInput(
+            f"A confident chain needs confidences of guesses that are made at once: {drafter.kind} has none."
+        )
+    check_fits(drafter, chain.depth, 0)
+    check_rule(acceptance)
+
+    def drafted(roots: Tensor, mark: Mark) -> Drafted:
+        guesses, confidences = state.chain(chain.length, roots, mark)
+        kept = (confidences.double() >= chain.threshold).cumprod(1)  # (b, K)
+        longest = int(kept.sum(1).max())
+        tokens = torch.cat([roots[:, None], guesses.masked_fill(kept == 0, -1)[:, :longest]], 1)
+        places = torch.arange(1 + longest, device=device)
+        mark("choose")
+
+        def accepted(choices: Tensor, logits: Tensor) -> tuple[Nodes, Nodes, Nodes]:
+            known, chosen = torch.stack([tokens, choices]).tolist()
+            return known, chosen, follow_each([[0, *range(longest)]] * len(known), known, chosen)
+
+        return Drafted(tokens, places, places[:, None] >= places, accepted)
+
+    return drafted
+
+
+def check_rule(acceptance: Greedy) -> None:
+    """Raise InvalidInput for a rule that depends on how guesses were drafted."""
+    if (rule := acceptance.record["rule"]) not in SAME_TEXT:
+        raise InvalidInput(
+            f"A draft built anew at every step needs greedy decoding or sampling, but the rule is {rule}."
+        )
 
 
 def check_fits(drafter: Drafter, depth: int, max_rank: int) -> None:

@@ -42,7 +42,7 @@ class MedusaHeads(Heads):
     ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied; ``placed`` are dtype and device.
     """
 
-    kind, has_marginals = "medusa", True
+    kind, has_marginals, has_confidences = "medusa", True, True
 
     def __init__(
         self,

@@ -75,6 +75,11 @@ class PathDraft(BlockState):
         read, self.carried = self.drafter.joined(rows, tokens, state)
         return torch.as_tensor(self.drafter.logits(read))
 
+    def confidence(self, level: Frontier, tokens: Tensor, own: Tensor) -> Tensor:
+        if isinstance(self.drafter, DSparkHeads):  # which has a head for it
+            return self.drafter.confidences(self.made[:, level.depth, None], tokens).sigmoid()
+        return super().confidence(level, tokens, own)
+
 
 class DSparkHeads(PathHeads):
     """A DSpark drafter.
@@ -100,7 +105,7 @@ class DSparkHeads(PathHeads):
             parts[name] = zero_linear(states * rank + d, (2 * states - 1) * rank, **placed)
         self.markov_head = nn.ModuleDict(parts)
         head = {"proj": zero_linear(confidence, 1, **placed)} if confidence else {}
-        self.confidence_head = nn.ModuleDict(head)
+        self.confidence_head, self.has_confidences = nn.ModuleDict(head), bool(confidence)
         self.sizes = {
             "projector_type": "dspark",
             "markov_rank": rank,

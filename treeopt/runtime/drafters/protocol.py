@@ -220,12 +220,13 @@ class Drafter:
     vocab_size   : V, the target's
     reads_prompt : whether `ranks` needs the states of the prompt too
     has_marginals : whether its guesses at all depths are there at once, so that its drafts are `MarginalDraft`s
+    has_confidences : whether a pass makes a chain of guesses and says how likely each is right: confident chains can be drafted
     """
 
     kind: str
     num_heads: int
     vocab_size: int
-    reads_prompt = has_marginals = False
+    reads_prompt = has_marginals = has_confidences = False
 
     @property
     def widest(self) -> int:

@@ -1,0 +1,285 @@
+"""Confident chains: the cut and the replay against plain loops, what they cost, how they are planned, and damage that is refused."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.growth.replay import THRESHOLDS, accepted_lengths, confident_rates, kept_lengths, record_for, replay, tells
+from treeopt.growth.source import TraceSource
+from treeopt.latency.estimate import StepCosts
+from treeopt.latency.rounds import Planned, Rounds, Visit
+from treeopt.pipeline.profile.placement import anew_trees
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.regret import plan_losses
+from treeopt.planning.request import PlanRequest
+from treeopt.records.plan import Plan
+from treeopt.records.pools import Counts
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.trace import RankTrace
+from treeopt.runtime.acceptance.rules import Greedy
+from treeopt.runtime.drafters.levels import LevelDraft, drafting_of
+from treeopt.runtime.drafters.protocol import Drafter
+from treeopt.trees.draft import ALL_CUT, CONFIDENT, ConfidentChain, draft_of
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Tree
+
+from .conftest import random_trace
+from .test_block_paths import WIDTH, random_dflash2, random_dspark, slow_dflash2, slow_dspark, slow_path, slow_taps
+from .test_dflash import CAUSAL, random_dflash, slow_dflash
+from .test_dynamic import slow_replay
+
+HEADS, BATCHES = 4, (1, 2)
+EDGES = (0.1, 0.7, 0.5)  # float32 is above, below and at these
+
+
+def recorded(seed, lengths, *, informed=False) -> RankTrace:
+    """Random ranks and confidences, some at the thresholds that are asked; informed ones are high where the guess is right."""
+    rng = np.random.default_rng(seed)
+    trace = random_trace(rng, np.array(lengths), HEADS, 6)
+    sure, ranks = rng.random(trace.ranks.shape), trace.ranks
+    if informed:  # about half of the texts are easy
+        ranks = np.where((rng.random((len(ranks), 1)) < 0.5) & (ranks > 0), 0, ranks)
+        sure = np.where(ranks == 0, 1 - 0.6 * sure**2, 0.6 * sure)
+    sure = np.where(rng.random(sure.shape) < (0.02 if informed else 0.3), rng.choice([*EDGES, 0, 1], sure.shape), sure)
+    about = {"cluster": np.arange(len(lengths)) // 2, "meta": trace.meta | {"confidences": True}}
+    return replace(trace, ranks=ranks, confidences=sure.astype(np.float32), **about)
+
+
+def slow_kept(sure, threshold, length) -> int:
+    """Guesses before the first of one state whose confidence is below the threshold."""
+    kept = 0
+    while kept < length and float(sure[kept]) >= threshold:
+        kept += 1
+    return kept
+
+
+def slow_states(trace, chain) -> tuple[list[int], list[int], list[list[int]]]:
+    """What each state keeps and accepts, and the states at which each sequence takes a step."""
+    kept = [slow_kept(sure, chain.threshold, chain.length) for sure in trace.confidences]
+    match = [next((d for d, rank in enumerate(ranks) if rank), HEADS) for ranks in trace.ranks.tolist()]
+    accepted = list(map(min, kept, match))
+    return kept, accepted, slow_replay(trace, accepted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_threshold_and_length_is_replayed_as_a_plain_loop_does(tmp_path, seed):
+    recorded(seed, lengths := [1, 2, 30, 7, 40, 25]).save(tmp_path / "t.npz")
+    trace = RankTrace.load(tmp_path / "t.npz")
+    for threshold, length in itertools.product((0, *EDGES, 0.33, 1), range(1, HEADS + 1)):
+        chain = ConfidentChain(length, threshold)
+        kept, accepted, states = slow_states(trace, chain)
+        assert kept_lengths(trace, chain).tolist() == kept
+        assert accepted_lengths(trace, chain).tolist() == accepted
+        assert replay(trace, chain).steps.tolist() == [len(some) for some in states]
+        rates, flat = TraceSource(trace).rate(chain), [*itertools.chain(*states)]
+        assert (
+            rates.steps.tolist() == np.bincount(np.arange(len(lengths)) // 2, [len(some) for some in states]).tolist()
+        )
+        shares = np.bincount([kept[t] for t in flat], minlength=1 + length) / len(flat)
+        np.testing.assert_allclose(rates.kept, shares, atol=1e-12)
+        counted = np.bincount([accepted[t] for t in flat], minlength=1 + length)
+        assert TraceSource(trace).guess_counts(chain).tolist() == counted.tolist()
+    found = confident_rates(trace, 3)
+    assert 1 < len(found) <= THRESHOLDS
+    for chain, rates in found.items():
+        assert (chain.length, rates.steps.tolist()) == (3, TraceSource(trace).rate(chain).steps.tolist())
+    assert not tells(trace, ConfidentChain(HEADS + 1, 0.5))
+    for other in (replace(trace, confidences=None), trace):
+        with pytest.raises(OutOfRange, match="does not tell"):
+            accepted_lengths(other, ConfidentChain(HEADS + (other is trace), 0.5))
+    assert not confident_rates(replace(trace, confidences=None), 3)
+
+
+class Given(LevelDraft):
+    """Drafts the same guesses for every row, with these confidences."""
+
+    def __init__(self, sure):
+        self.sure = torch.tensor(sure)
+
+    def chain(self, length, roots, mark):
+        return torch.arange(1, 1 + length).expand(len(self.sure), -1), self.sure[:, :length]
+
+
+class Guesser(Drafter):
+    kind, num_heads, has_confidences, draft_vocab_size = "given", HEADS, True, 99
+
+
+def test_a_step_verifies_as_many_rows_as_the_longest_of_the_batch_keeps():
+    trace, drafter = recorded(5, [40]), Guesser()
+    for threshold, b in itertools.product((*EDGES, 0, 0.9, 1), (1, 2, 5)):
+        sure, chain = trace.confidences[10 : 10 + b], ConfidentChain(HEADS, threshold)
+        kept = [slow_kept(row, threshold, HEADS) for row in sure]
+        step = drafting_of(chain, drafter, Given(sure), Greedy(), torch.device("cpu"))(
+            torch.arange(b), lambda part: None
+        )
+        shape = b, 1 + max(kept)
+        assert step.tokens.tolist() == [
+            [row, *(d if d <= n else -1 for d in range(1, shape[1]))] for row, n in enumerate(kept)
+        ]
+        assert step.ancestors.tolist() == np.tri(shape[1], dtype=bool).tolist()
+        assert step.depths.tolist() == list(range(shape[1]))
+        choices = torch.arange(1, 1 + shape[1]).expand(shape)  # the target says what was guessed
+        assert [len(path) - 1 for path in step.accepted(choices, choices)[2]] == kept
+
+
+def slow_chain(heads, hidden, root):
+    """The drafted path, and of each guess how likely it is, one after the other."""
+    path, found, w = [], [], heads.weights
+    for k in range(heads.num_heads):
+        around = [slow_taps] if heads.kind == "dflash2" else []
+        row, before = slow_path(heads, hidden, root, path, *around)[k]
+        if heads.kind == "dspark":
+            read = torch.cat([row, w["markov_head.markov_w1.weight"][before]])[
+                : w["confidence_head.proj.weight"].shape[1]
+            ]
+            found.append(
+                1 / (1 + (-(w["confidence_head.proj.weight"][0] @ read + w["confidence_head.proj.bias"][0])).exp())
+            )
+            path.append(slow_dspark(heads, [], hidden, root, path)[0])
+            continue
+        logits = heads.lm_head @ row
+        if heads.kind == "dflash2":
+            some, selector = slow_dflash2(heads, [], hidden, root, path), heads.candidate_selector
+            gate = selector.predecessor_codebook[before] * (selector.hidden_projection.weight @ row)
+            logits = torch.stack([logits[b] + gate @ selector.successor_codebook[b] for b in some])
+            path.append(some[0])
+        else:
+            path.append(slow_dflash(heads, [], hidden, root, path)[0])
+        found.append(logits.exp().max() / logits.exp().sum())
+    return path, found
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "dspark, narrow", "dflash2"])
+@pytest.mark.parametrize("causal", CAUSAL[:2])
+def test_confidences_are_those_of_a_forward_that_is_written_out(kind, causal):
+    """Along the drafted path, whatever the text says: DSpark's head, else the probability of the likeliest guess."""
+    head = WIDTH if "narrow" in kind else WIDTH + 5
+    make, form = {"dflash": (random_dflash, {}), "dflash2": (random_dflash2, {})}.get(
+        kind, (random_dspark, {"confidence": head, "markov": "gated"})
+    )
+    heads = make(causal=causal, guesses=4, **form)
+    assert heads.has_confidences
+    hidden = torch.randn(6, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        draft = heads.start(1, 40)
+        draft.prefill([[1, 2, 3, 4, 5, 6]], hidden[None])
+        guesses, sure = draft.chain(4, torch.tensor([7]), lambda part: None)
+        path, slow = slow_chain(heads, hidden, 7)
+    assert guesses[0].tolist() == path
+    torch.testing.assert_close(sure[0], torch.stack(slow).float())
+    assert sure.dtype == torch.float32
+
+
+# Latencies and plans.
+
+
+def profile_of(batch_sizes=BATCHES, *, row_ms=1.0) -> LatencyProfile:
+    """Plain steps of 5 ms; a guess costs 0.3 ms to draft and 1 ms to verify, and confidences 0.2 ms a step."""
+    plain = [StepTiming(b, 512, 1, 0, (5.0,) * 9) for b in batch_sizes]
+    points = [
+        StepTiming(b, 512, n, d, (5 + 0.3 * d + row_ms * (n - 1),) * 9)
+        for b in batch_sizes
+        for n in range(2, 9)
+        for d in range(1, min(n, HEADS + 1))
+    ]
+    for b in batch_sizes:
+        draft_ms = 0.3 * HEADS + 0.2
+        points.append(StepTiming(b, 512, 1 + HEADS, HEADS, (5 + draft_ms + row_ms * HEADS,) * 9, confident=HEADS))
+        points.append(StepTiming(b, 512, 1, 0, (5 + draft_ms,) * 9, confident=HEADS))
+    return LatencyProfile(tuple(points), tuple(plain))
+
+
+def slow_ms(trace, chain, batch_size, row_ms=1.0) -> float:
+    """Mean over all batches of steps of the replay: all drafted, and verified as far as the longest of each."""
+    kept, _, states = slow_states(trace, chain)
+    lengths = [kept[t] for t in itertools.chain(*states)]
+    longest = [max(batch) for batch in itertools.product(lengths, repeat=batch_size)]
+    return 5 + 0.3 * chain.length + 0.2 + row_ms * float(np.mean(longest))
+
+
+@pytest.mark.parametrize("row_ms", [0.02, 2.0])
+def test_a_plan_has_the_threshold_with_the_best_throughput(tmp_path, row_ms):
+    record, profile = recorded(6, [40] * 10, informed=True), profile_of(row_ms=row_ms)
+    profile.save(tmp_path / "profile.json")
+    profile = LatencyProfile.load(tmp_path / "profile.json")
+    plan = plan_trees(record, profile, PlanRequest(Limits(8), batch_sizes=BATCHES, context=512))
+    plan.save(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    for entry in plan:
+        best = entry.best("confident")
+        ms = {chain: slow_ms(record, chain, entry.batch_size, row_ms) for chain in confident_rates(record, HEADS)}
+        rate = {chain: replay(record, chain).tokens_per_step / each for chain, each in ms.items()}
+        assert best.step_ms == pytest.approx(ms[best.draft], rel=0.02)  # without what the choice owes to luck
+        assert rate[best.draft] == max(rate.values())
+        chain = entry.best("chain")
+        assert (entry.draft.kind == "confident") == (row_ms == 2.0 and best.rate > 1.005 * chain.rate)
+        _, accepted, states = slow_states(record, best.draft)
+        if entry.draft == best.draft:
+            counts = np.bincount([accepted[t] for t in itertools.chain(*states)], minlength=1 + HEADS)
+            np.testing.assert_allclose(entry.accepted, counts / counts.sum(), atol=1e-9)
+    assert any(entry.draft.kind == "confident" for entry in plan) == (row_ms == 2.0)
+    other = recorded(7, [30] * 10, informed=True)  # whose thresholds are others
+    for entry, loss in zip(plan, plan_losses(plan, other, profile), strict=True):
+        if entry.draft.kind == "confident":
+            assert loss.reached.step_ms == pytest.approx(
+                slow_ms(other, entry.draft, entry.batch_size, row_ms), rel=1e-9
+            )
+
+
+def test_two_chains_are_timed_and_their_costs_lie_beyond_a_fixed_one_and_a_plain_step():
+    trace = recorded(8, [30, 30])
+    assert anew_trees(trace, 64) == [ConfidentChain(HEADS, 0.0), ConfidentChain(HEADS, 1.0)]
+    assert anew_trees(trace, 3) == [ConfidentChain(2, 0.0), ConfidentChain(2, 1.0)]
+    trees = anew_trees(trace, 64)
+    visits = tuple(Visit(place=i, seconds=1.0, step_ms=[3.0 + i], accepted=[0.5], lengths=[9]) for i in range(3))
+    ((timed, _),) = Rounds(trees, 2, Planned([0, 1], (1, 1), 1.0, 1.0), [visits]).timings()
+    assert [(t.size, t.depth, t.confident, t.drafted) for t in timed] == [(5, 4, 4, CONFIDENT), (1, 0, 4, ALL_CUT)]
+    costs = StepCosts(profile_of(), 1)
+    np.testing.assert_allclose(costs.ms([5, 1], [4, 0], [CONFIDENT, ALL_CUT]), [10.4, 6.4])
+    fixed = LatencyProfile(tuple(profile_of().fixed), profile_of().autoregressive)
+    assert np.isnan(StepCosts(fixed, 1).ms([5, 1], [4, 0], [CONFIDENT, ALL_CUT])).all()
+
+
+# Records.
+
+
+def test_confidences_are_asked_for_and_kept_where_records_are_joined():
+    assert record_for([ConfidentChain(3, 0.5), Tree.chain(2)]) == Counts(1, confidences=True)
+    assert record_for([Tree.chain(2)]) == Counts(1)
+    few = {"tokens": 6, "guesses": 4, "has_probabilities": True}
+    assert Counts(confidences=True).fitting(**few, has_confidences=True).record == {"top_k": 6, "confidences": True}
+    assert Counts(confidences=True).fitting(**few).record == {"top_k": 6}
+    trace = recorded(9, [3, 9, 5])
+    both = RankTrace.concatenate([trace, trace], trace.meta)
+    assert (both.select(np.arange(3, 6)).confidences == trace.confidences).all()
+
+
+@pytest.mark.parametrize(
+    "damage", [np.nan, -0.1, 1.5, lambda sure: sure[:, 1:], lambda sure: sure[:-1], lambda sure: sure[:, 0]]
+)
+def test_damaged_confidences_are_refused(tmp_path, damage):
+    trace = recorded(10, [4, 6])
+    sure = damage(trace.confidences) if callable(damage) else trace.confidences.copy()
+    if not callable(damage):
+        sure[3, 1] = damage
+    trace.save(tmp_path / "t.npz")
+    with np.load(tmp_path / "t.npz") as saved:
+        arrays = dict(saved)
+    np.savez(tmp_path / "t.npz", **arrays | {"confidences": sure})
+    with pytest.raises(InvalidInput, match="confidences must"):
+        RankTrace.load(tmp_path / "t.npz")
+
+
+def test_a_draft_is_read_from_its_record_and_has_limits():
+    for chain in (ConfidentChain(7, 0.4), ConfidentChain(1, 0), ConfidentChain(63, 1)):
+        assert draft_of(chain.record) == chain
+    for record in ({"length": 0}, {"length": 64}, {"threshold": -0.1}, {"threshold": 1.1}, {"threshold": float("nan")}):
+        with pytest.raises(InvalidInput, match=f"{next(iter(record))} of a confident chain must be"):
+            draft_of(ConfidentChain(3, 0.5).record | record)
+    for wrong in ("0.5", True, None):
+        with pytest.raises(InvalidInput, match="threshold of a draft must be a number"):
+            draft_of({"length": 3, "threshold": wrong})
