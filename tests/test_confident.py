@@ -240,6 +240,10 @@ def test_two_chains_are_timed_and_their_costs_lie_beyond_a_fixed_one_and_a_plain
     assert [(t.size, t.depth, t.confident, t.drafted) for t in timed] == [(5, 4, 4, CONFIDENT), (1, 0, 4, ALL_CUT)]
     costs = StepCosts(profile_of(), 1)
     np.testing.assert_allclose(costs.ms([5, 1], [4, 0], [CONFIDENT, ALL_CUT]), [10.4, 6.4])
+    timed = profile_of()
+    less = [replace(p, step_ms=(9.0,) * 9) if p.confident and p.size > 1 else p for p in timed.points]
+    less = StepCosts(replace(timed, points=tuple(less)), 1)
+    np.testing.assert_allclose(less.ms([5, 5], [4, 4], [CONFIDENT, 0]), [9.0, 10.2])
     fixed = LatencyProfile(tuple(profile_of().fixed), profile_of().autoregressive)
     assert np.isnan(StepCosts(fixed, 1).ms([5, 1], [4, 0], [CONFIDENT, ALL_CUT])).all()
 

@@ -295,7 +295,9 @@ class StepCosts:
         extras = {1: Extra()}
         for topk, points in found.items():
             levels, extra, errors = zip(*points, strict=True)
-            extras[topk] = Extra(*rising_line(levels, extra), float(np.sqrt(np.square(errors).mean())))
+            # The one confident chain was timed itself, so that the noise of a fixed one as long does not count.
+            line = (float(extra[0]), 0.0) if topk == CONFIDENT else rising_line(levels, extra)
+            extras[topk] = Extra(*line, float(np.sqrt(np.square(errors).mean())))
         return extras
 
     def _extra_ms(self, sizes: IntArray, depths: IntArray, topks: IntArray) -> Floats:
