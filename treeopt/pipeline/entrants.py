@@ -114,7 +114,8 @@ def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> 
         draft, is_ours = entrant.draft, not engine.about
         if not draft.topk and draft.kind not in ("plain", "chain"):
             raise Unsupported(f"{engine.name} takes chains of the likeliest guesses, but {name} is another tree.")
-        if not draft.topk and (entrant.is_own or draft.depth > source.num_heads):
+        other_width = engine.by_width and draft.depth not in (0, source.num_heads)
+        if not draft.topk and (entrant.is_own or other_width or draft.depth > source.num_heads):
             found[name] = Entrant(draft, is_replayable=False, is_own=entrant.is_own)
         else:
             found[name] = replace(entrant, is_replayable=is_ours or len(draft) == 1)

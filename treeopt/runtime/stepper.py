@@ -72,6 +72,7 @@ class Stepper(ABC):
     takes_trees : whether it takes dynamic trees, for one prompt at a time
     own_length  : longest chain of the engine's own settings; None where it has to be told one
     own_stops   : whether its own settings may end a chain earlier; else they are the chain of own_length
+    by_width    : whether a chain is all of a block, so that chains of other lengths than the drafter's have other guesses
     without_own : why its own settings are not decoded, in a sentence; empty where they are, or there are none
     about       : what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
     converted   : as `Runtime` has it
@@ -89,6 +90,7 @@ class Stepper(ABC):
     takes_trees: bool = False
     own_length: int | None = None
     own_stops: bool = False
+    by_width: bool = False
     without_own: str = ""
     about: str = ""
     converted: Mapping[str, str] = {}

@@ -1,7 +1,7 @@
-"""Assisted generation of transformers: its own `generate`, with a draft model, prompt lookup or an early exit.
+"""Assisted generation of transformers: its own `generate`, with a draft model, prompt lookup, an early exit or DFlash.
 
 A streamer gets the tokens of every pass. Only one prompt is answered at once. Read in transformers 5.23.0:
-generation/utils.py (`_assisted_decoding`), generation/candidate_generator.py.
+generation/utils.py (`_assisted_decoding`), generation/candidate_generator.py, models/muse_glimmer_assistant, its DFlash.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from treeopt.errors import Unsupported
 from treeopt.records.drafters import LOOKED_UP
+from treeopt.runtime.drafters.dflash import DFlashHeads
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
@@ -26,7 +28,7 @@ from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 
-DRAFTERS = ("draft-model", "early-exit", "ngram")
+DRAFTERS = ("draft-model", "early-exit", "ngram", "dflash")
 # Of the assistant's generation config: where it is not told otherwise, guesses end where it is not confident.
 SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 OTHER_ROWS = (
@@ -51,7 +53,10 @@ class Transformers(Stepper):
         self._assisted: dict[str, object] = {}  # arguments of `generate`
         self._own: Mapping[str, Any] = {}
         self.about = about_lookup("transformers", drafter)
-        if isinstance(drafter, DraftModel):
+        if isinstance(drafter, DFlashHeads):
+            self._assisted = {"assistant_model": dflash_assistant(target, drafter)}
+            self.by_width = True
+        elif isinstance(drafter, DraftModel):
             self.assistant, self.exit = target.model, drafter.model.num_layers
             if drafter.kind == "draft-model":
                 self.assistant = drafter.model.model
@@ -88,6 +93,8 @@ class Transformers(Stepper):
             asked |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
         elif length != 0 and self.kind == "early-exit":
             asked["assistant_early_exit"] = self.exit
+        elif length is not None and length != 0 and self.kind == "dflash":
+            asked["speculation_type"], self._assisted["assistant_model"].config.block_size = "dflash", length + 1
         stream = PassStream(self.stop, length != 0)
         with self._settings(told), loadable("`engine=transformers` must be able to answer", self.target.name):
             began = time.perf_counter()
@@ -117,6 +124,43 @@ class Transformers(Stepper):
             self.target.config.num_hidden_layers = layers  # an early exit that is interrupted leaves fewer
             for model, config in zip(models, kept, strict=True):
                 model.generation_config = config
+
+
+def dflash_assistant(target: Target, drafter: DFlashHeads) -> Any:
+    """transformers' own DFlash with a drafter's weights, whose storage is used. Raises Unsupported for one that it drafts otherwise with."""
+    from transformers.models.muse_glimmer_assistant import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+    form, like, embeddings = drafter.form, drafter.config, target.model.get_input_embeddings()
+    window = max((window or 0 for window in form.windows), default=0)
+    has_own = not drafter.shares_projection or not torch.equal(drafter.embedding, embeddings.weight)
+    reasons = {
+        "guesses from the newest token's own row": form.from_anchor,
+        "has rows that do not see those behind them": any(form.causal) or 0 < window < drafter.block_rows,
+        "reads the target behind its last layer": target.num_layers in form.layers,
+        "has an lm_head, a vocabulary or embeddings of its own": has_own or drafter.token_ids is not None,
+        "is for a target that scales its embeddings": type(embeddings) is not torch.nn.Embedding,
+    }
+    if found := [reason for reason, is_so in reasons.items() if is_so]:
+        raise Unsupported(
+            f"transformers drafts with DFlash's usual form alone, but this drafter {found[0]}. It runs in treeopt itself: leave "
+            "`engine` out."
+        )
+    sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    others = ("head_dim", "rms_norm_eps", "rope_parameters", "max_position_embeddings", "hidden_act")
+    config = MuseGlimmerAssistantConfig(
+        **{name: getattr(like, name) for name in (*sizes, *others)},
+        layer_types=["sliding_attention" if one else "full_attention" for one in form.windows],
+        sliding_window=max(window - 1, 0),  # here how many places away a row sees
+        target_layer_ids=[layer - 1 for layer in form.layers],
+        mask_token_id=form.mask_id,
+        block_size=drafter.block_rows,
+    )
+    with torch.device("meta"):
+        made = MuseGlimmerAssistantModel(config)
+    made.rotary_emb = drafter.rotary
+    names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+    made.load_state_dict({names.get(name, name): weight for name, weight in drafter.weights.items()}, assign=True)
+    return made.eval()
 
 
 class PassStream(StoppingCriteria):
