@@ -193,6 +193,34 @@ BY_FLAG = {
         ),
     ),
 }
+EDGE = by_flag("--specVerifySize", root=True, must=lambda given: given.keys().isdisjoint({"--dsparkScheduler"}))
+
+
+def read_edge_llm(files: Files) -> Lengths:
+    """The length that is verified; of a stepwise drafter as many steps, of a block one step and DFlash's own rows."""
+    given = flags(files)
+    if "--specDecode" in given:
+        assert given["--specDraftTopK"] == "1"  # else a tree
+        steps, rows = int(given["--specDraftStep"]), int(given["--specVerifySize"])
+        assert steps in (1, rows - 1)  # its DFlash, JetSpec and DSpark ask for 1
+        assert given.get("--dflashBlockSize", str(rows)) == str(rows)  # which verifySize is set to
+    return EDGE(files)
+
+
+def read_onnx_block(files: Files) -> Lengths:
+    """The block of the model builder; with max_draft_tokens left out the runtime verifies 4."""
+    options = dict(word.split("=") for word in shlex.split(files[COMMANDS], comments=True) if "=" in word)
+    if not options:
+        return NO_CHAIN
+    assert options["use_paged_attention"] == "true"
+    assert options.keys() >= {"aux_hidden_state_layers"}
+    (kind,) = {"dflash2", "dspark"} & {name.removesuffix("_path") for name in options}
+    length = int(options[f"{kind}_num_draft_tokens"])
+    assert length >= (2 if kind == "dspark" else 1)
+    assert int(options["max_draft_tokens"]) == length <= 16
+    return ((1, None, length),)
+
+
 TYPES = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark", "ngram-simple")  # llama.cpp's
 REMOVED = {
     *("--draft", "--draft-n", "--draft-max", "--draft-min", "--draft-n-min"),
@@ -423,6 +451,11 @@ TOLD = {
     ("llama-cpp", "eagle3"): f"--spec-type draft-eagle3 --spec-draft-model DRAFTER.gguf {LLAMA}",
     ("llama-cpp", "mtp"): f"--spec-type draft-mtp {LLAMA}",  # its own layers
     ("llama-cpp", "dflash"): f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {LLAMA}",
+    ("edge-llm", "eagle3"): "--specDecode --specDraftTopK 1 --specDraftStep 3 --specVerifySize 4",
+    ("edge-llm", "mtp"): "--specDecode --specDraftTopK 1 --specDraftStep 3 --specVerifySize 4",
+    ("edge-llm", "dflash"): "--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4 --dflashBlockSize 4",
+    ("edge-llm", "dspark"): "--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4",
+    ("llama-cpp", "dflash2"): f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {LLAMA}",
     ("llama-cpp", "dspark"): f"--spec-type draft-dspark --spec-draft-model DRAFTER.gguf {LLAMA}",
     ("llama-cpp", "ngram"): "--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 3",
     ("lmdeploy", "eagle3"): f"--speculative-algorithm eagle3 --speculative-draft-model DRAFTER {NUMBER}",
@@ -436,6 +469,8 @@ TOLD = {
         "search": {"do_sample": False},
         "speculative": {**FIXED, "ngram_size": 4, "ngram_chained_lookup": False},
     },
+    ("onnx-genai", "dflash2"): "dflash2_path=DRAFTER dflash2_num_draft_tokens=3 max_draft_tokens=3",
+    ("onnx-genai", "dspark"): "dspark_path=DRAFTER dspark_num_draft_tokens=3 max_draft_tokens=3",
     ("openvino", "draft-model"): ASSISTED,
     ("openvino", "ngram"): {**ASSISTED, "max_ngram_size": 3},
     ("redrafter", "redrafter"): "--greedy_search=True --beam_width=1 --beam_length=4",
@@ -447,11 +482,15 @@ TOLD = {
     ("sglang", "draft-model"): f"--speculative-algorithm STANDALONE {DRAFT} {STEPS}",
     ("sglang", "ngram"): "NGRAM --speculative-num-draft-tokens 4 --speculative-ngram-max-bfs-breadth 1",
     ("sglang", "dflash"): f"DFLASH {DRAFT} --speculative-num-draft-tokens 4",  # the root too
+    ("sglang", "dflash2"): f"DFLASH {DRAFT} --speculative-num-draft-tokens 4",
     ("sglang", "dspark"): f"DSPARK {DRAFT} --speculative-dspark-block-size 3",
     ("tensorrt-llm", "eagle3"): {"decoding_type": "Eagle3", **TRT, "speculative_model": "DRAFTER"},
     ("tensorrt-llm", "mtp"): {"decoding_type": "MTP", **TRT},
     ("tensorrt-llm", "draft-model"): {"decoding_type": "Draft_Target", **TRT, "speculative_model": "DRAFTER"},
     ("tensorrt-llm", "ngram"): {"decoding_type": "NGram", **TRT, "max_matching_ngram_size": 3},
+    ("tensorrt-llm", "dflash"): {"decoding_type": "DFlash", **TRT, "speculative_model": "DRAFTER"},
+    ("tensorrt-llm", "dspark"): {"decoding_type": "DSpark", **TRT, "speculative_model": "DRAFTER"},
+    ("tensorrt-llm", "pard"): {"decoding_type": "PARD", **TRT, "speculative_model": "DRAFTER"},
     ("tgi", "medusa"): "text-generation-launcher --model-id HEADS --speculate 3",
     ("tgi", "ngram"): "text-generation-launcher --model-id BASE --speculate 3",
     ("transformers", "draft-model"): {
@@ -461,6 +500,10 @@ TOLD = {
     },
     ("transformers", "ngram"): {"do_sample": False, "prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 3},
     ("vllm", "eagle3"): {"method": "eagle3", **VLLM},
+    ("vllm", "dflash"): {"method": "dflash", **VLLM},
+    ("vllm", "dflash2"): {"method": "dflash", **VLLM},
+    ("vllm", "p-eagle"): {"method": "eagle3", "parallel_drafting": True, **VLLM},
+    ("vllm", "pard"): {"method": "draft_model", "parallel_drafting": True, **VLLM},
     ("vllm", "dspark"): {"method": "dspark", **VLLM},
     ("vllm", "draft-model"): {"method": "draft_model", **VLLM},
     ("vllm", "mtp"): {"method": "mtp", "num_speculative_tokens": 3},
@@ -479,12 +522,15 @@ READERS: dict[tuple[str, str], Reader] = {
     ("tensorrt-llm", "medusa"): read_tensorrt_trees,
     ("tensorrt-llm", "draft-len"): read_tensorrt_llm,
     ("tensorrt-llm", "ngram"): read_tensorrt_llm,
+    ("tensorrt-llm", "block"): read_tensorrt_llm,
+    ("edge-llm", "chain"): read_edge_llm,
+    ("onnx-genai", "block"): read_onnx_block,
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,
     ("tensorrt-llm", "eagle"): read_tensorrt_trees,
     ("triton", "medusa"): read_triton,
     ("modelopt", "specbench-medusa"): read_modelopt,
     ("tgi", "speculate"): BY_FLAG["tgi"],
-    **dict.fromkeys((("vllm", name) for name in ("batch-size", "suffix", "medusa")), read_vllm),
+    **dict.fromkeys((("vllm", name) for name in ("batch-size", "parallel", "suffix", "medusa")), read_vllm),
     **dict.fromkeys((("sglang", name) for name in ("adaptive", "steps", "dflash", "dspark")), read_sglang),
     ("sglang", "dynamic-tree"): read_sglang_tree,
     ("fastrl", "dynamic-tree"): read_fastrl,

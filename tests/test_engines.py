@@ -69,6 +69,8 @@ def test_each_engine_is_told_this_of_a_chain_of_three(engine, drafter):
             "mlc-llm",
             "mlx-lm",
             "exllamav3",
+            "edge-llm",
+            "onnx-genai",
         )
     else:
         (text,) = [text for name, text in written.files.items() if name.endswith((".json", ".yml"))]
@@ -226,9 +228,9 @@ def test_options_that_make_no_difference_are_refused():
 
 
 def test_names_that_are_not_known_are_refused_with_the_known_ones():
-    with pytest.raises(Unsupported, match="eagle1, eagle2, exllamav3"):
+    with pytest.raises(Unsupported, match="eagle1, eagle2, edge-llm, exllamav3"):
         method_of("other")
-    with pytest.raises(Unsupported, match="medusa, draft-len, ngram, dynamic-tree, eagle"):
+    with pytest.raises(Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree, eagle"):
         method_of("tensorrt-llm", method="other")
 
 
@@ -244,6 +246,9 @@ def test_names_that_are_not_known_are_refused_with_the_known_ones():
         ("sglang", "eagle3", {"lengths": ((1, 5, 5), (6, None, 2))}, "batch sizes 5."),
         ("tgi", "medusa", {"batch_size": 33}, "above 128 rows"),
         ("vllm", "mtp", {}, "does not divide"),
+        ("vllm", "dflash", {}, "sample_from_anchor: true"),
+        ("vllm", "pard", {}, "seldom right"),
+        ("edge-llm", "dflash", {}, "--maxVerifyTreeSize 4 or more"),
         ("vllm", "draft-model", {}, "vocabularies of MODEL and DRAFTER"),
         ("vllm", "eagle3", {"lengths": ((1, 4, 5), (5, None, 1))}, "drops the schedule and keeps 5"),
         ("vllm", "medusa", {}, "removed upstream in 0.33.0; it is for releases up to 0.32.0"),
@@ -285,6 +290,53 @@ def test_numbers_that_follow_from_the_sequences():
 def test_chains_longer_than_the_heads_are_refused(engine):
     with pytest.raises(InvalidInput, match="max_depth=8"):
         chain(engine, "medusa", 9)
+
+
+SERVED = {  # kinds of drafters of blocks by engine, and engines by their way with a block that is too wide
+    "dflash": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "lmdeploy", "exllamav3"},
+    "dflash2": {"vllm", "sglang", "llama-cpp", "onnx-genai"},
+    "dspark": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "onnx-genai", "rtp-llm"},
+    "p-eagle": {"vllm"},
+    "pard": {"vllm", "tensorrt-llm"},
+}
+WIDER = {
+    "vllm": "without a word",
+    "tensorrt-llm": "does not start",
+    "llama-cpp": "no more than the block, with a warning",
+    "onnx-genai": "refuses to build",
+}
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_engines_serve_the_drafters_of_blocks_that_they_know_and_refuse_others_by_name(kind):
+    assert {name for name, one in ENGINES.items() if any(kind in way.drafters for way in one.methods)} == SERVED[kind]
+    for engine in ENGINES.keys() - SERVED[kind]:
+        with pytest.raises(InvalidInput, match=f"this drafter is {kind}. It runs in .*{sorted(SERVED[kind])[0]}"):
+            chain(engine, kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"), [(k, e) for k in ("dflash", "dflash2", "dspark") for e in sorted(SERVED[k])]
+)
+def test_a_chain_longer_than_the_block_is_refused_with_what_the_engine_would_do(kind, engine):
+    """Of its own length it is written; SGLang runs wider blocks, with a warning, and some were faster."""
+    assert chain(engine, kind, 5, widest=5).files
+    if engine in WIDER:
+        with pytest.raises(
+            InvalidInput, match=f"up to 5 guesses from this drafter.*this one has 6, and it .*{WIDER[engine]}"
+        ):
+            chain(engine, kind, 6, widest=5)
+    elif (engine, kind) == ("edge-llm", "dspark"):
+        for length in (4, 6):
+            with pytest.raises(InvalidInput, match=f"the whole block .* 5 guesses, but this chain has {length}"):
+                chain(engine, kind, length, widest=5)
+    else:
+        assert chain(engine, kind, 6, widest=5).files
+
+
+def test_a_single_guess_of_dspark_is_none_of_onnx_runtimes_blocks():
+    with pytest.raises(InvalidInput, match="blocks of DSpark of 2 guesses or more, but this chain has 1"):
+        chain("onnx-genai", "dspark", 1)
 
 
 def test_fastrl_refuses_schedules_that_its_map_would_turn_around():
@@ -367,9 +419,9 @@ def test_the_page_has_the_tables_as_they_are():
 
 def test_what_is_known_and_not_planned_for_is_in_the_tables():
     known = {
-        "tensorrt-llm": "dynamic trees of MTP, DFlash, DSpark, PARD, SA, AUTO",
+        "tensorrt-llm": "dynamic trees of MTP, SA, AUTO",
         "sglang": "UNO, Domino, block verification",
-        "vllm": "ngram_gpu, PARD, P-EAGLE, block verification",
+        "vllm": "ngram_gpu, Domino, block verification",
         "llama-cpp": "ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache",
     }
     page = PAGE.read_text(encoding="utf-8")

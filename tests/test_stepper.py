@@ -273,7 +273,9 @@ def test_the_first_pass_is_no_step_and_what_is_behind_the_end_is_cut():
 
 def test_drafters_and_engines_that_there_are_not_are_refused(target, heads):
     setup = Setup(target, heads, StopRule(frozenset(), 9))
-    with pytest.raises(Unsupported, match=r"early-exit, ngram, dflash, but this drafter is medusa\. It runs in treeopt itself"):
+    with pytest.raises(
+        Unsupported, match=r"early-exit, ngram, dflash, but this drafter is medusa\. It runs in treeopt itself"
+    ):
         open_stepper("transformers", setup)
     with pytest.raises(Unsupported, match=r"must be one of transformers, openvino, .*, but got 'vlm'"):
         open_stepper("vlm", setup)

@@ -38,6 +38,7 @@ class Request:
 
     For methods of dynamic trees it is ``dynamic`` for every batch size, ``settings`` by batch size, or lengths of chains.
 
+    widest         guesses of the widest block that the drafter was trained for; None where it has no such, or it is not known
     max_draft_len  of an engine that has been built already; None where it is built for this tree
     acceptance     record of the rule that the tree was chosen for; None for greedy decoding
     drafter_id     which drafter of its kind, as records name it
@@ -53,6 +54,7 @@ class Request:
     batch_size: int = 1
     num_heads: int
     num_layers: int = 1
+    widest: int | None = None
     drafter: str | None = None
     drafter_id: str | None = None
     version: str | None = None
@@ -123,6 +125,7 @@ class Method:
     by_version     whether its files differ by release · by_batch_size  whether it takes a schedule
     built_for_size whether another size needs another engine build · by_request  whether every request has settings of its own
     looks_up       how it looks n-grams up, where that is known: "from the latest place"; `EARLIEST` as ngram:earliest does
+    wider          what it does with a chain that is longer than the block that a drafter was trained for; empty where it drafts it
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
@@ -149,6 +152,7 @@ class Method:
     built_for_size: bool = False
     by_request: bool = False
     looks_up: str = ""
+    wider: str = ""
     versions: str = "current"
     status: str = "live"
     source: str

@@ -21,7 +21,11 @@ Ranges = tuple[tuple[int, int | None, Value], ...]  # of batch sizes, with what 
 SCRIPT = "generate.py"
 Keys = Mapping[str, Any]  # of settings in JSON
 LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
-BLOCKS = ("dflash", "dspark")  # drafters that guess a block at once, as long as they were trained for at most
+BLOCKS = (
+    "dflash",
+    "dflash2",
+    "dspark",
+)  # drafters that guess a block at once, as long as they were trained for at most
 
 
 def merged(ranges: Ranges[Value]) -> Ranges[Value]:

@@ -44,7 +44,7 @@ write = Flags(
         "draft-model": f"--spec-type draft-simple --spec-draft-model DRAFTER.gguf {DRAFT}",
         "eagle3": f"--spec-type draft-eagle3 --spec-draft-model DRAFTER.gguf {DRAFT}",
         "mtp": f"--spec-type draft-mtp {DRAFT}",
-        "dflash": f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {DRAFT}",
+        **dict.fromkeys(("dflash", "dflash2"), f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {DRAFT}"),
         "dspark": f"--spec-type draft-dspark --spec-draft-model DRAFTER.gguf {DRAFT}",
         "ngram": "--spec-type ngram-simple --spec-ngram-simple-size-n {looked_up} --spec-ngram-simple-size-m {length}",
     },
@@ -197,6 +197,7 @@ ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-p
            rules=("greedy", "sample"), carrier="--spec-type, --spec-draft-n-max",
            syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",
            derived=("rows of a step = n-max + 1",), looks_up="from the latest place of n-grams of one size",
+           wider="would draft no more than the block, with a warning in its log",
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
 ))  # fmt: skip

@@ -1,12 +1,15 @@
-"""ONNX Runtime GenAI: the length of a chain among the speculative options of a generator, one sequence at a time.
+"""ONNX Runtime GenAI: the length of a chain among the speculative options of a generator, one sequence at a time; or among
+those of its model builder, which makes a drafter of blocks a part of the model that its engine of batches runs.
 
 max_draft_tokens  the length, 1 to 16, while min_adaptive_k is 0; above 0 the engine adapts the length to its timings
 ngram_size        matches the last N - 1 tokens, no fewer; 0 for none
+num_draft_tokens  of a block that is built, and max_draft_tokens those of it that are verified: 4 unless told otherwise
 model.draft       in MODEL's genai_config.json: the draft model's decoder, beside that of the target
 """
 
-from treeopt.engines.base import Method, ServingEngine
-from treeopt.engines.chains import Library, Way
+from treeopt.engines.base import Method, Request, ServingEngine, Written
+from treeopt.engines.chains import Flags, Library, Way, only_length
+from treeopt.errors import InvalidInput
 from treeopt.records.drafters import LOOKED_UP
 
 MOST_LENGTH = 16
@@ -55,6 +58,31 @@ draft, lookup = (
     )
 )
 
+PAGED = "--extra_options use_paged_attention=true aux_hidden_state_layers=LAYERS"
+blocks = Flags(
+    engine="ONNX Runtime GenAI",
+    serve="python -m onnxruntime_genai.models.builder --input MODEL --output BUILT --precision bf16 --execution_provider cuda",
+    options={
+        kind: f"{PAGED} {kind}_path=DRAFTER {kind}_num_draft_tokens={{length}} max_draft_tokens={{length}}"
+        for kind in ("dflash2", "dspark")
+    },
+    notes=(
+        "LAYERS are the target_layer_ids of DRAFTER's config.json, each plus one, with commas between them.",
+        "The command builds BUILT, which onnxruntime_genai.Engine runs, and no Generator.",
+    ),
+)
+
+
+def write_block(request: Request) -> Written:
+    """The command of the model builder; InvalidInput for a single guess of DSpark, which it refuses."""
+    if request.kind == "dspark" and only_length(request, "ONNX Runtime GenAI") == 1:
+        raise InvalidInput(
+            "ONNX Runtime GenAI builds blocks of DSpark of 2 guesses or more, but this chain has 1: serve the model alone, or plan "
+            "for a longer chain."
+        )
+    return blocks(request)
+
+
 OPTIONS = "set_speculative_options() of GeneratorParams, or speculative in genai_config.json"
 SOURCE = "microsoft/onnxruntime-genai docs/SpeculativeDecoding.md, src/decoding/"
 ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="onnxruntime-genai", methods=(
@@ -67,4 +95,9 @@ ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="o
            syntax='{"ngram_size": 4, "max_draft_tokens": 3}', derived=("min_adaptive_k = 0", "ngram_size = 4"),
            looks_up="from the latest place of n-grams of one size",
            source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=lookup),
+    Method(name="block", drafters=tuple(blocks.options), checked="0.18.0", max_depth=MOST_LENGTH, carrier="--extra_options of its model builder",
+           syntax="dspark_path=DRAFTER dspark_num_draft_tokens=3 max_draft_tokens=3",
+           derived=("aux_hidden_state_layers = target_layer_ids + 1", "max_draft_tokens = num_draft_tokens"),
+           wider="refuses to build them", versions="0.18.0; CUDA, targets of the family Qwen",
+           source="microsoft/onnxruntime-genai src/python/py/models/builders/qwen.py, block_drafter.py", write=write_block),
 ))  # fmt: skip

@@ -78,6 +78,7 @@ def ask(
     request = Request(
         num_heads=num_heads,
         num_layers=drafter.get("num_layers") or 1,
+        widest=drafter.get("widest"),
         drafter=drafter.get("kind"),
         drafter_id=drafter.get("id"),
         version=version,
@@ -239,6 +240,11 @@ def write_request(request: Request, way: Method, engine: str) -> Written:
         reason = _misread(request.tree, way, request.num_heads)
     elif way.max_depth is not None and longest > way.max_depth:
         reason = f"takes chains of up to {way.max_depth} guesses, but this one has {longest}"
+    if way.wider and request.drafter in BLOCKS and 0 < (request.widest or 0) < longest:
+        reason = (
+            f"takes chains of up to {request.widest} guesses from this drafter, which was trained for blocks of no more, but this "
+            f"one has {longest}, and it {way.wider}"
+        )
     if reason:
         raise InvalidInput(f"{engine} {reason}: {search_for(engine, way)}")
     for one in request.groups.values():

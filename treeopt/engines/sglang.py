@@ -42,7 +42,7 @@ WHOLE_VOCABULARY = (
 STEPS, TOPK, ROWS = "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"
 LENGTH = {  # by kind of drafter
     "ngram": f" {ROWS} {{rows}} --speculative-ngram-max-bfs-breadth 1",
-    "dflash": f" {ROWS} {{rows}}",
+    **dict.fromkeys(("dflash", "dflash2"), f" {ROWS} {{rows}}"),
     "dspark": " --speculative-dspark-block-size {length}",
 }
 PAGED = ("flashinfer", "fa3", "triton")  # backends of attention whose pages may have several tokens with a tree
@@ -142,7 +142,7 @@ def tree_notes(trees: Sequence[DynamicTree]) -> list[str]:
 
 def drafter_flags(kind: str) -> str:
     own = "" if kind in ("mtp", "ngram") else " --speculative-draft-model-path DRAFTER"
-    return f" --speculative-algorithm {ALGORITHMS.get(kind, kind.upper())}{own}"
+    return f" --speculative-algorithm {ALGORITHMS.get(kind, kind.upper().removesuffix('2'))}{own}"
 
 
 def _chain(request: Request, length: int) -> str:
@@ -293,7 +293,7 @@ ENGINES = (
                syntax="--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16",
                derived=("num-draft-tokens = rows", "num-draft-tokens - 1 <= pool"), source=f"{HOOK}, {PACKAGE}/spec_utils.py",
                write=write_tree),
-        Method(name="dflash", checked="0.5.23", drafters=("dflash",), rules=("greedy", "sample"),
+        Method(name="dflash", checked="0.5.23", drafters=("dflash", "dflash2"), rules=("greedy", "sample"),
                carrier="--speculative-num-draft-tokens",
                syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
                derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),

@@ -37,8 +37,9 @@ from treeopt.files.storage import typed
 from treeopt.records.drafters import LOOKED_UP
 
 FILE = "llm_api_options.yml"
-TYPES = {"eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram"}
-OWN_MODEL = ("eagle3", "draft-model")
+IN_BLOCKS = {"dflash": "DFlash", "dspark": "DSpark", "pard": "PARD"}
+TYPES = {"eagle3": "Eagle3", "mtp": "MTP", "draft-model": "Draft_Target", "ngram": "NGram", **IN_BLOCKS}
+OWN_MODEL = ("eagle3", "draft-model", *IN_BLOCKS)
 UPPER, LOWER = "upper-bound", "lower-bound"
 TREE_NOTES = (
     "TensorRT-LLM builds no dynamic trees for targets with sliding windows or MLA (gpt-oss, DeepSeek).",
@@ -66,7 +67,7 @@ def write(request: Request) -> Written:
         options["speculative_model"] = "DRAFTER"
     if kind == "ngram":
         options["max_matching_ngram_size"] = LOOKED_UP
-    notes: list[str] = []
+    notes = ["TensorRT-LLM refuses a DSpark drafter that guesses a part of the vocabulary (d2t)."] * (kind == "dspark")
     if request.rule != "greedy" and kind != "ngram":
         if meaning == LOWER:
             raise InvalidInput(
@@ -232,8 +233,7 @@ ENGINE = ServingEngine(
     readers={"TensorRT-LLM, C++": tensorrt_trees.read_cpp, "TensorRT-LLM, Python": tensorrt_trees.read_python},
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
                                   is_of_drafts, read_drafts, takes_others=True)},
-    unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "DFlash": "decoding_type: DFlash",
-               "DSpark": "decoding_type: DSpark", "PARD": "decoding_type: PARD", "AUTO": "decoding_type: AUTO",
+    unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO",
                "SA": "decoding_type: SA, or sa_config of Eagle3, MTP and PARD"},
     methods=(
     Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), shape="any", first_depth_closed=True,
@@ -249,6 +249,10 @@ ENGINE = ServingEngine(
            derived=("max_draft_len = length at the smallest key",), by_version=True, by_batch_size=True,
            versions="PR #8194 on; keys are upper bounds since PR #10860, lower bounds before",
            source=f"{ARGS}, PRs #8194, #10860, #12262, #12588", write=write),
+    Method(name="block", checked=MAIN, drafters=tuple(IN_BLOCKS), carrier="speculative_config in the YAML of trtllm-serve --config",
+           syntax="decoding_type: DFlash, max_draft_len: 3", derived=("max_draft_len = length at the smallest key",),
+           by_batch_size=True, wider="does not start with them", versions="DFlash and PARD in 1.3.0rc27, DSpark in 1.4.0rc1",
+           source=f"{ARGS}, tensorrt_llm/_torch/speculative/dflash.py", write=write),
     Method(name="ngram", checked=MAIN, drafters=("ngram",), rules=("greedy", "sample"), looks_up="in a pool of all requests",
            carrier="speculative_config in the YAML of trtllm-serve --config", syntax="decoding_type: NGram, max_draft_len: 3",
            derived=("max_draft_len = length at the smallest key",), by_version=True, by_batch_size=True,

@@ -41,13 +41,20 @@ from treeopt.records.drafters import LOOKED_UP
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
-SCHEDULED = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "dflash", "dspark")
+SCHEDULED = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "dflash", "dflash2", "dspark")
+METHODS = {"draft-model": "draft_model", "dflash2": "dflash", "p-eagle": "eagle3", "pard": "draft_model"}
+PARALLEL = ("p-eagle", "pard")
+ANY_LENGTH = "All lengths have the same guesses; those deeper than DRAFTER was trained for are seldom right."
 MODELS = dict.fromkeys(("mtp", "ngram", "suffix"), None) | {"medusa": "HEADS"}  # all others have a DRAFTER
 MEDUSA_UNTIL = "0.32.0"
 NOTES = {
     "draft-model": "vLLM does not start where the vocabularies of MODEL and DRAFTER differ in size, unless the config has "
     '"use_heterogeneous_vocab": true, which goes with greedy drafts alone.',
     "medusa": "vLLM reads the heads in its own layout: treeopt convert DRAFTER --to vllm --output HEADS",
+    "dflash": "vLLM does not start with a DFlash drafter whose config.json has sample_from_anchor: true.",
+    "dspark": "Releases from 0.26.0 on may refuse fewer tokens than DRAFTER's block (PR #47419), and where the draft is a part of "
+    "MODEL more than that which are no multiple of it.",
+    **dict.fromkeys(PARALLEL, ANY_LENGTH),
     "suffix": "Suffix decoding needs Arctic Inference: pip install arctic-inference==0.1.1",
 }
 
@@ -65,11 +72,13 @@ def write(request: Request) -> Written:
         chains.check_heads(longest, request, "vLLM")
     if longest == 0:
         return chains.plain("vllm serve MODEL")
-    config: dict[str, object] = {"method": kind.replace("-", "_")}
+    config: dict[str, object] = {"method": METHODS.get(kind, kind)}
     if model := MODELS.get(kind, "DRAFTER"):
         config["model"] = model
     if kind == "ngram":
         config["prompt_lookup_max"], config["prompt_lookup_min"] = LOOKED_UP, 1
+    if kind in PARALLEL:
+        config["parallel_drafting"] = True
     if request.rule == "reject":
         config["draft_sample_method"] = "probabilistic"
     config["num_speculative_tokens"] = longest
@@ -268,17 +277,20 @@ IMPORTS = {
                           is_of_requests, read_responses),
 }  # fmt: skip
 CONFIG = "num_speculative_tokens in --speculative-config"
-UNPLANNED = {"ngram_gpu": '"method": "ngram_gpu"', "P-EAGLE": '"method": "eagle3", "parallel_drafting": true',
-             "PARD": '"method": "draft_model", "parallel_drafting": true',
+UNPLANNED = {"ngram_gpu": '"method": "ngram_gpu"', "Domino": '"method": "dflash"',
              "block verification": '"rejection_sample_method": "block"'}  # fmt: skip
 ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm serve", imports=IMPORTS, unplanned=UNPLANNED, methods=(
     Method(name="batch-size", checked="0.33.0", drafters=SCHEDULED, rules=("greedy", "sample", "reject"),
            looks_up="from the latest place, or on model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) the earliest",
            carrier="num_speculative_tokens_per_batch_size in --speculative-config", syntax="[[1, 16, 3], [17, 4096, 0]]",
            derived=("num_speculative_tokens = longest length", "of MTP ≤ its layers or = a multiple of them"),
-           by_batch_size=True, versions="PR #32374 on; not with data parallelism",
+           by_batch_size=True, wider="would draft them without a word, in a block with other and mostly worse guesses",
+           versions="PR #32374 on; not with data parallelism",
            source="vllm-project/vllm vllm/v1/spec_decode/dynamic/utils.py, vllm/config/speculative.py, vllm/config/vllm.py",
            write=write),
+    Method(name="parallel", checked="0.33.0", drafters=PARALLEL, rules=("greedy", "sample"), carrier=CONFIG,
+           syntax='{"method": "eagle3", "parallel_drafting": true, "num_speculative_tokens": 3}',
+           source="vllm-project/vllm vllm/config/speculative.py, PR #32887", write=write),
     Method(name="suffix", checked="0.33.0", drafters=("suffix",), rules=("greedy", "sample"), carrier=CONFIG,
            syntax='{"method": "suffix", "num_speculative_tokens": 3}',
            source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write),

@@ -14,7 +14,7 @@ from typing_extensions import Self, TypedDict, Unpack  # pydantic takes none of 
 
 from treeopt.errors import quoted
 from treeopt.files import storage
-from treeopt.files.fields import NotNegative, Share
+from treeopt.files.fields import NotNegative, Positive, Share
 from treeopt.files.provenance import machine, versions
 from treeopt.files.shell import command_line
 from treeopt.records.display import Drawn
@@ -41,7 +41,10 @@ class Kept(Drawn):
 
 
 class DrafterRecord(TypedDict, total=False):
-    """A drafter; one without weights of its own has no sha256."""
+    """A drafter; one without weights of its own has no sha256.
+
+    widest : guesses of its widest block, where every guess depends on how many there are
+    """
 
     kind: str | None
     id: str | None
@@ -49,6 +52,7 @@ class DrafterRecord(TypedDict, total=False):
     sha256: str | None
     num_heads: int | None
     num_layers: int | None
+    widest: Positive | None
 
 
 class RuleRecord(TypedDict, total=False):

@@ -129,6 +129,10 @@ class DFlashHeads(Heads):
             self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
 
     @property
+    def widest(self) -> int:
+        return 0 if all(self.form.causal) else self.form.most_guesses
+
+    @property
     def drafts(self) -> type[BlockState]:
         """The state that a decoder has of it."""
         return BlockDraft

@@ -100,6 +100,8 @@ def _record(drafter: Any, id_: str, files: Sequence[Path] = ()) -> DrafterRecord
     found: DrafterRecord = {"kind": drafter.kind, "id": id_, "sha256": digest, "num_heads": drafter.num_heads}
     if hasattr(drafter, "num_layers"):
         found["num_layers"] = drafter.num_layers
+    if drafter.widest:
+        found["widest"] = drafter.widest
     return found
 
 

@@ -227,6 +227,11 @@ class Drafter:
     reads_prompt = has_marginals = False
 
     @property
+    def widest(self) -> int:
+        """Guesses of the widest block, where every guess depends on how many there are; else 0."""
+        return 0
+
+    @property
     def draft_vocab_size(self) -> int:
         """Vt tokens that it knows: logits per guess, and so the most ranks that it can tell apart."""
         raise NotImplementedError

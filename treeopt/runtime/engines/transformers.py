@@ -50,7 +50,7 @@ class Transformers(Stepper):
     def __init__(self, target: Target, drafter: Drafter, stop: StopRule, say: object = None) -> None:
         self.target, self.kind, self.stop = target, drafter.kind, stop
         self.assistant: Any = None  # the model whose generation config has the settings
-        self._assisted: dict[str, object] = {}  # arguments of `generate`
+        self._assisted: dict[str, Any] = {}  # arguments of `generate`
         self._own: Mapping[str, Any] = {}
         self.about = about_lookup("transformers", drafter)
         if isinstance(drafter, DFlashHeads):
