@@ -362,6 +362,21 @@ def test_an_engine_of_chains_gets_the_best_of_a_plan_of_trees_and_that_is_said(e
         export(plan[1].tree, engine)
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark", "p-eagle", "pard"])
+def test_plans_of_drafters_of_blocks_come_back_from_every_engine_that_runs_them(kind):
+    """The record says how wide the block is that the drafter was trained for: a plan beyond it is for nobody's block."""
+    plan = plan_of(kind, shape="chain")
+    length, record = plan[1].chosen.depth, plan.drafter
+    for engine in runners(kind):
+        way = method_of(engine, kind)
+        for widest in (None, length):
+            written = export_plan(replace(plan, drafter={**record, "widest": widest}), engine)
+            assert READERS[engine, way.name](written.files) == ((1, None, length),)
+        if way.wider and kind not in ("p-eagle", "pard"):
+            with pytest.raises(InvalidInput, match=f"up to {length - 1} guesses from this drafter"):
+                export_plan(replace(plan, drafter={**record, "widest": length - 1}), engine)
+
+
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
 
@@ -418,7 +433,9 @@ def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
     assert "No engine that treeopt knows runs drafters of the kind nobody's" in " ".join(said.split())
 
 
-@pytest.mark.parametrize("kind", ["draft-model", "medusa", "eagle", "eagle3", "ngram"])
+@pytest.mark.parametrize(
+    "kind", ["draft-model", "medusa", "eagle", "eagle3", "ngram", "dflash", "dflash2", "dspark", "p-eagle", "pard"]
+)
 def test_a_plan_that_is_not_to_speculate_is_every_engines_plain_command(tmp_path, kind):
     """All that can run the drafter get it, but for those that take a list of choices and nothing else."""
     run, plan = RunDirectory(tmp_path), plan_of(kind, shape="chain", batch_sizes=(1, 4))

@@ -487,6 +487,7 @@ def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     demo_model, joint = opening.open_base({}, "cpu"), kind == "medusa-2"
     target = load_target(str(out), device="cpu") if joint else demo_model
     opened = open_drafter(None if joint else str(out), target, depth=2 if kind == "eagle3" else None)
+    assert opened.record.get("widest") == (2 if kind == "dspark" else None)
     assert opened.record["layout"] == {"medusa-1": "medusa", "medusa-2": "merged", "eagle3": "eagle-3"}.get(kind, kind)
     prompts, stop = [c.first for c in demo_prompts(demo_model).conversations[:2]], StopRule(target.eos_ids, 12)
     plain = decode(target, None, prompts, batch_size=2, stop=stop)

@@ -7,8 +7,10 @@ num_draft_tokens  of a block that is built, and max_draft_tokens those of it tha
 model.draft       in MODEL's genai_config.json: the draft model's decoder, beside that of the target
 """
 
-from treeopt.engines.base import Method, Request, ServingEngine, Written
-from treeopt.engines.chains import Flags, Library, Way, only_length
+from collections.abc import Sequence
+
+from treeopt.engines.base import Method, Request, ServingEngine
+from treeopt.engines.chains import Flags, Library, Way
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import LOOKED_UP
 
@@ -58,6 +60,16 @@ draft, lookup = (
     )
 )
 
+
+def two_or_more(request: Request, length: int) -> Sequence[str]:
+    """No notes; InvalidInput for a single guess of DSpark."""
+    if request.kind == "dspark" and length == 1:
+        raise InvalidInput(
+            "ONNX Runtime GenAI builds blocks of DSpark of 2 guesses or more, but this chain has 1: plan a longer one."
+        )
+    return ()
+
+
 PAGED = "--extra_options use_paged_attention=true aux_hidden_state_layers=LAYERS"
 blocks = Flags(
     engine="ONNX Runtime GenAI",
@@ -70,17 +82,8 @@ blocks = Flags(
         "LAYERS are the target_layer_ids of DRAFTER's config.json, each plus one, with commas between them.",
         "The command builds BUILT, which onnxruntime_genai.Engine runs, and no Generator.",
     ),
+    also=two_or_more,
 )
-
-
-def write_block(request: Request) -> Written:
-    """The command of the model builder; InvalidInput for a single guess of DSpark, which it refuses."""
-    if request.kind == "dspark" and only_length(request, "ONNX Runtime GenAI") == 1:
-        raise InvalidInput(
-            "ONNX Runtime GenAI builds blocks of DSpark of 2 guesses or more, but this chain has 1: serve the model alone, or plan "
-            "for a longer chain."
-        )
-    return blocks(request)
 
 
 OPTIONS = "set_speculative_options() of GeneratorParams, or speculative in genai_config.json"
@@ -99,5 +102,5 @@ ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="o
            syntax="dspark_path=DRAFTER dspark_num_draft_tokens=3 max_draft_tokens=3",
            derived=("aux_hidden_state_layers = target_layer_ids + 1", "max_draft_tokens = num_draft_tokens"),
            wider="refuses to build them", versions="0.18.0; CUDA, targets of the family Qwen",
-           source="microsoft/onnxruntime-genai src/python/py/models/builders/qwen.py, block_drafter.py", write=write_block),
+           source="microsoft/onnxruntime-genai src/python/py/models/builders/qwen.py, block_drafter.py", write=blocks),
 ))  # fmt: skip

@@ -52,8 +52,7 @@ NOTES = {
     '"use_heterogeneous_vocab": true, which goes with greedy drafts alone.',
     "medusa": "vLLM reads the heads in its own layout: treeopt convert DRAFTER --to vllm --output HEADS",
     "dflash": "vLLM does not start with a DFlash drafter whose config.json has sample_from_anchor: true.",
-    "dspark": "Releases from 0.26.0 on may refuse fewer tokens than DRAFTER's block (PR #47419), and where the draft is a part of "
-    "MODEL more than that which are no multiple of it.",
+    "dspark": "Releases from 0.26.0 on may refuse fewer tokens than DRAFTER's block (PR #47419).",
     **dict.fromkeys(PARALLEL, ANY_LENGTH),
     "suffix": "Suffix decoding needs Arctic Inference: pip install arctic-inference==0.1.1",
 }
