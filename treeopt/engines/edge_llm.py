@@ -37,7 +37,7 @@ write = Flags(
 )
 
 ENGINE = ServingEngine(name="edge-llm", title="TensorRT Edge-LLM", methods=(
-    Method(name="chain", checked="0.10 and 0.11, main of 2026-09", drafters=tuple(write.options),
+    Method(name="chain", checked="0.10.1", drafters=tuple(write.options),
            carrier="--specDraftStep, --specVerifySize, --dflashBlockSize",
            syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4 --dflashBlockSize 4",
            derived=("specVerifySize = length + 1", "specVerifySize <= maxVerifyTreeSize of the engine"),

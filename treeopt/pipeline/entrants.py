@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treeopt.engines.registry import runners
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.source import Source, objective_for
 from treeopt.pipeline.trees import named_tree
@@ -87,9 +88,10 @@ def engine_entrants(
     if entry.draft.kind in ("tree", *ANEW) and not (entry.draft.kind == "dynamic" and takes_dynamic):
         del entrants["chosen"]
         lengths.sort(key=lambda length: length != best)
+        plans = engine.name in runners((plan.drafter or {}).get("kind"))
         note(
-            f"{engine.name} takes no draft of the plan's kind, {entry.draft.kind}: its best chain, of {best}, is decoded. "
-            f"To plan for it: {run.command('search', '--for', engine.name)}"
+            f"{engine.name} takes no draft of the plan's kind, {entry.draft.kind}: its best chain, of {best}, is decoded."
+            + f" To plan for it: {run.command('search', '--for', engine.name)}" * plans
         )
     entrants |= {f"chain of {n}": fixed(source, Tree.chain(n)) for n in lengths if Tree.chain(n) != entry.draft}
     entrants |= rivals(entry, ("dynamic",)) if takes_dynamic else {}
