@@ -92,10 +92,12 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
     assert len(list((tmp_path / "killed/checkpoint.partial").glob("*.pt"))) == 1
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1), ("dspark", 2)])
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1), ("p-eagle", 2), ("dspark", 2)]
+)
 def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
     target = small_target(layers=7, dtype=torch.float32)
-    recipe = Recipe(kind, K, num_layers=layers, steps=3, draft_vocab=20 if kind == "eagle3" else None)
+    recipe = Recipe(kind, K, num_layers=layers, steps=3, draft_vocab=20 if "eagle" in kind else None)
     loop = make_loop(tmp_path / "first", target, recipe)
     before = run(loop)
     save_result(loop.trainee, target, recipe, tmp_path / "heads")
@@ -107,7 +109,7 @@ def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
     assert any(not torch.equal(weight, before[name]) for name, weight in run(begun).items())
     with pytest.raises(InvalidInput, match="start must be heads of the kind hydra\\+\\+ with 2 heads of 4 layers"):
         make_heads(target, Recipe("hydra++", K, start=str(tmp_path / "heads")))
-    if kind != "eagle3":  # whose layer guesses as far as it is asked to
+    if "eagle" not in kind:  # whose layers guess as far as they are asked to
         with pytest.raises(InvalidInput, match=f"start must be heads of the kind {kind} with 3 heads"):
             make_heads(target, replace(onward, num_heads=K + 1))
 
@@ -177,7 +179,7 @@ def test_several_processes_go_on_at_their_last_checkpoint(tmp_path):
     assert loop.keep() == 2
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", "hydra++", "eagle3", "dspark"])
+@pytest.mark.parametrize("kind", ["medusa-1", "hydra++", "eagle3", "p-eagle", "dspark"])
 def test_passes_change_memory_and_not_the_result(kind, tmp_path):
     recipes = [Recipe(kind, K, steps=3, batch_size=7, accumulate=n) for n in (1, 3)]
     one, three = (run(make_loop(tmp_path / str(recipe.accumulate), small_target(), recipe)) for recipe in recipes)
@@ -246,7 +248,7 @@ def test_heads_learn_a_language_without_surprises(kind, steps, least, tmp_path):
     assert after["trials"] == [12 * 15, 12 * 14]
 
 
-@pytest.mark.parametrize("kind", ["hydra++", "eagle3", "dspark"])
+@pytest.mark.parametrize("kind", ["hydra++", "eagle3", "p-eagle", "dspark"])
 def test_a_drafter_with_a_teacher_comes_nearer_to_its_distribution_and_the_base_stays(kind, tmp_path):
     target = small_target()
     weights = copy.deepcopy(target.model.state_dict())
@@ -467,7 +469,7 @@ def test_given_answers_are_cut_where_they_loop():
 # The command
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", "medusa-2", "hydra++", "eagle3", "dspark"])
+@pytest.mark.parametrize("kind", ["medusa-1", "medusa-2", "hydra++", "eagle3", "p-eagle", "dspark"])
 def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     out = tmp_path / "heads"
     options = ["--num-prompts", 6, "--max-new-tokens", 10, "--batch-size", 2, "--heads", 2, "--layers", 1]

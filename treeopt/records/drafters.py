@@ -36,7 +36,7 @@ class RecipeDefaults:
     teacher     : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3), or beside them (DSpark)
     judges      : learn too how likely the base accepts each guess (DSpark)
     trains_base : the base learns too, through LoRA (Medusa-2)
-    one_layer   : a single layer, which makes all guesses and may know a part of the vocabulary (EAGLE-3)
+    own_vocab   : it may know a part of the vocabulary (EAGLE-3, P-EAGLE)
     """
 
     layout: str
@@ -46,7 +46,7 @@ class RecipeDefaults:
     teacher: bool = False
     judges: bool = False
     trains_base: bool = False
-    one_layer: bool = False
+    own_vocab: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,12 +147,14 @@ DRAFTERS = {
         recognises="checkpoints.eagle3:recognise_eagle3", writes="checkpoints.eagle3:publish_eagle3", layouts={
             "eagle-3": Layout("model.safetensors with fc, midlayer and a vocabulary of its own: EAGLE-3, SGLang, vLLM"),
         }, begins="drafters.eagle3:untrained",
-        recipes={"eagle3": RecipeDefaults("eagle-3", 1, 5e-4, 0.8, teacher=True, one_layer=True)}),
+        recipes={"eagle3": RecipeDefaults("eagle-3", 1, 5e-4, 0.8, teacher=True, own_vocab=True)}),
     "p-eagle": DrafterKind(
         about="P-EAGLE's layers, EAGLE-3's which guess all depths in one pass: as above",
         recognises="checkpoints.eagle3:recognise_eagle3", writes="checkpoints.eagle3:publish_eagle3", layouts={
             "p-eagle": Layout("eagle-3's tensors with mask_hidden and perhaps more layers: NeMo, speculators, vLLM"),
-        }, note=ONE_PASS.format("P-EAGLE drafts all depths")),
+        }, begins="drafters.parallel:untrained",
+        recipes={"p-eagle": RecipeDefaults("p-eagle", 4, 5e-4, 0.8, teacher=True, own_vocab=True)},
+        note=ONE_PASS.format("P-EAGLE drafts all depths")),
     "eagle": DrafterKind(
         about="the layer of EAGLE-1 and EAGLE-2: as above",
         recognises="checkpoints.layer:recognise_eagle", writes="checkpoints.layer:publish_eagle", layouts={

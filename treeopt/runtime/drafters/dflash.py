@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.runtime.cache import tree_mask
-from treeopt.runtime.drafters.layer import TAKEN, begin_weights, layer_config, zero_linear
+from treeopt.runtime.drafters.layer import TAKEN, begin_weights, layer_config, rarest, zero_linear
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.medusa import check_bias
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
@@ -342,8 +341,7 @@ def untrained(
     sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", *TAKEN)
     given = {key: getattr(like, key) for key in sizes} | {"rope_parameters": rope}
     config = Qwen3Config(vocab_size=1, num_hidden_layers=count, attn_implementation="sdpa", **given)
-    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *(text.tokens for text in texts)])
-    mask_id = int(np.bincount(tokens, minlength=target.vocab_size).argmin())
+    mask_id = rarest(texts, target.vocab_size)
     layers, block, none = layers_to_read(target.num_layers), recipe.num_heads + (not from_anchor), (None,) * count
     form = Form(width, target.vocab_size, layers, mask_id, block, from_anchor, (False,) * count, none)
     heads = made(

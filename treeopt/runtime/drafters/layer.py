@@ -10,9 +10,10 @@ b, B rows or texts · T their tokens · n vectors per row · A states of each ·
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,7 +26,7 @@ from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
 
 if TYPE_CHECKING:
     from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch
+    from treeopt.runtime.training.batches import Batch, Text
 
 TAKEN = ("max_position_embeddings", "rms_norm_eps", "hidden_act")  # of the model that the layer is like
 
@@ -153,6 +154,12 @@ def begin_weights(heads: Any, target: Target) -> None:
     last: Any = getattr(target.model.get_decoder(), "norm", None)
     if "RMSNorm" in type(last).__name__:  # which scales a vector of ones by its weight, however it is stored
         heads.norm.weight.copy_(last(torch.ones(target.width, dtype=target.dtype, device=target.device)))
+
+
+def rarest(texts: Sequence[Text], vocab_size: int) -> int:
+    """The token that texts have least often, which stands for a mask where the target has none."""
+    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *(text.tokens for text in texts)])
+    return int(np.bincount(tokens, minlength=vocab_size).argmin())
 
 
 class UnrolledHeads(Heads):

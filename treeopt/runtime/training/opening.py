@@ -157,10 +157,11 @@ def _begun(target: Target, recipe: Recipe, *options: Any) -> Any:
 
 def _started(target: Target, recipe: Recipe, kind: str, new: Any) -> Any:
     """The heads that a recipe goes on from, in the number format of new ones, with whose weights theirs must agree."""
-    one_layer = recipe.defaults.one_layer  # whose vocabulary is its own
-    found: Any = open_drafter(recipe.start, target, depth=recipe.num_heads if one_layer else None).drafter
+    own_vocab = recipe.defaults.own_vocab  # whose vocabulary is its own
+    found: Any = open_drafter(recipe.start, target, depth=recipe.num_heads if own_vocab else None).drafter
     theirs, ours = ({name: p.shape for name, p in heads.named_parameters()} for heads in (found, new))
-    if found.kind != kind or found.num_heads != recipe.num_heads or not (one_layer or theirs == ours):
+    alike = theirs == ours or (own_vocab and found.num_layers == recipe.layers)
+    if found.kind != kind or found.num_heads != recipe.num_heads or not alike:
         raise InvalidInput(
             f"`start` must be heads of the kind {recipe.kind} with {recipe.num_heads} heads of {recipe.layers} layers, but "
             f"{recipe.start} has others: say what they are by `kind`, `num_heads` and `num_layers`."
@@ -175,7 +176,7 @@ def size_of_heads(target: Target, recipe: Recipe) -> Size:
     named |= {"markov": "Markov head", "confidence": "confidence head"}
     parts: Counter[str] = Counter()
     for name, weight in made.named_parameters():
-        own = "layer" if recipe.defaults.one_layer else "blocks"
+        own = "layer" if recipe.defaults.own_vocab else "blocks"
         parts[next((part for mark, part in named.items() if mark in name), own)] += (
             weight.numel() * weight.requires_grad
         )

@@ -33,13 +33,13 @@ class Recipe:
     num_heads     : number of heads: tokens to guess beyond the next one. Of eagle3 the steps that its layer is unrolled over,
                     of dflash and dspark the guesses of a block
     num_layers    : residual blocks of each head; by default 1; hydra++ 4. Of dflash and dspark the layers; by default 2
-    draft_vocab   : tokens that eagle3 guesses: those that the answers have most often; by default 32,000, or all
+    draft_vocab   : tokens that eagle3 or p-eagle guesses: those that the answers have most often; by default 32,000, or all
     steps         : steps to train
     epochs        : passes over the texts; by default 1, unless ``steps`` or ``minutes``
     minutes       : minutes to train. The learning rate falls over this time
     batch_size    : texts in each step, over all devices
     accumulate    : split each step into this many passes, to save memory
-    learning_rate : highest learning rate of the heads; by default 0.001; medusa-2 0.002; eagle3, dflash and dspark 0.0005
+    learning_rate : highest learning rate of the heads; by default 0.001; medusa-2 0.002; eagle3, p-eagle, dflash and dspark 0.0005
     start         : heads of the same kind to go on from, named as a drafter is; by default new ones
     """
 
@@ -59,13 +59,11 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, parameter in parameters_of(Recipe).items():
             parameter.check(getattr(self, name))
-        if self.defaults.one_layer and self.num_layers not in (None, 1):
-            raise InvalidInput(
-                f"`num_layers` must be 1 for {self.kind}, which is one layer, but got {self.num_layers}."
-            )
-        if not self.defaults.one_layer and self.draft_vocab is not None:
-            layers = " or ".join(kind for kind in KINDS if RECIPES[kind].one_layer)
-            raise InvalidInput(f"`draft_vocab` is for `kind={layers}`: heads of the kind {self.kind} know all tokens.")
+        if self.kind == "eagle3" and self.num_layers not in (None, 1):
+            raise InvalidInput(f"`num_layers` must be 1 for eagle3, which is one layer, but got {self.num_layers}.")
+        if not self.defaults.own_vocab and self.draft_vocab is not None:
+            kinds = " or ".join(kind for kind in KINDS if RECIPES[kind].own_vocab)
+            raise InvalidInput(f"`draft_vocab` is for `kind={kinds}`: heads of the kind {self.kind} know all tokens.")
         if self.start is not None and self.draft_vocab is not None:
             raise InvalidInput("`draft_vocab` is of new heads, but `start` names some that have theirs: leave one out.")
         lengths = [f"`{name}`" for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
