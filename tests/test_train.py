@@ -421,3 +421,20 @@ def test_the_curves_of_many_heads_have_room(num_heads):
     named = [text.get_text() for text in beside.get_legend().get_texts()]
     assert len(named) <= 11
     assert {"1", str(num_heads)} <= set(named)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 5), st.integers(0, 4))
+def test_a_step_that_learns_from_some_states_has_those_of_all_and_each_comes_in_turn(lengths, heads, every, first):
+    texts = [Text(np.arange(2 + n, dtype=np.int32), 2, "") for n in lengths]
+    whole, first = make_batch(texts, heads, "cpu"), first % every
+    some = make_batch(texts, heads, "cpu", every, first)
+    assert (some.ahead >= 0).sum(0).tolist() == count_trials(texts, heads, every, first).tolist()
+    known, found = ({(row, column): ahead for row, column, ahead in rows_of(one)} for one in (whole, some))
+    assert found.items() <= known.items()
+    turns = [make_batch(texts, heads, "cpu", every, turn) for turn in range(every)]
+    assert {(row, column) for one in turns for row, column, _ in rows_of(one)} == known.keys()
+
+
+def rows_of(batch):
+    """Text, place and labels of each state of a batch."""
+    return zip(batch.rows.tolist(), batch.columns.tolist(), map(tuple, batch.ahead.tolist()), strict=True)

@@ -36,6 +36,8 @@ class RecipeDefaults:
     teacher     : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3), or beside them (DSpark)
     judges      : learn too how likely the base accepts each guess (DSpark)
     trains_base : the base learns too, through LoRA (Medusa-2)
+    every       : a step learns to guess from every so many states of a text, from others the next time: neighbours teach
+                  much the same, and each costs a block (DFlash)
     own_vocab   : it may know a part of the vocabulary (EAGLE-3, P-EAGLE)
     """
 
@@ -46,6 +48,7 @@ class RecipeDefaults:
     teacher: bool = False
     judges: bool = False
     trains_base: bool = False
+    every: int = 1
     own_vocab: bool = False
 
 
@@ -125,7 +128,7 @@ DRAFTERS = {
         recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
             "dflash": Layout("model.safetensors with fc, hidden_norm and layers on the target's lm_head: z-lab, SpecForge, vLLM, SGLang",
                              shares=True),
-        }, begins="drafters.dflash:untrained", recipes={"dflash": RecipeDefaults("dflash", 2, 5e-4, 0.8)},
+        }, begins="drafters.dflash:untrained", recipes={"dflash": RecipeDefaults("dflash", 2, 5e-4, 0.8, every=4)},
         note=ONE_PASS.format("DFlash drafts a block") + " A block of another length is drafted otherwise."),
     "dflash2": DrafterKind(
         about="DFlash2's layers, whose guesses depend on the one before: as above",

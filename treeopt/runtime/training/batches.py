@@ -77,8 +77,10 @@ class Batch:
             yield at.cpu(), Batch(self.tokens, self.rows[at], self.columns[at], self.ahead[at])
 
 
-def make_batch(texts: Sequence[Text], num_heads: int, device: torch.device | str) -> Batch:
-    """The tensors of some texts, on the device.
+def make_batch(
+    texts: Sequence[Text], num_heads: int, device: torch.device | str, every: int = 1, first: int = 0
+) -> Batch:
+    """The tensors of some texts, on the device; of each text every so many states from the first on, or its last one.
 
     >>> batch = make_batch([Text(np.array([7, 1, 2, 3]), 1, "")], 2, "cpu")
     >>> batch.columns.tolist(), batch.ahead.tolist()
@@ -90,7 +92,7 @@ def make_batch(texts: Sequence[Text], num_heads: int, device: torch.device | str
     for row, text in enumerate(texts):
         n = len(text.tokens)
         tokens[row, :n] = text.tokens
-        states = np.arange(text.prompt_tokens - 1, n - 1)
+        states = np.arange(text.prompt_tokens - 1 + min(first, text.answer_tokens - 1), n - 1, every)
         padded = np.concatenate([text.tokens, np.full(num_heads, NO_LABEL)])
         rows.append(np.full(len(states), row))
         columns.append(states)
@@ -99,14 +101,15 @@ def make_batch(texts: Sequence[Text], num_heads: int, device: torch.device | str
     return Batch(*(torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays))
 
 
-def count_trials(texts: Sequence[Text], num_heads: int) -> IntArray:
-    """(K+1,) how many labels the base and each head have in some texts.
+def count_trials(texts: Sequence[Text], num_heads: int, every: int = 1, first: int = 0) -> IntArray:
+    """(K+1,) how many labels the base and each head have in some texts, at the states of `make_batch`.
 
-    >>> count_trials([Text(np.array([7, 1, 2, 3]), 1, "")], 2).tolist()
-    [3, 2, 1]
+    >>> text = Text(np.array([7, 1, 2, 3]), 1, "")
+    >>> count_trials([text], 2).tolist(), count_trials([text], 2, every=2).tolist()
+    ([3, 2, 1], [2, 1, 1])
     """
-    answers = np.array([text.answer_tokens for text in texts], dtype=np.int64)
-    return np.maximum(answers[:, None] - np.arange(num_heads + 1), 0).sum(0)
+    answers = np.array([max(text.answer_tokens - first, 1) for text in texts], dtype=np.int64)
+    return -(-np.maximum(answers[:, None] - np.arange(num_heads + 1), 0) // every).sum(0)
 
 
 def texts_of_step(step: int, n: int, batch_size: int, seed: int) -> IntArray:

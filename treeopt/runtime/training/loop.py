@@ -152,14 +152,15 @@ class Loop:
         for group in self.optimiser.param_groups:
             group["lr"] = group["peak"] * rate
         chosen = texts_of_step(step, len(self.texts), recipe.batch_size, recipe.seed)
-        trials = count_trials([self.texts[i] for i in chosen], self.num_heads)
+        some = recipe.defaults.every, step % recipe.defaults.every
+        trials = count_trials([self.texts[i] for i in chosen], self.num_heads, *some)
         own = chosen[accelerator.process_index :: accelerator.num_processes]
         mine = sorted(own, key=lambda i: len(self.texts[i].tokens))  # a pass is as long as its longest text
         torch.manual_seed(recipe.seed + step * accelerator.num_processes + accelerator.process_index)  # dropout
         parts, found = np.array_split(mine, recipe.accumulate), []
         for n, part in enumerate(parts, 1):
             with nullcontext() if n == len(parts) else accelerator.no_sync(self.model):
-                loss, counts = self._pass(self.model, self.states, part.tolist(), trials, share)
+                loss, counts = self._pass(self.model, self.states, part.tolist(), trials, share, *some)
                 # Processes average their gradients, where the step's is the sum.
                 accelerator.backward(loss * accelerator.num_processes)
                 found.append(torch.cat([counts, loss.detach().double()[None]]))
@@ -168,8 +169,10 @@ class Loop:
         logged = {key: record[key] for key in LOGGED if record[key] is not None}
         return {"loss": float(total[-1]), "learning_rate": recipe.peak_rate * rate, **logged}
 
-    def _pass(self, model: Any, states: FrozenStates, places: list[int], trials: IntArray, share: float) -> Counted:
-        batch = make_batch([states.texts[i] for i in places], self.num_heads, self.device)
+    def _pass(
+        self, model: Any, states: FrozenStates, places: list[int], trials: IntArray, share: float, *some: int
+    ) -> Counted:
+        batch = make_batch([states.texts[i] for i in places], self.num_heads, self.device, *some)
         hidden = states.of(places, batch) if self.trainee.base is None else None
         counted: Counted = model(batch, hidden, torch.from_numpy(trials).to(self.device), share)
         return counted
