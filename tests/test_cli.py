@@ -226,7 +226,7 @@ def wrong(tmp_path):
         (("calibrate", *run, "--draft-depth", "3"), "has 4 heads"),
         (("train", "--acceptance", "typical", "-o", tmp_path / "heads"), "writes answers to learn from greedily"),
         (("calibrate", *run, "--acceptance", "magic"), "greedy, sample, reject, typical"),
-        (("calibrate", *run, "--acceptance", "reject"), "needs a draft model, --drafter MODEL"),
+        (("calibrate", *run, "--acceptance", "reject"), "needs a draft model that guesses token by token"),
         (("calibrate", *run, "--epsilon", "0.1"), "not for --acceptance greedy"),
         (("calibrate", *run, "--acceptance", "sample", "--temperature", "0"), "must be above 0"),
         (("calibrate", *run, "--device", "cpu", "--device-map", "auto"), "exclude each other"),

@@ -9,10 +9,11 @@ import pytest
 
 from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import method_of
-from treeopt.engines.sglang import BUDGET, COSTS, STS, TABLES, cost_table, dspark_tables
+from treeopt.engines.sglang import BUDGET, COSTS, STS, TABLES
 from treeopt.errors import OutOfRange
 from treeopt.growth.confidence import BINS, GRID, fit_temperatures
 from treeopt.growth.replay import confident_rate, dynamic_rates
+from treeopt.pipeline.confidence import cost_table, tables_of
 from treeopt.pipeline.export import export
 from treeopt.planning.candidates import Candidate, shares_of
 from treeopt.planning.planner import plan_trees
@@ -102,7 +103,7 @@ def test_the_cost_table_is_a_staircase_of_all_tokens_verified():
     assert table["sample_batch_tokens"] == [2, 3, 4, 5]
     np.testing.assert_allclose(table["sample_steps_per_sec"], [1e3 / (5 + 1.3 * n) for n in range(1, 5)])
     nothing = LatencyProfile((), (StepTiming(1, 512, 1, 0, (5.0,)),))
-    assert cost_table(nothing, HEADS) == {} == dspark_tables(None, nothing)
+    assert cost_table(nothing, HEADS) == {} == tables_of(None, nothing)
 
 
 def run_of(tmp_path, kind) -> tuple[RunDirectory, Plan]:

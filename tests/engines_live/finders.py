@@ -35,6 +35,11 @@ def strings(text: str) -> frozenset[str]:
     }
 
 
+def switched_on(text: str) -> frozenset[str]:
+    """Options of the form NAME=true, of every string constant."""
+    return frozenset(f"{name}=true" for name in strings(text))
+
+
 @cache
 def argparse_flags(text: str) -> frozenset[str]:
     """The options of every ``add_argument``."""

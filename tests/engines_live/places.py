@@ -26,6 +26,7 @@ from tests.engines_live.finders import (
     options_of_fields,
     parameters_of,
     strings,
+    switched_on,
 )
 
 Place = dict[str, Finder]
@@ -127,6 +128,13 @@ PLACES: dict[str, dict[str, Place]] = {
         },
         "key": {"onnxruntime_genai/libonnxruntime-genai.so": binary_names},
         "parameter": {"onnxruntime_genai/libonnxruntime-genai.so": binary_names},
+        "program": {"onnxruntime_genai/models/builder.py": always("onnxruntime_genai.models.builder")},
+        "flag of onnxruntime_genai.models.builder": {"onnxruntime_genai/models/builder.py": argparse_flags},
+        "value of --precision": {"onnxruntime_genai/models/builder.py": strings},
+        "value of --execution_provider": {
+            "onnxruntime_genai/models/builder.py": argparse_choices("--execution_provider")
+        },
+        "value of --extra_options": {"onnxruntime_genai/models/builders/base.py": switched_on},
     },
     "mlx-lm": {
         "program": {"pyproject.toml": console_scripts},

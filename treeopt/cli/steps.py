@@ -345,7 +345,7 @@ TEXTS = ("num_prompts", "max_new_tokens", "tokens", "answers")
     words={"kind": "--kind"},
 )
 def train(as_json: bool, *, output: Path, **options: Any) -> None:
-    """Train heads for a model, or the layers of EAGLE-3, P-EAGLE, DFlash or DSpark.
+    """Train a drafter for a model that has none: heads, or layers.
 
     They learn from the model's own answers to the prompts (or from given --responses). medusa-2 trains the model
     too, through LoRA, and holds it near to what it was; all others leave it as it is.

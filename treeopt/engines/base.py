@@ -16,9 +16,7 @@ from typing import Any
 from treeopt.engines.measured.files import Found
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
-from treeopt.growth.source import Source
 from treeopt.records.origins import Runtime
-from treeopt.records.profile import LatencyProfile
 from treeopt.records.rules import rule_of
 from treeopt.trees.draft import DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
@@ -135,7 +133,7 @@ class Method:
     wider          what it does with a chain that is longer than the block that a drafter was trained for; empty where it drafts it
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
-    tables         what its own policy of verified tokens reads, by the accuracies and the profile of a plan; None for none
+    tables         files that its own policy of verified tokens reads, made of a plan's accuracies and profile
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
     """
 
@@ -166,7 +164,7 @@ class Method:
     status: str = "live"
     source: str
     checked: str
-    tables: Callable[[Source | None, LatencyProfile | None], Mapping[str, str]] | None = None
+    tables: tuple[str, ...] = ()
     write: Callable[[Request], Written]
 
     @property

@@ -19,9 +19,8 @@ trees are drafted: neither is read. Log, Prometheus and benchmarks have means on
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,6 @@ from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
-from treeopt.growth.confidence import fit_temperatures
-from treeopt.growth.source import Source
-from treeopt.latency.estimate import StepCosts, confident_steps
-from treeopt.records.profile import LatencyProfile
 from treeopt.trees.draft import DynamicTree
 
 FILE = "adaptive.json"
@@ -102,34 +97,6 @@ def write_dspark(request: Request) -> Written:
         before, after = (f"{100 * float(np.mean(scaling[name])):.1f} %" for name in ("ece_before", "ece_after"))
         notes.append(f"On answers that no temperature was fitted on survival is off by {after}, else by {before}.")
     return chains.launch(f"{_chain(request, request.num_heads)}{flags}", notes, request.tables)
-
-
-def dspark_tables(source: Source | None, profile: LatencyProfile | None) -> dict[str, str]:
-    """The temperatures of a trace's confidences, and the cost table of a profile, where there are such."""
-    found, trace = dict[str, object](), source.pooled if source else None
-    if trace is not None and trace.confidences is not None and trace.num_conversations > 1:
-        found[STS] = fit_temperatures(trace) | {"dataset": (trace.meta.get("provenance") or {}).get("dataset")}
-    if source is not None and profile is not None:
-        found[COSTS] = cost_table(profile, source.num_heads)
-    return {name: f"{json.dumps(table)}\n" for name, table in found.items() if table}
-
-
-def cost_table(profile: LatencyProfile, length: int) -> dict[str, object]:
-    """Steps per second by tokens that are verified of all sequences, a staircase that never rises; empty where nothing was timed.
-
-    A step drafts the whole block, and of each sequence as many guesses are left; without timings of that it is one with a chain.
-    """
-    found = defaultdict[int, list[float]](list)
-    for batch_size, kept in product(profile.batch_sizes, np.eye(1 + length).tolist()):
-        costs, rows = StepCosts(profile, batch_size), 1 + kept.index(1)
-        steps = confident_steps(kept)
-        ms = np.array([*steps.values()]) @ costs.ms(*np.array([*steps]).T)
-        ms = costs.ms([rows], [rows - 1])[0] if np.isnan(ms) and rows > 1 else ms
-        found[batch_size * rows] += [] if np.isnan(ms) else [float(ms)]
-    tokens = sorted(n for n, ms in found.items() if ms)
-    slowest = np.maximum.accumulate([np.mean(found[n]) for n in tokens])
-    table = {"sample_batch_tokens": tokens, "sample_steps_per_sec": (1e3 / slowest).tolist()}
-    return {**table, "max_batch_tokens": tokens[-1]} if tokens else {}
 
 
 def write_tree(request: Request) -> Written:
@@ -348,6 +315,6 @@ ENGINES = (
                derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
         Method(name="dspark", checked="0.5.23", drafters=("dspark",), confident=True, carrier="--speculative-dspark-block-size",
                syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK,
-               tables=dspark_tables, write=write_dspark),
+               tables=(STS, COSTS), write=write_dspark),
     )),
 )  # fmt: skip

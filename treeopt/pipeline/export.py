@@ -21,6 +21,7 @@ from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writ
 from treeopt.growth.source import source_of
 from treeopt.pipeline.acceptance import acceptance_files
 from treeopt.pipeline.compare import benches_of
+from treeopt.pipeline.confidence import tables_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.inputs import group_plans, read_grown_on, read_timed, stale_plan
@@ -83,9 +84,9 @@ def export(
     if not plan.mix:
         target["groups"] = group_plans(run, plan)
     options = {**target, "beyond": beyond, "method": method}
-    if tables := method_for_plan(plan, engine, method).tables:
+    if method_for_plan(plan, engine, method).tables:
         record = read_grown_on(run, plan.inputs)
-        options["tables"] = tables(source_of(record) if record else None, read_timed(run, plan.inputs))
+        options["tables"] = tables_of(source_of(record) if record else None, read_timed(run, plan.inputs))
     return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, **options)
 
 

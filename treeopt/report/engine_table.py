@@ -55,7 +55,7 @@ def takes(method: Method) -> str:
 
     >>> from treeopt.engines.registry import ENGINES
     >>> [takes(method) for method in ENGINES["vllm"].methods]
-    ['a chain for each batch size', 'one chain', 'one chain']
+    ['a chain for each batch size', 'one chain', 'one chain', 'one chain']
     """
     if method.by_batch_size:
         return f"{'a dynamic tree' if method.dynamic else 'a chain'} for each batch size"
@@ -72,7 +72,7 @@ def checked(method: Method) -> str:
 
     >>> from treeopt.engines.registry import ENGINES
     >>> [checked(method) for method in ENGINES["vllm"].methods]
-    ['0.33.0', '0.33.0', 'removed in 0.33.0']
+    ['0.33.0', '0.33.0', '0.33.0', 'removed in 0.33.0']
     """
     if method.status != "live":
         return method.status.replace("upstream ", "")
