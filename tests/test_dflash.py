@@ -263,6 +263,7 @@ def test_a_narrower_block_is_another_drafter_and_a_wider_one_is_refused(tmp_path
     ("changes", "said"),
     [
         ({"mask_token_id": VOCABULARY, "dflash_config": {}}, "mask_token_id must be a whole number from 0 to"),
+        ({"mask_token_id": 7}, "mask_token_id must be 7, as config.json says beside dflash_config"),
         ({"dflash_config": {"mask_token_id": 2, "target_layer_ids": [0]}}, "a list of the 2 layers that fc reads"),
         ({"dflash_config": {"mask_token_id": 2, "target_layer_ids": [0, -1]}}, "a list of layers from 0 to"),
         ({"dflash_config": [2]}, "dflash_config must be an object"),

@@ -357,6 +357,8 @@ def test_a_causal_lm_that_says_its_mask_is_pard(tmp_path):
     [
         ({"spd_type": "pard"}, "pard_token must be a whole number from 0 to 36, but .* says None"),
         ({"pard_token": VOCABULARY}, "pard_token must be a whole number from 0 to 36"),
+        ({"pard_token": MASK, "ptd_token_id": 3}, f"ptd_token_id must be {MASK}, as pard_token is"),
+        ({"pard_token": MASK, "spd_type": ["pard"]}, "spd_type must be pard"),
         ({"pard_token": MASK, "spd_type": "pard2"}, "is a PARD-2 drafter"),
     ],
 )

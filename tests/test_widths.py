@@ -15,9 +15,10 @@ from treeopt.engines.base import Request
 from treeopt.engines.plans import export_plan, export_request
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import npz
+from treeopt.growth.score import score_tree
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.pipeline import merge_runs
+from treeopt.pipeline import merge_runs, score
 from treeopt.pipeline.search import request_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
@@ -184,6 +185,40 @@ def test_search_takes_the_width_that_is_best_of_separate_searches(seed, batch_si
     assert plan_losses(plan, trace, latencies) == plan_losses(plans[best], alone[best], each[best])
     for record in (trace.at(best), alone[best]):  # alone, with the latencies of all
         assert plan_trees(record, latencies, request).entries == plan.entries
+
+
+@pytest.mark.parametrize("batch_sizes", [(1,), (1, 8), {1: 0.7, 8: 0.3}])
+def test_a_machine_that_drifts_between_widths_does_not_choose_one(batch_sizes):
+    """Widths are timed one after the other, each with plain steps beside it."""
+    rng, request = np.random.default_rng(0), PlanRequest(Limits(16), batch_sizes)
+    (trace, _), (latencies, _) = several(rng), timed(rng, (2, 4, 7))
+    width = plan_trees(trace, latencies, request).width
+    for slower, factor in itertools.product(latencies.narrower, (0.5, 2.0)):
+        parts = vars(latencies.narrower[slower]).items()
+        late = {
+            of: tuple(replace(t, step_ms=tuple(factor * ms for ms in t.step_ms)) for t in some) for of, some in parts
+        }
+        drifted = replace(latencies, narrower={**latencies.narrower, slower: Timings(**late)})
+        assert plan_trees(trace, drifted, request).width == width
+
+
+def test_a_narrow_plans_tree_is_scored_by_the_ranks_of_its_own_block(tmp_path):
+    trace, alone = several(np.random.default_rng(0))
+    run, plan = RunDirectory(tmp_path), plan_trees(alone[4])
+    trace.save(run.trace)
+    plan.save(run.plan)
+    assert plan.width == 4
+    tokens = score(run, run.plan).given.rates.tokens_per_step
+    assert tokens == score_tree(alone[4], plan.entries[0].tree).given.rates.tokens_per_step
+    assert tokens != score_tree(trace, plan.entries[0].tree).given.rates.tokens_per_step
+
+
+@pytest.mark.parametrize("named", [[], None, [4], [2, 2, 4], [4, 2], [2, 4, 7], [2, 5]])
+def test_narrower_blocks_are_those_that_are_named(named, tmp_path):
+    trace, _ = several(np.random.default_rng(0))
+    replace(trace, meta={**trace.meta, "narrower": named}).save(tmp_path / "trace.npz")
+    with pytest.raises(InvalidInput, match=r"^(?!.*\n).*narrower.*\.$"):
+        RankTrace.load(tmp_path / "trace.npz")
 
 
 def test_without_its_latencies_no_width_is_priced_as_another():

@@ -58,7 +58,8 @@ def bench(
     if num_prompts == "trace" and engine is not None:
         raise InvalidInput("`engine` decodes held-out prompts, but got `prompts=trace`.")
     plan, trace, rule = run.read_plan(), run.read_trace(), session.acceptance.record
-    if trace.widths and plan.width:
+    note(*stale_plan(run, plan))
+    if plan.width and plan.width != session.drafter.num_heads and session.drafter.widest:
         session, trace = session.at(plan.width), trace.at(plan.width)
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     opened = _opened(engine, session, most)
@@ -70,7 +71,6 @@ def bench(
     of_probe = plan.objective == COVERAGE
     found = (probe or run.read_probe()) if of_probe else trace
     entry = _entry(run, plan, opened, batch_size)
-    note(*stale_plan(run, plan))
     settle_threads(run, session)
     source, folder = source_of(found), run.partial("bench" if engine is None else f"bench-{engine}")
     if opened is None:

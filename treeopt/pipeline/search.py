@@ -215,9 +215,9 @@ def request_of(
             f"treeopt profile --batch-size {','.join(bare)} --overwrite"
         )
     if whole := way.shape == "chain" and bool((record.meta.get("drafter") or {}).get("widest")):
+        compare = "" if getattr(record, "widths", ()) else " To compare widths: treeopt calibrate --widths"
         warnings.append(
-            f"{engine} takes the length as the width of the block, so chains that end before the block does were left out. To "
-            "compare widths: treeopt calibrate --widths"
+            f"{engine} takes the length as the width of the block, so chains that end before the block does were left out.{compare}"
         )
     ranks = given.max_rank if max_rank is not None else max(limits.max_rank, given.max_rank)
     wider = replace(given, shape=limits.shape, max_rank=ranks)

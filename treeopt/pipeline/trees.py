@@ -7,7 +7,7 @@ from treeopt.errors import InvalidInput, meant
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import read_accuracies
+from treeopt.records.inputs import of_block, read_accuracies
 from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -78,13 +78,14 @@ def score(
     if calibration is not None and not isinstance(calibration, str | Path):
         with RunDirectory.holding(calibration) as held:
             return score(held, tree, batch_size=batch_size)
-    grown_on: set[str] = set()
+    grown_on, plan = set[str](), None
     if isinstance(tree, str | Path):
         plan = read_plan(Path(tree)) if Path(tree).is_file() else None
         grown_on, tree = set(plan.inputs.values()) if plan else set(), named_tree(str(tree), batch_size=batch_size)
     path, source = read_accuracies(run, None if calibration is None else str(calibration))
     if calibration is None and run.probe.exists():
         note("Scored by greedy decoding: treeopt bench --tree measures what a tree reaches under typical acceptance.")
+    source = of_block(plan.width, source)[0] if plan else source
     with progress("Scoring", None):
         return score_tree(source, tree, grown_here=sha256_of(path) in grown_on)
 

@@ -110,9 +110,13 @@ def plan_trees(
 
 
 def fastest_block(plans: Mapping[int, Plan]) -> Plan:
-    """The plan of the width whose drafts are the fastest at all batch sizes together; of equal ones that of the narrowest."""
+    """The plan of the width whose drafts are the fastest at all batch sizes together; of equal ones that of the narrowest.
+
+    They are compared over plain steps, timed beside each: those are the same at every width, but for the machine's drift.
+    """
     speed = {
-        n: plan.over_mix(lambda e: e.chosen) or prod(e.chosen.rate for e in plan.entries) for n, plan in plans.items()
+        n: plan.mix_speedup or prod(e.chosen.speedup or e.chosen.rate for e in plan.entries)
+        for n, plan in plans.items()
     }
     best = max(sorted(plans), key=speed.__getitem__)
     return replace(plans[best], widths={width: [e.chosen for e in plan.entries] for width, plan in plans.items()})

@@ -202,7 +202,10 @@ class RankTrace(Answers):
                     f"end must be {End.EOS.value} where a sequence ends with one of eos_ids, but sequence {s} ends with "
                     f"token {last[s]}, and its end is {self.end[s]}."
                 )
-        for width in self.widths[:-1]:
+        named, beside = self.meta.get("narrower") or [], {int(name.rpartition("-")[2]) for name in self.narrower}
+        if named != sorted(beside) or self.num_heads in beside:
+            raise InvalidInput(f"narrower must name the blocks that are there, {sorted(beside)}, but is {named}.")
+        for width in named:
             self.at(width).check()
 
     @property
@@ -222,8 +225,8 @@ class RankTrace(Answers):
         own = self._arrays(*names) if width == self.num_heads else own
         if len(own) < len(names) or own["ranks"].shape[1:] != (width,):
             raise InvalidInput(
-                f"A trace must have {' and '.join(names)} of each width that it names, but of a block of {width} guesses it has "
-                "not: calibrate with `widths`."
+                f"A trace must have {' and '.join(names)} of each width that is asked for, but of a block of {width} guesses it has "
+                "not: calibrate with `widths`, or search again."
             )
         meta = {key: value for key, value in self.meta.items() if key != "narrower"} | {"num_heads": width}
         meta |= {"drafter": drafter, "provenance": {**(meta.get("provenance") or {}), "drafter": drafter}}

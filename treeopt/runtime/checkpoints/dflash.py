@@ -66,6 +66,9 @@ def recognise_block(stored: StoredTensors) -> Checkpoint | None:
     if others := [name for common, name in names.items() if re.search(OTHERS, common)]:
         raise Unsupported(f"{quoted(others[0])} in {stored.origin} is of a DFlash variant that is not read.")
     told, kind = settings(stored, "dflash_config"), "dflash"
+    for key in ("mask_token_id", "target_layer_ids", "block_size"):
+        if stored.config.get(key) not in (None, told.get(key)):
+            raise told.wrong(key, f"{quoted(stored.config[key])}, as config.json says beside dflash_config")
     if told.get("projector_type") not in (None, "dspark"):
         raise told.wrong("projector_type", "dspark or nothing, for a drafter of blocks to be read", Unsupported)
     if model in ARCHITECTURES:
@@ -211,7 +214,7 @@ def form_of(told: Settings, kind: str, target: Any, *, width: int, vocab_size: i
 
     target : config of the model that it guesses for, if at hand; states : L; count : layers of the drafter
     """
-    mask_id = told.number("mask_token_id", 0, vocab_size - 1)
+    mask_id = told.mask_id("mask_token_id", vocab_size)
     by_class = "Qwen3DSparkModel" in (told.get("architectures") or [])  # DeepSpec's DFlash has DSpark's rows
     from_anchor = told.get("sample_from_anchor", by_class or kind == "dspark")
     if not isinstance(from_anchor, bool):

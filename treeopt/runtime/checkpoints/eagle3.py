@@ -34,7 +34,7 @@ FIRST = "layers.0."
 EMBEDDING, HEAD, OFFSETS, KNOWN = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
 NORMS = ("layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight", "norm.weight")
 FUSE_NORM, FC_BIAS, MASK = "input_norm.weight", "fc.bias", "mask_hidden"
-MASK_IDS = ("ptd_token_id", "mask_token_id", "pard_token")  # keys of the token that P-EAGLE's masks are
+MASK_ID = "ptd_token_id"  # the key that is written; others are read
 OPTIONAL = (FUSE_NORM, FC_BIAS, EMBEDDING, HEAD, OFFSETS, KNOWN)
 # Sets of tensors that are there all or none.
 SETS = (
@@ -185,7 +185,7 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[Eagle3Heads, I
     reading.check_shapes(shapes | vectors | norms, what)
     embedding, own = _embedding(reading, d)
     form = form_of(reading, width, vocab_size, own=own)
-    form = replace(form, mask_id=_mask_id(told, vocab_size)) if parallel else form
+    form = replace(form, mask_id=told.mask_id(MASK_ID, vocab_size)) if parallel else form
     like = described(told, d)
     if like is None:
         raise told.wrong("num_attention_heads", "said")
@@ -213,16 +213,6 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[Eagle3Heads, I
         device=base.device,
     )
     return heads, heads.weights.items()
-
-
-def _mask_id(told: Settings, vocab_size: int) -> int:
-    """The token that masks are. Readers look for it under several keys, in orders of their own."""
-    first, *others = [key for key in MASK_IDS if key in told] or MASK_IDS[:1]
-    mask_id: int = told.number(first, 0, vocab_size - 1)
-    for key in others:
-        if told[key] != mask_id:
-            raise told.wrong(key, f"{mask_id}, as {first} is")
-    return mask_id
 
 
 def token_ids_of(reading: Reading, vocab_size: int) -> Tensor | None:
@@ -371,6 +361,6 @@ def eagle3_config(heads: Eagle3Heads, base: str) -> dict[str, object]:
     if form.width != heads.layer.config.hidden_size:
         special["target_hidden_size"] = form.width
     if form.mask_id is not None:
-        special |= {"num_hidden_layers": heads.num_layers, "parallel_drafting": True, MASK_IDS[0]: form.mask_id}
+        special |= {"num_hidden_layers": heads.num_layers, "parallel_drafting": True, MASK_ID: form.mask_id}
     said = layer_record(heads, "LlamaForCausalLMEagle3", base)
     return {**said, "draft_vocab_size": heads.draft_vocab_size, **special}

@@ -35,6 +35,7 @@ SUFFIXES = (".safetensors", ".bin", ".pt")
 RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,3})\.safetensors")
 MUST = f"`drafter` must be a folder, a file of weights, a hub id, {ASKED}"
 MOST_TOKENS = 2**31  # of a vocabulary
+MASK_IDS = ("ptd_token_id", "mask_token_id", "pard_token")  # keys of the token that masks are
 Pickled = dict[Path, dict[str, Tensor]]
 
 
@@ -55,6 +56,15 @@ class Settings(dict[str, Any]):
         if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
             raise self.wrong(key, f"a {'whole ' * (kind is int)}number from {least} to {most}")
         return value
+
+    def mask_id(self, key: str, vocab_size: int) -> int:
+        """The token that masks are, under a key or another that readers look under, each in an order of its own."""
+        first, *others = [one for one in dict.fromkeys((key, *MASK_IDS)) if one in self] or [key]
+        mask_id: int = self.number(first, 0, vocab_size - 1)
+        for other in others:
+            if self[other] != mask_id:
+                raise self.wrong(other, f"{mask_id}, as {first} is")
+        return mask_id
 
     def check_sizes(self, sizes: Mapping[str, tuple[int, str]]) -> None:
         """Raise where another width or vocabulary is said than the named tensor has."""

@@ -71,7 +71,9 @@ def open_drafter(
             )
         model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code)
         if {"pard_token", "spd_type"} & told.keys():
-            mask_id = told.number("pard_token", 0, model.model.vocab_size - 1)
+            if told.get("spd_type", "pard") != "pard":
+                raise told.wrong("spd_type", "pard, for a language model to guess by masks")
+            mask_id = told.mask_id("pard_token", model.model.vocab_size)
             model = PardModel(model.model, target.vocab_size, mask_id=mask_id, num_heads=model.num_heads)
         weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
         return OpenDrafter(model, _record(model, name or where, weights))
