@@ -243,7 +243,11 @@ def test_layouts_of_dflash_are_those_of_the_others_too():
         ("dspark", {"markov_rank": RANK + 1}, "markov_head.markov_w1.weight' must have the shape"),
         ("dspark", {"markov_head_type": "rnn"}, "markov_head_type must be vanilla, as its tensors are"),
         ("dspark", {"target_layer_ids": [0, -2]}, "a list of layers from -1 to"),
-        ("dspark", {"sample_from_anchor": False, "block_size": 1}, "block_size must be 5, as config.json says beside dflash_config"),
+        (
+            "dspark",
+            {"sample_from_anchor": False, "block_size": 1},
+            "block_size must be 5, as config.json says beside dflash_config",
+        ),
         ("dflash2", {"selector_top_k": None}, "selector_top_k must be a whole number"),
         ("dflash2", {"selector_top_k": VOCABULARY + 1}, "selector_top_k must be a whole number"),
         ("dflash2", {"selector_rank": RANK + 1}, "candidate_selector.predecessor_codebook' must have the shape"),

@@ -14,7 +14,7 @@ from treeopt.records.origins import DrafterRecord
 from treeopt.runtime.checkpoints import Base, load_heads
 from treeopt.runtime.checkpoints.files import Settings, find_checkpoint
 from treeopt.runtime.drafters import part_of
-from treeopt.runtime.drafters.draft_model import load_draft_model
+from treeopt.runtime.drafters.draft_model import DraftModel, load_draft_model
 from treeopt.runtime.drafters.medusa import check_bias
 from treeopt.runtime.drafters.parallel import PardModel
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter
@@ -63,18 +63,8 @@ def open_drafter(
     if name is not None and where.endswith(GGUF):
         where = str(find_model(where, "`drafter`"))
     if where != target.name and is_causal_lm(folder := find_checkpoint(where)):
-        told = Settings(folder, read_object(folder / "config.json"))
-        if told.get("spd_type") == "pard2" or told.get("pard2"):
-            raise Unsupported(
-                f"{where} is a PARD-2 drafter, which adds projections of the target's states to its embeddings, and that is not "
-                "read: take a PARD drafter (spd_type pard)."
-            )
         model = load_draft_model(where, target, num_heads=depth or DRAFT_DEPTH, trust_remote_code=trust_remote_code)
-        if {"pard_token", "spd_type"} & told.keys():
-            if told.get("spd_type", "pard") != "pard":
-                raise told.wrong("spd_type", "pard, for a language model to guess by masks")
-            mask_id = told.mask_id("pard_token", model.model.vocab_size)
-            model = PardModel(model.model, target.vocab_size, mask_id=mask_id, num_heads=model.num_heads)
+        model = _guessing_by_masks(model, Settings(folder, read_object(folder / "config.json")), target)
         weights = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
         return OpenDrafter(model, _record(model, name or where, weights))
     embedding = target.model.get_input_embeddings().weight
@@ -104,6 +94,21 @@ def _shipped(name: str | None, target: Target) -> tuple[str, str] | None:
     folders = demo.DRAFTERS.get(model, {})
     name = next(iter(folders), None) if name in (None, demo.NAME) else name
     return (f"treeopt {model} {name}", str(folders[name])) if name in folders else None
+
+
+def _guessing_by_masks(model: DraftModel, told: Settings, target: Target) -> DraftModel:
+    """PARD's drafter, where config.json says that the model is one; else the model as it is."""
+    if told.get("spd_type") == "pard2" or told.get("pard2"):
+        raise Unsupported(
+            f"{told.origin} is a PARD-2 drafter, which adds projections of the target's states to its embeddings, and that is not "
+            "read: take a PARD drafter (spd_type pard)."
+        )
+    if not {"pard_token", "spd_type"} & told.keys():
+        return model
+    if told.get("spd_type", "pard") != "pard":
+        raise told.wrong("spd_type", "pard, for a language model to guess by masks")
+    mask_id = told.mask_id("pard_token", model.model.vocab_size)
+    return PardModel(model.model, target.vocab_size, mask_id=mask_id, num_heads=model.num_heads)
 
 
 def _record(drafter: Any, id_: str, files: Sequence[Path] = ()) -> DrafterRecord:
