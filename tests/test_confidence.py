@@ -12,7 +12,7 @@ from treeopt.engines.registry import method_of
 from treeopt.engines.sglang import BUDGET, COSTS, STS, TABLES
 from treeopt.errors import OutOfRange
 from treeopt.growth.confidence import BINS, GRID, fit_temperatures
-from treeopt.growth.replay import confident_rate, dynamic_rates
+from treeopt.growth.replay import dynamic_rates, rate_anew
 from treeopt.pipeline.confidence import cost_table, tables_of
 from treeopt.pipeline.export import export
 from treeopt.planning.candidates import Candidate, shares_of
@@ -172,7 +172,7 @@ def test_for_such_an_engine_confident_chains_are_planned_beside_chains_alone(tmp
 def test_a_step_costs_what_the_longest_of_the_batch_keeps():
     trace = recorded(2, [30] * 4)
     one = ConfidentChain(HEADS, 0.5)
-    rates = confident_rate(trace, one)
+    rates = rate_anew(trace, one)
     for b in (1, 3):
         shares = shares_of(Candidate("confident", 5, 4, None, rates, one), b)
         assert sum(shares.values()) == pytest.approx(1)

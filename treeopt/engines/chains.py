@@ -21,11 +21,7 @@ Ranges = tuple[tuple[int, int | None, Value], ...]  # of batch sizes, with what 
 SCRIPT = "generate.py"
 Keys = Mapping[str, Any]  # of settings in JSON
 LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
-BLOCKS = (
-    "dflash",
-    "dflash2",
-    "dspark",
-)  # drafters that guess a block at once, as long as they were trained for at most
+BLOCKS = ("dflash", "dflash2", "dspark")  # drafters that guess a block at once, no longer than they were trained for
 
 
 def merged(ranges: Ranges[Value]) -> Ranges[Value]:

@@ -240,7 +240,7 @@ def write_request(request: Request, way: Method, engine: str) -> Written:
         reason = _beyond(merged(request.dynamics), way)
     elif request.tree is not None:
         reason = _misread(request.tree, way, request.num_heads)
-    elif request.drafter in BLOCKS and request.widest != 0 and longest > request.num_heads:
+    elif request.drafter in BLOCKS and longest > request.num_heads:
         reason = (
             f"takes the length as the width of the block, and with {longest} guesses all would be others than those of the "
             f"{request.num_heads} that this drafter was calibrated with"

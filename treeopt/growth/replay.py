@@ -368,15 +368,16 @@ def confident_rates(trace: RankTrace, length: int) -> dict[ConfidentChain, TreeR
         return {}
     shares = np.quantile(trace.confidences[trace.has_step, :length], np.arange(1, 1 + THRESHOLDS) / (1 + THRESHOLDS))
     thresholds = sorted({round(share, 3) for share in shares.tolist()} - {0.0, 1.0})
-    return {chain: confident_rate(trace, chain) for chain in (ConfidentChain(length, one) for one in thresholds)}
+    return {chain: rate_anew(trace, chain) for chain in (ConfidentChain(length, one) for one in thresholds)}
 
 
-def confident_rate(trace: RankTrace, chain: ConfidentChain) -> TreeRates:
-    """What a confident chain reaches by conversation, and how many guesses its steps verify."""
-    states = visited(trace, accepted_lengths(trace, chain))
-    steps = np.bincount(sequence_of(trace, states), minlength=trace.num_sequences)
-    kept = np.bincount(kept_lengths(trace, chain)[states], minlength=1 + chain.length) / max(len(states), 1)
-    steps, tokens = (by_conversation(trace, rows) for rows in (steps, trace.lengths - 1))
+def rate_anew(trace: RankTrace, draft: Draft) -> TreeRates:
+    """What a draft that is built anew at every step reaches by conversation; of a confident chain what its steps verify, too."""
+    states, kept = visited(trace, accepted_lengths(trace, draft)), None
+    if isinstance(draft, ConfidentChain):
+        kept = np.bincount(kept_lengths(trace, draft)[states], minlength=1 + draft.length) / max(len(states), 1)
+    of_sequences = np.bincount(sequence_of(trace, states), minlength=trace.num_sequences), trace.lengths - 1
+    steps, tokens = (by_conversation(trace, rows) for rows in of_sequences)
     return TreeRates(steps=steps, tokens=tokens, kept=kept)
 
 

@@ -26,7 +26,7 @@ from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import ConfidentChain, Draft, DynamicLimits, DynamicTree, draft_tree
+from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, BoolArray, Choice, IntArray, Tree, TreeFamily
 
@@ -259,13 +259,7 @@ class TraceSource(AnswersSource):
         return count * product, count + members @ nodes, count
 
     def rate(self, draft: Draft) -> TreeRates:
-        if not draft.drafted:
-            return super().rate(draft)
-        if isinstance(draft, ConfidentChain):
-            return replay.confident_rate(self.record, draft)
-        steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
-        steps, tokens = (by_conversation(self.record, rows) for rows in (steps, self.record.lengths - 1))
-        return TreeRates(steps=steps, tokens=tokens)
+        return replay.rate_anew(self.record, draft) if draft.drafted else super().rate(draft)
 
     def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
         return replay.dynamic_rates(self.record, limits)

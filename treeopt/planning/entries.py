@@ -120,9 +120,8 @@ def _others(c: Candidates, chosen: Figure, i: int) -> dict[str, Figure]:
     """The best of each other kind of draft than the chosen one's."""
     best = {kind: c.best_of(*groups) for kind, groups in KINDS.items() if kind != chosen.draft.kind}
     found = {kind: figure_of(c, j, chosen=i) for kind, j in best.items() if j is not None}
-    found = {
-        one.draft.kind: one for one in found.values() if one.draft.kind != chosen.draft.kind
-    }  # a tree may be a chain
+    # The best tree may be a chain.
+    found = {one.draft.kind: one for one in found.values() if one.draft.kind != chosen.draft.kind}
     exact = c.places.get(("grown", 1, 0, 0))
     if exact is not None and c.all[c.plain].group == AS_IT_COMES:
         found[EXACT] = figure_of(c, exact, chosen=i)

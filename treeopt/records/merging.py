@@ -238,10 +238,8 @@ def join(blocks: Sequence[RankTrace], meta: Mapping[str, Any]) -> RankTrace:
         replace(block, group=np.array([number[name] for name in names]))
         for block, names in zip(blocks, named, strict=True)
     ]
-    first, same = (
-        blocks[0].meta,
-        ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals", "narrower", "confidences"),
-    )
+    first = blocks[0].meta
+    same = ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals", "narrower", "confidences")
     shared: dict[str, object] = {key: first[key] for key in same if key in first}
     skipped = [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])]
     lists = {

@@ -25,7 +25,7 @@ TAKES = {
     "low-rank-expands": "a tree, likelier nodes first",
     "chain": "one chain",
 }  # by the shape
-LEFT_OUT = ("name", "write", "tables")  # of a method: functions, and what has another name
+LEFT_OUT = ("name", "write", "tables")  # of a method: its function and its files, and what has another name
 
 
 def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:

@@ -279,9 +279,10 @@ def _found(entry: PlanEntry, bench: Benchmark) -> str:
     speedup = speedup_over(bench)
     if speedup is None:
         return "nothing was timed, since the prompts are too few for a full batch"
-    what = f"a {entry.draft.kind} of {count(entry.chosen.size, 'row')}".replace("a dynamic of", "a dynamic tree of")
-    what = what.replace("a confident of", "a confident chain of")
-    return f"{what} {pace(speedup, over(bench))}{SHOWN.get(outcome(speedup), '')}"
+    kind = {"dynamic": "dynamic tree", "confident": "confident chain"}.get(entry.draft.kind, entry.draft.kind)
+    return (
+        f"a {kind} of {count(entry.chosen.size, 'row')} {pace(speedup, over(bench))}{SHOWN.get(outcome(speedup), '')}"
+    )
 
 
 def _next(pairs: Sequence[tuple[PlanEntry, Benchmark]], engines: Sequence[str]) -> tuple[str, list[object]]:
