@@ -21,7 +21,7 @@ FLOORS = (
     ("pipeline",),
     ("report",),
     ("planning", "runtime", "serving"),
-    ("growth", "latency", "engines"),
+    ("growth", "latency", "engines", "text"),
     ("records",),
     ("trees", "files", "demo"),
     ("errors",),

@@ -19,7 +19,7 @@ b live rows · T nodes of the tree · K guesses at most · N tokens of an answer
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.trace import MISS
 from treeopt.runtime.drafters.protocol import Drafter, GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
+from treeopt.text.matches import Ngrams
 
 NAMES = ("ngram", "ngram:earliest")  # as --drafter has them
 Matches = list[tuple[int, int]]  # place of the token that followed, and weight, in the order they were taken
@@ -95,21 +96,12 @@ def open_lookup(name: str, target: Target, num_heads: int) -> PromptLookup:
     return PromptLookup(target.vocab_size, num_heads=num_heads, earliest=name == NAMES[1])
 
 
-@dataclass
-class IndexedText:
+class IndexedText(Ngrams):
     """The tokens of a sequence, and where every n-gram of them ends."""
 
-    lookup: PromptLookup
-    tokens: list[int]
-    _ends: dict[tuple[int, ...], list[int]] = field(default_factory=dict)  # place of the token after each
-    _indexed: int = 0
-
-    def index(self, count: int) -> None:
-        """Note the n-grams of the first ``count`` tokens that are not yet noted."""
-        for end in range(self._indexed + 1, count + 1):
-            for length in range(self.lookup.shortest, min(self.lookup.longest, end) + 1):
-                self._ends.setdefault(tuple(self.tokens[end - length : end]), []).append(end)
-        self._indexed = max(self._indexed, count)
+    def __init__(self, lookup: PromptLookup, tokens: list[int]) -> None:
+        super().__init__(lookup.shortest, lookup.longest, "earliest" if lookup.earliest else "all", tokens=tokens)
+        self.lookup = lookup
 
     def matches(self) -> Matches:
         """Matches of the last tokens, with weights whose sums compare as the numbers of matches by length do.
@@ -118,16 +110,14 @@ class IndexedText:
         [(2, 65), (4, 1)]
         """
         lookup, n = self.lookup, len(self.tokens)
-        self.index(n - 1)
-        lengths = range(min(lookup.longest, n), lookup.shortest - 1, -1)
+        self.index(n)
         if lookup.earliest:
-            return next(
-                ([(ends[0], 1)] for length in lengths if (ends := self._ends.get(tuple(self.tokens[n - length :])))), []
-            )
+            length, end = self.match(lookup.longest)
+            return [(end, 1)] if length else []
         found: dict[int, int] = {}
-        for length in lengths:
+        for length in range(min(lookup.longest, n), lookup.shortest - 1, -1):
             weight = (lookup.most_matches + 1) ** (length - lookup.shortest)
-            for at in reversed(self._ends.get(tuple(self.tokens[n - length :]), ())):
+            for at in reversed(self.every.get(tuple(self.tokens[n - length :]), ())):
                 if len(found) == lookup.most_matches:
                     return list(found.items())
                 found.setdefault(at, weight)  # a longer match ends there already
@@ -160,7 +150,6 @@ class LookupDraft:
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
         for prompt in prompts:
             self.texts.append(IndexedText(self.lookup, list(prompt)))
-            self.texts[-1].index(len(prompt))
 
     def extend(self, tokens: Sequence[Sequence[int]], hidden: Tensor, paths: Sequence[Sequence[int]]) -> None:
         for text, committed in zip(self.texts, tokens, strict=True):

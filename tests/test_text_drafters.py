@@ -1,0 +1,322 @@
+"""Every rule that copies text drafts what its definition says, after every step of random texts full of ties."""
+
+import random
+
+import pytest
+
+from treeopt.errors import InvalidInput
+from treeopt.text.engines import KINDS, text_drafter
+from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
+from treeopt.text.match_pool import MatchPool
+from treeopt.text.prompt_lookup import PromptLookup
+from treeopt.text.replay import Request, replay
+from treeopt.text.rules import MANY, Draft
+from treeopt.text.sglang import RecentTrie
+from treeopt.text.suffix import SuffixDecoding
+
+from . import slow_text
+
+CASES = 2000
+
+
+def texts(seed: int) -> tuple[random.Random, list[int], list[int]]:
+    """A prompt and an answer of few different tokens, at times with parts of them repeated."""
+    rng = random.Random(seed)
+    letters = rng.choice((1, 2, 3, 6))
+    text = [rng.randrange(letters) for _ in range(rng.randrange(2, 40))]
+    for _ in range(rng.randrange(3)):
+        at = rng.randrange(len(text))
+        text += text[at : at + rng.randrange(1, 20)]
+    cut = rng.randrange(1, len(text))
+    return rng, text[:cut], text[cut:]
+
+
+def steps(drafter, prompt, answer, limit=MANY):
+    """Of every step the text before it, tokens left, the draft and how many guesses are the answer's next tokens."""
+    state, at = drafter.start(prompt), 1
+    drafter.commit(state, answer[:1], 0)
+    while at < len(answer):
+        draft, accepted = drafter.draft(state, limit - at), 0
+        while accepted < min(len(draft.tokens), len(answer) - at) and draft.tokens[accepted] == answer[at + accepted]:
+            accepted += 1
+        assert draft.accepted(answer[at:]) == accepted
+        yield prompt + answer[:at], limit - at, draft, accepted
+        drafter.commit(state, answer[at : at + accepted + 1], accepted)
+        at += accepted + 1
+    drafter.stop(state)
+
+
+LOOKUPS = {
+    "vllm-v1": (
+        lambda k, n, m, _: PromptLookup(k, n, m),
+        lambda text, k, n, m, left, end: slow_text.vllm_v1(text, k, n, m),
+    ),
+    "vllm-v2": (
+        lambda k, n, m, _: PromptLookup(k, n, m, latest=True, fill="last"),
+        lambda text, k, n, m, left, end: slow_text.vllm_v2(text, k, n, m),
+    ),
+    "transformers": (
+        lambda k, n, m, end: PromptLookup(k, n, cut="last", ends=frozenset({end})),
+        lambda text, k, n, m, left, end: slow_text.transformers(text, k, n, {end}, left),
+    ),
+    "openvino": (
+        lambda k, n, m, _: PromptLookup(k, n, fill="blank", cut="spare", halved=True),
+        lambda text, k, n, m, left, end: slow_text.openvino(text, k, n, left),
+    ),
+    "onnx": (
+        lambda k, n, m, _: PromptLookup(k, n, n, latest=True, cut="left"),
+        lambda text, k, n, m, left, end: slow_text.onnx(text, k, n, False, left),
+    ),
+    "onnx-chained": (
+        lambda k, n, m, _: PromptLookup(k, n, n, latest=True, cut="left", chained=True),
+        lambda text, k, n, m, left, end: slow_text.onnx(text, k, n, True, left),
+    ),
+    "exllamav3": (
+        lambda k, n, m, _: PromptLookup(k, None, m),
+        lambda text, k, n, m, left, end: slow_text.longest_suffix(text, k, m),
+    ),
+    "tensorrt-sa": (
+        lambda k, n, m, _: PromptLookup(k, None, fill="blank"),
+        lambda text, k, n, m, left, end: slow_text.longest_suffix(text, k, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_look_ups_copy_what_their_definitions_say(name):
+    make, slow = LOOKUPS[name]
+    for seed in range(CASES):
+        rng, prompt, answer = texts(seed)
+        k, n = rng.randrange(1, 9), rng.randrange(1, 7)
+        m, end = rng.randrange(1, n + 1), rng.choice((0, 99))
+        limit = len(answer) + rng.randrange(9)
+        drafter = make(k, n, m, end)
+        for text, left, draft, _ in steps(drafter, prompt, answer, limit):
+            wanted = slow(text, k, n, m, left, end)
+            assert draft.tokens == wanted, (seed, text)
+            assert draft.rows == (1 + len(wanted) if drafter.fill == "nothing" else 1 + k)
+
+
+def requests_of(seed: int, most: int = 40) -> tuple[random.Random, list[tuple[list[int], list[int]]]]:
+    """Some requests in order: some prompts take the last text up, some only its beginning, some are new."""
+    rng = random.Random(seed)
+    letters, text, found = rng.choice((1, 2, 3, 8, 30)), list[int](), []
+    for _ in range(rng.randrange(1, 5)):
+        text = text[: rng.randrange(len(text) + 1)] if rng.random() < 0.4 else text
+        text = text if text and rng.random() < 0.7 else [rng.randrange(letters) for _ in range(rng.randrange(1, most))]
+        answer = [rng.randrange(letters)]
+        while len(answer) < rng.randrange(2, most):
+            at = rng.randrange(len(text))
+            answer += text[at : at + rng.randrange(1, 12)] if rng.random() < 0.7 else [rng.randrange(letters)]
+        found.append((text, answer))
+        text = text + answer
+    return rng, found
+
+
+LLAMA = {
+    "ngram-simple": (Simple, slow_text.Simple, lambda rng: (rng.randrange(1, 5), rng.randrange(1, 8))),
+    "ngram-map-k": (Map, slow_text.Map, lambda rng: (rng.randrange(1, 5), rng.randrange(1, 8), 1, False)),
+    "ngram-map-k4v": (
+        Map,
+        slow_text.Map,
+        lambda rng: (rng.randrange(1, 5), rng.randrange(1, 8), rng.randrange(1, 4), True),
+    ),
+    "ngram-mod": (Mod, slow_text.Mod, lambda rng: (rng.randrange(1, 7), rng.randrange(6), rng.randrange(1, 9))),
+    "ngram-cache": (Cache, slow_text.Cache, lambda rng: ()),
+}
+
+
+def check_llama_cpp(rules, slow, requests, seed):
+    """The first that drafts wins, and alone hears what was accepted."""
+    drafter = LlamaCpp(rules)
+    for prompt, answer in requests:
+        for rule in slow:
+            rule.begin(prompt)
+        for text, _, draft, accepted in steps(drafter, prompt, answer):
+            winner, wanted = next(((rule, found) for rule in slow if (found := rule.draft(text))), (None, []))
+            assert draft.tokens == wanted, (seed, text)
+            assert draft.rows == 1 + len(wanted)
+            if winner:
+                winner.accept(accepted)
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_llama_cpp_drafts_what_its_rules_say(name):
+    make, slow, options = LLAMA[name]
+    for seed in range(CASES // 4 if make is Map else CASES):
+        rng, requests = requests_of(seed)
+        setting = options(rng)
+        check_llama_cpp([make(*setting)], [slow(*setting)], requests, seed)
+
+
+def test_of_several_the_first_that_drafts_wins():
+    for seed in range(CASES // 8):
+        rng, requests = requests_of(seed)
+        settings = [(make, slow, options(rng)) for make, slow, options in LLAMA.values() if rng.random() < 0.6]
+        rules = [make(*setting) for make, _, setting in settings]
+        rng.shuffle(rules)
+        check_llama_cpp(rules, [slow(*setting) for _, slow, setting in settings], requests, seed)
+
+
+def test_a_pool_drafts_what_its_definition_says():
+    for seed in range(CASES):
+        rng, requests = requests_of(seed, most=25)
+        k, n, keep_all, oldest = rng.randrange(1, 6), rng.randrange(1, 5), rng.random() < 0.5, rng.random() < 0.5
+        public = rng.random() < 0.7
+        drafter, slow = MatchPool(k, n, keep_all, oldest, public), slow_text.MatchPool(k, n, keep_all, oldest)
+        for prompt, answer in requests:
+            slow.start()
+            if not public:
+                slow.pool = {}
+            for text, left, draft, _ in steps(drafter, prompt, answer, len(answer) + rng.randrange(9)):
+                wanted = slow.draft(text, left)
+                assert list(draft.tokens) == wanted, (seed, text)
+                assert draft.rows == 1 + len(wanted)
+
+
+SUFFIX = (
+    ((1, 2, 3, 1, 2, 4, 1, 2), 1.0, [3, 1]),
+    ((1, 2, 3, 1, 2, 4, 1, 2), 2.0, [3, 1, 2, 4]),
+    ((1, 2, 3, 1, 2, 4, 1, 2, 4, 1, 2), 1.0, [4, 1, 2]),
+)
+
+
+@pytest.mark.parametrize(("text", "factor", "wanted"), SUFFIX)
+def test_suffixes_that_the_compiled_package_gave(text, factor, wanted):
+    drafter = SuffixDecoding(16, 24, factor)
+    assert drafter.draft(drafter.start(text), MANY).tokens == wanted
+
+
+def test_suffixes_of_other_answers_that_the_compiled_package_gave():
+    drafter = SuffixDecoding(16, 24)
+    for answer in ([7, 8, 9, 7, 8, 5, 6], [7, 8, 9, 7]):
+        drafter.commit(drafter.start([]), answer, 0)
+    assert drafter.draft(drafter.start([4, 7, 8, 9, 7]), MANY).tokens == [8, 5, 6]
+
+
+def test_suffix_decoding_drafts_what_its_definition_says():
+    """Requests that run at once, of which the oldest are given up, running or not."""
+    for seed in range(CASES // 4):
+        rng = random.Random(seed)
+        depth, cached, letters = rng.choice((2, 3, 4, 8)), rng.choice((0, 1, 2, 9)), rng.choice((1, 2, 3, 5))
+        setting = (
+            rng.randrange(1, 9),
+            rng.choice((0.5, 1.0, 2.0)),
+            rng.choice((-1.0, 0.0, 1.0)),
+            rng.choice((0.0, 0.125, 0.25)),
+        )
+        length, factor, offset, least = setting
+        drafter, common, live, started = (
+            SuffixDecoding(length, depth, factor, offset, least, cached),
+            slow_text.SuffixTrie(depth),
+            [],
+            [],
+        )
+        for number in range(rng.randrange(4, 16)):
+            if not live or (len(live) < 3 and rng.random() < 0.4):
+                text = [rng.randrange(letters) for _ in range(rng.randrange(1, 12))]
+                own = slow_text.SuffixTrie(depth)
+                for token in text:
+                    own.append(0, token)
+                live.append((number, drafter.start(text), own, text))
+                started += [number] if cached else []
+                while len(started) > cached:
+                    common.remove(started.pop(0))
+            number, state, own, text = request = rng.choice(live)
+            new = [rng.randrange(letters) for _ in range(rng.randrange(1, 5))]
+            drafter.commit(state, new, 0)
+            for token in new:
+                text.append(token)
+                own.append(0, token)
+                if number in started:
+                    common.append(number, token)
+            (mine, score), (others, other) = (one.draft(text[-depth:], *setting) for one in (own, common))
+            assert drafter.draft(state, MANY).tokens == (mine if score >= other else others), (seed, text)
+            if rng.random() < 0.2:
+                drafter.stop(state)
+                live.remove(request)
+
+
+def paths(tokens, parents):
+    found = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("order", ["BFS", "PROB"])
+def test_a_trie_drafts_what_its_definition_says(order):
+    compared = 0
+    for seed in range(CASES // 8):
+        rng, requests = requests_of(seed, most=20)
+        rows, depth, least = rng.choice((2, 3, 6, 12)), rng.choice((2, 3, 5, 9)), rng.randrange(1, 4)
+        setting = rows, depth, least, least + rng.randrange(8), order, depth + rng.choice((2, 9, 40, 9999))
+        drafter, slow = RecentTrie(*setting), slow_text.RecentTrie(*setting)
+        for prompt, answer in requests:
+            state, at = drafter.start(prompt), 1
+            drafter.commit(state, answer[:1], 0)
+            slow.start()
+            while at < len(answer):
+                text, slow.ties = prompt + answer[:at], False
+                draft, wanted = drafter.draft(state, MANY), slow.draft(text)
+                assert draft.rows == rows == 1 + len(wanted)
+                mine = paths(draft.tokens, draft.parents)
+                if not slow.ties:
+                    assert mine == paths([token for _, token in wanted], [parent - 1 for parent, _ in wanted]), (
+                        seed,
+                        text,
+                    )
+                    compared += 1
+                taken = draft.accepted(answer[at:])
+                slow.insert(text[-depth:])
+                drafter.commit(state, answer[at : at + taken + 1], taken)
+                at += taken + 1
+    assert compared > 1000
+
+
+def test_a_published_example():
+    """vLLM's own: n-grams of 2 to 3, the earliest match."""
+    state = PromptLookup(4, longest=3, shortest=2).start([1, 2, 3, 4, 2, 3])
+    assert PromptLookup(4, longest=3, shortest=2).draft(state, MANY).tokens == [4, 2, 3]
+
+
+def test_a_replay_emits_every_answer_whatever_is_drafted():
+    for seed in range(50):
+        rng, prompt, answer = texts(seed)
+        requests = [Request(prompt, answer), Request(answer, prompt), Request(prompt, answer[:1])]
+        run = replay(requests, lambda: PromptLookup(4, longest=2), warm=rng.random() < 0.5)
+        emitted = [run.emitted[a:b].sum() + 1 for a, b in zip(run.starts[:-1], run.starts[1:], strict=True)]
+        assert emitted == [len(request.answer) for request in requests]
+        assert (run.emitted <= run.accepted + 1).all()
+        assert (run.rows == 1 + run.drafted).all()
+
+
+def test_the_longest_path_of_a_tree_is_accepted():
+    draft = Draft([5, 5, 6, 6, 7], 6, parents=[-1, 0, 0, -1, 3])
+    assert [draft.accepted(true) for true in ([5, 6, 1], [6, 7], [7], [5, 5, 5])] == [2, 2, 0, 2]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_opens_by_its_options_and_refuses_others(name):
+    needed = {"num_speculative_tokens": 3, "max_draft_len": 3, "prompt_lookup_num_tokens": 3, "num_assistant_tokens": 3}
+    needed |= {"max_ngram_size": 3, "ngram_size": 3, "speculative_ngram_capacity": 50}
+    drafter = text_drafter(name, {option: value for option, value in needed.items() if option in KINDS[name].options})
+    run = replay([Request([1, 2, 3], [1, 2, 3, 1, 2, 3])], lambda: drafter, warm=True)
+    assert run.emitted.sum() == 5
+    with pytest.raises(InvalidInput, match=f"{name} takes the options .* but got depht"):
+        text_drafter(name, {"depht": 1})
+
+
+def test_one_bound_of_vllm_is_both_and_none_is_five():
+    for given, wanted in (({}, (5, 5)), ({"max": 3}, (3, 3)), ({"min": 2}, (2, 2)), ({"min": 2, "max": 4}, (4, 2))):
+        settings = {"num_speculative_tokens": 3} | {f"prompt_lookup_{which}": n for which, n in given.items()}
+        drafter = text_drafter("vllm:ngram-v1", settings)
+        assert (drafter.longest, drafter.shortest) == wanted
+
+
+def test_llama_cpp_opens_several_in_its_order():
+    drafter = text_drafter("llama.cpp:ngram-mod,ngram-map-k4v,ngram-map-k", {"spec_ngram_map_k_size_n": 3})
+    assert [type(rule) for rule in drafter.rules] == [Map, Map, Mod]
+    assert [(rule.n, rule.counts) for rule in drafter.rules[:2]] == [(3, False), (12, True)]
+    with pytest.raises(InvalidInput, match="and of llama"):
+        text_drafter("vllm:ngram-v1,suffix", {})

@@ -1,0 +1,130 @@
+"""By what name and options each engine's drafter of text is asked for: one row for each, with the engine's own defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from treeopt.errors import InvalidInput, quoted
+from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
+from treeopt.text.match_pool import MatchPool
+from treeopt.text.prompt_lookup import PromptLookup
+from treeopt.text.rules import TextDrafter
+from treeopt.text.sglang import RecentTrie
+from treeopt.text.suffix import SuffixDecoding
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A drafter of an engine.
+
+    make    : the rule
+    options : the engine's options, and what the rule calls them, or what it takes for a value
+    fixed   : what the engine does, or takes by default
+    """
+
+    make: Callable[..., Any]
+    options: Mapping[str, str | Callable[[Any], dict[str, Any]]]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+def vllm_ngram(length: int, longest: int | None = None, shortest: int | None = None, **fixed: Any) -> PromptLookup:
+    """With one bound alone it is both."""
+    return PromptLookup(length, longest or shortest or 5, shortest or longest or 5, **fixed)
+
+
+NGRAM = {"num_speculative_tokens": "length", "prompt_lookup_max": "longest", "prompt_lookup_min": "shortest"}
+SUFFIX = {
+    "max_tree_depth": "depth",
+    "max_cached_requests": "cached",
+    "max_spec_factor": "factor",
+    "min_token_prob": "least",
+}
+KINDS = {
+    "vllm:ngram-v1": Kind(vllm_ngram, NGRAM),
+    "vllm:ngram-v2": Kind(vllm_ngram, NGRAM, {"latest": True, "fill": "last"}),
+    "vllm:suffix": Kind(SuffixDecoding, {"num_speculative_tokens": "length"} | {f"suffix_decoding_{a}": b for a, b in SUFFIX.items()}),
+    "arctic:suffix": Kind(
+        SuffixDecoding,
+        {
+            "suffix_speculative_tokens": "length", "suffix_cache_max_depth": "depth", "suffix_cache_max_requests": "cached",
+            "suffix_max_spec_factor": "factor", "suffix_max_spec_offset": "offset", "suffix_min_token_prob": "least",
+        },
+        {"length": 16, "depth": 64, "cached": 100_000},
+    ),
+    "transformers:prompt-lookup": Kind(
+        PromptLookup,
+        {"prompt_lookup_num_tokens": "length", "max_matching_ngram_size": "longest", "eos_token_id": lambda ids: {"ends": frozenset(ids)}},
+        {"longest": 2, "cut": "last"},
+    ),
+    "openvino:prompt-lookup": Kind(
+        PromptLookup,
+        {"num_assistant_tokens": "length", "max_ngram_size": "longest"},
+        {"fill": "blank", "cut": "spare", "halved": True},
+    ),
+    "onnx-genai:ngram": Kind(
+        PromptLookup,
+        {"max_draft_tokens": "length", "ngram_size": lambda n: {"longest": n - 1, "shortest": n - 1}, "ngram_chained_lookup": "chained"},
+        {"length": 4, "latest": True, "cut": "left"},
+    ),
+    "exllamav3:ngram": Kind(PromptLookup, {"num_draft_tokens": "length", "ngram_match_min": "shortest"}, {"length": 4}),
+    "tensorrt-llm:ngram": Kind(
+        MatchPool,
+        {
+            "max_draft_len": "length", "max_matching_ngram_size": "longest", "is_keep_all": "keep_all",
+            "is_use_oldest": "oldest", "is_public_pool": "public",
+        },
+    ),
+    "tensorrt-llm:sa": Kind(
+        PromptLookup,
+        {"max_draft_len": "length", "max_matching_ngram_size": lambda n: {"longest": n if n > 0 else None}},
+        {"fill": "blank"},
+    ),
+    "sglang:ngram": Kind(
+        RecentTrie,
+        {
+            "speculative_num_draft_tokens": "rows", "speculative_ngram_max_trie_depth": "depth",
+            "speculative_ngram_min_bfs_breadth": "least", "speculative_ngram_max_bfs_breadth": "most",
+            "speculative_ngram_match_type": "order", "speculative_ngram_capacity": "capacity",
+        },
+    ),
+    "llama.cpp:ngram-simple": Kind(Simple, {"spec_ngram_simple_size_n": "n", "spec_ngram_simple_size_m": "m"}),
+    "llama.cpp:ngram-map-k": Kind(Map, {"spec_ngram_map_k_size_n": "n", "spec_ngram_map_k_size_m": "m"}),
+    "llama.cpp:ngram-map-k4v": Kind(
+        Map,
+        {"spec_ngram_map_k4v_size_n": "n", "spec_ngram_map_k4v_size_m": "m", "spec_ngram_map_k4v_min_hits": "least_hits"},
+        {"counts": True},
+    ),
+    "llama.cpp:ngram-mod": Kind(Mod, {"spec_ngram_mod_n_match": "n", "spec_ngram_mod_n_min": "least", "spec_ngram_mod_n_max": "most"}),
+    "llama.cpp:ngram-cache": Kind(Cache, {}),
+}  # fmt: skip
+
+
+def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
+    """A fresh drafter by an engine's own options; of llama.cpp's several, with a comma between them.
+
+    >>> text_drafter("sglang:ngram", {"speculative_num_draft_tokens": 8, "speculative_ngram_capacity": 100}).rows
+    8
+    """
+    engine, _, kinds = name.partition(":")
+    names = [f"{engine}:{kind}" for kind in kinds.split(",")]
+    unknown = [one for one in names if one not in KINDS]
+    if unknown or (len(names) > 1 and engine != "llama.cpp"):
+        raise InvalidInput(
+            f"Drafters that copy text are {', '.join(KINDS)}, and of llama.cpp several, but got {quoted(name)}."
+        )
+    known = {option for one in names for option in KINDS[one].options}
+    if wrong := sorted(set(settings) - known):
+        raise InvalidInput(f"{name} takes the options {', '.join(sorted(known))}, but got {', '.join(wrong)}.")
+    made: list[Any] = []
+    for one in names:
+        kind = KINDS[one]
+        given = dict(kind.fixed)
+        for option, field_of in kind.options.items():
+            if option in settings:
+                value = settings[option]
+                given |= {field_of: value} if isinstance(field_of, str) else field_of(value)
+        made.append(kind.make(**given))
+    drafter: TextDrafter = LlamaCpp(made) if engine == "llama.cpp" else made[0]
+    return drafter

@@ -1,0 +1,319 @@
+"""llama.cpp's drafters of text: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, and several at once.
+
+Of several the first that drafts wins, in this order; those behind are not asked, and only the winner hears how
+many of its guesses were accepted. What they keep, they keep for the slot, over requests: here there is one slot. They are
+copied with their defects (the tokens around the end of a prompt are in no map, ngram-cache does not see n-grams over the
+borders of steps, k4v drafts what followed the match and not the value that it counted).
+
+tokens : the slot's text, the token that was just sampled last; L tokens stand before that one
+n, m   : tokens of the key that is looked up, and of the value that is copied, at most
+
+Source: llama.cpp 0c1e57098, common/ngram-map.cpp, common/ngram-cache.cpp, common/speculative.cpp
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from treeopt.errors import InvalidInput
+from treeopt.text.matches import Gram, Ngrams, hashes
+from treeopt.text.rules import Draft, TextDrafter
+
+MOST_VALUES, MOST_HITS = 4, 16380  # of a key
+MAP_FACTOR, MAP_BITS = 2654435761, 18
+MOD_FACTOR, MOD_BITS = 6364136223846793005, 22
+MOD_CHUNK, MOD_FULL = 32, 0.25  # tokens behind which new ones are taken in; how full a table is emptied
+LOW, MOST_LOW = 0.25, 5  # accepted guesses of a draft; how many such drafts on end empty the table
+CACHED, CACHE_DRAFT, BUCKETS = 4, 8, 13  # tokens of n-grams; guesses; buckets of a small std::unordered_map
+SAMPLES, PERCENT = (2, 2, 1, 1), (66, 50, 50, 50)  # least, by the tokens of the n-gram
+
+
+class SlotRule:
+    """One of the five, in one slot. place: in the order in which they are asked."""
+
+    place: int
+
+    def begin(self, tokens: list[int]) -> None:
+        """Take a prompt in, whose list grows from here on."""
+
+    def draft(self, tokens: list[int]) -> list[int]:
+        """Guesses of what follows."""
+        raise NotImplementedError
+
+    def accept(self, accepted: int) -> None:
+        """Hear how many guesses of the last draft were accepted."""
+
+
+@dataclass
+class LlamaCpp(TextDrafter):
+    """Those of the five that a server has, in one slot."""
+
+    rules: Sequence[SlotRule]
+    winner: SlotRule | None = None
+
+    def __post_init__(self) -> None:
+        self.rules = sorted(self.rules, key=lambda rule: rule.place)
+
+    def start(self, prompt: Sequence[int]) -> list[int]:
+        tokens, self.winner = list(prompt), None
+        for rule in self.rules:
+            rule.begin(tokens)
+        return tokens
+
+    def draft(self, state: list[int], left: int) -> Draft:
+        self.winner, found = None, list[int]()
+        for rule in self.rules if left > 1 else ():
+            if found := rule.draft(state)[: left - 1]:
+                self.winner = rule
+                break
+        return Draft(found, 1 + len(found))
+
+    def commit(self, state: list[int], tokens: Sequence[int], accepted: int) -> None:
+        state += tokens
+        if self.winner:
+            self.winner.accept(accepted)
+
+
+@dataclass
+class Simple(SlotRule):
+    """ngram-simple: the latest match, if at least n tokens followed it."""
+
+    n: int = 12
+    m: int = 48
+    place = 0
+
+    def __post_init__(self) -> None:
+        _check(self.n, self.m)
+
+    def begin(self, tokens: list[int]) -> None:
+        self.text = Ngrams(self.n, self.n, "latest", lag=1, skip=1, tokens=tokens)
+
+    def draft(self, tokens: list[int]) -> list[int]:
+        before = len(tokens) - 1
+        self.text.index(len(tokens))
+        found, end = self.text.match(self.n)
+        count = min(self.m, before - end)
+        if not found or before <= self.n + self.m + 1 or count < self.n:
+            return []
+        return tokens[end : end + count]
+
+
+@dataclass
+class Value:
+    """What followed a key. accepted: of its last draft, which bounds the next."""
+
+    at: int
+    count: int
+    accepted: int
+
+
+@dataclass
+class Key:
+    """An n-gram that was looked up with success."""
+
+    at: int
+    values: list[Value]
+    counted: int = 0  # occurrences before it are in the values
+    hits: int = 0
+
+
+@dataclass
+class Map(SlotRule):
+    """ngram-map-k, and with ``counts`` ngram-map-k4v: a table of hashes, of equal ones the first that came in.
+
+    least_hits : look-ups of a key from which k4v drafts
+    """
+
+    n: int = 12
+    m: int = 48
+    least_hits: int = 1
+    counts: bool = False
+    table: dict[int, int] = field(default_factory=dict)
+    keys: list[Key] = field(default_factory=list)
+    indexed: int = 0  # the last start that is in the table
+    begun: int = 0  # tokens of the last prompt
+    seen: int = 0  # L at the last draft
+    last: Value | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.n, self.m)
+        self.place = 1 + self.counts
+
+    def begin(self, tokens: list[int]) -> None:
+        size, kept = len(tokens), self.begun
+        if kept > size:
+            kept = max(size - self.n - self.m, 0)
+        if size < self.seen:
+            self.table = {code: at for code, at in self.table.items() if at < kept}
+            self.indexed = max(kept - 1, 0)
+            self.keys = [key for key in self.keys if key.at < kept]
+            if self.counts:
+                for key in self.keys:
+                    key.values = [value for value in key.values if value.at < kept]
+                self.keys = [key for key in self.keys if key.values]
+        self.seen = self.begun = size
+        self.known: dict[Gram, Key] = {}
+        for key in self.keys:  # by what stands there now
+            self.known.setdefault(tuple(tokens[key.at : key.at + self.n]), key)
+        self.text = Ngrams(self.n, self.n, "all", tokens=tokens) if self.counts else None
+
+    def draft(self, tokens: list[int]) -> list[int]:
+        n, m, before = self.n, self.m, len(tokens) - 1
+        self.last = None
+        if before < 2 * n + m:
+            return []
+        self.seen = before
+        gram = tuple(tokens[-n:])
+        at = self._find(tokens, gram)
+        if not at:
+            return []
+        key = self.known.get(gram)
+        if key is None:
+            key = self.known[gram] = Key(at, [] if self.counts else [Value(0, 0, m)])
+            self.keys.append(key)
+        key.hits = min(key.hits + 1, MOST_HITS)
+        if self.counts and (key.hits < self.least_hits or not self._is_clear(tokens, key, at)):
+            return []
+        self.last = max(key.values, key=lambda value: value.count)
+        return tokens[at + n : at + n + min(m, self.last.accepted)]
+
+    def _find(self, tokens: list[int], gram: Gram) -> int:
+        """The start of a match, 0 for none; what was not yet in the table comes in."""
+        n, last = self.n, len(tokens) - 2 - self.n - self.m
+        code = hashes(gram, range(1), n, MAP_FACTOR, MAP_BITS)[0]
+        found = self.table.get(code, 0)
+        if found and (found >= last or tuple(tokens[found : found + n]) != gram):
+            found = 0
+        prompt = range(self.indexed + 1, self.begun - n - self.m)
+        answer = range(max(self.begun, self.indexed) + 1, last + 1)
+        for part in (prompt, answer):
+            for other, at in zip(hashes(tokens, part, n, MAP_FACTOR, MAP_BITS)[::-1], part[::-1], strict=True):
+                if not found and other == code and tuple(tokens[at : at + n]) == gram:
+                    found = at
+                self.table.setdefault(other, at)
+        self.indexed = max(last, self.indexed)
+        return found
+
+    def _is_clear(self, tokens: list[int], key: Key, at: int) -> bool:
+        """Count what followed the key up to a match; whether one value came at least twice as often as all others."""
+        assert self.text
+        self.text.index(len(tokens))
+        ends, m = self.text.every[tuple(tokens[at : at + self.n])], self.m
+        for end in ends[bisect_left(ends, key.counted + self.n) : bisect_right(ends, at + self.n)]:
+            wanted = tokens[end : end + m]
+            value = next((value for value in key.values if tokens[value.at : value.at + m] == wanted), None)
+            if value is None and len(key.values) < MOST_VALUES:
+                key.values.append(value := Value(end, 0, m))
+            if value:
+                value.count = min(value.count + 1, MOST_HITS)
+        key.counted = at
+        counts = [value.count for value in key.values]
+        return max(counts) >= 2 * (sum(counts) - max(counts))
+
+    def accept(self, accepted: int) -> None:
+        if self.last:
+            self.last.accepted = accepted
+
+
+@dataclass
+class Mod(SlotRule):
+    """ngram-mod: a table from hashes of n-grams to the token that followed last; equal hashes are not told apart.
+
+    least, most : tokens of a draft
+    """
+
+    n: int = 24
+    least: int = 48
+    most: int = 64
+    table: dict[int, int] = field(default_factory=dict)
+    indexed: int = 0
+    drafted: int = 0
+    low: int = 0
+    place = 3
+
+    def __post_init__(self) -> None:
+        _check(self.n, self.most)
+
+    def begin(self, tokens: list[int]) -> None:
+        self.indexed = self.drafted = 0
+        if len(tokens) >= self.n:
+            self._add(tokens, len(tokens) - self.n)
+            if len(self.table) > MOD_FULL * 2**MOD_BITS:
+                self.table = {}
+
+    def _add(self, tokens: list[int], stop: int) -> None:
+        codes = hashes(tokens, range(self.indexed, stop), self.n, MOD_FACTOR, MOD_BITS)
+        self.table.update(zip(codes, tokens[self.indexed + self.n : stop + self.n], strict=True))
+        self.indexed = stop
+
+    def draft(self, tokens: list[int]) -> list[int]:
+        n, before, found = self.n, len(tokens) - 1, list[int]()
+        self.drafted = 0
+        if before < n:
+            return []
+        if self.indexed + MOD_CHUNK < before:
+            self._add(tokens, before - n)
+        text, mask, leading = tokens[-n:], 2**MOD_BITS - 1, pow(MOD_FACTOR, n, 2**MOD_BITS)
+        code = hashes(text, range(1), n, MOD_FACTOR, MOD_BITS)[0]
+        while len(found) < self.most and (token := self.table.get(code)) is not None:
+            code = code * MOD_FACTOR + token - (text[len(found)] * leading) & mask
+            text.append(token)
+            found.append(token)
+        if len(found) < min(self.least, self.most):
+            return []
+        self.drafted = len(found)
+        return found
+
+    def accept(self, accepted: int) -> None:
+        self.low = self.low + 1 if accepted < LOW * self.drafted else 0
+        if self.low == MOST_LOW:
+            self.table, self.low, self.indexed = {}, 0, 0
+
+
+@dataclass
+class Cache(SlotRule):
+    """ngram-cache without files: tokens counted behind n-grams of up to 4; of equally frequent ones the first of its hash map."""
+
+    counts: dict[Gram, dict[int, int]] = field(default_factory=dict)
+    seen: int = 0
+    place = 4
+
+    def draft(self, tokens: list[int]) -> list[int]:
+        if self.seen < len(tokens):
+            self._count(tokens[self.seen :])
+            self.seen = len(tokens)
+        text = tokens[-CACHED:]
+        known = len(text)
+        while known > 1 and len(text) < known + CACHE_DRAFT and (token := self._likeliest(text)) is not None:
+            text.append(token)
+        return text[known:]
+
+    def _count(self, new: list[int]) -> None:
+        for n in range(1, CACHED + 1):
+            for end in range(n, len(new)):
+                gram, token = tuple(new[end - n : end]), new[end]
+                part = self.counts.setdefault(gram, {})
+                if token in part:
+                    part[token] += 1
+                    continue
+                # A new entry goes before those of its bucket, a new bucket before all.
+                order = list(part)
+                at = next((i for i, other in enumerate(order) if other % BUCKETS == token % BUCKETS), 0)
+                order.insert(at, token)
+                self.counts[gram] = {other: part.get(other, 1) for other in order}
+
+    def _likeliest(self, text: list[int]) -> int | None:
+        for n in range(min(CACHED, len(text)), 0, -1):
+            part = self.counts.get(tuple(text[-n:]))
+            if part:
+                total, token = sum(part.values()), max(part, key=part.__getitem__)
+                if total >= SAMPLES[n - 1] and 100 * part[token] >= PERCENT[n - 1] * total:
+                    return token
+        return None
+
+
+def _check(n: int, m: int) -> None:
+    if min(n, m) < 1:
+        raise InvalidInput(f"llama.cpp looks up and copies at least 1 token, but got keys of {n} and values of {m}.")

@@ -1,0 +1,95 @@
+"""Copy what followed one match: the earliest or the latest place where the last tokens stood before.
+
+                          n-grams         match      where less is found
+vLLM, runner V1           min to max      earliest   less is verified
+vLLM, runner V2           min to max      latest     the last token fills up, and is verified as a guess
+transformers              1 to max        earliest   less is verified; nothing behind an end of sequence is drafted
+OpenVINO GenAI            1 to max        earliest   blanks fill up; one token is spared where the limit is near
+ONNX Runtime GenAI        N - 1           latest     less is verified; chained: each token is looked up behind the one before
+ExLlamaV3                 min to any      earliest   less is verified
+TensorRT-LLM, SA          1 to max, any   earliest   blanks fill up
+
+Sources: vllm 0.33.0 v1/spec_decode/ngram_proposer.py and v1/worker/gpu/spec_decode/ngram/speculator.py · transformers 5.23.0
+generation/candidate_generator.py · openvino.genai prompt_lookup/ · onnxruntime-genai ngram_lookup.h · exllamav3 generator ·
+TensorRT-LLM suffixAutomaton.h
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from treeopt.errors import InvalidInput
+from treeopt.text.matches import Automaton, Ngrams
+from treeopt.text.rules import Draft, TextDrafter
+
+# How many of K tokens are drafted where so many are left.
+CUTS: Mapping[str, Callable[[int, int], int]] = {
+    "never": lambda length, left: length,
+    "last": lambda length, left: length if left > 1 else 0,
+    "left": min,
+    "spare": lambda length, left: min(length, left - 1),
+}
+
+
+@dataclass(frozen=True)
+class PromptLookup(TextDrafter):
+    """A drafter that copies one match.
+
+    length   : K
+    shortest, longest : tokens of the n-grams that are looked up, the longest first; None for matches of any length
+    latest   : of several matches the latest, not the earliest
+    chained  : every guess is looked up behind those before
+    fill     : what stands where less than K was found, up to K rows; nothing, blanks or the last token
+    cut      : of `CUTS`
+    halved   : longer n-grams than the text are looked up from half the text on
+    ends     : tokens that end a sequence, and a draft
+    """
+
+    length: int
+    longest: int | None = None
+    shortest: int = 1
+    latest: bool = False
+    chained: bool = False
+    fill: Literal["nothing", "blank", "last"] = "nothing"
+    cut: str = "never"
+    halved: bool = False
+    ends: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        if min(self.length, self.shortest) < 1 or (self.longest is not None and self.longest < self.shortest):
+            raise InvalidInput(
+                "A look-up drafts at least 1 token behind n-grams of at least 1 token, the longest not shorter than the "
+                f"shortest, but got {self.length} tokens behind n-grams of {self.shortest} to {self.longest}."
+            )
+
+    def start(self, prompt: Sequence[int]) -> Ngrams | Automaton:
+        keep: Literal["latest", "earliest"] = "latest" if self.latest else "earliest"
+        text = Automaton() if self.longest is None else Ngrams(self.shortest, self.longest, keep)
+        text.extend(prompt)
+        return text
+
+    def draft(self, state: Ngrams | Automaton, left: int) -> Draft:
+        tokens, length = state.tokens, CUTS[self.cut](self.length, left)
+        found = self._found(state, length) if length > 0 else []
+        if not self.ends.isdisjoint(found):
+            found = found[: next(i for i, token in enumerate(found) if token in self.ends)]
+        rows = 1 + (len(found) if self.fill == "nothing" else self.length)
+        if self.fill == "last":
+            found += tokens[-1:] * (self.length - len(found))
+        return Draft(found, rows)
+
+    def _found(self, state: Ngrams | Automaton, length: int) -> list[int]:
+        tokens = state.tokens
+        if isinstance(state, Automaton):
+            n, end = state.match()
+        elif self.chained:
+            return state.chain(length)
+        else:
+            whole = self.halved and state.longest >= len(tokens)
+            n, end = state.match(len(tokens) // 2 if whole else state.longest)
+        return tokens[end : end + length] if n >= self.shortest else []
+
+    def commit(self, state: Ngrams | Automaton, tokens: Sequence[int], accepted: int) -> None:
+        state.extend(tokens)

@@ -1,0 +1,67 @@
+"""What all drafters that copy text have in common: a draft after every step, from the tokens so far and what was kept.
+
+A drafter keeps what one request leaves behind for the next; what it keeps of one request is the state that `start` makes. A
+step drafts, the target verifies, and `commit` says what came of it. The first token of an answer is the prefill's: it is
+committed without a draft before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+MANY = 2**31  # tokens that a request without a limit may still emit
+
+
+class Draft(NamedTuple):
+    """What a step verifies.
+
+    tokens  : guesses, those that an engine pads with included where they can be accepted
+    rows    : verified, the root and all padding included
+    parents : place of each guess's parent among the guesses, -1 for the root; None for a chain
+    """
+
+    tokens: Sequence[int]
+    rows: int
+    parents: Sequence[int] | None = None
+
+    def accepted(self, true: Sequence[int]) -> int:
+        """How many guesses greedy verification accepts: the longest path that the coming tokens go.
+
+        >>> Draft([7, 8, 7, 9], 5, parents=[-1, 0, -1, 2]).accepted([7, 8, 9])
+        2
+        """
+        if self.parents is None:
+            return next(
+                (i for i, (a, b) in enumerate(zip(self.tokens, true, strict=False)) if a != b), self._most(true)
+            )
+        children: dict[tuple[int, int], int] = {}
+        for i, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            children.setdefault((parent, token), i)
+        at = -1
+        for depth, token in enumerate(true):
+            if (at := children.get((at, token), -2)) == -2:
+                return depth
+        return len(true)
+
+    def _most(self, true: Sequence[int]) -> int:
+        return min(len(self.tokens), len(true))
+
+
+class TextDrafter:
+    """A drafter that copies text, by the rule of one engine at one setting."""
+
+    def start(self, prompt: Sequence[int]) -> Any:
+        """The state of a request."""
+        raise NotImplementedError
+
+    def draft(self, state: Any, left: int) -> Draft:
+        """What the next step verifies, where the request may emit ``left`` more tokens."""
+        raise NotImplementedError
+
+    def commit(self, state: Any, tokens: Sequence[int], accepted: int) -> None:
+        """Take in what a step emitted, of which the first were ``accepted`` guesses."""
+        raise NotImplementedError
+
+    def stop(self, state: Any) -> None:
+        """End the request; most drafters keep nothing of it."""

@@ -1,0 +1,337 @@
+"""Suffix decoding (Oliaro et al. 2024) as ArcticInference and vLLM have it: what followed most often, by counts of all suffixes.
+
+A tree counts the suffixes of its sequences, cut at D tokens: every token lengthens the D suffixes that are open. One tree is of
+the request alone, prompt and answer; one is of all answers, of which the oldest requests' go first. For every length m < D of
+the last tokens that is in a tree, its likeliest continuation is drafted, at most m times the factor, plus the offset, tokens;
+the draft with the greatest sum of probabilities wins, then the longer match, then the request's own tree.
+
+Of equally frequent children the order decides, which goes by how they came to their counts: see `raise_count`.
+
+A suffix that no other shares is one leaf with a place of the text (`TAIL`), and grows with it without work. So a tree has a
+leaf for every token, and else nodes for what stood there twice.
+
+following : of every place of the text the next one of its sequence, -1 for none
+cursors   : (sequences at a time, D, 2) nodes and depths of the open suffixes that are not in leaves
+
+Source: ArcticInference 9d46438, csrc/suffix_decoding/suffix_tree.cc and arctic_inference/suffix_decoding/cache.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from treeopt.errors import InvalidInput
+from treeopt.text import tries
+from treeopt.text.rules import Draft, TextDrafter
+from treeopt.text.tries import Ints
+
+TAIL = tries.A  # of a leaf, the place of its token, plus 1; 0 for other nodes
+CHUNK = 256  # tokens for which there is room at a time
+AT_ONCE = 256  # requests that run at once, at most
+FLOAT = np.float32
+
+
+class Suffixes(NamedTuple):
+    """trie, text (places,), following (places,), cursors, and of every sequence (number of cursors, last place)."""
+
+    trie: tries.Trie
+    text: Ints
+    following: Ints
+    cursors: Ints
+    open: Ints
+
+
+@tries.compiled
+def raise_count(nodes: Ints, node: int) -> None:
+    """Add 1 to a count: who led those of the same count goes before those of the next, others behind them."""
+    before = nodes[node, tries.PREVIOUS]
+    if nodes[node, tries.PARENT] != 0 and before and nodes[before, tries.COUNT] <= nodes[node, tries.COUNT] + 1:
+        same = nodes[before, tries.COUNT]
+        while before and nodes[before, tries.COUNT] == same:
+            before = nodes[before, tries.PREVIOUS]
+        tries.unlink(nodes, node)
+        tries.link(nodes, node, before)
+    nodes[node, tries.COUNT] += 1
+
+
+@tries.compiled
+def lower_count(nodes: Ints, node: int) -> None:
+    """Take 1 from a count: the node goes behind the siblings that have as many as it had."""
+    behind, same = nodes[node, tries.NEXT], nodes[node, tries.COUNT]
+    if nodes[node, tries.PARENT] != 0 and behind and nodes[behind, tries.COUNT] == same:
+        while nodes[behind, tries.NEXT] and nodes[nodes[behind, tries.NEXT], tries.COUNT] == same:
+            behind = nodes[behind, tries.NEXT]
+        tries.unlink(nodes, node)
+        tries.link(nodes, node, behind)
+    nodes[node, tries.COUNT] -= 1
+
+
+@tries.compiled
+def add_leaf(trie: tries.Trie, parent: int, token: int, place: int) -> None:
+    """A leaf for a place of the text, behind its siblings. The root's have no list: nothing is drafted from it."""
+    node = tries.add(trie, parent, token)
+    trie.nodes[node, TAIL] = place + 1
+    if parent != 0:
+        tries.link(trie.nodes, node, trie.nodes[parent, tries.LAST])
+
+
+@tries.compiled
+def expand(tree: Suffixes, leaf: int, depth: int, most: int) -> None:
+    """Make a leaf an inner node: what stood behind it gets a leaf of its own."""
+    place = int(tree.trie.nodes[leaf, TAIL]) - 1
+    tree.trie.nodes[leaf, TAIL] = 0
+    if depth == most:
+        return
+    behind = int(tree.following[place])
+    if behind >= 0:
+        add_leaf(tree.trie, leaf, int(tree.text[behind]), behind)
+        return
+    for i in range(len(tree.open)):  # the suffix ends here: it is open if its sequence is
+        if tree.open[i, 1] == place:
+            tree.cursors[i, tree.open[i, 0], 0], tree.cursors[i, tree.open[i, 0], 1] = leaf, depth
+            tree.open[i, 0] += 1
+
+
+@tries.compiled
+def append(tree: Suffixes, sequence: int, tokens: Ints, at: int, most: int) -> None:
+    """Lengthen an open sequence by tokens, which come to places of the text from ``at`` on."""
+    nodes, cursors, state = tree.trie.nodes, tree.cursors[sequence], tree.open[sequence]
+    for i in range(len(tokens)):
+        token, place = int(tokens[i]), at + i
+        tree.text[place], tree.following[place] = token, -1
+        if state[1] >= 0:
+            tree.following[state[1]] = place
+        state[1] = place
+        count, kept = int(state[0]), 0
+        cursors[count, 0], cursors[count, 1] = 0, 0  # the suffix that begins here
+        for k in range(count + 1):
+            parent, depth = int(cursors[k, 0]), int(cursors[k, 1]) + 1
+            node = tries.find(tree.trie, parent, token)
+            if node == 0:
+                add_leaf(tree.trie, parent, token, place)
+                continue
+            raise_count(nodes, node)
+            if nodes[node, TAIL] > 0:
+                expand(tree, node, depth, most)
+            if depth < most:
+                cursors[kept, 0], cursors[kept, 1] = node, depth
+                kept += 1
+        state[0] = kept
+
+
+@tries.compiled
+def remove(tree: Suffixes, first: int, most: int) -> None:
+    """Take out a sequence that begins at a place of the text."""
+    trie, nodes, path = tree.trie, tree.trie.nodes, np.zeros(most, dtype=np.int32)
+    while first >= 0:
+        node, depth, place = 0, 0, first
+        while place >= 0 and depth < most:
+            node = tries.find(trie, node, int(tree.text[place]))
+            lower_count(nodes, node)
+            path[depth] = node
+            depth += 1
+            place = int(tree.following[place]) if nodes[node, TAIL] == 0 else -1
+        while depth > 0 and nodes[path[depth - 1], tries.COUNT] == 0:
+            depth -= 1
+            node = int(path[depth])
+            if nodes[node, tries.PARENT] != 0:
+                tries.unlink(nodes, node)
+            tries.drop(trie, node)
+        first = int(tree.following[first])
+
+
+@tries.compiled
+def draft_from(tree: Suffixes, node: int, at: int, depth: int, limits: Limits, out: Ints) -> tuple[int, np.float32]:
+    """Tokens of the likeliest path from a node, or from the place ``at`` of the text that a leaf has grown to.
+
+    depth : of the node, which the length of the draft goes by
+    """
+    nodes, budget = tree.trie.nodes, int(limits.budgets[depth])
+    one, score, count = FLOAT(1), FLOAT(0), 0
+    while count < budget:
+        if at >= 0:
+            at = int(tree.following[at]) if depth < limits.most else -1
+            if at < 0:
+                break
+            token = int(tree.text[at])
+        else:
+            child = int(nodes[node, tries.FIRST])
+            if child == 0:
+                break
+            one *= FLOAT(nodes[child, tries.COUNT]) / FLOAT(nodes[node, tries.COUNT])
+            token, node, at = int(nodes[child, tries.TOKEN]), child, int(nodes[child, TAIL]) - 1
+        if one < limits.least:
+            break
+        out[count] = token
+        score += one
+        count, depth = count + 1, depth + 1
+    return count, score
+
+
+class Limits(NamedTuple):
+    """most D, budgets (D+1,) tokens by length of the match, least probability."""
+
+    most: int
+    budgets: Ints
+    least: np.float32
+
+
+@tries.compiled
+def draft(own: Suffixes, other: Suffixes, context: Ints, limits: Limits, out: Ints) -> int:
+    """The best draft of both trees into the first row of ``out`` (2, most); its length."""
+    best, count = FLOAT(0), 0
+    for k in range(int(own.open[0, 0]) - 1, -1, -1):  # the open suffixes are the matches; those in leaves draft nothing
+        node, depth = int(own.cursors[0, k, 0]), int(own.cursors[0, k, 1])
+        if depth < len(context):
+            found, score = draft_from(own, node, -1, depth, limits, out[1])
+            if score >= best:
+                best, count, out[0] = score, found, out[1]
+    chosen, most = best, FLOAT(0)
+    for depth in range(1, len(context)):
+        node, at = 0, -1
+        for token in context[len(context) - depth :]:
+            if at >= 0:
+                at = int(other.following[at])
+                if at < 0 or other.text[at] != token:
+                    return count
+                continue
+            node = tries.find(other.trie, node, int(token))
+            if node == 0:
+                return count
+            at = int(other.trie.nodes[node, TAIL]) - 1
+        found, score = draft_from(other, node, at, depth, limits, out[1])
+        if score >= most:
+            most = score
+            if score > chosen:
+                best, count, out[0] = score, found, out[1]
+    return count
+
+
+@dataclass
+class SuffixTree:
+    """A tree that makes room for what comes.
+
+    most : D
+    """
+
+    most: int
+    sequences: int = 1
+    places: int = 0
+
+    def __post_init__(self) -> None:
+        text, following, opened = (
+            np.zeros(CHUNK, np.int32),
+            np.zeros(CHUNK, np.int32),
+            np.zeros((self.sequences, 2), np.int32),
+        )
+        opened[:, 1] = -1
+        cursors = np.zeros((self.sequences, self.most + 1, 2), np.int32)
+        self.tree = Suffixes(tries.new_trie(CHUNK), text, following, cursors, opened)
+
+    def extend(self, tokens: Sequence[int], sequence: int = 0) -> None:
+        ids = np.array(tokens, dtype=np.int32)
+        for first in range(0, len(ids), CHUNK):
+            part = ids[first : first + CHUNK]
+            self._make_room(len(part))
+            append(self.tree, sequence, part, self.places, self.most)
+            self.places += len(part)
+
+    def _make_room(self, count: int) -> None:
+        trie, text, following = self.tree.trie, self.tree.text, self.tree.following
+        rows = int(trie.spare[0]) + 2 * (self.most + 1) * count
+        if rows > len(trie.nodes):
+            self.tree = self.tree._replace(trie=tries.grown(trie, rows * 3 // 2))
+        if self.places + count > len(text):
+            for one in (text, following):
+                one.resize(2 * len(one) + count, refcheck=False)
+
+    def close(self, sequence: int) -> None:
+        """End a sequence; it stays in the tree."""
+        self.tree.open[sequence] = 0, -1
+
+
+@dataclass
+class SuffixState:
+    """A request: its tree, its last tokens, and its number among all requests."""
+
+    own: SuffixTree
+    last: list[int]
+    number: int
+
+
+@dataclass
+class SuffixDecoding(TextDrafter):
+    """A drafter by suffixes.
+
+    length : most tokens of a draft; D where it is None
+    depth  : D
+    factor, offset : of the length of the match, how long its draft may be
+    least  : probability of a path, below which it ends
+    cached : most requests whose answers the common tree has, the running ones included; 0 for no such tree
+    """
+
+    length: int | None = None
+    depth: int = 24
+    factor: float = 1.0
+    offset: float = 0.0
+    least: float = 0.1
+    cached: int = 10000
+    started: int = 0
+    running: dict[int, int] = field(default_factory=dict)  # requests, and their sequences that are open
+    begun: dict[int, int] = field(
+        default_factory=dict
+    )  # requests in the common tree, and their first places of its text
+
+    def __post_init__(self) -> None:
+        length = self.length or self.depth
+        if min(length, self.depth - 1) < 1 or self.cached < 0:
+            raise InvalidInput(
+                "Suffix decoding drafts at least 1 token from trees of depth 2 or more, and keeps 0 or more requests, but "
+                f"got `length` {length}, `depth` {self.depth} and `cached` {self.cached}."
+            )
+        lengths = np.arange(self.depth + 1, dtype=FLOAT) * FLOAT(self.factor) + FLOAT(self.offset)
+        budgets = np.clip((lengths.astype(float) + 1e-6).astype(np.int32), 0, length)
+        self.limits = Limits(self.depth, budgets, FLOAT(self.least))
+        self.others = SuffixTree(self.depth, AT_ONCE)
+        self.out = np.zeros((2, max(int(budgets.max()), 1)), dtype=np.int32)
+
+    def start(self, prompt: Sequence[int]) -> SuffixState:
+        state = SuffixState(SuffixTree(self.depth), list(prompt[-self.depth :]), self.started)
+        state.own.extend(prompt)
+        self.started += 1
+        if self.cached:
+            self.begun[state.number] = -1
+            self.running[state.number] = min(set(range(AT_ONCE)) - set(self.running.values()))
+            while len(self.begun) > self.cached:
+                self._evict(next(iter(self.begun)))
+        return state
+
+    def _evict(self, number: int) -> None:
+        self._close(number)
+        first = self.begun.pop(number)
+        if first >= 0:
+            remove(self.others.tree, first, self.depth)
+
+    def _close(self, number: int) -> None:
+        if number in self.running:
+            self.others.close(self.running.pop(number))
+
+    def draft(self, state: SuffixState, left: int) -> Draft:
+        context = np.array(state.last, dtype=np.int32)
+        count = draft(state.own.tree, self.others.tree, context, self.limits, self.out)
+        return Draft(self.out[0, :count].tolist(), 1 + count)
+
+    def commit(self, state: SuffixState, tokens: Sequence[int], accepted: int) -> None:
+        state.own.extend(tokens)
+        state.last = [*state.last, *tokens][-self.depth :]
+        if state.number in self.running and len(tokens):
+            if self.begun[state.number] < 0:
+                self.begun[state.number] = self.others.places
+            self.others.extend(tokens, self.running[state.number])
+
+    def stop(self, state: SuffixState) -> None:
+        self._close(state.number)
