@@ -1,9 +1,9 @@
 """Drafters that copy text: what each engine's rule drafts after every step, from token ids alone, without a model.
 
-rules.py      what all of them have in common, and by what name and options each engine's is asked for
-matches.py    where the last tokens of a text stood before
-lookup.py     one match is copied: vLLM, transformers, OpenVINO, ONNX Runtime GenAI, ExLlamaV3, TensorRT-LLM
-llama_cpp.py  llama.cpp's five, and several of them at once
-suffix.py     suffix decoding; sglang.py SGLang's trie; tries.py, the compiled trie of both
-replay.py     steps of recorded requests with a drafter: rows verified and tokens accepted
+rules.py         what all of them have in common; engines.py, by what name and options each is asked for
+matches.py       where the last tokens of a text stood before
+prompt_lookup.py one match is copied: vLLM, transformers, OpenVINO, ONNX Runtime GenAI, ExLlamaV3, TensorRT-LLM's SA
+match_pool.py    TensorRT-LLM's NGram; llama_cpp.py, llama.cpp's five, and several of them at once
+suffix.py        suffix decoding; sglang.py, SGLang's trie; tries.py, the compiled trie of both
+replay.py        steps of recorded requests with a drafter: rows verified and tokens accepted
 """

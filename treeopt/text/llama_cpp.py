@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treeopt.errors import InvalidInput
-from treeopt.text.matches import Gram, Ngrams, hashes
+from treeopt.text.matches import Gram, Hashes, Ngrams
 from treeopt.text.rules import Draft, TextDrafter
 
 MOST_VALUES, MOST_HITS = 4, 16380  # of a key
@@ -158,6 +158,7 @@ class Map(SlotRule):
         for key in self.keys:  # by what stands there now
             self.known.setdefault(tuple(tokens[key.at : key.at + self.n]), key)
         self.text = Ngrams(self.n, self.n, "all", tokens=tokens) if self.counts else None
+        self.hashes = Hashes(tokens, self.n, MAP_FACTOR, MAP_BITS)
 
     def draft(self, tokens: list[int]) -> list[int]:
         n, m, before = self.n, self.m, len(tokens) - 1
@@ -182,16 +183,18 @@ class Map(SlotRule):
     def _find(self, tokens: list[int], gram: Gram) -> int:
         """The start of a match, 0 for none; what was not yet in the table comes in."""
         n, last = self.n, len(tokens) - 2 - self.n - self.m
-        code = hashes(gram, range(1), n, MAP_FACTOR, MAP_BITS)[0]
+        code = self.hashes.of(range(len(tokens) - n, len(tokens) - n + 1))[0]
         found = self.table.get(code, 0)
         if found and (found >= last or tuple(tokens[found : found + n]) != gram):
             found = 0
         prompt = range(self.indexed + 1, self.begun - n - self.m)
         answer = range(max(self.begun, self.indexed) + 1, last + 1)
-        for part in (prompt, answer):
-            for other, at in zip(hashes(tokens, part, n, MAP_FACTOR, MAP_BITS)[::-1], part[::-1], strict=True):
-                if not found and other == code and tuple(tokens[at : at + n]) == gram:
+        for part in filter(None, (prompt, answer)):
+            codes = self.hashes.of(part)
+            for at in reversed(part) if not found and code in codes else ():
+                if not found and tuple(tokens[at : at + n]) == gram:
                     found = at
+            for other, at in zip(reversed(codes), reversed(part), strict=True):
                 self.table.setdefault(other, at)
         self.indexed = max(last, self.indexed)
         return found
@@ -238,13 +241,14 @@ class Mod(SlotRule):
 
     def begin(self, tokens: list[int]) -> None:
         self.indexed = self.drafted = 0
+        self.hashes = Hashes(tokens, self.n, MOD_FACTOR, MOD_BITS)
         if len(tokens) >= self.n:
             self._add(tokens, len(tokens) - self.n)
             if len(self.table) > MOD_FULL * 2**MOD_BITS:
                 self.table = {}
 
     def _add(self, tokens: list[int], stop: int) -> None:
-        codes = hashes(tokens, range(self.indexed, stop), self.n, MOD_FACTOR, MOD_BITS)
+        codes = self.hashes.of(range(self.indexed, stop))
         self.table.update(zip(codes, tokens[self.indexed + self.n : stop + self.n], strict=True))
         self.indexed = stop
 
@@ -255,10 +259,9 @@ class Mod(SlotRule):
             return []
         if self.indexed + MOD_CHUNK < before:
             self._add(tokens, before - n)
-        text, mask, leading = tokens[-n:], 2**MOD_BITS - 1, pow(MOD_FACTOR, n, 2**MOD_BITS)
-        code = hashes(text, range(1), n, MOD_FACTOR, MOD_BITS)[0]
+        text, code = tokens[-n:], self.hashes.of(range(before - n + 1, before - n + 2))[0]
         while len(found) < self.most and (token := self.table.get(code)) is not None:
-            code = code * MOD_FACTOR + token - (text[len(found)] * leading) & mask
+            code = self.hashes.next(code, text[len(found)], token)
             text.append(token)
             found.append(token)
         if len(found) < min(self.least, self.most):

@@ -36,22 +36,25 @@ class Matches:
     def last(self) -> Gram:
         return self.short[-1][1] if self.short and self.short[-1][0] == len(self.known) else self.full[-1]
 
-    def add(self, match: Gram, is_full: bool) -> None:
-        if match in self.known or any(match == one for _, one in self.short):
+    def add(self, match: Gram, length: int) -> None:
+        if match in self.known or (self.short and any(match == one for _, one in self.short)):
             return
-        kept, spared = [], None  # the place behind a dropped one is passed over
+        kept, passed = [], None  # what stands behind a dropped one is passed over
         for before, one in self.short:
-            if len(one) < len(match) and spared != before:
-                spared = before
+            if len(one) < len(match) and passed != before:
+                passed = before
                 continue
             kept.append((before, one))
-            spared = None
+            passed = None
         self.short = kept
-        if is_full:
+        if len(match) == length:
             self.known.add(match)
             self.full = [*self.full[:1], match]
         else:
             self.short.append((len(self.known), match))
+
+
+Pool = dict[Gram, Gram | Matches]  # one match alone stands for itself
 
 
 @dataclass
@@ -59,7 +62,7 @@ class PoolState:
     """A request's text, its pool, and how much of the text was taken in."""
 
     tokens: list[int]
-    pool: dict[Gram, Matches]
+    pool: Pool
     seen: int = 0
 
 
@@ -78,7 +81,7 @@ class MatchPool(TextDrafter):
     keep_all: bool = True
     oldest: bool = True
     public: bool = True
-    pool: dict[Gram, Matches] = field(default_factory=dict)
+    pool: Pool = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if min(self.length, self.longest) < 1:
@@ -93,24 +96,35 @@ class MatchPool(TextDrafter):
         if left <= 1:
             return Draft([], 1)
         tokens, sizes = state.tokens, range(min(self.longest, len(state.tokens) - 1), 0, -1)
+        first = max(state.seen - self.length - self.longest + 1, 0)
+        texts = [tuple(tokens[at : at + self.length]) for at in range(first, len(tokens))]
         for size in sizes:
             # Where all are kept, patterns whose K tokens stood there at the step before have them.
-            first = state.seen - self.length - (size if self.keep_all else self.longest) + 1
-            for at in range(max(first, 0), len(tokens) - size):
-                self._add(state.pool, tuple(tokens[at : at + size]), tuple(tokens[at + size : at + size + self.length]))
+            known = max(state.seen - self.length - size + 1, 0) if self.keep_all else first
+            for at in range(known, len(tokens) - size):
+                self._add(state.pool, tuple(tokens[at : at + size]), texts[at + size - first])
         state.seen = len(tokens)
         for size in sizes:
             matches = state.pool.get(tuple(tokens[-size:]))
             if matches:
-                found = (matches.first() if self.oldest else matches.last())[: left - 1]
+                if isinstance(matches, Matches):
+                    matches = matches.first() if self.oldest else matches.last()
+                found = matches[: left - 1]
                 return Draft(found, 1 + len(found))
         return Draft([], 1)
 
-    def _add(self, pool: dict[Gram, Matches], pattern: Gram, match: Gram) -> None:
-        matches = pool.get(pattern)
-        if matches is None or (not self.keep_all and len(match) > len(matches.first())):
-            matches = pool[pattern] = Matches()
-        matches.add(match, len(match) == self.length)
+    def _add(self, pool: Pool, pattern: Gram, match: Gram) -> None:
+        matches = pool.setdefault(pattern, match)
+        if matches is match or matches == match:
+            return
+        first = matches.first() if isinstance(matches, Matches) else matches
+        if len(match) > len(first) and (not self.keep_all or first is matches):
+            pool[pattern] = match
+            return
+        if not isinstance(matches, Matches):
+            pool[pattern] = matches = Matches()
+            matches.add(first, self.length)
+        matches.add(match, self.length)
 
     def commit(self, state: PoolState, tokens: Sequence[int], accepted: int) -> None:
         state.tokens += tokens

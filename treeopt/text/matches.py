@@ -5,11 +5,14 @@ end : place behind an n-gram, that of the token that followed it; an n-gram is k
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 Gram = tuple[int, ...]
+FEW = 8  # n-grams that are made one by one
 
 
 @dataclass
@@ -53,15 +56,20 @@ class Ngrams:
             first = max(self._indexed + 1, self.skip + n)
             if first > last:
                 break
-            grams = zip(*(tokens[first - n + i : last - n + i + 1] for i in range(n)), strict=False)
-            if self.keep == "latest":
-                ends.update(zip(grams, range(first, last + 1), strict=False))
-            elif self.keep == "earliest":
-                for end, gram in enumerate(grams, first):
-                    ends.setdefault(gram, end)
+            if last - first < FEW:
+                grams = [tuple(tokens[end - n : end]) for end in range(first, last + 1)]
             else:
+                grams = list(zip(*(tokens[first - n + i : last - n + i + 1] for i in range(n)), strict=True))
+            if self.keep == "all":
                 for end, gram in enumerate(grams, first):
                     every.setdefault(gram, []).append(end)
+            elif self.keep == "latest":
+                ends.update(zip(grams, range(first, last + 1), strict=True))
+            elif self._indexed:
+                for end, gram in enumerate(grams, first):
+                    ends.setdefault(gram, end)
+            else:  # the last that is written stays
+                ends.update(zip(reversed(grams), range(last, first - 1, -1), strict=True))
         self._indexed = last
 
     def chain(self, count: int) -> list[int]:
@@ -82,22 +90,32 @@ class Ngrams:
         return 0, 0
 
 
-def hashes(tokens: Sequence[int], starts: range, n: int, factor: int, bits: int) -> list[int]:
-    """Of every n-gram that begins at one of consecutive starts, its tokens as digits to the base ``factor``, modulo 2**bits.
+class Hashes:
+    """Of every n-gram of a text that grows, its tokens as digits to the base ``factor``, modulo 2**bits.
 
-    >>> hashes([1, 2, 3], range(0, 2), 2, 10, 8)
+    >>> Hashes([1, 2, 3], 2, 10, 8).of(range(0, 2))
     [12, 23]
     """
-    if not starts:
-        return []
-    mask, value = 2**bits - 1, 0
-    for token in tokens[starts[0] : starts[0] + n]:
-        value = value * factor + token & mask
-    found, leading = [value], pow(factor, n, 2**bits)
-    for start in starts[1:]:
-        value = value * factor + tokens[start + n - 1] - tokens[start - 1] * leading & mask
-        found.append(value)
-    return found
+
+    def __init__(self, tokens: list[int], n: int, factor: int, bits: int) -> None:
+        self.tokens, self.n, self.factor, self.mask = tokens, n, factor % 2**bits, 2**bits - 1
+        self.leading: int = pow(factor, n, 2**bits)
+        self.codes: list[int] = []
+
+    def of(self, starts: range) -> list[int]:
+        tokens, n, codes = self.tokens, self.n, self.codes
+        if not codes and len(tokens) >= n:
+            text, code = np.array(tokens), np.zeros(len(tokens) - n + 1, dtype=np.int64)
+            for i in range(n):
+                code = code * self.factor + text[i : i + len(code)] & self.mask
+            codes += code.tolist()
+        for at in range(len(codes), starts.stop):
+            codes.append(self.next(codes[-1], tokens[at - 1], tokens[at + n - 1]))
+        return codes[starts.start : starts.stop]
+
+    def next(self, code: int, first: int, last: int) -> int:
+        """Of the n-gram without its first token and with one more."""
+        return code * self.factor + last - first * self.leading & self.mask
 
 
 class Automaton:

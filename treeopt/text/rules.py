@@ -32,9 +32,12 @@ class Draft(NamedTuple):
         2
         """
         if self.parents is None:
-            return next(
-                (i for i, (a, b) in enumerate(zip(self.tokens, true, strict=False)) if a != b), self._most(true)
-            )
+            count = 0
+            for guess, token in zip(self.tokens, true, strict=False):
+                if guess != token:
+                    break
+                count += 1
+            return count
         children: dict[tuple[int, int], int] = {}
         for i, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
             children.setdefault((parent, token), i)
@@ -43,9 +46,6 @@ class Draft(NamedTuple):
             if (at := children.get((at, token), -2)) == -2:
                 return depth
         return len(true)
-
-    def _most(self, true: Sequence[int]) -> int:
-        return min(len(self.tokens), len(true))
 
 
 class TextDrafter:

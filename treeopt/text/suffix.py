@@ -223,11 +223,7 @@ class SuffixTree:
     places: int = 0
 
     def __post_init__(self) -> None:
-        text, following, opened = (
-            np.zeros(CHUNK, np.int32),
-            np.zeros(CHUNK, np.int32),
-            np.zeros((self.sequences, 2), np.int32),
-        )
+        text, following, opened = (np.zeros(shape, np.int32) for shape in (CHUNK, CHUNK, (self.sequences, 2)))
         opened[:, 1] = -1
         cursors = np.zeros((self.sequences, self.most + 1, 2), np.int32)
         self.tree = Suffixes(tries.new_trie(CHUNK), text, following, cursors, opened)
@@ -281,10 +277,8 @@ class SuffixDecoding(TextDrafter):
     least: float = 0.1
     cached: int = 10000
     started: int = 0
-    running: dict[int, int] = field(default_factory=dict)  # requests, and their sequences that are open
-    begun: dict[int, int] = field(
-        default_factory=dict
-    )  # requests in the common tree, and their first places of its text
+    running: dict[int, int] = field(default_factory=dict)  # open sequences, by the request's number
+    begun: dict[int, int] = field(default_factory=dict)  # first places in the common tree, by the request's number
 
     def __post_init__(self) -> None:
         length = self.length or self.depth
