@@ -98,8 +98,9 @@ class Hashes:
     """
 
     def __init__(self, tokens: list[int], n: int, factor: int, bits: int) -> None:
-        self.tokens, self.n, self.factor, self.mask = tokens, n, factor % 2**bits, 2**bits - 1
-        self.leading: int = pow(factor, n, 2**bits)
+        size: int = 2**bits
+        self.tokens, self.n, self.factor, self.mask = tokens, n, factor % size, size - 1
+        self.leading = pow(factor, n, size)
         self.codes: list[int] = []
 
     def of(self, starts: range) -> list[int]:

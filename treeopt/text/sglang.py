@@ -82,8 +82,10 @@ def insert(recent: Recent, window: Ints, most: int) -> None:
                 recent.room[0] -= 1
             else:
                 nodes[child, tries.COUNT] += 1
-                tries.unlink(nodes, child)
-            tries.link(nodes, child, 0)
+                if nodes[child, tries.PREVIOUS]:
+                    tries.unlink(nodes, child)
+            if fresh[depth] or nodes[child, tries.PREVIOUS]:
+                tries.link(nodes, child, 0)
             node, path[depth], depth = child, child, depth + 1
         for k in range(depth - 1, -1, -1):
             use(nodes, int(path[k]), fresh[k])

@@ -30,6 +30,7 @@ from treeopt.text.rules import Draft, TextDrafter
 from treeopt.text.tries import Ints
 
 TAIL = tries.A  # of a leaf, the place of its token, plus 1; 0 for other nodes
+ONES = tries.B  # the first child with count 1
 CHUNK = 256  # tokens for which there is room at a time
 AT_ONCE = 256  # requests that run at once, at most
 FLOAT = np.float32
@@ -48,9 +49,13 @@ class Suffixes(NamedTuple):
 @tries.compiled
 def raise_count(nodes: Ints, node: int) -> None:
     """Add 1 to a count: who led those of the same count goes before those of the next, others behind them."""
-    before = nodes[node, tries.PREVIOUS]
-    if nodes[node, tries.PARENT] != 0 and before and nodes[before, tries.COUNT] <= nodes[node, tries.COUNT] + 1:
+    parent, before = nodes[node, tries.PARENT], nodes[node, tries.PREVIOUS]
+    if parent != 0 and nodes[parent, ONES] == node:
+        nodes[parent, ONES] = nodes[node, tries.NEXT]
+    if parent != 0 and before and nodes[before, tries.COUNT] <= nodes[node, tries.COUNT] + 1:
         same = nodes[before, tries.COUNT]
+        if same == 1:
+            before = nodes[nodes[parent, ONES], tries.PREVIOUS]
         while before and nodes[before, tries.COUNT] == same:
             before = nodes[before, tries.PREVIOUS]
         tries.unlink(nodes, node)
@@ -60,13 +65,17 @@ def raise_count(nodes: Ints, node: int) -> None:
 
 @tries.compiled
 def lower_count(nodes: Ints, node: int) -> None:
-    """Take 1 from a count: the node goes behind the siblings that have as many as it had."""
-    behind, same = nodes[node, tries.NEXT], nodes[node, tries.COUNT]
-    if nodes[node, tries.PARENT] != 0 and behind and nodes[behind, tries.COUNT] == same:
+    """Take 1 from a count: the node goes behind the siblings that have as many as it had, unless none is left of it."""
+    parent, behind, same = nodes[node, tries.PARENT], nodes[node, tries.NEXT], nodes[node, tries.COUNT]
+    if parent != 0 and same > 1 and behind and nodes[behind, tries.COUNT] == same:
         while nodes[behind, tries.NEXT] and nodes[nodes[behind, tries.NEXT], tries.COUNT] == same:
             behind = nodes[behind, tries.NEXT]
         tries.unlink(nodes, node)
         tries.link(nodes, node, behind)
+    if parent != 0 and same == 2:
+        nodes[parent, ONES] = node
+    elif parent != 0 and nodes[parent, ONES] == node:
+        nodes[parent, ONES] = behind
     nodes[node, tries.COUNT] -= 1
 
 
@@ -77,6 +86,8 @@ def add_leaf(trie: tries.Trie, parent: int, token: int, place: int) -> None:
     trie.nodes[node, TAIL] = place + 1
     if parent != 0:
         tries.link(trie.nodes, node, trie.nodes[parent, tries.LAST])
+        if trie.nodes[parent, ONES] == 0:
+            trie.nodes[parent, ONES] = node
 
 
 @tries.compiled
