@@ -151,7 +151,7 @@ def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_pat
         run(make_loop(tmp_path / "whole", small_target(), recipe)),
         make_loop(tmp_path, small_target(), recipe),
     )
-    owner, name = (loop.trainee, "forward") if where == "gradient" else (loop.optimiser, "step")
+    owner, name = (loop.trainee, "forward") if where == "gradient" else (loop.optimisers[0], "step")
     calls, original = [], getattr(owner, name)
 
     def stopped(*arguments):
