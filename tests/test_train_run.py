@@ -93,14 +93,17 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1), ("p-eagle", 2), ("dspark", 2)]
+    ("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1), ("p-eagle", 2), ("dflash", 2), ("dspark", 2)]
 )
 def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
+    """Layers may have another MLP than the target's."""
     target = small_target(layers=7, dtype=torch.float32)
+    usual, target.config.intermediate_size = target.config.intermediate_size, 24
     recipe = Recipe(kind, K, num_layers=layers, steps=3, draft_vocab=20 if "eagle" in kind else None)
     loop = make_loop(tmp_path / "first", target, recipe)
     before = run(loop)
     save_result(loop.trainee, target, recipe, tmp_path / "heads")
+    target.config.intermediate_size = usual
     onward = replace(recipe, start=str(tmp_path / "heads"), draft_vocab=None)
     begun = make_loop(tmp_path / "second", target, onward)
     again = trained(begun.trainee)
