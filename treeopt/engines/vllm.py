@@ -93,7 +93,7 @@ def write(request: Request) -> Written:
         notes.append(_budget_note(request, pays))
         if pays:
             config |= {"num_speculative_tokens": request.num_heads, BUDGET: True}
-            lengths = []
+            lengths = ()
     if len(lengths) > 1:
         config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
         notes += [
