@@ -71,10 +71,10 @@ def test_a_line_for_each_width_counts_its_own_block():
 
 @pytest.mark.parametrize("tried", [(63,), (2, 63)])
 def test_three_kinds_are_held_against_each_other_at_equal_rows(tried):
-    trace, limits = block(np.random.default_rng(1), 3, tried), Limits(12)
-    chart, source = ddtree_chart(trace, limits), source_of(trace)
+    trace = block(np.random.default_rng(1), 3, tried)
+    chart, source = ddtree_chart(trace, 12), source_of(trace)
     anew, fixed, chain = (chart[0][name] for name in ("DDTree", "best fixed tree", "chain"))
-    held_out = source.crossfit(replace(limits, max_depth=3), "replay")
+    held_out = source.crossfit(Limits(12, 3), "replay")
     assert [*fixed.x] == held_out.family.sizes.tolist()
     assert fixed.y == pytest.approx(held_out.tokens_per_step)
     assert [*anew.x] == [*range(2, 13)]
@@ -88,7 +88,7 @@ def test_three_kinds_are_held_against_each_other_at_equal_rows(tried):
 
 
 def test_ratios_are_surer_than_what_they_are_of():
-    chart = ddtree_chart(block(np.random.default_rng(2), 4), Limits(8))
+    chart = ddtree_chart(block(np.random.default_rng(2), 4), 8)
     line = next(i for i, one in enumerate(chart[0].series) if one.label == "DDTree")
     both, ratio = (np.diff(panel.series[i].ends, axis=0)[0] for panel, i in ((chart[0], line + 1), (chart[1], 2)))
     assert (ratio < both / chart[0].series[line].y).mean() > 0.5

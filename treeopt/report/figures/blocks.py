@@ -8,14 +8,13 @@ n numbers of rows
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn
 from treeopt.growth.replay import TreeRates, marginal_rates
-from treeopt.growth.source import objective_for, source_of
+from treeopt.growth.source import source_of
 from treeopt.records.calibration import Calibration
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
@@ -25,8 +24,6 @@ from treeopt.report.figures.style import Look
 from treeopt.report.wording import count
 from treeopt.trees.draft import MOST_ROWS
 from treeopt.trees.shapes import Limits
-
-LIMITS = Limits()
 
 
 def widths_chart(trace: RankTrace) -> Chart:
@@ -56,14 +53,14 @@ def widths_chart(trace: RankTrace) -> Chart:
     axes: Look = {"scale": "whole", "xlim": (0.5, trace.num_heads + 0.5)}
     panels = [
         Panel(
-            accuracies, "guess of the block", "top-1 accuracy [share of states]", "Each guess", ylim=(0, 1.02), **axes
+            accuracies, "guess of the block", "top-1 accuracy [share of states]", "Each guess", ylim=(0, None), **axes
         ),
         Panel(chains, "verified guesses", "tokens per step", "A chain of the first guesses", ylim=(1, None), **axes),
     ]
     return Chart("How often the guesses of a block are right, by its width", caption, [panels], "guesses of the block")
 
 
-def ddtree_chart(trace: RankTrace, limits: Limits = LIMITS, *, objective: str = "replay") -> Chart:
+def ddtree_chart(trace: RankTrace, budget: int = MOST_ROWS) -> Chart:
     """Held-out tokens per step of trees over marginals, the best fixed trees and the chains of as many rows; and their ratios.
 
     Raises OutOfRange where no trees over marginals were recorded, and for a single sequence, which has nothing to hold out.
@@ -74,14 +71,13 @@ def ddtree_chart(trace: RankTrace, limits: Limits = LIMITS, *, objective: str = 
             "The record has no trees over marginals, which are of guesses that do not depend on each other. Drafters that make "
             "such have them recorded by: treeopt calibrate"
         )
-    depth = min(limits.depth(source.num_heads), trace.marginals.levels)
-    limits = replace(limits, max_depth=depth, budget=min(limits.budget, MOST_ROWS), shape="sibling-closed")
-    held_out = source.crossfit(limits, objective_for(source, objective))
+    depth = min(source.num_heads, trace.marginals.levels)
+    held_out = source.crossfit(Limits(budget, depth), "replay")
     fixed = dict(zip(held_out.family.sizes.tolist(), held_out.every, strict=True))
-    every = marginal_rates(source.pooled, depth=depth, rows=limits.budget)
+    every = marginal_rates(source.pooled, depth=depth, rows=budget)
     # n rows reach no deeper than n - 1; of several widths the last one is the widest.
     anew = {tree.rows: rates for tree, rates in every.items() if tree.depth == min(depth, tree.rows - 1)}
-    chains = dict(enumerate(source.chains(min(depth, limits.budget - 1)), 2))
+    chains = dict(enumerate(source.chains(min(depth, budget - 1)), 2))
     named: dict[str, Mapping[int, TreeRates]] = {"DDTree": anew, "best fixed tree": fixed, "chain": chains}
     left, right = list[Series](), [plain_line(1.0)]
     for i, (name, rates) in enumerate(named.items()):
@@ -93,13 +89,13 @@ def ddtree_chart(trace: RankTrace, limits: Limits = LIMITS, *, objective: str = 
     caption = style.about(
         source.meta,
         f"{count(trace.num_sequences, 'sequence')}, {count(*source.observed)}",
-        f"a block of {source.num_heads} guesses, trees to depth {depth}",
+        f"trees to depth {depth}",
         "fixed trees are cross-fitted: replayed on sequences that they were not grown on",
         "shaded: 95 % intervals, on the right of the same conversations",
     )
     rows_name = "rows per step and sequence"
     panels = [
-        Panel(left, rows_name, "tokens per step", "Tokens per step", "sizes", ylim=(0.95, None)),
+        Panel(left, rows_name, "tokens per step", "At equal rows", "sizes", ylim=(0.95, None)),
         Panel(right, rows_name, "ratio", "Over the best fixed tree", "sizes"),
     ]
     return Chart("A tree built anew at every step beside a fixed one", caption, [panels])

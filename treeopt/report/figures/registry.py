@@ -180,22 +180,12 @@ def _groups(inputs: Inputs) -> Chart:
     raise OutOfRange("The calibration's prompts are not grouped. Calibrate on prompts with groups.")
 
 
-def _searched(inputs: Inputs) -> tuple[Accuracies, Limits, str]:
-    """The record, limits and objective of the plan; without one those by default."""
+def _sizes(inputs: Inputs) -> Chart:
     plan = inputs.plan if inputs.run.plan.exists() else None
     record = inputs.source if plan and plan.objective == COVERAGE else inputs.trace
-    # Drafts are compared among trees, whatever an engine takes.
-    return record, plan.limits(Limits()) if plan else Limits(), (plan and plan.objective) or "replay"
-
-
-def _sizes(inputs: Inputs) -> Chart:
-    record, limits, objective = _searched(inputs)
-    return sizes_chart(record, limits, objective=objective)
-
-
-def _ddtree(inputs: Inputs) -> Chart:
-    _, limits, objective = _searched(inputs)
-    return ddtree_chart(inputs.trace, limits, objective=objective)
+    # Objectives are compared on trees, whatever an engine takes.
+    limits = plan.limits(Limits()) if plan else Limits()
+    return sizes_chart(record, limits, objective=(plan and plan.objective) or "replay")
 
 
 _MEASURED = ("trace.npz or calibration.json",)
@@ -218,7 +208,7 @@ FIGURES: dict[str, FigureKind] = {
                    lambda i, b: widths_chart(i.recorded), of_some=lambda trace: bool(trace.widths)),
         FigureKind("ddtree", "DDTree, the best fixed tree and the chain of as many rows: tokens per step",
                    ("trace.npz",),
-                   lambda i, b: _ddtree(i), of_some=lambda trace: trace.marginals is not None),
+                   lambda i, b: ddtree_chart(i.trace), of_some=lambda trace: trace.marginals is not None),
         FigureKind("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),
                    lambda i, b: latency_chart(i.profile)),
         FigureKind("parts", "What a step is made of: draft, target, verify, commit", ("profile.json",),
