@@ -242,8 +242,15 @@ class DFlashHeads(Heads):
 class BlockState(CausalDraft):
     """The rows of a decoder: keys and values of the committed tokens' states, and the block's behind them, which are not kept."""
 
+    _last: tuple[Tensor, Tensor] | None = None  # the roots that rows were asked for last, and these
+
     def rows(self, roots: Tensor) -> Tensor:
-        """(b, K, d) the guessing rows of the block behind the (b,) roots."""
+        """(b, K, d) the guessing rows of the block behind the (b,) roots; one pass, though a record asks for them again."""
+        if self._last is None or self._last[0] is not roots:
+            self._last = roots, self._pass(roots)
+        return self._last[1]
+
+    def _pass(self, roots: Tensor) -> Tensor:
         self.catch_up(roots)
         heads, steps = self.drafter, torch.arange(self.drafter.block_rows, device=self.device)
         self.cache.begin_step(len(steps), self.starts)

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files import npz, storage
 from treeopt.files.journal import Advance, Journal, Make, Say
 from treeopt.files.writing import temporary
@@ -158,7 +158,10 @@ def _begun(target: Target, recipe: Recipe, *options: Any) -> Any:
 def _started(target: Target, recipe: Recipe, kind: str, new: Any) -> Any:
     """The heads that a recipe goes on from, in the number format of new ones, with whose weights theirs must agree."""
     own_vocab = recipe.defaults.own_vocab  # whose vocabulary is its own
-    found: Any = open_drafter(recipe.start, target, depth=recipe.num_heads if own_vocab else None).drafter
+    try:
+        found: Any = open_drafter(recipe.start, target, depth=recipe.num_heads if own_vocab else None).drafter
+    except TreeoptError as error:
+        raise type(error)(error.args[0].replace("`drafter`", "`start`")) from None
     theirs, ours = ({name: p.shape for name, p in heads.named_parameters()} for heads in (found, new))
     alike = theirs == ours or (own_vocab and found.num_layers == recipe.layers)
     if found.kind != kind or found.num_heads != recipe.num_heads or not alike:
