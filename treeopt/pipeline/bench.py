@@ -173,7 +173,7 @@ def verified(
     """The plan with the fastest of its ``count`` best sizes, by real decoding, at every batch size."""
     if plan.widths and plan.width:
         session, (record, latencies) = session.at(plan.width), of_block(plan.width, record, latencies)
-    source, widths = source_of(record), dict(plan.widths)
+    source, widths, width = source_of(record), plan.widths, plan.width
     if latencies is None or request.mix is not None or source.answers is None or not source.is_exact:
         raise InvalidInput(
             "`verify` needs the run's own trace, a profile, batch sizes without shares and a lossless rule."
@@ -183,8 +183,7 @@ def verified(
     take = {batch_size: proof.afresh.draft for batch_size, proof in proofs.items()}
     plan = plan_trees(record, latencies, request, take=take)
     entries = tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries)
-    if plan.width in widths:
-        widths[plan.width] = [e.chosen for e in entries]
+    widths = {n: [e.chosen for e in entries] if n == width else known for n, known in widths.items()}
     return replace(plan, entries=entries, widths=widths)
 
 

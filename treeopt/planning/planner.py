@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from math import prod
-from typing import cast
 
 import numpy as np
 
@@ -69,8 +68,8 @@ def plan_trees(
     >>> plan_trees(calibration, request=PlanRequest(Limits(3))).entries[0].tree.medusa_choices
     [[0], [0, 0]]
     """
-    if getattr(record, "widths", ()):
-        return fastest_block(cast(RankTrace, record), profile, request, take)
+    if isinstance(record, RankTrace) and record.widths:
+        return fastest_block(record, profile, request, take)
     _, profile = of_block(record.num_heads, record, profile)
     source, mix = source_of(record), request.mix
     context = request.context if request.context is not None else source.usual_context

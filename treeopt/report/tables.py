@@ -85,15 +85,14 @@ def _survival_table(calibration: Calibration) -> Table:
 
 def _width_table(calibration: Calibration) -> Table:
     """Top-1 accuracy at each depth in blocks of each width that was recorded."""
-    counts = {int(width): one for width, one in calibration.meta["narrower"].items()}
-    counts[calibration.num_heads] = {"hits": calibration.hits, "trials": calibration.trials}
-
-    def top1(k: int, width: int) -> str:
-        return pm(counts[width]["hits"][k][0] / counts[width]["trials"][k], None, 3) if k < width else ""
-
-    columns = [Column(f"width {width}", partial(top1, width=width), spare=width) for width in sorted(counts)]
-    columns.insert(0, Column("depth", lambda k: str(k + 1), names=True))
-    return Table("By width of the block: accuracy at rank 0", columns, range(calibration.num_heads))
+    own = {"hits": calibration.hits, "trials": calibration.trials}
+    each = {**calibration.meta["narrower"], str(calibration.num_heads): own}
+    rows = [
+        (str(k + 1), *(pm(b["hits"][k][0] / b["trials"][k], None, 3) if k < int(n) else "" for n, b in each.items()))
+        for k in range(calibration.num_heads)
+    ]
+    headers = [f"width {width}" for width in each]
+    return Table("By width of the block: accuracy at rank 0", texts("depth", *headers, spare=headers), rows)
 
 
 def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Table:
