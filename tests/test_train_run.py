@@ -112,6 +112,9 @@ def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
     assert any(not torch.equal(weight, before[name]) for name, weight in run(begun).items())
     with pytest.raises(InvalidInput, match="start must be heads of the kind hydra\\+\\+ with 2 heads of 4 layers"):
         make_heads(target, Recipe("hydra++", K, start=str(tmp_path / "heads")))
+    for wrong in ("nowhere/heads", tmp_path):
+        with pytest.raises(InvalidInput, match=r"^start must be a folder"):
+            make_heads(target, replace(onward, start=str(wrong)))
     if "eagle" not in kind:  # whose layers guess as far as they are asked to
         with pytest.raises(InvalidInput, match=f"start must be heads of the kind {kind} with 3 heads"):
             make_heads(target, replace(onward, num_heads=K + 1))
