@@ -143,7 +143,7 @@ DRAFTERS = {
             "dspark": Layout("dflash's tensors with markov_head and perhaps confidence_head: DeepSpec, SpecForge, speculators",
                              shares=True),
         }, begins="drafters.paths:untrained",
-        recipes={"dspark": RecipeDefaults("dspark", 2, 5e-4, exp(-1 / 4), teacher=True, judges=True, muon=True)}, ends_itself=True,
+        recipes={"dspark": RecipeDefaults("dspark", 2, 5e-4, exp(-1 / 4), teacher=True, judges=True)}, ends_itself=True,
         note="DSpark's engines verify fewer guesses where it is unsure or the server is busy, and those left out count as "
         "misses: survival holds for the load that was measured. Turn adaptive verification off to measure the guesses "
         "themselves."),
