@@ -4,6 +4,7 @@
 `python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 --engine openvino --most-tokens 256`
 `python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 --engine openvino --least-tokens 1000 --calibrate 64 --held-out 48`
 `python benchmarks/real.py FOLDER PROMPTS --drafter eagle3 --engine vllm --engine-python PATH --calibrate 40 --held-out 40`
+`python benchmarks/real.py FOLDER --model demo --drafter dflash --dtype bfloat16`
 
 PROMPTS are 600 or more that no drafter learned from: the first 256 are calibrated on, 240 others decoded. Without --engine
 treeopt's own decoder decodes. Runs are kept in FOLDER, one for each length, and a killed benchmark goes on there. Speedups are
@@ -23,6 +24,7 @@ import torch
 
 from treeopt import pipeline
 from treeopt.files.provenance import machine
+from treeopt.growth.objectives import grow_replay
 from treeopt.growth.replay import replay, tells
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.bench import held_out
@@ -38,13 +40,15 @@ from treeopt.report.verdict import PUBLISHED
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.stepper import Stepper
-from treeopt.trees.draft import Draft, DynamicTree
+from treeopt.trees.draft import DDTree, Draft, DynamicTree
 from treeopt.trees.published import published_tree
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 CALIBRATION, HELD_OUT, TOKENS, SECONDS, BAR = 256, 240, 48, 420, 0.03
 # What a user might try: 12 settings, beside the engine's defaults, the chain of 5.
 CHAINS = (1, 2, 3, 4, 6)
+TREE_ROWS = (6, 10, 16, 24)
 LAUNCHED_CHAINS = range(1, 9)  # of an engine whose length changes while it runs
 TREES = ((2, 2, 5), (2, 4, 9), (3, 2, 7), (3, 4, 11), (4, 2, 9), (4, 4, 16), (5, 8, 24))
 TITLE = (
@@ -95,7 +99,7 @@ class Case:
         found |= {name: one for name, one in rivals(entry).items() if self.engine is None or name == "dynamic"}
         if self.engine is None:
             found[PUBLISHED] = Entrant(published_tree().cut(max_depth=self.session.drafter.num_heads))
-            return found
+            return found | (block_sweep(trace, found) if self.session.drafter.has_marginals else {})
         if twin := AS_IT_COMES if self.engine.as_it_comes else IDLE if self.engine.idle else None:
             found[twin] = replace(found["plain"], as_it_comes=True)
         if self.engine.own_length is not None:
@@ -115,6 +119,20 @@ class Case:
 def rate(trace: RankTrace, tree: Draft) -> Predicted:
     """Tokens per step on the calibration's prompts."""
     return Predicted(replayed=replay(trace, tree).tokens_per_step) if tells(trace, tree) else Predicted()
+
+
+def block_sweep(trace: RankTrace, known: Mapping[str, Entrant]) -> dict[str, Entrant]:
+    """Chains, grown trees and trees over marginals that a user of a block drafter might try: 12, but those that are known."""
+    deepest = trace.num_heads
+    family = grow_replay(trace, Limits(max(TREE_ROWS), deepest))
+    tried: list[Draft] = [Tree.chain(n) for n in CHAINS if n <= deepest]
+    tried += [family.tree(rows) for rows in TREE_ROWS] + [DDTree(deepest, 4, rows) for rows in TREE_ROWS]
+    drafts = {one.draft for one in known.values()}
+    return {
+        one.name if one.kind == "ddtree" else f"{one.kind} {len(one)}": Entrant(one, rate(trace, one))
+        for one in tried
+        if one not in drafts
+    }
 
 
 def costs(profile: LatencyProfile, entry: PlanEntry, trees: Mapping[str, Draft]) -> dict[str, float]:
@@ -182,7 +200,8 @@ def entrants_rate(entrants: Mapping[str, Entrant], overheads: Mapping[str, float
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("prompts")
+    parser.add_argument("prompts", nargs="?")
+    parser.add_argument("--model", default="smollm2")
     parser.add_argument("--drafter", required=True)
     parser.add_argument("--engine")
     parser.add_argument("--engine-python")
@@ -196,7 +215,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     source = {
-        "model": "smollm2",
+        "model": asked.model,
         "drafter": asked.drafter,
         "prompts": asked.prompts,
         "threads": 1,
@@ -231,7 +250,7 @@ def main() -> None:
     result = decode(decoding, held_out(own, decoding, trace, asked.held_out))
     version = "" if engine is None else f" {engine.version}"
     print(
-        f"\nSmolLM2-135M, {asked.drafter}, {case.name}{version}, batch size {asked.batch_size}, one thread, {machine()}.\n"
+        f"\n{asked.model}, {asked.drafter}, {asked.dtype}, {case.name}{version}, batch size {asked.batch_size}, one thread, {machine()}.\n"
     )
     print(f"| {TITLE} |\n|" + "---|" * (1 + TITLE.count("|")))
     overheads = costs(profile, plan.entry(asked.batch_size), {name: one.draft for name, one in entrants.items()})

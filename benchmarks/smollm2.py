@@ -5,6 +5,8 @@
         --mixed-precision bf16 --prompts FOLDER/train.jsonl --num-prompts 6000 --tokens 640 --answers FOLDER/answers -o FOLDER/eagle3
     treeopt train --kind medusa-shared --minutes 36 ... -o FOLDER/medusa     # the rest as above
     python benchmarks/smollm2.py draft FOLDER/answers OUTPUT [--layers 4] [--epochs 1]
+    python benchmarks/smollm2.py block FOLDER/answers FOLDER/narrow          # DFlash's 2 layers with a narrow MLP, to train
+    treeopt train --kind dflash --heads 5 --start FOLDER/narrow --learning-rate 0.002 --minutes 60 ... -o FOLDER/dflash
 
 DOLLY has the instructions of databricks-dolly-15k (2,000 of them are taken), the others are GSM8K's two files. The draft
 model learns the target's own distributions on its answers, which `treeopt train --answers FOLDER/answers` left.
@@ -27,11 +29,15 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from treeopt import demo
 from treeopt.files import npz
+from treeopt.runtime.checkpoints.save import save_heads
 from treeopt.runtime.target import Target, load_target
 from treeopt.runtime.training.batches import Batch, Text, make_batch
+from treeopt.runtime.training.opening import make_heads
+from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates
 
 DOLLY, DOLLY_TEST, GSM8K, GSM8K_TEST = 1_700, 300, 4_300, 300  # prompts
+BLOCK, MLP = 5, 768  # guesses of a block, and width of its layers' MLP: they are 11 MB
 TEXTS, MOST_TOKENS = 8, 640  # texts of a step, and the longest text
 RATE = 0.15  # of the learning rates of a model that begins with nothing
 
@@ -115,6 +121,14 @@ def make_draft(answers: Path, output: Path, layers: int, epochs: float) -> None:
     target.tokenizer.save_pretrained(output)
 
 
+def make_block(answers: Path, output: Path) -> None:
+    target = load_target(demo.SMOLLM2, dtype="bfloat16")
+    target.config.intermediate_size = MLP
+    recipe = Recipe("dflash", num_heads=BLOCK)
+    heads = make_heads(target, recipe, texts_in(answers))
+    save_heads(heads.to(target.dtype), "dflash", output, base=target.name, lm_head=target.lm_head.weight)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -126,9 +140,12 @@ def main() -> None:
     draft.add_argument("output", type=Path)
     draft.add_argument("--layers", type=int, default=4)
     draft.add_argument("--epochs", type=float, default=1.0)
+    block = commands.add_parser("block")
+    for name in ("answers", "output"):
+        block.add_argument(name, type=Path)
     asked = vars(parser.parse_args())
-    make = make_prompts if asked.pop("command") == "prompts" else make_draft
-    make(**asked)
+    make: dict[str, Callable[..., None]] = {"prompts": make_prompts, "draft": make_draft, "block": make_block}
+    make[asked.pop("command")](**asked)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from treeopt.growth.heldout import folds, rates_by_group
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration, prefix_states
+from treeopt.records.pools import RANKS_ALONE, Counts
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.measure.bench import blocks_of
@@ -25,6 +26,7 @@ from treeopt.runtime.target import Target
 from treeopt.trees.shapes import Limits
 
 from .conftest import asked, random_trace, tiny_heads, tiny_model
+from .test_dflash import random_dflash
 
 TURNS = [["abc", "de"], ["x"], ["pq", "r", "stu"], ["longer", "k"]]
 
@@ -74,16 +76,23 @@ class Killed(Exception):
     """A process that ends as if by SIGKILL."""
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_block_that_is_killed_anywhere_goes_on_to_the_same_bytes(dtype, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("dtype", "narrower"), [(torch.float64, ()), (torch.bfloat16, ()), (torch.float64, (1, 2))])
+def test_a_block_that_is_killed_anywhere_goes_on_to_the_same_bytes(dtype, narrower, tmp_path, monkeypatch):
     """Slow answers are kept as they stand; the clock makes a step take 17 seconds, so every other one is kept.
 
-    In bfloat16 the text depends on which rows are decoded together, so all of these are kept.
+    In bfloat16 the text depends on which rows are decoded together, so all of these are kept. Answers that have ended are kept
+    with what was counted of them, in DFlash's blocks of every width.
+
+    narrower : guesses of narrower blocks
     """
     import treeopt.runtime.measure.unfinished as module
 
     target = Target(tiny_model(dtype=dtype))
-    drafter = ReadsPrompt(tiny_heads(target))
+    drafter, counts = ReadsPrompt(tiny_heads(target)), RANKS_ALONE
+    if narrower:
+        drafter, counts = random_dflash(), Counts(depth=3, widths=(4,), narrower=narrower, confidences=True)
+        target.read_layers(drafter.layers_of(target.num_layers))
+        monkeypatch.setattr("treeopt.runtime.measure.ranks.states_at_once", lambda vocab_size: 12)
     now = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     keep = Unfinished.keep
@@ -108,6 +117,7 @@ def test_a_block_that_is_killed_anywhere_goes_on_to_the_same_bytes(dtype, tmp_pa
                 Setup(target, drafter, StopRule(target.eos_ids, 9)),
                 conversations(),
                 batch_size=3,
+                counts=counts,
                 progress=seen.append,
                 unfinished=Unfinished(tmp_path / "unfinished", {"block": 0}),
             )
@@ -118,6 +128,7 @@ def test_a_block_that_is_killed_anywhere_goes_on_to_the_same_bytes(dtype, tmp_pa
     whole, n_kept = collected(None, seen)
     assert sum(seen) == 4
     assert n_kept > 5
+    assert [*RankTrace.load(tmp_path / "trace.npz").widths] == [*narrower, 3][: 3 * len(narrower)]
     discard(tmp_path / "unfinished")
     for die_after in (1, 4, n_kept):
         seen.clear()

@@ -93,14 +93,17 @@ def test_a_run_that_was_killed_ends_in_the_weights_of_one_that_was_not(kind, tmp
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1), ("p-eagle", 2), ("dspark", 2)]
+    ("kind", "layers"), [("medusa-1", 1), ("hydra", 2), ("eagle3", 1), ("p-eagle", 2), ("dflash", 2), ("dspark", 2)]
 )
 def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
+    """Layers may have another MLP than the target's."""
     target = small_target(layers=7, dtype=torch.float32)
+    usual, target.config.intermediate_size = target.config.intermediate_size, 24
     recipe = Recipe(kind, K, num_layers=layers, steps=3, draft_vocab=20 if "eagle" in kind else None)
     loop = make_loop(tmp_path / "first", target, recipe)
     before = run(loop)
     save_result(loop.trainee, target, recipe, tmp_path / "heads")
+    target.config.intermediate_size = usual
     onward = replace(recipe, start=str(tmp_path / "heads"), draft_vocab=None)
     begun = make_loop(tmp_path / "second", target, onward)
     again = trained(begun.trainee)
@@ -109,6 +112,9 @@ def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
     assert any(not torch.equal(weight, before[name]) for name, weight in run(begun).items())
     with pytest.raises(InvalidInput, match="start must be heads of the kind hydra\\+\\+ with 2 heads of 4 layers"):
         make_heads(target, Recipe("hydra++", K, start=str(tmp_path / "heads")))
+    for wrong in ("nowhere/heads", tmp_path):
+        with pytest.raises(InvalidInput, match=r"^start must be a folder"):
+            make_heads(target, replace(onward, start=str(wrong)))
     if "eagle" not in kind:  # whose layers guess as far as they are asked to
         with pytest.raises(InvalidInput, match=f"start must be heads of the kind {kind} with 3 heads"):
             make_heads(target, replace(onward, num_heads=K + 1))
@@ -151,7 +157,7 @@ def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_pat
         run(make_loop(tmp_path / "whole", small_target(), recipe)),
         make_loop(tmp_path, small_target(), recipe),
     )
-    owner, name = (loop.trainee, "forward") if where == "gradient" else (loop.optimiser, "step")
+    owner, name = (loop.trainee, "forward") if where == "gradient" else (loop.optimisers[0], "step")
     calls, original = [], getattr(owner, name)
 
     def stopped(*arguments):

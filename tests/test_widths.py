@@ -8,31 +8,37 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from transformers import Qwen3Config
 
 from treeopt import calibrate, demo
 from treeopt.engines.base import Request
 from treeopt.engines.plans import export_plan, export_request
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import InvalidInput
 from treeopt.files import npz
 from treeopt.growth.score import score_tree
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import merge_runs, score
+from treeopt.pipeline.calibrate import fitting
 from treeopt.pipeline.search import request_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
 from treeopt.planning.request import PlanRequest
+from treeopt.records.pools import USUAL
 from treeopt.records.profile import LatencyProfile, StepTiming, Timings
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import OF_BLOCK, RankTrace
+from treeopt.records.trace import NO_TRIAL, OF_BLOCK, RankTrace
+from treeopt.report.tables import calibration_table
 from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
+from treeopt.runtime.measure.ranks import PoolRecorder, read_answers
+from treeopt.runtime.session import open_session
 from treeopt.runtime.target import load_target
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
-from .conftest import invoke, random_trace
+from .conftest import invoke, random_trace, treeopt
 
 WIDTHS, SHORT = (1, 3, 6), {"num_prompts": 8, "max_new_tokens": 8, "batch_size": 4, "ranks": 1000}
 
@@ -122,6 +128,7 @@ def test_shards_of_several_widths_are_merged_into_the_whole(drafter, tmp_path):
             r"`widths` must be 1 to 6, the guesses of the blocks that .*drafter was trained for, but got 7",
         ),
         ({"widths": (3, 6), "acceptance": "typical"}, "Typical acceptance .*: leave `widths` out"),
+        ({"widths": (1, 6), "draft_depth": 3}, "widths says how many tokens each block guesses: leave draft_depth out"),
         ({}, r"another measurement and is not replaced unasked; they differ in narrower \(\[1, 3\] there, None here\)"),
     ],
 )
@@ -221,15 +228,6 @@ def test_narrower_blocks_are_those_that_are_named(named, tmp_path):
         RankTrace.load(tmp_path / "trace.npz")
 
 
-def test_without_its_latencies_no_width_is_priced_as_another():
-    trace, _ = several(np.random.default_rng(0))
-    latencies, _ = timed(np.random.default_rng(0), (7,))
-    with pytest.raises(OutOfRange, match="no steps with a block of 2 guesses: treeopt profile --overwrite"):
-        plan_trees(trace, latencies)
-    engine, _ = timed(np.random.default_rng(0), (7,), runtime="vllm")  # times what it decodes, whatever it is told
-    assert plan_trees(trace, engine).width in (2, 4, 7)
-
-
 # Engines.
 
 
@@ -247,6 +245,9 @@ def test_for_an_engine_whose_length_is_the_width_whole_blocks_alone_are_planned(
     assert lengths[best] / ms[best] > 1 / 2.0
     assert (plan.width, plan.entries[0].draft) == (best, Tree.chain(best))
     written = export_plan(plan, engine)
+    assert any(
+        f"{best} tokens or more: engines cut what is longer, refuse it, or draft it" in note for note in written.notes
+    )
     assert any(f"all {best} guesses are verified, and it is neither a prefix" in note for note in written.notes)
 
 
@@ -276,6 +277,40 @@ def test_damage_to_what_is_recorded_of_a_width_is_refused(run, name, tmp_path):
             RankTrace.load(tmp_path / "trace.npz")
 
 
+def test_a_calibration_shows_what_each_width_reaches(run):
+    trace, calibration = run.read_trace(), run.read_calibration()
+    console = Console(width=80, markup=False)
+    with console.capture() as capture:
+        console.print(calibration_table(calibration))
+    said = capture.get()
+    assert "Accuracy by depth in blocks of 6 guesses over" in said
+    rows = said[said.index("By width of the block: accuracy at rank 0") :].splitlines()
+    assert rows[2].replace("┃", " ").split("width") == [
+        rows[2].replace("┃", " ").split("width")[0],
+        " 1   ",
+        " 3   ",
+        " 6  ",
+    ]
+    for depth in range(1, 7):
+        own = [trace.at(width).ranks[trace.has_step] for width in WIDTHS if width >= depth]
+        tried = [ranks[:, depth - 1][ranks[:, depth - 1] != NO_TRIAL] for ranks in own]
+        cells = next(row for row in rows if row.strip("│ ").split()[:1] == [str(depth)]).replace("│", " ").split()
+        assert cells == [str(depth), *(f"{(ranks == 0).mean():.3f}" for ranks in tried)]
+
+
+def test_a_block_is_passed_once_for_all_that_is_recorded_of_a_state(drafter, monkeypatch):
+    session = open_session({"drafter": str(drafter), "dtype": "float64"})
+    passes, block = [], DFlashHeads.block
+    monkeypatch.setattr(DFlashHeads, "block", lambda *given: passes.append(1) or block(*given))
+    text, n = session.prompts.conversations[0].first, 8
+    setup = session.setup(n)
+    (row,) = read_answers(setup, [text[:n]], [text[n : 2 * n]], batch_size=1)
+    recorder = PoolRecorder(session.drafter, fitting(USUAL, session))
+    found = recorder.record(row.text())
+    assert sorted(found) == ["confidences", "marginal_places", "pool_places"]
+    assert len(passes) == 1
+
+
 def test_the_line_decodes_with_the_block_of_the_plans_width(run, tmp_path):
     """Profile times each width; whichever is planned, bench opens it: texts are plain decoding's, steps are replay's."""
     own = RunDirectory(tmp_path / "run")
@@ -288,6 +323,7 @@ def test_the_line_decodes_with_the_block_of_the_plans_width(run, tmp_path):
     assert [max(depths[width]) for width in WIDTHS] == [1, 3, 3]
     invoke("profile", "--run", own.path, "--sizes", "2,4", "--time-limit", 1, "--batch-size", "3")
     assert own.read_profile().batch_sizes == [2, 3]
+    assert "leave --draft-depth out" in treeopt("run", "--widths", "1,3", "--draft-depth", 2, code=1)
     for width in WIDTHS:
         plan = plan_trees(trace.at(width), request=PlanRequest(Limits(8), (2,)))
         replace(plan, inputs={}).save(own.plan)

@@ -129,6 +129,7 @@ def calibrate(
     from treeopt.records.rundir import RunDirectory
 
     run, on = RunDirectory.of(run), {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
+    pipeline.check_widths(widths, options)
     with run.writing(), pipeline.cluster_of(engine, **on) as cluster:
         session = pipeline.session_of(
             run, model, options, overwrite=overwrite, num_prompts=num_prompts, cluster=cluster

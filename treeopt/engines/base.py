@@ -16,6 +16,7 @@ from typing import Any
 from treeopt.engines.measured.files import Found
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
+from treeopt.records.figure import Ratio
 from treeopt.records.origins import Runtime
 from treeopt.records.rules import rule_of
 from treeopt.trees.draft import DynamicLimits, DynamicTree
@@ -46,6 +47,7 @@ class Request:
     folders        what stands for a model or a drafter in commands, to the folder that it was converted into
     groups         by group of prompts, what differs there, for methods that take settings by request
     tables         file name to text, of the method's ``tables``
+    gains          by batch size, what the engine's own policy of verified tokens brings over one length for all
     threshold      of confidences, below which a chain is cut
     """
 
@@ -66,6 +68,7 @@ class Request:
     folders: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, "Request"] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
+    gains: Mapping[int, Ratio] = field(default_factory=dict)
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
@@ -134,6 +137,7 @@ class Method:
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
     tables         files that its own policy of verified tokens reads, made of a plan's accuracies and profile
+    has_budget     whether a policy of its own can choose what is verified of all sequences by their confidences
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
     """
 
@@ -165,6 +169,7 @@ class Method:
     source: str
     checked: str
     tables: tuple[str, ...] = ()
+    has_budget: bool = False
     write: Callable[[Request], Written]
 
     @property

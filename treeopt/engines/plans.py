@@ -275,8 +275,8 @@ def _notes_on(request: Request, way: Method, engine: str, longest: int) -> list[
     speculates = any(what for *_, what in (request.dynamics if way.dynamic else request.lengths))
     if request.drafter in BLOCKS and longest:
         notes.append(
-            f"DRAFTER must have been trained for blocks that guess {longest} tokens or more: engines cut or refuse what is "
-            f"longer. The length is the block's width: all {longest} guesses are verified, and it is neither a prefix of a wider "
+            f"DRAFTER must have been trained for blocks that guess {longest} tokens or more: engines cut what is "
+            f"longer, refuse it, or draft it without a word, untrained. The length is the block's width: all {longest} guesses are verified, and it is neither a prefix of a wider "
             f"block nor a tree. Blocks of other widths guess otherwise, unless all layers are causal: tokens per step hold where "
             f"the drafter was calibrated with --draft-depth {longest}, or --widths, and this plan's with {request.num_heads}."
         )

@@ -60,7 +60,7 @@ def bench(
     plan, trace, rule = run.read_plan(), run.read_trace(), session.acceptance.record
     note(*stale_plan(run, plan))
     if plan.width and plan.width != session.drafter.num_heads and session.drafter.widest:
-        session, trace = session.at(plan.width), trace.at(plan.width)
+        trace, session = trace.at(plan.width), session.at(plan.width)
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     opened = _opened(engine, session, most)
     rounds = rounds or (FEWEST_LAUNCHES if opened and opened.is_launched else 1)
@@ -173,7 +173,7 @@ def verified(
     """The plan with the fastest of its ``count`` best sizes, by real decoding, at every batch size."""
     if plan.widths and plan.width:
         session, (record, latencies) = session.at(plan.width), of_block(plan.width, record, latencies)
-    source, widths = source_of(record), plan.widths
+    source, widths, width = source_of(record), plan.widths, plan.width
     if latencies is None or request.mix is not None or source.answers is None or not source.is_exact:
         raise InvalidInput(
             "`verify` needs the run's own trace, a profile, batch sizes without shares and a lossless rule."
@@ -183,6 +183,7 @@ def verified(
     take = {batch_size: proof.afresh.draft for batch_size, proof in proofs.items()}
     plan = plan_trees(record, latencies, request, take=take)
     entries = tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries)
+    widths = {n: [e.chosen for e in entries] if n == width else known for n, known in widths.items()}
     return replace(plan, entries=entries, widths=widths)
 
 

@@ -104,6 +104,12 @@ def calibrate(
     return calibration
 
 
+def check_widths(widths: Sequence[int], source: Mapping[str, object]) -> None:
+    """Raise InvalidInput where another number of guesses is given beside widths, which would not be heeded."""
+    if widths and source.get("draft_depth"):
+        raise InvalidInput("`widths` says how many tokens each block guesses: leave `draft_depth` out.")
+
+
 def of_widths(session: Session, counts: Counts, widths: Sequence[int]) -> tuple[Session, Counts]:
     """The session of the widest of these blocks, and the counts with the narrower ones; as they are where none is named."""
     if not widths:

@@ -1,15 +1,18 @@
-"""What SGLang's scheduler of DSpark reads: temperatures of the confidences, and a table of what steps cost."""
+"""What schedulers of verified guesses read or bring: SGLang's temperatures and table of step costs, vLLM's adaptive verification."""
 
 import json
 from collections import defaultdict
-from itertools import product
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.engines.sglang import COSTS, STS
+from treeopt.growth.budget import budget_gain
 from treeopt.growth.confidence import fit_temperatures
 from treeopt.growth.source import Source
 from treeopt.latency.estimate import StepCosts, confident_steps
+from treeopt.records.figure import Ratio
 from treeopt.records.profile import LatencyProfile
 
 
@@ -23,18 +26,43 @@ def tables_of(source: Source | None, profile: LatencyProfile | None) -> dict[str
     return {name: f"{json.dumps(table)}\n" for name, table in found.items() if table}
 
 
-def cost_table(profile: LatencyProfile, length: int) -> dict[str, object]:
-    """Steps per second by tokens that are verified of all sequences, a staircase that never rises; empty where nothing was timed.
+def gains_of(source: Source | None, profile: LatencyProfile | None, batch_sizes: Sequence[int]) -> dict[int, Ratio]:
+    """By batch size, what a budget over all sequences' guesses brings over one length for all, where the record can say it."""
+    trace, found = source.pooled if source else None, dict[int, Ratio]()
+    if trace is None or trace.confidences is None or profile is None:
+        return found
+    for batch_size in set(batch_sizes) & set(profile.batch_sizes):
+        kept = np.arange(1 + trace.num_heads)
+        ms = kept_ms(profile, batch_size, trace.num_heads)
+        known = ~np.isnan(ms)
+        if known[[0, -1]].all():
+            each = np.interp(np.arange(batch_size * kept[-1] + 1), batch_size * kept[known], ms[known])
+            gain = budget_gain(trace, np.maximum.accumulate(each), batch_size)
+            found |= {batch_size: gain} if gain else {}
+    return found
 
-    A step drafts the whole block, and of each sequence as many guesses are left; without timings of that it is one with a chain.
+
+def kept_ms(profile: LatencyProfile, batch_size: int, length: int) -> NDArray[np.float64]:
+    """(1 + K,) ms of a step that drafts the whole block and verifies 0, 1, ... K guesses of each sequence; NaN where nothing was timed.
+
+    Without timings of blocks that are cut it is one with a chain.
     """
+    costs = StepCosts(profile, batch_size)
+    found = np.full(1 + length, np.nan)
+    for kept in range(1 + length):
+        steps = confident_steps(np.eye(1 + length)[kept].tolist())
+        found[kept] = np.array([*steps.values()]) @ costs.ms(*np.array([*steps]).T)
+        if np.isnan(found[kept]) and kept:
+            found[kept] = costs.ms([1 + kept], [kept])[0]
+    return found
+
+
+def cost_table(profile: LatencyProfile, length: int) -> dict[str, object]:
+    """Steps per second by tokens that are verified of all sequences, a staircase that never rises; empty where nothing was timed."""
     found = defaultdict[int, list[float]](list)
-    for batch_size, kept in product(profile.batch_sizes, np.eye(1 + length).tolist()):
-        costs, rows = StepCosts(profile, batch_size), 1 + kept.index(1)
-        steps = confident_steps(kept)
-        ms = np.array([*steps.values()]) @ costs.ms(*np.array([*steps]).T)
-        ms = costs.ms([rows], [rows - 1])[0] if np.isnan(ms) and rows > 1 else ms
-        found[batch_size * rows] += [] if np.isnan(ms) else [float(ms)]
+    for batch_size in profile.batch_sizes:
+        for kept, ms in enumerate(kept_ms(profile, batch_size, length).tolist()):
+            found[batch_size * (1 + kept)] += [] if np.isnan(ms) else [ms]
     tokens = sorted(n for n, ms in found.items() if ms)
     slowest = np.maximum.accumulate([np.mean(found[n]) for n in tokens])
     table = {"sample_batch_tokens": tokens, "sample_steps_per_sec": (1e3 / slowest).tolist()}

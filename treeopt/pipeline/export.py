@@ -21,9 +21,10 @@ from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writ
 from treeopt.growth.source import source_of
 from treeopt.pipeline.acceptance import acceptance_files
 from treeopt.pipeline.compare import benches_of
-from treeopt.pipeline.confidence import tables_of
+from treeopt.pipeline.confidence import gains_of, tables_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.figure import Ratio
 from treeopt.records.inputs import group_plans, read_grown_on, read_timed, stale_plan
 from treeopt.records.plan import Beyond, Plan
 from treeopt.records.rules import marked_rule, rule_of
@@ -84,9 +85,11 @@ def export(
     if not plan.mix:
         target["groups"] = group_plans(run, plan)
     options = {**target, "beyond": beyond, "method": method}
-    if method_for_plan(plan, engine, method).tables:
-        record = read_grown_on(run, plan.inputs)
-        options["tables"] = tables_of(source_of(record) if record else None, read_timed(run, plan.inputs))
+    if (taken := method_for_plan(plan, engine, method)).tables or taken.has_budget:
+        record, profile = read_grown_on(run, plan.inputs), read_timed(run, plan.inputs)
+        source, sizes = source_of(record) if record else None, [entry.batch_size for entry in plan.entries]
+        options["tables"] = tables_of(source, profile) if taken.tables else {}
+        options["gains"] = gains_of(source, profile, sizes) if taken.has_budget else {}
     return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, **options)
 
 
@@ -99,12 +102,13 @@ def export_to(
     anyway: bool = False,
     batch_size: int | None = None,
     tables: Mapping[str, str] = MappingProxyType({}),
+    gains: Mapping[int, Ratio] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[list[Path], Written]:
     """Write a plan as an engine's files: (files, what was written).
 
     A plan of several trees for an engine that takes one is written for each batch size into a folder of its own.
-    ``options`` are those of `ask`, ``tables`` those of `Method`. What speaks against the plan's trees, by their ``benches`` where there are some,
+    ``options`` are those of `ask`, ``tables`` and ``gains`` those of `Request`. What speaks against the plan's trees, by their ``benches`` where there are some,
     is the first of the notes, then for which load it is. What was measured slower than plain is written ``anyway`` only.
     """
     asked = ask(plan, engine, batch_size=batch_size, **options)
@@ -121,7 +125,7 @@ def export_to(
         try:
             if not anyway:
                 _check_speed(served, judged, size)
-            parts[size] = write_request(replace(request, tables=tables), asked.way, engine)
+            parts[size] = write_request(replace(request, tables=tables, gains=gains), asked.way, engine)
         except InvalidInput as error:
             refused[size] = error
     if not parts:

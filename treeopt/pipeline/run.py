@@ -76,7 +76,8 @@ def run_line(
     if steps.finished() < 1:
         settle_threads(run, session)
         if wanted.engine is None:
-            check_can_join(run, session.runtime(), session.provenance(seed=0), overwrite=wanted.overwrite)
+            made = {**session.provenance(seed=0), "narrower": list(counts.narrower)}
+            check_can_join(run, session.runtime(), made, overwrite=wanted.overwrite)
         calibrate(
             run,
             session,

@@ -69,6 +69,7 @@ class GroupsCompared(Displayed):
     name: str
     groups: tuple[GroupLoss, ...]
     tolerance: float
+    notes: tuple[str, ...] = ()
     status: int = 0
 
     @property

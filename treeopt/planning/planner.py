@@ -35,6 +35,7 @@ from treeopt.records.inputs import Accuracies, of_block
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
+from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray
@@ -67,8 +68,8 @@ def plan_trees(
     >>> plan_trees(calibration, request=PlanRequest(Limits(3))).entries[0].tree.medusa_choices
     [[0], [0, 0]]
     """
-    if widths := getattr(record, "widths", ()):
-        return fastest_block({n: plan_trees(*of_block(n, record, profile), request, take=take) for n in widths})
+    if isinstance(record, RankTrace) and record.widths:
+        return fastest_block(record, profile, request, take)
     _, profile = of_block(record.num_heads, record, profile)
     source, mix = source_of(record), request.mix
     context = request.context if request.context is not None else source.usual_context
@@ -109,17 +110,30 @@ def plan_trees(
     )
 
 
-def fastest_block(plans: Mapping[int, Plan]) -> Plan:
+def fastest_block(
+    trace: RankTrace, profile: LatencyProfile | None, request: PlanRequest, take: Mapping[int, Draft] | None
+) -> Plan:
     """The plan of the width whose drafts are the fastest at all batch sizes together; of equal ones that of the narrowest.
 
     They are compared over plain steps, timed beside each: those are the same at every width, but for the machine's drift.
+    A width that was not timed is left out, and a warning says so.
     """
+    untimed = profile.untimed(trace.widths[:-1], request.sizes) if profile else []
+    widths = [width for width in trace.widths if width not in untimed]
+    plans = {n: plan_trees(*of_block(n, trace, profile), request, take=take) for n in widths}
     speed = {
         n: plan.mix_speedup or prod(e.chosen.speedup or e.chosen.rate for e in plan.entries)
         for n, plan in plans.items()
     }
-    best = max(sorted(plans), key=speed.__getitem__)
-    return replace(plans[best], widths={width: [e.chosen for e in plan.entries] for width, plan in plans.items()})
+    best, said = plans[max(widths, key=speed.__getitem__)], []
+    if profile and untimed:
+        which, sizes = (", ".join(map(str, some)) for some in (untimed, profile.batch_sizes))
+        said = [
+            f"The profile has no steps at batch size {sizes} with a block of {which} guesses, so that width was left out. To "
+            f"time it: treeopt profile --batch-size {sizes.replace(' ', '')} --overwrite"
+        ]
+    entries = tuple(replace(e, warnings=[*e.warnings, *said]) for e in best.entries)
+    return replace(best, entries=entries, widths={n: [e.chosen for e in plan.entries] for n, plan in plans.items()})
 
 
 def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> Limits:

@@ -38,6 +38,7 @@ class RecipeDefaults:
     trains_base : the base learns too, through LoRA (Medusa-2)
     every       : a step learns to guess from every so many states of a text, from others the next time: neighbours teach
                   much the same, and each costs a block (DFlash)
+    muon        : the matrices learn by Muon, in about half of AdamW's steps (docs/log.md)
     own_vocab   : it may know a part of the vocabulary (EAGLE-3, P-EAGLE)
     """
 
@@ -49,6 +50,7 @@ class RecipeDefaults:
     judges: bool = False
     trains_base: bool = False
     every: int = 1
+    muon: bool = False
     own_vocab: bool = False
 
 
@@ -128,7 +130,7 @@ DRAFTERS = {
         recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
             "dflash": Layout("model.safetensors with fc, hidden_norm and layers on the target's lm_head: z-lab, SpecForge, vLLM, SGLang",
                              shares=True),
-        }, begins="drafters.dflash:untrained", recipes={"dflash": RecipeDefaults("dflash", 2, 5e-4, 0.8, every=4)},
+        }, begins="drafters.dflash:untrained", recipes={"dflash": RecipeDefaults("dflash", 2, 5e-4, 0.8, every=4, muon=True)},
         note=ONE_PASS.format("DFlash drafts a block") + " A block of another length is drafted otherwise."),
     "dflash2": DrafterKind(
         about="DFlash2's layers, whose guesses depend on the one before: as above",

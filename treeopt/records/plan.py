@@ -15,7 +15,7 @@ from pydantic import Field
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import parameters
-from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, Shares
+from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, Shares, Width
 from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
@@ -276,12 +276,18 @@ class Plan(Kept):
     error_between: NotNegative | None = None
     tests_between: Positive | None = None
     sample: Sample | None = None
-    widths: dict[int, list[Figure]] = field(default_factory=dict)
+    widths: dict[Width, list[Figure]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.schedule:
             object.__setattr__(self, "schedule", each_its_own([e.batch_size for e in self.entries]))
         check_schedule(self.schedule, len(self.entries))
+        own = [figure for e in self.entries for figure in (e.chosen, *e.others.values())]
+        for width, figures in ((self.width, own), *self.widths.items()):
+            if (deepest := max((f.draft.depth for f in figures), default=0)) > (width or deepest):
+                raise InvalidInput(f"Drafts may be as deep as the drafter guesses, {width}, but one is {deepest} deep.")
+        if self.widths and self.width not in self.widths:
+            raise InvalidInput(f"A plan must be for one of its widths, {[*self.widths]}, but is for {self.width}.")
 
     @property
     def width(self) -> int | None:

@@ -10,6 +10,7 @@ level      of drafting: a drafter that works level by level (Hydra heads, EAGLE,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -21,7 +22,7 @@ from pydantic import Field
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage
-from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
+from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, Width
 from treeopt.records.origins import OURS, Kept, Origins, Runtime
 from treeopt.trees.draft import ALL_CUT, CONFIDENT, MOST_TOPK, OVER_MARGINALS
 
@@ -175,7 +176,7 @@ class LatencyProfile(Kept):
     autoregressive: Annotated[tuple[StepTiming, ...], Field(min_length=1)]
     runtime: Runtime = field(default_factory=Runtime)
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
-    narrower: dict[int, Timings] = field(default_factory=dict)
+    narrower: dict[Width, Timings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for one in self.narrower.values():
@@ -192,6 +193,12 @@ class LatencyProfile(Kept):
                     "Every point of a profile must have a plain timing beside it, but batch size "
                     f"{point.batch_size} at context {point.context_tokens} has none."
                 )
+
+    def untimed(self, widths: Iterable[int], batch_sizes: Iterable[int]) -> list[int]:
+        """Which narrower blocks were not timed at all of these batch sizes; none where `at` has one profile for all widths."""
+        timed = {width: {p.batch_size for p in one.autoregressive} for width, one in self.narrower.items()}
+        is_ours, wanted = self.runtime.get("name") == OURS, set(batch_sizes)
+        return [width for width in widths if not wanted <= timed.get(width, set() if is_ours else wanted)]
 
     def at(self, width: int, widest: int) -> LatencyProfile:
         """The profile of the block of so many guesses alone; that of a table or an engine serves all its widths."""
@@ -248,10 +255,12 @@ class LatencyProfile(Kept):
     @classmethod
     def load(cls, path: str | Path) -> LatencyProfile:
         document = storage.read_json(path, "profile")
-        alone = document.get("autoregressive")
-        for timing in alone if isinstance(alone, list) else ():
-            if isinstance(timing, dict):
-                timing |= {"size": 1, "depth": 0, **timing}
+        beside = document.get("narrower")
+        for one in (document, *(beside.values() if isinstance(beside, dict) else ())):
+            alone = one.get("autoregressive") if isinstance(one, dict) else None
+            for timing in alone if isinstance(alone, list) else ():
+                if isinstance(timing, dict):
+                    timing |= {"size": 1, "depth": 0, **timing}
         profile = storage.typed(cls, {**document, "info": {}}, path)
         rest = {k: v for k, v in document.items() if k not in ("schema", "shown", *cls.__dataclass_fields__)}
         known = storage.typed(ProfileInfo, rest, path).items()

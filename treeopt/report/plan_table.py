@@ -107,7 +107,9 @@ def blocks(plan: Plan) -> str:
     name = "tokens_per_step" if plan.entries[0].chosen.speedup is None else "speedup"
     each = [f"{width}: {', '.join(told(f, name) for f in found)}" for width, found in sorted(plan.widths.items())]
     measure = f"{name.replace('_', ' ')} by width{' and batch size' * (len(plan.entries) > 1)}"
-    return f"The plan is for a block of {plan.width} guesses; {measure}: {'; '.join(each)}."
+    alone = len(each) > 1 and any(e.verified for e in plan.entries)
+    said = " To verify, its width alone was decoded: the others are predictions." * alone
+    return f"The plan is for a block of {plan.width} guesses; {measure}: {'; '.join(each)}.{said}"
 
 
 def _ties(entry: PlanEntry, known: PlanEntry | MixErrors, runner: Figure, *, hint: bool) -> str:
@@ -178,7 +180,8 @@ def price(plan: Plan) -> str:
                 f"({draft_words(e.draft)}), without them {free.tokens_per_step:.2f} ({count(free.size, 'row')}), {less:.0%} "
                 f"{'slower' if mine.tokens_per_s else 'fewer'}"
             )
-    return f"The limits cost speed: {'; '.join(parts)}." if parts else ""
+    which = f" with a block of {plan.width} guesses" * (len(plan.widths) > 1)
+    return f"The limits cost speed{which}: {'; '.join(parts)}." if parts else ""
 
 
 def schedule(plan: Plan) -> str:

@@ -19,7 +19,7 @@ from treeopt.report.terminal import note
 from treeopt.report.verdict import timing_caveats
 
 TOLD_DRIFT, LONGER = 0.05, "a longer `time_limit_s` helps"
-SAME = ("model", "revision", "drafter", "acceptance", "device", "dtype", "machine")  # of profiles that can be one
+SAME = ("model", "revision", "drafter", "narrower", "acceptance", "device", "dtype", "machine")  # of joined profiles
 
 
 def check_can_join(
@@ -27,7 +27,7 @@ def check_can_join(
 ) -> None:
     """Raise InvalidInput, before anything is timed, where the run's profile is of something else and is to be kept.
 
-    Computed latencies are replaced by measured ones unasked.
+    Computed latencies are replaced by measured ones unasked. The provenance may name the ``narrower`` blocks that are timed too.
     """
     if overwrite or not run.profile.exists():
         return
@@ -46,8 +46,8 @@ def check_can_join(
 
 def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
     """In what a profile differs from one of this runtime and provenance, so that the two are not one."""
-    theirs = earlier.info.get("provenance") or {}
-    ours = json.loads(to_json(provenance))
+    theirs = {**(earlier.info.get("provenance") or {}), "narrower": sorted(earlier.narrower)}
+    ours = {"narrower": [], **json.loads(to_json(provenance))}
     threads = ("threads",) if None not in (theirs.get("threads"), ours.get("threads")) else ()
     found = [said for key in (*SAME, *threads) for said in differing(theirs.get(key), ours.get(key), key)]
     names = earlier.runtime.get("name"), runtime.get("name")
@@ -97,7 +97,8 @@ def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
         earlier = run.read_profile() if run.profile.exists() else None
     except TreeoptError:  # damaged; that it may be replaced was asked before (`check_can_join`)
         earlier = None
-    if earlier is None or differences(earlier, result.runtime, result.info.get("provenance") or {}):
+    made = {**(result.info.get("provenance") or {}), "narrower": sorted(result.narrower)}
+    if earlier is None or differences(earlier, result.runtime, made):
         return result
     return joined(earlier, result)
 

@@ -105,15 +105,16 @@ def profile(
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
         if opened and opened.is_launched:
             runtime["launches"] = True
-        check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
+        *narrower, whole = blocks
+        widths = [one.session.drafter.num_heads for one in narrower]
+        check_can_join(run, runtime, {**session.provenance(seed=0), "narrower": widths}, overwrite=overwrite)
         for one in blocks:
             one.measure()
         if opened and opened.converted:
             runtime["converted"] = dict(opened.converted)
-        *narrower, whole = blocks
         points, plain = all_timings(whole.found)
         info = _info(session, whole, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
-        beside = {one.session.drafter.num_heads: Timings(*all_timings(one.found)) for one in narrower}
+        beside = {width: Timings(*all_timings(one.found)) for width, one in zip(widths, narrower, strict=True)}
         return finish(run, LatencyProfile(points, plain, runtime, info, beside), wanted.precision)
 
 

@@ -98,6 +98,13 @@ def wilson(hits: ArrayLike, trials: ArrayLike) -> Estimates:
     return Estimates(value, np.clip(np.stack([middle - half, middle + half]) / (1 + Z95**2 / n), 0.0, 1.0))
 
 
+def banded(label: str, x: ArrayLike, y: NDArray[np.float64], draws: NDArray[np.float64], look: Look) -> list[Series]:
+    """A line, and the shade of its 95 % interval by (n, B) draws."""
+    shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+    ends = np.quantile(draws, [0.025, 0.975], axis=1)
+    return [Series(label, x, y, look=look), Series("", x, y, ends, shade, "area")]
+
+
 def plain_line(at: float, color: str = style.BLACK, label: str = "") -> Series:
     """A dashed line across a panel at what plain decoding reaches."""
     look = {"color": color, "linestyle": (0, (2, 3)), "linewidth": 0.9, "zorder": 1}

@@ -24,7 +24,7 @@ from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures import style
-from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line
+from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, banded, plain_line
 from treeopt.report.figures.style import Look
 from treeopt.report.verdict import PUBLISHED
 from treeopt.report.wording import count
@@ -62,15 +62,12 @@ def sizes_chart(
     source = source_of(record)
     depth, objective = limits.depth(source.num_heads), objective_for(source, objective)
     limits = replace(limits, max_depth=depth, shape="sibling-closed")
-    series = []
+    series = list[Series]()
     for i, name in enumerate(source.objectives):
-        held_out, look = source.crossfit(limits, name), style.series(i)
+        held_out, look = source.crossfit(limits, name), {**style.series(i), "markevery": 0.15}
         sizes, rates = np.arange(1, len(held_out.tokens_per_step) + 1), held_out.tokens_per_step
-        series.append(Series(f"grown: {name}", sizes, rates, look={**look, "markevery": 0.15}))
-        if name == objective:
-            ends = np.quantile(drawn(held_out.every), [0.025, 0.975], axis=1)
-            shade = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
-            series.append(Series("", sizes, rates, ends, shade, "area"))
+        line = banded(f"grown: {name}", sizes, rates, drawn(held_out.every), look)
+        series += line if name == objective else line[:1]
     widths = dense_widths(limits.budget, depth, min(limits.num_ranks, source.num_ranks))
     known = [w for w in widths if _is_known(w, source)]
     dense = [Tree.dense(w) for w in _sample(known, most_dense)]

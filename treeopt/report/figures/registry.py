@@ -23,6 +23,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
 from treeopt.report.figures.bench import accepted_chart, contenders_chart, kinds_chart, pareto_chart
+from treeopt.report.figures.blocks import ddtree_chart, widths_chart
 from treeopt.report.figures.chart import Chart
 from treeopt.report.figures.chart import draw as draw_chart
 from treeopt.report.figures.planning import latency_chart, parts_chart, sizes_chart, throughput_chart
@@ -48,8 +49,15 @@ class Inputs:
         return read()
 
     @cached_property
-    def trace(self) -> RankTrace:
+    def recorded(self) -> RankTrace:
+        """The trace, with every width of the block."""
         return self._read(self.run.trace, self.run.read_trace, "calibrate")
+
+    @cached_property
+    def trace(self) -> RankTrace:
+        """The trace of the block that was planned, else of the widest."""
+        width = self.plan.width if self.recorded.widths and self.run.plan.exists() else None
+        return self.recorded.at(width) if width and width in self.recorded.widths else self.recorded
 
     @cached_property
     def profile(self) -> LatencyProfile:
@@ -137,6 +145,7 @@ class FigureKind:
     needs          : files of the run directory; "a or b" where either will do
     compute        : reads and computes what is drawn; OutOfRange where the files do not hold it
     per_batch_size : whether there is one for each batch size of the plan
+    of_some        : whether a trace has what is drawn, where few do: then no word is lost on it unless it is asked for
     """
 
     name: str
@@ -144,6 +153,7 @@ class FigureKind:
     needs: tuple[str, ...]
     compute: Callable[[Inputs, int | None], Chart | TreeData]
     per_batch_size: bool = False
+    of_some: Callable[[RankTrace], bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,6 +203,12 @@ FIGURES: dict[str, FigureKind] = {
         FigureKind("sizes", "Tokens per step over tree size: the objectives against dense trees",
                    ("trace.npz or probe.npz",),
                    lambda i, b: _sizes(i)),
+        FigureKind("widths", "Accuracy of each guess of a block, and tokens per step of its chains, by its width",
+                   ("trace.npz",),
+                   lambda i, b: widths_chart(i.recorded), of_some=lambda trace: bool(trace.widths)),
+        FigureKind("ddtree", "DDTree, the best fixed tree and the chain of as many rows: tokens per step",
+                   ("trace.npz",),
+                   lambda i, b: ddtree_chart(i.trace), of_some=lambda trace: trace.marginals is not None),
         FigureKind("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),
                    lambda i, b: latency_chart(i.profile)),
         FigureKind("parts", "What a step is made of: draft, target, verify, commit", ("profile.json",),
@@ -217,7 +233,8 @@ def pictures(
 ) -> Iterator[Picture | str]:
     """Draw the named figures (all that a run measured, if None), one after the other.
 
-    Yields a picture, or a sentence on one that was left out: why, and which command makes its input.
+    Yields a picture, or a sentence on one that was left out: why, and which command makes its input. Pictures that few
+    records have are passed over without one, unless they are named.
     Raises InvalidInput for a name that is not in `FIGURES`.
     """
     wanted = FIGURES if names is None else names
@@ -228,6 +245,8 @@ def pictures(
     planned = [entry.batch_size for entry in inputs.plan.entries] if run.plan.exists() else [None]
     sizes = planned if batch_size is None else [batch_size]
     for figure in (FIGURES[name] for name in wanted):
+        if names is None and figure.of_some and not (run.trace.exists() and figure.of_some(inputs.recorded)):
+            continue
         for size in sizes if figure.per_batch_size else [None]:
             stem = f"{figure.name}-batch-size-{size}" if size is not None and len(planned) > 1 else figure.name
             try:

@@ -242,8 +242,12 @@ class DFlashHeads(Heads):
 class BlockState(CausalDraft):
     """The rows of a decoder: keys and values of the committed tokens' states, and the block's behind them, which are not kept."""
 
+    _last: tuple[Any, Any] = None, None  # the roots that rows were asked for last, and these
+
     def rows(self, roots: Tensor) -> Tensor:
-        """(b, K, d) the guessing rows of the block behind the (b,) roots."""
+        """(b, K, d) the guessing rows of the block behind the (b,) roots; one pass, though a record asks for them again."""
+        if self._last[0] is roots:
+            return torch.as_tensor(self._last[1])
         self.catch_up(roots)
         heads, steps = self.drafter, torch.arange(self.drafter.block_rows, device=self.device)
         self.cache.begin_step(len(steps), self.starts)
@@ -255,7 +259,8 @@ class BlockState(CausalDraft):
                 queries, *self.cache.write(i, keys, values), masks[i], enable_gqa=True
             )
 
-        return torch.as_tensor(heads.block(roots, self.starts + steps, attend)[:, heads.form.first :])
+        self._last = roots, heads.block(roots, self.starts + steps, attend)[:, heads.form.first :]
+        return torch.as_tensor(self._last[1])
 
 
 class BlockDraft(MarginalDraft, BlockState):

@@ -14,7 +14,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,8 +64,25 @@ def record_of(counts: Tensor, trials: IntArray) -> dict[str, object]:
     }
 
 
+def optimisers_of(trainee: Trainee) -> list[torch.optim.Optimizer]:
+    """AdamW; where the recipe says so, Muon for matrices but the vocabulary's (Jordan, 2024), at AdamW's rates (Moonlight, 2.2)."""
+    groups = [{**group, "lr": group["peak"]} for group in trainee.groups()]
+    if not trainee.recipe.defaults.muon:
+        return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
+
+    def some(matrices: bool) -> list[dict[str, Any]]:
+        vocab = trainee.target.vocab_size
+        return [
+            {**group, "params": [p for p in group["params"] if (p.ndim == 2 and vocab not in p.shape) is matrices]}
+            for group in groups
+        ]
+
+    muon = torch.optim.Muon(some(True), weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(some(False), betas=(0.9, 0.95), weight_decay=0.0)]
+
+
 class Loop:
-    """One run: a trainee, its optimiser, and the texts, under an `accelerate.Accelerator`.
+    """One run: a trainee, its optimisers, and the texts, under an `accelerate.Accelerator`.
 
     log : file that takes a line of JSON for every step
     """
@@ -85,11 +102,9 @@ class Loop:
         passes, size = accelerator.num_processes * self.recipe.accumulate, self.recipe.batch_size
         if size < passes:
             raise InvalidInput(f"`batch_size` must be at least 1 for each process and pass, {passes}, but got {size}.")
-        groups = [{**group, "lr": group["peak"]} for group in trainee.groups()]
-        optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
         self.trainee, self.num_heads = trainee, trainee.heads.num_heads  # itself, where `model` may be wrapped
         self.device = next(trainee.heads.parameters()).device
-        self.model, self.optimiser = accelerator.prepare(trainee, optimiser)
+        self.model, *self.optimisers = accelerator.prepare(trainee, *optimisers_of(trainee))
         self.position = Position()
 
     def resume(self) -> Position:
@@ -98,7 +113,7 @@ class Loop:
         if self.accelerator.is_main_process:
             self.checkpoints.step()  # makes the folder
         self.accelerator.wait_for_everyone()
-        self.position = self.checkpoints.load(self.trainee, self.optimiser, self.accelerator.scaler)
+        self.position = self.checkpoints.load(self.trainee, self.optimisers, self.accelerator.scaler)
         if self.accelerator.is_main_process:
             lines = storage.read_text(self.log).splitlines(keepends=True) if self.log.exists() else []
             writing.write_text(self.log, "".join(lines[: self.position.step]))
@@ -125,8 +140,9 @@ class Loop:
                 line = self._gradient(step, seconds)
                 with uninterrupted() if alone else nullcontext():
                     self.accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-                    self.optimiser.step()
-                    self.optimiser.zero_grad(set_to_none=True)
+                    for optimiser in self.optimisers:
+                        optimiser.step()
+                        optimiser.zero_grad(set_to_none=True)
                     synchronize(self.accelerator.device)
                     seconds, step = self._together(seconds + time.perf_counter() - started), step + 1
                     self.position = Position(step, seconds)
@@ -149,7 +165,7 @@ class Loop:
         recipe, accelerator = self.recipe, self.accelerator
         share = recipe.share(step, seconds)
         rate = recipe.rate(step, share)
-        for group in self.optimiser.param_groups:
+        for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
             group["lr"] = group["peak"] * rate
         chosen = texts_of_step(step, len(self.texts), recipe.batch_size, recipe.seed)
         some = recipe.defaults.every, step % recipe.defaults.every
@@ -199,7 +215,7 @@ class Loop:
     def checkpoint(self) -> None:
         """Keep where the run is now."""
         if self.accelerator.is_main_process:
-            self.checkpoints.save(self.position, self.trainee, self.optimiser, self.accelerator.scaler)
+            self.checkpoints.save(self.position, self.trainee, self.optimisers, self.accelerator.scaler)
         self.accelerator.wait_for_everyone()
 
     def _together(self, seconds: float) -> float:
@@ -263,17 +279,21 @@ class Checkpoints:
         """The step of the last checkpoint; 0 where there is none."""
         return self.kept.last() or 0
 
-    def save(self, position: Position, module: nn.Module, optimiser: Any, scaler: Any = None) -> None:
+    def save(self, position: Position, module: nn.Module, optimisers: Sequence[Any], scaler: Any = None) -> None:
         trained = {name: p.detach().cpu() for name, p in module.named_parameters() if p.requires_grad}
-        states = {"optimiser": optimiser.state_dict(), "scaler": None if scaler is None else scaler.state_dict()}
+        states = {
+            "optimisers": [o.state_dict() for o in optimisers],
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
         self.kept.write(position.step, {**vars(position), "weights": trained, **states})
 
-    def load(self, module: nn.Module, optimiser: Any, scaler: Any = None) -> Position:
-        """Put the last checkpoint into module and optimiser; the beginning where there is none."""
+    def load(self, module: nn.Module, optimisers: Sequence[Any], scaler: Any = None) -> Position:
+        """Put the last checkpoint into module and optimisers; the beginning where there is none."""
         if (state := self.kept.read()) is None:
             return Position()
         module.load_state_dict(state["weights"], strict=False)
-        optimiser.load_state_dict(state["optimiser"])
+        for optimiser, kept in zip(optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(kept)
         if scaler is not None:
             scaler.load_state_dict(state["scaler"])
         return Position(state["step"], state["seconds"])

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files import npz, storage
 from treeopt.files.journal import Advance, Journal, Make, Say
 from treeopt.files.writing import temporary
@@ -156,12 +156,13 @@ def _begun(target: Target, recipe: Recipe, *options: Any) -> Any:
 
 
 def _started(target: Target, recipe: Recipe, kind: str, new: Any) -> Any:
-    """The heads that a recipe goes on from, in the number format of new ones, with whose weights theirs must agree."""
-    own_vocab = recipe.defaults.own_vocab  # whose vocabulary is its own
-    found: Any = open_drafter(recipe.start, target, depth=recipe.num_heads if own_vocab else None).drafter
-    theirs, ours = ({name: p.shape for name, p in heads.named_parameters()} for heads in (found, new))
-    alike = theirs == ours or (own_vocab and found.num_layers == recipe.layers)
-    if found.kind != kind or found.num_heads != recipe.num_heads or not alike:
+    """The heads that a recipe goes on from, in the number format of new ones; what their layers are like is theirs to say."""
+    depth = recipe.num_heads if recipe.defaults.own_vocab else None  # an unrolled layer has no number of its own
+    try:
+        found: Any = open_drafter(recipe.start, target, depth=depth).drafter
+    except TreeoptError as error:
+        raise type(error)(error.args[0].replace("`drafter`", "`start`")) from None
+    if (found.kind, found.num_heads, found.num_layers) != (kind, recipe.num_heads, recipe.layers):
         raise InvalidInput(
             f"`start` must be heads of the kind {recipe.kind} with {recipe.num_heads} heads of {recipe.layers} layers, but "
             f"{recipe.start} has others: say what they are by `kind`, `num_heads` and `num_layers`."

@@ -58,7 +58,7 @@ class Trainee(nn.Module):
         self.heads, self.recipe, self.target, self.own_answers = heads, recipe, target, own_answers
         self.base: Any = _adapted(target.model, recipe.seed) if recipe.defaults.trains_base else None
 
-    def groups(self) -> list[dict[str, object]]:
+    def groups(self) -> list[dict[str, Any]]:
         peak, base = self.recipe.peak_rate, [] if self.base is None else trained(self.base)
         groups = [{"params": trained(self.heads), "peak": peak}, {"params": base, "peak": BASE_RATE * peak}]
         return [group for group in groups if group["params"]]
