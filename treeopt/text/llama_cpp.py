@@ -88,14 +88,14 @@ class Simple(SlotRule):
         _check(self.n, self.m)
 
     def begin(self, tokens: list[int]) -> None:
-        self.text = Ngrams(self.n, self.n, "latest", lag=1, skip=1, tokens=tokens)
+        self.text = Ngrams(self.n, self.n, "latest", tokens=tokens)
 
     def draft(self, tokens: list[int]) -> list[int]:
         before = len(tokens) - 1
-        self.text.index(len(tokens))
-        found, end = self.text.match(self.n)
+        self.text.index(before)
+        _, end = self.text.match(self.n)
         count = min(self.m, before - end)
-        if not found or before <= self.n + self.m + 1 or count < self.n:
+        if end <= self.n or before <= self.n + self.m + 1 or count < self.n:  # one at the text's beginning is none
             return []
         return tokens[end : end + count]
 

@@ -9,52 +9,49 @@ Source: TensorRT-LLM 0249976, tensorrt_llm/_torch/speculative/ngram.py, with ord
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.text.matches import Gram
 from treeopt.text.rules import Draft, TextDrafter
 
 
-@dataclass
+@dataclass(slots=True)
 class Matches:
-    """What followed one pattern, in order. Matches of K tokens are never dropped, so that of these the ends suffice.
+    """What followed one pattern, in order.
 
-    full  : the first and the last of K tokens
-    known : those of K tokens
+    full  : matches of K tokens, which are never dropped
     short : shorter ones, each with how many of K tokens stand before it
     """
 
-    full: list[Gram] = field(default_factory=list)
-    known: set[Gram] = field(default_factory=set)
-    short: list[tuple[int, Gram]] = field(default_factory=list)
+    full: dict[Gram, None] = field(default_factory=dict)
+    short: dict[Gram, int] = field(default_factory=dict)
 
-    def first(self) -> Gram:
-        return self.short[0][1] if self.short and not self.short[0][0] else self.full[0]
-
-    def last(self) -> Gram:
-        return self.short[-1][1] if self.short and self.short[-1][0] == len(self.known) else self.full[-1]
+    def first(self, walk: Callable[[dict[Gram, Any]], Iterator[Gram]] = iter) -> Gram:
+        """The first match, or the last where ``walk`` is reversed."""
+        edge = 0 if walk is iter else len(self.full)
+        found = next(walk(self.short), ())
+        return found if self.short.get(found) == edge else next(walk(self.full))
 
     def add(self, match: Gram, length: int) -> None:
-        if match in self.known or (self.short and any(match == one for _, one in self.short)):
+        if match in self.full or match in self.short:
             return
-        kept, passed = [], None  # what stands behind a dropped one is passed over
-        for before, one in self.short:
+        passed = None  # what stands behind a dropped one is passed over
+        for one, before in list(self.short.items()):
             if len(one) < len(match) and passed != before:
                 passed = before
-                continue
-            kept.append((before, one))
-            passed = None
-        self.short = kept
+                del self.short[one]
+            else:
+                passed = None
         if len(match) == length:
-            self.known.add(match)
-            self.full = [*self.full[:1], match]
+            self.full[match] = None
         else:
-            self.short.append((len(self.known), match))
+            self.short[match] = len(self.full)
 
 
-Pool = dict[Gram, Gram | Matches]  # one match alone stands for itself
+Pool = dict[Gram, Matches]
 
 
 @dataclass
@@ -95,36 +92,22 @@ class MatchPool(TextDrafter):
     def draft(self, state: PoolState, left: int) -> Draft:
         if left <= 1:
             return Draft([], 1)
-        tokens, sizes = state.tokens, range(min(self.longest, len(state.tokens) - 1), 0, -1)
+        tokens, pool, sizes = state.tokens, state.pool, range(min(self.longest, len(state.tokens) - 1), 0, -1)
         first = max(state.seen - self.length - self.longest + 1, 0)
         texts = [tuple(tokens[at : at + self.length]) for at in range(first, len(tokens))]
         for size in sizes:
             # Where all are kept, patterns whose K tokens stood there at the step before have them.
             known = max(state.seen - self.length - size + 1, 0) if self.keep_all else first
             for at in range(known, len(tokens) - size):
-                self._add(state.pool, tuple(tokens[at : at + size]), texts[at + size - first])
+                pattern, match = tuple(tokens[at : at + size]), texts[at + size - first]
+                matches = pool.get(pattern)
+                if matches is None or (not self.keep_all and len(match) > len(matches.first())):
+                    matches = pool[pattern] = Matches()
+                matches.add(match, self.length)
         state.seen = len(tokens)
-        for size in sizes:
-            matches = state.pool.get(tuple(tokens[-size:]))
-            if matches:
-                if isinstance(matches, Matches):
-                    matches = matches.first() if self.oldest else matches.last()
-                found = matches[: left - 1]
-                return Draft(found, 1 + len(found))
-        return Draft([], 1)
-
-    def _add(self, pool: Pool, pattern: Gram, match: Gram) -> None:
-        matches = pool.setdefault(pattern, match)
-        if matches is match or matches == match:
-            return
-        first = matches.first() if isinstance(matches, Matches) else matches
-        if len(match) > len(first) and (not self.keep_all or first is matches):
-            pool[pattern] = match
-            return
-        if not isinstance(matches, Matches):
-            pool[pattern] = matches = Matches()
-            matches.add(first, self.length)
-        matches.add(match, self.length)
+        found = next((pool[pattern] for size in sizes if (pattern := tuple(tokens[-size:])) in pool), None)
+        guesses = found.first(iter if self.oldest else reversed)[: left - 1] if found else ()
+        return Draft(guesses, 1 + len(guesses))
 
     def commit(self, state: PoolState, tokens: Sequence[int], accepted: int) -> None:
         state.tokens += tokens

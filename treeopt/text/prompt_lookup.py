@@ -11,7 +11,7 @@ TensorRT-LLM, SA          1 to max, any   earliest   blanks fill up
 
 Sources: vllm 0.33.0 v1/spec_decode/ngram_proposer.py and v1/worker/gpu/spec_decode/ngram/speculator.py · transformers 5.23.0
 generation/candidate_generator.py · openvino.genai prompt_lookup/ · onnxruntime-genai ngram_lookup.h · exllamav3 generator ·
-TensorRT-LLM suffixAutomaton.h
+TensorRT-LLM suffixPlaces.h
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from treeopt.errors import InvalidInput
-from treeopt.text.matches import Automaton, Ngrams
+from treeopt.text.matches import Ngrams, Places
 from treeopt.text.rules import Draft, TextDrafter
 
 # How many of K tokens are drafted where so many are left.
@@ -64,13 +64,13 @@ class PromptLookup(TextDrafter):
                 f"shortest, but got {self.length} tokens behind n-grams of {self.shortest} to {self.longest}."
             )
 
-    def start(self, prompt: Sequence[int]) -> Ngrams | Automaton:
+    def start(self, prompt: Sequence[int]) -> Ngrams | Places:
         keep: Literal["latest", "earliest"] = "latest" if self.latest else "earliest"
-        text = Automaton() if self.longest is None else Ngrams(self.shortest, self.longest, keep)
+        text = Places() if self.longest is None else Ngrams(self.shortest, self.longest, keep)
         text.extend(prompt)
         return text
 
-    def draft(self, state: Ngrams | Automaton, left: int) -> Draft:
+    def draft(self, state: Ngrams | Places, left: int) -> Draft:
         tokens, length = state.tokens, CUTS[self.cut](self.length, left)
         found = self._found(state, length) if length > 0 else []
         if not self.ends.isdisjoint(found):
@@ -80,16 +80,20 @@ class PromptLookup(TextDrafter):
             found += tokens[-1:] * (self.length - len(found))
         return Draft(found, rows)
 
-    def _found(self, state: Ngrams | Automaton, length: int) -> list[int]:
+    def _found(self, state: Ngrams | Places, length: int) -> list[int]:
         tokens = state.tokens
-        if isinstance(state, Automaton):
+        if isinstance(state, Places):
             n, end = state.match()
         elif self.chained:
-            return state.chain(length)
+            gram, found = tuple(tokens[-state.longest :]), list[int]()
+            while len(found) < length and (end := state.ends.get(gram, 0)):
+                found.append(tokens[end])
+                gram = (*gram[1:], found[-1])
+            return found
         else:
             whole = self.halved and state.longest >= len(tokens)
             n, end = state.match(len(tokens) // 2 if whole else state.longest)
         return tokens[end : end + length] if n >= self.shortest else []
 
-    def commit(self, state: Ngrams | Automaton, tokens: Sequence[int], accepted: int) -> None:
+    def commit(self, state: Ngrams | Places, tokens: Sequence[int], accepted: int) -> None:
         state.extend(tokens)

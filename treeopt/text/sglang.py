@@ -27,6 +27,7 @@ from treeopt.text import tries
 from treeopt.text.rules import Draft, TextDrafter
 from treeopt.text.tries import Ints
 
+Floats = NDArray[np.float64]
 NEWER, OLDER = tries.A, tries.B  # of all nodes in order of their last use, in a ring through the root
 
 
@@ -48,72 +49,65 @@ class Breadths(NamedTuple):
 
 
 @tries.compiled
-def use(nodes: Ints, node: int, is_new: bool) -> None:
+def use(nodes: Ints, node: int) -> None:
     """Make a node the last used of all."""
-    if not is_new:
-        nodes[nodes[node, NEWER], OLDER] = nodes[node, OLDER]
-        nodes[nodes[node, OLDER], NEWER] = nodes[node, NEWER]
+    nodes[nodes[node, NEWER], OLDER], nodes[nodes[node, OLDER], NEWER] = nodes[node, OLDER], nodes[node, NEWER]
     nodes[node, NEWER], nodes[node, OLDER] = 0, nodes[0, OLDER]
-    nodes[nodes[0, OLDER], NEWER] = node
-    nodes[0, OLDER] = node
+    nodes[nodes[0, OLDER], NEWER] = nodes[0, OLDER] = node
 
 
 @tries.compiled
-def insert(recent: Recent, window: Ints, most: int) -> None:
+def evict(recent: Recent) -> None:
+    """Give the node back that was used longest ago."""
+    nodes = recent.trie.nodes
+    oldest = int(nodes[0, NEWER])
+    nodes[0, NEWER], nodes[nodes[oldest, NEWER], OLDER] = nodes[oldest, NEWER], 0
+    tries.unlink(nodes, oldest)
+    tries.drop(recent.trie, oldest)
+    recent.births[oldest] += 1
+    recent.room[0] += 1
+
+
+@tries.compiled
+def insert(recent: Recent, window: Ints) -> None:
     """Count all suffixes of a window, and all of their beginnings."""
     trie, nodes = recent.trie, recent.trie.nodes
-    path, fresh = np.zeros(len(window), dtype=np.int32), np.zeros(len(window), dtype=np.bool_)
     for first in range(len(window)):
-        while recent.room[0] < min(len(window) - first, most):
-            oldest = int(nodes[0, NEWER])
-            nodes[0, NEWER] = nodes[oldest, NEWER]
-            nodes[nodes[oldest, NEWER], OLDER] = 0
-            tries.unlink(nodes, oldest)
-            tries.drop(trie, oldest)
-            recent.births[oldest] += 1
-            recent.room[0] += 1
-        node, depth = 0, 0
-        while depth < min(len(window) - first, most):
-            token = int(window[first + depth])
-            child = tries.find(trie, node, token)
-            fresh[depth] = child == 0
+        while recent.room[0] < len(window) - first:
+            evict(recent)
+        node = 0
+        for token in window[first:]:
+            child = tries.find(trie, node, int(token))
             if child == 0:
-                child = tries.add(trie, node, token)
+                child = tries.add(trie, node, int(token))
+                tries.link(nodes, child, 0)
+                nodes[child, NEWER] = nodes[child, OLDER] = child
                 recent.room[0] -= 1
             else:
                 nodes[child, tries.COUNT] += 1
                 if nodes[child, tries.PREVIOUS]:
                     tries.unlink(nodes, child)
-            if fresh[depth] or nodes[child, tries.PREVIOUS]:
-                tries.link(nodes, child, 0)
-            node, path[depth], depth = child, child, depth + 1
-        for k in range(depth - 1, -1, -1):
-            use(nodes, int(path[k]), fresh[k])
+                    tries.link(nodes, child, 0)
+            node = child
+        while node:
+            use(nodes, node)
+            node = int(nodes[node, tries.PARENT])
 
 
 @tries.compiled
 def advance(recent: Recent, window: Ints, new: int, anchors: Ints) -> None:
     """Take the anchors (D+1, 2), nodes and births by length, along ``new`` tokens at the end of a window."""
-    trie, most = recent.trie, len(anchors) - 1
     stale = new > len(window)
-    for depth in range(1, most + 1):
-        node = int(anchors[depth, 0])
-        stale = stale or (node > 0 and recent.births[node] != anchors[depth, 1])
-    if not stale:
-        for token in window[len(window) - new :]:
-            for depth in range(most, 0, -1):
-                node = int(anchors[depth - 1, 0]) if depth > 1 else 0
-                node = tries.find(trie, node, int(token)) if depth == 1 or node else 0
-                anchors[depth, 0], anchors[depth, 1] = node, recent.births[node]
-        return
-    for depth in range(1, most + 1):
-        node = 0
-        for k in range(depth):
-            if depth > len(window) or (k and node == 0):
-                node = 0
-                break
-            node = tries.find(trie, node, int(window[len(window) - depth + k]))
-        anchors[depth, 0], anchors[depth, 1] = node, recent.births[node]
+    for depth in range(1, len(anchors)):
+        stale = stale or recent.births[anchors[depth, 0]] != anchors[depth, 1]
+    if stale:
+        anchors[:] = 0
+        new = len(window)
+    for token in window[len(window) - new :]:
+        for depth in range(len(anchors) - 1, 0, -1):
+            node = int(anchors[depth - 1, 0])
+            node = tries.find(recent.trie, node, int(token)) if node or depth == 1 else 0
+            anchors[depth, 0], anchors[depth, 1] = node, recent.births[node]
 
 
 @tries.compiled
@@ -150,54 +144,63 @@ def recent_first(nodes: Ints, anchors: Ints, breadths: Breadths, tree: Ints) -> 
 
 
 @tries.compiled
-def add_frequent(nodes: Ints, node: int, entry: NDArray[np.float64], heap: NDArray[np.float64], state: Ints) -> None:
-    """Put the most frequent children of a node, of equals the lesser token, onto a heap (., 3): probability, parent, node.
+def push(heap: Floats, hole: int, item: Floats) -> None:
+    """Let a row rise from a hole of a heap whose first column decides, as std::push_heap does with ties."""
+    while hole > 0 and heap[(hole - 1) // 2, 0] < item[0]:
+        heap[hole] = heap[(hole - 1) // 2]
+        hole = (hole - 1) // 2
+    heap[hole] = item
 
-    entry : probability and parent of the node;  state : size of the heap, most children
+
+@tries.compiled
+def pop(heap: Floats, size: int) -> None:
+    """Take the first row out of a heap that keeps ``size`` rows, as std::pop_heap does with ties."""
+    last, hole, child = heap[size].copy(), 0, 1
+    while child < size:
+        child += child + 1 < size and heap[child + 1, 0] >= heap[child, 0]
+        heap[hole] = heap[child]
+        hole, child = child, 2 * child + 1
+    push(heap, hole, last)
+
+
+@tries.compiled
+def push_children(nodes: Ints, item: Floats, heap: Floats, size: int, most: int) -> int:
+    """Put a node's most frequent children, of equals the lesser token, onto a heap; its size.
+
+    item, heap : probability, parent in the drafted tree, and node; (3,) and (., 3)
     """
-    best, count = np.zeros(state[1] + 1, dtype=np.int32), 0
-    child = int(nodes[node, tries.FIRST])
+    best, count, total = np.zeros((most + 1, 2), dtype=np.int64), 0, 0.0
+    child = int(nodes[int(item[2]), tries.FIRST])
     while child:
-        at = count
-        while at > 0 and (
-            nodes[best[at - 1], tries.COUNT] < nodes[child, tries.COUNT]
-            or (
-                nodes[best[at - 1], tries.COUNT] == nodes[child, tries.COUNT]
-                and nodes[best[at - 1], tries.TOKEN] > nodes[child, tries.TOKEN]
-            )
-        ):
-            best[at] = best[at - 1]
+        key, at = int(nodes[child, tries.COUNT]) * 2**32 - int(nodes[child, tries.TOKEN]), count
+        while at > 0 and best[at - 1, 0] < key:
+            best[at, 0], best[at, 1] = best[at - 1, 0], best[at - 1, 1]
             at -= 1
-        best[at] = child
-        count = min(count + 1, int(state[1]))
-        child = int(nodes[child, tries.NEXT])
-    total, item = 0.0, np.zeros(3)
+        best[at, 0], best[at, 1] = key, child
+        count, child = min(count + 1, most), int(nodes[child, tries.NEXT])
     for k in range(count):
-        total += nodes[best[k], tries.COUNT]
+        total += nodes[best[k, 1], tries.COUNT]
     for k in range(count):
-        item[0], item[1], item[2] = nodes[best[k], tries.COUNT] / total * entry[0], entry[1], best[k]
-        tries.heap_push(heap, int(state[0]), item)
-        state[0] += 1
+        row = np.array([nodes[best[k, 1], tries.COUNT] / total * item[0], item[1], best[k, 1]])
+        push(heap, size + k, row)
+    return size + count
 
 
 @tries.compiled
 def likeliest_first(nodes: Ints, anchors: Ints, breadths: Breadths, tree: Ints) -> int:
     """PROB: the drafted tree's size, the root included."""
-    heap = np.zeros(((breadths.rows + 2) * breadths.most, 3))
-    state, entry, size = np.array([0, breadths.most], dtype=np.int32), np.zeros(3), 1
+    heap, waiting, size = np.zeros(((breadths.rows + 2) * breadths.most + 1, 3)), 0, 1
     for depth in range(len(anchors) - 1, 0, -1):
         if anchors[depth, 0] == 0 or size > breadths.rows:
             continue
-        entry[0], entry[1] = 1.0, 0.0
-        add_frequent(nodes, int(anchors[depth, 0]), entry, heap, state)
-        while state[0] > 0 and size <= breadths.rows:
-            tries.heap_pop(heap, int(state[0]), entry)
-            state[0] -= 1
-            child = int(entry[2])
-            at = grow(tree, size, int(entry[1]), int(nodes[child, tries.TOKEN]))
-            size = max(size, at + 1)
-            entry[1] = at
-            add_frequent(nodes, child, entry, heap, state)
+        item = np.array([1.0, 0.0, anchors[depth, 0]])
+        waiting = push_children(nodes, item, heap, waiting, breadths.most)
+        while waiting > 0 and size <= breadths.rows:
+            item[:], waiting = heap[0], waiting - 1
+            pop(heap, waiting)
+            item[1] = grow(tree, size, int(item[1]), int(nodes[int(item[2]), tries.TOKEN]))
+            size = max(size, int(item[1]) + 1)
+            waiting = push_children(nodes, item, heap, waiting, breadths.most)
     return size
 
 
@@ -254,6 +257,6 @@ class RecentTrie(TextDrafter):
 
     def commit(self, state: TrieState, tokens: Sequence[int], accepted: int) -> None:
         if state.new == 0:  # a step was drafted
-            insert(self.recent, np.array(state.window, dtype=np.int32), self.depth)
+            insert(self.recent, np.array(state.window, dtype=np.int32))
         state.window = [*state.window, *tokens][-self.depth :]
         state.new += len(tokens)

@@ -49,10 +49,13 @@ class Suffixes(NamedTuple):
 @tries.compiled
 def raise_count(nodes: Ints, node: int) -> None:
     """Add 1 to a count: who led those of the same count goes before those of the next, others behind them."""
-    parent, before = nodes[node, tries.PARENT], nodes[node, tries.PREVIOUS]
-    if parent != 0 and nodes[parent, ONES] == node:
+    parent, before, same = nodes[node, tries.PARENT], nodes[node, tries.PREVIOUS], 0
+    nodes[node, tries.COUNT] += 1
+    if parent == 0:
+        return
+    if nodes[parent, ONES] == node:
         nodes[parent, ONES] = nodes[node, tries.NEXT]
-    if parent != 0 and before and nodes[before, tries.COUNT] <= nodes[node, tries.COUNT] + 1:
+    if before and nodes[before, tries.COUNT] <= nodes[node, tries.COUNT]:
         same = nodes[before, tries.COUNT]
         if same == 1:
             before = nodes[nodes[parent, ONES], tries.PREVIOUS]
@@ -60,23 +63,24 @@ def raise_count(nodes: Ints, node: int) -> None:
             before = nodes[before, tries.PREVIOUS]
         tries.unlink(nodes, node)
         tries.link(nodes, node, before)
-    nodes[node, tries.COUNT] += 1
 
 
 @tries.compiled
 def lower_count(nodes: Ints, node: int) -> None:
     """Take 1 from a count: the node goes behind the siblings that have as many as it had, unless none is left of it."""
     parent, behind, same = nodes[node, tries.PARENT], nodes[node, tries.NEXT], nodes[node, tries.COUNT]
-    if parent != 0 and same > 1 and behind and nodes[behind, tries.COUNT] == same:
+    nodes[node, tries.COUNT] -= 1
+    if parent == 0:
+        return
+    if same > 1 and behind and nodes[behind, tries.COUNT] == same:
         while nodes[behind, tries.NEXT] and nodes[nodes[behind, tries.NEXT], tries.COUNT] == same:
             behind = nodes[behind, tries.NEXT]
         tries.unlink(nodes, node)
         tries.link(nodes, node, behind)
-    if parent != 0 and same == 2:
+    if same == 2:
         nodes[parent, ONES] = node
-    elif parent != 0 and nodes[parent, ONES] == node:
+    elif nodes[parent, ONES] == node:
         nodes[parent, ONES] = behind
-    nodes[node, tries.COUNT] -= 1
 
 
 @tries.compiled
@@ -155,17 +159,39 @@ def remove(tree: Suffixes, first: int, most: int) -> None:
         first = int(tree.following[first])
 
 
+class Limits(NamedTuple):
+    """most D, budgets (D+1,) tokens by length of the match, least probability."""
+
+    most: int
+    budgets: Ints
+    least: np.float32
+
+
+@tries.compiled
+def walk(tree: Suffixes, tokens: Ints) -> tuple[int, int]:
+    """Where tokens lead: a node, and the place of the text that it has grown to if it is a leaf, or -1; node 0 for nowhere."""
+    node, at = 0, -1
+    for token in tokens:
+        if at >= 0:
+            at = int(tree.following[at])
+            if at < 0 or tree.text[at] != token:
+                return 0, -1
+            continue
+        node = tries.find(tree.trie, node, int(token))
+        if node == 0:
+            return 0, -1
+        at = int(tree.trie.nodes[node, TAIL]) - 1
+    return node, at
+
+
 @tries.compiled
 def draft_from(tree: Suffixes, node: int, at: int, depth: int, limits: Limits, out: Ints) -> tuple[int, np.float32]:
-    """Tokens of the likeliest path from a node, or from the place ``at`` of the text that a leaf has grown to.
-
-    depth : of the node, which the length of the draft goes by
-    """
+    """Tokens of the likeliest path from where a match of a length (``depth``) leads, and the sum of their probabilities."""
     nodes, budget = tree.trie.nodes, int(limits.budgets[depth])
     one, score, count = FLOAT(1), FLOAT(0), 0
     while count < budget:
         if at >= 0:
-            at = int(tree.following[at]) if depth < limits.most else -1
+            at = int(tree.following[at]) if depth + count < limits.most else -1
             if at < 0:
                 break
             token = int(tree.text[at])
@@ -179,46 +205,25 @@ def draft_from(tree: Suffixes, node: int, at: int, depth: int, limits: Limits, o
             break
         out[count] = token
         score += one
-        count, depth = count + 1, depth + 1
+        count += 1
     return count, score
 
 
-class Limits(NamedTuple):
-    """most D, budgets (D+1,) tokens by length of the match, least probability."""
-
-    most: int
-    budgets: Ints
-    least: np.float32
-
-
 @tries.compiled
-def draft(own: Suffixes, other: Suffixes, context: Ints, limits: Limits, out: Ints) -> int:
-    """The best draft of both trees into the first row of ``out`` (2, most); its length."""
+def draft(trees: tuple[Suffixes, Suffixes], context: Ints, limits: Limits, out: Ints) -> int:
+    """The best draft of the request's own tree and the common one into the first row of ``out`` (2, most); its length."""
     best, count = FLOAT(0), 0
-    for k in range(int(own.open[0, 0]) - 1, -1, -1):  # the open suffixes are the matches; those in leaves draft nothing
-        node, depth = int(own.cursors[0, k, 0]), int(own.cursors[0, k, 1])
-        if depth < len(context):
-            found, score = draft_from(own, node, -1, depth, limits, out[1])
-            if score >= best:
-                best, count, out[0] = score, found, out[1]
-    chosen, most = best, FLOAT(0)
-    for depth in range(1, len(context)):
-        node, at = 0, -1
-        for token in context[len(context) - depth :]:
-            if at >= 0:
-                at = int(other.following[at])
-                if at < 0 or other.text[at] != token:
-                    return count
-                continue
-            node = tries.find(other.trie, node, int(token))
-            if node == 0:
-                return count
-            at = int(other.trie.nodes[node, TAIL]) - 1
-        found, score = draft_from(other, node, at, depth, limits, out[1])
-        if score >= most:
-            most = score
-            if score > chosen:
-                best, count, out[0] = score, found, out[1]
+    for tree in trees:
+        rival, most = best, FLOAT(0)
+        for depth in range(1, len(context)):
+            node, at = walk(tree, context[len(context) - depth :])
+            if node == 0 or (at >= 0 and tree.following[at] < 0):  # longer ones end there as well
+                break
+            found, score = draft_from(tree, node, at, depth, limits, out[1])
+            if score >= most:
+                most = score
+                if score > rival:
+                    best, count, out[0] = score, found, out[1]
     return count
 
 
@@ -226,11 +231,13 @@ def draft(own: Suffixes, other: Suffixes, context: Ints, limits: Limits, out: In
 class SuffixTree:
     """A tree that makes room for what comes.
 
-    most : D
+    most   : D
+    number : of its request among all requests
     """
 
     most: int
     sequences: int = 1
+    number: int = -1
     places: int = 0
 
     def __post_init__(self) -> None:
@@ -240,39 +247,21 @@ class SuffixTree:
         self.tree = Suffixes(tries.new_trie(CHUNK), text, following, cursors, opened)
 
     def extend(self, tokens: Sequence[int], sequence: int = 0) -> None:
-        ids = np.array(tokens, dtype=np.int32)
-        for first in range(0, len(ids), CHUNK):
-            part = ids[first : first + CHUNK]
-            self._make_room(len(part))
+        for first in range(0, len(tokens), CHUNK):
+            part, trie = np.array(tokens[first : first + CHUNK], dtype=np.int32), self.tree.trie
+            rows = int(trie.spare[0]) + 2 * (self.most + 1) * len(part)
+            if rows > len(trie.nodes):
+                self.tree = self.tree._replace(trie=tries.grown(trie, rows * 3 // 2))
+            if self.places + len(part) > len(self.tree.text):
+                for one in (self.tree.text, self.tree.following):
+                    one.resize(2 * len(one) + len(part), refcheck=False)
             append(self.tree, sequence, part, self.places, self.most)
             self.places += len(part)
-
-    def _make_room(self, count: int) -> None:
-        trie, text, following = self.tree.trie, self.tree.text, self.tree.following
-        rows = int(trie.spare[0]) + 2 * (self.most + 1) * count
-        if rows > len(trie.nodes):
-            self.tree = self.tree._replace(trie=tries.grown(trie, rows * 3 // 2))
-        if self.places + count > len(text):
-            for one in (text, following):
-                one.resize(2 * len(one) + count, refcheck=False)
-
-    def close(self, sequence: int) -> None:
-        """End a sequence; it stays in the tree."""
-        self.tree.open[sequence] = 0, -1
-
-
-@dataclass
-class SuffixState:
-    """A request: its tree, its last tokens, and its number among all requests."""
-
-    own: SuffixTree
-    last: list[int]
-    number: int
 
 
 @dataclass
 class SuffixDecoding(TextDrafter):
-    """A drafter by suffixes.
+    """A drafter by suffixes, of which a request's state is its own tree.
 
     length : most tokens of a draft; D where it is None
     depth  : D
@@ -304,39 +293,35 @@ class SuffixDecoding(TextDrafter):
         self.others = SuffixTree(self.depth, AT_ONCE)
         self.out = np.zeros((2, max(int(budgets.max()), 1)), dtype=np.int32)
 
-    def start(self, prompt: Sequence[int]) -> SuffixState:
-        state = SuffixState(SuffixTree(self.depth), list(prompt[-self.depth :]), self.started)
-        state.own.extend(prompt)
+    def start(self, prompt: Sequence[int]) -> SuffixTree:
+        own = SuffixTree(self.depth, number=self.started)
+        own.extend(prompt)
         self.started += 1
         if self.cached:
-            self.begun[state.number] = -1
-            self.running[state.number] = min(set(range(AT_ONCE)) - set(self.running.values()))
-            while len(self.begun) > self.cached:
-                self._evict(next(iter(self.begun)))
-        return state
+            self.begun[own.number] = -1
+            self.running[own.number] = min(set(range(AT_ONCE)) - set(self.running.values()))
+        while len(self.begun) > self.cached:
+            oldest = next(iter(self.begun))
+            self._close(oldest)
+            remove(self.others.tree, self.begun.pop(oldest), self.depth)
+        return own
 
-    def _evict(self, number: int) -> None:
-        self._close(number)
-        first = self.begun.pop(number)
-        if first >= 0:
-            remove(self.others.tree, first, self.depth)
-
-    def _close(self, number: int) -> None:
-        if number in self.running:
-            self.others.close(self.running.pop(number))
-
-    def draft(self, state: SuffixState, left: int) -> Draft:
-        context = np.array(state.last, dtype=np.int32)
-        count = draft(state.own.tree, self.others.tree, context, self.limits, self.out)
+    def draft(self, state: SuffixTree, left: int) -> Draft:
+        context = state.tree.text[max(state.places - self.depth, 0) : state.places]
+        count = draft((state.tree, self.others.tree), context, self.limits, self.out)
         return Draft(self.out[0, :count].tolist(), 1 + count)
 
-    def commit(self, state: SuffixState, tokens: Sequence[int], accepted: int) -> None:
-        state.own.extend(tokens)
-        state.last = [*state.last, *tokens][-self.depth :]
+    def commit(self, state: SuffixTree, tokens: Sequence[int], accepted: int) -> None:
+        state.extend(tokens)
         if state.number in self.running and len(tokens):
             if self.begun[state.number] < 0:
                 self.begun[state.number] = self.others.places
             self.others.extend(tokens, self.running[state.number])
 
-    def stop(self, state: SuffixState) -> None:
+    def stop(self, state: SuffixTree) -> None:
         self._close(state.number)
+
+    def _close(self, number: int) -> None:
+        """End a request's sequence in the common tree, where it stays."""
+        if number in self.running:
+            self.others.tree.open[self.running.pop(number)] = 0, -1
