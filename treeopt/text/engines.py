@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
@@ -15,8 +14,7 @@ from treeopt.text.sglang import RecentTrie
 from treeopt.text.suffix import SuffixDecoding
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A drafter of an engine.
 
     make    : the rule
@@ -26,7 +24,7 @@ class Kind:
 
     make: Callable[..., Any]
     options: Mapping[str, str | Callable[[Any], dict[str, Any]]]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = {}
 
 
 def vllm_ngram(length: int, longest: int | None = None, shortest: int | None = None, **fixed: Any) -> PromptLookup:
@@ -41,27 +39,39 @@ SUFFIX = {
     "max_spec_factor": "factor",
     "min_token_prob": "least",
 }
+ARCTIC = {
+    "speculative_tokens": "length", "cache_max_depth": "depth", "cache_max_requests": "cached",
+    "max_spec_factor": "factor", "max_spec_offset": "offset", "min_token_prob": "least",
+}  # fmt: skip
+POOL = {
+    "max_matching_ngram_size": "longest",
+    "is_keep_all": "keep_all",
+    "is_use_oldest": "oldest",
+    "is_public_pool": "public",
+}
+TRIE = {
+    "num_draft_tokens": "rows", "ngram_max_trie_depth": "depth", "ngram_capacity": "capacity",
+    "ngram_min_bfs_breadth": "least", "ngram_max_bfs_breadth": "most", "ngram_match_type": "order",
+}  # fmt: skip
+
+
+def prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Options whose names all begin alike."""
+    return {prefix + option: means for option, means in options.items()}
+
+
 KINDS = {
     "vllm:ngram-v1": Kind(vllm_ngram, NGRAM),
     "vllm:ngram-v2": Kind(vllm_ngram, NGRAM, {"latest": True, "fill": "last"}),
-    "vllm:suffix": Kind(SuffixDecoding, {"num_speculative_tokens": "length"} | {f"suffix_decoding_{a}": b for a, b in SUFFIX.items()}),
-    "arctic:suffix": Kind(
-        SuffixDecoding,
-        {
-            "suffix_speculative_tokens": "length", "suffix_cache_max_depth": "depth", "suffix_cache_max_requests": "cached",
-            "suffix_max_spec_factor": "factor", "suffix_max_spec_offset": "offset", "suffix_min_token_prob": "least",
-        },
-        {"length": 16, "depth": 64, "cached": 100_000},
-    ),
+    "vllm:suffix": Kind(SuffixDecoding, {"num_speculative_tokens": "length"} | prefixed("suffix_decoding_", SUFFIX)),
+    "arctic:suffix": Kind(SuffixDecoding, prefixed("suffix_", ARCTIC), {"length": 16, "depth": 64, "cached": 100_000}),
     "transformers:prompt-lookup": Kind(
         PromptLookup,
         {"prompt_lookup_num_tokens": "length", "max_matching_ngram_size": "longest", "eos_token_id": lambda ids: {"ends": frozenset(ids)}},
         {"longest": 2, "cut": "last"},
     ),
     "openvino:prompt-lookup": Kind(
-        PromptLookup,
-        {"num_assistant_tokens": "length", "max_ngram_size": "longest"},
-        {"fill": "blank", "cut": "spare", "halved": True},
+        PromptLookup, {"num_assistant_tokens": "length", "max_ngram_size": "longest"}, {"fill": "blank", "cut": "spare", "halved": True}
     ),
     "onnx-genai:ngram": Kind(
         PromptLookup,
@@ -69,34 +79,19 @@ KINDS = {
         {"length": 4, "latest": True, "cut": "left"},
     ),
     "exllamav3:ngram": Kind(PromptLookup, {"num_draft_tokens": "length", "ngram_match_min": "shortest"}, {"length": 4}),
-    "tensorrt-llm:ngram": Kind(
-        MatchPool,
-        {
-            "max_draft_len": "length", "max_matching_ngram_size": "longest", "is_keep_all": "keep_all",
-            "is_use_oldest": "oldest", "is_public_pool": "public",
-        },
-    ),
+    "tensorrt-llm:ngram": Kind(MatchPool, {"max_draft_len": "length"} | POOL),
     "tensorrt-llm:sa": Kind(
         PromptLookup,
         {"max_draft_len": "length", "max_matching_ngram_size": lambda n: {"longest": n if n > 0 else None}},
         {"fill": "blank"},
     ),
-    "sglang:ngram": Kind(
-        RecentTrie,
-        {
-            "speculative_num_draft_tokens": "rows", "speculative_ngram_max_trie_depth": "depth",
-            "speculative_ngram_min_bfs_breadth": "least", "speculative_ngram_max_bfs_breadth": "most",
-            "speculative_ngram_match_type": "order", "speculative_ngram_capacity": "capacity",
-        },
-    ),
-    "llama.cpp:ngram-simple": Kind(Simple, {"spec_ngram_simple_size_n": "n", "spec_ngram_simple_size_m": "m"}),
-    "llama.cpp:ngram-map-k": Kind(Map, {"spec_ngram_map_k_size_n": "n", "spec_ngram_map_k_size_m": "m"}),
+    "sglang:ngram": Kind(RecentTrie, prefixed("speculative_", TRIE)),
+    "llama.cpp:ngram-simple": Kind(Simple, prefixed("spec_ngram_simple_", {"size_n": "n", "size_m": "m"})),
+    "llama.cpp:ngram-map-k": Kind(Map, prefixed("spec_ngram_map_k_", {"size_n": "n", "size_m": "m"})),
     "llama.cpp:ngram-map-k4v": Kind(
-        Map,
-        {"spec_ngram_map_k4v_size_n": "n", "spec_ngram_map_k4v_size_m": "m", "spec_ngram_map_k4v_min_hits": "least_hits"},
-        {"counts": True},
+        Map, prefixed("spec_ngram_map_k4v_", {"size_n": "n", "size_m": "m", "min_hits": "least_hits"}), {"counts": True}
     ),
-    "llama.cpp:ngram-mod": Kind(Mod, {"spec_ngram_mod_n_match": "n", "spec_ngram_mod_n_min": "least", "spec_ngram_mod_n_max": "most"}),
+    "llama.cpp:ngram-mod": Kind(Mod, prefixed("spec_ngram_mod_", {"n_match": "n", "n_min": "least", "n_max": "m"})),
     "llama.cpp:ngram-cache": Kind(Cache, {}),
 }  # fmt: skip
 
@@ -118,13 +113,11 @@ def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
     if wrong := sorted(set(settings) - known):
         raise InvalidInput(f"{name} takes the options {', '.join(sorted(known))}, but got {', '.join(wrong)}.")
     made: list[Any] = []
-    for one in names:
-        kind = KINDS[one]
+    for kind in (KINDS[one] for one in names):
         given = dict(kind.fixed)
-        for option, field_of in kind.options.items():
-            if option in settings:
-                value = settings[option]
-                given |= {field_of: value} if isinstance(field_of, str) else field_of(value)
+        for option in kind.options.keys() & settings:
+            means, value = kind.options[option], settings[option]
+            given |= {means: value} if isinstance(means, str) else means(value)
         made.append(kind.make(**given))
     drafter: TextDrafter = LlamaCpp(made) if engine == "llama.cpp" else made[0]
     return drafter

@@ -31,9 +31,16 @@ SAMPLES, PERCENT = (2, 2, 1, 1), (66, 50, 50, 50)  # least, by the tokens of the
 
 
 class SlotRule:
-    """One of the five, in one slot. place: in the order in which they are asked."""
+    """One of the five, in one slot. place: in the order in which they are asked; n, m: 1 where it has none."""
 
     place: int
+    n = m = 1
+
+    def __post_init__(self) -> None:
+        if min(self.n, self.m) < 1:
+            raise InvalidInput(
+                f"llama.cpp looks up and copies at least 1 token, but got keys of {self.n} and values of {self.m}."
+            )
 
     def begin(self, tokens: list[int]) -> None:
         """Take a prompt in, whose list grows from here on."""
@@ -63,12 +70,12 @@ class LlamaCpp(TextDrafter):
         return tokens
 
     def draft(self, state: list[int], left: int) -> Draft:
-        self.winner, found = None, list[int]()
+        self.winner = None
         for rule in self.rules if left > 1 else ():
             if found := rule.draft(state)[: left - 1]:
                 self.winner = rule
-                break
-        return Draft(found, 1 + len(found))
+                return Draft(found, 1 + len(found))
+        return Draft([], 1)
 
     def commit(self, state: list[int], tokens: Sequence[int], accepted: int) -> None:
         state += tokens
@@ -84,9 +91,6 @@ class Simple(SlotRule):
     m: int = 48
     place = 0
 
-    def __post_init__(self) -> None:
-        _check(self.n, self.m)
-
     def begin(self, tokens: list[int]) -> None:
         self.text = Ngrams(self.n, self.n, "latest", tokens=tokens)
 
@@ -94,10 +98,9 @@ class Simple(SlotRule):
         before = len(tokens) - 1
         self.text.index(before)
         _, end = self.text.match(self.n)
-        count = min(self.m, before - end)
-        if end <= self.n or before <= self.n + self.m + 1 or count < self.n:  # one at the text's beginning is none
-            return []
-        return tokens[end : end + count]
+        found = tokens[end : min(end + self.m, before)]
+        clear = end > self.n and before > self.n + self.m + 1  # a match at the text's beginning is none
+        return found if clear and len(found) >= self.n else []
 
 
 @dataclass
@@ -137,9 +140,9 @@ class Map(SlotRule):
     seen: int = 0  # L at the last draft
     last: Value | None = None
 
-    def __post_init__(self) -> None:
-        _check(self.n, self.m)
-        self.place = 1 + self.counts
+    @property
+    def place(self) -> int:  # type: ignore[override]
+        return 1 + self.counts
 
     def begin(self, tokens: list[int]) -> None:
         size, kept = len(tokens), self.begun
@@ -148,33 +151,29 @@ class Map(SlotRule):
         if size < self.seen:
             self.table = {code: at for code, at in self.table.items() if at < kept}
             self.indexed = max(kept - 1, 0)
-            self.keys = [key for key in self.keys if key.at < kept]
-            if self.counts:
-                for key in self.keys:
-                    key.values = [value for value in key.values if value.at < kept]
-                self.keys = [key for key in self.keys if key.values]
+            for key in self.keys:
+                key.values = [value for value in key.values if value.at < kept]
+            self.keys = [key for key in self.keys if key.at < kept and key.values]
         self.seen = self.begun = size
         self.known: dict[Gram, Key] = {}
         for key in self.keys:  # by what stands there now
             self.known.setdefault(tuple(tokens[key.at : key.at + self.n]), key)
-        self.text = Ngrams(self.n, self.n, "all", tokens=tokens) if self.counts else None
+        self.text = Ngrams(self.n, self.n, "all", tokens=tokens if self.counts else [])
         self.hashes = Hashes(tokens, self.n, MAP_FACTOR, MAP_BITS)
 
     def draft(self, tokens: list[int]) -> list[int]:
-        n, m, before = self.n, self.m, len(tokens) - 1
+        n, m, before, gram = self.n, self.m, len(tokens) - 1, tuple(tokens[-self.n :])
         self.last = None
         if before < 2 * n + m:
             return []
         self.seen = before
-        gram = tuple(tokens[-n:])
-        at = self._find(tokens, gram)
-        if not at:
+        if not (at := self._find(tokens, gram)):
             return []
-        key = self.known.get(gram)
-        if key is None:
-            key = self.known[gram] = Key(at, [] if self.counts else [Value(0, 0, m)])
-            self.keys.append(key)
-        key.hits = min(key.hits + 1, MOST_HITS)
+        if gram not in self.known:
+            self.known[gram] = Key(at, [] if self.counts else [Value(0, 0, m)])
+            self.keys.append(self.known[gram])
+        key = self.known[gram]
+        key.hits += 1
         if self.counts and (key.hits < self.least_hits or not self._is_clear(tokens, key, at)):
             return []
         self.last = max(key.values, key=lambda value: value.count)
@@ -185,23 +184,20 @@ class Map(SlotRule):
         n, last = self.n, len(tokens) - 2 - self.n - self.m
         code = self.hashes.of(range(len(tokens) - n, len(tokens) - n + 1))[0]
         found = self.table.get(code, 0)
-        if found and (found >= last or tuple(tokens[found : found + n]) != gram):
+        if found >= last or tuple(tokens[found : found + n]) != gram:
             found = 0
         prompt = range(self.indexed + 1, self.begun - n - self.m)
         answer = range(max(self.begun, self.indexed) + 1, last + 1)
         for part in filter(None, (prompt, answer)):
-            codes = self.hashes.of(part)
-            for at in reversed(part) if not found and code in codes else ():
-                if not found and tuple(tokens[at : at + n]) == gram:
+            for other, at in zip(reversed(self.hashes.of(part)), reversed(part), strict=True):
+                if other == code and not found and tuple(tokens[at : at + n]) == gram:
                     found = at
-            for other, at in zip(reversed(codes), reversed(part), strict=True):
                 self.table.setdefault(other, at)
         self.indexed = max(last, self.indexed)
         return found
 
     def _is_clear(self, tokens: list[int], key: Key, at: int) -> bool:
         """Count what followed the key up to a match; whether one value came at least twice as often as all others."""
-        assert self.text
         self.text.index(len(tokens))
         ends, m = self.text.every[tuple(tokens[at : at + self.n])], self.m
         for end in ends[bisect_left(ends, key.counted + self.n) : bisect_right(ends, at + self.n)]:
@@ -224,20 +220,17 @@ class Map(SlotRule):
 class Mod(SlotRule):
     """ngram-mod: a table from hashes of n-grams to the token that followed last; equal hashes are not told apart.
 
-    least, most : tokens of a draft
+    least, m : tokens of a draft
     """
 
     n: int = 24
     least: int = 48
-    most: int = 64
+    m: int = 64
     table: dict[int, int] = field(default_factory=dict)
     indexed: int = 0
     drafted: int = 0
     low: int = 0
     place = 3
-
-    def __post_init__(self) -> None:
-        _check(self.n, self.most)
 
     def begin(self, tokens: list[int]) -> None:
         self.indexed = self.drafted = 0
@@ -253,21 +246,17 @@ class Mod(SlotRule):
         self.indexed = stop
 
     def draft(self, tokens: list[int]) -> list[int]:
-        n, before, found = self.n, len(tokens) - 1, list[int]()
-        self.drafted = 0
+        n, before, text, self.drafted = self.n, len(tokens) - 1, tokens[-self.n :], 0
         if before < n:
             return []
         if self.indexed + MOD_CHUNK < before:
             self._add(tokens, before - n)
-        text, code = tokens[-n:], self.hashes.of(range(before - n + 1, before - n + 2))[0]
-        while len(found) < self.most and (token := self.table.get(code)) is not None:
-            code = self.hashes.next(code, text[len(found)], token)
+        code = self.hashes.of(range(before - n + 1, before - n + 2))[0]
+        while len(text) < n + self.m and (token := self.table.get(code)) is not None:
+            code = self.hashes.next(code, text[-n], token)
             text.append(token)
-            found.append(token)
-        if len(found) < min(self.least, self.most):
-            return []
-        self.drafted = len(found)
-        return found
+        self.drafted = len(text) - n if len(text) - n >= min(self.least, self.m) else 0
+        return text[n : n + self.drafted]
 
     def accept(self, accepted: int) -> None:
         self.low = self.low + 1 if accepted < LOW * self.drafted else 0
@@ -297,26 +286,17 @@ class Cache(SlotRule):
         for n in range(1, CACHED + 1):
             for end in range(n, len(new)):
                 gram, token = tuple(new[end - n : end]), new[end]
-                part = self.counts.setdefault(gram, {})
-                if token in part:
-                    part[token] += 1
-                    continue
-                # A new entry goes before those of its bucket, a new bucket before all.
-                order = list(part)
-                at = next((i for i, other in enumerate(order) if other % BUCKETS == token % BUCKETS), 0)
-                order.insert(at, token)
-                self.counts[gram] = {other: part.get(other, 1) for other in order}
+                part = self.counts.get(gram, {})
+                if token not in part:  # it goes before those of its bucket, a new bucket before all
+                    order = list(part.items())
+                    at = next((i for i, (other, _) in enumerate(order) if other % BUCKETS == token % BUCKETS), 0)
+                    part = self.counts[gram] = dict([*order[:at], (token, 0), *order[at:]])
+                part[token] += 1
 
     def _likeliest(self, text: list[int]) -> int | None:
         for n in range(min(CACHED, len(text)), 0, -1):
-            part = self.counts.get(tuple(text[-n:]))
-            if part:
+            if part := self.counts.get(tuple(text[-n:])):
                 total, token = sum(part.values()), max(part, key=part.__getitem__)
                 if total >= SAMPLES[n - 1] and 100 * part[token] >= PERCENT[n - 1] * total:
                     return token
         return None
-
-
-def _check(n: int, m: int) -> None:
-    if min(n, m) < 1:
-        raise InvalidInput(f"llama.cpp looks up and copies at least 1 token, but got keys of {n} and values of {m}.")
