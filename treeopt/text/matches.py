@@ -79,6 +79,8 @@ class Places:
     (2, 2)
     """
 
+    longest = 2**31  # n
+
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.places: dict[int, list[int]] = {}
@@ -88,11 +90,11 @@ class Places:
             self.places.setdefault(token, []).append(place)
         self.tokens += tokens
 
-    def match(self) -> tuple[int, int]:
-        """Length of the longest suffix that stood before, and the end of where it did first; (0, 0) where none did."""
+    def match(self, longest: int = longest) -> tuple[int, int]:
+        """Length of the longest suffix, up to ``longest``, that stood before, and its earliest end; (0, 0) where none did."""
         tokens, last, n = self.tokens, [-1], 0
         places = self.places[tokens[-1]][:-1] if tokens else []  # where the last token of the matches stands
-        while places:
+        while places and n < longest:
             last, n = places, n + 1
             places = [at for at in places if at >= n and tokens[at - n] == tokens[-1 - n]]
         return n, last[0] + 1

@@ -71,29 +71,20 @@ class PromptLookup(TextDrafter):
         return text
 
     def draft(self, state: Ngrams | Places, left: int) -> Draft:
-        tokens, length = state.tokens, CUTS[self.cut](self.length, left)
-        found = self._found(state, length) if length > 0 else []
+        tokens, length = state.tokens, max(CUTS[self.cut](self.length, left), 0)
+        whole = self.halved and state.longest >= len(tokens)
+        n, end = state.match(len(tokens) // 2 if whole else state.longest)
+        found = tokens[end : end + length] if n >= self.shortest else []
+        if self.chained and isinstance(state, Ngrams):
+            del found[1:]
+            while found and len(found) < length and (end := state.ends.get(tuple((tokens[-n:] + found)[-n:]), 0)):
+                found.append(tokens[end])
         if not self.ends.isdisjoint(found):
             found = found[: next(i for i, token in enumerate(found) if token in self.ends)]
         rows = 1 + (len(found) if self.fill == "nothing" else self.length)
         if self.fill == "last":
             found += tokens[-1:] * (self.length - len(found))
         return Draft(found, rows)
-
-    def _found(self, state: Ngrams | Places, length: int) -> list[int]:
-        tokens = state.tokens
-        if isinstance(state, Places):
-            n, end = state.match()
-        elif self.chained:
-            gram, found = tuple(tokens[-state.longest :]), list[int]()
-            while len(found) < length and (end := state.ends.get(gram, 0)):
-                found.append(tokens[end])
-                gram = (*gram[1:], found[-1])
-            return found
-        else:
-            whole = self.halved and state.longest >= len(tokens)
-            n, end = state.match(len(tokens) // 2 if whole else state.longest)
-        return tokens[end : end + length] if n >= self.shortest else []
 
     def commit(self, state: Ngrams | Places, tokens: Sequence[int], accepted: int) -> None:
         state.extend(tokens)

@@ -66,23 +66,17 @@ def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, warm
     """
     steps, starts, drafter = array("i"), [0], None
     for request in requests:
-        if drafter is None or not warm:
-            drafter = make()
-        _walk(request, drafter, steps)
+        drafter = drafter if drafter and warm else make()
+        answer, most, at = list(request.answer), request.limit or MANY, 1
+        state = drafter.start(request.prompt)
+        drafter.commit(state, answer[:1], 0)
+        while at < len(answer):
+            draft = drafter.draft(state, most - at)
+            accepted = draft.accepted(answer[at : at + len(draft.tokens)])
+            emitted = answer[at : at + accepted + 1]
+            steps.extend((len(draft.tokens), draft.rows, accepted, len(emitted)))
+            drafter.commit(state, emitted, accepted)
+            at += len(emitted)
+        drafter.stop(state)
         starts.append(len(steps) // 4)
     return Replay(np.array(starts), *np.array(steps, dtype=np.int32).reshape(-1, 4).T)
-
-
-def _walk(request: Request, drafter: TextDrafter, steps: array[int]) -> None:
-    """Add guesses, rows, accepted and emitted tokens of every step of a request."""
-    answer, most = list(request.answer), request.limit or MANY
-    state, at = drafter.start(request.prompt), 1
-    drafter.commit(state, answer[:1], 0)
-    while at < len(answer):
-        draft = drafter.draft(state, most - at)
-        accepted = draft.accepted(answer[at : at + len(draft.tokens)])
-        emitted = answer[at : at + accepted + 1]
-        steps.extend((len(draft.tokens), draft.rows, accepted, len(emitted)))
-        drafter.commit(state, emitted, accepted)
-        at += len(emitted)
-    drafter.stop(state)

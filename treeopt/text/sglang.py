@@ -250,10 +250,9 @@ class RecentTrie(TextDrafter):
         advance(self.recent, window, state.new, state.anchors)
         draw = recent_first if self.order == "BFS" else likeliest_first
         size = draw(self.recent.trie.nodes, state.anchors, self.breadths, self.tree)
-        state.new = 0
-        tokens, parents = self.tree[1:size, 0].tolist(), (self.tree[1:size, 1] - 1).tolist()
-        blanks = self.rows - size
-        return Draft(tokens + [0] * blanks, self.rows, parents + [-1] * blanks)
+        state.new, self.tree[size:] = 0, 0
+        tokens, parents = self.tree[1 : self.rows].T.tolist()
+        return Draft(tokens, self.rows, [parent - 1 for parent in parents])
 
     def commit(self, state: TrieState, tokens: Sequence[int], accepted: int) -> None:
         if state.new == 0:  # a step was drafted

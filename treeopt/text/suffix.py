@@ -46,6 +46,14 @@ class Suffixes(NamedTuple):
     open: Ints
 
 
+class Limits(NamedTuple):
+    """most D, budgets (D+1,) tokens by length of the match, least probability."""
+
+    most: int
+    budgets: Ints
+    least: np.float32
+
+
 @tries.compiled
 def raise_count(nodes: Ints, node: int) -> None:
     """Add 1 to a count: who led those of the same count goes before those of the next, others behind them."""
@@ -141,30 +149,19 @@ def append(tree: Suffixes, sequence: int, tokens: Ints, at: int, most: int) -> N
 @tries.compiled
 def remove(tree: Suffixes, first: int, most: int) -> None:
     """Take out a sequence that begins at a place of the text."""
-    trie, nodes, path = tree.trie, tree.trie.nodes, np.zeros(most, dtype=np.int32)
+    trie, nodes = tree.trie, tree.trie.nodes
     while first >= 0:
         node, depth, place = 0, 0, first
         while place >= 0 and depth < most:
-            node = tries.find(trie, node, int(tree.text[place]))
+            node, depth = tries.find(trie, node, int(tree.text[place])), depth + 1
             lower_count(nodes, node)
-            path[depth] = node
-            depth += 1
             place = int(tree.following[place]) if nodes[node, TAIL] == 0 else -1
-        while depth > 0 and nodes[path[depth - 1], tries.COUNT] == 0:
-            depth -= 1
-            node = int(path[depth])
-            if nodes[node, tries.PARENT] != 0:
-                tries.unlink(nodes, node)
-            tries.drop(trie, node)
+        while node and nodes[node, tries.COUNT] == 0:
+            gone, node = node, int(nodes[node, tries.PARENT])
+            if node:
+                tries.unlink(nodes, gone)
+            tries.drop(trie, gone)
         first = int(tree.following[first])
-
-
-class Limits(NamedTuple):
-    """most D, budgets (D+1,) tokens by length of the match, least probability."""
-
-    most: int
-    budgets: Ints
-    least: np.float32
 
 
 @tries.compiled
