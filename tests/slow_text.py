@@ -6,67 +6,68 @@ def earlier(text: list[int], n: int) -> list[int]:
     return [i for i in range(len(text) - n) if text[i : i + n] == text[len(text) - n :]]
 
 
-def vllm_v1(text, k, longest, shortest):
-    for n in range(longest, shortest - 1, -1):
-        if n < len(text) and (starts := earlier(text, n)):
-            return text[starts[0] + n :][:k]
+def vllm_v1(text, k, longest, shortest, *_, which=0):
+    for n in range(min(longest, len(text) - 1), shortest - 1, -1):
+        if starts := earlier(text, n):
+            return text[starts[which] + n :][:k]
     return []
 
 
-def vllm_v2(text, k, longest, shortest):
-    for n in range(longest, shortest - 1, -1):
-        if n < len(text) and (starts := earlier(text, n)):
-            found = text[starts[-1] + n :][:k]
-            return found + [text[-1]] * (k - len(found))
-    return [text[-1]] * k
+def vllm_v2(text, k, longest, shortest, *_):
+    found = vllm_v1(text, k, longest, shortest, which=-1)
+    return found + [text[-1]] * (k - len(found))
 
 
-def transformers(text, k, longest, ends, left):
-    if left == 1:
-        return []
-    found = vllm_v1(text, k, min(longest, len(text) - 1), 1)
-    return found[: min([found.index(end) for end in ends if end in found], default=k)]
+def transformers(text, k, longest, _, left, end):
+    found = vllm_v1(text, k, longest, 1) if left > 1 else []
+    return found[: found.index(end)] if end in found else found
 
 
-def openvino(text, k, longest, left):
+def openvino(text, k, longest, _, left, end):
     k = min(k, left - 1)
-    return vllm_v1(text, k, len(text) // 2 if longest >= len(text) else longest, 1)[:k] if k > 0 else []
+    return vllm_v1(text, k, len(text) // 2 if longest >= len(text) else longest, 1) if k > 0 else []
 
 
-def onnx(text, k, n, chained, left):
-    k, found, context = min(k, left), [], text[-n:]
-    if len(text) < n:
-        return []
-    while len(found) < k:
+def onnx(text, k, n, _, left, end):
+    return vllm_v1(text, min(k, left), n, n, which=-1)
+
+
+def onnx_chained(text, k, n, _, left, end):
+    found, context = [], text[-n:]
+    while len(found) < min(k, left) and len(context) == n:
         starts = [i for i in range(len(text) - n) if text[i : i + n] == context]
         if not starts:
-            return found
-        if not chained:
-            return text[starts[-1] + n :][:k]
+            break
         found.append(text[starts[-1] + n])
         context = [*context[1:], found[-1]]
     return found
 
 
-def longest_suffix(text, k, shortest):
-    """ExLlamaV3, and TensorRT-LLM's suffix automaton."""
-    for n in range(len(text) - 1, shortest - 1, -1):
-        if starts := earlier(text, n):
-            return text[starts[0] + n :][:k]
-    return []
+def longest_suffix(text, k, _, shortest, left, end):
+    """ExLlamaV3, and with ``shortest`` 1 TensorRT-LLM's suffix automaton."""
+    return vllm_v1(text, k, len(text), shortest)
 
 
-class Simple:
-    """llama.cpp's ngram-simple: ``h`` is the text before the token that was just sampled, here and below."""
+def slot(gram, factor, slots):
+    code = 0
+    for token in gram:
+        code = (code * factor + token) % 2**64
+    return code % slots
 
-    def __init__(self, n, m):
-        self.n, self.m = n, m
 
+class Stateless:
     def begin(self, prompt):
         pass
 
     def accept(self, accepted):
         pass
+
+
+class Simple(Stateless):
+    """llama.cpp's ngram-simple: ``h`` is the text before the token that was just sampled, here and below."""
+
+    def __init__(self, n, m):
+        self.n, self.m = n, m
 
     def draft(self, text):
         n, m, h = self.n, self.m, text[:-1]
@@ -85,10 +86,7 @@ class Map:
         self.slots, self.keys, self.indexed, self.begun, self.seen, self.chosen = [0] * 2**18, [], 0, 0, 0, None
 
     def slot(self, gram):
-        code = 0
-        for token in gram:
-            code = (code * 2654435761 + token) % 2**32
-        return code % 2**18
+        return slot(gram, 2654435761, 2**18)
 
     def begin(self, prompt):
         size, edge = len(prompt), self.begun
@@ -163,10 +161,7 @@ class Mod:
         self.n, self.least, self.most, self.table, self.low = n, least, most, {}, 0
 
     def slot(self, gram):
-        code = 0
-        for token in gram:
-            code = (code * 6364136223846793005 + token) % 2**64
-        return code % (4 * 2**20)
+        return slot(gram, 6364136223846793005, 4 * 2**20)
 
     def add(self, text, first, last):
         for i in range(first, last):
@@ -203,17 +198,11 @@ class Mod:
                 self.table, self.low, self.last = {}, 0, 0
 
 
-class Cache:
+class Cache(Stateless):
     """ngram-cache: counts in the order in which a small std::unordered_map of libstdc++ is walked."""
 
     def __init__(self):
         self.counts, self.seen = {}, 0
-
-    def begin(self, prompt):
-        pass
-
-    def accept(self, accepted):
-        pass
 
     def draft(self, text):
         if self.seen < len(text):
@@ -316,8 +305,7 @@ class SuffixTrie:
         sequence = self.sequences.pop(number, [])
         for first in range(len(sequence)):
             ends = range(first + 1, min(first + self.depth, len(sequence)) + 1)
-            paths = [sequence[first:end] for end in ends]
-            for path in paths:
+            for path in [sequence[first:end] for end in ends]:
                 if self.at(path):
                     self.change(path, -1)
 
