@@ -9,6 +9,6 @@ TITLE = "treeopt demo model"  # what records call it
 SMOLLM2 = "smollm2"  # what --model calls SmolLM2-135M-Instruct, which a package of its own brings along
 # What --drafter calls the drafters of a model: the first one is its default.
 DRAFTERS = {
-    NAME: {"medusa": HEADS, **{name: _HERE / name for name in ("hydra", "eagle3", "draft")}},
+    NAME: {"medusa": HEADS, **{name: _HERE / name for name in ("hydra", "eagle3", "dflash", "draft")}},
     SMOLLM2: {folder.name: folder for folder in sorted((_HERE / SMOLLM2).glob("[a-z]*")) if folder.is_dir()},
 }

@@ -23,7 +23,7 @@ from treeopt.pipeline.session import open_session, resolve, settle_threads
 from treeopt.planning.compared import DraftersCompared, GroupsCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
-from treeopt.records.pools import RANKS_ALONE, USUAL
+from treeopt.records.pools import OF_BLOCKS, RANKS_ALONE, USUAL
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
 from treeopt.report.page import write_report
@@ -65,11 +65,14 @@ def run_line(
     """Calibrate, profile, search, bench, export, draw and report: (plan, benchmark of each entry, engines exported to,
     groups of prompts where they are known).
 
-    Dynamic trees are recorded for drafters that an engine grows them of.
+    Dynamic trees are recorded for drafters that an engine grows them of, trees over marginals and confidences for those of blocks.
     """
+    from treeopt.engines.chains import BLOCKS
     from treeopt.engines.registry import grows_trees
 
-    session, counts = of_widths(session, USUAL if grows_trees(session.drafter.kind) else RANKS_ALONE, wanted.widths)
+    kind = session.drafter.kind
+    recorded = USUAL if grows_trees(kind) else OF_BLOCKS if kind in BLOCKS else RANKS_ALONE
+    session, counts = of_widths(session, recorded, wanted.widths)
     key = {"source": session.source, "drafter": session.drafter_record, **asdict(wanted)}
     free = ("bench_prompts", "overwrite")  # may be others when a killed run continues
     steps = Journal(run.partial("run"), {name: value for name, value in key.items() if name not in free})
