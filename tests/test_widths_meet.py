@@ -125,12 +125,12 @@ def test_groups_are_compared_at_the_plans_width_with_a_word():
     [
         (
             lambda plan: plan["drafter"].update(num_heads=3),
-            "may be as deep as the drafter guesses, 3, but one is 4 deep",
+            "may be as deep as num_heads of the drafter, 3, but one is 4 deep",
         ),
         (lambda plan: plan.update(widths={"2": [], "7": []}), r"for one of its widths, \[2, 7\], but is for 4"),
         (
             lambda plan: plan.update(widths={"4": [], "2": [plan["entries"][0]["chosen"]]}),
-            "may be as deep as the drafter guesses, 2, but one is 4 deep",
+            "may be as deep as num_heads of the drafter, 2, but one is 4 deep",
         ),
         (lambda plan: plan["entries"][0]["chosen"].update(draft={"length": 5, "threshold": 0.5}), "but one is 5 deep"),
     ],

@@ -35,7 +35,6 @@ from treeopt.records.inputs import Accuracies, of_block
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray
@@ -68,8 +67,8 @@ def plan_trees(
     >>> plan_trees(calibration, request=PlanRequest(Limits(3))).entries[0].tree.medusa_choices
     [[0], [0, 0]]
     """
-    if isinstance(record, RankTrace) and record.widths:
-        return fastest_block(record, profile, request, take)
+    if widths := getattr(record, "widths", ()):
+        return fastest_block(record, widths, profile, request, take)
     _, profile = of_block(record.num_heads, record, profile)
     source, mix = source_of(record), request.mix
     context = request.context if request.context is not None else source.usual_context
@@ -111,16 +110,20 @@ def plan_trees(
 
 
 def fastest_block(
-    trace: RankTrace, profile: LatencyProfile | None, request: PlanRequest, take: Mapping[int, Draft] | None
+    record: Accuracies,
+    recorded: Sequence[int],
+    profile: LatencyProfile | None,
+    request: PlanRequest,
+    take: Mapping[int, Draft] | None,
 ) -> Plan:
     """The plan of the width whose drafts are the fastest at all batch sizes together; of equal ones that of the narrowest.
 
     They are compared over plain steps, timed beside each: those are the same at every width, but for the machine's drift.
-    A width that was not timed is left out, and a warning says so.
+    A width of those ``recorded`` that was not timed is left out, and a warning says so.
     """
-    untimed = profile.untimed(trace.widths[:-1], request.sizes) if profile else []
-    widths = [width for width in trace.widths if width not in untimed]
-    plans = {n: plan_trees(*of_block(n, trace, profile), request, take=take) for n in widths}
+    untimed = profile.untimed(recorded[:-1], request.sizes) if profile else []
+    widths = [width for width in recorded if width not in untimed]
+    plans = {n: plan_trees(*of_block(n, record, profile), request, take=take) for n in widths}
     speed = {
         n: plan.mix_speedup or prod(e.chosen.speedup or e.chosen.rate for e in plan.entries)
         for n, plan in plans.items()
