@@ -55,7 +55,7 @@ def test_prompts_without_room_are_refused(target, heads, prompt):
 
 
 def test_a_tree_deeper_than_the_heads_is_refused(target, heads):
-    with pytest.raises(InvalidInput, match="as deep as num_heads of the drafter, 4"):
+    with pytest.raises(InvalidInput, match="as deep as the drafter guesses, 4"):
         decode(target, heads, [[1, 2]], Tree.chain(5), batch_size=1, stop=StopRule(frozenset(), 5))
 
 
