@@ -286,7 +286,9 @@ class Plan(Kept):
         for width, figures in ((self.width, own), *self.widths.items()):
             deepest = max((f.draft.depth for f in figures), default=0)
             if isinstance(width, int) and deepest > width:
-                raise InvalidInput(f"Drafts may be as deep as num_heads of the drafter, {width}, but one is {deepest} deep.")
+                raise InvalidInput(
+                    f"Drafts may be as deep as num_heads of the drafter, {width}, but one is {deepest} deep."
+                )
         if self.widths and self.width not in self.widths:
             raise InvalidInput(f"A plan must be for one of its widths, {[*self.widths]}, but is for {self.width}.")
 
