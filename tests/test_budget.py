@@ -11,9 +11,15 @@ from treeopt.growth.budget import Load, admitted, budget_gain
 from treeopt.growth.source import source_of
 from treeopt.pipeline.confidence import gains_of, kept_ms
 from treeopt.pipeline.export import export
+from treeopt.planning.planner import plan_trees
+from treeopt.planning.request import PlanRequest
+from treeopt.records.inputs import inputs_of
+from treeopt.records.rundir import RunDirectory
+from treeopt.trees.shapes import Limits
 
 from .test_confidence import run_of
 from .test_confident import HEADS, recorded
+from .test_widths import several, timed
 
 
 def slow_rate(trace, order, ms, size, length=None):
@@ -102,3 +108,19 @@ def test_vllm_is_told_of_adaptive_verification_and_what_it_brings(tmp_path, monk
         assert f"{gain.value:.2f} [{low:.2f}" in " ".join(written.notes)
         if on:
             assert config["num_speculative_tokens"] == HEADS
+
+
+def test_what_a_budget_brings_is_of_the_plans_own_block(tmp_path, monkeypatch):
+    """Not of the widest that was recorded."""
+    rng, run, asked = np.random.default_rng(1), RunDirectory(tmp_path), []
+    trace, latencies = several(rng)[0], timed(rng, (2, 4, 7))[0]
+    replace(trace, ranks=np.minimum(trace.ranks, -1)).save(run.trace)  # of which no guess is right
+    latencies.save(run.profile)
+    plan = plan_trees(run.read_trace(), run.read_profile(), PlanRequest(Limits(8), batch_sizes=(1,)))
+    assert plan.width < trace.num_heads
+    replace(plan, inputs=inputs_of(run.trace, run.profile)).save(run.plan)
+    monkeypatch.setitem(export.__globals__, "gains_of", lambda *given: asked.append(given) or {})
+    export(run, "vllm", anyway=True)
+    ((source, profile, sizes),) = asked
+    assert (source.num_heads, sizes) == (plan.width, [1])
+    assert profile.points == run.read_profile().at(plan.width, trace.num_heads).points

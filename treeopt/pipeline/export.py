@@ -25,7 +25,7 @@ from treeopt.pipeline.confidence import gains_of, tables_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Ratio
-from treeopt.records.inputs import group_plans, read_grown_on, read_timed, stale_plan
+from treeopt.records.inputs import group_plans, of_block, read_grown_on, read_timed, stale_plan
 from treeopt.records.plan import Beyond, Plan
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
@@ -85,9 +85,10 @@ def export(
     if not plan.mix:
         target["groups"] = group_plans(run, plan)
     options = {**target, "beyond": beyond, "method": method}
-    if (taken := method_for_plan(plan, engine, method)).tables or taken.has_budget:
-        record, profile = read_grown_on(run, plan.inputs), read_timed(run, plan.inputs)
-        source, sizes = source_of(record) if record else None, [entry.batch_size for entry in plan.entries]
+    taken = method_for_plan(plan, engine, method)
+    if (taken.tables or taken.has_budget) and (grown := read_grown_on(run, plan.inputs)) is not None:
+        record, profile = of_block(plan.width, grown, read_timed(run, plan.inputs))
+        source, sizes = source_of(record), [entry.batch_size for entry in plan.entries]
         options["tables"] = tables_of(source, profile) if taken.tables else {}
         options["gains"] = gains_of(source, profile, sizes) if taken.has_budget else {}
     return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, **options)
