@@ -1,7 +1,7 @@
 """Pictures of a block drafter's choices on simulated guesses: docs/images/widths.png and ddtree.png.
 
-`python benchmarks/block_figures.py [RUN]` draws them of a run with `calibrate --widths`, or without one of a simulation, as the
-built-in drafters have no block. How often each guess is right falls as published tables of DFlash say; hard tokens are hard for
+`python benchmarks/block_figures.py [RUN]` draws them of a run with `calibrate --widths`, or without one of a simulation, as no
+built-in drafter has blocks of several widths. How often each guess is right falls as published tables of DFlash say; hard tokens are hard for
 every block that guesses them, and the probabilities are honest.
 
 P states · K guesses of a block · V tokens
@@ -13,13 +13,12 @@ from sys import argv
 import numpy as np
 import torch
 
-from treeopt.files import writing
 from treeopt.records.pools import Counts
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import MISS, NO_TRIAL, RankTrace
 from treeopt.report.figures.blocks import ddtree_chart, widths_chart
 from treeopt.report.figures.chart import draw
-from treeopt.report.figures.style import to_bytes
+from treeopt.report.figures.style import save
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.trees.draft import MOST_WIDTH
 
@@ -83,11 +82,7 @@ def write_figures(trace: RankTrace, folder: Path) -> list[Path]:
     """Both pictures as PNG files in a folder."""
     block = trace.at(trace.num_heads) if trace.widths else trace
     drawings = {"widths": draw(widths_chart(trace)), "ddtree": draw(ddtree_chart(block))}
-    files = [folder / f"{name}.png" for name in drawings]
-    for file, drawing in zip(files, drawings.values(), strict=True):
-        with writing.atomic_writer(file) as stream:
-            stream.write(to_bytes(drawing, "png"))
-    return files
+    return [save(drawing, folder / f"{name}.png") for name, drawing in drawings.items()]
 
 
 if __name__ == "__main__":

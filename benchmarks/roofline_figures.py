@@ -31,7 +31,7 @@ from medusa_tables import (
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.files import storage, writing
+from treeopt.files import storage
 from treeopt.latency.hardware import Device, ModelShape
 from treeopt.latency.roofline import Operator, linear, operator_us, step_operators
 from treeopt.records.profile import LatencyProfile
@@ -44,9 +44,9 @@ from treeopt.report.figures.style import (
     heading,
     log_axis,
     look,
+    save,
     sentence,
     size_axis,
-    to_bytes,
     wrap,
 )
 
@@ -350,11 +350,7 @@ def write_figures(setting: Setting, folder: Path) -> list[Path]:
         "roofline": draw_roofline(roofline_data(setting)),
         "roofline-speedup": draw_speedup(speedup_data(setting)),
     }
-    files = [folder / f"{name}.png" for name in drawings]
-    for file, drawing in zip(files, drawings.values(), strict=True):
-        with writing.atomic_writer(file) as stream:
-            stream.write(to_bytes(drawing, "png"))
-    return files
+    return [save(drawing, folder / f"{name}.png") for name, drawing in drawings.items()]
 
 
 if __name__ == "__main__":

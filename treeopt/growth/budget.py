@@ -32,12 +32,12 @@ def budget_gain(trace: RankTrace, ms: Floats, batch_size: int) -> Ratio | None:
 
     ms : (B K + 1,) of a step that verifies so many guesses of all sequences together
     """
-    load = Load.of(trace.repeated())
     if trace.num_conversations < FOLDS:
         return None
-    lengths = range(1 + trace.num_heads)
-    best = max(lengths, key=lambda length: load.rate(load.all, ms, batch_size, length))
-    folds = [load.all[load.fold[load.all] == f] for f in range(FOLDS)]
+    load = Load.of(trace.repeated())
+    every = np.flatnonzero(load.begin < load.end)  # sequences that have a step
+    best = max(range(1 + trace.num_heads), key=lambda length: load.rate(every, ms, batch_size, length))
+    folds = [every[load.fold[every] == f] for f in range(FOLDS)]
     ratios = [load.rate(own, ms, batch_size) / load.rate(own, ms, batch_size, best) for own in folds if len(own)]
     value, off = float(np.mean(ratios)), T_QUANTILE * float(np.std(ratios, ddof=1)) / len(ratios) ** 0.5
     return Ratio(value=value, low=max(value - off, 0.0), high=value + off)
@@ -65,11 +65,6 @@ class Load:
         right = np.logical_and.accumulate(trace.ranks == 0, axis=1).sum(1)
         survival = trace.confidences.astype(np.float64).cumprod(1)
         return cls(survival, right, trace.starts[:-1], trace.starts[1:] - 1, fold_numbers(trace))
-
-    @property
-    def all(self) -> IntArray:
-        """Sequences that have a step."""
-        return np.flatnonzero(self.begin < self.end)
 
     def rate(self, sequences: IntArray, ms: Floats, batch_size: int, length: int | None = None) -> float:
         """Tokens per ms of so many sequences at a time, with one length for all of them, or with a budget."""

@@ -13,7 +13,6 @@ from treeopt.engines.plans import planned_trees
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import places, storage
 from treeopt.files.places import distinct
-from treeopt.files.writing import atomic_writer
 from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import Source, source_of
 from treeopt.pipeline.search import request_of
@@ -237,8 +236,7 @@ def draw_picture(result: Compared | GroupsCompared | DraftersCompared, *files: P
         raise InvalidInput(f"`picture` must end in {known}, but got {other[0]}.")
     drawing = draw(drafters_chart(result))
     for file in files:
-        with atomic_writer(file) as stream:
-            stream.write(style.to_bytes(drawing, file.suffix.removeprefix(".")))
+        style.save(drawing, file)
     return files
 
 

@@ -23,7 +23,7 @@ from treeopt.pipeline.session import open_session, resolve, settle_threads
 from treeopt.planning.compared import DraftersCompared, GroupsCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
-from treeopt.records.pools import OF_BLOCKS, RANKS_ALONE, USUAL
+from treeopt.records.pools import RANKS_ALONE, USUAL, USUAL_OF_BLOCKS
 from treeopt.records.rundir import RunDirectory
 from treeopt.report import figures
 from treeopt.report.page import write_report
@@ -71,7 +71,7 @@ def run_line(
     from treeopt.engines.registry import grows_trees
 
     kind = session.drafter.kind
-    recorded = USUAL if grows_trees(kind) else OF_BLOCKS if kind in BLOCKS else RANKS_ALONE
+    recorded = USUAL if grows_trees(kind) else USUAL_OF_BLOCKS if kind in BLOCKS else RANKS_ALONE
     session, counts = of_widths(session, recorded, wanted.widths)
     key = {"source": session.source, "drafter": session.drafter_record, **asdict(wanted)}
     free = ("bench_prompts", "overwrite")  # may be others when a killed run continues

@@ -307,7 +307,7 @@ class TrainingJob:
         """
         from treeopt.report.figures.accuracy import training_chart
         from treeopt.report.figures.chart import draw
-        from treeopt.report.figures.style import to_bytes
+        from treeopt.report.figures.style import save
 
         storage.write_json(self.work / "training.json", "training", record)
         file = self.work / "log.jsonl"
@@ -318,8 +318,7 @@ class TrainingJob:
         if said := by_heart(log, record["held_out"]["after"]):
             note(said)
         if log:
-            with writing.atomic_writer(self.work / "curves.png") as stream:
-                stream.write(to_bytes(draw(training_chart(log, record)), "png"))
+            save(draw(training_chart(log, record)), self.work / "curves.png")
         writing.discard(self.work / CHECKPOINT)
 
 

@@ -38,7 +38,7 @@ class RecipeDefaults:
     trains_base : the base learns too, through LoRA (Medusa-2)
     every       : a step learns to guess from every so many states of a text, from others the next time: neighbours teach
                   much the same, and each costs a block (DFlash)
-    muon        : the matrices learn by Muon, in about half of AdamW's steps (docs/log.md)
+    muon        : the matrices learn by Muon, with which as many steps reach more than with AdamW (docs/log.md)
     own_vocab   : it may know a part of the vocabulary (EAGLE-3, P-EAGLE)
     """
 

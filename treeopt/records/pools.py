@@ -89,7 +89,7 @@ class Counts:
 
 RANKS_ALONE = Counts()
 USUAL = Counts(levels=MOST_LEVELS, topks=(2, 4, 8), depth=MOST_BLOCK, widths=(MOST_WIDTH,), confidences=True)
-OF_BLOCKS = Counts(depth=MOST_BLOCK, widths=(MOST_WIDTH,), confidences=True)
+USUAL_OF_BLOCKS = Counts(depth=MOST_BLOCK, widths=(MOST_WIDTH,), confidences=True)
 
 
 @dataclass(frozen=True, eq=False)

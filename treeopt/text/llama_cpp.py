@@ -55,7 +55,7 @@ class SlotRule:
 
 @dataclass
 class LlamaCpp(TextDrafter):
-    """Those of the five that a server has, in one slot."""
+    """One slot of a llama.cpp server, with those of the five rules that it was started with; the first that drafts is taken."""
 
     rules: Sequence[SlotRule]
     winner: SlotRule | None = None

@@ -101,7 +101,7 @@ class Places:
 
 
 class Hashes:
-    """Of every n-gram of a text that grows, its tokens as digits to the base ``factor``, modulo 2**bits.
+    """Hashes of every n-gram of a text that grows: its tokens as digits to the base ``factor``, modulo 2**bits.
 
     >>> Hashes([1, 2, 3], 2, 10, 8).of(range(0, 2))
     [12, 23]
@@ -122,5 +122,5 @@ class Hashes:
         return codes[starts.start : starts.stop]
 
     def next(self, code: int, first: int, last: int) -> int:
-        """Of the n-gram without its first token and with one more."""
+        """The hash of the n-gram behind one: without its first token, and with one more."""
         return code * self.factor + last - first * self.leading & self.mask

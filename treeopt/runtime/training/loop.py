@@ -32,7 +32,7 @@ from treeopt.runtime.measure.unfinished import LastState
 from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.training.batches import count_trials, make_batch, texts_of_step
 from treeopt.runtime.training.recipe import CLIP_NORM
-from treeopt.runtime.training.trainees import Counted, FrozenStates, Trainee
+from treeopt.runtime.training.trainees import Counted, FrozenStates, Group, Trainee
 from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
@@ -70,7 +70,7 @@ def optimisers_of(trainee: Trainee) -> list[torch.optim.Optimizer]:
     if not trainee.recipe.defaults.muon:
         return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
 
-    def some(matrices: bool) -> list[dict[str, Any]]:
+    def some(matrices: bool) -> list[Group]:
         vocab = trainee.target.vocab_size
         return [
             {**group, "params": [p for p in group["params"] if (p.ndim == 2 and vocab not in p.shape) is matrices]}

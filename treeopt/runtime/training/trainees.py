@@ -30,6 +30,7 @@ from treeopt.runtime.training.recipe import BASE_RATE, Recipe
 CACHE_SHARE = 0.5  # most that hidden states may take of the memory that is free
 # () loss, divided by the trials of the whole step, and (2K + 2,) counts: see `counts_of`
 Counted = tuple[Tensor, Tensor]
+Group = dict[str, Any]  # of parameters, as torch's optimisers take them, with their highest learning rate
 
 
 def counts_of(
@@ -58,7 +59,7 @@ class Trainee(nn.Module):
         self.heads, self.recipe, self.target, self.own_answers = heads, recipe, target, own_answers
         self.base: Any = _adapted(target.model, recipe.seed) if recipe.defaults.trains_base else None
 
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> list[Group]:
         peak, base = self.recipe.peak_rate, [] if self.base is None else trained(self.base)
         groups = [{"params": trained(self.heads), "peak": peak}, {"params": base, "peak": BASE_RATE * peak}]
         return [group for group in groups if group["params"]]
