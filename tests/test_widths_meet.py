@@ -18,10 +18,12 @@ from treeopt.pipeline.profile.outcome import check_can_join, with_earlier
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
 from treeopt.planning.request import PlanRequest
+from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan, Verified
 from treeopt.records.profile import LatencyProfile, Timings
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.plan_table import blocks, price
+from treeopt.report.tables import calibration_table
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
@@ -188,3 +190,16 @@ def test_profiles_of_other_widths_are_not_joined(tmp_path):
     assert with_earlier(run, later) == later
     both = with_earlier(run, replace(later, narrower=latencies.narrower))
     assert (both.batch_sizes, [*both.narrower]) == ([1, 8], [2, 4])
+
+
+@pytest.mark.parametrize(
+    "counts", [([[1]], [1]), ([], []), ([[], []], [1, 1]), ([[9], [1]], [1, 1]), ([[1], [1, 2]], [9, 9])], ids=str
+)
+def test_damage_to_the_counts_of_a_width_is_refused(counts, tmp_path):
+    Calibration.from_trace(several(np.random.default_rng(0))[0]).save(file := tmp_path / "calibration.json")
+    calibration_table(Calibration.load(file))
+    document = json.loads(file.read_text())
+    document["narrower"]["2"] = dict(zip(("hits", "trials"), counts, strict=True))
+    file.write_text(json.dumps(document))
+    with pytest.raises(InvalidInput, match=r"calibration\.json is not"):
+        Calibration.load(file)

@@ -176,6 +176,9 @@ class Calibration(Kept):
         hits, trials, prefixes = rest.pop("hits"), rest.pop("trials"), rest.pop("prefix_counts", None)
         meta = {key: value for key, value in rest.items() if key not in ("schema", "shown")}
         try:
+            for width, one in (meta.get("narrower") or {}).items():
+                if (known := cls(np.array(one["hits"]), np.array(one["trials"])).num_heads) != int(width):
+                    raise InvalidInput(f"narrower must count each of {width} guesses, but counts {known}.")
             return cls(np.array(hits), np.array(trials), prefixes, meta)
         except ValueError as error:
             raise InvalidInput(f"{path} is not a calibration: {error}") from None
