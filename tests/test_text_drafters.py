@@ -1,15 +1,17 @@
 """Every rule that copies text drafts what its definition says, after every step of random texts full of ties."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
 from treeopt.errors import InvalidInput
+from treeopt.records.requestlog import Request
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
 from treeopt.text.match_pool import MatchPool
 from treeopt.text.prompt_lookup import PromptLookup
-from treeopt.text.replay import Request, replay
+from treeopt.text.replay import replay
 from treeopt.text.rules import MANY, Draft
 from treeopt.text.sglang import RecentTrie
 from treeopt.text.suffix import SuffixDecoding
@@ -258,11 +260,35 @@ def test_a_published_example():
     assert PromptLookup(4, longest=3, shortest=2).draft(state, MANY).tokens == [4, 2, 3]
 
 
+def test_requests_that_overlap_see_each_other_and_those_that_do_not_are_serial():
+    def make():
+        return SuffixDecoding(8, depth=8)
+
+    for seed in range(50):
+        rng, prompt, answer = texts(seed)
+        texts_of = [(prompt, answer), (answer, prompt), (prompt[:3], answer)]
+        apart = [Request(*pair, None, 2.0 * r, 2.0 * r + 1) for r, pair in enumerate(texts_of)]
+        serial = replay(apart, make)
+        overlapped = replay(apart, make, state="overlapped")
+        for name in ("starts", "drafted", "accepted", "emitted"):
+            assert getattr(serial, name).tolist() == getattr(overlapped, name).tolist()
+        together = replay([r._replace(begin_s=0.0, end_s=1.0 + rng.random()) for r in apart], make, state="overlapped")
+        assert [together.emitted[a:b].sum() for a, b in pairwise(together.starts)] == [len(r.answer) - 1 for r in apart]
+    # The second begins when the first has said 4 of its 8 tokens, which are in the global tree.
+    first, second = (
+        Request([9], [1, 2, 3, 4, 5, 6, 7, 8], None, 0.0, 8.0),
+        Request([1], [2, 3, 4, 9, 9], None, 4.0, 9.0),
+    )
+    overlapped = replay([first, second], make, state="overlapped")
+    assert overlapped.accepted[overlapped.starts[1] :].max() > 0
+    assert replay([second], make).accepted.max() == 0
+
+
 def test_a_replay_emits_every_answer_whatever_is_drafted():
     for seed in range(50):
         rng, prompt, answer = texts(seed)
         requests = [Request(prompt, answer), Request(answer, prompt), Request(prompt, answer[:1])]
-        run = replay(requests, lambda: PromptLookup(4, longest=2), warm=rng.random() < 0.5)
+        run = replay(requests, lambda: PromptLookup(4, longest=2), state=rng.choice(("cold", "serial")))
         emitted = [run.emitted[a:b].sum() + 1 for a, b in zip(run.starts[:-1], run.starts[1:], strict=True)]
         assert emitted == [len(request.answer) for request in requests]
         assert (run.emitted <= run.accepted + 1).all()
@@ -279,7 +305,7 @@ def test_every_kind_opens_by_its_options_and_refuses_others(name):
     needed = {"num_speculative_tokens": 3, "max_draft_len": 3, "prompt_lookup_num_tokens": 3, "num_assistant_tokens": 3}
     needed |= {"max_ngram_size": 3, "ngram_size": 3, "speculative_ngram_capacity": 50}
     drafter = text_drafter(name, {option: value for option, value in needed.items() if option in KINDS[name].options})
-    run = replay([Request([1, 2, 3], [1, 2, 3, 1, 2, 3])], lambda: drafter, warm=True)
+    run = replay([Request([1, 2, 3], [1, 2, 3, 1, 2, 3])], lambda: drafter, state="serial")
     assert run.emitted.sum() == 5
     with pytest.raises(InvalidInput, match=f"{name} takes the options .* but got depht"):
         text_drafter(name, {"depht": 1})

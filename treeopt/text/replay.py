@@ -1,7 +1,7 @@
 """Steps of recorded requests with a drafter that copies text: greedy answers do not depend on the draft, so they are exact.
 
-Requests are replayed one after another, in order. Cold forgets between requests what a drafter keeps, warm keeps it; a
-server that runs requests at once lies between, or aside where one request's draft comes of another that is running.
+What a drafter keeps of one request may be there for the next: with nothing kept, or all in order, the truth is bracketed where
+it is not known which requests ran at once.
 
 R requests · S steps
 """
@@ -9,28 +9,19 @@ R requests · S steps
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import heapify, heappop, heappush
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from treeopt.records.requestlog import Request
 from treeopt.text.rules import MANY, TextDrafter
 
+State = Literal["cold", "serial", "overlapped"]  # of what a drafter keeps from request to request
 Counts = NDArray[np.int32]
-
-
-class Request(NamedTuple):
-    """One recorded request.
-
-    prompt, answer : token ids
-    limit : most tokens of the answer that were asked for; None where unknown
-    """
-
-    prompt: Sequence[int]
-    answer: Sequence[int]
-    limit: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,27 +47,57 @@ class Replay:
         return float(self.emitted.sum() / len(self.rows)) if len(self.rows) else 1.0
 
 
-def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, warm: bool) -> Replay:
-    """Replay requests in order with one drafter that ``make`` makes, or (cold) a fresh one for each.
+def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, state: State = "serial") -> Replay:
+    """Replay requests with a fresh drafter for each ("cold"), with one in order ("serial"), or as they overlapped by their times.
+
+    While requests overlap, each emits its tokens evenly between its two times, and what a drafter keeps of one is there for the
+    others.
 
     >>> from treeopt.text.prompt_lookup import PromptLookup
-    >>> one = replay([Request([1, 2, 3], [1, 2, 3, 1, 2])], lambda: PromptLookup(2, longest=2), warm=False)
+    >>> one = replay([Request([1, 2, 3], [1, 2, 3, 1, 2])], lambda: PromptLookup(2, longest=2))
     >>> one.drafted.tolist(), one.accepted.tolist(), one.emitted.tolist()
     ([2, 2], [2, 1], [3, 1])
     """
-    steps, starts, drafter = array("i"), [0], None
-    for request in requests:
-        drafter = drafter if drafter and warm else make()
-        answer, most, at = list(request.answer), request.limit or MANY, 1
-        state = drafter.start(request.prompt)
-        drafter.commit(state, answer[:1], 0)
-        while at < len(answer):
-            draft = drafter.draft(state, most - at)
-            accepted = draft.accepted(answer[at : at + len(draft.tokens)])
-            emitted = answer[at : at + accepted + 1]
-            steps.extend((len(draft.tokens), draft.rows, accepted, len(emitted)))
-            drafter.commit(state, emitted, accepted)
-            at += len(emitted)
-        drafter.stop(state)
-        starts.append(len(steps) // 4)
-    return Replay(np.array(starts), *np.array(steps, dtype=np.int32).reshape(-1, 4).T)
+    if state == "overlapped":
+        found = _overlapped(list(requests), make())
+    else:
+        drafter, found = make(), []
+        for request in requests:
+            drafter = make() if state == "cold" else drafter
+            found.append(steps := array("i"))
+            for _ in _steps(drafter, request, steps):
+                pass
+    starts = np.cumsum([0, *(len(steps) // 4 for steps in found)])
+    together = np.concatenate([np.frombuffer(steps, np.int32) for steps in found] or [np.zeros(0, np.int32)])
+    return Replay(starts, *together.reshape(-1, 4).T)
+
+
+def _overlapped(requests: Sequence[Request], drafter: TextDrafter) -> list[array[int]]:
+    """The steps of each request; of steps at one time those of the request that is first in order come first."""
+    found = [array("i") for _ in requests]
+    running = [_steps(drafter, *pair) for pair in zip(requests, found, strict=True)]
+    times = [(request.begin_s, r) for r, request in enumerate(requests)]
+    heapify(times)
+    while times:
+        _, r = heappop(times)
+        if (at := next(running[r], None)) is not None:
+            begin_s, end_s, emitted = requests[r].begin_s, requests[r].end_s, at / len(requests[r].answer)
+            heappush(times, (begin_s + (end_s - begin_s) * emitted, r))
+    return found
+
+
+def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterator[int]:
+    """Take the steps of one request, four numbers each, and say after every one how many tokens of the answer there are."""
+    answer, most, at = request.answer, request.limit or MANY, 1
+    state = drafter.start(request.prompt)
+    drafter.commit(state, answer[:1], 0)
+    yield at
+    while at < len(answer):
+        draft = drafter.draft(state, most - at)
+        accepted = draft.accepted(answer[at : at + len(draft.tokens)])
+        emitted = answer[at : at + accepted + 1]
+        steps.extend((len(draft.tokens), draft.rows, accepted, len(emitted)))
+        drafter.commit(state, emitted, accepted)
+        at += len(emitted)
+        yield at
+    drafter.stop(state)

@@ -17,12 +17,15 @@ drafter's file. In files a draft is an object:
     {"levels": 3, "topk": 4, "rows": 16}   a dynamic tree
     {"depth": 5, "width": 8, "rows": 16}   a tree over marginals
     {"length": 7, "threshold": 0.4}        a confident chain
+    {"copies": "vllm:suffix", "settings": {...}, "rows": 13, "depth": 12}    what a drafter that copies text finds, at most
     {"rows": 16, "depth": 3}               a tree of which only the size is known
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.tree import Tree
@@ -44,7 +47,7 @@ class Draft(Protocol):
     drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `CONFIDENT` or `ALL_CUT`
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
-    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree" or "confident"; for display
+    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree", "confident" or "copied"; for display
     record     : the object that files have for it; `draft_of` reads it
     expanding  : nodes of depth 0, 1, ... whose children are drafted
     """
@@ -201,6 +204,55 @@ class ConfidentChain(Numbers):
 
 
 @dataclass(frozen=True)
+class CopiedText:
+    """What a drafter that copies text finds, at most so many rows and so deep; at most steps it finds less, or nothing.
+
+    drafter  : an engine's own, as "vllm:suffix" · settings : of its options, those that are not the engine's defaults
+
+    >>> CopiedText.of("vllm:suffix", {"num_speculative_tokens": 12}, 13, 12).name
+    'vllm:suffix num_speculative_tokens=12'
+    """
+
+    drafter: str
+    settings: tuple[tuple[str, Any], ...]
+    rows: int
+    depth: int
+
+    kind, topk, drafted = "copied", None, 0
+    cache_rows = property(lambda self: self.rows)
+
+    @classmethod
+    def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int) -> CopiedText:
+        """A draft by the engine's name for its drafter and its options."""
+        return cls(drafter, tuple(sorted(settings.items())), rows, depth)
+
+    def __post_init__(self) -> None:
+        TreeSize(self.rows, self.depth)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The engine's options and their values."""
+        return dict(self.settings)
+
+    @property
+    def name(self) -> str:
+        """The drafter and its settings."""
+        return " ".join([self.drafter, *(f"{option}={value}" for option, value in self.settings)])
+
+    @property
+    def record(self) -> dict[str, object]:
+        """The object that files have for it."""
+        return {"copies": self.drafter, "settings": self.options, "rows": self.rows, "depth": self.depth}
+
+    def expanding(self) -> list[int]:
+        """None: nothing is computed."""
+        return []
+
+
+@dataclass(frozen=True)
 class DynamicLimits:
     """Limits of dynamic trees: at most so many levels, topk and rows.
 
@@ -291,6 +343,7 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("levels", "topk", "rows"): DynamicTree,
     ("depth", "width", "rows"): DDTree,
     ("length", "threshold"): ConfidentChain,
+    ("copies", "settings", "rows", "depth"): CopiedText.of,
     ("rows", "depth"): TreeSize,
 }
 
@@ -307,7 +360,12 @@ def draft_of(record: object) -> Draft:
     if known is None or not isinstance(record, Mapping):
         raise InvalidInput(f"A draft must have medusa_choices, or levels, topk and rows, but is {quoted(record)}.")
     for key in known:
-        others = {"medusa_choices": ((list,), "a list"), "threshold": ((int, float), "a number")}
+        others: dict[str, tuple[tuple[type, ...], str]] = {
+            "medusa_choices": ((list,), "a list"),
+            "threshold": ((int, float), "a number"),
+            "copies": ((str,), "a name"),
+            "settings": ((dict,), "an object of options"),
+        }
         wanted, said = others.get(key, ((int,), "a whole number"))
         if type(record[key]) not in wanted:
             raise InvalidInput(f"{key} of a draft must be {said}, but is {quoted(record[key])}.")
