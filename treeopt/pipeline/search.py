@@ -18,6 +18,7 @@ from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.pipeline.bench import check_decodes_here, verified
+from treeopt.pipeline.copied import search_copied
 from treeopt.pipeline.session import open_session, resolve
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
@@ -90,6 +91,9 @@ def search(
     verify     : decode with so many of the best candidates, by default with the run's model, and take the fastest
     options    : those of `request_of`
     """
+    if calibration is None and run.requests.exists():
+        plan = search_copied(run, profile=profile, sample=sample, for_groups=for_groups, verify=verify, **options)
+        return _kept(run, plan)
     used, record = read_planned(run, calibration)
     record, drawn = sampled(record, sample)
     if sample is not None and drawn is None:
@@ -111,6 +115,11 @@ def search(
         plan = verified(run, session, plan, record, latencies, request, verify)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
     plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)), sample=drawn)
+    return _kept(run, plan)
+
+
+def _kept(run: RunDirectory, plan: Plan) -> Plan:
+    """The plan as the run keeps it, from now on."""
     plan = replace(plan, provenance=_provenance(run, plan))
     plan.save(run.plan)
     discard(run.partial("verify"))

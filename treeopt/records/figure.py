@@ -85,7 +85,9 @@ class Intervals:
 class Figure:
     """A draft with its tokens per step and the milliseconds of its step; None where no latency is known.
 
-    plain_ms : of a plain decoding step at the same batch size
+    plain_ms      : of a plain decoding step at the same batch size
+    rows_per_step : rows verified on average, root included, of a draft that often has fewer than it may have; None where it
+                    always has all
 
     >>> from treeopt.trees.tree import Tree
     >>> figure = Figure(draft=Tree.chain(2), batch_size=4, tokens_per_step=1.8, step_ms=6.0, plain_ms=5.0)
@@ -98,6 +100,7 @@ class Figure:
     tokens_per_step: Rate
     step_ms: Amount | None = None
     plain_ms: Amount | None = None
+    rows_per_step: Rate | None = None
     stderr: Errors = Errors()
     interval95: Intervals = Intervals()
 
@@ -132,6 +135,12 @@ class Figure:
     def speedup(self) -> float | None:
         """Tokens per second over those of plain decoding; None where a latency is not known."""
         return None if self.overhead is None else self.tokens_per_step / self.overhead
+
+    @property
+    def break_even(self) -> float | None:
+        """What a row more may cost before the draft is slower than plain decoding, as a share of a plain step; None without rows."""
+        more = (self.rows_per_step or self.size) - 1
+        return (self.tokens_per_step - 1) / more if more > 0 else None
 
     @property
     def rate(self) -> float:

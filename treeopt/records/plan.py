@@ -27,6 +27,7 @@ from treeopt.trees.tree import Choice, Tree
 ROOT = Tree.chain(0)
 PromptRange = tuple[Positive, Positive | None]  # fewest and most prompts; None where that cannot be told
 Beyond = Literal["off", "last"]  # what a schedule does above the largest batch size that was searched
+COPIED_TEXT = "copied-text"  # kind of drafter
 EXACT = "plain, exact"  # plain decoding by an engine that is told to be exact, where the same one as it comes is faster
 
 
@@ -296,6 +297,11 @@ class Plan(Kept):
     def width(self) -> int | None:
         """Guesses of the drafter that it is for."""
         return (self.drafter or {}).get("num_heads")
+
+    @property
+    def copies(self) -> bool:
+        """Whether its drafts are text that is copied, by an engine's own settings."""
+        return (self.drafter or {}).get("kind") == COPIED_TEXT
 
     def entry(self, batch_size: int | None = None) -> PlanEntry:
         """The entry of a batch size, which may be left out where there is only one; OutOfRange where there is none."""

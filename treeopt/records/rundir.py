@@ -65,6 +65,7 @@ class RunDirectory:
         self.trace = self.path / "trace.npz"  # calibrate
         self.calibration = self.path / "calibration.json"  # calibrate
         self.probe = self.path / "probe.npz"  # calibrate, under typical acceptance
+        self.requests = self.path / "requests.npz"  # calibrate, from logs
         self.profile = self.path / "profile.json"  # profile
         self.plan = self.path / "plan.json"  # search
         self.bench = self.path / "bench.json"  # bench

@@ -33,6 +33,7 @@ from treeopt.trees.tree import Tree
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
 OVER_MARGINALS = -1  # how a tree over marginals is drafted, beside topks
 CONFIDENT, ALL_CUT = -2, -3  # how a confident chain is, and one of which nothing is left to verify
+COPIED = -4  # how text is copied: nothing is computed
 ANEW = ("dynamic", "ddtree", "confident")  # kinds of drafts that are built anew at every step
 MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
@@ -44,7 +45,7 @@ class Draft(Protocol):
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
     topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
-    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `CONFIDENT` or `ALL_CUT`
+    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `CONFIDENT`, `ALL_CUT` or `COPIED`
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
     kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree", "confident" or "copied"; for display
@@ -218,7 +219,7 @@ class CopiedText:
     rows: int
     depth: int
 
-    kind, topk, drafted = "copied", None, 0
+    kind, topk, drafted = "copied", None, COPIED
     cache_rows = property(lambda self: self.rows)
 
     @classmethod

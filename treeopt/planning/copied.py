@@ -1,0 +1,251 @@
+"""Choose the setting of a drafter that copies text, for each batch size, by what its replay says and what its steps cost.
+
+A step verifies what was found, so it costs what its rows do: engines put the rows of a batch into one pass, and of a batch the
+mean is taken. Nothing is computed to draft, so a depth costs nothing. Settings are sought on one half of the conversations,
+and what is said of them is of the other half.
+
+N rows · D guesses · C held-out conversations · B bootstrap draws
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import log, prod
+
+import numpy as np
+
+from treeopt.errors import OutOfRange
+from treeopt.growth.heldout import drawn, rates_by_group
+from treeopt.growth.replay import TreeRates
+from treeopt.latency.estimate import StepCosts
+from treeopt.planning.candidates import Candidate, Candidates, Floats
+from treeopt.planning.entries import figure_of, tied_sizes
+from treeopt.planning.planner import schedule_of
+from treeopt.planning.request import PlanRequest
+from treeopt.planning.select import Selection, judged, select
+from treeopt.records.bootstrap import BOOTSTRAPS, SEED
+from treeopt.records.figure import Errors, Figure, Intervals
+from treeopt.records.plan import COPIED_TEXT, Basis, Constraint, Plan, PlanEntry
+from treeopt.records.profile import LatencyProfile
+from treeopt.records.requestlog import RequestLog
+from treeopt.trees.draft import CopiedText, Draft, TreeSize
+from treeopt.trees.tree import IntArray
+
+BATCHES = 4096  # of random steps, whose mean rows say what a pass verifies
+PLAIN, USUAL = (
+    "grown",
+    "usual",
+)  # group of the lone root, as of other drafters; and how an engine's usual setting is called
+UNTIMED = "No profile was used, so this is what emits the most tokens per step. What a step costs was not considered."
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """What a setting did in a replay of the held-out conversations.
+
+    steps, tokens : (C,) of each conversation, and what these steps emitted
+    rows          : (N+1,) steps that verified 0, 1, ... rows · accepted : (D+1,) steps that accepted 0, 1, ... guesses
+    drafter_us    : processor time of the drafter here [us per step]
+    is_usual      : whether it is the engine's usual one
+    """
+
+    draft: CopiedText
+    steps: IntArray
+    tokens: IntArray
+    rows: IntArray
+    accepted: IntArray
+    drafter_us: float = 0.0
+    is_usual: bool = False
+
+    @property
+    def rows_per_step(self) -> float:
+        """Mean rows verified."""
+        return float(self.rows @ np.arange(len(self.rows)) / max(self.rows.sum(), 1))
+
+    @cached_property
+    def candidate(self) -> Candidate:
+        """It as something to choose."""
+        rates = TreeRates(steps=self.steps, tokens=self.tokens)
+        return Candidate(self.draft.drafter, self.draft.rows, self.draft.depth, None, rates, self.draft)
+
+
+class RowCosts:
+    """What steps cost by their rows, of all sequences alike, at one batch size.
+
+    ms : (N,) latency of a step of 1, 2, ... rows [ms]; NaN beyond what was timed · plain_ms : of a plain one
+    """
+
+    def __init__(self, costs: StepCosts, most: int) -> None:
+        sizes = np.arange(1, most + 1)
+        depths = np.minimum(sizes - 1, 1)
+        rng = np.random.default_rng([SEED, costs.batch_size])
+        self.costs, self.ms = costs, costs.ms(sizes, depths)
+        self.draws, self.judged = costs.draws_ms(sizes, depths, BOOTSTRAPS, rng), costs.judged(sizes, depths)
+        self.plain_ms, self.plain_draws = self.ms[0], self.draws[0].copy()
+        if costs.idle:  # where nothing is found the engine's drafter was still there
+            self.ms[0], self.draws[0] = costs.idle.ms([2], [1])[0], costs.idle.draws_ms([2], [1], BOOTSTRAPS, rng)[0]
+
+    def shares(self, rows: IntArray) -> Floats:
+        """(N,) share of the passes that verify 1, 2, ... rows a sequence, where its steps verify (N+1,) times so many."""
+        wanted, found = rows / max(rows.sum(), 1), np.zeros(max(len(self.ms), len(rows)) + 1)
+        if self.costs.batch_size == 1:
+            found[: len(rows)] = wanted
+        else:
+            rng = np.random.default_rng(SEED)
+            means = rng.choice(len(rows), (BATCHES, self.costs.batch_size), p=wanted).mean(axis=1)
+            low = means.astype(int)
+            np.add.at(found, low, (1 - (means - low)) / BATCHES)
+            np.add.at(found, low + 1, (means - low) / BATCHES)
+        return found[1:]
+
+    def step_ms(self, rows: IntArray) -> float:
+        """Latency of a step on average [ms]; NaN where some were not timed."""
+        shares = self.shares(rows)
+        used = np.flatnonzero(shares)
+        return float(shares[used] @ self.ms[used]) if used[-1] < len(self.ms) else np.nan
+
+    def priced(self, c: Candidates, rows: Sequence[IntArray]) -> Candidates:
+        """The candidates whose steps were timed, with what these cost; the first is plain decoding.
+
+        rows : (N+1,) of each of the others
+        """
+        known = [i for i, one in enumerate(rows, 1) if not np.isnan(self.step_ms(one))]
+        every = [self.shares(rows[i - 1])[: len(self.ms)] for i in known]
+        used = [share > 0 for share in every]
+        ms = [self.plain_ms, *(share[u] @ self.ms[u] for share, u in zip(every, used, strict=True))]
+        draws = [self.plain_draws, *(share[u] @ self.draws[u] for share, u in zip(every, used, strict=True))]
+        exact, timed, sure = np.array([np.ones(3, bool), *(self.judged[:, u].all(1) for u in used)]).T
+        c = replace(c, context=self.costs.context_tokens).only(np.array([0, *known]))
+        return replace(c, ms=np.array(ms), ms_draws=np.array(draws), exact=exact, timed=timed, sure=sure)
+
+
+def plan_copied(
+    tried: Mapping[str, Sequence[Tried]],
+    log: RequestLog,
+    profile: LatencyProfile | None,
+    request: PlanRequest,
+    warnings: Sequence[str] = (),
+) -> Plan:
+    """The plan of the drafter whose settings are the fastest at all batch sizes together, of those that were ``tried``.
+
+    log : of the held-out conversations
+    """
+    costs = costs_of(profile, request, max(one.draft.rows for each in tried.values() for one in each))
+    tables = {name: [_table(each, costs.get(b), b) for b in request.sizes] for name, each in tried.items()}
+    selections = {name: [_selected(c) for c in each] for name, each in tables.items()}
+    speed = {name: prod(_speed(*pair) for pair in zip(tables[name], selections[name], strict=True)) for name in tried}
+    best = max(speed, key=speed.__getitem__)
+    entries = [_entry(best, tables, selections, b, log, tried, warnings) for b in range(len(request.sizes))]
+    return Plan(
+        entries=tuple(entries),
+        schedule=schedule_of(tables[best], selections[best])[0],
+        objective="replay",
+        drafter={"kind": COPIED_TEXT, "id": best},
+        constraint=Constraint(budget=request.limits.budget, engine=request.engine),
+        runtime=profile.runtime if profile else None,
+        part=profile.part if profile else None,
+    )
+
+
+def costs_of(profile: LatencyProfile | None, request: PlanRequest, most: int) -> dict[int, RowCosts]:
+    """What steps of at most so many rows cost at each batch size; empty without a profile."""
+    return {b: RowCosts(StepCosts(profile, b, request.context), most) for b in request.sizes if profile}
+
+
+def _table(tried: Sequence[Tried], costs: RowCosts | None, batch_size: int) -> Candidates:
+    """Plain decoding and the settings of one drafter; OutOfRange where the latency of none is known."""
+    plain = Candidate(PLAIN, 1, 0, None, TreeRates(steps=tried[0].tokens, tokens=tried[0].tokens))
+    every = [plain, *(one.candidate for one in tried)]
+    ms, known = np.full(len(every), 1e3 * batch_size), np.ones(len(every), bool)
+    rates, draws = np.array([one.rates.tokens_per_step for one in every]), drawn([one.rates for one in every])
+    ms_draws = np.broadcast_to(ms[:, None], draws.shape)
+    c = Candidates(
+        batch_size, None, every, rates, draws, ms, ms_draws, known, known, known, () if costs else (UNTIMED,)
+    )
+    c = costs.priced(c, [one.rows for one in tried]) if costs else c
+    if len(c.all) == 1:
+        raise OutOfRange(
+            f"The profile must have steps of as many rows as {tried[0].draft.drafter} verifies, but at batch size {batch_size} it "
+            f"has none beyond {len(costs.ms[~np.isnan(costs.ms)]) if costs else 1}: time larger sizes."
+        )
+    return c
+
+
+def _selected(c: Candidates) -> Selection:
+    """The fastest that noise does not tell from it; without latencies what emits the most tokens, by the fewest rows."""
+    if c.context is not None:
+        return select(c)
+    i = int(np.lexsort((c.sizes, -c.rates.round(3)))[0])
+    return Selection(i, np.array([i]), None, (int(c.sizes[i]),) * 2)
+
+
+def _speed(c: Candidates, selection: Selection) -> float:
+    return float(judged(c, selection).throughput[selection.chosen])
+
+
+def _entry(
+    best: str,
+    tables: Mapping[str, Sequence[Candidates]],
+    selections: Mapping[str, Sequence[Selection]],
+    b: int,
+    log: RequestLog,
+    tried: Mapping[str, Sequence[Tried]],
+    warnings: Sequence[str],
+) -> PlanEntry:
+    """The chosen setting at the b-th batch size, beside the engine's usual one and those of other drafters."""
+    every = {name: judged(tables[name][b], selections[name][b]) for name in tables}
+    c, selection = every[best], selections[best][b]
+    i, one = selection.chosen, c.all[selection.chosen]
+    known: dict[Draft, Tried] = {each.draft: each for some in tried.values() for each in some}
+
+    def figure(table: Candidates, j: int, chosen: int | None = None) -> Figure:
+        rows = known[table.all[j].draft].rows_per_step if table.all[j].anew else None
+        return replace(figure_of(table, j, chosen=chosen), rows_per_step=rows)
+
+    chosen = figure(c, i)
+    others = {n: figure(other, selections[n][b].chosen) for n, other in every.items() if n != best}
+    if usual := [j for j, each in enumerate(c.all) if (t := known.get(each.draft)) and t.is_usual]:
+        others[USUAL] = figure(c, usual[0], chosen=i)
+    accepted = known[one.draft].accepted if one.draft in known else np.array([1])
+    size = TreeSize(one.size, one.depth)
+    groups = rates_by_group(one.rates, log) if log.group_names else {}
+    return PlanEntry(
+        batch_size=c.batch_size,
+        context_tokens=c.context,
+        chosen=chosen,
+        others=others,
+        basis=Basis(
+            sequences=log.num_sequences,
+            conversations=one.conversations or None,
+            steps=None if one.rates.steps is None else int(one.rates.steps.sum()),
+        ),
+        sizes95=selection.sizes95 if c.context is not None and c.is_noisy and c.sure[i] else None,
+        tied_sizes=tied_sizes(c, selection),
+        runner_up=None if selection.runner_up is None else figure(c, selection.runner_up, i),
+        prompts_to_separate=selection.prompts,
+        accepted=(accepted / accepted.sum()).tolist(),
+        groups={
+            name: replace(
+                chosen, draft=size, tokens_per_step=rate, stderr=Errors(tokens_per_step=error), interval95=Intervals()
+            )
+            for name, (rate, error) in groups.items()
+        },
+        curve=[figure(c, j) for j in np.argsort(c.sizes, kind="stable").tolist()],
+        warnings=[*c.warnings, *warnings],
+    )
+
+
+def worth(tried: Sequence[Tried], costs: Mapping[int, RowCosts], batch_sizes: Sequence[int]) -> Floats:
+    """(n, B) what settings are worth at each batch size: log tokens per second, or per step where no latency is known.
+
+    Of equal ones that with fewer rows is worth a little more; of what was not timed, nothing.
+    """
+    found = np.empty((len(tried), len(batch_sizes)))
+    for i, one in enumerate(tried):
+        rate, few = log(one.candidate.rates.tokens_per_step), 1e-6 * one.rows_per_step
+        for j, b in enumerate(batch_sizes):
+            ms = costs[b].step_ms(one.rows) if costs else 1.0
+            found[i, j] = -np.inf if np.isnan(ms) else rate - log(ms) - few
+    return found
