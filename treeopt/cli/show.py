@@ -76,7 +76,7 @@ def show(run: RunDirectory, as_json: bool, *, batch_size: Count | None = None, t
     """
     from treeopt import pipeline
     from treeopt.records.inputs import stale_plan
-    from treeopt.report.plan_table import tree_view
+    from treeopt.report.plan_table import plan_table, tree_view
     from treeopt.report.terminal import note
 
     gains = None
@@ -85,6 +85,9 @@ def show(run: RunDirectory, as_json: bool, *, batch_size: Count | None = None, t
     else:
         plan = run.read_plan()
         note(*stale_plan(run, plan))
+        if plan.copies:
+            show_result(plan.document(), plan_table(plan), as_json)
+            return
         entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
         found, gains = entry.tree, dict(entry.growth_order)
     document = {"size": len(found), "depth": found.depth, "medusa_choices": found.choices}

@@ -141,12 +141,10 @@ def search(run: RunDirectory, as_json: bool, *, details: bool = False, **options
 
     details : show other predictions of the tokens per step too
     """
-    from treeopt.report.copied_table import copied_table
     from treeopt.report.plan_table import plan_table
 
     plan = treeopt.search(run=run, **options)
-    table = copied_table(plan) if plan.copies else plan_table(plan, details=details)
-    show_result(plan.document(), table, as_json)
+    show_result(plan.document(), plan_table(plan, details=details), as_json)
 
 
 @command(treeopt.bench, without=("plan",))

@@ -1,20 +1,12 @@
-"""What a search over settings of drafters that copy text chose, for the terminal and the report."""
+"""The table of a plan of drafters that copy text: each setting beside the engine's usual one and those of its other drafters."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan, PlanEntry
-from treeopt.report.plan_table import certainty
 from treeopt.report.table import Column, Table
-from treeopt.report.terminal import together
-from treeopt.report.verdict import doubts
 from treeopt.report.wording import pm, told
 from treeopt.trees.draft import CopiedText
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Row = tuple[PlanEntry, str, Figure]
 CAPTION = (
@@ -23,36 +15,29 @@ CAPTION = (
 )
 
 
-def copied_table(plan: Plan) -> RenderableType:
+def settings_table(plan: Plan, caption: str = "") -> Table:
     """One row per batch size for the chosen setting, below it the usual one and the best of the engine's other drafters."""
     rows = [(e, name, f) for e in plan.entries for name, f in {"chosen": e.chosen, **e.others}.items()]
     is_timed = any(e.chosen.step_ms for e in plan.entries)
     columns = [
         Column("batch", lambda row: str(row[0].batch_size)),
-        Column("drafter", lambda row: _drafter(row), names=True),
+        Column("drafter", _drafter, names=True),
         Column("setting", lambda row: _setting(row[2]), wraps=True),
         Column("rows/step", lambda row: pm(row[2].rows_per_step, None)),
         Column("tokens/step", lambda row: told(row[2], "tokens_per_step")),
     ]
     if is_timed:
-        columns += [
-            Column("step ms", lambda row: told(row[2], "step_ms"), spare=1),
-            Column("speedup", lambda row: told(row[2], "speedup")),
-        ]
-    else:
-        columns.append(Column("break-even", lambda row: pm(row[2].break_even, None)))
-    said = [certainty(e, hint=False) for e in plan.entries]
-    caption = "\n".join([CAPTION, *filter(None, said)])
-    title = "The best setting for each batch size" if is_timed else "The setting that emits the most tokens per step"
-    table = Table(
-        title,
+        columns.append(Column("step ms", lambda row: told(row[2], "step_ms"), spare=2))
+        columns.append(Column("speedup", lambda row: told(row[2], "speedup")))
+    columns.append(Column("break-even", lambda row: pm(row[2].break_even, None), spare=1))
+    return Table(
+        "The best setting for each batch size" if is_timed else "The setting that emits the most tokens per step",
         columns,
         rows,
-        caption=caption,
+        caption="\n".join(filter(None, [CAPTION, caption])),
         bold=lambda row: row[1] == "chosen",
         section=lambda row: row[0].batch_size,
     )
-    return together(table, headline=doubts(plan))
 
 
 def _drafter(row: Row) -> str:
@@ -62,7 +47,7 @@ def _drafter(row: Row) -> str:
 
 
 def _setting(figure: Figure) -> str:
-    """The options, one below the other; without what all the engine's options begin with."""
+    """The options, one below the other."""
     draft = figure.draft
     if not isinstance(draft, CopiedText):
         return "do not speculate"

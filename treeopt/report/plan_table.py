@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.figure import Figure
 from treeopt.records.plan import EXACT, BatchRange, MixErrors, Plan, PlanEntry
+from treeopt.report.copied_table import settings_table
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 def plan_table(plan: Plan, *, details: bool = False) -> RenderableType:
     """One row per batch size: the chosen draft and what to expect of it; the other kinds; then how sure the choice is."""
     parts = (blocks, mixture, price, schedule, one_server, drawn)
-    said = [*map(certainty, plan.entries), *(part(plan) for part in parts)]
+    said = [*map(certainty, plan.entries), *(part(plan) for part in parts if not plan.copies)]
     trees = trees_table(plan, "\n".join(filter(None, said)), details=details)
     return together(trees, kinds_table(plan), headline=doubts(plan))
 
 
 def trees_table(plan: Plan, caption: str = "", *, details: bool = False) -> Table:
     """The draft of every entry, and a row for the mix over all; with the other predictions for who asks for ``details``."""
+    if plan.copies:
+        return settings_table(plan, caption)
     others = ["tokens/step\nproduct", "tokens/step\njoint"] if details else []
     rates = (
         ["step over\nplain"] if plan.part else ["step ms", "tokens/s"]
