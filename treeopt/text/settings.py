@@ -124,7 +124,7 @@ def sought(
     coarse = [tuple(sorted((o, values[o][i]) for o, i in zip(values, place, strict=True))) for place in ends]
     coarse = [one for one in coarse if fits(dict(one))]
     np.random.default_rng(0).shuffle(coarse)
-    new = [usual(drafter), *coarse[: most // 2 - 1]]
+    new = [*dict.fromkeys([usual(drafter), *coarse[: most // 2 - 1]])]
     while new:
         found |= zip(new, value(new), strict=True)
         best = {max(found, key=lambda one: found[one][b]) for b in range(len(found[new[0]]))}

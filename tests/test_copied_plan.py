@@ -1,0 +1,259 @@
+"""Settings of drafters that copy text: what is chosen, against every setting replayed by a reference, and what steps cost."""
+
+import json
+import random
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+import treeopt
+from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.latency.estimate import StepCosts
+from treeopt.pipeline import copied
+from treeopt.planning.copied import RowCosts
+from treeopt.records.plan import Plan
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.requestlog import RequestLog
+from treeopt.records.rundir import RunDirectory
+from treeopt.text.engines import KINDS, text_drafter
+from treeopt.text.settings import GRIDS, drafters_of, fits, sought, usual, values_of
+
+from . import slow_text
+
+METHOD = {"engine": "transformers", "method": "prompt-lookup"}
+
+
+def log_of(seed: int = 0, conversations: int = 24, groups: tuple[str, ...] = ()) -> RequestLog:
+    """Two requests for each conversation, whose answers copy parts of their prompts, with tokens of their own between."""
+    rng = random.Random(seed)
+    tokens, starts, prompts, cluster = [], [0], [], []
+    for number in range(2 * conversations):
+        prompt = [rng.randrange(200) for _ in range(rng.randrange(20, 60))]
+        answer = []
+        while len(answer) < 40:
+            at = rng.randrange(len(prompt))
+            answer += [*prompt[at : at + rng.randrange(1, 12)], 200 + rng.randrange(50)]
+        tokens += prompt + answer
+        starts.append(len(tokens))
+        prompts.append(len(prompt))
+        cluster.append(number // 2)
+    meta = {"group_names": list(groups)} if groups else {}
+    group = np.arange(2 * conversations) // 2 % len(groups) if groups else None
+    return RequestLog(np.array(tokens), np.array(starts), np.array(prompts), group, np.array(cluster), meta=meta)
+
+
+def profile_of(row_ms: float, batch_sizes=(1, 4), rows: int = 24) -> LatencyProfile:
+    """Steps of 10 ms, and so much more for each row more."""
+    points = [
+        StepTiming(b, 64, n, 1 if n > 1 else 0, (10 + row_ms * (n - 1),) * 4)
+        for b in batch_sizes
+        for n in range(2, rows)
+    ]
+    return LatencyProfile(tuple(points), tuple(StepTiming(b, 64, 1, 0, (10.0,) * 4) for b in batch_sizes))
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    log_of().save(tmp_path / "requests.npz")
+    return RunDirectory(tmp_path)
+
+
+def by_reference(log: RequestLog, half: int, length: int, longest: int) -> float:
+    """Tokens per step of transformers' rule on one half of the conversations, step by step and by the slow rule."""
+    steps = tokens = 0
+    of = copied.halves(log)
+    for request, conversation in zip(log.requests(), log.clusters.tolist(), strict=True):
+        at = 1
+        while of[conversation] == half and at < len(request.answer):
+            draft = slow_text.transformers([*request.prompt, *request.answer[:at]], length, longest, 1, 10**6, -1)
+            accepted = 0
+            while (
+                accepted < min(len(draft), len(request.answer) - at)
+                and draft[accepted] == request.answer[at + accepted]
+            ):
+                accepted += 1
+            emitted = min(accepted + 1, len(request.answer) - at)
+            steps, tokens, at = steps + 1, tokens + emitted, at + emitted
+    return tokens / steps
+
+
+def test_what_is_chosen_emits_what_the_reference_does_on_conversations_that_it_was_not_sought_on(run):
+    plan = treeopt.search(run=run, **METHOD)
+    entry, log = plan.entries[0], RequestLog.load(run.requests)
+    options = entry.draft.options
+    chosen = options["prompt_lookup_num_tokens"], options["max_matching_ngram_size"]
+    assert entry.chosen.tokens_per_step == pytest.approx(by_reference(log, 1, *chosen))
+    every = product(*values_of("transformers:prompt-lookup").values())
+    rates = {setting: by_reference(log, 0, *setting) for setting in every}
+    assert rates[chosen] >= 0.99 * max(rates.values())
+    assert Plan.load(run.plan) == plan
+
+
+@pytest.mark.parametrize("row_ms", [0.0, 0.3, 30.0])
+def test_dear_rows_are_verified_less_and_at_last_not_at_all(run, row_ms):
+    profile_of(row_ms).save(run.profile)
+    plan = treeopt.search(run=run, **METHOD)
+    for entry in plan.entries:
+        figure = entry.chosen
+        if row_ms == 30.0:
+            assert not entry.speculates
+            continue
+        expected = figure.tokens_per_step / (1 + row_ms / 10 * (figure.rows_per_step - 1))
+        assert figure.speedup == pytest.approx(expected, rel=0.02)
+        assert figure.speedup >= 0.995 * entry.others["usual"].speedup
+        assert figure.interval95.speedup[0] <= figure.speedup <= figure.interval95.speedup[1]
+
+
+def test_a_profile_that_says_nothing_of_such_steps_is_refused(run):
+    profile_of(0.1, rows=2).save(run.profile)
+    with pytest.raises(TreeoptError):
+        treeopt.search(run=run, **METHOD)
+
+
+def test_steps_cost_what_their_rows_do_on_average():
+    rng = np.random.default_rng(0)
+    rows = np.array([0, 5, 0, 3, 2])
+    profile = profile_of(0.0)
+    ms = rng.uniform(10, 20, 25)
+    points = tuple(replace(p, step_ms=(ms[p.size],)) for p in profile.points)
+    profile = LatencyProfile(points, tuple(replace(p, step_ms=(ms[1],)) for p in profile.autoregressive))
+    alone, four = (RowCosts(StepCosts(profile, b, as_measured=True), 8) for b in (1, 4))
+    assert alone.step_ms(rows) == pytest.approx(float(rows @ ms[:5] / 10))
+    total, each = {0: 1.0}, {n: k / 10 for n, k in enumerate(rows.tolist()) if k}
+    for _ in range(4):
+        total = {
+            s: sum(p * each.get(s - t, 0.0) for t, p in total.items()) for s in {t + n for t in total for n in each}
+        }
+    wanted = sum(p * np.interp(s / 4, np.arange(25), ms) for s, p in total.items())
+    assert four.step_ms(rows) == pytest.approx(wanted, rel=0.01)
+    assert np.isnan(four.step_ms(np.bincount([60])))
+
+
+def test_halves_know_nothing_of_each_other():
+    log = log_of()
+    half = copied.halves(log)[log.clusters]
+    tokens = log.tokens.copy()
+    for r, (begin, end) in enumerate(pairwise(log.starts.tolist())):
+        if half[r] == 0:
+            tokens[begin:end] = 7
+    other = replace(log, tokens=tokens)
+    job = "vllm:ngram-v1", usual("vllm:ngram-v1"), "cold", None
+    (own, held), (changed, same) = copied._tried(log, job), copied._tried(other, job)
+    assert held.steps.tolist() == same.steps.tolist()
+    assert held.rows[: len(same.rows)].tolist() == same.rows.tolist()
+    assert own.steps.tolist() != changed.steps.tolist()
+    assert len(own.steps) + len(held.steps) == log.num_conversations
+
+
+def test_processes_find_what_one_does(run, monkeypatch):
+    log, jobs = (
+        RequestLog.load(run.requests),
+        [(name, usual(name), "serial", None) for name in ("vllm:suffix", "openvino:prompt-lookup")],
+    )
+    with copied._replays(run.requests, log) as many:
+        alone = many(jobs)
+    monkeypatch.setattr(copied, "IN_PROCESS", 0)
+    with copied._replays(run.requests, log) as many:
+        together = many(jobs)
+    for one, two in zip(alone, together, strict=True):
+        for mine, theirs in zip(one, two, strict=True):
+            assert mine.draft == theirs.draft
+            assert mine.steps.tolist() == theirs.steps.tolist()
+            assert mine.rows.tolist() == theirs.rows.tolist()
+
+
+def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
+    assert set(GRIDS) == set(KINDS)
+    for name in KINDS:
+        tried = []
+
+        def value(settings, tried=tried):
+            tried.extend(settings)
+            return np.array([[hash(one) % 97, -(hash(one) % 89)] for one in settings], float)
+
+        found = sought(name, value)
+        assert len(tried) == len(set(tried)) == len(found) <= 60
+        assert usual(name) in found
+        for one in found:
+            assert fits(dict(one))
+            text_drafter(name, dict(one))
+
+
+def test_the_best_of_separate_options_is_found():
+    rng = np.random.default_rng(0)
+    for name in ("vllm:suffix", "llama.cpp:ngram-mod", "tensorrt-llm:ngram"):
+        peaks = {option: rng.integers(len(of)) for option, of in values_of(name).items()}
+
+        def value(settings, name=name, peaks=peaks):
+            rank = {option: list(of).index for option, of in values_of(name).items()}
+            return np.array(
+                [
+                    [
+                        -sum(abs(rank[o](dict(one)[o]) - peak) for o, peak in peaks.items() if o in dict(one))
+                        - 9 * (len(one) < len(peaks))
+                    ]
+                    for one in settings
+                ],
+                float,
+            )
+
+        found = sought(name, value, most=200)
+        best = max(found, key=lambda one: found[one][0])
+        if fits({o: values_of(name)[o][i] for o, i in peaks.items()}):
+            assert found[best][0] == 0
+
+
+def test_every_group_gets_a_plan_of_its_own(tmp_path):
+    log_of(groups=("agents $(x)", "chat")).save(tmp_path / "requests.npz")
+    plan = treeopt.search(run=tmp_path, for_groups="own", **METHOD)
+    assert set(plan.entries[0].groups) == {"agents $(x)", "chat"}
+    folders = sorted((tmp_path / "groups").iterdir())
+    assert len(folders) == 2
+    for folder in folders:
+        own = RequestLog.load(folder / "requests.npz")
+        assert own.num_sequences == 24
+        assert Plan.load(folder / "plan.json").copies
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "tgi"}, "Engines that copy text are"),
+        ({"engine": "vllm", "method": "eagle3"}, "must be ngram-v1, ngram-v2, suffix"),
+        ({**METHOD, "shape": "chain"}, "shape is for trees"),
+        ({**METHOD, "verify": 2}, "verify is for trees"),
+        ({**METHOD, "batch_sizes": {1: 0.5, 2: 0.5}}, "leave the shares out"),
+        ({**METHOD, "for_groups": "own"}, "needs a log with groups"),
+    ],
+)
+def test_what_is_not_for_copied_text_is_refused(run, options, said):
+    with pytest.raises(InvalidInput, match=said):
+        treeopt.search(run=run, **options)
+
+
+def test_what_is_kept_between_requests_is_bracketed(tmp_path):
+    log = log_of(conversations=6)
+    twice = RequestLog(
+        np.concatenate([log.tokens, log.tokens]),
+        np.concatenate([log.starts, log.starts[1:] + log.starts[-1]]),
+        np.concatenate([log.prompt_tokens] * 2),
+        cluster=np.arange(24),
+    )
+    twice.save(tmp_path / "requests.npz")
+    plan = treeopt.search(run=tmp_path, engine="vllm", method="suffix")
+    (said,) = [w for w in plan.entries[0].warnings if "keeps text" in w]
+    cold, serial = (
+        float(part.split()[-1].rstrip(".")) for part in said.split(": ", 1)[1].split(". The plan")[0].split(";")
+    )
+    assert cold < serial
+    assert plan.entries[0].chosen.tokens_per_step == pytest.approx(serial, abs=0.006)
+
+
+def test_the_file_says_what_it_shows(run, capsys):
+    plan = treeopt.search(run=run, **METHOD)
+    document = json.loads(run.plan.read_text(encoding="utf-8"))
+    assert document["drafter"]["id"] == "transformers:prompt-lookup"
+    assert document["entries"][0]["chosen"]["draft"]["copies"] == "transformers:prompt-lookup"
+    assert drafters_of("transformers") == [plan.drafter["id"]]
