@@ -232,15 +232,9 @@ def _entry(
             )
             for name, (rate, error) in groups.items()
         },
-        curve=[figure(c, j) for j in best_of_sizes(c)],
+        curve=[figure(c, j) for j in np.lexsort((c.throughput, c.sizes)).tolist()],
         warnings=[*c.warnings, *warnings],
     )
-
-
-def best_of_sizes(c: Candidates) -> list[int]:
-    """The fastest candidate of each size, by ascending size."""
-    order = np.lexsort((-c.throughput, c.sizes))
-    return [int(i) for i in order[np.unique(c.sizes[order], return_index=True)[1]]]
 
 
 def worth(tried: Sequence[Tried], costs: Mapping[int, RowCosts], batch_sizes: Sequence[int]) -> Floats:

@@ -95,7 +95,7 @@ class PlanEntry:
     unconstrained : what the best tree without the limits reaches
     elsewhere     : what the chosen draft reaches at the plan's other batch sizes
     own           : of one draft for a mix: what the best for this batch size alone reaches
-    curve         : the best fixed tree of every size
+    curve         : the best fixed tree of every size; of copied text, the settings that were compared
     """
 
     batch_size: Positive

@@ -26,6 +26,7 @@ from treeopt.report.figures.bench import accepted_chart, contenders_chart, kinds
 from treeopt.report.figures.blocks import ddtree_chart, widths_chart
 from treeopt.report.figures.chart import Chart
 from treeopt.report.figures.chart import draw as draw_chart
+from treeopt.report.figures.copied import settings_chart
 from treeopt.report.figures.planning import latency_chart, parts_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import TreeData, draw_tree, tree_data
 from treeopt.trees.shapes import Limits
@@ -145,7 +146,7 @@ class FigureKind:
     needs          : files of the run directory; "a or b" where either will do
     compute        : reads and computes what is drawn; OutOfRange where the files do not hold it
     per_batch_size : whether there is one for each batch size of the plan
-    of_some        : whether a trace has what is drawn, where few do: then no word is lost on it unless it is asked for
+    of_some        : whether a run has what is drawn, where few do: then no word is lost on it unless it is asked for
     """
 
     name: str
@@ -153,7 +154,7 @@ class FigureKind:
     needs: tuple[str, ...]
     compute: Callable[[Inputs, int | None], Chart | TreeData]
     per_batch_size: bool = False
-    of_some: Callable[[RankTrace], bool] | None = None
+    of_some: Callable[[Inputs], bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,10 +206,10 @@ FIGURES: dict[str, FigureKind] = {
                    lambda i, b: _sizes(i)),
         FigureKind("widths", "Accuracy of each guess of a block, and tokens per step of its chains, by its width",
                    ("trace.npz",),
-                   lambda i, b: widths_chart(i.recorded), of_some=lambda trace: bool(trace.widths)),
+                   lambda i, b: widths_chart(i.recorded), of_some=lambda i: i.run.trace.exists() and bool(i.recorded.widths)),
         FigureKind("ddtree", "DDTree, the best fixed tree and the chain of as many rows: tokens per step",
                    ("trace.npz",),
-                   lambda i, b: ddtree_chart(i.trace), of_some=lambda trace: trace.marginals is not None),
+                   lambda i, b: ddtree_chart(i.trace), of_some=lambda i: i.run.trace.exists() and i.recorded.marginals is not None),
         FigureKind("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),
                    lambda i, b: latency_chart(i.profile)),
         FigureKind("parts", "What a step is made of: draft, target, verify, commit", ("profile.json",),
@@ -217,6 +218,9 @@ FIGURES: dict[str, FigureKind] = {
                    lambda i, b: throughput_chart(i.plan)),
         FigureKind("kinds", "Fixed and dynamic trees: speedup and tokens per step", ("plan.json",),
                    lambda i, b: kinds_chart(i.plan, i.benches())),
+        FigureKind("settings", "Settings of drafters that copy text: tokens per step over rows per step", ("plan.json",),
+                   lambda i, b: settings_chart(i.plan, b), True,
+                   of_some=lambda i: i.run.plan.exists() and i.plan.copies),
         FigureKind("pareto", "Tokens per second for each user against those of the whole batch, over batch sizes",
                    ("plan.json",),
                    lambda i, b: pareto_chart(i.plan, i.benches())),
@@ -245,7 +249,7 @@ def pictures(
     planned = [entry.batch_size for entry in inputs.plan.entries] if run.plan.exists() else [None]
     sizes = planned if batch_size is None else [batch_size]
     for figure in (FIGURES[name] for name in wanted):
-        if names is None and figure.of_some and not (run.trace.exists() and figure.of_some(inputs.recorded)):
+        if names is None and figure.of_some and not figure.of_some(inputs):
             continue
         for size in sizes if figure.per_batch_size else [None]:
             stem = f"{figure.name}-batch-size-{size}" if size is not None and len(planned) > 1 else figure.name

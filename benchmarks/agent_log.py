@@ -1,0 +1,84 @@
+"""A log of a small agent: SmolLM2 reads functions of this project, and says them again with a change, turn by turn.
+
+    python benchmarks/agent_log.py LOG.jsonl [--conversations 40]
+
+Each row is one request with all that was said before, as servers of the OpenAI interface log it, with token ids and times.
+`treeopt calibrate --from-logs LOG.jsonl --tokenizer FOLDER` reads it. A killed run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from openvino import Tensor
+from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
+
+from treeopt import demo
+from treeopt.runtime.engines.openvino import converted
+from treeopt.runtime.target import load_target
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST, MAX_NEW_TOKENS = 700, 220  # characters of a function; tokens of an answer
+TURNS = (
+    "Repeat this function, and add a comment above each line that returns something:\n\n```python\n{code}\n```",
+    "Now write the whole function again, with its name in capital letters.",
+    "Write the final version of the whole function once more, without the comments.",
+)
+
+
+def functions() -> list[str]:
+    """Functions of the project, in an order of no kind."""
+    found = []
+    for file in sorted((ROOT / "treeopt").rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+        sources = [ast.get_source_segment(text, node) or "" for node in nodes]
+        found += [source for source in sources if 250 <= len(source) <= LONGEST]
+    return [found[i] for i in np.random.default_rng(0).permutation(len(found))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--conversations", type=int, default=40)
+    asked = parser.parse_args()
+    target = load_target(demo.SMOLLM2, dtype="float32")
+    cores = {"INFERENCE_NUM_THREADS": 1}
+    pipeline = ContinuousBatchingPipeline(str(converted(target, "fp32", print)), SchedulerConfig(), "CPU", cores)
+    config = GenerationConfig(do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
+    config.stop_token_ids, config.eos_token_id = set(target.eos_ids), min(target.eos_ids)
+    rows = asked.log.read_text(encoding="utf-8").splitlines() if asked.log.exists() else []
+    done = len(rows) // len(TURNS)
+    asked.log.write_text("".join(f"{row}\n" for row in rows[: done * len(TURNS)]), encoding="utf-8")
+    with asked.log.open("a", encoding="utf-8") as log:
+        for number, code in list(enumerate(functions()[: asked.conversations]))[done:]:
+            messages: list[dict[str, str]] = []
+            for turn in TURNS:
+                messages.append({"role": "user", "content": turn.format(code=code)})
+                prompt = target.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+                began = time.time()
+                (result,) = pipeline.generate([Tensor(np.array([prompt], dtype=np.int64))], [config])
+                answer = result.m_generation_ids[0]
+                text = target.tokenizer.decode(answer, skip_special_tokens=True)
+                row = {
+                    "conversation": f"agent-{number}",
+                    "messages": list(messages),
+                    "choices": [{"message": {"role": "assistant", "content": text}}],
+                    "max_tokens": MAX_NEW_TOKENS,
+                    "prompt_token_ids": prompt,
+                    "token_ids": answer,
+                    "start_time": began,
+                    "end_time": time.time(),
+                }
+                print(json.dumps(row), file=log, flush=True)
+                messages.append({"role": "assistant", "content": text})
+            print(f"conversation {number + 1}: {len(answer)} tokens in the last answer", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What copying text brings for the rows that it verifies: settings of an engine's drafters, each a mark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from treeopt.errors import OutOfRange
+from treeopt.records.figure import Figure
+from treeopt.records.plan import Plan
+from treeopt.report.figures import style
+from treeopt.report.figures.chart import Chart, Estimates, Panel, Series
+from treeopt.trees.draft import CopiedText
+
+ROW_COSTS = (0.02, 0.05, 0.1, 0.2, 0.5)  # of a row more, as shares of a plain step
+
+
+def settings_chart(plan: Plan, batch_size: int | None = None) -> Chart:
+    """Held-out tokens per step over rows per step of the settings of a batch size, and where they are as fast as plain decoding.
+
+    Raises OutOfRange for a plan of another drafter.
+    """
+    if not plan.copies:
+        raise OutOfRange(
+            "The picture is of drafters that copy text. Plan them with: treeopt calibrate --from-logs, then search"
+        )
+    entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
+    others = [figure for figure in entry.others.values() if isinstance(figure.draft, CopiedText)]
+    found: dict[str, list[Figure]] = {}
+    for figure in (*entry.curve, *others):
+        if isinstance(figure.draft, CopiedText):
+            found.setdefault(figure.draft.drafter, []).append(figure)
+    most = max((f.rows_per_step or 1.0 for some in found.values() for f in some), default=1.0)
+    series = []
+    for i, (drafter, figures) in enumerate(found.items()):
+        line = _marks(drafter, figures, **{**style.series(i), "linestyle": "none"})
+        series.append(line)
+    named = [("usual", figure) for name, figure in entry.others.items() if name == "usual"]
+    named += [("chosen", entry.chosen)] if entry.speculates else []
+    series += [
+        replace(_marks("", [f], marker="none", linestyle="none"), notes=[name], side="left") for name, f in named
+    ]
+    x = np.linspace(1, 1.08 * most, 50)
+    top = max((f.tokens_per_step for some in found.values() for f in some), default=1.0)
+    for cost in ROW_COSTS:
+        inside = 1 + cost * (x - 1) <= 1.1 * top
+        y = 1 + cost * (x[inside] - 1)
+        look = {"color": style.GREY, "linewidth": 0.8, "linestyle": (0, (2, 3)), "marker": ""}
+        series.append(Series("", x[inside], y, look=look))
+        series.append(Series("", x[inside][-1:], y[-1:], look=look, notes=[f"{cost:.0%} a row"], side="left"))
+    panel = Panel(
+        series, "rows verified per step (mean)", "tokens per step", ylim=(1, 1.15 * top), xlim=(0.9, 1.12 * most)
+    )
+    caption = style.sentence(
+        f"batch size {entry.batch_size}",
+        f"replayed on {entry.basis.conversations or 0} conversations that settings were not sought on",
+        "bars: 95 % intervals",
+        "a setting above a dotted line is faster than plain decoding where a row more costs that share of a plain step",
+    )
+    return Chart("What copied text brings for the rows that it verifies", caption, [[panel]], "drafter")
+
+
+def _marks(label: str, figures: list[Figure], **look: object) -> Series:
+    known = Estimates.of((f.tokens_per_step, f.interval95.tokens_per_step, f.stderr.tokens_per_step) for f in figures)
+    return known.over(label, [f.rows_per_step or 1.0 for f in figures], **look)
