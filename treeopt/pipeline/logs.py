@@ -39,6 +39,7 @@ from treeopt.trees.tree import IntArray
 HEEDED = ("column", "group_by", "responses", "chat_template")
 FREE = ("run", "from_logs", "tokenizer", "overwrite", "options")
 BLOCK = 16  # tokens
+MOST_TOKENS = 5 * 10**8  # of what is read again of a file of arrays
 KINDS = {"tokens": "i", "starts": "q", "prompt_tokens": "i", "group": "h", "limit": "i", "begin_s": "d", "end_s": "d",
          "begun": "q", "begun_ends": "q", "keys": "q"}  # fmt: skip
 
@@ -125,6 +126,8 @@ def read_requests(
                 raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has more.")
             for one, prompt, answer in made:
                 found.add(one, prompt, answer, group)
+            if len(found.arrays["tokens"]) > MOST_TOKENS:
+                raise InvalidInput(f"`from_logs` may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
     check_columns(rows.name, columns, {"`group_by`": group_by})
     if not groups:
         reasons = "; ".join(f"line {one.row}: {one.reason}" for one in skipped[:MOST_REASONS]) or "it is empty"

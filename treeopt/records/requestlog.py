@@ -132,7 +132,8 @@ class RequestLog(Answers):
 
     def save(self, path: str | Path | BytesIO) -> None:
         text = np.array(json.dumps({"schema": SCHEMA, **self.meta}, allow_nan=False))
-        npz.write(path, {**self._arrays(*_ARRAYS), "meta": text})
+        # Requests that are alike would unpack to more times the file than is read.
+        npz.write(path, {**self._arrays(*_ARRAYS), "meta": text}, compressed=False)
 
     @classmethod
     def load(cls, path: str | Path) -> RequestLog:
