@@ -19,9 +19,10 @@ from treeopt.errors import InvalidInput
 from treeopt.pipeline.logs import BLOCK, read_requests
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
+from treeopt.runtime.prompts import logged
 from treeopt.runtime.prompts.tokenizer import Tokenizer
 
-from .conftest import invoke
+from .conftest import examples, invoke
 from .conftest import treeopt as command
 from .prompt_files import BRACKETS, CHATML, byte_tokenizer
 
@@ -158,7 +159,7 @@ def test_templates_are_written_as_transformers_writes_them(folders, said, with_t
     ours = Tokenizer(folders[name])
     for finished in (False, True):
         expected = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=not finished)
-        assert ours.write(messages, finished=finished, tools=tools) == expected
+        assert ours.write(messages, {"tools": tools}, finished=finished) == expected
         assert ours.encode(expected) == theirs(expected, add_special_tokens=False)["input_ids"]
         assert ours.encode(said[0], bos=True) == theirs(said[0])["input_ids"]
 
@@ -244,6 +245,37 @@ def test_a_damaged_row_is_one_sentence_with_its_line_and_the_others_are_kept(fol
     assert reason in skipped["reason"]
     assert log.meta["counted"] == {"rows": 3, "skipped": 1}
     assert log.meta["notes"][0] == f"1 row of 3 left out, the first at line 2: {skipped['reason']}."
+
+
+NAMES = [*logged.WITHIN, *logged.CHOICES, *logged.PROMPTS, *logged.ANSWERS[2:], "prompt_token_ids", "token_ids", "tools", "role",
+         "tool_calls", "function", "arguments", "content", "max_tokens", "begin_s", "end_s", "latency_ms", "session_id",
+         "finish_reason", "chat_template_kwargs", "self", "finished", "type", "kind"]  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "a", "[1]", "user", "assistant", "\ud800", "text"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=6),
+    max_leaves=12,
+)  # fmt: skip
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant"])}, optional={"content": VALUES, "tool_calls": VALUES}
+)
+
+
+@examples(100)
+@given(
+    st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=7),
+    st.lists(MESSAGE, max_size=3),
+    st.sampled_from(["plain", "chat", "tools"]),
+)
+def test_whatever_a_row_holds_it_is_read_or_named(folders, tmp_path_factory, row, messages, name):
+    path = tmp_path_factory.mktemp("any")
+    log = read(
+        path,
+        [GOOD, {"messages": messages, **row}, {"request": row, "messages": messages, "text": "a"}],
+        folders[name],
+        group_by=None,
+    )
+    assert log.num_sequences >= 1
+    assert log.meta["counted"]["rows"] == 3
 
 
 def test_a_log_without_any_request_says_why(tmp_path):

@@ -216,7 +216,7 @@ def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
 def _side_of_run(run: RunDirectory) -> Side:
     plan = run.read_plan() if run.plan.exists() else None
     profile = run.read_profile() if run.profile.exists() else None
-    if plan is not None and not run.accuracies():
+    if plan is not None and run.accuracies() in ([], [run.requests]):
         return Side(str(run.path), None, plan, profile)
     path, record = read_planned(run)
     names = changed(run, plan.inputs) if plan else []

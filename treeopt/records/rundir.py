@@ -34,7 +34,7 @@ LAUNCHED = "launched"  # stands for the servers that a user's command started
 DECODERS = (*ENGINES, LAUNCHED)  # of benchmarks beside treeopt's own
 BENCH = re.compile(rf"bench(?:-({'|'.join(DECODERS)}))?(?:-batch-size-(\d+))?", re.ASCII)
 MAKERS = {  # of other names than their files
-    "trace": "calibrate", "probe": "calibrate", "calibration": "calibrate", "requests": "calibrate", "plan": "search", "verify": "search", "drafters": "run",
+    "trace": "calibrate", "probe": "calibrate", "calibration": "calibrate", "plan": "search", "verify": "search", "drafters": "run",
 }  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def maker(name: str) -> list[str]:
         engine, size = found.groups()
         told = ["--launch", "COMMAND"] if engine == LAUNCHED else ["--engine", engine] if engine else []
         return ["bench", *(["--batch-size", size] if size else []), *told]
-    return [MAKERS.get(stem, stem)]
+    return ["calibrate", "--from-logs", "FILE"] if stem == "requests" else [MAKERS.get(stem, stem)]
 
 
 class RunDirectory:
@@ -178,7 +178,7 @@ class RunDirectory:
         return _read(self.calibration, Calibration.load, self.command("calibrate"))
 
     def read_requests(self) -> RequestLog:
-        return _read(self.requests, RequestLog.load, self.command("calibrate", "--from-logs", "FILE"))
+        return _read(self.requests, RequestLog.load, self.command(*maker(self.requests.name)))
 
     def read_profile(self) -> LatencyProfile:
         return _read(self.profile, LatencyProfile.load, self.command("profile"))

@@ -35,7 +35,7 @@ class Encoder:
         if tokenizer is not None:
             is_sent = one.text and (not one.messages or not tokenizer.chats or tokenizer.is_rendered(one.text))
             is_chat = bool(one.messages) and not is_sent
-            written = tokenizer.write(one.messages, **one.options) if is_chat and not (prompt and answer) else one.text
+            written = tokenizer.write(one.messages, one.options) if is_chat and not (prompt and answer) else one.text
             bos = not (is_chat and tokenizer.chats) and not tokenizer.is_rendered(written)
             prompt = prompt or tokenizer.encode(written, bos=bos)
             if not answer and one.answer is not None:
@@ -53,10 +53,9 @@ class Encoder:
     def _said(self, tokenizer: Tokenizer, one: LoggedRequest, written: str) -> str:
         """What the template writes of the answer behind the prompt; its content where it begins answers otherwise."""
         bare = dict(one.answer or {})
-        whole = tokenizer.write([*one.messages, bare], finished=True, **one.options)
-        is_lost = bool(bare.pop("tool_calls", None)) and whole == tokenizer.write(
-            [*one.messages, bare], finished=True, **one.options
-        )
+        whole = tokenizer.write([*one.messages, bare], one.options, finished=True)
+        called = bool(bare.pop("tool_calls", None))
+        is_lost = called and whole == tokenizer.write([*one.messages, bare], one.options, finished=True)
         is_behind = whole.startswith(written)
         if not bare["content"].strip() and (is_lost or not is_behind):
             raise ValueError("its answer calls a tool, which the chat template does not write behind the prompt")

@@ -27,6 +27,7 @@ from treeopt.runtime.prompts.chat import BLANK_LINE, DATE_MACRO, try_template
 VOCABULARY, CONFIG, TEMPLATE, GENERATION = FILES = (
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
+NOTHING: Mapping[str, Any] = {}
 
 
 class Tokenizer:
@@ -76,18 +77,20 @@ class Tokenizer:
         ids: list[int] = self._model.encode(text, add_special_tokens=bos).ids
         return ids
 
-    def write(self, messages: Sequence[Mapping[str, Any]], *, finished: bool = False, **options: Any) -> str:
+    def write(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] = NOTHING, *, finished: bool = False
+    ) -> str:
         """Messages as the chat template writes them, as plain text without one. ValueError where the template refuses them.
 
-        finished : whether the last one is an answer; else the template begins one
         options  : what a request gives the template besides, tools for example
+        finished : whether the last one is an answer; else the template begins one
         """
         if not self.chats:
             return BLANK_LINE.join([*(str(one["content"]) for one in messages), *([] if finished else [""])])
         chat = self.chats.get("tool_use" if options.get("tools") else "default", self.chats["default"])
         told = {"tools": None, "documents": None, **self._texts, **options}
         try:
-            return str(chat.render(messages=messages, add_generation_prompt=not finished, **told))
+            return str(chat.render(told | {"messages": messages, "add_generation_prompt": not finished}))
         except (TimeoutError, MemoryError):
             raise
         except Exception as error:  # a template is a program, and may raise anything
