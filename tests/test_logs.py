@@ -115,6 +115,28 @@ def test_an_answer_that_the_limit_ended_has_no_end_token(folders, tmp_path, told
     assert byte_tokenizer().decode(one.answer) == REPLY["content"]
 
 
+EARLIER = [USER, REPLY, {"role": "user", "content": "more"}]
+UNANSWERED = [
+    ({"messages": EARLIER, "choices": [{"message": {"role": "assistant", "content": ""}}]}, None),
+    ({"messages": EARLIER, "answers": ""}, "answers"),
+    ({"messages": EARLIER, "response": {"choices": [{"text": None}]}}, None),
+]
+
+
+@pytest.mark.parametrize(("row", "responses"), UNANSWERED)
+def test_an_earlier_answer_is_not_taken_for_one_that_is_missing(folders, tmp_path, row, responses):
+    log = read(tmp_path, [GOOD, row], folders["chat"], responses=responses)
+    assert "it has no answer, or an empty one" in log.meta["skipped"][0]["reason"]
+
+
+@pytest.mark.parametrize("row", [{"token_ids": [7, 8]}, {"choices": [{"token_ids": [7, 8]}]}])
+def test_an_earlier_answer_stays_in_the_prompt_of_one_that_is_ids(folders, tmp_path, row):
+    ((prompt, _),) = texts(log := read(tmp_path, [{"messages": EARLIER, **row}], folders["chat"]))
+    assert next(log.requests()).answer == [7, 8]
+    assert prompt.count("Four") == 1
+    assert prompt.endswith("more<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_each_of_several_choices_is_a_request(folders, tmp_path):
     choices = [{"message": {"role": "assistant", "content": said}} for said in ("one", "two")]
     log = read(tmp_path, [{"messages": [USER], "choices": choices}], folders["chat"])

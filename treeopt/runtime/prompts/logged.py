@@ -111,7 +111,9 @@ def _request(choice: list[Row], row: list[Row], column: str | None, responses: s
         text = text_of(value, name, "a text or a list")
         extra = _first(said, INPUTS, str)[1] if name == "instruction" and column is None else None
         text += BLANK_LINE + extra if extra and extra.strip() else ""
-    answer = _answer(choice if is_choice and responses is None else [*choice, *row], messages, responses)
+    is_whole = bool(messages) and messages[-1]["role"] == "assistant"
+    taken = [] if is_choice or responses or (answer_ids and not is_whole) else messages
+    answer = _answer(choice if is_choice and responses is None else [*choice, *row], taken, responses)
     if not (messages or text or prompt_ids):
         raise ValueError(f"it has no prompt under {column or listed((*PROMPT_IDS, *PROMPTS))}")
     if not (answer_ids or answer):
@@ -137,8 +139,8 @@ def _request(choice: list[Row], row: list[Row], column: str | None, responses: s
 def _answer(objects: Sequence[Row], messages: list[Message], responses: str | None) -> Message | None:
     """The message that answered; where nothing else did, the assistant's last is taken off the ``messages``."""
     name, said = _first(_joint(objects), (responses,) if responses else ANSWERS, str, list)
-    roled = next((one for one in objects if one.get("role") == "assistant"), None)
-    if roled is not None and responses is None:
+    roled = None if responses else next((one for one in objects if one.get("role") == "assistant"), None)
+    if roled is not None:
         message: Message = _message(roled, len(messages) + 1)
     elif said is not None:
         message = {"role": "assistant", "content": joined(said)}
@@ -200,14 +202,11 @@ def _times(said: Row) -> tuple[float, float]:
 
 def _time(name: str, value: Any) -> float:
     """Seconds since the epoch, or since the log's clock began; NaN for none."""
-    if isinstance(value, str):
+    if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
         try:
-            value = float(value)
+            value = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
         except ValueError:
-            try:
-                value = datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
-            except ValueError:
-                raise ValueError(f"{name} must be a time, but is {value[:40]!r}") from None
+            raise ValueError(f"{name} must be a time, but is {value[:40]!r}") from None
     if isinstance(value, datetime):
         value = (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
     seconds = math.nan if value is None else _number(name, value)
