@@ -497,6 +497,7 @@ def test_the_command_shows_groups_and_names_are_only_names(folders, tmp_path, mo
     )
     assert f"treeopt search --for ENGINE --run '{name}'" in done.stderr
     told = json.loads(command(*words, "--json"))
+    assert json.loads(command("status", "--run", name, "--json"))["next"].startswith("treeopt search --for ENGINE")
     assert told["groups"][name]["requests"] == 2
     assert told["source"]["from_logs"] == str(path)
     assert set(told["tokenizer"]) == {
