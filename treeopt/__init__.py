@@ -26,7 +26,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from treeopt.errors import InvalidInput, OutOfRange, TreeoptError, Unsupported
-from treeopt.files.parameters import Count, Natural, Positive, Range, declared
+from treeopt.files.parameters import Count, Natural, Positive, Range, declared, parameters_of
 from treeopt.records import display
 from treeopt.runtime.settings import ModelOptions
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from treeopt.records.plan import Plan as Plan
     from treeopt.records.probe import Probe as Probe
     from treeopt.records.profile import LatencyProfile as LatencyProfile
+    from treeopt.records.requestlog import RequestLog as RequestLog
     from treeopt.records.rundir import RunDirectory as RunDirectory
     from treeopt.records.trace import RankTrace as RankTrace
     from treeopt.runtime.session import Session as Session
@@ -56,7 +57,7 @@ RUN = "treeopt-run"
 TYPES = {
     "RankTrace": "records.trace", "Probe": "records.probe", "Calibration": "records.calibration",
     "LatencyProfile": "records.profile", "Plan": "records.plan", "Benchmark": "records.benchmark",
-    "RunDirectory": "records.rundir", "Score": "growth.score", "Compared": "planning.compared",
+    "RequestLog": "records.requestlog", "RunDirectory": "records.rundir", "Score": "growth.score", "Compared": "planning.compared",
     "GroupsCompared": "planning.compared", "DraftersCompared": "planning.compared", "Session": "runtime.session",
     "Tree": "trees.tree",
 }  # fmt: skip
@@ -100,27 +101,31 @@ def calibrate(
     workers: Count | None = None,
     gpus_per_worker: Annotated[float, Range(0)] | None = None,
     address: str | None = None,
+    from_logs: str | Path | None = None,
+    tokenizer: str | Path | None = None,
     **options: Unpack[ModelOptions],
-) -> RankTrace | Probe:
+) -> RankTrace | Probe | RequestLog:
     """Measure at which rank the drafter has the token that really comes: the trace, kept in the run directory.
 
-    Under typical acceptance it is a probe, which is decoded with a tree.
+    Under typical acceptance it is a probe, which is decoded with a tree. With ``from_logs`` it is what was asked and answered.
 
     num_prompts     : prompts to answer; a quarter of them all is held out for bench at least
     max_new_tokens  : longest answer
     batch_size      : sequences decoded at once
     ranks           : ranks to tell apart
     topks           : nodes that dynamic trees expand on each level, to be recorded: numbers from 1 to 10
-    widths          : guesses of a block, each width recorded in this one calibration: 4,8,16; for drafters like DFlash, whose
-                      guesses all depend on it
+    widths          : guesses of a block, each width recorded, for drafters like DFlash, whose guesses all depend on it: 4,8,16
     shard           : measure every 8th block of prompts only, from the 2nd on: 2/8; treeopt merge joins the shards
     overwrite       : replace another measurement of the run, which is kept otherwise
     engine          : have workers of a Ray cluster answer
     workers         : workers, each with the model; by default 1
     gpus_per_worker : GPUs of each worker; by default 0
     address         : HOST:PORT of a running cluster, or auto; by default one on this machine
+    from_logs       : file of requests that were answered, for drafters that copy text; no model is run
+    tokenizer       : folder with the model's tokenizer.json, for logs that have texts
     options         : those of `open`, on top of those that the run was calibrated with
     """
+    asked = {**locals(), **options}
     from dataclasses import replace
 
     from treeopt import pipeline
@@ -129,16 +134,16 @@ def calibrate(
     from treeopt.records.rundir import RunDirectory
 
     run, on = RunDirectory.of(run), {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
+    if from_logs is not None or tokenizer is not None:
+        return pipeline.calibrate_from_logs(run, asked, parameters_of(calibrate))
     pipeline.check_widths(widths, options)
+    asking: dict[str, Any] = {"overwrite": overwrite, "num_prompts": num_prompts}
     with run.writing(), pipeline.cluster_of(engine, **on) as cluster:
-        session = pipeline.session_of(
-            run, model, options, overwrite=overwrite, num_prompts=num_prompts, cluster=cluster
-        )
+        session = pipeline.session_of(run, model, options, cluster=cluster, **asking)
         session = replace(session, shard=Shard.of(shard) if shard else WHOLE)
         counts = replace(USUAL, top_k=ranks, topks=tuple(sorted(set(topks))))
         session, counts = pipeline.of_widths(session, counts, widths)
-        limits = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
-        pipeline.calibrate(run, session, counts=counts, overwrite=overwrite, **limits)
+        pipeline.calibrate(run, session, counts=counts, **asking, max_new_tokens=max_new_tokens, batch_size=batch_size)
         return run.read_probe() if run.probe.exists() else run.read_trace()
 
 

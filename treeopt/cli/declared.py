@@ -39,7 +39,7 @@ GROUPS = {
     "Model and drafter": ("random_weights", "start", "draft_depth", "revision", "dtype", "device", "device_map",
                           "compiled", "mixed_precision", "load_in_8bit", "trust_remote_code"),
     "Several machines": ("workers", "gpus_per_worker", "address"),
-    "Prompts and answers": ("column", "group_by", "responses", "split", "chat_template", "bench_prompts", "max_new_tokens",
+    "Prompts and answers": ("from_logs", "tokenizer", "column", "group_by", "responses", "split", "chat_template", "bench_prompts", "max_new_tokens",
                             "tokens", "answers"),
     "How guesses are accepted": ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "seed"),
     "Files and output": ("calibration", "profile", "run", "output", "picture", "details", "as_json", "_click_default_help"),
@@ -52,7 +52,7 @@ WORDS = {
     "chat_template": "--no-chat-template", "output": "-o/--output", "as_json": "--json",
 }  # fmt: skip
 METAVARS = {
-    "shard": "I/N", "random_weights": "CONFIG", "gb_per_s": "GB_PER_S", "from_csv": "FILE", "command": "TEMPLATE",
+    "shard": "I/N", "random_weights": "CONFIG", "gb_per_s": "GB_PER_S", "from_csv": "FILE", "from_logs": "FILE", "tokenizer": "FOLDER", "command": "TEMPLATE",
     "runtime": "NAME", "analytical": "DEVICE", "launch": "COMMAND", "present": "OPTIONS", "verify": "N", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
     "topic": "[TOPIC]", "name": "[NAME]",
 }  # fmt: skip
@@ -61,8 +61,8 @@ TOPICS = {
     "calibration": "calibrations", "profile": "profiles", "tree": "trees", "trees": "trees", "drafter": "drafters",
     "acceptance": "acceptance", "objective": "objectives", "layout": "layouts", "names": "figures", "name": "engines",
 }  # fmt: skip
-FILES = ("calibration", "profile", "tree", "trees", "drafter", "model", "prompts", "sources", "from_csv")
-FOLDERS = ("run", "runs")
+FILES = ("calibration", "profile", "tree", "trees", "drafter", "model", "prompts", "sources", "from_csv", "from_logs")
+FOLDERS = ("run", "runs", "tokenizer")
 RUNTIMES = ("profile", "bench")  # commands whose --engine is a runtime on this machine
 SHARED = {
     "run": Parameter("run", str, treeopt.RUN, "run directory"),

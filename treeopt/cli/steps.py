@@ -108,17 +108,26 @@ def calibrate(run: RunDirectory, as_json: bool, **options: Any) -> None:
     the run is kept without --overwrite. With --shard several machines share the prompts, each in a run directory
     of its own, and treeopt merge joins them.
 
+    With --from-logs no model is run, and torch is not needed: what a server was asked and answered becomes token ids, for
+    drafters that copy text.
+
     \b
     Example:
         treeopt calibrate --num-prompts 64
         treeopt calibrate --drafter ngram --acceptance sample --temperature 0.7
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --group-by category
         treeopt calibrate --shard 2/8 --run part-2
+        treeopt calibrate --from-logs logs.jsonl --tokenizer MODEL
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --engine ray --workers 4 --gpus-per-worker 1
     """
-    from treeopt.report.tables import calibration_table
+    from treeopt.files.shell import printable
+    from treeopt.records.requestlog import RequestLog
+    from treeopt.report.tables import calibration_table, requests_table
 
-    treeopt.calibrate(run=run, **options)
+    if isinstance(log := treeopt.calibrate(run=run, **options), RequestLog):
+        show_result(log.document(), requests_table(log), as_json)
+        click.echo(printable(f"To choose settings: {run.command('search', '--for', 'ENGINE')}"), err=True)
+        return
     result = run.read_calibration()
     show_result(result.document(), calibration_table(result), as_json)
 

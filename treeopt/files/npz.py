@@ -25,9 +25,9 @@ NPY = ".npy"
 LARGE_BYTES = 2**24  # of an array beside which nothing is compressed
 
 
-def write(path: str | Path | BytesIO, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write(path: str | Path | BytesIO, arrays: Mapping[str, NDArray[Any]], *, compressed: bool = True) -> None:
     """Without pickles, and compressed where all arrays are small: large ones would take minutes."""
-    is_small = all(array.nbytes < LARGE_BYTES for array in arrays.values())
+    is_small = compressed and all(array.nbytes < LARGE_BYTES for array in arrays.values())
     with nullcontext(path) if isinstance(path, BytesIO) else atomic_writer(path) as stream:
         (np.savez_compressed if is_small else np.savez)(stream, allow_pickle=False, **arrays)
 

@@ -1,5 +1,6 @@
 """The steps of the line, each reading the run directory and writing one file to it; named as their commands.
 
+logs.py      calibrate -> requests.npz, of logs
 session.py   what loads a model: options given, on top of those of the run
 bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how
 launched.py  bench and profile by servers that a command of the user's starts
@@ -14,6 +15,7 @@ from treeopt.pipeline.compare import compare, draw_picture
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file, merge_runs
 from treeopt.pipeline.launched import bench_launched, profile_launched
+from treeopt.pipeline.logs import calibrate_from_logs
 from treeopt.pipeline.profile.command import profile_command
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file

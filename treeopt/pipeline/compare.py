@@ -35,6 +35,7 @@ from treeopt.records.inputs import (
 from treeopt.records.origins import OURS, differing
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
+from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import marked_rule, rule_of, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -202,7 +203,7 @@ def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
     folder = RunDirectory(Path(one).parent) if isinstance(one, str | Path) else None
     name = Path(str(one)).name if folder else "the given result"
     result = load_result(str(one)) if folder else cast(Result, one)
-    if isinstance(result, LatencyProfile | Benchmark):
+    if isinstance(result, LatencyProfile | Benchmark | RequestLog):
         raise InvalidInput(f"Traces, calibrations, plans, runs and counters are compared, but {name} is none of them.")
     sha256 = storage.sha256_of(Path(str(one))) if folder and Path(str(one)).is_file() else ""
     if not isinstance(result, Plan):
@@ -215,7 +216,7 @@ def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
 def _side_of_run(run: RunDirectory) -> Side:
     plan = run.read_plan() if run.plan.exists() else None
     profile = run.read_profile() if run.profile.exists() else None
-    if plan is not None and not run.accuracies():
+    if plan is not None and run.accuracies() in ([], [run.requests]):
         return Side(str(run.path), None, plan, profile)
     path, record = read_planned(run)
     names = changed(run, plan.inputs) if plan else []

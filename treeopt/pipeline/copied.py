@@ -56,7 +56,7 @@ def search_copied(
 ) -> Plan:
     """The best setting of an engine's drafters of text, or of all engines', for each batch size; options as of `search`."""
     check_options(options, batch_sizes, for_groups)
-    log = RequestLog.load(run.requests)
+    log = run.read_requests()
     timed, latencies = find_latencies(run, profile, own=True) or (None, None)
     sizes = list(batch_sizes or (latencies.batch_sizes if latencies else (1,)))
     drafters = asked_drafters(engine, method)
@@ -220,7 +220,7 @@ def _plan_groups(
         own = RunDirectory(run.path / "groups" / folder)
         with own.writing():
             part = log.select(which)
-            part.save(own.requests)
+            own.replace_requests(part)
             own.profile.unlink(missing_ok=True)  # of a search before
             if latencies is not None:
                 latencies.save(own.profile)

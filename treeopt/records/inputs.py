@@ -21,15 +21,16 @@ from treeopt.records.origins import elsewhere
 from treeopt.records.plan import Plan, Sample
 from treeopt.records.probe import Probe, is_probe
 from treeopt.records.profile import LatencyProfile
+from treeopt.records.requestlog import RequestLog, is_log
 from treeopt.records.rules import same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 
 T = TypeVar("T", bound=RankTrace | Probe | Calibration | None)
 Accuracies = RankTrace | Probe | Calibration
-Result = Accuracies | LatencyProfile | Plan | Benchmark
+Result = Accuracies | RequestLog | LatencyProfile | Plan | Benchmark
 JSON: tuple[type[Calibration | LatencyProfile | Plan | Benchmark], ...] = (Calibration, LatencyProfile, Plan, Benchmark)
-INPUTS = ("trace.npz", "probe.npz", "calibration.json", "profile.json", "plan.json")  # of a run
+INPUTS = ("trace.npz", "probe.npz", "requests.npz", "calibration.json", "profile.json", "plan.json")  # of a run
 
 
 def load_result(path: str | Path) -> Result:
@@ -42,7 +43,7 @@ def load_result(path: str | Path) -> Result:
     if not file.exists():
         file = (places.shipped("calibration") | places.shipped("profiles")).get(str(path), file)
     if file.suffix == ".npz":
-        return Probe.load(file) if is_probe(file) else RankTrace.load(file)
+        return Probe.load(file) if is_probe(file) else RequestLog.load(file) if is_log(file) else RankTrace.load(file)
     document = storage.load_json(file)
     found = document.get("schema") if isinstance(document, dict) else None
     kinds = {storage.schema(record.file_kind): record for record in JSON}

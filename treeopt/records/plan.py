@@ -298,10 +298,7 @@ class Plan(Kept):
         """Guesses of the drafter that it is for."""
         return (self.drafter or {}).get("num_heads")
 
-    @property
-    def copies(self) -> bool:
-        """Whether its drafts are text that is copied, by an engine's own settings."""
-        return (self.drafter or {}).get("kind") == COPIED_TEXT
+    copies = property(lambda self: (self.drafter or {}).get("kind") == COPIED_TEXT)  # text, by an engine's own settings
 
     def entry(self, batch_size: int | None = None) -> PlanEntry:
         """The entry of a batch size, which may be left out where there is only one; OutOfRange where there is none."""

@@ -92,6 +92,25 @@ class RequestLog(Answers):
         """Whether it is known of every request when it was asked and when answered."""
         return all(times is not None and np.isfinite(times).all() for times in (self.begin_s, self.end_s))
 
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Requests, conversations and tokens of each group, under "" of all."""
+        rows = {"": np.arange(self.num_sequences)}
+        rows |= {name: np.flatnonzero(self.group == i) for i, name in enumerate(self.group_names)}
+        return {
+            name: {
+                "requests": len(own),
+                "conversations": len(np.unique(self.clusters[own])),
+                "prompt_tokens": int(self.prompt_tokens[own].sum(dtype=np.int64)),
+                "answer_tokens": int(self.answer_tokens[own].sum()),
+            }
+            for name, own in rows.items()
+        }
+
+    def document(self) -> dict[str, object]:
+        """What the file says, as far as it is no array."""
+        groups = self.counts()
+        return {"schema": SCHEMA, **groups.pop(""), "groups": groups, "has_times": self.has_times, **self.meta}
+
     def requests(self) -> Iterator[Request]:
         """Every request, in order."""
         unknown = np.full(self.num_sequences, np.nan)
@@ -113,7 +132,8 @@ class RequestLog(Answers):
 
     def save(self, path: str | Path | BytesIO) -> None:
         text = np.array(json.dumps({"schema": SCHEMA, **self.meta}, allow_nan=False))
-        npz.write(path, {**self._arrays(*_ARRAYS), "meta": text})
+        # Requests that are alike would unpack to more times the file than is read.
+        npz.write(path, {**self._arrays(*_ARRAYS), "meta": text}, compressed=False)
 
     @classmethod
     def load(cls, path: str | Path) -> RequestLog:
@@ -127,6 +147,15 @@ class RequestLog(Answers):
             return log
         except InvalidInput as error:
             raise InvalidInput(f"{path} is not a log of requests: {error}") from None
+
+
+def is_log(path: str | Path) -> bool:
+    """Whether an .npz file holds a log of requests, by the names of its arrays; not where it cannot be read."""
+    try:
+        names = npz.names(path)
+    except InvalidInput:
+        return False
+    return {"tokens", "starts", "prompt_tokens"} <= names and "ranks" not in names
 
 
 _ARRAYS: dict[str, type[np.generic]] = {

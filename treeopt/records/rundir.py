@@ -18,6 +18,7 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
+from treeopt.records.requestlog import RequestLog
 from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def maker(name: str) -> list[str]:
         engine, size = found.groups()
         told = ["--launch", "COMMAND"] if engine == LAUNCHED else ["--engine", engine] if engine else []
         return ["bench", *(["--batch-size", size] if size else []), *told]
-    return [MAKERS.get(stem, stem)]
+    return ["calibrate", "--from-logs", "FILE"] if stem == "requests" else [MAKERS.get(stem, stem)]
 
 
 class RunDirectory:
@@ -65,7 +66,7 @@ class RunDirectory:
         self.trace = self.path / "trace.npz"  # calibrate
         self.calibration = self.path / "calibration.json"  # calibrate
         self.probe = self.path / "probe.npz"  # calibrate, under typical acceptance
-        self.requests = self.path / "requests.npz"  # calibrate, from logs
+        self.requests = self.path / "requests.npz"  # calibrate --from-logs
         self.profile = self.path / "profile.json"  # profile
         self.plan = self.path / "plan.json"  # search
         self.bench = self.path / "bench.json"  # bench
@@ -88,7 +89,7 @@ class RunDirectory:
             run = cls(folder)
             run.is_held = True
             files = {RankTrace: run.trace, Probe: run.probe, Calibration: run.calibration}
-            files |= {LatencyProfile: run.profile, Plan: run.plan, Benchmark: run.bench}
+            files |= {RequestLog: run.requests, LatencyProfile: run.profile, Plan: run.plan, Benchmark: run.bench}
             for record in records:
                 if type(record) not in files:
                     raise TypeError(f"a result of treeopt is wanted, but this is a {type(record).__name__}")
@@ -156,12 +157,16 @@ class RunDirectory:
         the files that are there are of one origin.
         """
         records = {self.calibration: calibration, self.probe: probe, self.trace: trace}
-        old = [self.calibration, self.probe] if trace is not None else [self.probe, self.trace]
+        old = [self.requests, self.probe, self.calibration if trace is not None else self.trace]
         replace_together({file: record.save for file, record in records.items() if record is not None}, old)
+
+    def replace_requests(self, log: RequestLog) -> None:
+        """Replace what was measured before by the requests of a log."""
+        replace_together({self.requests: log.save}, [self.calibration, self.probe, self.trace])
 
     def accuracies(self) -> list[Path]:
         """The files of what was calibrated that there are."""
-        return [file for file in (self.trace, self.probe, self.calibration) if file.exists()]
+        return [file for file in (self.trace, self.probe, self.calibration, self.requests) if file.exists()]
 
     def read_trace(self) -> RankTrace:
         return _read(self.trace, RankTrace.load, self.command("calibrate"))
@@ -171,6 +176,9 @@ class RunDirectory:
 
     def read_calibration(self) -> Calibration:
         return _read(self.calibration, Calibration.load, self.command("calibrate"))
+
+    def read_requests(self) -> RequestLog:
+        return _read(self.requests, RequestLog.load, self.command(*maker(self.requests.name)))
 
     def read_profile(self) -> LatencyProfile:
         return _read(self.profile, LatencyProfile.load, self.command("profile"))

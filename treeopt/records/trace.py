@@ -359,7 +359,7 @@ def check_answers(record: Answers, lengths: NDArray[Any]) -> None:
     names, limit, hashes = (meta.get(key) for key in ("group_names", "max_new_tokens", "prompt_sha256"))
     most = {"end": max(End), "group": inf if names is None else len(names) - 1}
     for name in ("prompt_tokens", "cluster", "end", "group"):
-        values = getattr(record, name, None)
+        values = getattr(record, name, None)  # a log of requests has no ends
         for value in () if values is None or not sequences else (values.min(), values.max()):
             within(0, most.get(name, inf), **{name: int(value)})
     if hashes is not None and len(hashes) != sequences:

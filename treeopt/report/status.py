@@ -15,6 +15,7 @@ from treeopt.records.inputs import changed
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
+from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import DECODERS, ENGINES, RunDirectory, maker
 from treeopt.records.trace import RankTrace
@@ -63,6 +64,7 @@ def _results(run: RunDirectory, found: Records) -> Iterator[FileStatus]:
         (run.calibration, Calibration.load, lambda c: (c.meta, f"accuracies of {c.num_heads} heads")),
         (run.trace, RankTrace.load, _trace),
         (run.probe, Probe.load, lambda probe: (probe.meta, f"{count(len(probe.accepted), 'step')} of a tree")),
+        (run.requests, RequestLog.load, lambda log: (log.meta, count(log.num_sequences, "request"))),
         (run.profile, LatencyProfile.load, lambda p: (p.info, _timed(p))),
         (run.plan, Plan.load, _plan),
         *((file, Benchmark.load, _bench) for file in run.benches()),
@@ -133,10 +135,12 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Records) -> 
         return f"{name} is stale: {rows[name].why}." if rows[name].state == STALE else ""
 
     plan = found.get(run.plan.name)
+    if run.requests.name in found and (why := wanting(run.plan.name)):
+        return why, ["search", "--for", "ENGINE"]
     decodes = run.trace.name in found and bool(found[run.trace.name].meta.get("source"))
     used = plan.inputs if plan else {}  # shipped files are not the run's, and never wanting
     accuracies = {run.trace.name, run.probe.name, run.calibration.name}
-    if run.calibration.name not in found and (plan is None or accuracies & used.keys()):
+    if not {run.calibration.name, run.requests.name} & found.keys() and (plan is None or accuracies & used.keys()):
         return "Nothing is calibrated yet.", ["calibrate"]
     timed = plan is not None and run.profile.name not in used and plan.entries[0].chosen.step_ms is not None
     if not timed and (why := wanting(run.profile.name)):

@@ -14,6 +14,7 @@ from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared
 from treeopt.planning.regret import Loss, PlanLoss
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
+from treeopt.records.requestlog import RequestLog
 from treeopt.report.status import OK, RunStatus
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
@@ -128,6 +129,19 @@ def _about_answers(info: Mapping[str, Any]) -> list[str]:
     if info.get("skipped"):
         said.append(f"{len(info['skipped'])} prompts or turns left out (listed in calibration.json).")
     return said
+
+
+def requests_table(log: RequestLog) -> Table:
+    """Requests, conversations and tokens of a log, of all and group by group."""
+    rows = [(name or "all", *(f"{n:,}" for n in counted.values())) for name, counted in log.counts().items()]
+    skipped = (log.meta.get("counted") or {}).get("skipped", 0)
+    said = f"{'With' if log.has_times else 'Without'} the times of all requests; {count(skipped, 'row')} left out."
+    return Table(
+        "What was asked and answered",
+        texts("group", "requests", "conversations", "prompt tokens", "answer tokens", names=1),
+        rows,
+        caption=said,
+    )
 
 
 def score_table(score: Score, name: str) -> RenderableType:

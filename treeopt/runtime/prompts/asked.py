@@ -31,10 +31,10 @@ def read_asked(
     record: Mapping[str, Any], column: str | None, responses: str | None
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """System text and turns, and the given answers, of which there is one per turn or none."""
-    name = _first(record, (column,) if column else COLUMNS)
+    name = first_of(record, (column,) if column else COLUMNS)
     if name is None:
         raise ValueError(f"it has nothing under {column or listed(COLUMNS)}")
-    value = _decoded(record[name], name in LISTS)
+    value = decoded(record[name], name in LISTS)
     if name == "instruction" and column is None:
         extra = next((text for key in INPUTS if isinstance(text := record.get(key), str) and text.strip()), None)
         value = value + BLANK_LINE + extra if extra and isinstance(value, str) else value
@@ -42,25 +42,25 @@ def read_asked(
     if _has_messages(value):
         system, turns, _ = _messages(value)
     elif isinstance(value, list):
-        turns = [_text(turn, f"turn {i} of {name}") for i, turn in enumerate(value, 1)]
+        turns = [text_of(turn, f"turn {i} of {name}") for i, turn in enumerate(value, 1)]
     else:
-        turns = [_text(value, name, "a text or a list")]
+        turns = [text_of(value, name, "a text or a list")]
     if not turns:
         raise ValueError(f"{name} has no turn of the user's")
     answers: tuple[str, ...] = ()
     if responses is not None:
-        answers = _answers(_decoded(record.get(responses), isinstance(value, list)), responses, len(turns))
+        answers = _answers(decoded(record.get(responses), isinstance(value, list)), responses, len(turns))
         turns = turns[: len(answers)]
     head: tuple[Message, ...] = (("system", system),) if system else ()
     return head + tuple(("user", turn) for turn in turns), answers
 
 
-def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
+def first_of(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
     """The first of these names that has a value."""
     return next((name for name in names if record.get(name) is not None), None)
 
 
-def _decoded(value: Any, is_list: bool) -> Any:
+def decoded(value: Any, is_list: bool) -> Any:
     """A list that a CSV cell holds as JSON; anything else as it is.
 
     In columns that are not known for lists, only messages are told from texts that begin with "[".
@@ -88,14 +88,14 @@ def _messages(messages: list[Any]) -> tuple[str, list[str], list[str]]:
     system: list[str] = []
     turns: list[list[str]] = []
     said: list[list[str]] = []
-    roles = [_role(message, i) for i, message in enumerate(messages, 1)]
+    roles = [role_of(message, i) for i, message in enumerate(messages, 1)]
     for i, (role, message) in enumerate(zip(roles, messages, strict=True), 1):
-        content = _joined(message.get(_first(message, ("content", "value"))))
+        content = joined(message.get(first_of(message, ("content", "value"))))
         if role == "user":
             if not turns or said[-1] or "assistant" not in roles:
                 turns.append([])
                 said.append([])
-            turns[-1].append(_text(content, f"message {i}"))
+            turns[-1].append(text_of(content, f"message {i}"))
         elif role == "assistant":
             if not turns:
                 raise ValueError("its first message after the system text must be the user's")
@@ -103,22 +103,23 @@ def _messages(messages: list[Any]) -> tuple[str, list[str], list[str]]:
         elif turns:
             raise ValueError(f"message {i} must not be the system's after the user has spoken")
         elif content not in (None, ""):
-            system.append(_text(content, f"message {i}"))
+            system.append(text_of(content, f"message {i}"))
     join = BLANK_LINE.join
     return join(system), [join(turn) for turn in turns], [join(filter(None, texts)) for texts in said]
 
 
-def _role(message: Any, i: int) -> str:
+def role_of(message: Any, i: int, roles: Mapping[str, str] = ROLES) -> str:
     if not isinstance(message, dict):
         raise ValueError(f"message {i} must be an object, but is {kind_of(message)}")
-    name = message.get(_first(message, ("role", "from")))
-    if not isinstance(name, str) or name not in ROLES:
+    name = message.get(first_of(message, ("role", "from")))
+    if not isinstance(name, str) or name not in roles:
         shown = repr(name[:20]) if isinstance(name, str) else kind_of(name)
-        raise ValueError(f"the role of message {i} must be system, user or assistant, but is {shown}")
-    return ROLES[name]
+        *others, last = dict.fromkeys(roles.values())
+        raise ValueError(f"the role of message {i} must be {', '.join(others)} or {last}, but is {shown}")
+    return roles[name]
 
 
-def _joined(content: Any) -> Any:
+def joined(content: Any) -> Any:
     """The text of a content that comes in parts."""
     if not isinstance(content, list):
         return content
@@ -127,7 +128,7 @@ def _joined(content: Any) -> Any:
     return "".join(part["text"] for part in content)
 
 
-def _text(value: Any, name: str, kinds: str = "a text") -> str:
+def text_of(value: Any, name: str, kinds: str = "a text") -> str:
     """A text that can be tokenised."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be {kinds}, but is {kind_of(value)}")
@@ -148,7 +149,7 @@ def _answers(value: Any, name: str, n_turns: int) -> tuple[str, ...]:
     if len(given) > n_turns:
         raise ValueError(f"{name} has {len(given)} answers to {n_turns} turns")
     said = takewhile(lambda answer: answer is not None and str(answer).strip(), given)
-    answers = tuple(_text(answer, name) for answer in said)
+    answers = tuple(text_of(answer, name) for answer in said)
     if not answers:
         raise ValueError(f"it has no answer under {name}")
     return answers

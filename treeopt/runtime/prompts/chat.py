@@ -56,22 +56,8 @@ class ChatFormat:
                 template = DATE_MACRO + template
         chat = cls(target.tokenizer, target.eos_ids, target.vocab_size, template)
         if template is not None:
-            chat._try_template()
+            try_template(lambda: str(chat._apply([[("user", "a")]], tokenize=False)[0]))
         return chat
-
-    def _try_template(self) -> None:
-        """InvalidInput where the template, which is a program, takes for ever for a word, or makes a book of it."""
-        try:
-            with time_limit(TEMPLATE_SECONDS):
-                written = self._apply([[("user", "a")]], tokenize=False)
-            if len(written[0]) <= TEMPLATE_CHARS:
-                return
-            did = f"writes more than {TEMPLATE_CHARS:,} characters"
-        except TimeoutError:
-            did = f"takes more than {TEMPLATE_SECONDS} seconds"
-        except Exception:  # it may want other messages: each conversation is tried
-            return
-        raise InvalidInput(f"The model's chat template {did} for one word: leave it out with `chat_template=False`.")
 
     def first_prompts(self, conversations: Sequence[Sequence[Message]]) -> list[Tokens | InvalidInput]:
         """Tokens up to the first answer of each conversation; the error where it cannot be written."""
@@ -157,6 +143,21 @@ class ChatFormat:
             return_dict=tokenize,
         )
         return found["input_ids"] if tokenize else found
+
+
+def try_template(write_word: Callable[[], str]) -> None:
+    """InvalidInput where a template, which is a program, takes for ever for a word, or makes a book of it."""
+    try:
+        with time_limit(TEMPLATE_SECONDS):
+            written = write_word()
+        if len(written) <= TEMPLATE_CHARS:
+            return
+        did = f"writes more than {TEMPLATE_CHARS:,} characters"
+    except TimeoutError:
+        did = f"takes more than {TEMPLATE_SECONDS} seconds"
+    except Exception:  # it may want other messages: each conversation is tried
+        return
+    raise InvalidInput(f"The model's chat template {did} for one word: leave it out with `chat_template=False`.")
 
 
 @contextmanager

@@ -60,10 +60,11 @@ class Rows:
     fingerprint: Callable[[], str]
 
 
-def read_rows(source: str, *, split: str | None = None) -> Rows:
+def read_rows(source: str, *, split: str | None = None, option: str = "prompts") -> Rows:
     """The rows of a file, of a folder with a dataset in it, or of a dataset id of the Hugging Face hub.
 
-    split : of a dataset; None takes "train", or the only one
+    split  : of a dataset; None takes "train", or the only one
+    option : the parameter that says the file, for errors
 
     Raises InvalidInput where the source cannot be read or holds nothing.
     """
@@ -78,11 +79,11 @@ def read_rows(source: str, *, split: str | None = None) -> Rows:
     if split is not None:
         raise InvalidInput(f"`split` is for a dataset, but `prompts` is {source}. Leave it out.")
     if reader is None:
-        raise InvalidInput(f"`prompts` must end in {', '.join(READERS)}, or in .gz behind it, but got {source}.")
-    return Rows(path.name, _read(path, reader), partial(sha256_of, path))
+        raise InvalidInput(f"`{option}` must end in {', '.join(READERS)}, or in .gz behind it, but got {source}.")
+    return Rows(path.name, _read(path, reader, option), partial(sha256_of, path))
 
 
-def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Iterator[Found]:
+def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]], option: str) -> Iterator[Found]:
     try:
         with open_regular(path) as stored:
             stream = io.BytesIO(_unpacked(stored)) if path.suffix.lower() == ".gz" else stored
@@ -92,7 +93,7 @@ def _read(path: Path, reader: Callable[[IO[bytes]], Iterable[Found]]) -> Iterato
             stream.seek(3 if mark == b"\xef\xbb\xbf" else 0)
             yield from limit_rows(reader(stream), "it", MOST_ROWS)
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"`prompts` must be a readable file, but {path}: {first_line(error)}.") from None
+        raise InvalidInput(f"`{option}` must be a readable file, but {path}: {first_line(error)}.") from None
 
 
 def _unpacked(stored: IO[bytes]) -> bytes:
@@ -196,9 +197,9 @@ def _csv(stream: IO[bytes], delimiter: str = ",") -> Iterator[Found]:
 
 
 def _parquet(stream: IO[bytes]) -> Iterator[Found]:
-    from pyarrow import parquet
-
     try:
+        from pyarrow import parquet
+
         file = parquet.ParquetFile(stream)
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         n_bytes = sum(group.total_byte_size for group in groups)
@@ -222,6 +223,8 @@ def _parquet(stream: IO[bytes]) -> Iterator[Found]:
             batch.validate(full=True)  # before anything reads through its offsets
             for record in batch.to_pylist():
                 yield next(numbers), record
+    except ImportError:
+        raise ValueError("a .parquet file needs pyarrow: pip install pyarrow") from None
     except Exception as error:  # of any library that pyarrow uses
         raise ValueError(f"it is not a whole .parquet file ({first_line(error)})") from None
 

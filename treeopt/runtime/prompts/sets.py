@@ -190,7 +190,11 @@ def read_conversations(
             n_skipped += 1
             if n_skipped <= MOST_SKIPPED:
                 skipped.append(Skipped(row, str(error)))
-    _check_columns(rows.name, columns, {"`column`": column, "`group_by`": group_by, "`responses`": responses})
+    check_columns(rows.name, columns, {"`column`": column, "`group_by`": group_by, "`responses`": responses})
+    if columns and column is None and not any(name in columns for name in COLUMNS):
+        raise InvalidInput(
+            f"A prompt must stand under {listed(COLUMNS)}, but {rows.name} has {listed(columns)}: name one with `column`."
+        )
     return rows, drawn, skipped, n_skipped
 
 
@@ -250,13 +254,10 @@ def _distinct(found: Sequence[Conversation], seed: int | None) -> tuple[Conversa
     return kept if seed is None else tuple(kept[i] for i in spread([one.group for one in kept], seed))
 
 
-def _check_columns(source: str, columns: Collection[str], options: Mapping[str, str | None]) -> None:
+def check_columns(source: str, columns: Collection[str], options: Mapping[str, str | None]) -> None:
+    """InvalidInput where an option names a column that no row has."""
     for option, name in options.items():
         if columns and name not in (None, *columns):
             raise InvalidInput(
                 f"{option} must be a column of {source}: {listed(columns)}, but got {name}.{meant(name, columns)}"
             )
-    if columns and options["`column`"] is None and not any(name in columns for name in COLUMNS):
-        raise InvalidInput(
-            f"A prompt must stand under {listed(COLUMNS)}, but {source} has {listed(columns)}: name one with `column`."
-        )

@@ -1,0 +1,593 @@
+"""Logs of requests become token ids: every form of row, damaged ones, conversations, times; without torch or transformers."""
+
+import json
+import math
+import os
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import treeopt
+from treeopt.errors import InvalidInput
+from treeopt.pipeline.logs import BLOCK, read_requests
+from treeopt.records.requestlog import RequestLog
+from treeopt.records.rundir import RunDirectory
+from treeopt.runtime.prompts import logged
+from treeopt.runtime.prompts.tokenizer import Tokenizer
+
+from .conftest import examples, invoke
+from .conftest import treeopt as command
+from .prompt_files import BRACKETS, CHATML, byte_tokenizer
+
+TOOLED = (
+    "{%- if tools %}{{ tools | tojson(indent=1) }}{% endif %}{%- for m in messages %}{%- if m.role == 'skip' %}{% continue %}"
+    "{% endif %}<|im_start|>{{ m.role }}\n{% generation %}{{ m.content }}{% for c in m.tool_calls or [] %}<call>"
+    "{{ c.function.arguments | tojson }}</call>{% endfor %}{% endgeneration %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{% set day = strftime_now('%d %B %Y') %}"
+)
+USER, REPLY = {"role": "user", "content": "Über 2?"}, {"role": "assistant", "content": "Four & <more>."}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "a b"}'}}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """Tokenizers as transformers saves them, one token a byte, with chat templates or without."""
+    place = tmp_path_factory.mktemp("tokenizers")
+    for name, template in (("plain", None), ("chat", CHATML), ("brackets", BRACKETS), ("tools", TOOLED)):
+        byte_tokenizer(template).save_pretrained(place / name)
+        if name in ("chat", "tools"):
+            config = place / name / "tokenizer_config.json"
+            config.write_text(config.read_text().replace('"eos_token": "</s>"', '"eos_token": "<|im_end|>"'))
+            (place / name / "generation_config.json").write_text('{"eos_token_id": [1, 3]}')
+    return {path.name: path for path in place.iterdir()}
+
+
+def write(folder: Path, rows, name="logs.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def read(folder: Path, rows, tokenizer: Path | None = None, **options) -> RequestLog:
+    return read_requests(write(folder, rows), Tokenizer(tokenizer) if tokenizer else None, **options)
+
+
+def texts(log: RequestLog) -> list[tuple[str, str]]:
+    """Prompts and answers of a byte tokenizer as texts, special tokens among them."""
+    decode = byte_tokenizer().decode
+    return [(decode(one.prompt), decode(one.answer)) for one in log.requests()]
+
+
+ASKED = "<|im_start|>user\nÜber 2?<|im_end|>\n<|im_start|>assistant\n"
+SAID = "Four & <more>.<|im_end|>"
+FORMS = {
+    "messages": {"messages": [USER, REPLY]},
+    "messages go on": {"messages": [USER, REPLY, {"role": "user", "content": "never answered"}]},
+    "messages and response": {"messages": [USER], "response": REPLY["content"]},
+    "sharegpt": {"conversations": [{"from": "human", "value": "Über 2?"}, {"from": "gpt", "value": "Four & <more>."}]},
+    "texts": {"prompt": "Über 2?", "completion": "Four & <more>."},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "Über "}, {"type": "text", "text": "2?"}]}, REPLY]},
+    "flat choices": {"messages": [USER], "choices": [{"index": 0, "message": REPLY | {"tool_calls": None}}]},
+    "request and response": {
+        "request": {"model": "m", "messages": [USER], "max_tokens": 50},
+        "response": {"id": "x", "choices": [{"message": REPLY, "finish_reason": "stop"}], "usage": {"completion_tokens": 9}},
+    },
+    "batch": {"custom_id": "r", "request": {"body": {"messages": [USER]}}, "response": {"status_code": 200, "body": {"choices": [{"message": REPLY}]}}},
+    "message": {"request": {"messages": [USER]}, "response": {"message": REPLY, "done_reason": "stop"}},
+    "rendered": {"prompt": ASKED, "generated_text": "Four & <more>."},
+    "completion": {"request": {"prompt": ASKED}, "response": {"choices": [{"text": "Four & <more>.", "finish_reason": "stop"}]}},
+    "instruction": {"instruction": "Über 2?", "input": "", "output": "Four & <more>."},
+    "messages in a cell": {"messages": json.dumps([USER, REPLY])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", FORMS.values(), ids=FORMS)
+def test_every_form_of_row_gives_the_same_request(folders, tmp_path, row):
+    log = read(tmp_path, [row], folders["chat"])
+    assert texts(log) == [(ASKED, SAID)]
+    assert log.limit.tolist() == [50 if "max_tokens" in str(row) else 0]
+
+
+def test_a_raw_text_gets_the_tokenizers_bos_and_a_template_writes_its_own(folders, tmp_path):
+    row = {"request": {"prompt": "def f"}, "response": {"choices": [{"text": "(x):"}]}}
+    assert texts(read(tmp_path, [row], folders["plain"])) == [("<s>def f", "(x):</s>")]
+    assert texts(read(tmp_path, [{"messages": [USER, REPLY]}], folders["plain"])) == [
+        ("<s>Über 2?\n\n", "Four & <more>.</s>")
+    ]
+    assert texts(read(tmp_path, [{"messages": [USER, REPLY]}], folders["brackets"])) == [
+        ("<s>[INST] Über 2? [/INST]", " Four & <more>. </s>")
+    ]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"finish_reason": "length"}, {"finish_reason": {"type": "length"}}, {"max_tokens": 14}, {"stop_type": "limit"}],
+)
+def test_an_answer_that_the_limit_ended_has_no_end_token(folders, tmp_path, told):
+    (one,) = read(tmp_path, [{"messages": [USER], "response": REPLY["content"], **told}], folders["chat"]).requests()
+    assert byte_tokenizer().decode(one.answer) == REPLY["content"]
+
+
+EARLIER = [USER, REPLY, {"role": "user", "content": "more"}]
+UNANSWERED = [
+    ({"messages": EARLIER, "choices": [{"message": {"role": "assistant", "content": ""}}]}, None),
+    ({"messages": EARLIER, "answers": ""}, "answers"),
+    ({"messages": EARLIER, "response": {"choices": [{"text": None}]}}, None),
+]
+
+
+@pytest.mark.parametrize(("row", "responses"), UNANSWERED)
+def test_an_earlier_answer_is_not_taken_for_one_that_is_missing(folders, tmp_path, row, responses):
+    log = read(tmp_path, [GOOD, row], folders["chat"], responses=responses)
+    assert "it has no answer, or an empty one" in log.meta["skipped"][0]["reason"]
+
+
+@pytest.mark.parametrize("row", [{"token_ids": [7, 8]}, {"choices": [{"token_ids": [7, 8]}]}])
+def test_an_earlier_answer_stays_in_the_prompt_of_one_that_is_ids(folders, tmp_path, row):
+    ((prompt, _),) = texts(log := read(tmp_path, [{"messages": EARLIER, **row}], folders["chat"]))
+    assert next(log.requests()).answer == [7, 8]
+    assert prompt.count("Four") == 1
+    assert prompt.endswith("more<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_each_of_several_choices_is_a_request(folders, tmp_path):
+    choices = [{"message": {"role": "assistant", "content": said}} for said in ("one", "two")]
+    log = read(tmp_path, [{"messages": [USER], "choices": choices}], folders["chat"])
+    assert texts(log) == [(ASKED, "one<|im_end|>"), (ASKED, "two<|im_end|>")]
+
+
+def test_calls_of_tools_are_written_where_the_template_writes_them_and_said_to_be_lost_elsewhere(folders, tmp_path):
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    back = {"role": "tool", "tool_call_id": "c1", "content": "found"}
+    rows = [
+        {"request": {"messages": [USER], "tools": [{"a": "<b>"}]}, "response": {"choices": [{"message": called}]}},
+        {"messages": [USER, called, back], "response": "done"},
+        {"messages": [USER, {**called, "content": "I look."}]},
+    ]
+    log = read(tmp_path, rows, folders["tools"])
+    assert [said for _, said in texts(log)] == [
+        '<call>{"at": "a b"}</call><|im_end|>',
+        "done<|im_end|>",
+        'I look.<call>{"at": "a b"}</call><|im_end|>',
+    ]
+    assert texts(log)[0][0].startswith('[\n {\n  "a": "<b>"\n }\n]<|im_start|>user')
+    log = read(tmp_path, rows, folders["chat"])
+    assert [said for _, said in texts(log)] == ["done<|im_end|>", "I look.<|im_end|>"]
+    assert log.meta["skipped"] == [
+        {"row": 1, "reason": "its answer calls a tool, which the chat template does not write behind the prompt"}
+    ]
+    assert any("1 answer without the calls of tools" in said for said in log.meta["notes"])
+
+
+MESSAGES = st.lists(st.text("ab \n<é|>", min_size=1).filter(str.strip), min_size=2, max_size=7)
+
+
+@given(MESSAGES, st.booleans(), st.sampled_from(["chat", "brackets", "tools"]))
+def test_templates_are_written_as_transformers_writes_them(folders, said, with_tools, name):
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(folders[name])
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)]
+    if name == "tools":
+        messages[1]["tool_calls"] = [{"function": {"name": "x", "arguments": {"t": said[0]}}}]
+    tools = [{"type": "function", "function": {"name": "é"}}] if with_tools else None
+    ours = Tokenizer(folders[name])
+    for finished in (False, True):
+        expected = theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=not finished)
+        assert ours.write(messages, {"tools": tools}, finished=finished) == expected
+        assert ours.encode(expected) == theirs(expected, add_special_tokens=False)["input_ids"]
+        assert ours.encode(said[0], bos=True) == theirs(said[0])["input_ids"]
+
+
+IDS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=40)
+CLOCK = st.integers(10**9, 2 * 10**9)
+ROWS = st.lists(
+    st.tuples(IDS, IDS, CLOCK, st.integers(0, 1000), st.integers(0, 9), st.sampled_from("ab$")), min_size=1, max_size=8
+)
+SHAPES = [
+    lambda p, a, b, t, n, g: {"prompt_token_ids": p, "token_ids": a, "begin_s": b, "end_s": b + t, "max_tokens": n, "kind": g},
+    lambda p, a, b, t, n, g: {
+        "kind": g, "request": {"prompt": p, "max_completion_tokens": n or None}, "start_time": 1000 * b,
+        "response": {"choices": [{"token_ids": a, "finish_reason": "stop"}]}, "latency_ms": 1000 * t,
+    },
+    lambda p, a, b, t, n, g: {
+        "prompt_token_ids": p, "outputs": [{"index": 0, "text": None, "token_ids": a}], "sampling_params": {"max_tokens": n},
+        "created": str(b), "end_time": str(10**9 * (b + t)), "kind": g,
+    },
+    lambda p, a, b, t, n, g: {
+        "input_ids": json.dumps(p), "output_ids": a, "duration": t, "finished_at": b + t, "max_new_tokens": str(n), "kind": g,
+    },
+]  # fmt: skip
+
+
+@given(ROWS, st.lists(st.sampled_from(SHAPES), min_size=8, max_size=8))
+def test_ids_come_back_as_they_were_in_the_order_of_their_times(tmp_path_factory, rows, shapes):
+    folder = tmp_path_factory.mktemp("ids")
+    log = read(folder, [shape(*row) for shape, row in zip(shapes, rows, strict=False)], group_by="kind")
+    log.save(folder / "requests.npz")
+    log = treeopt.load(folder / "requests.npz")
+    expected = sorted(rows, key=lambda row: row[2])
+    found = [(r.prompt, r.answer, r.begin_s, r.end_s, r.limit) for r in log.requests()]
+    assert found == [(p, a, b, b + t, max(n, len(a)) if n else None) for p, a, b, t, n, _ in expected]
+    assert [log.group_names[g] for g in log.group.tolist()] == [row[-1] for row in expected]
+    assert log.has_times
+    assert log.meta["skipped"] == []
+
+
+GOOD = {"prompt_token_ids": [5, 6], "token_ids": [7]}
+DAMAGE = {
+    '{"prompt": "x", "respon': "it is not JSON",
+    "[1, 2]": "it must be an object or a text, but is a list",
+    '"only a prompt"': "it has no answer, or an empty one",
+    '{"response": "y"}': "it has no prompt under prompt_token_ids",
+    '{"prompt": "", "response": "y"}': "prompt is blank",
+    '{"prompt": "x", "response": " "}': "it has no answer, or an empty one",
+    '{"prompt": "x", "choices": []}': "choices must be objects, one at least",
+    '{"prompt": "x", "choices": ["y"]}': "choices must be objects, one at least, but is a text",
+    '{"prompt": {"a": 1}, "response": "y"}': "prompt must be a text or a list, but is an object",
+    '{"prompt": "x\\u0000", "response": "y"}': "prompt has a NUL character",
+    '{"prompt": "x", "response": "\\ud800"}': "response has half a character in it",
+    '{"messages": [{"role": "robot", "content": "x"}], "response": "y"}': "the role of message 1 must be system, user, assistant or tool, but is 'robot'",
+    '{"messages": ["x"], "response": "y"}': "message 1 must be an object, but is a text",
+    '{"messages": [{"role": "user", "content": 5}], "response": "y"}': "the content of message 1 must be a text, but is a number",
+    '{"messages": [{"role": "user", "content": [{"type": "image"}]}], "response": "y"}': "must have parts of type text only",
+    '{"messages": [{"role": "assistant", "content": "x", "tool_calls": 3}]}': "the tool_calls of message 1 must be a list of objects",
+    '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}]}': "it has no answer, or an empty one",
+    '{"prompt_token_ids": [1, -2], "token_ids": [3]}': "prompt_token_ids must be token ids, whole numbers from 0 to 2147483647, but one is -2",
+    '{"prompt_token_ids": [1], "token_ids": [2147483648]}': "token_ids must be token ids, whole numbers from 0 to 2147483647, but one is 2147483648",
+    '{"prompt_token_ids": [1], "token_ids": [true]}': "but one is True",
+    '{"prompt_token_ids": [1], "token_ids": [null]}': "but one is None",
+    '{"prompt_token_ids": "x", "token_ids": [1]}': "prompt_token_ids must be a list of token ids, but is a text",
+    '{"prompt_token_ids": [1], "token_ids": []}': "it has no answer, or an empty one",
+    '{"prompt_token_ids": [], "token_ids": [1]}': "it has no prompt",
+    '{"prompt_token_ids": [300], "token_ids": [1]}': "its token 300 is beyond the tokenizer's 260",
+    '{"prompt_token_ids": [1], "token_ids": [1], "begin_s": 5, "end_s": 3.5}': "it ends 1.5 s before it begins",
+    '{"prompt_token_ids": [1], "token_ids": [1], "begin_s": 5, "latency": -1}': "it ends 1 s before it begins",
+    '{"prompt_token_ids": [1], "token_ids": [1], "start_time": "noon"}': "start_time must be a time, but is 'noon'",
+    '{"prompt_token_ids": [1], "token_ids": [1], "start_time": NaN}': "start_time must be a finite number, but is nan",
+    '{"prompt_token_ids": [1], "token_ids": [1], "timestamp": [1]}': "timestamp must be a finite number, but is [1]",
+    '{"prompt_token_ids": [1], "token_ids": [1], "max_tokens": "many"}': "max_tokens must be a finite number, but is 'many'",
+    '{"prompt_token_ids": [1], "token_ids": [1], "kind": [1]}': "kind must be a plain value to group by",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "reason"), DAMAGE.items(), ids=range(len(DAMAGE)))
+def test_a_damaged_row_is_one_sentence_with_its_line_and_the_others_are_kept(folders, tmp_path, line, reason):
+    log = read(tmp_path, [GOOD, line, GOOD | {"kind": "a"}], folders["chat"], group_by="kind")
+    assert log.num_sequences == 2
+    (skipped,) = log.meta["skipped"]
+    assert skipped["row"] == 2
+    assert reason in skipped["reason"]
+    assert log.meta["counted"] == {"rows": 3, "skipped": 1}
+    assert log.meta["notes"][0] == f"1 row of 3 left out, the first at line 2: {skipped['reason']}."
+
+
+NAMES = [*logged.WITHIN, *logged.CHOICES, *logged.PROMPTS, *logged.ANSWERS[2:], "prompt_token_ids", "token_ids", "tools", "role",
+         "tool_calls", "function", "arguments", "content", "max_tokens", "begin_s", "end_s", "latency_ms", "session_id",
+         "finish_reason", "chat_template_kwargs", "self", "finished", "type", "kind"]  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(["", "a", "[1]", "user", "assistant", "\ud800", "text"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=6),
+    max_leaves=12,
+)  # fmt: skip
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant"])}, optional={"content": VALUES, "tool_calls": VALUES}
+)
+
+
+@examples(100)
+@given(
+    st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=7),
+    st.lists(MESSAGE, max_size=3),
+    st.sampled_from(["plain", "chat", "tools"]),
+)
+def test_whatever_a_row_holds_it_is_read_or_named(folders, tmp_path_factory, row, messages, name):
+    path = tmp_path_factory.mktemp("any")
+    log = read(
+        path,
+        [GOOD, {"messages": messages, **row}, {"request": row, "messages": messages, "text": "a"}],
+        folders[name],
+        group_by=None,
+    )
+    assert log.num_sequences >= 1
+    assert log.meta["counted"]["rows"] == 3
+
+
+def test_a_log_without_any_request_says_why(tmp_path):
+    with pytest.raises(
+        InvalidInput, match=r"none of the 2 rows in logs.jsonl is one \(line 1: .*; line 2: it is not JSON"
+    ):
+        read(tmp_path, [{"a": 1}, "{"])
+    with pytest.raises(InvalidInput, match=r"none of the 0 rows in logs.jsonl is one \(it is empty\)"):
+        read(tmp_path, [])
+    with pytest.raises(InvalidInput, match=r"line 1: it has text, of which tokenizer makes tokens"):
+        read(tmp_path, [{"prompt": "a", "response": "b"}])
+
+
+def test_a_table_is_read_as_well(tmp_path):
+    lines = [
+        "prompt_token_ids,token_ids,start_time,max_tokens",
+        '"[1, 2]",[3],2026-01-01T00:00:01Z,9',
+        '"[4]",[5],2026-01-01,',
+    ]
+    log = read_requests(write(tmp_path, lines, "logs.csv"))
+    assert [(one.prompt, one.answer, one.limit) for one in log.requests()] == [([4], [5], None), ([1, 2], [3], 9)]
+    assert np.diff(log.begin_s).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [1767225600, 1767225600.0, "1767225600", 1767225600_000, 1767225600_000_000, 1767225600_000_000_000,
+     "2026-01-01T00:00:00Z", "2026-01-01 01:00:00+01:00", "2026-01-01T00:00:00.000000"],
+)  # fmt: skip
+def test_times_are_read_in_every_usual_form(tmp_path, said):
+    assert read(tmp_path, [GOOD | {"created_at": said}]).begin_s.tolist() == [1767225600]
+
+
+def test_without_all_times_the_order_is_the_files(tmp_path):
+    rows = [GOOD | {"start_time": 9}, GOOD | {"token_ids": [8]}, GOOD | {"start_time": 1, "end_time": 2}]
+    log = read(tmp_path, rows)
+    assert [one.answer for one in log.requests()] == [[7], [8], [7]]
+    assert (log.meta["order"], log.has_times) == ("file", False)
+    assert np.isnan(log.begin_s).tolist() == [False, True, False]
+
+
+# Conversations
+
+
+def agents(rng: random.Random, edited: bool) -> list[tuple[int, dict]]:
+    """Traces of agents with growing context, as rows with times, each with the number of its agent."""
+    rows = []
+    for agent in range(6):
+        messages = [{"role": "system", "content": "You edit files."}, {"role": "user", "content": f"task {agent % 4}"}]
+        for step in range(rng.randrange(1, 6)):
+            reply = {"role": "assistant", "content": f"answer {agent} {step}"}
+            rows.append(
+                (agent, {"messages": list(messages), "choices": [{"message": reply}], "start_time": 10 * step + agent})
+            )
+            kept = {**reply, "content": reply["content"] + " (edited)"} if edited and agent < 4 else reply
+            messages = [*messages, kept, {"role": "user", "content": f"result {step}"}]
+    rng.shuffle(rows)
+    return rows
+
+
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_requests_of_one_growing_conversation_are_one_cluster(folders, tmp_path, seed, edited):
+    """Agents 0 and 4, and 1 and 5, begin alike: by their answers they are told apart."""
+    rows = agents(random.Random(seed), edited)
+    log = read(tmp_path, [row for _, row in rows], folders["chat"])
+    expected = [agent for agent, _ in sorted(rows, key=lambda row: row[1]["start_time"])]
+    if edited and len({agent for agent, row in rows if row["start_time"] >= 10} & {0, 1, 4, 5}) > 2:
+        return  # an edited answer tells no one apart from who began alike
+    pairs = set(zip(log.clusters.tolist(), expected, strict=True))
+    assert len(pairs) == len(dict(pairs)) == len({b: a for a, b in pairs})
+
+
+def test_a_column_names_conversations_and_ids_are_known_by_how_they_begin(tmp_path):
+    named = [GOOD | {"session_id": name} for name in ("a", "b", "a", 7, "b")]
+    assert read(tmp_path, named).clusters.tolist() == [0, 1, 0, 2, 1]
+    rng = np.random.default_rng(0)
+    first, other = (rng.integers(0, 99, 3 * BLOCK).tolist() for _ in range(2))
+    said, more = rng.integers(0, 99, 20).tolist(), rng.integers(0, 99, 9).tolist()
+    rows = [(first, said), (other, said), (first + said + more, [1]), (other + more, said), (first, said[:3])]
+    log = read(tmp_path, [{"prompt_token_ids": prompt, "token_ids": answer} for prompt, answer in rows])
+    assert log.clusters.tolist() == [0, 1, 0, 2, 3]
+
+
+# Text and ids
+
+
+def merged(folder: Path) -> Path:
+    """A tokenizer that joins "ab" and "bc"; "abc" is ab + c."""
+    from tokenizers import Tokenizer as Model
+    from tokenizers import decoders, models, pre_tokenizers
+
+    vocabulary = {token: i for i, token in enumerate([*"abcd", "ab", "bc"])}
+    model = Model(models.BPE(vocabulary, [("a", "b"), ("b", "c")]))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    model.enable_truncation(2)
+    model.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=12), min_size=1, max_size=9))
+def test_the_share_of_tokens_that_end_elsewhere_is_that_of_brute_force(tmp_path_factory, answers):
+    folder = merged(tmp_path_factory.mktemp("merged"))
+    pieces = [*"abcd", "ab", "bc"]
+    rows = [{"prompt_token_ids": [0], "token_ids": a, "response": "".join(pieces[i] for i in a)} for a in answers]
+    log = read(folder, rows, folder)
+    assert [one.answer for one in log.requests()] == answers
+
+    def cut(text: str) -> list[str]:
+        """All of "ab" joined first, then of "bc"."""
+        parts = list(text)
+        for pair in ("ab", "bc"):
+            joined: list[str] = []
+            while parts:
+                n = 2 if "".join(parts[:2]) == pair and len(parts[0]) == 1 else 1
+                joined.append("".join(parts[:n]))
+                parts = parts[n:]
+            parts = joined
+        return parts
+
+    def ends(parts: list[str]) -> set[int]:
+        return set(np.cumsum([len(part) for part in parts]).tolist())
+
+    own = [[pieces[i] for i in a] for a in answers]
+    counted = log.meta["retokenised"]
+    again = [cut("".join(parts)) for parts in own]
+    assert counted["answers"] == len(answers)
+    assert counted["tokens"] == sum(map(len, answers))
+    assert counted.get("other_ids", 0) == sum(a != b for a, b in zip(own, again, strict=True))
+    assert counted.get("moved", 0) == sum(len(ends(a) - ends(b)) for a, b in zip(own, again, strict=True))
+
+
+def test_ids_of_another_text_are_said_and_a_text_alone_is_too(folders, tmp_path):
+    said = read(tmp_path, [GOOD | {"response": "quite another"}], folders["plain"]).meta["notes"]
+    assert "1 answer with ids of another text than is given: is it this tokenizer? The ids are kept." in said
+    said = read(tmp_path, [{"prompt": "a", "response": "b"}], folders["plain"]).meta["notes"]
+    assert "1 answer of text tokenised again: tokens may end at other places than the model's did." in said
+
+
+# The command
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, *rest):
+        if name.partition(".")[0] in {absent!r}:
+            raise ImportError("blocked: " + name)
+sys.meta_path.insert(0, Blocked())
+from treeopt.cli import main
+main()
+"""
+
+
+def blocked(absent: tuple[str, ...], *words: object, cwd: Path) -> subprocess.CompletedProcess:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    program = BLOCKED.format(absent=absent)
+    return subprocess.run([sys.executable, "-c", program, *map(str, words)], cwd=cwd, capture_output=True, text=True, env=env, check=False)  # fmt: skip
+
+
+def test_neither_torch_nor_transformers_is_imported_and_ids_need_no_tokenizer(folders, tmp_path):
+    write(tmp_path, [GOOD, GOOD])
+    write(tmp_path, [{"messages": [USER, REPLY]}], "texts.jsonl")
+    heavy = ("torch", "transformers", "datasets", "safetensors")
+    done = blocked((*heavy, "tokenizers"), "calibrate", "--from-logs", "logs.jsonl", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["requests"] == 2
+    assert treeopt.load(tmp_path / "treeopt-run" / "requests.npz").num_sequences == 2
+    words = ("calibrate", "--from-logs", "texts.jsonl", "--tokenizer", folders["chat"], "--run", "other")
+    done = blocked(heavy, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "treeopt search --for ENGINE --run other" in done.stderr
+    done = blocked((*heavy, "tokenizers"), *words, cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "pip install 'treeopt[text]'" in done.stderr
+
+
+def test_the_command_shows_groups_and_names_are_only_names(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "$(x) `y`; [red]z"
+    (tmp_path / name).mkdir()
+    rows = [{"messages": [USER, REPLY], "kind": kind, "start_time": i} for i, kind in enumerate((name, "b", name))]
+    path = write(tmp_path / name, [*rows, "{"], f"{name}.jsonl")
+    words = (
+        "calibrate",
+        "--from-logs",
+        str(path),
+        "--tokenizer",
+        str(folders["chat"]),
+        "--group-by",
+        "kind",
+        "--run",
+        name,
+    )
+    done = invoke(*words)
+    assert all(
+        word in done.stdout for word in ("requests", "conversations", name, "1 row left out", "Without the times")
+    )
+    assert f"treeopt search --for ENGINE --run '{name}'" in done.stderr
+    told = json.loads(command(*words, "--json"))
+    assert json.loads(command("status", "--run", name, "--json"))["next"].startswith("treeopt search --for ENGINE")
+    assert told["groups"][name]["requests"] == 2
+    assert told["source"]["from_logs"] == str(path)
+    assert set(told["tokenizer"]) == {
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    }
+    assert len(told["log_sha256"]) == 64
+    assert told["provenance"]["dataset"] == path.name
+
+
+def test_a_run_has_one_record_which_is_not_replaced_unasked(tmp_path, tiny_calibration):
+    run = RunDirectory(tmp_path / "run")
+    file = write(tmp_path, [GOOD])
+    first = treeopt.calibrate(from_logs=file, run=run)
+    assert treeopt.calibrate(from_logs=str(file), run=run).tokens.tolist() == first.tokens.tolist()
+    write(tmp_path, [GOOD, GOOD])
+    with pytest.raises(InvalidInput, match=r"requests.npz is another measurement .* differ in log sha256"):
+        treeopt.calibrate(from_logs=file, run=run)
+    assert treeopt.calibrate(from_logs=file, run=run, overwrite=True).num_sequences == 2
+    run.replace_accuracies(tiny_calibration)
+    assert run.accuracies() == [run.calibration]
+    with pytest.raises(InvalidInput, match=r"calibration.json is another measurement"):
+        treeopt.calibrate(from_logs=file, run=run)
+    treeopt.calibrate(from_logs=file, run=run, overwrite=True)
+    assert run.accuracies() == [run.requests]
+    assert run.read_requests().num_sequences == 2
+
+
+@pytest.fixture
+def tiny_calibration():
+    return treeopt.load("vicuna-7b-medusa1")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "M"}, "model does not go with from_logs"),
+        ({"num_prompts": 3}, "num_prompts does not go with from_logs"),
+        ({"acceptance": "sample"}, "acceptance does not go with from_logs"),
+        ({"from_logs": None, "tokenizer": "T"}, "tokenizer is for the texts of from_logs"),
+        ({"from_logs": "nowhere.jsonl"}, "nowhere.jsonl is none"),
+        ({"from_logs": __file__}, "from_logs must end in .jsonl"),
+        ({"tokenizer": Path(__file__).parent}, "tokenizer must be a folder with tokenizer.json"),
+        ({"group_by": "kinds"}, "group_by must be a column of logs.jsonl: .* but got kinds"),
+    ],
+)
+def test_what_does_not_go_with_logs_is_refused(tmp_path, options, said):
+    with pytest.raises(InvalidInput, match=said):
+        treeopt.calibrate(**{"from_logs": write(tmp_path, [GOOD]), "run": tmp_path / "run", **options})
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("tokenizer.json", "{}", "must have a file of the package tokenizers"),
+        ("tokenizer_config.json", "[]", "must hold a JSON object"),
+        ("chat_template.jinja", "{% for %}", "chat template cannot be read: .*Leave it out with chat_template=False"),
+        (
+            "chat_template.jinja",
+            "{% for i in range(99999) %}{{ messages }}{% endfor %}",
+            "more than 131,072 characters",
+        ),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_sentence(folders, tmp_path, file, text, said):
+    for source in folders["chat"].iterdir():
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    (tmp_path / file).write_text(text)
+    with pytest.raises(InvalidInput, match=said):
+        Tokenizer(tmp_path)
+
+
+def test_requests_that_are_alike_are_read_again(tmp_path):
+    """Compressed they were less than a hundredth of what they unpack to, which no reader takes."""
+    row = np.arange(1000, dtype=np.int32)
+    log = RequestLog(np.tile(row, 3000), np.arange(3001) * 1000, np.full(3000, 900))
+    log.save(tmp_path / "requests.npz")
+    assert treeopt.load(tmp_path / "requests.npz").num_sequences == 3000
+
+
+@pytest.mark.slow
+def test_a_million_rows_take_bounded_memory(tmp_path):
+    with (tmp_path / "logs.jsonl").open("w") as stream:
+        for i in range(10**6):
+            stream.write(
+                f'{{"prompt_token_ids": [{i}, 2, 3, 4], "token_ids": [5, {i}], "session_id": {i // 3}, "begin_s": {i}}}\n'
+            )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    log = read_requests(tmp_path / "logs.jsonl")
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 600  # MiB
+    assert (log.num_sequences, log.num_conversations, len(log.tokens)) == (10**6, math.ceil(10**6 / 3), 6 * 10**6)

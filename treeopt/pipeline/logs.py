@@ -1,0 +1,226 @@
+"""Calibrate from logs: what was asked and answered becomes token ids, requests.npz, without a model or torch.
+
+It is all that drafters need which only copy text. Requests stand in the order in which they were asked, where times say it.
+Those of one conversation are known by a column that names it, or else by how they begin:
+messages  a request's first messages are those of an earlier one, with its answer or another one behind them
+texts     the first blocks of 16 tokens are those of an earlier request and its answer
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import InvalidInput
+from treeopt.files.parameters import Parameter
+from treeopt.files.places import located
+from treeopt.files.storage import sha256_of
+from treeopt.records.origins import differing, provenance
+from treeopt.records.requestlog import RequestLog
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.terminal import note, progress
+from treeopt.report.wording import count
+from treeopt.runtime.prompts.asked import read_group
+from treeopt.runtime.prompts.encoded import Encoder, Tokens
+from treeopt.runtime.prompts.files import Skipped, read_rows
+from treeopt.runtime.prompts.logged import LoggedRequest, Message, read_logged
+from treeopt.runtime.prompts.sets import MOST_GROUPS, MOST_REASONS, MOST_SKIPPED, check_columns
+from treeopt.runtime.prompts.tokenizer import FILES, Tokenizer
+from treeopt.trees.tree import IntArray
+
+HEEDED = ("column", "group_by", "responses", "chat_template")
+FREE = ("run", "from_logs", "tokenizer", "overwrite", "options")
+BLOCK = 16  # tokens
+MOST_TOKENS = 5 * 10**8  # of what is read again of a file of arrays
+KINDS = {"tokens": "i", "starts": "q", "prompt_tokens": "i", "group": "h", "limit": "i", "begin_s": "d", "end_s": "d",
+         "begun": "q", "begun_ends": "q", "keys": "q"}  # fmt: skip
+
+# What is said where something was counted: its noun and the sentence.
+NOTES = {
+    "skipped": ("row", "{} of {rows:,} left out, the first at line {first}."),
+    "late": ("request", "{} stood behind later ones in the file: the times say the order."),
+    "untimed": ("", "Not every request says when it began and ended, so which of them overlapped is not known."),
+    "texts": ("answer", "{} of text tokenised again: tokens may end at other places than the model's did."),
+    "answers": ("answer", "Of {} with ids and text, the text gives other ids in {other_share:.1%} when it is tokenised again, and "
+                "{moved_share:.2%} of the tokens end elsewhere. The ids are kept."),
+    "other_texts": ("answer", "{} with ids of another text than is given: is it this tokenizer? The ids are kept."),
+    "unwritten_calls": ("answer", "{} without the calls of tools, which the chat template does not write."),
+    "otherwise": ("answer", "{} tokenised alone: the chat template does not write the answer where it begins one."),
+}  # fmt: skip
+
+
+def calibrate_from_logs(run: RunDirectory, asked: Mapping[str, Any], known: Mapping[str, Parameter]) -> RequestLog:
+    """The requests of a log, kept as those of the run.
+
+    asked : all options of `treeopt.calibrate`, declared as ``known``; InvalidInput where one is not heeded
+    """
+    for name, value in asked.items():
+        if name not in (*HEEDED, *FREE) and value is not None and (name not in known or value != known[name].default):
+            raise InvalidInput(f"`{name}` does not go with `from_logs`, which runs no model: leave it out.")
+    file, folder = (Path(located(str(path))) if path else None for path in (asked["from_logs"], asked["tokenizer"]))
+    if file is None:
+        raise InvalidInput("`tokenizer` is for the texts of `from_logs`: pass both, or leave it out.")
+    if not file.is_file():
+        raise InvalidInput(f"`from_logs` must be a file of requests and their answers, but {file} is none.")
+    options = {name: asked.get(name) for name in HEEDED}
+    files = [folder / name for name in FILES if (folder / name).is_file()] if folder else []
+    made = {
+        "source": {"from_logs": str(file), "tokenizer": str(folder) if folder else None, **options},
+        "log_sha256": sha256_of(file),
+        "tokenizer": {one.name: sha256_of(one) for one in files} or None,
+    }
+    for there in () if asked["overwrite"] else run.accuracies():
+        meta = run.read_requests().meta if there == run.requests else {}
+        differs = differing({key: meta.get(key) for key in made}, made) if meta else ["what was measured"]
+        if differs:
+            raise InvalidInput(
+                f"{there} is another measurement and is not replaced unasked; they differ in {', '.join(differs)}. Pass "
+                "another `run`, or `overwrite`."
+            )
+    chat_template = options.pop("chat_template") is not False
+    log = read_requests(file, Tokenizer(folder, chat_template=chat_template) if folder else None, **options)
+    log.meta.update(made, provenance=provenance(dataset=file.name, dataset_fingerprint=str(made["log_sha256"])))
+    with run.writing():
+        run.replace_requests(log)
+    note(*log.meta["notes"])
+    return log
+
+
+def read_requests(
+    file: Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    column: str | None = None,
+    responses: str | None = None,
+    group_by: str | None = None,
+) -> RequestLog:
+    """The requests of a log's rows; rows that give none are named in meta["skipped"]. InvalidInput where no row does.
+
+    column, responses : where prompt and answer stand; None: under a name that is known
+    group_by          : column whose values name the groups
+    """
+    rows, encode, found = read_rows(str(file), option="from_logs"), Encoder(tokenizer), Gathered()
+    groups, columns, skipped, counted = dict[str, int](), dict[str, None](), list[Skipped](), Counter[str]()
+    with progress("Reading", None):
+        for line, row in rows.found:
+            counted["rows"] += 1
+            try:
+                if isinstance(row, str):
+                    raise ValueError(row)
+                columns.update(dict.fromkeys(row))
+                made = [(one, *encode(one)) for one in read_logged(row, column, responses)]
+                group = groups.setdefault(read_group(row, group_by), len(groups))
+            except ValueError as error:
+                counted["skipped"] += 1
+                skipped += [Skipped(line, str(error))] * (len(skipped) < MOST_SKIPPED)
+                continue
+            if len(groups) > MOST_GROUPS:
+                raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has more.")
+            for one, prompt, answer in made:
+                found.add(one, prompt, answer, group)
+            if len(found.arrays["tokens"]) > MOST_TOKENS:
+                raise InvalidInput(f"`from_logs` may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
+    check_columns(rows.name, columns, {"`group_by`": group_by})
+    if not groups:
+        reasons = "; ".join(f"line {one.row}: {one.reason}" for one in skipped[:MOST_REASONS]) or "it is empty"
+        more = "; ..." if counted["skipped"] > MOST_REASONS else ""
+        raise InvalidInput(
+            f"`from_logs` must hold at least one answered request, but none of the {count(counted['skipped'], 'row')} in "
+            f"{rows.name} is one ({reasons}{more})."
+        )
+    log = found.log(list(groups))
+    about = {"skipped": [vars(one) for one in skipped], "counted": dict(counted), "retokenised": dict(encode.counted)}
+    log.meta.update(about)
+    log.meta["notes"] = notes(log)
+    return log
+
+
+def notes(log: RequestLog) -> list[str]:
+    """Sentences on what was left out of a log, and what its tokens leave in doubt."""
+    n = Counter({**log.meta["counted"], **log.meta["retokenised"]})
+    first = next(iter(log.meta["skipped"]), {"row": 0, "reason": ""})
+    shares = {"other_share": n["other_ids"] / max(1, n["answers"]), "moved_share": n["moved"] / max(1, n["tokens"])}
+    n |= {"late": log.meta["late"], "untimed": int(not log.has_times)}
+    told = {"first": f"{first['row']}: {first['reason']}", "rows": n["rows"], **shares}
+    return [said.format(count(n[name], noun), **told) for name, (noun, said) in NOTES.items() if n[name]]
+
+
+class Gathered:
+    """The requests so far, in the order of the file: arrays as in `RequestLog`, and what tells conversations.
+
+    begun : hashes of how each request begins, up to begun_ends[r]; keys: two each, of how those after it may begin
+    """
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, array[Any]] = {name: array(kind) for name, kind in KINDS.items()}
+        for name in ("starts", "begun_ends"):
+            self.arrays[name].append(0)
+
+    def add(self, one: LoggedRequest, prompt: Tokens, answer: Tokens, group: int) -> None:
+        arrays, (begun, keys) = self.arrays, hashes(one, prompt, answer)
+        for name, values in (("tokens", prompt), ("tokens", answer), ("begun", begun), ("keys", keys)):
+            arrays[name].extend(values)
+        own = {"starts": len(arrays["tokens"]), "begun_ends": len(arrays["begun"]), "prompt_tokens": len(prompt)}
+        limit = one.limit and max(one.limit, len(answer))  # tokenised again, an answer may be longer
+        own |= {"group": group, "limit": limit}
+        for name, value in {**own, "begin_s": one.times[0], "end_s": one.times[1]}.items():
+            arrays[name].append(value)
+
+    def log(self, group_names: Sequence[str]) -> RequestLog:
+        """The record, its requests in the order in which they were asked."""
+        arrays = {name: np.frombuffer(values, values.typecode) for name, values in self.arrays.items() if values}
+        timed = next((name for name in ("begin_s", "end_s") if np.isfinite(arrays[name]).all()), None)
+        order = np.argsort(arrays[timed], kind="stable") if timed else np.arange(len(arrays["group"]))
+        starts, tokens = arrays["starts"], arrays["tokens"]
+        late = int((np.maximum.accumulate(order) > order).sum())
+        if late:
+            tokens = np.concatenate([tokens[starts[r] : starts[r + 1]] for r in order.tolist()])
+        own = {name: arrays[name][order] for name in ("prompt_tokens", "group", "limit", "begin_s", "end_s")}
+        own = {name: values for name, values in own.items() if np.isfinite(values).any()}
+        meta = {"group_names": list(group_names), "order": timed or "file", "late": late}
+        lengths = np.concatenate([[0], np.cumsum(np.diff(starts)[order])])
+        return RequestLog(tokens, lengths, **own, cluster=self.clusters(order), meta=meta)
+
+    def clusters(self, order: IntArray) -> NDArray[np.int32]:
+        """(R,) the conversation of each request, in this order."""
+        begun, ends = self.arrays["begun"], self.arrays["begun_ends"]
+        keys = np.array(self.arrays["keys"]).reshape(-1, 2)
+        keys[~np.isin(keys, np.array(begun))] = 0  # nothing begins so
+        known: dict[int, int] = {}
+        found, new = np.empty(len(order), np.int32), 0
+        for place, r in enumerate(order.tolist()):
+            before = reversed(begun[ends[r] : ends[r + 1]])
+            found[place] = cluster = next((known[one] for one in before if one in known), new)
+            new += cluster == new
+            known.update((key, cluster) for key in keys[r].tolist() if key)
+        return found
+
+
+def hashes(one: LoggedRequest, prompt: Tokens, answer: Tokens) -> tuple[list[int], tuple[int, int]]:
+    """Hashes of how a request begins, and two of how later ones of its conversation do: as it was asked, and with its answer."""
+    if one.conversation is not None:
+        name = hash((one.conversation,))
+        return [name], (name, 0)
+    if one.messages and not one.text:
+        said = map(_identity, (*one.messages, *([one.answer] if one.answer else [])))
+        chain = list(accumulate(said, lambda before, message: hash((before, message)), initial=0))
+        asked = len(one.messages)
+        return chain[1:asked], (chain[asked], chain[-1])
+    whole = [*prompt, *answer]
+    blocks = (tuple(whole[at : at + BLOCK]) for at in range(0, len(whole) - BLOCK + 1, BLOCK))
+    chain = list(accumulate(blocks, lambda before, block: hash((before, block)), initial=0))
+    is_known = BLOCK * (len(chain) - 1) > len(prompt)  # a block has some of the answer
+    return chain[1 : len(prompt) // BLOCK + 1], (chain[-1] if is_known else 0, 0)
+
+
+def _identity(message: Message) -> tuple[str, str, str]:
+    calls = message.get("tool_calls")
+    return message["role"], message["content"].strip(), json.dumps(calls, sort_keys=True, default=str) if calls else ""

@@ -1,0 +1,73 @@
+"""Tokens of logged requests: ids as they are, texts as the tokenizer cuts them, messages as the chat template writes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from treeopt.runtime.prompts.logged import LoggedRequest
+from treeopt.runtime.prompts.tokenizer import Tokenizer
+
+Tokens = Sequence[int]
+
+
+class Encoder:
+    """Makes tokens of requests, and counts what is in doubt where they come from texts.
+
+    counted : texts, answers that came as text; answers with ids and text: of them those with other_ids once the text is
+              tokenised again, their tokens, and tokens moved to another end; other_texts, answers whose ids are of another
+              text; unwritten_calls and otherwise, answers that the chat template writes without their calls of tools, or
+              otherwise than it begins an answer
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self.tokenizer, self.counted = tokenizer, Counter[str]()
+
+    def __call__(self, one: LoggedRequest) -> tuple[Tokens, Tokens]:
+        """The tokens of a request's prompt and answer. ValueError where they cannot be had."""
+        prompt: Tokens = one.prompt_ids or ()
+        answer: Tokens = one.answer_ids or ()
+        tokenizer = self.tokenizer
+        if tokenizer is None and not (prompt and answer):
+            raise ValueError("it has text, of which `tokenizer` makes tokens")
+        if tokenizer is not None:
+            is_sent = one.text and (not one.messages or not tokenizer.chats or tokenizer.is_rendered(one.text))
+            is_chat = bool(one.messages) and not is_sent
+            written = tokenizer.write(one.messages, one.options) if is_chat and not (prompt and answer) else one.text
+            bos = not (is_chat and tokenizer.chats) and not tokenizer.is_rendered(written)
+            prompt = prompt or tokenizer.encode(written, bos=bos)
+            if not answer and one.answer is not None:
+                said = self._said(tokenizer, one, written) if is_chat else one.answer["content"]
+                answer = tokenizer.until_end(tokenizer.encode(said), limit=one.limit, was_cut=one.was_cut)
+            if (most := max(max(prompt, default=0), max(answer, default=0))) >= len(tokenizer.lengths):
+                raise ValueError(f"its token {most} is beyond the tokenizer's {len(tokenizer.lengths)}")
+            if one.answer_ids and one.answer is not None and not one.answer.get("tool_calls"):
+                self._compare(tokenizer, one.answer_ids, one.answer["content"])
+        if not (prompt and answer):
+            raise ValueError(f"its {'answer' if prompt else 'prompt'} has no tokens")
+        self.counted["texts"] += not one.answer_ids
+        return prompt, answer
+
+    def _said(self, tokenizer: Tokenizer, one: LoggedRequest, written: str) -> str:
+        """What the template writes of the answer behind the prompt; its content where it begins answers otherwise."""
+        bare = dict(one.answer or {})
+        whole = tokenizer.write([*one.messages, bare], one.options, finished=True)
+        called = bool(bare.pop("tool_calls", None))
+        is_lost = called and whole == tokenizer.write([*one.messages, bare], one.options, finished=True)
+        is_behind = whole.startswith(written)
+        if not bare["content"].strip() and (is_lost or not is_behind):
+            raise ValueError("its answer calls a tool, which the chat template does not write behind the prompt")
+        self.counted += Counter(unwritten_calls=int(is_lost), otherwise=int(not is_behind))
+        return whole[len(written) :] if is_behind else str(bare["content"])
+
+    def _compare(self, tokenizer: Tokenizer, ids: Tokens, text: str) -> None:
+        """Count where the tokens that were generated and those of their text differ."""
+        given, again = ([i for i in some if i not in tokenizer.special_ids] for some in (ids, tokenizer.encode(text)))
+        ends, others = (np.cumsum(tokenizer.lengths[some]) for some in (given, again))
+        if not (given and again and ends[-1] == others[-1]):
+            self.counted["other_texts"] += 1
+        else:
+            moved = int((~np.isin(ends, others)).sum())
+            self.counted += Counter(answers=1, other_ids=int(given != again), tokens=len(given), moved=moved)
