@@ -27,12 +27,13 @@ from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, judged, select
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.records.figure import Errors, Figure, Intervals
-from treeopt.records.plan import COPIED_TEXT, Basis, Constraint, Plan, PlanEntry
+from treeopt.records.plan import Basis, Constraint, Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.trees.draft import CopiedText, Draft, TreeSize
 from treeopt.trees.tree import IntArray
 
+COPIED_TEXT = "copied-text"  # kind of drafter
 BATCHES = 4096  # of random steps, whose mean rows say what a pass verifies
 PLAIN, USUAL = (
     "grown",

@@ -27,7 +27,6 @@ from treeopt.trees.tree import Choice, Tree
 ROOT = Tree.chain(0)
 PromptRange = tuple[Positive, Positive | None]  # fewest and most prompts; None where that cannot be told
 Beyond = Literal["off", "last"]  # what a schedule does above the largest batch size that was searched
-COPIED_TEXT = "copied-text"  # kind of drafter
 EXACT = "plain, exact"  # plain decoding by an engine that is told to be exact, where the same one as it comes is faster
 
 
@@ -89,8 +88,7 @@ class PlanEntry:
     growth_order  : (path, gain [tokens per step]) of the best fixed tree, first its own nodes; then on to the whole budget
                     where trees are nested
     sizes95       : 95 % interval of the fastest size · tied_sizes : sizes that the data cannot tell from the fastest
-    runner_up     : the fastest draft of another size, and the fewest and most conversations that would tell the two apart;
-                    None where more would not
+    runner_up     : the fastest draft of another size, and how many conversations would tell the two apart; None where more do not
     accepted      : share of the steps that emit 0, 1, ... guesses
     unconstrained : what the best tree without the limits reaches
     elsewhere     : what the chosen draft reaches at the plan's other batch sizes
@@ -298,7 +296,7 @@ class Plan(Kept):
         """Guesses of the drafter that it is for."""
         return (self.drafter or {}).get("num_heads")
 
-    copies = property(lambda self: (self.drafter or {}).get("kind") == COPIED_TEXT)  # text, by an engine's own settings
+    copies = property(lambda self: (self.drafter or {}).get("kind") == "copied-text")  # text, by an engine's own settings
 
     def entry(self, batch_size: int | None = None) -> PlanEntry:
         """The entry of a batch size, which may be left out where there is only one; OutOfRange where there is none."""
