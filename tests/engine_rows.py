@@ -20,13 +20,13 @@ from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, Lengths, Settings
 from treeopt.engines.chains import LAST, SCRIPT, Ranges, Value, merged
 from treeopt.engines.lists import the_list
-from treeopt.trees.draft import DynamicTree
+from treeopt.trees.draft import CopiedText, DynamicTree
 from treeopt.trees.tree import Tree
 
 NO_CHAIN: Lengths = ((1, None, 0),)
 NO_TREE: Settings = ((1, None, None),)
 Files = Mapping[str, str]
-Reader = Callable[[Files], Tree | Lengths | Settings]
+Reader = Callable[[Files], Tree | Lengths | Settings | CopiedText | None]
 
 
 def ranges_of(rule: Callable[[int], Value]) -> Ranges[Value]:
@@ -432,6 +432,137 @@ def read_onnx(files: Files) -> Lengths:
     return ((1, None, options["max_draft_tokens"]),)
 
 
+# Drafters that copy text: examples with every option of every one, and each read back by its engine
+
+
+def of_pairs(drafter: str, pairs: str, rows: int = 9) -> CopiedText:
+    """A drafter with options as in "a=1 b=true"."""
+    settings = {name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in pairs.split())}
+    return CopiedText.of(drafter, settings, rows, rows - 1)
+
+
+NGRAM = "num_speculative_tokens=8 prompt_lookup_max=4 prompt_lookup_min=2"
+SUFFIX = "num_speculative_tokens=12 suffix_decoding_max_tree_depth=32 suffix_decoding_max_cached_requests=500"
+ARCTIC = (
+    "suffix_speculative_tokens=12 suffix_cache_max_depth=32 suffix_cache_max_requests=500 suffix_max_spec_factor=2.0"
+)
+TRIE = "speculative_num_draft_tokens=8 speculative_ngram_max_trie_depth=12 speculative_ngram_capacity=1000"
+BREADTHS = "speculative_ngram_min_bfs_breadth=1 speculative_ngram_max_bfs_breadth=2 speculative_ngram_match_type=PROB"
+POOL = "max_draft_len=8 max_matching_ngram_size=3 is_keep_all=false is_use_oldest=false is_public_pool=false"
+SIMPLE, MOD = (
+    "spec_ngram_simple_size_n=4 spec_ngram_simple_size_m=8",
+    "spec_ngram_mod_n_match=16 spec_ngram_mod_n_min=2",
+)
+K4V = "spec_ngram_map_k4v_size_n=4 spec_ngram_map_k4v_size_m=8 spec_ngram_map_k4v_min_hits=2"
+COPIED: dict[str, list[CopiedText]] = {
+    "vllm": [
+        of_pairs("vllm:suffix", f"{SUFFIX} suffix_decoding_max_spec_factor=2.0 suffix_decoding_min_token_prob=0.2"),
+        of_pairs("vllm:suffix", ""),
+        of_pairs("vllm:ngram-v1", NGRAM),
+        of_pairs("vllm:ngram-v2", NGRAM),
+        of_pairs("arctic:suffix", f"{ARCTIC} suffix_max_spec_offset=-1.0 suffix_min_token_prob=0.2"),
+    ],
+    "transformers": [of_pairs("transformers:prompt-lookup", "prompt_lookup_num_tokens=8 max_matching_ngram_size=3")],
+    "openvino": [of_pairs("openvino:prompt-lookup", "num_assistant_tokens=8 max_ngram_size=4")],
+    "onnx-genai": [
+        of_pairs("onnx-genai:ngram", "max_draft_tokens=8 ngram_size=4 ngram_chained_lookup=true"),
+        of_pairs("onnx-genai:ngram", "ngram_size=4", 5),
+    ],
+    "exllamav3": [of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3")],
+    "tensorrt-llm": [
+        of_pairs("tensorrt-llm:ngram", POOL),
+        of_pairs("tensorrt-llm:sa", "max_draft_len=8 max_matching_ngram_size=-1"),
+    ],
+    "sglang": [of_pairs("sglang:ngram", f"{TRIE} {BREADTHS}"), of_pairs("sglang:ngram", "")],
+    "llama-cpp": [
+        of_pairs("llama.cpp:ngram-simple,ngram-mod", f"{SIMPLE} {MOD} spec_ngram_mod_n_max=8"),
+        of_pairs("llama.cpp:ngram-map-k", "spec_ngram_map_k_size_n=4 spec_ngram_map_k_size_m=8"),
+        of_pairs("llama.cpp:ngram-map-k4v", K4V),
+        of_pairs("llama.cpp:ngram-cache", ""),
+    ],
+}
+
+
+def read_copied(engine: str) -> Reader:
+    """A reader of what a drafter that copies text is told; None where there is none."""
+
+    def read(files: Files) -> CopiedText | None:
+        name, options = READ_COPIED[engine](files)
+        return CopiedText.of(name, options, 9, 8) if name else None
+
+    return read
+
+
+def options_of_flags(files: Files, prefix: str) -> dict[str, Any]:
+    given = {name[2:].replace("-", "_"): value for name, value in flags(files).items() if name.startswith(prefix)}
+    return {name: yaml.safe_load(value) for name, value in given.items()}
+
+
+def copied_vllm(files: Files) -> tuple[str, dict[str, Any]]:
+    """The runner looks up by its own rule; Arctic Inference alone knows its options."""
+    words = shlex.split(files[COMMANDS], comments=True)
+    variables = dict(word.split("=") for word in words if re.match(r"[A-Z\d_]+=", word))
+    config = json.loads(flags(files).get("--speculative-config", '{"method": ""}'))
+    assert config == json.loads(files.get(vllm.FILE, '{"method": ""}'))
+    method = config.pop("method")
+    runner = {"0": "-v1", "1": "-v2", None: ""}[variables.pop("VLLM_USE_V2_MODEL_RUNNER", None)]
+    own = "arctic" if variables.pop("ARCTIC_INFERENCE_ENABLED", "0") == "1" else "vllm"
+    assert not variables
+    if method == "ngram":
+        shortest, longest = (config.get(f"prompt_lookup_{bound}") for bound in ("min", "max"))
+        assert config["num_speculative_tokens"] > 0
+        assert (shortest or longest or 5) <= (longest or shortest or 5)
+    return method and f"{own}:{method}{runner}", config
+
+
+def copied_llama(files: Files) -> tuple[str, dict[str, Any]]:
+    types, options = flags(files).get("--spec-type", ""), options_of_flags(files, "--spec-ngram")
+    assert not REMOVED & flags(files).keys()
+    assert all(0 <= value <= 1024 for value in options.values())
+    return types and f"llama.cpp:{types}", options
+
+
+def copied_sglang(files: Files) -> tuple[str, dict[str, Any]]:
+    options = options_of_flags(files, "--speculative")
+    kind = options.pop("speculative_algorithm", "")
+    return kind and f"sglang:{kind.lower()}", options
+
+
+def copied_tensorrt(files: Files) -> tuple[str, dict[str, Any]]:
+    config = yaml.safe_load(files.get(tensorrt_llm.FILE, "speculative_config: {}"))["speculative_config"]
+    kind = config.pop("decoding_type", "")
+    return kind and f"tensorrt-llm:{kind.lower()}", config
+
+
+def copied_onnx(files: Files) -> tuple[str, dict[str, Any]]:
+    ((_, _, length),) = read_onnx(files)
+    options = json.loads(files["options.json"])["speculative"]
+    assert not length or options.pop("cooldown") == options.pop("min_adaptive_k") == 0
+    return "onnx-genai:ngram" if options.get("ngram_size") else "", options
+
+
+def copied_settings(engine: str, file: str = "generation_config.json") -> Callable[[Files], tuple[str, dict[str, Any]]]:
+    def read(files: Files) -> tuple[str, dict[str, Any]]:
+        settings = json.loads(files[file])
+        options = {name: value for name, value in settings.items() if re.search("assistant|lookup|ngram", name)}
+        ((_, _, length),) = {"transformers": read_transformers, "openvino": read_openvino}[engine](files)
+        return f"{engine}:prompt-lookup" if length else "", options
+
+    return read
+
+
+def copied_exllama(files: Files) -> tuple[str, dict[str, Any]]:
+    options = options_of_flags(files, "--n")
+    return "exllamav3:ngram" if options.get("ngram_match_min") else "", options
+
+
+READ_COPIED: dict[str, Callable[[Files], tuple[str, dict[str, Any]]]] = {
+    "vllm": copied_vllm, "llama-cpp": copied_llama, "sglang": copied_sglang, "tensorrt-llm": copied_tensorrt,
+    "onnx-genai": copied_onnx, "exllamav3": copied_exllama,
+    "transformers": copied_settings("transformers"), "openvino": copied_settings("openvino"),
+}  # fmt: skip
+
+
 # What each is told: by engine and drafter, options of a chain of three guesses, in the command or in a file
 
 DRAFT = "--speculative-draft-model-path DRAFTER"
@@ -544,12 +675,18 @@ READERS: dict[tuple[str, str], Reader] = {
     ("openvino", "dynamic-tree"): read_openvino_tree,
     ("mlc-llm", "draft-length"): read_mlc,
     **dict.fromkeys((("onnx-genai", name) for name in ("draft-model", "ngram")), read_onnx),
+    **{(engine, "copied-text"): read_copied(engine) for engine in COPIED},
 }
 
 
 def check_read_back(request, engine, method, files):
     """Fail where the engine's reader makes something else of the files than was asked."""
     read = READERS[engine, method](files)
+    if read is None or isinstance(read, CopiedText):
+        told = request.copied and {"max_draft_tokens": 4} if engine == "onnx-genai" else {}
+        wanted = request.copied and (request.copied.drafter, {**(told or {}), **request.copied.options})
+        assert (read and (read.drafter, read.options)) == wanted
+        return
     if isinstance(read, Tree):
         assert read == (request.tree or Tree.chain(0))
         return

@@ -27,7 +27,7 @@ WAYS = [
     (name, way, kind)
     for name, engine in ENGINES.items()
     for way in engine.methods
-    if not way.dynamic
+    if not way.dynamic and way.shape != "copied"
     for kind in way.drafters
 ]
 

@@ -27,7 +27,7 @@ from treeopt.trees.shapes import Limits
 
 FILE = "generation_config.json"
 NAMES = ("transformers", "openvino", "mlc-llm", "mlx-lm", "exllamav3")
-FIXED = [(name, way) for name in NAMES for way in ENGINES[name].methods if not way.dynamic]
+FIXED = [(name, way) for name in NAMES for way in ENGINES[name].methods if not way.dynamic and way.shape != "copied"]
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": 0.9, "top_k": None, "seed": 0}
 REJECTED = {**SAMPLED, "rule": "rejection"}
 RULES = {"sample": SAMPLED, "reject": REJECTED}

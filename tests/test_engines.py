@@ -14,7 +14,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.engine_rows import DRAFT, READERS, TOLD, check_read_back, flags
+from tests.engine_rows import COPIED, DRAFT, READERS, TOLD, check_read_back, flags
 from treeopt import __version__
 from treeopt.cli import cli
 from treeopt.engines import base
@@ -53,6 +53,9 @@ def chain(engine, drafter, length=3, **options):
 
 def draft_for(method, *, paying=True):
     """A draft that a method takes, or none, as a request has it."""
+    if method.shape == "copied":
+        (engine,) = (name for name, one in METHODS if one is method)
+        return {"copied": COPIED[engine][0] if paying else None}
     if method.dynamic:
         return {"dynamic": DynamicTree(3, 2, 6) if paying else None}
     if method.shape == "chain":
@@ -113,6 +116,7 @@ SETTINGS = [((1, 8, DYNAMIC[1]), (9, 32, DynamicTree(3, 2, 6)), (33, None, None)
             ((1, 4, DynamicTree(3, 2, 6)), (5, None, DYNAMIC[1]))]  # fmt: skip
 WHATS = [{"tree": t} for t in TREES] + [{"lengths": s} for s in SCHEDULES]
 WHATS += [{"dynamic": d} for d in DYNAMIC] + [{"settings": s} for s in SETTINGS]
+WHATS += [{"copied": c} for c in (None, *(draft for drafts in COPIED.values() for draft in drafts))]
 OPTIONS = [{}, {"batch_size": 64}, {"version": "1.1"}, {"max_draft_len": 63}]
 
 
@@ -121,7 +125,7 @@ def test_whatever_is_asked_comes_back_or_is_refused(engine, method):
     """7,000 exports: every drafter, rule, draft and option."""
     taken = refused = 0
     asked = (
-        {"tree"}
+        {"copied" if method.shape == "copied" else "tree"}
         if method.shape != "chain"
         else {"tree", "lengths"} | ({"dynamic", "settings"} if method.dynamic else set())
     )
@@ -230,7 +234,7 @@ def test_options_that_make_no_difference_are_refused():
 def test_names_that_are_not_known_are_refused_with_the_known_ones():
     with pytest.raises(Unsupported, match="eagle1, eagle2, edge-llm, exllamav3"):
         method_of("other")
-    with pytest.raises(Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree, eagle"):
+    with pytest.raises(Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree, copied-text, eagle"):
         method_of("tensorrt-llm", method="other")
 
 
@@ -419,10 +423,9 @@ def test_the_page_has_the_tables_as_they_are():
 
 def test_what_is_known_and_not_planned_for_is_in_the_tables():
     known = {
-        "tensorrt-llm": "dynamic trees of MTP, SA, AUTO",
+        "tensorrt-llm": "dynamic trees of MTP, SA with a drafter, AUTO",
         "sglang": "UNO, Domino, block verification",
         "vllm": "ngram_gpu, Domino, block verification",
-        "llama-cpp": "ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache",
     }
     page = PAGE.read_text(encoding="utf-8")
     for engine, names in known.items():
@@ -461,7 +464,7 @@ def test_an_export_of_ngrams_warns_where_the_engine_looks_up_otherwise(drafter_i
 
 @named(METHODS)
 def test_every_row_says_what_a_reader_needs(engine, method):
-    assert method.shape in SHAPES
+    assert method.shape in (*SHAPES, "copied")
     assert method.drafters
     assert method.rules[0] == "greedy"
     assert re.search(r"\w/\w", method.source), "a repository and a file, or a pull request"

@@ -41,7 +41,7 @@ from treeopt.trees.tree import Tree
 from .conftest import published_data, trees
 
 exporting = import_module("treeopt.pipeline.export")  # a function of the same name hides it
-TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.shape != "chain"]
+TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.shape not in ("chain", "copied")]
 named = pytest.mark.parametrize(("engine", "method"), TREES, ids=[f"{e}-{m.name}" for e, m in TREES])
 
 

@@ -33,6 +33,7 @@ from treeopt.runtime.target import load_target
 from treeopt.trees.published import published_tree
 
 from .conftest import treeopt
+from .engine_rows import COPIED
 from .test_report import make_run
 
 NAMES = (
@@ -89,6 +90,7 @@ def test_the_commands_that_exports_write_run_nothing_else(tmp_path):
         for way in ENGINES[engine].methods:
             lengths = ((1, 4, 3), (5, None, 0)) if way.by_batch_size else ((1, None, 3),)
             shape = {"tree": tree} if way.shape != "chain" else {"lengths": lengths}
+            shape = {"copied": COPIED[engine][0]} if way.shape == "copied" else shape
             request = Request(num_heads=5, drafter=way.drafters[0], **shape)
             try:
                 written = export_request(request, engine, method=way.name)

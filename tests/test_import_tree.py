@@ -59,7 +59,7 @@ def test_every_format_gives_the_same_tree_and_nothing_to_repair(text):
 @pytest.mark.parametrize("engine", [e.name for e in ENGINES.values()])
 def test_what_export_writes_is_read_without_a_complaint(engine):
     for method in ENGINES[engine].methods:
-        if method.shape == "chain":
+        if method.shape in ("chain", "copied"):
             continue
         tree = Tree.dense([2, 2])
         written = export_request(Request(tree=tree, num_heads=4), engine, method=method.name)

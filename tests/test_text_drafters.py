@@ -295,6 +295,16 @@ def test_a_replay_emits_every_answer_whatever_is_drafted():
         assert (run.rows == 1 + run.drafted).all()
 
 
+def test_transformers_verifies_a_draft_with_the_prompt_and_that_is_no_step():
+    """3 1 come with the prompt's pass, and 2 behind them; of OpenVINO's the first token alone does."""
+    request = Request([1, 2, 3, 1, 2], [3, 1, 2, 3, 1])
+    at_once = {"prompt_lookup_num_tokens": 2, "max_matching_ngram_size": 2}
+    later = {"num_assistant_tokens": 2, "max_ngram_size": 2}
+    for name, settings, emitted in (("transformers", at_once, [2]), ("openvino", later, [3, 1])):
+        found = replay([request], lambda name=name, settings=settings: text_drafter(f"{name}:prompt-lookup", settings))
+        assert found.emitted.tolist() == emitted
+
+
 def test_the_longest_path_of_a_tree_is_accepted():
     draft = Draft([5, 5, 6, 6, 7], 6, parents=[-1, 0, 0, -1, 3])
     assert [draft.accepted(true) for true in ([5, 6, 1], [6, 7], [7], [5, 5, 5])] == [2, 2, 0, 2]

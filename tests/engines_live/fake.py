@@ -43,8 +43,10 @@ def vllm() -> dict[str, str]:
     keys = sorted({word.text for word in words if word.kind == "key"})
     values = sorted({word.text for word in words if word.kind == "value" and word.of == "method"})
     read = sorted({word.text for word in words if word.kind == "read key" and not word.of})
+    variables = sorted({word.text for word in words if word.kind == "variable"})
     return {
         "pyproject.toml": '[project.scripts]\nvllm = "vllm.entrypoints.cli.main:main"\n',
+        "vllm/envs.py": f"environment = {dict.fromkeys(variables, 0)!r}\n",
         "vllm/entrypoints/cli/serve.py": 'name = "serve"\n',
         "vllm/engine/arg_utils.py": "".join(f'parser.add_argument("{flag}", type=int)\n' for flag in flags),
         "vllm/config/speculative.py": f"Inner = Literal[{values[1:]!r}]\nSpeculativeMethod = Literal[{values[0]!r}, Inner]\n"

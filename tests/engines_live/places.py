@@ -42,6 +42,7 @@ PLACES: dict[str, dict[str, Place]] = {
             "vllm/engine/arg_utils.py vllm/entrypoints/openai/cli_args.py vllm/benchmarks/serve.py": argparse_flags
         },
         "key": {"vllm/config/speculative.py": fields_of("SpeculativeConfig")},
+        "variable": {"vllm/envs.py": strings},
         "value of method": {"vllm/config/speculative.py": literal("SpeculativeMethod")},
         "value of rejection_sample_method": {"vllm/config/speculative.py": literal("RejectionSampleMethod")},
         "value of --per-request-spec-decode-metrics": {
@@ -61,6 +62,7 @@ PLACES: dict[str, dict[str, Place]] = {
         "flag": {"sglang/srt/arg_groups/fields/*.py sglang/srt/server_args.py": options_of_fields},
         "key": {"sglang/srt/speculative/adaptive_spec_params.py": strings},
         "variable": {"sglang/srt/environ.py": fields_of("Envs")},
+        "value of --speculative-ngram-match-type": {"sglang/srt/arg_groups/fields/spec.py": strings},
         "value of --speculative-algorithm": {
             "sglang/srt/speculative/spec_info.py": fields_of("SpeculativeAlgorithm"),
             "sglang/srt/speculative/spec_registry.py": strings,

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from tests.engine_rows import COPIED
 from tests.engines_live.finders import argparse_flags
 from treeopt.cli import cli
 from treeopt.engines import acceptance
@@ -82,9 +83,12 @@ def words_of_method(engine: str, method: Method) -> set[Word]:
 def written_by(engine: str, method: Method, drafter: str) -> Iterator[Written]:
     """What is written for every acceptance rule, and length or schedule, that the method takes."""
     whats: list[dict[str, Any]] = [{"lengths": lengths} for lengths in LENGTHS]
+    if method.shape == "copied":
+        own = [draft for draft in COPIED[engine] if not draft.drafter.startswith("arctic")]  # a package of its own
+        whats = [{"copied": draft} for draft in (*own, None)]
     if method.dynamic:
         whats = [{"dynamic": DynamicTree(5, 4, 16)}, {"dynamic": DynamicTree(3, 1, 4)}, {}, {"settings": SETTINGS}]
-    elif method.shape != "chain":
+    elif method.shape not in ("chain", "copied"):
         whats = [{"tree": TREE}, {"tree": Tree.chain(2)}, {"tree": Tree.chain(0)}]
     for rule, what in product(RULES.values(), whats):
         request = Request(num_heads=4, drafter=drafter, batch_size=64, acceptance={"rule": rule, **RULE}, **what)
@@ -116,7 +120,7 @@ def advised(text: str) -> Iterator[Word]:
 def _words_of_commands(text: str, files: Mapping[str, str]) -> Iterator[Word]:
     for line in text.replace("\\\n", " ").splitlines():
         tokens = shlex.split(line, comments=True)
-        while tokens and re.match(r"[A-Z_]+=", tokens[0]):
+        while tokens and re.match(r"[A-Z0-9_]+=", tokens[0]):
             yield Word("variable", tokens.pop(0).partition("=")[0])
         split = [part for token in tokens for part in (token.split("=", 1) if OPTION.match(token) else [token])]
         first = next((i for i, token in enumerate(split) if OPTION.fullmatch(token) and token != "-m"), len(split))
@@ -128,7 +132,8 @@ def _words_of_commands(text: str, files: Mapping[str, str]) -> Iterator[Word]:
                 if value.startswith("{"):
                     yield from _words_of_config(json.loads(value), token)
                 elif not OPTION.fullmatch(value) and not _is_own(value, files):
-                    yield Word("value", value, token)
+                    for one in value.split(",") if token == "--spec-type" else [value]:
+                        yield Word("value", one, token)
 
 
 def _is_own(token: str, files: Mapping[str, str]) -> bool:

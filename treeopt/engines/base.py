@@ -19,7 +19,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.figure import Ratio
 from treeopt.records.origins import Runtime
 from treeopt.records.rules import rule_of
-from treeopt.trees.draft import DynamicLimits, DynamicTree
+from treeopt.trees.draft import CopiedText, DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command
@@ -37,7 +37,8 @@ class Unknown(Exception):
 class Request:
     """The drafts to write for an engine. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate).
 
-    For methods of dynamic trees it is ``dynamic`` for every batch size, ``settings`` by batch size, or lengths of chains.
+    For methods of dynamic trees it is ``dynamic`` for every batch size, ``settings`` by batch size, or lengths of chains; for
+    those of drafters that copy text it is ``copied``, None where the plan is not to speculate.
 
     widest         guesses of the widest block that the drafter was trained for; None where it has no such, or it is not known
     max_draft_len  of an engine that has been built already; None where it is built for this tree
@@ -55,6 +56,7 @@ class Request:
     lengths: Lengths = ()
     dynamic: DynamicTree | None = None
     settings: Settings = ()
+    copied: CopiedText | None = None
     batch_size: int = 1
     num_heads: int
     num_layers: int = 1
@@ -120,7 +122,7 @@ class Method:
     """One way in which an engine speculates.
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
-    shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes
+    shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes; "copied" of drafters that copy text
     confident      whether it takes a threshold of confidences with a chain
     dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
     within_levels, redrafts, fills_levels  as `DynamicLimits` has them; dynamic trees with a row for each level: all, chains, none

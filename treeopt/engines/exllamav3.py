@@ -1,7 +1,9 @@
 """ExLlamaV3, a library: generate.py takes the options of its own loader, ``exllamav3.model_init``."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from treeopt.engines import copied
 from treeopt.engines.base import Method, Request, ServingEngine, Written
 from treeopt.engines.chains import SCRIPT, Flags, sampling
 from treeopt.files.shell import shell_word
@@ -56,14 +58,20 @@ FLAGS = {
 }  # treeopt's own ``ngram`` looks single tokens up too
 
 
-def write(request: Request) -> Written:
-    """A program, and its options."""
+def write(request: Request, drafters: Mapping[str, str] = FLAGS) -> Written:
+    """A program, and its options; ``drafters`` has those of every kind."""
     asked = sampling(request)
     flags = [f" --{key} {shell_word(asked[key])}" for key in ("temperature", "top_p", "top_k") if key in asked]
     end = f"{''.join(flags)}{' --temperature_first' * bool(flags)} --prompt PROMPT"
-    options = {kind: f"{flag} --num_draft_tokens {{length}}{end}" for kind, flag in FLAGS.items()}
+    options = {kind: f"{flag} --num_draft_tokens {{length}}{end}" for kind, flag in drafters.items()}
     written = Flags(engine="ExLlamaV3", serve=f"python {SCRIPT} --model_dir MODEL", alone=end, options=options)(request)
     return replace(written, files={**written.files, SCRIPT: PROGRAM})
+
+
+def write_copied(request: Request) -> Written:
+    """The same program, and the plan's options."""
+    request, options = copied.told(request, "ExLlamaV3", ("exllamav3",), "num_draft_tokens")
+    return write(request, {copied.KIND: copied.flags(options, "_").strip()})
 
 
 ENGINE = ServingEngine(name="exllamav3", title="ExLlamaV3", package="exllamav3", methods=(
@@ -71,4 +79,7 @@ ENGINE = ServingEngine(name="exllamav3", title="ExLlamaV3", package="exllamav3",
            carrier="num_draft_tokens of Generator()", syntax="--draft_model_dir DRAFTER --num_draft_tokens 3",
            derived=("dynamic_draft_tokens = False",), looks_up="from where the longest match, however long, first ended",
            source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py", write=write),
+    copied.method(write_copied, checked="1.6.5", carrier="num_draft_tokens and ngram_match_min of Generator()",
+                  syntax="--ngram_match_min 3 --num_draft_tokens 8", derived=("dynamic_draft_tokens = False",),
+                  source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py"),
 ))  # fmt: skip

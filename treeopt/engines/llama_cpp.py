@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from treeopt.engines.base import Kind, Method, ServingEngine
+from treeopt.engines import copied
+from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
 from treeopt.engines.chains import Flags
 from treeopt.engines.measured.exposition import counters_among, is_exposition, six_digits
 from treeopt.engines.measured.files import File
@@ -62,6 +63,14 @@ write = Flags(
         "ngram": ("It looks up that number of tokens and no fewer, and drafts only where as many follow in the text.",),
     },
 )
+
+
+def write_copied(request: Request) -> Written:
+    """Drafters that copy text, several at once where the plan has several."""
+    request, options = copied.told(request, "llama.cpp", ("llama.cpp",))
+    types = request.copied.drafter.partition(":")[2] if request.copied else ""
+    return replace(write, options={copied.KIND: f"--spec-type {types}{copied.flags(options)}"})(request)
+
 
 PREFIX = r"llamacpp:spec_decode_"
 RATES = r"\(([^)]{0,20000})\)"
@@ -195,9 +204,8 @@ def _printed(line: DraftLine, path: Path) -> Printed:
 
 
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)
-UNPLANNED = {kind: f"--spec-type {kind}" for kind in ("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")}
 ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", server="llama-server",
-                       imports={"llama-cpp": KIND}, unplanned=UNPLANNED, methods=(
+                       imports={"llama-cpp": KIND}, methods=(
     Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options), confident=True,
            rules=("greedy", "sample"), carrier="--spec-type, --spec-draft-n-max",
            syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",
@@ -205,4 +213,7 @@ ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-p
            wider="would draft no more than the block, with a warning in its log",
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
+    copied.method(write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
+                  syntax="--spec-type ngram-simple,ngram-mod --spec-ngram-simple-size-n 4 --spec-ngram-mod-n-match 16",
+                  source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp"),
 ))  # fmt: skip

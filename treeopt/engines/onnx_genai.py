@@ -8,8 +8,10 @@ model.draft       in MODEL's genai_config.json: the draft model's decoder, besid
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from treeopt.engines.base import Method, Request, ServingEngine
+from treeopt.engines import copied
+from treeopt.engines.base import Method, Request, ServingEngine, Written
 from treeopt.engines.chains import Flags, Library, Way
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import LOOKED_UP
@@ -61,6 +63,12 @@ draft, lookup = (
 )
 
 
+def write_copied(request: Request) -> Written:
+    """N-grams with the plan's options."""
+    request, options = copied.told(request, "ONNX Runtime GenAI", ("onnx-genai",), "max_draft_tokens")
+    return replace(lookup, ways={copied.KIND: Way("max_draft_tokens", {**FIXED, **options})}, notes=())(request)
+
+
 def two_or_more(request: Request, length: int) -> Sequence[str]:
     """No notes; InvalidInput for a single guess of DSpark."""
     if request.kind == "dspark" and length == 1:
@@ -98,6 +106,9 @@ ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="o
            syntax='{"ngram_size": 4, "max_draft_tokens": 3}', derived=("min_adaptive_k = 0", "ngram_size = 4"),
            looks_up="from the latest place of n-grams of one size",
            source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=lookup),
+    copied.method(write_copied, checked="0.18.0", max_batch_size=1, carrier=OPTIONS, derived=("min_adaptive_k = 0",),
+                  syntax='{"ngram_size": 3, "max_draft_tokens": 8, "ngram_chained_lookup": true}',
+                  source="microsoft/onnxruntime-genai src/config.cpp"),
     Method(name="block", drafters=tuple(blocks.options), checked="0.18.0", max_depth=MOST_LENGTH, carrier="--extra_options of its model builder",
            syntax="dspark_path=DRAFTER dspark_num_draft_tokens=3 max_draft_tokens=3",
            derived=("aux_hidden_state_layers = target_layer_ids + 1", "max_draft_tokens = num_draft_tokens"),

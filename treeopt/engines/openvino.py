@@ -7,14 +7,14 @@ beside the root. Every request may ask for its own: where a plan has groups, `GR
 import json
 from dataclasses import replace
 
-from treeopt.engines import chains
+from treeopt.engines import chains, copied
 from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine, Written
 from treeopt.engines.chains import SCRIPT, Keys, sampling
 from treeopt.files.shell import shell_word
 from treeopt.records.drafters import LOOKED_UP
 
 FILE, GROUPS = "generation_config.json", "groups.json"
-LENGTH = "num_assistant_tokens"
+LENGTH, LOOKUP = "num_assistant_tokens", {"max_ngram_size": LOOKED_UP}
 EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 OWN_PRECISION = "-default"  # ends the names of runtimes that decode in the precision that the processor likes best
 PROGRAM = '''"""Speculative decoding with OpenVINO GenAI: python generate.py {arguments}"""
@@ -51,13 +51,14 @@ IR = "MODEL and DRAFTER are folders that treeopt convert or optimum-cli export o
 ONE_BY_ONE = "Trees are for one request at a time: in 2026.4.1.0 several together end with an error of PaKVReorder."
 
 
-def write(request: Request) -> Written:
-    """A chain, or a dynamic tree of EAGLE-3, of every group where the request has groups."""
-    settings = _settings(request, request.kind)
-    groups = {name: _settings(one, request.kind) for name, one in request.groups.items()}
+def write(request: Request, lookup: Keys = LOOKUP) -> Written:
+    """A chain, or a dynamic tree of EAGLE-3, of every group where the request has groups; ``lookup`` goes with n-grams."""
+    looks_up = request.kind in ("ngram", copied.KIND)
+    settings, *others = (_settings(one, lookup if looks_up else {}) for one in (request, *request.groups.values()))
+    groups = dict(zip(request.groups, others, strict=True))
     every = [settings, *groups.values()]
     guessing = [one for one in every if LENGTH in one]
-    trees, looks_up = any("tree_depth" in one for one in every), request.kind == "ngram"
+    trees = any("tree_depth" in one for one in every)
     words = ["MODEL", *["DRAFTER"] * bool(guessing and not looks_up), "PROMPT"]
     command = " ".join(shell_word(request.folders[word]) if word in request.folders else word for word in words)
     exact = trees or is_exact(request)
@@ -87,12 +88,16 @@ def _pipeline(drafter: str, share: float) -> str:
     return guesses if share == 1 else plain if share == 0 else IF_GUESSED.format(guesses, plain)
 
 
-def _settings(request: Request, kind: str) -> Keys:
-    """The generation config of a request with a kind of drafter."""
+def write_copied(request: Request) -> Written:
+    """Prompt lookup with the plan's options."""
+    return write(*copied.told(request, "OpenVINO GenAI", ("openvino",), LENGTH))
+
+
+def _settings(request: Request, looked_up: Keys) -> Keys:
+    """The generation config of a request."""
     settings = sampling(request)
     if request.lengths or request.tree is not None:
         length = request.tree.depth if request.tree is not None else chains.only_length(request, "OpenVINO GenAI")
-        looked_up = {"max_ngram_size": LOOKED_UP} if kind == "ngram" else {}
         return {**settings, LENGTH: length, **looked_up} if length else settings
     tree = chains.only(request.dynamics, "OpenVINO GenAI takes one dynamic tree")
     if tree is None or tree.topk == 1:
@@ -120,4 +125,6 @@ ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvin
            carrier="generation_config.json, prompt_lookup of LLMPipeline()",
            syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), looks_up=EARLIEST,
            source=SOURCE, write=write),
+    copied.method(write_copied, checked="2026.4.1.0", carrier="generation_config.json, prompt_lookup of LLMPipeline()",
+                  syntax='{"num_assistant_tokens": 8, "max_ngram_size": 3}', source=SOURCE),
 ))  # fmt: skip

@@ -10,13 +10,14 @@ from typing import Any
 from treeopt import __version__
 from treeopt.engines.base import COMMANDS, EARLIEST, Method, Request, Settings, Written
 from treeopt.engines.chains import BLOCKS, LAST, merged
+from treeopt.engines.copied import KIND, SHAPE
 from treeopt.engines.registry import ENGINES, method_of, removal_notes, search_for, tree_method_of
 from treeopt.errors import InvalidInput
 from treeopt.files.places import user_cache
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Beyond, Plan, PlanEntry, each_its_own, is_setting
 from treeopt.records.rules import marked_rule, option_of, rule_of
-from treeopt.trees.draft import ConfidentChain, Draft, DynamicLimits
+from treeopt.trees.draft import ConfidentChain, CopiedText, Draft, DynamicLimits
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
@@ -63,7 +64,7 @@ def ask(
     Raises InvalidInput for a plan that has no such draft.
     """
     drafter = plan.drafter or DrafterRecord()
-    num_heads = drafter.get("num_heads")
+    num_heads = drafter.get("num_heads", 1 if drafter.get("kind") == KIND else None)
     if num_heads is None:
         raise InvalidInput("The export needs the number of heads, but the plan has no drafter.num_heads.")
     way = method_for_plan(plan, engine, method)
@@ -143,6 +144,8 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 
     def takes(draft: Draft) -> bool:
         others = ["tree"] * (way.shape != "chain") + ["confident"] * way.confident
+        if way.shape == SHAPE:
+            return isinstance(draft, CopiedText)
         return is_setting(draft) if way.dynamic else draft.kind in ("plain", "chain", *others)
 
     def serving(entry: PlanEntry) -> PlanEntry:
@@ -160,6 +163,8 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
     """The request for the draft of one entry."""
     request = replace(request, batch_size=entry.batch_size)
+    if way.shape == SHAPE:
+        return replace(request, copied=entry.draft if isinstance(entry.draft, CopiedText) else None)
     if isinstance(chain := entry.draft, ConfidentChain):
         return replace(request, tree=Tree.chain(chain.length), threshold=chain.threshold)
     return replace(request, dynamic=entry.setting) if way.dynamic else replace(request, tree=entry.tree)
@@ -172,6 +177,8 @@ def _of_all(request: Request, plan: Plan, way: Method) -> Request:
     if way.dynamic:
         ranges = each_its_own([entry.batch_size for entry in plan.entries])
         return replace(request, settings=tuple((r.first, r.last, plan.entries[r.entry].setting) for r in ranges))
+    if way.shape == SHAPE:
+        return _of_one(request, plan.entries[-1], way)
     if way.shape != "chain":
         return replace(request, tree=plan.entries[plan.schedule[0].entry].tree)
     lengths = ((part.first, part.last, plan.entries[part.entry].chosen.depth) for part in plan.schedule)

@@ -18,6 +18,7 @@ choices[].speculative_decoding.acceptance_histogram                  with per_re
 have means only. Of drafts of one token a mean is all there is to know, so those are read.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.engines import chains, tensorrt_trees
+from treeopt.engines import chains, copied, tensorrt_trees
 from treeopt.engines.base import Kind, Lengths, Method, Request, ServingEngine, Written
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
@@ -105,6 +106,15 @@ def write_tree(request: Request) -> Written:
         "speculative_model": "DRAFTER",
     }
     return _launch(options | ({} if request.rule == "greedy" else {"use_rejection_sampling": "false"}), TREE_NOTES)
+
+
+def write_copied(request: Request) -> Written:
+    """The options of ``trtllm-serve`` for NGram or SA."""
+    request, options = copied.told(request, "TensorRT-LLM", ("tensorrt-llm",))
+    if request.copied is None:
+        return chains.plain("trtllm-serve MODEL")
+    kind = {"tensorrt-llm:ngram": "NGram", "tensorrt-llm:sa": "SA"}[request.copied.drafter]
+    return _launch({"decoding_type": kind, **{option: json.dumps(value) for option, value in options.items()}}, ())
 
 
 def meaning_of(version: str | None) -> str:
@@ -234,7 +244,7 @@ ENGINE = ServingEngine(
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
                                   is_of_drafts, read_drafts, takes_others=True)},
     unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO",
-               "SA": "decoding_type: SA, or sa_config of Eagle3, MTP and PARD"},
+               "SA with a drafter": "sa_config of Eagle3, MTP and PARD"},
     methods=(
     Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), shape="any", first_depth_closed=True,
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
@@ -264,6 +274,8 @@ ENGINE = ServingEngine(
            derived=("max_draft_len = levels", "max_total_draft_tokens = rows - 1", "levels <= rows - 1 <= topk x levels"),
            versions="PR #13081 on; not for targets with sliding windows or MLA",
            source=f"{ARGS}, tensorrt_llm/_torch/speculative/eagle3_dynamic_tree.py", write=write_tree),
+    copied.method(write_copied, checked=MAIN, carrier="speculative_config in the YAML of trtllm-serve --config", rules=("greedy",),
+                  syntax="decoding_type: SA, max_draft_len: 4, max_matching_ngram_size: 3", source=ARGS),
     Method(name="eagle", checked="main before PR #18210", drafters=("eagle",), shape="sibling-closed", max_nodes=63,
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
            carrier="eagle_choices: YAML of the LLM API, --eagle_choices", syntax="[[0], [1], [0, 0]]",

@@ -5,8 +5,10 @@ That is the draft model's own, or the target's own for n-grams and early exits. 
 """
 
 import re
+from dataclasses import replace
 
-from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine
+from treeopt.engines import copied
+from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine, Written
 from treeopt.engines.chains import Library, Way
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import LOOKED_UP
@@ -65,9 +67,16 @@ assistant = Library("transformers", PROGRAM, {
     "draft-model": Way(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
     "early-exit": Way(LENGTH, FIXED, layer, options=", assistant_early_exit=int(drafter)"),
 }, (NOTE,))  # fmt: skip
-lookup = Library(
-    "transformers", PROGRAM, {"ngram": Way("prompt_lookup_num_tokens", {"max_matching_ngram_size": LOOKED_UP})}
-)
+LOOKUP = "prompt_lookup_num_tokens"
+lookup = Library("transformers", PROGRAM, {"ngram": Way(LOOKUP, {"max_matching_ngram_size": LOOKED_UP})})
+
+
+def write_copied(request: Request) -> Written:
+    """Prompt lookup with the plan's options; the ends of a sequence are the model's own."""
+    request, options = copied.told(request, "transformers", ("transformers",), LOOKUP)
+    options.pop("eos_token_id", None)
+    return replace(lookup, ways={copied.KIND: Way(LOOKUP, options)})(request)
+
 
 SOURCE = "huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py"
 ENGINE = ServingEngine(name="transformers", title="transformers", package="transformers", server="transformers serve",
@@ -80,4 +89,6 @@ ENGINE = ServingEngine(name="transformers", title="transformers", package="trans
     Method(name="prompt-lookup", checked="5.23.0", drafters=tuple(lookup.ways), rules=("greedy", "sample"), max_batch_size=1,
            carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
            derived=("max_matching_ngram_size = 3",), looks_up=EARLIEST, source=SOURCE, write=lookup),
+    copied.method(write_copied, checked="5.23.0", max_batch_size=1, carrier="generation_config.json, or arguments of generate()",
+                  syntax='{"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}', source=SOURCE),
 ))  # fmt: skip

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from treeopt.engines import chains
+from treeopt.engines import chains, copied
 from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
@@ -104,6 +104,25 @@ def write(request: Request) -> Written:
         ]
     text = json.dumps(config)
     return chains.launch(f"vllm serve MODEL --speculative-config {shell_word(text)}", notes, {FILE: f"{text}\n"})
+
+
+STARTED = {  # what starts a drafter that copies text as it was planned for, and where it comes from
+    "vllm:ngram-v1": ("VLLM_USE_V2_MODEL_RUNNER=0 ", ""),
+    "vllm:ngram-v2": ("VLLM_USE_V2_MODEL_RUNNER=1 ", ""),
+    "vllm:suffix": ("", NOTES["suffix"]),
+    "arctic:suffix": ("ARCTIC_INFERENCE_ENABLED=1 ", "The options are those of Arctic Inference: pip install 'arctic-inference[vllm]'"),
+}  # fmt: skip
+
+
+def write_copied(request: Request) -> Written:
+    """What a drafter that copies text is told; the runner of the model decides how n-grams are looked up."""
+    _, options = copied.told(request, "vLLM", ("vllm", "arctic"))
+    if request.copied is None:
+        return chains.plain("vllm serve MODEL")
+    (begin, note), method = STARTED[request.copied.drafter], request.copied.drafter.partition(":")[2].partition("-")[0]
+    text = json.dumps({"method": method, **options})
+    command = f"{begin}vllm serve MODEL --speculative-config {shell_word(text)}"
+    return chains.launch(command, filter(None, [note]), {FILE: f"{text}\n"})
 
 
 def _budget_note(request: Request, pays: bool) -> str:
@@ -308,6 +327,9 @@ ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm s
     Method(name="suffix", checked="0.33.0", drafters=("suffix",), rules=("greedy", "sample"), carrier=CONFIG,
            syntax='{"method": "suffix", "num_speculative_tokens": 3}',
            source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write),
+    copied.method(write_copied, checked="0.33.0, arctic-inference 0.1.1", carrier="--speculative-config",
+                  syntax='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
+                  source="vllm-project/vllm vllm/config/speculative.py, snowflakedb/ArcticInference arctic_inference/vllm/config.py"),
     Method(name="medusa", checked="0.32.0", drafters=("medusa",), rules=("greedy", "sample"), carrier=CONFIG,
            syntax='{"method": "medusa", "model": "HEADS", "num_speculative_tokens": 3}',
            derived=("num_speculative_tokens <= heads",), versions=f"releases up to {MEDUSA_UNTIL}",

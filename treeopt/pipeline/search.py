@@ -274,6 +274,10 @@ def sizes_for(
 
 def limits_for(engine: str, way: Method, given: Limits, max_rank: int | None, shape: str | None) -> Limits:
     """The given limits and those of an engine's method together; ``max_rank`` and ``shape`` are the engine's by default."""
+    if way.shape not in SHAPES:
+        raise InvalidInput(
+            f"{engine} with {way.name} runs drafters that copy text, which are planned for from requests: no tree goes there."
+        )
     wanted, names = shape or (given.shape if way.shape == "any" else way.shape), list(SHAPES)
     if wanted in names and names.index(wanted) < names.index(way.shape):
         raise InvalidInput(f"`shape` must be {way.shape} or stricter for {engine}, but got {wanted}.")

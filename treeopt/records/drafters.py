@@ -179,7 +179,11 @@ DRAFTERS = {
                               asked="early-exit:LAYER", opens="drafters.draft_model:open_exit"),
 }  # fmt: skip
 # Kinds that only engines run, and treeopt plans for by their counts.
-ELSEWHERE = {"redrafter": DrafterKind(), "suffix": DrafterKind(note=ENDS.format("suffix decoding"), ends_itself=True)}
+ELSEWHERE = {
+    "redrafter": DrafterKind(),
+    "suffix": DrafterKind(note=ENDS.format("suffix decoding"), ends_itself=True),
+    "copied-text": DrafterKind(note=ENDS.format("a drafter that copies text"), ends_itself=True),
+}
 COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
 LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
 RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}

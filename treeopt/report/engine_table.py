@@ -24,6 +24,7 @@ TAKES = {
     "sibling-closed": "a tree without gaps",
     "low-rank-expands": "a tree, likelier nodes first",
     "chain": "one chain",
+    "copied": "copied text",
 }  # by the shape
 LEFT_OUT = ("name", "write", "tables")  # of a method: its function and its files, and what has another name
 
@@ -55,7 +56,7 @@ def takes(method: Method) -> str:
 
     >>> from treeopt.engines.registry import ENGINES
     >>> [takes(method) for method in ENGINES["vllm"].methods]
-    ['a chain for each batch size', 'one chain', 'one chain', 'one chain']
+    ['a chain for each batch size', 'one chain', 'one chain', 'copied text', 'one chain']
     """
     if method.by_batch_size:
         return f"{'a dynamic tree' if method.dynamic else 'a chain'} for each batch size"
@@ -72,7 +73,7 @@ def checked(method: Method) -> str:
 
     >>> from treeopt.engines.registry import ENGINES
     >>> [checked(method) for method in ENGINES["vllm"].methods]
-    ['0.33.0', '0.33.0', '0.33.0', 'removed in 0.33.0']
+    ['0.33.0', '0.33.0', '0.33.0', '0.33.0', 'removed in 0.33.0']
     """
     if method.status != "live":
         return method.status.replace("upstream ", "")

@@ -68,7 +68,7 @@ KINDS = {
     "transformers:prompt-lookup": Kind(
         PromptLookup,
         {"prompt_lookup_num_tokens": "length", "max_matching_ngram_size": "longest", "eos_token_id": lambda ids: {"ends": frozenset(ids)}},
-        {"longest": 2, "cut": "last"},
+        {"longest": 2, "cut": "last", "with_prompt": True},
     ),
     "openvino:prompt-lookup": Kind(
         PromptLookup, {"num_assistant_tokens": "length", "max_ngram_size": "longest"}, {"fill": "blank", "cut": "spare", "halved": True}

@@ -3,7 +3,7 @@
                           n-grams         match      where less is found
 vLLM, runner V1           min to max      earliest   less is verified
 vLLM, runner V2           min to max      latest     the last token fills up, and is verified as a guess
-transformers              1 to max        earliest   less is verified; nothing behind an end of sequence is drafted
+transformers              1 to max        earliest   less is verified; nothing behind an end of sequence is drafted; with the prompt too
 OpenVINO GenAI            1 to max        earliest   blanks fill up; one token is spared where the limit is near
 ONNX Runtime GenAI        N - 1           latest     less is verified; chained: each token is looked up behind the one before
 ExLlamaV3                 min to any      earliest   less is verified
@@ -56,6 +56,7 @@ class PromptLookup(TextDrafter):
     cut: str = "never"
     halved: bool = False
     ends: frozenset[int] = frozenset()
+    with_prompt: bool = False
 
     def __post_init__(self) -> None:
         if min(self.length, self.shortest) < 1 or (self.longest is not None and self.longest < self.shortest):

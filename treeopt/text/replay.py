@@ -88,9 +88,11 @@ def _overlapped(requests: Sequence[Request], drafter: TextDrafter) -> list[array
 
 def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterator[int]:
     """Take the steps of one request, four numbers each, and say after every one how many tokens of the answer there are."""
-    answer, most, at = request.answer, request.limit or MANY, 1
+    answer, most = request.answer, request.limit or MANY
     state = drafter.start(request.prompt)
-    drafter.commit(state, answer[:1], 0)
+    accepted = drafter.draft(state, most).accepted(answer) if drafter.with_prompt else 0
+    at = len(answer[: accepted + 1])
+    drafter.commit(state, answer[:at], accepted)
     yield at
     while at < len(answer):
         draft = drafter.draft(state, most - at)

@@ -2,7 +2,7 @@
 
 A drafter keeps what one request leaves behind for the next; what it keeps of one request is the state that `start` makes. A
 step drafts, the target verifies, and `commit` says what came of it. The first token of an answer is the prefill's: it is
-committed without a draft before it.
+committed without a draft before it, unless the engine verifies guesses in the pass that reads the prompt.
 """
 
 from __future__ import annotations
@@ -49,7 +49,12 @@ class Draft(NamedTuple):
 
 
 class TextDrafter:
-    """A drafter that copies text, by the rule of one engine at one setting."""
+    """A drafter that copies text, by the rule of one engine at one setting.
+
+    with_prompt : whether the pass that reads the prompt verifies a draft too; it is no step
+    """
+
+    with_prompt: bool = False
 
     def start(self, prompt: Sequence[int]) -> Any:
         """The state of a request."""

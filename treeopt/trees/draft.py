@@ -224,8 +224,9 @@ class CopiedText:
 
     @classmethod
     def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int) -> CopiedText:
-        """A draft by the engine's name for its drafter and its options."""
-        return cls(drafter, tuple(sorted(settings.items())), rows, depth)
+        """A draft by the engine's name for its drafter and its options, whose lists become tuples."""
+        values = {option: tuple(value) if isinstance(value, list) else value for option, value in settings.items()}
+        return cls(drafter, tuple(sorted(values.items())), rows, depth)
 
     def __post_init__(self) -> None:
         TreeSize(self.rows, self.depth)

@@ -49,7 +49,7 @@ from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Prompts, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.draft import Draft
+from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.tree import Tree
 
 DRAFTERS = ("draft-model", "eagle3", "ngram")
@@ -151,6 +151,8 @@ class OpenVino(Stepper):
         tree = Tree.chain(OWN_LENGTH) if tree is None else tree
         if tree.depth == 0:
             return {}
+        if isinstance(tree, CopiedText):
+            return tree.options
         if tree.topk is None:
             lookup = {"max_ngram_size": LOOKED_UP} if self.drafter.kind == "ngram" else {}
             return {"num_assistant_tokens": tree.depth, **lookup}

@@ -26,7 +26,7 @@ from treeopt.runtime.folder import loadable
 from treeopt.runtime.stepper import Pass, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.draft import Draft
+from treeopt.trees.draft import CopiedText, Draft
 
 DRAFTERS = ("draft-model", "early-exit", "ngram", "dflash")
 # Of the assistant's generation config: where it is not told otherwise, guesses end where it is not confident.
@@ -77,20 +77,24 @@ class Transformers(Stepper):
     ) -> Generator[Pass, Draft | None, None]:
         """The passes, prompt after prompt."""
         for place, prompt in enumerate(prompts):
-            stream, began = self._answer(prompt, None if draft is None else draft.depth)
+            options = draft.options if isinstance(draft, CopiedText) else {}
+            stream, began = self._answer(prompt, None if draft is None else draft.depth, options)
             for n, (tokens, ended) in enumerate(stream.passes[1:]):  # the stream gets the prompt first
                 yield Pass({place: tokens}, ended - began, reads_prompt=n == 0)
                 began = ended
 
-    def _answer(self, prompt: Sequence[int], length: int | None) -> tuple[PassStream, float]:
-        """The answer with chains of ``length`` guesses, and when it began."""
+    def _answer(
+        self, prompt: Sequence[int], length: int | None, options: Mapping[str, Any]
+    ) -> tuple[PassStream, float]:
+        """The answer with chains of ``length`` guesses, and when it began; ``options`` are those of prompt lookup that are told."""
         ids, room = torch.tensor([prompt], device=self.target.model.device), self.target.context - len(prompt)
         asked: dict[str, object] = {"max_new_tokens": min(self.stop.max_new_tokens, room), "do_sample": False}
         if self.stop.eos_ids:
             asked["eos_token_id"] = sorted(self.stop.eos_ids)
         told = dict(zip(SETTINGS, (length, "constant", 0.0), strict=True)) if self.assistant and length else {}
         if length != 0 and self.kind == "ngram":
-            asked |= {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
+            lookup = {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
+            asked |= {name: value for name, value in (options or lookup).items() if name != "eos_token_id"}
         elif length != 0 and self.kind == "early-exit":
             asked["assistant_early_exit"] = self.exit
         elif length is not None and length != 0 and self.kind == "dflash":

@@ -1,0 +1,197 @@
+"""Plans of drafters that copy text, on their way into engines: what each is told, and what is refused before the engine would."""
+
+import json
+
+import pytest
+import yaml
+
+from tests.engine_rows import COPIED, READERS
+from treeopt.engines.base import COMMANDS, Request
+from treeopt.engines.copied import EXPORTED, KIND, NEEDED, TAKES
+from treeopt.engines.plans import export_plan, export_request
+from treeopt.engines.registry import method_of, runners
+from treeopt.errors import InvalidInput
+from treeopt.pipeline import export
+from treeopt.pipeline.export import export_all
+from treeopt.records.figure import Figure
+from treeopt.records.plan import ROOT, Plan, PlanEntry
+from treeopt.records.rundir import RunDirectory
+from treeopt.text.engines import KINDS, text_drafter
+from treeopt.trees.draft import CopiedText
+
+SUFFIX = CopiedText.of("vllm:suffix", {"num_speculative_tokens": 12}, 13, 12)
+
+
+def plan_of(*drafts, drafter="vllm:suffix"):
+    """A plan with these drafts at batch sizes 1, 2, ..."""
+    rates = [1.5 if draft.rows > 1 else 1.0 for draft in drafts]
+    figures = (
+        Figure(draft=d, batch_size=n, tokens_per_step=r) for n, (d, r) in enumerate(zip(drafts, rates, strict=True), 1)
+    )
+    entries = tuple(PlanEntry(batch_size=figure.batch_size, chosen=figure) for figure in figures)
+    return Plan(entries=entries, drafter={"kind": KIND, "id": drafter})
+
+
+def told(draft, engine=None, **others):
+    """What an engine is told of a draft."""
+    own = draft.drafter.partition(":")[0]
+    request = Request(copied=draft, num_heads=1, drafter=KIND, **others)
+    return export_request(request, engine or EXPORTED.get(own, own))
+
+
+def test_every_drafter_of_every_engine_and_each_of_its_options_is_in_the_examples():
+    drafts = [draft for drafts in COPIED.values() for draft in drafts]
+    names = {f"{d.drafter.partition(':')[0]}:{kind}" for d in drafts for kind in d.drafter.partition(":")[2].split(",")}
+    assert names == set(KINDS)
+    assert runners(KIND) == sorted(COPIED)
+    options = {option for kind in KINDS.values() for option in kind.options}
+    assert options - {"eos_token_id"} == {option for draft in drafts for option in draft.options}
+    assert {word.split()[-1] for word in TAKES} <= options
+    assert all(set(needed) <= set(KINDS[name].options) for name, needed in NEEDED.items())
+
+
+@pytest.mark.parametrize(
+    ("draft", "said"),
+    [
+        (COPIED["vllm"][2], "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL --speculative-config '"),
+        (COPIED["vllm"][3], "VLLM_USE_V2_MODEL_RUNNER=1 vllm serve MODEL --speculative-config '"),
+        (SUFFIX, """MODEL --speculative-config '{"method": "suffix", "num_speculative_tokens": 12}'"""),
+        (COPIED["vllm"][4], "ARCTIC_INFERENCE_ENABLED=1 vllm serve MODEL"),
+        (COPIED["llama-cpp"][0], "llama-server --model MODEL.gguf --spec-type ngram-simple,ngram-mod --spec-ngram-mod-n-match 16 "),
+        (COPIED["sglang"][0], "--speculative-algorithm NGRAM --speculative-ngram-capacity 1000 --speculative-ngram-match-type PROB "),
+        (COPIED["exllamav3"][0], "--ngram_match_min 3 --num_draft_tokens 8 --prompt PROMPT"),
+    ],
+    ids=lambda draft: getattr(draft, "drafter", ""),
+)  # fmt: skip
+def test_what_starts_the_engine(draft, said):
+    assert said in told(draft).files[COMMANDS]
+
+
+def test_files_of_settings_have_the_options_as_the_engine_types_them():
+    settings = json.loads(told(COPIED["transformers"][0]).files["generation_config.json"])
+    assert settings == {"do_sample": False, "prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}
+    with_ends = CopiedText.of(
+        "transformers:prompt-lookup", {"prompt_lookup_num_tokens": 8, "eos_token_id": [0, 2]}, 9, 8
+    )
+    assert "eos" not in told(with_ends).files["generation_config.json"]  # the model's own
+    assert json.loads(told(COPIED["onnx-genai"][0]).files["options.json"])["speculative"] == {
+        "max_draft_tokens": 8, "min_adaptive_k": 0, "cooldown": False, "ngram_size": 4, "ngram_chained_lookup": True
+    }  # fmt: skip
+    assert yaml.safe_load(told(COPIED["tensorrt-llm"][0]).files["llm_api_options.yml"])["speculative_config"] == {
+        "decoding_type": "NGram", "max_draft_len": 8, "max_matching_ngram_size": 3,
+        "is_keep_all": False, "is_use_oldest": False, "is_public_pool": False,
+    }  # fmt: skip
+
+
+WRONG = [
+    ("vllm:ngram-v1", {"prompt_lookup_max": 4}, "drafts with num_speculative_tokens only"),
+    ("vllm:ngram-v1", {"num_speculative_tokens": 0}, "num_speculative_tokens of vllm:ngram-v1 takes whole numbers from 1 on"),
+    ("vllm:ngram-v2", {"num_speculative_tokens": 4, "prompt_lookup_max": 2, "prompt_lookup_min": 3}, "n-grams"),
+    ("vllm:suffix", {"suffix_decoding_max_tree_depth": 1}, "depth 2 or more"),
+    ("vllm:suffix", {"suffix_decoding_max_cached_requests": -1}, "takes whole numbers from 0 on, but the plan has -1"),
+    ("vllm:suffix", {"suffix_decoding_min_token_prob": 1.5}, "takes numbers from 0 to 1"),
+    ("vllm:suffix", {"suffix_decoding_max_spec_factor": float("nan")}, "takes numbers from 0"),
+    ("vllm:suffix", {"suffix_max_spec_offset": 0.0}, "vllm:suffix takes the options .*, but got suffix_max_spec_offset"),
+    ("vllm:suffix", {"num_speculative_tokens": "8; touch x"}, "whole numbers from 1 on, but the plan has '8; touch x'"),
+    ("arctic:suffix", {"suffix_max_spec_offset": True}, "takes numbers, but the plan has True"),
+    ("transformers:prompt-lookup", {"max_matching_ngram_size": 2}, "drafts with prompt_lookup_num_tokens only"),
+    ("openvino:prompt-lookup", {"num_assistant_tokens": 4}, "drafts with max_ngram_size only"),
+    ("onnx-genai:ngram", {"ngram_size": 1}, "takes whole numbers from 2 to 16"),
+    ("onnx-genai:ngram", {"ngram_size": 3, "max_draft_tokens": 17}, "takes whole numbers from 1 to 16"),
+    ("onnx-genai:ngram", {"ngram_size": 3, "ngram_chained_lookup": 1}, "takes False or True"),
+    ("exllamav3:ngram", {"num_draft_tokens": 4}, "drafts with ngram_match_min only"),
+    ("tensorrt-llm:ngram", {"max_draft_len": 4, "max_matching_ngram_size": -1}, "takes whole numbers from 1 on"),
+    ("tensorrt-llm:sa", {"max_draft_len": 4, "max_matching_ngram_size": 0}, "takes -1 and whole numbers from 1 on"),
+    ("sglang:ngram", {"speculative_num_draft_tokens": 1}, "takes whole numbers from 2 on"),
+    ("sglang:ngram", {"speculative_ngram_match_type": "DFS"}, "takes BFS or PROB"),
+    ("sglang:ngram", {"speculative_ngram_min_bfs_breadth": 11}, "breadths from least 1 up to most"),
+    ("llama.cpp:ngram-simple", {"spec_ngram_simple_size_n": 1025}, "takes whole numbers from 1 to 1024"),
+    ("llama.cpp:ngram-mod", {"spec_ngram_mod_n_match": 0}, "takes whole numbers from 1 to 1024"),
+    ("llama.cpp:ngram-map-k", {"spec_ngram_map_k_min_hits": 2}, "takes the options .*size_m.*, but got"),
+    ("llama.cpp:ngram-lookup", {}, "Drafters that copy text are"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "said"), WRONG, ids=[f"{name} {options}" for name, options, _ in WRONG])
+def test_what_an_engine_would_refuse_or_not_draft_with_is_refused(name, options, said):
+    with pytest.raises(InvalidInput, match=said):
+        told(CopiedText.of(name, options, 9, 8))
+
+
+@pytest.mark.parametrize("engine", sorted(COPIED))
+def test_a_drafter_of_another_engine_is_refused_with_the_engine_that_has_it(engine):
+    for other, drafts in COPIED.items():
+        for draft in drafts:
+            if other != engine:
+                with pytest.raises(
+                    InvalidInput, match=f"has no {draft.drafter}.* do not hold there: export --to {other}"
+                ):
+                    told(draft, engine)
+            else:
+                text_drafter(draft.drafter, draft.options)  # the example is one
+
+
+def test_engines_without_such_drafters_name_those_that_have_them():
+    with pytest.raises(InvalidInput, match=r"this drafter is copied-text\. It runs in exllamav3, llama-cpp"):
+        told(SUFFIX, "tgi")
+    with pytest.raises(InvalidInput, match="vllm with batch-size runs drafters of the kinds"):
+        export_plan(plan_of(SUFFIX), "vllm", method="batch-size")
+
+
+@pytest.mark.parametrize(
+    ("draft", "kept"),
+    [
+        (SUFFIX, "the answers of the latest requests"),
+        (COPIED["sglang"][1], "one trie of all answers"),
+        (COPIED["llama-cpp"][0], "the text of every slot"),
+        (COPIED["tensorrt-llm"][0], "a pool of all requests"),
+        (COPIED["vllm"][2], None),
+        (COPIED["transformers"][0], None),
+    ],
+    ids=lambda draft: getattr(draft, "drafter", ""),
+)
+def test_what_is_kept_between_requests_is_said(draft, kept):
+    said = [note for note in told(draft).notes if "that were replayed before" in note]
+    assert len(said) == (kept is not None)
+    assert not said or said[0].startswith(f"It keeps {kept}")
+
+
+def test_more_sequences_than_slots_get_theirs():
+    assert "--parallel 8 --kv-unified --spec-type ngram-map-k " in told(COPIED["llama-cpp"][1], batch_size=8).command
+    assert any("--max-running-requests 64" in note for note in told(COPIED["sglang"][0], batch_size=64).notes)
+
+
+@pytest.mark.parametrize("engine", sorted(COPIED))
+def test_a_plan_on_its_whole_way(engine, tmp_path):
+    """Of one draft at each batch size, the last of which is plain: each is read back from its files."""
+    drafts = [*COPIED[engine], ROOT]
+    run = RunDirectory(tmp_path / "run")
+    plan_of(*drafts, drafter=drafts[0].drafter).save(run.plan)
+    way = method_of(engine, KIND)
+    paths, written = export(run, engine)
+    assert export_all(run, run.read_plan(), [engine]) == [engine]
+    read = {folder.name: None for folder in {path.parent for path in paths}}
+    for folder in {path.parent for path in paths}:
+        files = {file.name: file.read_text() for file in folder.iterdir() if file.name != ".written"}
+        read[folder.name] = READERS[engine, KIND](files)
+    if way.max_batch_size == 1:
+        assert [one.drafter for one in read.values()] == [drafts[0].drafter]
+        return
+    for size, draft in enumerate(drafts, 1):
+        found = read[f"batch-size-{size}"]
+        assert (found and found.drafter) == getattr(draft, "drafter", None)
+    assert any("serves the base model" in note for note in written.notes)
+
+
+def test_one_setting_for_all_batch_sizes_is_written_once(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    plan_of(SUFFIX, SUFFIX).save(run.plan)
+    paths, _ = export(run, "vllm")
+    assert {path.parent for path in paths} == {run.export / "vllm"}
+
+
+def test_a_plan_is_read_as_it_was_written(tmp_path):
+    draft = CopiedText.of("transformers:prompt-lookup", {"prompt_lookup_num_tokens": 8, "eos_token_id": [0, 2]}, 9, 8)
+    plan_of(draft, draft).save(tmp_path / "plan.json")
+    assert [entry.draft for entry in Plan.load(tmp_path / "plan.json").entries] == [draft, draft]
+    assert export_plan(Plan.load(tmp_path / "plan.json"), "transformers", batch_size=1).files

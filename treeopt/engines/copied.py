@@ -1,0 +1,134 @@
+"""Drafters that copy text, as engines are told of them: by the options that a `CopiedText` has, which are the engine's own.
+
+What an option takes stands here, read where the engine checks it; what options must be to each other `treeopt.text` says. An
+engine's file names its drafters and writes them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any, NamedTuple
+
+from treeopt.engines.base import Method, Request, Written
+from treeopt.errors import InvalidInput, quoted
+from treeopt.text.engines import text_drafter
+from treeopt.trees.draft import CopiedText
+
+KIND, SHAPE = "copied-text", "copied"
+EXPORTED = {
+    "arctic": "vllm",
+    "llama.cpp": "llama-cpp",
+}  # how --to names an engine, where a drafter's name begins otherwise
+
+
+class Takes(NamedTuple):
+    """The values of an option, in words, and whether one is among them."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def whole(least: int = 1, most: float = inf) -> Takes:
+    words = f"whole numbers from {least}" + (f" to {most}" if most < inf else " on")
+    return Takes(words, lambda value: type(value) is int and least <= value <= most)
+
+
+def number(least: float = -inf, most: float = inf) -> Takes:
+    words = "numbers" + f" from {least:g}" * (least > -inf) + f" to {most:g}" * (most < inf)
+    return Takes(words, lambda value: type(value) in (int, float) and least <= value <= most and abs(value) < inf)
+
+
+def one_of(*values: Any) -> Takes:
+    return Takes(" or ".join(map(str, values)), lambda value: type(value) is type(values[0]) and value in values)
+
+
+def at_most_1024(drafter: str, **least: int) -> dict[str, Takes]:
+    return {f"spec_ngram_{drafter}_{option}": whole(low, 1024) for option, low in least.items()}
+
+
+TAKES: Mapping[str, Takes] = {
+    "suffix_decoding_max_cached_requests": whole(0), "suffix_decoding_max_spec_factor": number(0),
+    "suffix_decoding_min_token_prob": number(0, 1), "suffix_cache_max_requests": whole(0), "suffix_max_spec_factor": number(0),
+    "suffix_max_spec_offset": number(), "suffix_min_token_prob": number(0, 1), "max_draft_tokens": whole(1, 16),
+    "ngram_size": whole(2, 16), "speculative_ngram_match_type": one_of("BFS", "PROB"), "speculative_num_draft_tokens": whole(2),
+    **dict.fromkeys(("ngram_chained_lookup", "is_keep_all", "is_use_oldest", "is_public_pool"), one_of(False, True)),
+    **at_most_1024("simple", size_n=1, size_m=1), **at_most_1024("map_k", size_n=1, size_m=1),
+    **at_most_1024("map_k4v", size_n=1, size_m=1), **at_most_1024("mod", n_match=1, n_min=0, n_max=0),
+    "eos_token_id": Takes("lists of tokens", lambda value: isinstance(value, tuple)),
+    "tensorrt-llm:sa max_matching_ngram_size": Takes("-1 and whole numbers from 1 on", lambda n: n == -1 or whole().holds(n)),
+}  # fmt: skip
+# Options without which a drafter does not start, or does not draft.
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "vllm:ngram-v1": ("num_speculative_tokens",),
+    "vllm:ngram-v2": ("num_speculative_tokens",),
+    "transformers:prompt-lookup": ("prompt_lookup_num_tokens",),
+    "openvino:prompt-lookup": ("num_assistant_tokens", "max_ngram_size"),
+    "onnx-genai:ngram": ("ngram_size",),
+    "exllamav3:ngram": ("ngram_match_min",),
+    "tensorrt-llm:ngram": ("max_draft_len",),
+    "tensorrt-llm:sa": ("max_draft_len",),
+}
+KEPT: Mapping[str, str] = {
+    "vllm:suffix": "the answers of the latest requests, as many as suffix_decoding_max_cached_requests",
+    "arctic:suffix": "the answers of the latest requests, as many as suffix_cache_max_requests",
+    "sglang:ngram": "one trie of all answers, which flush_cache empties",
+    "tensorrt-llm:ngram": "a pool of all requests, unless is_public_pool is false",
+    "llama.cpp": "the text of every slot for that slot, and of ngram-mod one table for all",
+}  # by a drafter's name, or what it begins with
+
+
+def told(request: Request, title: str, engines: tuple[str, ...], length: str = "") -> tuple[Request, dict[str, Any]]:
+    """The request as one of a chain as long as drafts can be, of none where no draft pays; and the drafter's options.
+
+    engines : what the names of its drafters begin with · length : the option that is the chain's length, which is left out then
+    """
+    draft = request.copied
+    if draft is None:
+        return replace(request, lengths=((1, None, 0),)), {}
+    check(draft, title, engines)
+    options = draft.options
+    return replace(request, lengths=((1, None, options.pop(length, draft.depth)),)), options
+
+
+def check(draft: CopiedText, title: str, engines: tuple[str, ...]) -> None:
+    """Raise InvalidInput for a drafter of another engine, and for options or values that the engine would refuse."""
+    own, options = draft.drafter.partition(":")[0], draft.options
+    if own not in engines:
+        raise InvalidInput(
+            f"{title} has no {draft.drafter}, and its own drafters find other text, so the plan's figures do not hold there: "
+            f"export --to {EXPORTED.get(own, own)}, or plan for {title}."
+        )
+    if missing := [option for option in NEEDED.get(draft.drafter, ()) if option not in options]:
+        raise InvalidInput(f"{draft.drafter} drafts with {' and '.join(missing)} only, but the plan does not say it.")
+    for option, value in options.items():
+        takes = TAKES.get(f"{draft.drafter} {option}") or TAKES.get(option) or whole()
+        if not takes.holds(value):
+            raise InvalidInput(
+                f"{option} of {draft.drafter} takes {takes.words}, but the plan has {quoted(value)}: search again."
+            )
+    text_drafter(draft.drafter, options)
+
+
+def flags(options: Mapping[str, Any], between: str = "-") -> str:
+    """Options of a command line.
+
+    >>> flags({"spec_ngram_simple_size_n": 4, "spec_ngram_simple_size_m": 8})
+    ' --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8'
+    """
+    return "".join(f" --{option.replace('_', between)} {value}" for option, value in options.items())
+
+
+def method(write: Callable[[Request], Written], *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
+    """The row of an engine's drafters that copy text; what they keep between requests becomes a note."""
+
+    def noted(request: Request) -> Written:
+        written, name = write(request), request.copied.drafter if request.copied else ""
+        kept = next((what for begin, what in KEPT.items() if name.startswith(begin)), "")
+        said = (
+            f"It keeps {kept}: the plan's figures hold for a server that is not restarted, and had requests such as those "
+            "that were replayed before."
+        )
+        return replace(written, notes=(*written.notes, *[said] * bool(kept)))
+
+    about = {"drafters": (KIND,), "shape": SHAPE, "rules": ("greedy", "sample"), **others}
+    return Method(name=KIND, carrier=carrier, syntax=syntax, source=source, write=noted, **about)
