@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from treeopt.engines.copied import EXPORTED, KIND
 from treeopt.errors import InvalidInput
 from treeopt.files.places import distinct, folder_name
 from treeopt.planning.copied import Tried, costs_of, plan_copied, worth
@@ -60,7 +61,7 @@ def search_copied(
     timed, latencies = find_latencies(run, profile, own=True) or (None, None)
     sizes = list(batch_sizes or (latencies.batch_sizes if latencies else (1,)))
     drafters = asked_drafters(engine, method)
-    named = PlannedEngine(name=engine, method=method or "") if engine else None
+    named = PlannedEngine(name=EXPORTED.get(engine, engine), method=KIND) if engine else None
     usual_tokens = int(np.mean(log.prompt_tokens + log.answer_tokens / 2))
     request = PlanRequest(Limits(budget), sizes, context=context or usual_tokens, engine=named)
     inputs = inputs_of(*(file for file in (run.requests, timed) if file))
@@ -82,7 +83,8 @@ def check_options(options: Mapping[str, Any], batch_sizes: object, for_groups: s
 
 def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     """The drafters of an engine, or that of its ``method``; InvalidInput for an engine that has none."""
-    every, engines = drafters_of(engine), sorted({name.partition(":")[0] for name in drafters_of(None)})
+    own = {"llama-cpp": "llama.cpp"}.get(engine or "", engine)
+    every, engines = drafters_of(own), sorted({name.partition(":")[0] for name in drafters_of(None)})
     if not every:
         raise InvalidInput(f"Engines that copy text are {', '.join(engines)}, but got {engine}.")
     names = [name for name in every if method in (None, name.partition(":")[2])]

@@ -16,6 +16,7 @@ from math import log, prod
 
 import numpy as np
 
+from treeopt.engines.copied import KIND
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn, rates_by_group
 from treeopt.growth.replay import TreeRates
@@ -33,7 +34,6 @@ from treeopt.records.requestlog import RequestLog
 from treeopt.trees.draft import CopiedText, Draft, TreeSize
 from treeopt.trees.tree import IntArray
 
-COPIED_TEXT = "copied-text"  # kind of drafter
 BATCHES = 4096  # of random steps, whose mean rows say what a pass verifies
 PLAIN, USUAL = (
     "grown",
@@ -143,7 +143,7 @@ def plan_copied(
         entries=tuple(entries),
         schedule=schedule_of(tables[best], selections[best])[0],
         objective="replay",
-        drafter={"kind": COPIED_TEXT, "id": best},
+        drafter={"kind": KIND, "id": best},
         constraint=Constraint(budget=request.limits.budget, engine=request.engine),
         runtime=profile.runtime if profile else None,
         part=profile.part if profile else None,
