@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import treeopt
+from treeopt import pipeline
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import copied
@@ -257,3 +258,23 @@ def test_the_file_says_what_it_shows(run, capsys):
     assert document["drafter"]["id"] == "transformers:prompt-lookup"
     assert document["entries"][0]["chosen"]["draft"]["copies"] == "transformers:prompt-lookup"
     assert drafters_of("transformers") == [plan.drafter["id"]]
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["vllm", "sglang", "llama-cpp", "tensorrt-llm", "openvino", "transformers", "onnx-genai", "exllamav3", "arctic"],
+)
+def test_what_is_planned_goes_to_its_engine(tmp_path, monkeypatch, engine):
+    monkeypatch.setattr(copied, "MOST_TRIED", 8)
+    monkeypatch.setattr(copied, "FEWEST_TRIED", 4)
+    log_of(conversations=4).save(tmp_path / "requests.npz")
+    plan = treeopt.search(run=tmp_path, engine=engine)
+    to = {"arctic": "vllm"}.get(engine, engine)
+    (files, *_), written = pipeline.export(RunDirectory(tmp_path), to)
+    said = written.command + "".join(file.read_text(encoding="utf-8") for file in files.parent.iterdir())
+    for option, value in plan.entries[0].draft.settings:
+        assert option.replace("_", "-") in said.replace("_", "-"), option
+        assert str(value).lower() in said.lower()
+    other = "exllamav3" if engine != "exllamav3" else "sglang"
+    with pytest.raises(TreeoptError):
+        pipeline.export(RunDirectory(tmp_path), other)
