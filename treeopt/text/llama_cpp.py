@@ -184,12 +184,10 @@ class Map(SlotRule):
         if found >= last or tokens[found : found + n] != gram:
             found = 0
         prompt = range(self.begun - n - self.m - 1, self.indexed, -1)
-        answer = range(last, max(self.begun, self.indexed), -1)
-        for part in (prompt, answer):
-            for at in part:
-                if not found and codes[at] == code and tokens[at : at + n] == gram:
-                    found = at
-                table.setdefault(codes[at], at)
+        for at in (*prompt, *range(last, max(self.begun, self.indexed), -1)):
+            if not found and codes[at] == code and tokens[at : at + n] == gram:
+                found = at
+            table.setdefault(codes[at], at)
         self.indexed = max(last, self.indexed)
         return found
 

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 Gram = tuple[int, ...]
-FEW = 8  # n-grams that are made one by one
+FEW = 8  # hashes that are made one by one
 
 
 @dataclass
@@ -47,33 +47,25 @@ class Ngrams:
 
     def index(self, count: int) -> None:
         """Note the n-grams of the first ``count`` tokens, so far as they are known."""
-        last, tokens = count - 1, self.tokens
-        if self.keep != "all" and self._indexed:
-            note = self._note_first if self.keep == "earliest" else self._note_last
-            for end in range(max(self._indexed + 1, self.shortest), count):
-                note(end)
-            self._indexed = max(last, self._indexed)
-            return
-        for n in range(self.shortest, min(self.longest, last) + 1):
+        last, tokens, every = count - 1, self.tokens, self.keep == "all"
+        for end in range(max(self._indexed + 1, self.shortest), count) if self._indexed and not every else ():
+            self._note(end)
+        for n in range(self.shortest, min(self.longest, last) + 1) if every or not self._indexed else ():
             first = max(self._indexed + 1, n)
-            if last - first < FEW:
-                grams = [tuple(tokens[end - n : end]) for end in range(first, last + 1)]
-            else:
-                grams = list(zip(*(tokens[first - n + i : last - n + i + 1] for i in range(n)), strict=True))
-            if self.keep == "all":
-                for end, gram in enumerate(grams, first):
-                    self.every.setdefault(gram, []).append(end)
-                continue
-            order = 1 if self.keep == "latest" else -1
-            self.ends.update(zip(grams[::order], range(first, last + 1)[::order], strict=True))
+            grams = list(zip(*(tokens[first - n + i : last - n + i + 1] for i in range(n)), strict=True))
+            order = -1 if self.keep == "earliest" else 1
+            if not every:
+                self.ends.update(zip(grams[::order], range(first, last + 1)[::order], strict=True))
+            for end, gram in enumerate(grams, first) if every else ():
+                self.every.setdefault(gram, []).append(end)
         self._indexed = max(last, self._indexed)
 
-    def _note_first(self, end: int) -> None:
-        n = max(self.match(self.longest, end)[0] + 1, self.shortest)
-        if n <= min(self.longest, end):
-            self.ends[tuple(self.tokens[end - n : end])] = end
-
-    def _note_last(self, end: int) -> None:
+    def _note(self, end: int) -> None:
+        if self.keep == "earliest":
+            n = max(self.match(self.longest, end)[0] + 1, self.shortest)
+            if n <= min(self.longest, end):
+                self.ends[tuple(self.tokens[end - n : end])] = end
+            return
         tokens, ends, n = self.tokens, self.ends, self.shortest
         gram = tuple(tokens[end - n : end])
         before, ends[gram] = ends.get(gram), end

@@ -205,7 +205,9 @@ def likeliest_first(nodes: Ints, anchors: Ints, breadths: Breadths, tree: Ints) 
 
 
 @tries.compiled
-def draft(recent: Recent, window: Ints, new: int, anchors: Ints, breadths: Breadths, by_count: bool, tree: Ints) -> None:
+def draft(
+    recent: Recent, window: Ints, new: int, anchors: Ints, breadths: Breadths, by_count: bool, tree: Ints
+) -> None:
     """Draft behind a window into a tree (2, rows); rows that are left are tokens 0 below the root."""
     advance(recent, window, new, anchors)
     if by_count:
