@@ -13,7 +13,6 @@ Source: llama.cpp 0c1e57098, common/ngram-map.cpp, common/ngram-cache.cpp, commo
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -158,18 +157,16 @@ class Map(SlotRule):
         self.known: dict[Gram, Key] = {}
         for key in self.keys:  # by what stands there now
             self.known.setdefault(tuple(tokens[key.at : key.at + self.n]), key)
-        self.text = Ngrams(self.n, self.n, "all", tokens=tokens if self.counts else [])
         self.hashes = Hashes(tokens, self.n, MAP_FACTOR, MAP_BITS)
 
     def draft(self, tokens: list[int]) -> list[int]:
-        n, m, before, gram = self.n, self.m, len(tokens) - 1, tuple(tokens[-self.n :])
-        self.last = None
+        n, m, before, self.last = self.n, self.m, len(tokens) - 1, None
         if before < 2 * n + m:
             return []
         self.seen = before
-        if not (at := self._find(tokens, gram)):
+        if not (at := self._find(tokens)):
             return []
-        if gram not in self.known:
+        if (gram := tuple(tokens[-n:])) not in self.known:
             self.known[gram] = Key(at, [] if self.counts else [Value(0, 0, m)])
             self.keys.append(self.known[gram])
         key = self.known[gram]
@@ -179,28 +176,28 @@ class Map(SlotRule):
         self.last = max(key.values, key=lambda value: value.count)
         return tokens[at + n : at + n + min(m, self.last.accepted)]
 
-    def _find(self, tokens: list[int], gram: Gram) -> int:
+    def _find(self, tokens: list[int]) -> int:
         """The start of a match, 0 for none; what was not yet in the table comes in."""
-        n, last = self.n, len(tokens) - 2 - self.n - self.m
-        code = self.hashes.of(range(len(tokens) - n, len(tokens) - n + 1))[0]
-        found = self.table.get(code, 0)
-        if found >= last or tuple(tokens[found : found + n]) != gram:
+        n, last, table = self.n, len(tokens) - 2 - self.n - self.m, self.table
+        codes, gram = self.hashes.first(len(tokens) - n + 1), tokens[-n:]
+        found = table.get(code := codes[len(tokens) - n], 0)
+        if found >= last or tokens[found : found + n] != gram:
             found = 0
-        prompt = range(self.indexed + 1, self.begun - n - self.m)
-        answer = range(max(self.begun, self.indexed) + 1, last + 1)
-        for part in filter(None, (prompt, answer)):
-            for other, at in zip(reversed(self.hashes.of(part)), reversed(part), strict=True):
-                if other == code and not found and tuple(tokens[at : at + n]) == gram:
-                    found = at
-                self.table.setdefault(other, at)
+        prompt = range(self.begun - n - self.m - 1, self.indexed, -1)
+        for at in (*prompt, *range(last, max(self.begun, self.indexed), -1)):
+            if not found and codes[at] == code and tokens[at : at + n] == gram:
+                found = at
+            table.setdefault(codes[at], at)
         self.indexed = max(last, self.indexed)
         return found
 
     def _is_clear(self, tokens: list[int], key: Key, at: int) -> bool:
         """Count what followed the key up to a match; whether one value came at least twice as often as all others."""
-        self.text.index(len(tokens))
-        ends, m = self.text.every[tuple(tokens[at : at + self.n])], self.m
-        for end in ends[bisect_left(ends, key.counted + self.n) : bisect_right(ends, at + self.n)]:
+        n, m, codes, gram = self.n, self.m, self.hashes.codes, tokens[at : at + self.n]
+        for start in range(key.counted, at + 1):
+            if codes[start] != codes[at] or tokens[start : start + n] != gram:
+                continue
+            end = start + n
             wanted = tokens[end : end + m]
             value = next((value for value in key.values if tokens[value.at : value.at + m] == wanted), None)
             if value is None and len(key.values) < MOST_VALUES:
@@ -241,7 +238,7 @@ class Mod(SlotRule):
                 self.table = {}
 
     def _add(self, tokens: list[int], stop: int) -> None:
-        codes = self.hashes.of(range(self.indexed, stop))
+        codes = self.hashes.first(stop)[self.indexed : stop]
         self.table.update(zip(codes, tokens[self.indexed + self.n : stop + self.n], strict=True))
         self.indexed = stop
 
@@ -251,7 +248,7 @@ class Mod(SlotRule):
             return []
         if self.indexed + MOD_CHUNK < before:
             self._add(tokens, before - n)
-        code = self.hashes.of(range(before - n + 1, before - n + 2))[0]
+        code = self.hashes.first(before - n + 2)[before - n + 1]
         while len(text) < n + self.m and (token := self.table.get(code)) is not None:
             code = self.hashes.next(code, text[-n], token)
             text.append(token)
@@ -269,6 +266,7 @@ class Cache(SlotRule):
     """ngram-cache without files: tokens counted behind n-grams of up to 4; of equally frequent ones the first of its hash map."""
 
     counts: dict[Gram, dict[int, int]] = field(default_factory=dict)
+    likeliest: dict[Gram, int | None] = field(default_factory=dict)  # since the n-gram was counted last
     seen: int = 0
     place = 4
 
@@ -292,11 +290,17 @@ class Cache(SlotRule):
                     at = next((i for i, (other, _) in enumerate(order) if other % BUCKETS == token % BUCKETS), 0)
                     part = self.counts[gram] = dict([*order[:at], (token, 0), *order[at:]])
                 part[token] += 1
+                self.likeliest.pop(gram, None)
 
     def _likeliest(self, text: list[int]) -> int | None:
         for n in range(min(CACHED, len(text)), 0, -1):
-            if part := self.counts.get(tuple(text[-n:])):
+            if (gram := tuple(text[-n:])) not in self.counts:
+                continue
+            if gram not in self.likeliest:
+                part = self.counts[gram]
                 total, token = sum(part.values()), max(part, key=part.__getitem__)
-                if total >= SAMPLES[n - 1] and 100 * part[token] >= PERCENT[n - 1] * total:
-                    return token
+                likely = total >= SAMPLES[n - 1] and 100 * part[token] >= PERCENT[n - 1] * total
+                self.likeliest[gram] = token if likely else None
+            if (found := self.likeliest[gram]) is not None:
+                return found
         return None

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Literal
 
+import numpy as np
+
 Gram = tuple[int, ...]
-FEW = 8  # n-grams that are made one by one
+FEW = 8  # hashes that are made one by one
 
 
 @dataclass
 class Ngrams:
     """The tokens of a text, and where its n-grams end.
+
+    An n-gram that ends where the earliest, or latest, of its own endings does is found by comparing. So where the earliest are
+    kept, a token that comes later adds at most the shortest n-gram that is new.
 
     shortest, longest : n
     keep : which ends of an n-gram are kept
@@ -43,31 +47,49 @@ class Ngrams:
 
     def index(self, count: int) -> None:
         """Note the n-grams of the first ``count`` tokens, so far as they are known."""
-        last, tokens = count - 1, self.tokens
-        for n in range(self.shortest, min(self.longest, last) + 1):
+        last, tokens, every = count - 1, self.tokens, self.keep == "all"
+        for end in range(max(self._indexed + 1, self.shortest), count) if self._indexed and not every else ():
+            self._note(end)
+        for n in range(self.shortest, min(self.longest, last) + 1) if every or not self._indexed else ():
             first = max(self._indexed + 1, n)
-            if last - first < FEW:
-                grams = [tuple(tokens[end - n : end]) for end in range(first, last + 1)]
-            else:
-                grams = list(zip(*(tokens[first - n + i : last - n + i + 1] for i in range(n)), strict=True))
-            if self.keep == "latest":
-                self.ends.update(zip(grams, range(first, last + 1), strict=True))
-                continue
-            for end, gram in enumerate(grams, first):
-                if self.keep == "all":
-                    self.every.setdefault(gram, []).append(end)
-                else:
-                    self.ends.setdefault(gram, end)
+            grams = list(zip(*(tokens[first - n + i : last - n + i + 1] for i in range(n)), strict=True))
+            order = -1 if self.keep == "earliest" else 1
+            if not every:
+                self.ends.update(zip(grams[::order], range(first, last + 1)[::order], strict=True))
+            for end, gram in enumerate(grams, first) if every else ():
+                self.every.setdefault(gram, []).append(end)
         self._indexed = max(last, self._indexed)
 
-    def match(self, longest: int) -> tuple[int, int]:
-        """Length and end of the longest of the last n-grams, up to ``longest``, that is known; (0, 0) where none is."""
-        tokens, ends = self.tokens, self.ends
-        for n in range(min(longest, len(tokens)), self.shortest - 1, -1):
-            end = ends.get(tuple(tokens[-n:]))
-            if end is not None:
-                return n, end
-        return 0, 0
+    def _note(self, end: int) -> None:
+        if self.keep == "earliest":
+            n = max(self.match(self.longest, end)[0] + 1, self.shortest)
+            if n <= min(self.longest, end):
+                self.ends[tuple(self.tokens[end - n : end])] = end
+            return
+        tokens, ends, n = self.tokens, self.ends, self.shortest
+        gram = tuple(tokens[end - n : end])
+        before, ends[gram] = ends.get(gram), end
+        while before is not None and n < min(self.longest, end):
+            n += 1
+            if before >= n:  # what stood there is no longer found by comparing
+                ends.setdefault(tuple(tokens[before - n : before]), before)
+            if (before := ends.get(gram := tuple(tokens[end - n : end]))) is not None:
+                ends[gram] = end
+
+    def match(self, longest: int, at: int | None = None) -> tuple[int, int]:
+        """Length and end of the longest n-gram, up to ``longest``, before a place, or the end, that is known; (0, 0) for none."""
+        tokens, ends, n = self.tokens, self.ends, self.shortest
+        at = len(tokens) if at is None else at
+        found = ends.get(tuple(tokens[at - n : at])) if n <= min(longest, at) else None
+        if found is None:
+            return 0, 0
+        while n < longest and n < at:
+            if n == found or tokens[found - n - 1] != tokens[at - n - 1]:
+                if (other := ends.get(tuple(tokens[at - n - 1 : at]))) is None:
+                    break
+                found = other
+            n += 1
+        return n, found
 
 
 class Places:
@@ -103,7 +125,7 @@ class Places:
 class Hashes:
     """Hashes of every n-gram of a text that grows: its tokens as digits to the base ``factor``, modulo 2**bits.
 
-    >>> Hashes([1, 2, 3], 2, 10, 8).of(range(0, 2))
+    >>> Hashes([1, 2, 3], 2, 10, 8).first(2)
     [12, 23]
     """
 
@@ -113,13 +135,17 @@ class Hashes:
         self.leading = pow(factor, n, size)
         self.codes: list[int] = []
 
-    def of(self, starts: range) -> list[int]:
+    def first(self, count: int) -> list[int]:
+        """Those of the first ``count`` n-grams or more, by their starts."""
         tokens, n, codes = self.tokens, self.n, self.codes
-        if not codes and starts.stop > 0:
-            codes.append(reduce(lambda code, token: self.next(code, 0, token), tokens[:n], 0))
-        for at in range(len(codes), starts.stop):
+        if count - len(codes) > (FEW if codes else 0):
+            part, new = np.array(tokens[len(codes) : count + n - 1], np.uint64), np.zeros(count - len(codes), np.uint64)
+            for i in range(n):
+                new = new * np.uint64(self.factor) + part[i : i + len(new)]
+            codes += (new & np.uint64(self.mask)).tolist()
+        for at in range(len(codes), count):
             codes.append(self.next(codes[-1], tokens[at - 1], tokens[at + n - 1]))
-        return codes[starts.start : starts.stop]
+        return codes
 
     def next(self, code: int, first: int, last: int) -> int:
         """The hash of the n-gram behind one: without its first token, and with one more."""

@@ -32,19 +32,15 @@ class Draft(NamedTuple):
         2
         """
         if self.parents is None:
-            count = 0
-            for guess, token in zip(self.tokens, true, strict=False):
+            for depth, (guess, token) in enumerate(zip(self.tokens, true, strict=False)):
                 if guess != token:
-                    break
-                count += 1
-            return count
-        children: dict[tuple[int, int], int] = {}
-        for i, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
-            children.setdefault((parent, token), i)
-        at = -1
+                    return depth
+            return min(len(self.tokens), len(true))
+        rows, at = list(zip(self.parents, self.tokens, strict=True)), -1
         for depth, token in enumerate(true):
-            if (at := children.get((at, token), -2)) == -2:
+            if (at, token) not in rows:
                 return depth
+            at = rows.index((at, token))
         return len(true)
 
 

@@ -112,30 +112,30 @@ def advance(recent: Recent, window: Ints, new: int, anchors: Ints) -> None:
 
 @tries.compiled
 def grow(tree: Ints, size: int, parent: int, token: int) -> int:
-    """The node of a drafted tree (rows+1, 2), tokens and parents, for a token below a parent; ``size`` where it is new."""
-    for node in range(1, size):
-        if tree[node, 0] == token and tree[node, 1] == parent:
-            return node
-    tree[size, 0], tree[size, 1] = token, parent
+    """The place of a guess among those of a drafted tree (2, rows), tokens and parents; ``size`` where it is new."""
+    for place in range(size):
+        if tree[0, place] == token and tree[1, place] == parent:
+            return place
+    tree[0, size], tree[1, size] = token, parent
     return size
 
 
 @tries.compiled
 def recent_first(nodes: Ints, anchors: Ints, breadths: Breadths, tree: Ints) -> int:
-    """BFS: the drafted tree's size, the root included."""
+    """BFS: how many guesses were drafted."""
     levels = max(1, breadths.depth - 1)
-    scale, size = (breadths.most - breadths.least) / levels, 1
+    scale, size = (breadths.most - breadths.least) / levels, 0
     queue, widths = np.zeros((breadths.rows + 2, 2), dtype=np.int32), np.zeros(breadths.rows + 2)
     for depth in range(len(anchors) - 1, 0, -1):
         if anchors[depth, 0] == 0 or nodes[anchors[depth, 0], tries.FIRST] == 0:
             continue
-        queue[0, 0], queue[0, 1], widths[0] = 0, anchors[depth, 0], (levels - depth) * scale + breadths.least
+        queue[0, 0], queue[0, 1], widths[0] = -1, anchors[depth, 0], (levels - depth) * scale + breadths.least
         head, tail = 0, 1
-        while head < tail and size <= breadths.rows:
+        while head < tail and size < breadths.rows:
             parent, width = int(queue[head, 0]), widths[head]
             child, left = int(nodes[queue[head, 1], tries.FIRST]), max(1, int(width))
             head += 1
-            while left > 0 and child and size <= breadths.rows:
+            while left > 0 and child and size < breadths.rows:
                 at = grow(tree, size, parent, int(nodes[child, tries.TOKEN]))
                 size = max(size, at + 1)
                 queue[tail, 0], queue[tail, 1], widths[tail] = at, child, width - scale
@@ -155,21 +155,21 @@ def push(heap: Floats, hole: int, item: Floats) -> None:
 @tries.compiled
 def pop(heap: Floats, size: int) -> None:
     """Take the first row out of a heap that keeps ``size`` rows, as std::pop_heap does with ties."""
-    last, hole, child = heap[size].copy(), 0, 1
+    hole, child = 0, 1
     while child < size:
         child += child + 1 < size and heap[child + 1, 0] >= heap[child, 0]
         heap[hole] = heap[child]
         hole, child = child, 2 * child + 1
-    push(heap, hole, last)
+    push(heap, hole, heap[size])
 
 
 @tries.compiled
 def push_children(nodes: Ints, item: Floats, heap: Floats, size: int, most: int) -> int:
     """Put a node's most frequent children, of equals the lesser token, onto a heap; its size.
 
-    item, heap : probability, parent in the drafted tree, and node; (3,) and (., 3)
+    item, heap : probability, place in the drafted tree, and node; (3,) and (., 3), whose last row is free
     """
-    best, count, total = np.zeros((most + 1, 2), dtype=np.int64), 0, 0.0
+    best, count, total, row = np.empty((most + 1, 2), dtype=np.int64), 0, 0.0, heap[len(heap) - 1]
     child = int(nodes[int(item[2]), tries.FIRST])
     while child:
         key, at = int(nodes[child, tries.COUNT]) * 2**32 - int(nodes[child, tries.TOKEN]), count
@@ -181,21 +181,21 @@ def push_children(nodes: Ints, item: Floats, heap: Floats, size: int, most: int)
     for k in range(count):
         total += nodes[best[k, 1], tries.COUNT]
     for k in range(count):
-        row = np.array([nodes[best[k, 1], tries.COUNT] / total * item[0], item[1], best[k, 1]])
+        row[0], row[1], row[2] = nodes[best[k, 1], tries.COUNT] / total * item[0], item[1], best[k, 1]
         push(heap, size + k, row)
     return size + count
 
 
 @tries.compiled
 def likeliest_first(nodes: Ints, anchors: Ints, breadths: Breadths, tree: Ints) -> int:
-    """PROB: the drafted tree's size, the root included."""
-    heap, waiting, size = np.zeros(((breadths.rows + 2) * breadths.most + 1, 3)), 0, 1
+    """PROB: how many guesses were drafted."""
+    heap, waiting, size = np.empty(((breadths.rows + 2) * breadths.most + 2, 3)), 0, 0
     for depth in range(len(anchors) - 1, 0, -1):
-        if anchors[depth, 0] == 0 or size > breadths.rows:
+        if anchors[depth, 0] == 0 or size == breadths.rows:
             continue
-        item = np.array([1.0, 0.0, anchors[depth, 0]])
+        item = np.array([1.0, -1.0, anchors[depth, 0]])
         waiting = push_children(nodes, item, heap, waiting, breadths.most)
-        while waiting > 0 and size <= breadths.rows:
+        while waiting > 0 and size < breadths.rows:
             item[:], waiting = heap[0], waiting - 1
             pop(heap, waiting)
             item[1] = grow(tree, size, int(item[1]), int(nodes[int(item[2]), tries.TOKEN]))
@@ -204,11 +204,24 @@ def likeliest_first(nodes: Ints, anchors: Ints, breadths: Breadths, tree: Ints) 
     return size
 
 
+@tries.compiled
+def draft(
+    recent: Recent, window: Ints, new: int, anchors: Ints, breadths: Breadths, by_count: bool, tree: Ints
+) -> None:
+    """Draft behind a window into a tree (2, rows); rows that are left are tokens 0 below the root."""
+    advance(recent, window, new, anchors)
+    if by_count:
+        size = likeliest_first(recent.trie.nodes, anchors, breadths, tree)
+    else:
+        size = recent_first(recent.trie.nodes, anchors, breadths, tree)
+    tree[0, size:], tree[1, size:] = 0, -1
+
+
 @dataclass
 class TrieState:
-    """A request: the last D tokens, those new since the last draft, and the anchors."""
+    """A request: the last D tokens, how many of them are new since the last draft, and the anchors."""
 
-    window: list[int]
+    window: Ints
     new: int
     anchors: Ints
 
@@ -240,22 +253,20 @@ class RecentTrie(TextDrafter):
         births, room = np.zeros(self.capacity, dtype=np.int32), np.array([self.capacity - 1], dtype=np.int32)
         self.recent = Recent(tries.new_trie(self.capacity), births, room)
         self.breadths = Breadths(self.depth, self.rows - 1, self.least, self.most)
-        self.tree = np.zeros((self.rows + 1, 2), dtype=np.int32)
+        self.tree = np.zeros((2, self.rows - 1), dtype=np.int32)
 
     def start(self, prompt: Sequence[int]) -> TrieState:
-        return TrieState(list(prompt[-self.depth :]), self.depth + 1, np.zeros((self.depth + 1, 2), dtype=np.int32))
+        window = np.array(prompt[-self.depth :], dtype=np.int32)
+        return TrieState(window, self.depth + 1, np.zeros((self.depth + 1, 2), dtype=np.int32))
 
     def draft(self, state: TrieState, left: int) -> Draft:
-        window = np.array(state.window, dtype=np.int32)
-        advance(self.recent, window, state.new, state.anchors)
-        draw = recent_first if self.order == "BFS" else likeliest_first
-        size = draw(self.recent.trie.nodes, state.anchors, self.breadths, self.tree)
-        state.new, self.tree[size:] = 0, 0
-        tokens, parents = self.tree[1 : self.rows].T.tolist()
-        return Draft(tokens, self.rows, [parent - 1 for parent in parents])
+        draft(self.recent, state.window, state.new, state.anchors, self.breadths, self.order == "PROB", self.tree)
+        state.new = 0
+        tokens, parents = self.tree.tolist()
+        return Draft(tokens, self.rows, parents)
 
     def commit(self, state: TrieState, tokens: Sequence[int], accepted: int) -> None:
         if state.new == 0:  # a step was drafted
-            insert(self.recent, np.array(state.window, dtype=np.int32))
-        state.window = [*state.window, *tokens][-self.depth :]
+            insert(self.recent, state.window)
+        state.window = np.concatenate((state.window, np.array(tokens, np.int32)))[-self.depth :]
         state.new += len(tokens)

@@ -1,0 +1,130 @@
+"""How long replaying every drafter that copies text takes, and what it accepts: `python benchmarks/text_drafters.py`.
+
+Three logs are made of the project's own sources, in tokens of the demo model: conversations that grow, each prompt the last
+one with its answer and a question; summaries, whose answers copy spans of a long prompt; and edits, a file of which most is
+said again. Every kind replays them in order in a process of its own, warmed up; seconds are the processor's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from treeopt.files.provenance import machine
+from treeopt.records.requestlog import RequestLog
+from treeopt.text.engines import KINDS, text_drafter
+from treeopt.text.replay import replay
+
+ROOT = Path(__file__).parents[1]
+Pair = tuple[list[int], list[int]]
+# Options of each kind, and their values: the engine's defaults, where it has them, short and long.
+OPTIONS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
+    "vllm:ngram-v1": ("num_speculative_tokens prompt_lookup_min prompt_lookup_max", [(5,), (3, 2, 2), (16, 8, 8), (5, 2, 5)]),
+    "vllm:ngram-v2": ("num_speculative_tokens prompt_lookup_min prompt_lookup_max", [(5,), (3, 2, 2), (16, 8, 8), (5, 2, 5)]),
+    "vllm:suffix": ("num_speculative_tokens suffix_decoding_max_tree_depth", [(), (4, 8), (32, 64)]),
+    "arctic:suffix": ("suffix_speculative_tokens suffix_cache_max_depth", [(), (4, 8), (32, 64)]),
+    "transformers:prompt-lookup": ("prompt_lookup_num_tokens max_matching_ngram_size", [(5,), (3, 2), (16, 8)]),
+    "openvino:prompt-lookup": ("num_assistant_tokens max_ngram_size", [(5, 3), (3, 2), (16, 8)]),
+    "onnx-genai:ngram": ("max_draft_tokens ngram_size", [(5, 3), (3, 2), (16, 8)]),
+    "exllamav3:ngram": ("num_draft_tokens ngram_match_min", [(5,), (3, 2), (16, 8)]),
+    "tensorrt-llm:ngram": ("max_draft_len max_matching_ngram_size", [(5,), (3, 2), (8, 4)]),
+    "tensorrt-llm:sa": ("max_draft_len max_matching_ngram_size", [(5,), (3, 2), (16, 8)]),
+    "sglang:ngram": ("speculative_ngram_match_type speculative_ngram_max_trie_depth speculative_num_draft_tokens", [
+        (order, *rest) for order in ("BFS", "PROB") for rest in ((), (8, 4), (32, 32))]),
+    "llama.cpp:ngram-simple": ("spec_ngram_simple_size_n spec_ngram_simple_size_m", [(), (4, 8), (24, 64)]),
+    "llama.cpp:ngram-map-k": ("spec_ngram_map_k_size_n spec_ngram_map_k_size_m", [(), (4, 8), (24, 64)]),
+    "llama.cpp:ngram-map-k4v": ("spec_ngram_map_k4v_size_n spec_ngram_map_k4v_size_m", [(), (4, 8), (24, 64)]),
+    "llama.cpp:ngram-mod": ("spec_ngram_mod_n_match spec_ngram_mod_n_max spec_ngram_mod_n_min", [(), (4, 8, 2), (24, 64, 2)]),
+    "llama.cpp:ngram-cache": ("", [()]),
+}  # fmt: skip
+
+
+def conversations(text: list[int], rng: np.random.Generator) -> Iterator[Pair]:
+    while True:
+        prompt: list[int] = []
+        for _ in range(rng.integers(1, 4)):
+            prompt = prompt + span(text, rng, 80)
+            answer = [token for _ in range(4) for token in span(text if rng.random() < 0.7 else prompt, rng, 100)]
+            yield prompt, answer
+            prompt = prompt + answer
+
+
+def summaries(text: list[int], rng: np.random.Generator) -> Iterator[Pair]:
+    while True:
+        prompt = span(text, rng, 2400)
+        yield prompt, [token for _ in range(24) for token in span(prompt if rng.random() < 0.5 else text, rng, 30)]
+
+
+def edits(text: list[int], rng: np.random.Generator) -> Iterator[Pair]:
+    while True:
+        prompt, answer, at = span(text, rng, 1200), list[int](), 0
+        while at < len(prompt):
+            kept = int(rng.integers(1, 120))
+            answer += prompt[at : at + kept] + span(text, rng, 20)
+            at += kept + int(rng.integers(0, 20))
+        yield prompt, answer
+
+
+def span(text: list[int], rng: np.random.Generator, most: int) -> list[int]:
+    at = int(rng.integers(0, len(text)))
+    return text[at : at + int(rng.integers(most // 4, most + 1))] or text[:1]
+
+
+def make_log(answer_tokens: int) -> RequestLog:
+    """A third of the tokens of each, one behind the other."""
+    source = "".join(path.read_text("utf-8") for path in sorted(ROOT.glob("t*/**/*.py")))
+    text = Tokenizer.from_file(str(ROOT / "treeopt/demo/model/tokenizer.json")).encode(source).ids
+    parts, prompts, groups = [], [], []
+    for group, kind in enumerate((conversations, summaries, edits)):
+        left, pairs = answer_tokens // 3, kind(text, np.random.default_rng(group))
+        while left > 0:
+            prompt, answer = next(pairs)
+            parts.append(np.array(prompt + answer, np.int32))
+            prompts.append(len(prompt))
+            groups.append(group)
+            left -= len(answer)
+    starts = np.cumsum([0, *map(len, parts)])
+    return RequestLog(np.concatenate(parts), starts, np.array(prompts), np.array(groups))
+
+
+def row(log: RequestLog, name: str, settings: dict[str, Any]) -> str:
+    make = partial(text_drafter, name, settings)
+    replay(log.select(np.arange(0, log.num_sequences, log.num_sequences // 4)).requests(), make)
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, process_time()
+    run = replay(log.requests(), make)
+    seconds, peak = process_time() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    groups = np.repeat(log.group, np.diff(run.starts))
+    cells = [" ".join(f"{kind[groups == g].mean():.2f}" for g in range(3)) for kind in (run.emitted, run.rows)]
+    asked = ", ".join(f"{option.removeprefix('speculative_')} {value}" for option, value in settings.items())
+    seconds *= 1e6 / log.answer_tokens.sum()
+    return f"| {name} | {asked} | {seconds:.1f} | {cells[0]} | {cells[1]} | {peak / 1024:.0f} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--answer-tokens", type=int, default=1_000_000)
+    parser.add_argument("--only", default="", help="Kinds whose names have this part.")
+    options = parser.parse_args()
+    log = make_log(options.answer_tokens)
+    prompts = int(log.prompt_tokens.sum()) / 1e6
+    print(f"{machine()}, {log.answer_tokens.sum() / 1e6:.2f} million answer tokens, {prompts:.2f} of prompts.\n")
+    print(
+        "| drafter | options | s per million | tokens per step | rows per step | MB |\n" + 6 * "|---" + "|", flush=True
+    )
+    for name, (names, rows) in ((name, OPTIONS[name]) for name in KINDS if options.only in name):
+        for values in rows:
+            with get_context("fork").Pool(1) as pool:
+                print(pool.apply(row, (log, name, dict(zip(names.split(), values, strict=False)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
