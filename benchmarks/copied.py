@@ -33,6 +33,7 @@ from treeopt.text.replay import replay
 NAME = "openvino:prompt-lookup"
 SWEEP = [{"num_assistant_tokens": k, "max_ngram_size": n} for k in (2, 4, 8, 16) for n in (2, 3, 8)]
 ROWS = (2, 3, 5, 7, 9, 13, 17)
+PRECISE = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32"}  # so that texts are plain decoding's
 Settings = dict[str, int]
 
 
@@ -40,7 +41,7 @@ class Engine:
     """OpenVINO GenAI with or without prompt lookup, on one core."""
 
     def __init__(self, folder: Path, eos_ids: list[int], *, looks_up: bool) -> None:
-        options = {"INFERENCE_NUM_THREADS": 1, **({"prompt_lookup": True} if looks_up else {})}
+        options = {"INFERENCE_NUM_THREADS": 1, **PRECISE, **({"prompt_lookup": True} if looks_up else {})}
         self.pipeline = ContinuousBatchingPipeline(str(folder), SchedulerConfig(), "CPU", options)
         self.eos_ids = set(eos_ids)
 
