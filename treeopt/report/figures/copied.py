@@ -42,15 +42,16 @@ def settings_chart(plan: Plan, batch_size: int | None = None) -> Chart:
         replace(_marks("", [f], marker="none", linestyle="none"), notes=[name], side="left") for name, f in named
     ]
     x = np.linspace(1, 1.08 * most, 50)
-    top = max((f.tokens_per_step for some in found.values() for f in some), default=1.0)
+    ends = [f.interval95.tokens_per_step or (1.0, f.tokens_per_step) for some in found.values() for f in some]
+    top = max((high for _, high in ends), default=1.0)
     for cost in ROW_COSTS:
-        inside = 1 + cost * (x - 1) <= 1.1 * top
+        inside = 1 + cost * (x - 1) <= 1.05 * top
         y = 1 + cost * (x[inside] - 1)
         look = {"color": style.GREY, "linewidth": 0.8, "linestyle": (0, (2, 3)), "marker": ""}
         series.append(Series("", x[inside], y, look=look))
         series.append(Series("", x[inside][-1:], y[-1:], look=look, notes=[f"{cost:.0%} a row"], side="left"))
     panel = Panel(
-        series, "rows verified per step (mean)", "tokens per step", ylim=(1, 1.15 * top), xlim=(0.9, 1.12 * most)
+        series, "rows verified per step (mean)", "tokens per step", ylim=(1, 1.1 * top), xlim=(0.9, 1.12 * most)
     )
     caption = style.sentence(
         f"batch size {entry.batch_size}",
