@@ -278,3 +278,25 @@ def test_what_is_planned_goes_to_its_engine(tmp_path, monkeypatch, engine):
     other = "exllamav3" if engine != "exllamav3" else "sglang"
     with pytest.raises(TreeoptError):
         pipeline.export(RunDirectory(tmp_path), other)
+
+
+def log_of_answers(answers: list[list[int]]) -> RequestLog:
+    lengths = [3 + len(answer) for answer in answers]
+    tokens = np.concatenate([[1, 2, 3, *answer] for answer in answers])
+    return RequestLog(tokens, np.cumsum([0, *lengths]), np.full(len(answers), 3))
+
+
+@pytest.mark.parametrize("row_ms", [None, 0.3])
+def test_logs_with_little_in_them(tmp_path, row_ms):
+    if row_ms is not None:
+        profile_of(row_ms).save(tmp_path / "profile.json")
+    few = {"steps": [[5, 1, 2, 3, 1, 2, 3], [9]], "copies": [[11, 12, 13, 14]] * 3, "alone": [[5, 1, 2, 3, 1, 2, 3]]}
+    for name, answers in few.items():
+        log_of_answers(answers).save(tmp_path / "requests.npz")
+        for engine in ("transformers", "vllm", "sglang"):
+            entry = treeopt.search(run=tmp_path, engine=engine).entries[0]
+            assert entry.chosen.tokens_per_step >= 1
+            assert any("single conversation" in said for said in entry.warnings) is (name in ("alone", "steps"))
+    log_of_answers([[5]] * 4).save(tmp_path / "requests.npz")
+    with pytest.raises(InvalidInput, match="two tokens or more"):
+        treeopt.search(run=tmp_path, **METHOD)

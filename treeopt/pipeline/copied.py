@@ -38,6 +38,7 @@ MOST_TRIED, FEWEST_TRIED, FINALISTS = 60, 12, 6  # settings of all drafters and 
 SOUGHT_TOKENS = 200_000  # of answers, the first of the log, on which settings are sought
 IN_PROCESS = 50_000  # tokens below which processes of their own do not pay
 NOTICEABLE = 0.005  # share of the tokens per step that what is kept from request to request changes before it is said
+IN_SAMPLE = "There is a single conversation, so the figures are of the text that the settings were sought on: too high, and without an error."
 UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "replay", "measured_only": False, "sample": None, "verify": 0}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
 _WORKERS_LOG: list[RequestLog] = []  # of a process that replays
@@ -113,21 +114,28 @@ def planned(
             done = [held for _, held in many([(name, one, state, None) for one in wanted])]
             tried[name] = [one for one in done if one.draft.rows <= request.limits.budget] or done[:1]
             advance(FINALISTS)
-        held_out = log.select(np.flatnonzero(halves(log)[log.clusters] == 1))
-        plan = plan_copied(tried, held_out, latencies, request)
+        held_out = log.select(np.flatnonzero(halves(log)[log.clusters] > 0))
+        plan = plan_copied(tried, held_out, latencies, request, [IN_SAMPLE] * bool((halves(log) == 2).any()))
         said = _bracket(many, plan, state)
     entries = (replace(e, warnings=[*e.warnings, *said.get(e.batch_size, [])]) for e in plan.entries)
     return replace(plan, entries=tuple(entries))
 
 
 def halves(log: RequestLog) -> IntArray:
-    """(C,) 0 for the conversations on which settings are sought, 1 for those that they are judged on; of a single one 1.
+    """(C,) 0 for the conversations on which settings are sought, 1 for those that they are judged on; 2, both, for a single one.
 
-    >>> halves(RequestLog(np.zeros(8, int), np.arange(0, 10, 2), np.ones(4, int))).tolist()
-    [0, 1, 0, 1]
+    Raises InvalidInput where no answer has a second token, which is the first that is decoded in a step.
+
+    >>> halves(RequestLog(np.zeros(12, int), np.arange(0, 13, 3), np.ones(4, int))).tolist()
+    [1, 0, 0, 1]
     """
-    count = log.num_conversations
-    return np.asarray(np.random.default_rng(0).permutation(count) % 2 if count > 1 else np.ones(1), np.int64)
+    found, some = np.zeros(log.num_conversations, np.int64), np.unique(log.clusters[log.answer_tokens > 1])
+    if not len(some):
+        raise InvalidInput("Some answers must have two tokens or more, since the first is the prompt's, but none has.")
+    found[np.random.default_rng(0).permutation(some)[1::2]] = 1
+    if len(some) == 1:
+        found[some] = 2
+    return found
 
 
 def _values(
@@ -175,8 +183,8 @@ def _tried(log: RequestLog, job: Job) -> tuple[Tried, Tried]:
     half, count = halves(log), log.num_conversations
     parts = []
     for number in (0, 1):
-        here = (half[own] == number) | (count == 1)
-        of = half == number if count > 1 else np.ones(1, bool)
+        of = (half == number) | (half == 2)
+        here = of[own]
         steps, tokens = (
             np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
         )

@@ -90,7 +90,8 @@ class RowCosts:
 
     def shares(self, rows: IntArray) -> Floats:
         """(N,) share of the passes that verify 1, 2, ... rows a sequence, where its steps verify (N+1,) times so many."""
-        wanted, found = rows / max(rows.sum(), 1), np.zeros(max(len(self.ms), len(rows)) + 1)
+        rows = rows if rows.any() else np.array([0, 1])  # no step is as a plain one
+        wanted, found = rows / rows.sum(), np.zeros(max(len(self.ms), len(rows)) + 1)
         if self.costs.batch_size == 1:
             found[: len(rows)] = wanted
         else:

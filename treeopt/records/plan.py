@@ -296,9 +296,7 @@ class Plan(Kept):
         """Guesses of the drafter that it is for."""
         return (self.drafter or {}).get("num_heads")
 
-    copies = property(
-        lambda self: (self.drafter or {}).get("kind") == "copied-text"
-    )  # text, by an engine's own settings
+    copies = property(lambda self: (self.drafter or {}).get("kind") == "copied-text")  # text, by an engine's settings
 
     def entry(self, batch_size: int | None = None) -> PlanEntry:
         """The entry of a batch size, which may be left out where there is only one; OutOfRange where there is none."""
