@@ -46,7 +46,11 @@ from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
-OF_BLOCKS = ("widths", "ddtree")  # said nothing of, where the record has no blocks
+OF_BLOCKS = (
+    "widths",
+    "ddtree",
+    "settings",
+)  # said nothing of, where the record has no blocks and the plan copies no text
 NAMES = ["coding in Python, JavaScript and other languages of GitHub", "chat", "mathematics, step by step"]
 NAMES += [
     "retrieval augmented generation",

@@ -10,8 +10,6 @@ from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
 from treeopt.text.match_pool import MatchPool
 from treeopt.text.prompt_lookup import PromptLookup
 from treeopt.text.rules import TextDrafter
-from treeopt.text.sglang import RecentTrie
-from treeopt.text.suffix import SuffixDecoding
 
 
 class Kind(NamedTuple):
@@ -25,6 +23,20 @@ class Kind(NamedTuple):
     make: Callable[..., Any]
     options: Mapping[str, str | Callable[[Any], dict[str, Any]]]
     fixed: Mapping[str, Any] = {}
+
+
+def suffix(**settings: Any) -> TextDrafter:
+    """Suffix decoding; numba, which takes a while to import, comes with it."""
+    from treeopt.text.suffix import SuffixDecoding
+
+    return SuffixDecoding(**settings)
+
+
+def trie(**settings: Any) -> TextDrafter:
+    """The trie of SGLang; numba comes with it, too."""
+    from treeopt.text.sglang import RecentTrie
+
+    return RecentTrie(**settings)
 
 
 def vllm_ngram(length: int, longest: int | None = None, shortest: int | None = None, **fixed: Any) -> PromptLookup:
@@ -63,8 +75,8 @@ def prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
 KINDS = {
     "vllm:ngram-v1": Kind(vllm_ngram, NGRAM),
     "vllm:ngram-v2": Kind(vllm_ngram, NGRAM, {"latest": True, "fill": "last"}),
-    "vllm:suffix": Kind(SuffixDecoding, {"num_speculative_tokens": "length"} | prefixed("suffix_decoding_", SUFFIX)),
-    "arctic:suffix": Kind(SuffixDecoding, prefixed("suffix_", ARCTIC), {"length": 16, "depth": 64, "cached": 100_000}),
+    "vllm:suffix": Kind(suffix, {"num_speculative_tokens": "length"} | prefixed("suffix_decoding_", SUFFIX)),
+    "arctic:suffix": Kind(suffix, prefixed("suffix_", ARCTIC), {"length": 16, "depth": 64, "cached": 100_000}),
     "transformers:prompt-lookup": Kind(
         PromptLookup,
         {"prompt_lookup_num_tokens": "length", "max_matching_ngram_size": "longest", "eos_token_id": lambda ids: {"ends": frozenset(ids)}},
@@ -85,7 +97,7 @@ KINDS = {
         {"max_draft_len": "length", "max_matching_ngram_size": lambda n: {"longest": n if n > 0 else None}},
         {"fill": "blank"},
     ),
-    "sglang:ngram": Kind(RecentTrie, prefixed("speculative_", TRIE)),
+    "sglang:ngram": Kind(trie, prefixed("speculative_", TRIE)),
     "llama.cpp:ngram-simple": Kind(Simple, prefixed("spec_ngram_simple_", {"size_n": "n", "size_m": "m"})),
     "llama.cpp:ngram-map-k": Kind(Map, prefixed("spec_ngram_map_k_", {"size_n": "n", "size_m": "m"})),
     "llama.cpp:ngram-map-k4v": Kind(
