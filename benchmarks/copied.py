@@ -23,7 +23,7 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.copied import halves
 from treeopt.planning.copied import RowCosts
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.requestlog import RequestLog
+from treeopt.records.requestlog import Request, RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.engines.openvino import converted
 from treeopt.runtime.target import load_target
@@ -65,8 +65,6 @@ def profiled(plain: Engine, lookup: Engine, prompts: list[list[int]]) -> Latency
             answer, whole = engine.answer(prompt, 48, settings)
             steps = len(answer) - 1
             if settings:
-                from treeopt.records.requestlog import Request
-
                 request = Request(prompt, answer, 48)
                 steps = len(replay([request], lambda s=settings: text_drafter(NAME, s)).rows)
             rounds[rows].append(1e3 * (whole - first) / max(steps, 1))
@@ -111,7 +109,7 @@ def main() -> None:
         print(f"round {r + 1} of {asked.rounds}", flush=True)
     taken = {name: np.median(each, axis=0) for name, each in seconds.items()}
     costs = RowCosts(StepCosts(profile, 1), max(ROWS))
-    recorded = [replace_answer(one, text) for one, text in zip(requests, answers["plain"], strict=True)]
+    recorded = [one._replace(answer=text) for one, text in zip(requests, answers["plain"], strict=True)]
     print(f"\nSmolLM2, float32, OpenVINO GenAI, batch size 1, one thread, {len(requests)} requests, {machine()}.\n")
     print(
         "| setting | tokens/step replayed | speedup predicted | measured | off % | same text |\n|---|---|---|---|---|---|"
@@ -136,10 +134,6 @@ def main() -> None:
     best = max(measured, key=measured.__getitem__)
     print(f"\nPlanned before: {entry.chosen.speedup:.2f} from {entry.chosen.tokens_per_step:.2f} tokens per step. The fastest is {best}: "
           f"regret {100 * (1 - measured['planned'] / measured[best]):.1f} %.")  # fmt: skip
-
-
-def replace_answer(request: object, answer: list[int]) -> object:
-    return request._replace(answer=answer)  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

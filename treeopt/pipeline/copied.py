@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from time import process_time
 from typing import Any
 
 import numpy as np
@@ -84,8 +83,8 @@ def check_options(options: Mapping[str, Any], batch_sizes: object, for_groups: s
 
 def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     """The drafters of an engine, or that of its ``method``; InvalidInput for an engine that has none."""
-    own = {"llama-cpp": "llama.cpp"}.get(engine or "", engine)
-    every, engines = drafters_of(own), sorted({name.partition(":")[0] for name in drafters_of(None)})
+    every = drafters_of(engine) or drafters_of(next((own for own, said in EXPORTED.items() if said == engine), engine))
+    engines = sorted({name.partition(":")[0] for name in drafters_of(None)})
     if not every:
         raise InvalidInput(f"Engines that copy text are {', '.join(engines)}, but got {engine}.")
     names = [name for name in every if method in (None, name.partition(":")[2])]
@@ -114,8 +113,9 @@ def planned(
             done = [held for _, held in many([(name, one, state, None) for one in wanted])]
             tried[name] = [one for one in done if one.draft.rows <= request.limits.budget] or done[:1]
             advance(FINALISTS)
-        held_out = log.select(np.flatnonzero(halves(log)[log.clusters] > 0))
-        plan = plan_copied(tried, held_out, latencies, request, [IN_SAMPLE] * bool((halves(log) == 2).any()))
+        half = halves(log)
+        held_out = log.select(np.flatnonzero(half[log.clusters] > 0))
+        plan = plan_copied(tried, held_out, latencies, request, [IN_SAMPLE] * bool((half == 2).any()))
         said = _bracket(many, plan, state)
     entries = (replace(e, warnings=[*e.warnings, *said.get(e.batch_size, [])]) for e in plan.entries)
     return replace(plan, entries=tuple(entries))
@@ -174,9 +174,7 @@ def _job(job: Job) -> tuple[Tried, Tried]:
 def _tried(log: RequestLog, job: Job) -> tuple[Tried, Tried]:
     """What a setting did on the conversations of each half."""
     name, settings, state, first = job
-    began = process_time()
     found = replay(islice(log.requests(), first), lambda: text_drafter(name, dict(settings)), state=state)
-    drafter_us = 1e6 * (process_time() - began) / max(len(found.rows), 1)
     rows = int(found.rows.max(initial=1))
     draft = CopiedText.of(name, dict(settings), rows, min(int(found.drafted.max(initial=0)), rows - 1))
     own = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
@@ -189,7 +187,7 @@ def _tried(log: RequestLog, job: Job) -> tuple[Tried, Tried]:
             np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
         )
         row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (found.rows, found.accepted))
-        parts.append(Tried(draft, steps, tokens, row_counts, accepted, drafter_us, settings == usual(name)))
+        parts.append(Tried(draft, steps, tokens, row_counts, accepted, settings == usual(name)))
     return parts[0], parts[1]
 
 

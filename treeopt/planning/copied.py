@@ -18,27 +18,25 @@ import numpy as np
 
 from treeopt.engines.copied import KIND
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import drawn, rates_by_group
+from treeopt.growth.heldout import drawn
 from treeopt.growth.replay import TreeRates
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates, Floats
-from treeopt.planning.entries import figure_of, tied_sizes
+from treeopt.planning.entries import figure_of, groups_of, tied_sizes
 from treeopt.planning.planner import schedule_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, judged, select
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
-from treeopt.records.figure import Errors, Figure, Intervals
+from treeopt.records.figure import Figure
 from treeopt.records.plan import Basis, Constraint, Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
-from treeopt.trees.draft import CopiedText, Draft, TreeSize
+from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.tree import IntArray
 
 BATCHES = 4096  # of random steps, whose mean rows say what a pass verifies
-PLAIN, USUAL = (
-    "grown",
-    "usual",
-)  # group of the lone root, as of other drafters; and how an engine's usual setting is called
+PLAIN = "grown"  # group of the lone root, as of other drafters
+USUAL = "usual"  # how an engine's usual setting is called
 UNTIMED = "No profile was used, so this is what emits the most tokens per step. What a step costs was not considered."
 
 
@@ -48,7 +46,6 @@ class Tried:
 
     steps, tokens : (C,) of each conversation, and what these steps emitted
     rows          : (N+1,) steps that verified 0, 1, ... rows · accepted : (D+1,) steps that accepted 0, 1, ... guesses
-    drafter_us    : processor time of the drafter here [us per step]
     is_usual      : whether it is the engine's usual one
     """
 
@@ -57,7 +54,6 @@ class Tried:
     tokens: IntArray
     rows: IntArray
     accepted: IntArray
-    drafter_us: float = 0.0
     is_usual: bool = False
 
     @property
@@ -80,13 +76,11 @@ class RowCosts:
 
     def __init__(self, costs: StepCosts, most: int) -> None:
         sizes = np.arange(1, most + 1)
-        depths = np.minimum(sizes - 1, 1)
-        rng = np.random.default_rng([SEED, costs.batch_size])
-        self.costs, self.ms = costs, costs.ms(sizes, depths)
-        self.draws, self.judged = costs.draws_ms(sizes, depths, BOOTSTRAPS, rng), costs.judged(sizes, depths)
-        self.plain_ms, self.plain_draws = self.ms[0], self.draws[0].copy()
+        self.costs, self.steps = costs, (sizes, np.minimum(sizes - 1, 1))
+        self.ms = costs.ms(*self.steps)
+        self.plain_ms = self.ms[0]
         if costs.idle:  # where nothing is found the engine's drafter was still there
-            self.ms[0], self.draws[0] = costs.idle.ms([2], [1])[0], costs.idle.draws_ms([2], [1], BOOTSTRAPS, rng)[0]
+            self.ms[0] = costs.idle.ms([2], [1])[0]
 
     def shares(self, rows: IntArray) -> Floats:
         """(N,) share of the passes that verify 1, 2, ... rows a sequence, where its steps verify (N+1,) times so many."""
@@ -113,12 +107,17 @@ class RowCosts:
 
         rows : (N+1,) of each of the others
         """
+        rng, idle = np.random.default_rng([SEED, self.costs.batch_size]), self.costs.idle
+        by_rows, judged = self.costs.draws_ms(*self.steps, BOOTSTRAPS, rng), self.costs.judged(*self.steps)
+        plain_draws = by_rows[0].copy()
+        if idle:
+            by_rows[0] = idle.draws_ms([2], [1], BOOTSTRAPS, rng)[0]
         known = [i for i, one in enumerate(rows, 1) if not np.isnan(self.step_ms(one))]
         every = [self.shares(rows[i - 1])[: len(self.ms)] for i in known]
         used = [share > 0 for share in every]
         ms = [self.plain_ms, *(share[u] @ self.ms[u] for share, u in zip(every, used, strict=True))]
-        draws = [self.plain_draws, *(share[u] @ self.draws[u] for share, u in zip(every, used, strict=True))]
-        exact, timed, sure = np.array([np.ones(3, bool), *(self.judged[:, u].all(1) for u in used)]).T
+        draws = [plain_draws, *(share[u] @ by_rows[u] for share, u in zip(every, used, strict=True))]
+        exact, timed, sure = np.array([np.ones(3, bool), *(judged[:, u].all(1) for u in used)]).T
         c = replace(c, context=self.costs.context_tokens).only(np.array([0, *known]))
         return replace(c, ms=np.array(ms), ms_draws=np.array(draws), exact=exact, timed=timed, sure=sure)
 
@@ -211,8 +210,6 @@ def _entry(
     if usual := [j for j, each in enumerate(c.all) if (t := known.get(each.draft)) and t.is_usual]:
         others[USUAL] = figure(c, usual[0], chosen=i)
     accepted = known[one.draft].accepted if one.draft in known else np.array([1])
-    size = TreeSize(one.size, one.depth)
-    groups = rates_by_group(one.rates, log) if log.group_names else {}
     return PlanEntry(
         batch_size=c.batch_size,
         context_tokens=c.context,
@@ -228,12 +225,7 @@ def _entry(
         runner_up=None if selection.runner_up is None else figure(c, selection.runner_up, i),
         prompts_to_separate=selection.prompts,
         accepted=(accepted / accepted.sum()).tolist(),
-        groups={
-            name: replace(
-                chosen, draft=size, tokens_per_step=rate, stderr=Errors(tokens_per_step=error), interval95=Intervals()
-            )
-            for name, (rate, error) in groups.items()
-        },
+        groups=groups_of(log, one, chosen),
         curve=[figure(c, j) for j in np.lexsort((c.throughput, c.sizes)).tolist()],
         warnings=[*c.warnings, *warnings],
     )

@@ -14,6 +14,7 @@ from treeopt.planning.select import Selection
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.figure import Errors, Figure, Intervals
 from treeopt.records.plan import EXACT, Basis, MixErrors, PlanEntry
+from treeopt.records.trace import Answers
 from treeopt.trees.draft import ANEW, TreeSize
 from treeopt.trees.tree import Choice, Tree
 
@@ -100,19 +101,19 @@ def entry_of(
             for other in options
             if other is not c and other.context is not None and one.key in other.places
         ],
-        groups=_groups(source, one, chosen),
+        groups=groups_of(source.answers, one, chosen),
         curve=_curve(c),
     )
 
 
-def _groups(source: Source, one: Candidate, chosen: Figure) -> dict[str, Figure]:
+def groups_of(answers: Answers | None, one: Candidate, chosen: Figure) -> dict[str, Figure]:
     """What the chosen candidate reaches on the conversations of each group, in steps of the same latency."""
     size, unknown = TreeSize(one.size, one.depth), Intervals()
     return {
         name: replace(
             chosen, draft=size, tokens_per_step=rate, stderr=Errors(tokens_per_step=error), interval95=unknown
         )
-        for name, (rate, error) in (rates_by_group(one.rates, source.answers) if source.answers else {}).items()
+        for name, (rate, error) in (rates_by_group(one.rates, answers) if answers else {}).items()
     }
 
 

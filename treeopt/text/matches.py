@@ -136,7 +136,7 @@ class Hashes:
         self.codes: list[int] = []
 
     def first(self, count: int) -> list[int]:
-        """Those of the first ``count`` n-grams or more, by their starts."""
+        """Hashes of the first ``count`` n-grams or more, by their starts."""
         tokens, n, codes = self.tokens, self.n, self.codes
         if count - len(codes) > (FEW if codes else 0):
             part, new = np.array(tokens[len(codes) : count + n - 1], np.uint64), np.zeros(count - len(codes), np.uint64)
