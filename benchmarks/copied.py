@@ -2,7 +2,7 @@
 
     python benchmarks/copied.py RUN [--requests 24] [--rounds 3]
 
-RUN has requests.npz of SmolLM2 (`benchmarks/agent_log.py`, then `treeopt calibrate --from-logs`). Requests are those of
+RUN has requests.npz of SmolLM2 (`benchmarks/request_log.py`, then `treeopt calibrate --from-logs`). Requests are those of
 conversations that settings are not sought on, all contenders answer each in turn, and predictions are of the same requests.
 """
 

@@ -136,11 +136,15 @@ def block_sweep(trace: RankTrace, known: Mapping[str, Entrant]) -> dict[str, Ent
 
 
 def costs(profile: LatencyProfile, entry: PlanEntry, trees: Mapping[str, Draft]) -> dict[str, float]:
-    """Step latency over a plain step's, by the profile at the plan's context; NaN where it knows none."""
+    """Step latency over a plain step's, the plan's own or by the profile at its context; NaN where it knows none."""
     costs = StepCosts(profile, entry.batch_size, entry.context_tokens)
     found = {
         name: float(costs.ms([len(tree)], [tree.depth], tree.topk or 0)[0]) / costs.plain.ms
         for name, tree in trees.items()
+    }
+    planned = {"chosen": entry.chosen, **entry.others}
+    found |= {
+        name: planned[name].step_ms / costs.plain.ms for name in found if name in planned and planned[name].step_ms
     }
     for name, twin in ((AS_IT_COMES, costs.as_it_comes), (IDLE, costs.idle)):
         if twin:

@@ -62,6 +62,8 @@ def test_a_tree_deeper_than_the_heads_is_refused(target, heads):
 @given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([3, 70]))
 def test_candidates_are_ordered_by_logit_then_id(seed, width, rows):
     logits = torch.from_numpy(np.random.default_rng(seed).integers(0, 6, (rows, 20)).astype(np.float32))
+    logits[:2] += torch.arange(20) / 20  # without ties
+    logits[-1, :15] = -torch.inf
     expected = [sorted(range(20), key=lambda i: (-row[i], i))[:width] for row in logits.tolist()]
     assert top_candidates(logits, width).tolist() == expected
 

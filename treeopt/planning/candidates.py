@@ -260,7 +260,9 @@ def latencies_of(
     judged, parts = costs.judged(sizes, depths, drafted), [[at[step] for step in shares[i]] for i in known]
     weights = [np.array([*shares[i].values()]) for i in known]
     each_ms, each_draws = (
-        np.array([weight @ of[part] for weight, part in zip(weights, parts, strict=True)]) for of in (ms, draws)
+        # Differences of noisy latencies are no less than the least of them.
+        np.array([np.maximum(w @ of[part], of[part].min(0)) for w, part in zip(weights, parts, strict=True)])
+        for of in (ms, draws)
     )
     return np.array(known), each_ms, each_draws, np.array([judged[:, part].all(1) for part in parts]).T
 

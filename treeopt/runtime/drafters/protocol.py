@@ -278,8 +278,18 @@ def top_candidates(logits: Tensor, width: int) -> Tensor:
         has_ties = bool((values[..., 1:] == values[..., :-1]).any())
     if has_ties:
         tied = (values[..., 1:] == values[..., :-1]).any(-1)
-        ids[tied] = logits[tied].sort(dim=-1, descending=True, stable=True).indices[:, : ids.shape[-1]]
+        ids[tied, :width] = _in_order(logits[tied], values[tied][:, :width])
     return ids[..., :width]
+
+
+def _in_order(logits: Tensor, best: Tensor) -> Tensor:
+    """(N, width) ids of the best of (N, V) logits with ties, whose values are known: only what reaches the least is sorted."""
+    row, ids = (~(logits < best[:, -1:])).nonzero(as_tuple=True)
+    order = logits[row, ids].sort(descending=True, stable=True).indices
+    order = order[row[order].sort(stable=True).indices]
+    first = row.bincount(minlength=len(logits)).cumsum(0).roll(1)
+    first[:1] = 0
+    return ids[order][first[:, None] + torch.arange(best.shape[1], device=ids.device)]
 
 
 @torch.inference_mode()
