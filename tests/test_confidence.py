@@ -13,9 +13,10 @@ from treeopt.engines.sglang import BUDGET, COSTS, STS, TABLES
 from treeopt.errors import OutOfRange
 from treeopt.growth.confidence import BINS, GRID, fit_temperatures
 from treeopt.growth.replay import dynamic_rates, rate_anew
+from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.confidence import cost_table, tables_of
 from treeopt.pipeline.export import export
-from treeopt.planning.candidates import Candidate, shares_of
+from treeopt.planning.candidates import Candidate, latencies_of, shares_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import inputs_of
@@ -167,6 +168,16 @@ def test_for_such_an_engine_confident_chains_are_planned_beside_chains_alone(tmp
         assert {entry.draft.kind, *entry.others} == {"confident", "chain"}
     assert method_of("vllm", "dspark").dynamic_limits is None
     assert not dynamic_rates(with_pools(np.random.default_rng(0), [9, 9], 3, (1, 2)), DynamicLimits(levels=0))
+
+
+def test_no_draw_of_a_noisy_latency_is_below_zero():
+    trace, noisy, rng = recorded(2, [30] * 4), profile_of((4,)), np.random.default_rng(0)
+    points = [replace(p, step_ms=tuple(p.step_ms * rng.exponential(size=9) ** 3)) for p in noisy.points]
+    one = ConfidentChain(HEADS, 0.5)
+    found = [Candidate("confident", 1 + HEADS, HEADS, None, rate_anew(trace, one), one)]
+    _, ms, draws, _ = latencies_of(found, StepCosts(replace(noisy, points=tuple(points)), 4, 512), 999, rng)
+    assert min(ms.min(), draws.min()) > 0
+    assert draws.std() > ms.min() / 2
 
 
 def test_a_step_costs_what_the_longest_of_the_batch_keeps():
