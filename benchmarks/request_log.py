@@ -58,7 +58,8 @@ def conversations(kind: str, prompts: Path | None) -> list[list[str]]:
     if kind == "questions":
         assert prompts is not None, "questions need --prompts"
         rows = map(json.loads, prompts.read_text(encoding="utf-8").splitlines())
-        return [[prompt] for prompt in shuffled([row["prompt"] for row in rows if len(row["prompt"]) < SHORT])]
+        asked = [row.get("prompt") or row["turns"][0] for row in rows]
+        return [[prompt] for prompt in shuffled([one for one in asked if len(one) < SHORT])]
     pages = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))]
     sections = [section for page in pages for section in re.split(r"\n(?=## )", page) if 1500 <= len(section) <= 4000]
     return [[f"{section}\n\nSummarise the text above."] for section in shuffled(sections)]
