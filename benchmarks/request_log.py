@@ -51,12 +51,11 @@ def functions() -> list[str]:
     return shuffled(found)
 
 
-def conversations(kind: str, prompts: Path | None) -> list[list[str]]:
+def conversations(kind: str, prompts: Path) -> list[list[str]]:
     """What the user says in each conversation, turn by turn."""
     if kind == "edits":
         return [[turn.format(code=code) for turn in TURNS] for code in functions()]
     if kind == "questions":
-        assert prompts is not None, "questions need --prompts"
         rows = map(json.loads, prompts.read_text(encoding="utf-8").splitlines())
         asked = [row.get("prompt") or row["turns"][0] for row in rows]
         return [[prompt] for prompt in shuffled([one for one in asked if len(one) < SHORT])]
@@ -72,16 +71,19 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--conversations", type=int, default=40)
     asked = parser.parse_args()
+    if asked.kind == "questions" and asked.prompts is None:
+        parser.error("questions are those of a file: --prompts PROMPTS.jsonl")
     target = load_target(demo.SMOLLM2, dtype="float32")
     cores = {"INFERENCE_NUM_THREADS": 1}
     pipeline = ContinuousBatchingPipeline(str(converted(target, "fp32", print)), SchedulerConfig(), "CPU", cores)
     config = GenerationConfig(do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
     config.stop_token_ids, config.eos_token_id = set(target.eos_ids), min(target.eos_ids)
-    rows = asked.log.read_text(encoding="utf-8").splitlines() if asked.log.exists() else []
+    text = asked.log.read_text(encoding="utf-8") if asked.log.exists() else ""
+    rows = [row for row in text.splitlines(keepends=True) if row.endswith("\n")]  # a killed run may leave half a row
     wanted = conversations(asked.kind, asked.prompts)[: asked.conversations]
     turns = len(wanted[0])
     done = len(rows) // turns
-    asked.log.write_text("".join(f"{row}\n" for row in rows[: done * turns]), encoding="utf-8")
+    asked.log.write_text("".join(rows[: done * turns]), encoding="utf-8")
     with asked.log.open("a", encoding="utf-8") as log:
         for number, said in list(enumerate(wanted))[done:]:
             messages: list[dict[str, str]] = []

@@ -287,9 +287,8 @@ def _in_order(logits: Tensor, best: Tensor) -> Tensor:
     row, ids = (~(logits < best[:, -1:])).nonzero(as_tuple=True)
     order = logits[row, ids].sort(descending=True, stable=True).indices
     order = order[row[order].sort(stable=True).indices]
-    first = row.bincount(minlength=len(logits)).cumsum(0).roll(1)
-    first[:1] = 0
-    return ids[order][first[:, None] + torch.arange(best.shape[1], device=ids.device)]
+    counts = row.bincount(minlength=len(logits))
+    return ids[order][(counts.cumsum(0) - counts)[:, None] + torch.arange(best.shape[1], device=ids.device)]
 
 
 @torch.inference_mode()
