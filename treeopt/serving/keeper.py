@@ -7,8 +7,6 @@ lose their parent become its own children, also those in sessions of their own; 
 before that.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

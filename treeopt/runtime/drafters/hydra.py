@@ -14,12 +14,10 @@ N states · K heads · L blocks · d width · V vocabulary · F inner width of t
 E expanding nodes of a level
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +31,9 @@ from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.levels import LevelDraft
 from treeopt.runtime.drafters.protocol import DrafterState, Frontier
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits, StateDraft
-
-if TYPE_CHECKING:
-    from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch, Text
-    from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Batch, Text
+from treeopt.runtime.training.recipe import Recipe
 
 
 class HydraHead(nn.Module):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,9 @@ from treeopt.errors import Unsupported
 from treeopt.records.drafters import LAYOUTS
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.states import Heads, Logits, StateDraft
-
-if TYPE_CHECKING:
-    from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch, Text
-    from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Batch, Text
+from treeopt.runtime.training.recipe import Recipe
 
 
 class MedusaHeads(Heads):

@@ -15,7 +15,7 @@ w their width · d width of the layers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +32,8 @@ from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, GivenText
 from treeopt.runtime.drafters.states import CausalDraft, Logits, taught_ranks
 from treeopt.runtime.target import Target
-
-if TYPE_CHECKING:
-    from treeopt.runtime.training.batches import Batch, Text
-    from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.training.batches import Batch, Text
+from treeopt.runtime.training.recipe import Recipe
 
 
 class MaskedDraft(MarginalDraft, CausalDraft):
