@@ -327,8 +327,7 @@ def untrained(
     recipe: Recipe,
     lm_head: Tensor,
     texts: Sequence[Text],
-    hidden_rms: Callable[[], float],
-    *,
+    *_: object,
     made: Callable[..., DFlashHeads] = DFlashHeads,
     from_anchor: bool = False,
 ) -> DFlashHeads:

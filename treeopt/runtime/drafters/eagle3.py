@@ -9,7 +9,7 @@ b rows · n states of each · L states of the target that are fused · w their w
 V vocabulary · Vt tokens that the drafter guesses
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -211,9 +211,7 @@ def layers_to_read(num_layers: int) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys((low, (low + num_layers + 1) // 2, num_layers)))
 
 
-def untrained(
-    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
-) -> Eagle3Heads:
+def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], *_: object) -> Eagle3Heads:
     """A layer to train."""
     return begun(Eagle3Heads, target, recipe, lm_head, texts)
 
