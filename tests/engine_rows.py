@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
+from tests import engine_readers as readers
 from tests.medusa_buffers import decoded, medusa_buffers
-from treeopt.engines import eagle, exllamav3, medusa, neuron, sglang, tensorrt_llm, triton, vllm
+from treeopt.engines import exllamav3, medusa, neuron, sglang, tensorrt_llm, triton, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, Lengths, Settings
 from treeopt.engines.chains import LAST, SCRIPT, Ranges, Value, merged
@@ -99,14 +100,14 @@ def read_medusa(files: Files) -> Tree:
 
 def read_hydra(files: Files) -> Tree:
     """The tree that is verified, and drafted."""
-    return same([read_medusa(files), *map(medusa.drafted, lists_of(files))])
+    return same([read_medusa(files), *map(readers.drafted, lists_of(files))])
 
 
 def read_eagle1(files: Files) -> Tree:
     """The tree that EAGLE-1 verifies; LookupError where the drafting side fails on it."""
     lists = list(lists_of(files))
-    assert all(map(eagle.drafting_levels, lists))
-    return same(map(eagle.verified, lists))
+    assert all(map(readers.drafting_levels, lists))
+    return same(map(readers.verified, lists))
 
 
 def read_modelopt(files: Files) -> Tree:
@@ -123,8 +124,10 @@ def read_tensorrt_trees(files: Files) -> Tree:
     literal = re.search(rf"--{key} '(.*)'", files[COMMANDS])
     lists += [json.loads(literal[1])] if literal else []
     most = config["max_draft_len"] if key == "medusa_choices" else len(config[key])
-    heads = config.get("num_medusa_heads", old.MOST_DEPTH)
-    return same(tree for choices in lists for tree in (old.in_cpp(choices, most, heads), old.in_python(choices)))
+    heads = config.get("num_medusa_heads", readers.MOST_DEPTH)
+    return same(
+        tree for choices in lists for tree in (readers.in_cpp(choices, most, heads), readers.in_python(choices))
+    )
 
 
 def read_neuron_medusa(files: Files) -> Tree:
@@ -139,8 +142,8 @@ def read_token_tree(files: Files) -> Tree:
 def read_triton(files: Files) -> Tree:
     value = re.search(r'key: "medusa_choices"\s+value: \{ string_value: "([^"]*)"', files[triton.CONFIG])
     filled = re.search(r"'(decoding_mode:.*)'", files[COMMANDS])
-    texts = [value[1], triton.filled_in(filled[1])["medusa_choices"]]
-    return same(old.in_cpp(paths, len(paths), old.MOST_DEPTH) for paths in map(triton.vectors, texts))
+    texts = [value[1], readers.filled_in(filled[1])["medusa_choices"]]
+    return same(readers.in_cpp(paths, len(paths), readers.MOST_DEPTH) for paths in map(readers.vectors, texts))
 
 
 # Flags of a command

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -254,9 +255,9 @@ def test_two_chains_are_timed_and_their_costs_lie_beyond_a_fixed_one_and_a_plain
 def test_confidences_are_asked_for_and_kept_where_records_are_joined():
     assert record_for([ConfidentChain(3, 0.5), Tree.chain(2)]) == Counts(1, confidences=True)
     assert record_for([Tree.chain(2)]) == Counts(1)
-    few = {"tokens": 6, "guesses": 4, "has_probabilities": True}
-    assert Counts(confidences=True).fitting(**few, has_confidences=True).record == {"top_k": 6, "confidences": True}
-    assert Counts(confidences=True).fitting(**few).record == {"top_k": 6}
+    few = SimpleNamespace(draft_vocab_size=6, num_heads=4, has_probabilities=True, has_marginals=False)
+    for few.has_confidences, kept in ((True, {"confidences": True}), (False, {})):
+        assert Counts(confidences=True).fitting(few).record == {"top_k": 6, **kept}
     trace = recorded(9, [3, 9, 5])
     both = RankTrace.concatenate([trace, trace], trace.meta)
     assert (both.select(np.arange(3, 6)).confidences == trace.confidences).all()

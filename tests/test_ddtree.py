@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,9 +147,11 @@ def test_records_are_selected_and_joined_and_asked_for():
     assert (both.select(np.arange(5, 10)).marginal_places == trace.marginal_places).all()
     wanted = [DDTree(3, 8, 16), DDTree(5, 4, 9), DynamicTree(2, 4, 8)]
     assert record_for(wanted, 9) == Counts(9, 2, (4,), 5, (4, 8))
-    few = {"tokens": 6, "guesses": 4, "has_probabilities": True}
-    assert record_for(wanted).fitting(**few, has_marginals=True) == Counts(1, 2, (4,), 4, (4,))
-    assert record_for(wanted).fitting(**few, has_marginals=False) == Counts(1, 2, (4,))
+    few = SimpleNamespace(draft_vocab_size=6, num_heads=4, has_probabilities=True, has_confidences=False)
+    few.has_marginals = True
+    assert record_for(wanted).fitting(few) == Counts(1, 2, (4,), 4, (4,))
+    few.has_marginals = False
+    assert record_for(wanted).fitting(few) == Counts(1, 2, (4,))
 
 
 DAMAGES = {  # where, what, and how it is refused

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 import treeopt
 from treeopt.cli.declared import command, show_comparison, show_result
 from treeopt.files.parameters import Count, Positive, parameters_of
+from treeopt.files.shell import printable
 from treeopt.runtime.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ def _run_one(
     run: RunDirectory, as_json: bool, details: bool, source: Mapping[str, Any], wanted: pipeline.LineOptions
 ) -> None:
     from treeopt import demo, pipeline
-    from treeopt.files.shell import printable
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.plan_table import plan_table
     from treeopt.report.tables import compared_table
@@ -120,7 +120,6 @@ def calibrate(run: RunDirectory, as_json: bool, **options: Any) -> None:
         treeopt calibrate --from-logs logs.jsonl --tokenizer MODEL
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --engine ray --workers 4 --gpus-per-worker 1
     """
-    from treeopt.files.shell import printable
     from treeopt.records.requestlog import RequestLog
     from treeopt.report.tables import calibration_table, requests_table
 

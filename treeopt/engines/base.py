@@ -26,11 +26,6 @@ COMMANDS = "commands.sh"  # the file of the launch command
 EARLIEST = "from the earliest place of the longest n-gram"
 Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
 Settings = tuple[tuple[int, int | None, DynamicTree | None], ...]  # dynamic trees likewise; None: do not speculate
-Choices = list[Any]  # of lists or tuples of ranks, or of anything else: a list of a user's
-
-
-class Unknown(Exception):
-    """Raised by a reader of lists where it is not known what the engine makes of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,9 +202,6 @@ class ServingEngine:
 
     package  its name on the Python package index; None where its source is not there
     imports  kinds of files in which it says what it counted of its drafts, by --from's names
-    readers  its code that reads lists, by name: the tree that comes of a user's list, or of the tree that was meant, for
-             ``treeopt import-tree``. InvalidInput where it decodes with another tree, another error where it fails
-    counting readers that verify a choice twice if it is listed twice
     server   what starts its HTTP server, which bench --launch starts; empty for none
     unplanned other ways in which it speculates, known and not planned for: name to how it is asked for
     """
@@ -220,6 +212,4 @@ class ServingEngine:
     server: str = ""
     methods: tuple[Method, ...] = ()
     imports: Mapping[str, Kind] = field(default_factory=dict)
-    readers: Mapping[str, Callable[[Choices, Tree], Tree]] = field(default_factory=dict)
-    counting: tuple[str, ...] = ()
     unplanned: Mapping[str, str] = field(default_factory=dict)

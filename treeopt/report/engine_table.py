@@ -1,21 +1,17 @@
 """The engines in words: all in a short table, one with everything that is known of it, JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib.util import find_spec
 from shutil import which
-from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
 
 from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.registry import search_for
 from treeopt.records.rundir import ENGINES as RUNTIMES
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 LIMITS = {"max_rank": "rank", "max_depth": "depth", "max_nodes": "choices", "max_batch_size": "batch"}
 NONE = "–"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from treeopt import demo
+from treeopt import __version__, demo
 from treeopt.errors import InvalidInput
 from treeopt.records.display import one_line
 from treeopt.records.merging import WHOLE, Shard
@@ -23,7 +23,7 @@ from treeopt.runtime.drafters.protocol import Drafter, of_width
 from treeopt.runtime.prompts.order import order_of
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, device_name, dtype_note, load_target
+from treeopt.runtime.target import Target, device_name, dtype_note, load_target, uses_cuda_graphs
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,9 +90,6 @@ class Session:
 
     def runtime(self) -> Runtime:
         """The runtime that latencies are measured in, for a profile."""
-        from treeopt import __version__
-        from treeopt.runtime.target import uses_cuda_graphs
-
         known: Runtime = {
             "name": "treeopt",
             "version": __version__,

@@ -1,7 +1,5 @@
 """A visit to a server: what it answers to a load, and what it counts of its drafts meanwhile."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

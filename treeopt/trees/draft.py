@@ -74,7 +74,7 @@ class Draft(Protocol):
 
 
 class Numbers:
-    """The base of drafts that are told by their numbers: length and record."""
+    """The base of drafts that are told by their numbers: length, record, and a node of each depth, the least that there can be."""
 
     rows: int
 
@@ -87,6 +87,10 @@ class Numbers:
     def record(self) -> dict[str, object]:
         """The object that files have for it."""
         return dict(vars(self))
+
+    def expanding(self: Draft) -> list[int]:
+        """One node of each depth."""
+        return [1] * self.depth
 
 
 @dataclass(frozen=True, order=True)
@@ -166,10 +170,6 @@ class DDTree(Numbers):
 
     kind, topk, drafted = "ddtree", None, OVER_MARGINALS
 
-    def expanding(self) -> list[int]:
-        """One node of each depth: whatever nodes there are, a depth is guessed once."""
-        return [1] * self.depth
-
     @property
     def name(self) -> str:
         """Depth, width and rows."""
@@ -199,13 +199,9 @@ class ConfidentChain(Numbers):
 
     name = property(lambda self: f"confident {self.length}/{self.threshold:g}")
 
-    def expanding(self) -> list[int]:
-        """One node of each depth."""
-        return [1] * self.length
-
 
 @dataclass(frozen=True)
-class CopiedText:
+class CopiedText(Numbers):
     """What a drafter that copies text finds, at most so many rows and so deep; at most steps it finds less, or nothing.
 
     drafter  : an engine's own, as "vllm:suffix" · settings : of its options, those that are not the engine's defaults
@@ -220,7 +216,6 @@ class CopiedText:
     depth: int
 
     kind, topk, drafted = "copied", None, COPIED
-    cache_rows = property(lambda self: self.rows)
 
     @classmethod
     def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int) -> CopiedText:
@@ -230,9 +225,6 @@ class CopiedText:
 
     def __post_init__(self) -> None:
         TreeSize(self.rows, self.depth)
-
-    def __len__(self) -> int:
-        return self.rows
 
     @property
     def options(self) -> dict[str, Any]:
@@ -326,10 +318,6 @@ class TreeSize(Numbers):
     @property
     def kind(self) -> str:
         return "tree" if self.rows > 1 else "plain"
-
-    def expanding(self) -> list[int]:
-        """One node of each depth, which is the least that there can be."""
-        return [1] * self.depth
 
 
 def draft_tree(draft: Draft) -> Tree:

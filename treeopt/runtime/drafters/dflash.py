@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,9 @@ from treeopt.runtime.drafters.layer import TAKEN, begin_weights, layer_config, r
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.medusa import check_bias
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
-
-if TYPE_CHECKING:
-    from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch, Text
-    from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Batch, Text
+from treeopt.runtime.training.recipe import Recipe
 
 READ_AT_ONCE = 2**26  # most products of queries and keys that the states of a batch make together
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # of a layer, and (b, heads, B, D) queries, keys and values
@@ -329,8 +327,7 @@ def untrained(
     recipe: Recipe,
     lm_head: Tensor,
     texts: Sequence[Text],
-    hidden_rms: Callable[[], float],
-    *,
+    *_: object,
     made: Callable[..., DFlashHeads] = DFlashHeads,
     from_anchor: bool = False,
 ) -> DFlashHeads:
