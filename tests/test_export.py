@@ -21,7 +21,6 @@ from treeopt.cli import cli
 from treeopt.engines import eagle, neuron
 from treeopt.engines.base import Request
 from treeopt.engines.plans import export_plan, export_request
-from treeopt.engines.reading import read_choices
 from treeopt.engines.registry import ENGINES, method_of, runners
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import export_all
@@ -106,16 +105,6 @@ class TestContract:
         tree = random_tree(np.random.default_rng(seed), method.shape)
         assert allowed(tree, method)
         assert read_back(engine, method, export(tree, engine, method)) == tree
-
-    @named
-    def test_every_file_is_read_by_the_other_commands(self, engine, method):
-        tree = Tree.dense([3, 2, 1])
-        files = export(tree, engine, method).files
-        for name, text in files.items():
-            choices = read_choices(text)
-            if name != "commands.sh" or choices is not None:  # some commands only name the tree's file
-                assert Tree.from_choices(choices) == tree, name
-        assert len(files) > 1
 
     @named
     def test_numbers_that_follow_from_the_tree(self, engine, method):
@@ -225,20 +214,6 @@ def test_a_tree_that_an_engine_would_take_for_another_is_refused(engines, choice
     for engine in engines.split():
         with pytest.raises(InvalidInput, match=said):
             export(Tree.from_choices(choices), engine)
-
-
-@pytest.mark.parametrize(
-    ("choices", "error"),
-    [([], ValueError), ([[]], IndexError), ([[], [0]], IndexError), ([[0], [0, 0, 0]], IndexError)],
-)
-def test_lists_that_medusa_fails_on(choices, error):
-    with pytest.raises(error):
-        medusa_buffers(choices)
-    if choices:
-        with pytest.raises(InvalidInput):
-            Tree.from_choices(choices)
-    with pytest.raises(InvalidInput, match="not to speculate"):
-        export(Tree.chain(0), "medusa")
 
 
 @pytest.mark.parametrize("engine", ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt"])
