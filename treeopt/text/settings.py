@@ -51,9 +51,18 @@ GRIDS: dict[str, tuple[Mapping[str, Any], Values]] = {
     ),
     "onnx-genai:ngram": (
         {"ngram_size": 4},
-        {"max_draft_tokens": SHORT, "ngram_size": (2, 3, 4, 5, 6, 8, 12, 16), "ngram_chained_lookup": (False, True)},
+        {
+            "max_draft_tokens": SHORT[1:],  # a single one takes two passes
+            "ngram_size": (2, 3, 4, 5, 6, 8, 12, 16),
+            "ngram_chained_lookup": (False, True),
+            "min_adaptive_k": (0, 2, 4, 8),
+            "cooldown": (False, True),
+        },
     ),
-    "exllamav3:ngram": ({"ngram_match_min": 2}, {"num_draft_tokens": SHORT, "ngram_match_min": MATCHED}),
+    "exllamav3:ngram": (
+        {"ngram_match_min": 2},
+        {"num_draft_tokens": SHORT, "ngram_match_min": MATCHED, "dynamic_draft": (False, True)},
+    ),
     "tensorrt-llm:ngram": (
         {"max_draft_len": 5, "max_matching_ngram_size": 3},
         {
@@ -63,7 +72,10 @@ GRIDS: dict[str, tuple[Mapping[str, Any], Values]] = {
             "is_public_pool": (True, False),
         },
     ),
-    "tensorrt-llm:sa": ({"max_draft_len": 5}, {"max_draft_len": SHORT, "max_matching_ngram_size": (-1, *MATCHED)}),
+    "tensorrt-llm:sa": (
+        {"max_draft_len": 5},
+        {"max_draft_len": SHORT, "max_matching_ngram_size": (-1, *MATCHED), "enable_global_pool": (False, True)},
+    ),
     "sglang:ngram": (
         {},
         {
