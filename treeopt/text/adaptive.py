@@ -4,8 +4,8 @@ ONNX Runtime GenAI keeps, for every K, a moving average of tokens, time and acce
 Where acceptance is low or high it tries K - 1 or K + 1 for two rounds, and stays there if tokens come no slower. Here every pass
 lasts alike, whatever its rows: the engine's own times decide otherwise where rows cost much.
 
-It drafts behind the prompt alone, and where a round proposed two tokens or more, the next one puts the last token before its guesses; else that
-token has a pass of its own (`Draft.apart`).
+It drafts behind the prompt alone. Behind a round of two tokens or more the last token is the root of the next round's pass, else it
+has a pass of its own (`Draft.apart`).
 
 ExLlamaV3's window lies above a moving average of accepted tokens. Requests that run at once share a width: the widest window, but no
 more than the shortest draft, so none where one request has found nothing. The prompt's last token is the first step's.
@@ -30,13 +30,7 @@ MOST_K, NEWEST = 16, 0.25  # weight of the newest round in an average
 LOW, HIGH, KEEP, STOP = 0.5, 0.75, 0.97, 0.8  # acceptance; rates beside that of the K from which another is tried
 ROUNDS, AFTER_SUCCESS, AFTER_FAILURE = 2, 1, 6  # that a decision needs; without one behind a trial
 FAILURES = 3  # rounds on end without an accepted token, behind which one rests
-UP, DOWN, TOO_LOW, PROBE, PROBED = (
-    1.3,
-    0.65,
-    0.3,
-    2,
-    16,
-)  # ExLlamaV3's defaults: weights, average, window and every how many rounds
+UP, DOWN, TOO_LOW, PROBE, PROBED = 1.3, 0.65, 0.3, 2, 16  # weights; mean of no window, but one every so many steps
 
 
 @dataclass

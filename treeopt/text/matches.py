@@ -47,25 +47,26 @@ class Ngrams:
 
     def index(self, count: int) -> None:
         """Note the n-grams of the first ``count`` tokens, so far as they are known."""
-        tokens, ends, last, noted = self.tokens, self.ends, count - 1, self._indexed
-        self._indexed = max(last, noted)
-        if noted and self.keep == "earliest":
-            for end in range(max(noted + 1, self.shortest), count):
+        tokens, ends, first, longest = self.tokens, self.ends, self._indexed + 1, min(self.longest, count - 1)
+        self._indexed = max(count - 1, self._indexed)
+        if first > 1 and self.keep == "earliest":
+            for end in range(max(first, self.shortest), count):
                 n = max(self.match(self.longest, end)[0] + 1, self.shortest)
                 if n <= min(self.longest, end):
                     ends[tuple(tokens[end - n : end])] = end
-            return
-        order = -1 if self.keep == "earliest" else 1
-        for n in range(self.shortest, min(self.longest, last) + 1):
-            first = max(noted + 1, n)
-            if count - first > FEW:
-                grams = list(zip(*(tokens[first - n + i : count - n + i] for i in range(n)), strict=True))
-            else:
-                grams = [tuple(tokens[end - n : end]) for end in range(first, count)]
-            if self.keep != "all":
-                ends.update(zip(grams[::order], range(first, count)[::order], strict=True))
-            for end, gram in enumerate(grams, first) if self.keep == "all" else ():
-                self.every.setdefault(gram, []).append(end)
+        elif first > 1 and self.keep == "latest" and count - first < FEW:
+            for end in range(first, count):
+                for n in range(self.shortest, min(longest, end) + 1):
+                    ends[tuple(tokens[end - n : end])] = end
+        else:
+            order = -1 if self.keep == "earliest" else 1
+            for n in range(self.shortest, longest + 1):
+                begin = max(first, n)
+                grams = list(zip(*(tokens[begin - n + i : count - n + i] for i in range(n)), strict=True))
+                if self.keep != "all":
+                    ends.update(zip(grams[::order], range(begin, count)[::order], strict=True))
+                for end, gram in enumerate(grams, begin) if self.keep == "all" else ():
+                    self.every.setdefault(gram, []).append(end)
 
     def match(self, longest: int, at: int | None = None) -> tuple[int, int]:
         """Length and end of the longest n-gram, up to ``longest``, before a place, or the end, that is known; (0, 0) for none."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-First = Literal[
-    "no draft", "draft", "step"
-]  # before the first token: a draft whose root is the prompt's pass, or the first step's
+First = Literal["no draft", "draft", "step"]  # before the first token: none, one behind the prompt's pass, or a step
 MANY = 2**31  # tokens that a request without a limit may still emit
 
 

@@ -108,11 +108,6 @@ def usual(drafter: str) -> Settings:
     return tuple(sorted(GRIDS[drafter][0].items()))
 
 
-def values_of(drafter: str) -> Values:
-    """The values of each option that are tried, ascending where they are numbers."""
-    return GRIDS[drafter][1]
-
-
 def fits(settings: Mapping[str, Any]) -> bool:
     """Whether no least number is above its greatest."""
     return all(settings[low] <= settings[high] for low, high in BOUNDS if {low, high} <= settings.keys())
@@ -131,7 +126,7 @@ def sought(
     >>> dict(max(found, key=lambda one: found[one][0]))["max_draft_len"], len(found) <= 60
     (6, True)
     """
-    values, found = values_of(drafter), dict[Settings, NDArray[np.float64]]()
+    values, found = GRIDS[drafter][1], dict[Settings, NDArray[np.float64]]()
     ends = product(*(sorted({0, len(of) // 2, len(of) - 1}) for of in values.values()))
     coarse = [tuple(sorted((o, values[o][i]) for o, i in zip(values, place, strict=True))) for place in ends]
     coarse = [one for one in coarse if fits(dict(one))]
