@@ -35,7 +35,7 @@ UP, DOWN, TOO_LOW, PROBE, PROBED = 1.3, 0.65, 0.3, 2, 16  # weights; mean of no 
 
 @dataclass
 class AdaptiveK:
-    """K of a request: ``least`` to 16.
+    """K of a request, at ``least`` so many.
 
     averages    : by K, of tokens, passes and acceptance
     origin      : the K from which another is tried; 0 for none
@@ -43,15 +43,12 @@ class AdaptiveK:
     """
 
     least: int
-    k: int = 0
+    k: int
     averages: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     rounds: dict[int, int] = field(default_factory=dict)
     origin: int = 0
     seen: int = 0
     waits: int = 0
-
-    def __post_init__(self) -> None:
-        self.k = self.least
 
     def learn(self, accepted: int, emitted: int) -> None:
         """Take in a round that proposed all of K."""
@@ -102,7 +99,7 @@ class RoundLookup(PromptLookup):
     first: First = "draft"
 
     def start(self, prompt: Sequence[int]) -> Round:
-        return Round(self.text_of(prompt), AdaptiveK(self.least_k) if self.least_k else None)
+        return Round(self.text_of(prompt), AdaptiveK(self.least_k, self.least_k) if self.least_k else None)
 
     def draft(self, state: Round, left: int) -> Draft:
         length = min(state.adaptive.k if state.adaptive else self.length, left)

@@ -9,7 +9,6 @@ Source: TensorRT-LLM 0249976, tensorrt_llm/_torch/speculative/ngram.py, with ord
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,10 +36,10 @@ class Matches:
         return found if self.short.get(found) == edge else next(walk(self.full))
 
     def add(self, match: Gram, length: int) -> None:
-        if match in (self.full if len(match) == length else self.short):
+        if match in self.full or match in self.short:
             return
         passed = None  # what stands behind a dropped one is passed over
-        for one, before in list(self.short.items()) if self.short else ():
+        for one, before in list(self.short.items()):
             if len(one) < len(match) and passed != before:
                 passed = before
                 del self.short[one]
@@ -52,20 +51,16 @@ class Matches:
             self.short[match] = len(self.full)
 
 
-Pool = defaultdict[Gram, Matches]
+Pool = dict[Gram, Matches]
 
 
 @dataclass
 class PoolState:
-    """A request's text, its pool, and how much of the text was taken in.
-
-    open : by the size of patterns, the matches of the last ones, behind which fewer than K tokens stood
-    """
+    """A request's text, its pool, and how much of the text was taken in."""
 
     tokens: list[int]
     pool: Pool
     seen: int = 0
-    open: dict[int, list[Matches]] = field(default_factory=dict)
 
 
 @dataclass
@@ -83,7 +78,7 @@ class MatchPool(TextDrafter):
     keep_all: bool = True
     oldest: bool = True
     public: bool = True
-    pool: Pool = field(default_factory=lambda: defaultdict(Matches))
+    pool: Pool = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if min(self.length, self.longest) < 1:
@@ -92,7 +87,7 @@ class MatchPool(TextDrafter):
             )
 
     def start(self, prompt: Sequence[int]) -> PoolState:
-        return PoolState(list(prompt), self.pool if self.public else defaultdict(Matches))
+        return PoolState(list(prompt), self.pool if self.public else {})
 
     def draft(self, state: PoolState, left: int) -> Draft:
         if left <= 1:
@@ -101,21 +96,17 @@ class MatchPool(TextDrafter):
         first = max(state.seen - self.length - self.longest + 1, 0)
         texts = [tuple(tokens[at : at + self.length]) for at in range(first, len(tokens))]
         for size in sizes:
-            if self.keep_all:  # patterns whose K tokens stood there at the step before have them
-                known, found = max(state.seen - self.length - size + 1, 0), state.open.get(size, [])
-                found += [pool[tuple(tokens[at : at + size])] for at in range(known + len(found), len(tokens) - size)]
-                for matches, match in zip(found, texts[known + size - first :], strict=True):
-                    matches.add(match, self.length)
-                state.open[size] = found[len(found) - min(self.length - 1, len(found)) :]
-                continue
-            for at in range(first, len(tokens) - size):
+            # Where all are kept, patterns whose K tokens stood there at the step before have them.
+            known = max(state.seen - self.length - size + 1, 0) if self.keep_all else first
+            for at in range(known, len(tokens) - size):
                 pattern, match = tuple(tokens[at : at + size]), texts[at + size - first]
-                if pattern in pool and len(match) > len(pool[pattern].first()):
-                    del pool[pattern]
-                pool[pattern].add(match, self.length)
+                matches = pool.get(pattern)
+                if matches is None or (not self.keep_all and len(match) > len(matches.first())):
+                    matches = pool[pattern] = Matches()
+                matches.add(match, self.length)
         state.seen = len(tokens)
-        best = next((pool[pattern] for size in sizes if (pattern := tuple(tokens[-size:])) in pool), None)
-        guesses = best.first(iter if self.oldest else reversed)[: left - 1] if best else ()
+        found = next((pool[pattern] for size in sizes if (pattern := tuple(tokens[-size:])) in pool), None)
+        guesses = found.first(iter if self.oldest else reversed)[: left - 1] if found else ()
         return Draft(guesses, 1 + len(guesses))
 
     def commit(self, state: PoolState, tokens: Sequence[int], accepted: int) -> None:

@@ -95,11 +95,12 @@ def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterato
         guesses = len(draft.tokens)
         accepted = draft.accepted(answer[at : at + guesses])
         emitted = answer[at : at + accepted + 1]
-        passes = [(guesses, draft.rows, accepted, len(emitted))]
         if draft.apart and guesses:
-            passes = [(0, 1, 0, 1), (guesses, guesses, accepted, len(emitted) - 1)]
-        for one in passes[not at and drafter.first != "step" :]:  # the first is the prompt's
-            steps.extend(one)
+            if at:  # else the root is the prompt's
+                steps.extend((0, 1, 0, 1))
+            steps.extend((guesses, guesses, accepted, len(emitted) - 1))
+        elif at or drafter.first == "step":
+            steps.extend((guesses, draft.rows, accepted, len(emitted)))
         drafter.commit(state, emitted, accepted)
         at += len(emitted)
         yield at
