@@ -31,13 +31,8 @@ def append(places: Ints, latest: Ints, sizes: Ints, text: int, last: int, tokens
     """Lengthen a text whose last place is given, in rows from ``row`` on."""
     for token in tokens:
         place = places[row]
-        place[TOKEN], place[BEFORE], place[EQUAL], place[TEXT], place[AT] = (
-            token,
-            last,
-            latest[token],
-            text,
-            sizes[text],
-        )
+        place[TOKEN], place[BEFORE], place[EQUAL] = token, last, latest[token]
+        place[TEXT], place[AT] = text, sizes[text]
         latest[token] = last = row
         sizes[text] += 1
         row += 1
@@ -112,7 +107,7 @@ class TextPool(TextDrafter):
         first = next(iter(self.pool.values())).first
         place = search(self.places, self.latest, self.sizes, state.last, first, self.most)
         text, at = self.places[place, TEXT:].tolist()
-        return Draft(self.pool[text].tokens[at + 1 :][: self.length] if place else [], 1 + self.length)
+        return Draft(self.pool[text].tokens[at + 1 : at + 1 + self.length] if place else [], 1 + self.length)
 
     def commit(self, state: PoolText, tokens: Sequence[int], accepted: int) -> None:
         sizes = (self.rows + len(tokens), max(tokens, default=0) + 1, self.begun)
