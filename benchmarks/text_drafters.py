@@ -34,10 +34,10 @@ OPTIONS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "arctic:suffix": ("suffix_speculative_tokens suffix_cache_max_depth", [(), (4, 8), (32, 64)]),
     "transformers:prompt-lookup": ("prompt_lookup_num_tokens max_matching_ngram_size", [(5,), (3, 2), (16, 8)]),
     "openvino:prompt-lookup": ("num_assistant_tokens max_ngram_size", [(5, 3), (3, 2), (16, 8)]),
-    "onnx-genai:ngram": ("max_draft_tokens ngram_size", [(5, 3), (3, 2), (16, 8)]),
-    "exllamav3:ngram": ("num_draft_tokens ngram_match_min", [(5,), (3, 2), (16, 8)]),
+    "onnx-genai:ngram": ("max_draft_tokens ngram_size min_adaptive_k", [(5, 3), (3, 2), (16, 8), (4, 4, 2)]),
+    "exllamav3:ngram": ("num_draft_tokens ngram_match_min dynamic_draft", [(5,), (3, 2), (16, 8), (8, 2, True)]),
     "tensorrt-llm:ngram": ("max_draft_len max_matching_ngram_size", [(5,), (3, 2), (8, 4)]),
-    "tensorrt-llm:sa": ("max_draft_len max_matching_ngram_size", [(5,), (3, 2), (16, 8)]),
+    "tensorrt-llm:sa": ("max_draft_len max_matching_ngram_size enable_global_pool", [(5,), (3, 2), (16, 8), (5, -1, True)]),
     "sglang:ngram": ("speculative_ngram_match_type speculative_ngram_max_trie_depth speculative_num_draft_tokens", [
         (order, *rest) for order in ("BFS", "PROB") for rest in ((), (8, 4), (32, 32))]),
     "llama.cpp:ngram-simple": ("spec_ngram_simple_size_n spec_ngram_simple_size_m", [(), (4, 8), (24, 64)]),

@@ -423,13 +423,13 @@ def read_openvino_tree(files: Files) -> Settings:
     return ((1, None, DynamicTree(settings["tree_depth"], settings["branching_factor"], nodes + 1)),)
 
 
-def read_onnx(files: Files) -> Lengths:
+def read_onnx(files: Files, adapts: bool = False) -> Lengths:
     """The chain length of ONNX Runtime GenAI's fixed width; with min_adaptive_k it would follow timings."""
     options = json.loads(files["options.json"])["speculative"]
     assert "params.set_speculative_options" in program_calls(files)
     if not options:
         return NO_CHAIN
-    assert not options["min_adaptive_k"]
+    assert adapts or not options["min_adaptive_k"]
     assert options.get("ngram_size", 0) in (0, *range(2, 17))
     assert 1 <= options["max_draft_tokens"] <= 16
     return ((1, None, options["max_draft_tokens"]),)
@@ -470,11 +470,16 @@ COPIED: dict[str, list[CopiedText]] = {
     "onnx-genai": [
         of_pairs("onnx-genai:ngram", "max_draft_tokens=8 ngram_size=4 ngram_chained_lookup=true"),
         of_pairs("onnx-genai:ngram", "ngram_size=4", 5),
+        of_pairs("onnx-genai:ngram", "ngram_size=4 min_adaptive_k=2 cooldown=true", 5),
     ],
-    "exllamav3": [of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3")],
+    "exllamav3": [
+        of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3"),
+        of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3 dynamic_draft=true"),
+    ],
     "tensorrt-llm": [
         of_pairs("tensorrt-llm:ngram", POOL),
         of_pairs("tensorrt-llm:sa", "max_draft_len=8 max_matching_ngram_size=-1"),
+        of_pairs("tensorrt-llm:sa", "max_draft_len=8 enable_global_pool=true global_pool_size=128"),
     ],
     "sglang": [of_pairs("sglang:ngram", f"{TRIE} {BREADTHS}"), of_pairs("sglang:ngram", "")],
     "llama-cpp": [
@@ -496,9 +501,9 @@ def read_copied(engine: str) -> Reader:
     return read
 
 
-def options_of_flags(files: Files, prefix: str) -> dict[str, Any]:
-    given = {name[2:].replace("-", "_"): value for name, value in flags(files).items() if name.startswith(prefix)}
-    return {name: yaml.safe_load(value) for name, value in given.items()}
+def options_of_flags(files: Files, *prefixes: str) -> dict[str, Any]:
+    given = {name[2:].replace("-", "_"): value for name, value in flags(files).items() if name.startswith(prefixes)}
+    return {name: yaml.safe_load(value or "true") for name, value in given.items()}
 
 
 def copied_vllm(files: Files) -> tuple[str, dict[str, Any]]:
@@ -538,9 +543,9 @@ def copied_tensorrt(files: Files) -> tuple[str, dict[str, Any]]:
 
 
 def copied_onnx(files: Files) -> tuple[str, dict[str, Any]]:
-    ((_, _, length),) = read_onnx(files)
-    options = json.loads(files["options.json"])["speculative"]
-    assert not length or options.pop("cooldown") == options.pop("min_adaptive_k") == 0
+    read_onnx(files, adapts=True)
+    given = json.loads(files["options.json"])["speculative"]
+    options = {name: value for name, value in given.items() if value or name not in ("cooldown", "min_adaptive_k")}
     return "onnx-genai:ngram" if options.get("ngram_size") else "", options
 
 
@@ -555,7 +560,7 @@ def copied_settings(engine: str, file: str = "generation_config.json") -> Callab
 
 
 def copied_exllama(files: Files) -> tuple[str, dict[str, Any]]:
-    options = options_of_flags(files, "--n")
+    options = options_of_flags(files, "--n", "--dynamic")
     return "exllamav3:ngram" if options.get("ngram_match_min") else "", options
 
 

@@ -19,7 +19,7 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.text.engines import KINDS, text_drafter
-from treeopt.text.settings import GRIDS, drafters_of, fits, sought, usual, values_of
+from treeopt.text.settings import GRIDS, drafters_of, fits, sought, usual
 
 from . import slow_text
 
@@ -86,7 +86,7 @@ def test_what_is_chosen_emits_what_the_reference_does_on_conversations_that_it_w
     options = entry.draft.options
     chosen = options["prompt_lookup_num_tokens"], options["max_matching_ngram_size"]
     assert entry.chosen.tokens_per_step == pytest.approx(by_reference(log, 1, *chosen))
-    every = product(*values_of("transformers:prompt-lookup").values())
+    every = product(*GRIDS["transformers:prompt-lookup"][1].values())
     rates = {setting: by_reference(log, 0, *setting) for setting in every}
     assert rates[chosen] >= 0.99 * max(rates.values())
     assert Plan.load(run.plan) == plan
@@ -185,10 +185,10 @@ def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
 def test_the_best_of_separate_options_is_found():
     rng = np.random.default_rng(0)
     for name in ("vllm:suffix", "llama.cpp:ngram-mod", "tensorrt-llm:ngram"):
-        peaks = {option: rng.integers(len(of)) for option, of in values_of(name).items()}
+        peaks = {option: rng.integers(len(of)) for option, of in GRIDS[name][1].items()}
 
         def value(settings, name=name, peaks=peaks):
-            rank = {option: list(of).index for option, of in values_of(name).items()}
+            rank = {option: list(of).index for option, of in GRIDS[name][1].items()}
             return np.array(
                 [
                     [
@@ -202,7 +202,7 @@ def test_the_best_of_separate_options_is_found():
 
         found = sought(name, value, most=200)
         best = max(found, key=lambda one: found[one][0])
-        if fits({o: values_of(name)[o][i] for o, i in peaks.items()}):
+        if fits({o: GRIDS[name][1][o][i] for o, i in peaks.items()}):
             assert found[best][0] == 0
 
 

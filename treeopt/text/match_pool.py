@@ -15,7 +15,7 @@ from typing import Any
 
 from treeopt.errors import InvalidInput
 from treeopt.text.matches import Gram
-from treeopt.text.rules import Draft, TextDrafter
+from treeopt.text.rules import NO_DRAFT, Draft, TextDrafter
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class MatchPool(TextDrafter):
 
     def draft(self, state: PoolState, left: int) -> Draft:
         if left <= 1:
-            return Draft([], 1)
+            return NO_DRAFT
         tokens, pool, sizes = state.tokens, state.pool, range(min(self.longest, len(state.tokens) - 1), 0, -1)
         first = max(state.seen - self.length - self.longest + 1, 0)
         texts = [tuple(tokens[at : at + self.length]) for at in range(first, len(tokens))]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.records.requestlog import Request
-from treeopt.text.rules import MANY, TextDrafter
+from treeopt.text.rules import MANY, NO_DRAFT, TextDrafter
 
 State = Literal["cold", "serial", "overlapped"]  # of what a drafter keeps from request to request
 Counts = NDArray[np.int32]
@@ -88,17 +88,19 @@ def _overlapped(requests: Sequence[Request], drafter: TextDrafter) -> list[array
 
 def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterator[int]:
     """Take the steps of one request, four numbers each, and say after every one how many tokens of the answer there are."""
-    answer, most = request.answer, request.limit or MANY
+    answer, most, at = request.answer, request.limit or MANY, 0
     state = drafter.start(request.prompt)
-    accepted = drafter.draft(state, most).accepted(answer) if drafter.with_prompt else 0
-    at = len(answer[: accepted + 1])
-    drafter.commit(state, answer[:at], accepted)
-    yield at
     while at < len(answer):
-        draft = drafter.draft(state, most - at)
-        accepted = draft.accepted(answer[at : at + len(draft.tokens)])
+        draft = drafter.draft(state, most - at) if at or drafter.first != "no draft" else NO_DRAFT
+        guesses = len(draft.tokens)
+        accepted = draft.accepted(answer[at : at + guesses])
         emitted = answer[at : at + accepted + 1]
-        steps.extend((len(draft.tokens), draft.rows, accepted, len(emitted)))
+        if draft.apart and guesses:
+            if at:  # else the root is the prompt's
+                steps.extend((0, 1, 0, 1))
+            steps.extend((guesses, guesses, accepted, len(emitted) - 1))
+        elif at or drafter.first == "step":
+            steps.extend((guesses, draft.rows, accepted, len(emitted)))
         drafter.commit(state, emitted, accepted)
         at += len(emitted)
         yield at
