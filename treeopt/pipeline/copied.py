@@ -249,7 +249,7 @@ def _bracket(many: Any, plan: Plan, state: State) -> dict[int, list[str]]:
     chosen = {e.draft: e.chosen.tokens_per_step for e in plan.entries if e.speculates}
     for draft, rate in chosen.items():
         assert isinstance(draft, CopiedText)
-        if not draft.drafter.startswith(tuple(KEPT)):
+        if not draft.name.startswith(tuple(KEPT)):
             continue
         states: list[State] = [one for one in MEANS if one in ("cold", "serial") and one != state]
         held = many([(draft.drafter, draft.settings, one, None) for one in states])

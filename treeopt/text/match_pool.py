@@ -57,10 +57,10 @@ class Rule(NamedTuple):
 @compiled
 def is_same(text: Ints, one: int, other: int, count: int) -> bool:
     """Whether the same tokens stand at two places."""
-    for i in range(count):
-        if text[one + i] != text[other + i]:
-            return False
-    return True
+    i = 0
+    while i < count and text[one + i] == text[other + i]:
+        i += 1
+    return i == count
 
 
 @compiled
@@ -210,7 +210,11 @@ class Matches:
 
     def __init__(self, rule: Rule) -> None:
         tables = [np.zeros((rule.longest, ROOM), np.int32) for _ in range(2)]
-        used, rows, spare = np.zeros((2, rule.longest), np.int32), np.zeros((ROOM, 5), np.int32), np.array([1, 0], np.int32)
+        used, rows, spare = (
+            np.zeros((2, rule.longest), np.int32),
+            np.zeros((ROOM, 5), np.int32),
+            np.array([1, 0], np.int32),
+        )
         self.rule, self.pool, self.places = rule, Pool(np.zeros(ROOM, np.int32), *tables, used, rows, spare), 0
 
     def reserve(self, count: int) -> int:
