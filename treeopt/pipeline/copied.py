@@ -19,7 +19,8 @@ import numpy as np
 from treeopt.engines.copied import EXPORTED, KEPT, KIND
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.groups import plan_groups
-from treeopt.planning.copied import Tried, costs_of, plan_copied, worth
+from treeopt.planning.candidates import Floats
+from treeopt.planning.copied import Tried, plan_copied, worth
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import find_latencies, inputs_of
 from treeopt.records.plan import Plan, PlannedEngine
@@ -123,10 +124,13 @@ def planned(
     first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
     each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
     with _replays(file, log) as many, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
-        tried: dict[str, list[Tried]] = {}
-        said = []
+
+        def value(name: str, settings: Sequence[Settings]) -> Floats:
+            return worth([own for own, _ in many([(name, one, state, first) for one in settings])], latencies, request)
+
+        tried, said = dict[str, list[Tried]](), list[str]()
         for name in drafters:
-            found = sought(name, partial(_values, many, name, state, first, latencies, request), most=each)
+            found = sought(name, partial(value, name), most=each)
             advance(each)
             best = [sorted(found, key=lambda s: -found[s][b])[:FINALISTS] for b in range(len(request.sizes))]
             wanted = dict.fromkeys([usual(name), *(one for some in best for one in some)])
@@ -177,27 +181,8 @@ def halves(log: RequestLog) -> IntArray:
     found, some = np.zeros(log.num_conversations, np.int64), np.unique(log.clusters[log.answer_tokens > 1])
     if not len(some):
         raise InvalidInput("Some answers must have two tokens or more, since the first is the prompt's, but none has.")
-    places = np.arange(len(some))
-    found[some] = (
-        (places + np.random.default_rng(0).integers(2, size=len(some))[places // 2]) % 2 if len(some) > 1 else 2
-    )
-    return found
-
-
-def _values(
-    many: Any,
-    name: str,
-    state: State,
-    first: int,
-    latencies: LatencyProfile | None,
-    request: PlanRequest,
-    settings: Sequence[Settings],
-) -> Any:
-    """(n, B) what settings are worth on the first half; nothing beyond the budget."""
-    sought_on = [own for own, _ in many([(name, one, state, first) for one in settings])]
-    rows = np.array([one.draft.rows for one in sought_on])
-    found = worth(sought_on, costs_of(latencies, request, int(rows.max())), request.sizes)
-    found[rows > request.limits.budget] = -np.inf
+    coins = np.random.default_rng(0).integers(2, size=len(some)).repeat(2)[: len(some)]
+    found[some] = coins ^ (np.arange(len(some)) % 2) if len(some) > 1 else 2
     return found
 
 

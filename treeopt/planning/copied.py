@@ -232,15 +232,16 @@ def _entry(
     )
 
 
-def worth(tried: Sequence[Tried], costs: Mapping[int, RowCosts], batch_sizes: Sequence[int]) -> Floats:
+def worth(tried: Sequence[Tried], profile: LatencyProfile | None, request: PlanRequest) -> Floats:
     """(n, B) what settings are worth at each batch size: log tokens per second, or per step where no latency is known.
 
-    Of equal ones that with fewer rows is worth a little more; of what was not timed, nothing.
+    Of equal ones that with fewer rows is worth a little more; of what was not timed, or is beyond the budget, nothing.
     """
-    found = np.empty((len(tried), len(batch_sizes)))
+    costs = costs_of(profile, request, max(one.draft.rows for one in tried))
+    found = np.full((len(tried), len(request.sizes)), -np.inf)
     for i, one in enumerate(tried):
-        rate, few = log(one.candidate.rates.tokens_per_step), 1e-6 * one.rows_per_step
-        for j, b in enumerate(batch_sizes):
+        for j, b in enumerate(request.sizes) if one.draft.rows <= request.limits.budget else ():
             ms = costs[b].step_ms(one.rows) if costs else 1.0
-            found[i, j] = -np.inf if np.isnan(ms) else rate - log(ms) - few
+            if not np.isnan(ms):
+                found[i, j] = log(one.candidate.rates.tokens_per_step / ms) - 1e-6 * one.rows_per_step
     return found

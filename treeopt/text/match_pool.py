@@ -209,60 +209,41 @@ class Matches:
     """A pool that makes room for what comes."""
 
     def __init__(self, rule: Rule) -> None:
-        tables = [np.zeros((rule.longest, ROOM), np.int32) for _ in range(2)]
+        text, *tables = (np.zeros(shape, np.int32) for shape in (ROOM, (rule.longest, ROOM), (rule.longest, ROOM)))
         used, rows, spare = (
             np.zeros((2, rule.longest), np.int32),
             np.zeros((ROOM, 5), np.int32),
             np.array([1, 0], np.int32),
         )
-        self.rule, self.pool, self.places = rule, Pool(np.zeros(ROOM, np.int32), *tables, used, rows, spare), 0
+        self.rule, self.pool, self.places = rule, Pool(text, *tables, used, rows, spare), 0
 
-    def reserve(self, count: int) -> int:
-        """The first of so many places behind all others."""
-        first, self.places = self.places, self.places + count
-        if self.places > len(self.pool.text):
-            self.pool.text.resize(self.places * 5 // 4, refcheck=False)
-        return first
-
-    def draft(self, state: PoolState) -> list[int]:
-        rule, pool = self.rule, self.pool
-        window = state.end - state.begin - max(state.seen - rule.length - rule.longest + 1, 0)
-        if (rows := int(pool.spare[0]) + 2 * rule.longest * window) > len(pool.rows):
+    def draft(self, window: Sequence[int], seen: int) -> list[int]:
+        """Take in the end of a text, of which so many tokens were seen before, and draft behind it."""
+        rule, pool, begin, more = self.rule, self.pool, self.places, 2 * len(window)
+        self.places += len(window)
+        if self.places > len(pool.text):
+            pool.text.resize(self.places * 5 // 4, refcheck=False)
+        pool.text[begin : self.places] = window
+        if (rows := int(pool.spare[0]) + rule.longest * more) > len(pool.rows):
             pool.rows.resize((rows * 5 // 4, 5), refcheck=False)
         for name, used, behind in (("patterns", pool.used[0], 0), ("fulls", pool.used[1], rule.length)):
             old = getattr(pool, name)
-            if (most := int(used.max()) + 2 * window) > old.shape[1] * 3 // 4:
+            if (most := int(used.max()) + more) > old.shape[1] * 3 // 4:
                 larger = np.zeros((rule.longest, 2 ** (most * 4 // 3).bit_length()), np.int32)
                 refill(pool, old, larger, behind)
                 self.pool = pool = pool._replace(**{name: larger})
-        at, count = take_in(pool, rule, state.begin, state.seen, state.end)
-        state.seen = state.end - state.begin
+        at, count = take_in(pool, rule, begin, seen, self.places)
         found: list[int] = pool.text[at : at + count].tolist()
         return found
 
 
 @dataclass
 class PoolState:
-    """A request's pool, its places there (up to ``stop`` they are reserved), and how many of its tokens were taken in."""
+    """A request's text, its pool, and how much of the text was taken in."""
 
-    matches: Matches
-    begin: int
-    end: int
-    stop: int
+    tokens: list[int]
+    pool: Matches
     seen: int = 0
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        if self.end + len(tokens) > self.stop:
-            if self.stop == self.matches.places:
-                self.matches.reserve(len(tokens))
-                self.stop = self.matches.places
-            else:  # another request's text stands behind
-                size = self.end - self.begin
-                begin = self.matches.reserve(2 * (size + len(tokens)))
-                self.matches.pool.text[begin : begin + size] = self.matches.pool.text[self.begin : self.end]
-                self.begin, self.end, self.stop = begin, begin + size, self.matches.places
-        self.matches.pool.text[self.end : self.end + len(tokens)] = tokens
-        self.end += len(tokens)
 
 
 @dataclass
@@ -290,15 +271,15 @@ class MatchPool(TextDrafter):
         self.pool = Matches(Rule(self.length, self.longest, self.keep_all, self.oldest))
 
     def start(self, prompt: Sequence[int]) -> PoolState:
-        matches = self.pool if self.public else Matches(self.pool.rule)
-        first = matches.reserve(0)
-        state = PoolState(matches, first, first, first)
-        state.extend(prompt)
-        return state
+        return PoolState(list(prompt), self.pool if self.public else Matches(self.pool.rule))
 
     def draft(self, state: PoolState, left: int) -> Draft:
-        guesses = state.matches.draft(state)[: left - 1] if left > 1 else []
+        if left <= 1:
+            return Draft([], 1)
+        first = max(state.seen - self.length - self.longest + 1, 0)
+        guesses = state.pool.draft(state.tokens[first:], state.seen - first)[: left - 1]
+        state.seen = len(state.tokens)
         return Draft(guesses, 1 + len(guesses))
 
     def commit(self, state: PoolState, tokens: Sequence[int], accepted: int) -> None:
-        state.extend(tokens)
+        state.tokens += tokens
