@@ -36,11 +36,9 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray
 
 MOST_TRIED, FEWEST_TRIED, FINALISTS = 60, 12, 6  # settings of all drafters and of one; of each batch size
-SOUGHT_TOKENS, JUDGED_TOKENS = (
-    200_000,
-    1_000_000,
-)  # of answers, the first of the log, on which settings are sought and judged
+SOUGHT_TOKENS, JUDGED_TOKENS = 200_000, 1_000_000  # of the log's first answers, by which settings are sought and judged
 IN_PROCESS = 50_000  # tokens below which processes of their own do not pay
+MOST_PROCESSES = 4  # that replay at once, each in half a GB at most
 NOTICEABLE = 0.005  # share of the tokens per step that what is kept from request to request changes before it is said
 IN_SAMPLE = "There is a single conversation, so the figures are of the text that the settings were sought on: too high, and without an error."
 MEANS: dict[State, str] = {
@@ -193,8 +191,8 @@ def _replays(file: Path, log: RequestLog) -> Iterator[Any]:
         half = halves(log)
         yield lambda jobs: [_tried(log, half, job) for job in jobs]
         return
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ProcessPoolExecutor(workers, get_context("spawn"), _load, (file,)) as pool:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("spawn"), _load, (file,)) as pool:
         yield lambda jobs: list(pool.map(_job, jobs))
 
 
