@@ -141,7 +141,7 @@ def test_halves_know_nothing_of_each_other():
             tokens[begin:end] = 7
     other = replace(log, tokens=tokens)
     job = "vllm:ngram-v1", usual("vllm:ngram-v1"), "cold", None
-    (own, held), (changed, same) = (copied._tried(one, copied.halves(one), job) for one in (log, other))
+    (own, held), (changed, same) = (copied.tried_on(one, job, copied._parts(one)) for one in (log, other))
     assert held.steps.tolist() == same.steps.tolist()
     assert held.rows[: len(same.rows)].tolist() == same.rows.tolist()
     assert own.steps.tolist() != changed.steps.tolist()

@@ -33,7 +33,7 @@ from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, sought, usual
 from treeopt.trees.draft import CopiedText
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import IntArray
+from treeopt.trees.tree import BoolArray, IntArray
 
 MOST_TRIED, FEWEST_TRIED, FINALISTS = 60, 12, 6  # settings of all drafters and of one; of each batch size
 SOUGHT_TOKENS, JUDGED_TOKENS = 200_000, 1_000_000  # of the log's first answers, by which settings are sought and judged
@@ -48,7 +48,7 @@ MEANS: dict[State, str] = {
 }
 UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "replay", "measured_only": False, "sample": None, "verify": 0}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
-_WORKERS: list[tuple[RequestLog, IntArray]] = []  # log and halves of a process that replays
+_WORKERS: list[tuple[RequestLog, list[BoolArray]]] = []  # log and halves of a process that replays
 
 
 def search_copied(
@@ -140,9 +140,9 @@ def planned(
             raise InvalidInput(
                 f"`budget` has no room for a draft of {' or '.join(drafters)}: it must be larger than {budget}."
             )
-        half = halves(log)
-        held_out = log.select(np.flatnonzero(half[log.clusters] > 0))
-        said += [IN_SAMPLE] * bool((half == 2).any())
+        sought_on, judged_on = _parts(log)
+        held_out = log.select(np.flatnonzero(judged_on[log.clusters]))
+        said += [IN_SAMPLE] * bool((sought_on & judged_on).any())
         if log.num_sequences < all_requests:
             said.append(
                 f"Replayed were the first {log.num_sequences:,} of {all_requests:,} requests, {JUDGED_TOKENS:,} tokens of answers."
@@ -188,8 +188,8 @@ def halves(log: RequestLog) -> IntArray:
 def _replays(file: Path, log: RequestLog) -> Iterator[Any]:
     """A function from jobs to what each found on the two halves; in several processes where that pays."""
     if len(log.tokens) < IN_PROCESS:
-        half = halves(log)
-        yield lambda jobs: [_tried(log, half, job) for job in jobs]
+        parts = _parts(log)
+        yield lambda jobs: [tried_on(log, job, parts) for job in jobs]
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("spawn"), _load, (file,)) as pool:
@@ -198,32 +198,38 @@ def _replays(file: Path, log: RequestLog) -> Iterator[Any]:
 
 def _load(file: Path) -> None:
     log = first_answers(RequestLog.load(file), JUDGED_TOKENS)
-    _WORKERS[:] = [(log, halves(log))]
+    _WORKERS[:] = [(log, _parts(log))]
 
 
-def _job(job: Job) -> tuple[Tried, Tried]:
-    return _tried(*_WORKERS[0], job)
+def _job(job: Job) -> list[Tried]:
+    log, parts = _WORKERS[0]
+    return tried_on(log, job, parts)
 
 
-def _tried(log: RequestLog, half: IntArray, job: Job) -> tuple[Tried, Tried]:
-    """What a setting did on the conversations of each half."""
+def _parts(log: RequestLog) -> list[BoolArray]:
+    """(C,) each: the conversations that settings are sought on, and those that they are judged on."""
+    half = halves(log)
+    return [(half == number) | (half == 2) for number in (0, 1)]
+
+
+def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Tried]:
+    """What a setting did on the conversations of each part, which are marked: (C,) each."""
     name, settings, state, first = job
     begun = process_time()
     found = replay(islice(log.requests(), first), lambda: text_drafter(name, dict(settings)), state=state)
     us = 1e6 * (process_time() - begun) / max(len(found.rows), 1)
     rows = int(found.rows.max(initial=1))
     draft = CopiedText.of(name, dict(settings), rows, min(int(found.drafted.max(initial=0)), rows - 1))
-    own, count = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts)), log.num_conversations
-    parts = []
-    for number in (0, 1):
-        of = (half == number) | (half == 2)
+    own = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
+    each, count = [], log.num_conversations
+    for of in parts:
         here = of[own]
         steps, tokens = (
             np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
         )
         row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (found.rows, found.accepted))
-        parts.append(Tried(draft, steps, tokens, row_counts, accepted, us, settings == usual(name)))
-    return parts[0], parts[1]
+        each.append(Tried(draft, steps, tokens, row_counts, accepted, us, settings == usual(name)))
+    return each
 
 
 def _bracket(many: Any, plan: Plan, state: State) -> dict[int, list[str]]:
