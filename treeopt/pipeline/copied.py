@@ -36,7 +36,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray
 
 MOST_TRIED, FEWEST_TRIED, FINALISTS = 60, 12, 6  # settings of all drafters and of one; of each batch size
-SOUGHT_TOKENS, JUDGED_TOKENS = 200_000, 1_000_000  # of the log's first answers, by which settings are sought and judged
+SOUGHT_TOKENS, JUDGED_TOKENS = 200_000, 500_000  # of the log's first answers, by which settings are sought and judged
 IN_PROCESS = 50_000  # tokens below which processes of their own do not pay
 MOST_PROCESSES = 4  # that replay at once, each in half a GB at most
 NOTICEABLE = 0.005  # share of the tokens per step that what is kept from request to request changes before it is said
@@ -174,7 +174,7 @@ def halves(log: RequestLog) -> IntArray:
     where no answer has a second token, which is the first that is decoded in a step.
 
     >>> halves(RequestLog(np.zeros(12, int), np.arange(0, 13, 3), np.ones(4, int))).tolist()
-    [1, 0, 0, 1]
+    [1, 0, 1, 0]
     """
     found, some = np.zeros(log.num_conversations, np.int64), np.unique(log.clusters[log.answer_tokens > 1])
     if not len(some):
