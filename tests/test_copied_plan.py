@@ -141,7 +141,7 @@ def test_halves_know_nothing_of_each_other():
             tokens[begin:end] = 7
     other = replace(log, tokens=tokens)
     job = "vllm:ngram-v1", usual("vllm:ngram-v1"), "cold", None
-    (own, held), (changed, same) = copied._tried(log, job), copied._tried(other, job)
+    (own, held), (changed, same) = (copied.tried_on(one, job, copied._parts(one)) for one in (log, other))
     assert held.steps.tolist() == same.steps.tolist()
     assert held.rows[: len(same.rows)].tolist() == same.rows.tolist()
     assert own.steps.tolist() != changed.steps.tolist()
@@ -278,6 +278,39 @@ def test_what_is_planned_goes_to_its_engine(tmp_path, monkeypatch, engine):
     other = "exllamav3" if engine != "exllamav3" else "sglang"
     with pytest.raises(TreeoptError):
         pipeline.export(RunDirectory(tmp_path), other)
+
+
+def test_nothing_beyond_the_budget_is_planned_and_the_usual_setting_is_said(run):
+    (entry,) = treeopt.search(run=run, budget=4, **METHOD).entries
+    assert all(figure.size <= 4 for figure in (entry.chosen, *entry.others.values(), *entry.curve))
+    (said,) = [one for one in entry.warnings if "usual setting" in one]
+    log = RequestLog.load(run.requests)
+    assert f"up to 11 rows, beyond the budget of 4: it emits {by_reference(log, 1, 10, 2):.2f} tokens per step" in said
+    with pytest.raises(InvalidInput, match="must be larger than 1"):
+        treeopt.search(run=run, budget=1, **METHOD)
+
+
+def test_of_a_long_log_the_first_answers_are_replayed(run, tmp_path, monkeypatch):
+    log = RequestLog.load(run.requests)
+    part = copied.first_answers(log, 800)
+    assert part.answer_tokens[:-1].sum() < 800 <= part.answer_tokens.sum()
+    half = copied.halves(part)
+    assert half.tolist() == copied.halves(log)[: len(half)].tolist()
+    monkeypatch.setattr(copied, "JUDGED_TOKENS", 800)
+    entry = treeopt.search(run=run, **METHOD).entries[0]
+    assert any(f"the first {part.num_sequences} of 48 requests" in said for said in entry.warnings)
+    alone = RunDirectory(tmp_path / "alone")
+    with alone.writing():
+        alone.replace_requests(part)
+    assert treeopt.search(run=alone, **METHOD).entries[0].chosen == entry.chosen
+
+
+def test_a_plan_that_is_made_again_is_the_same_file(run):
+    entry = treeopt.search(run=run, **METHOD).entries[0]
+    assert entry.chosen.replay_us > 0
+    before = run.plan.read_bytes()
+    treeopt.search(run=run, **METHOD)
+    assert run.plan.read_bytes() == before
 
 
 def log_of_answers(answers: list[list[int]]) -> RequestLog:

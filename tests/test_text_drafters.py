@@ -230,6 +230,24 @@ def test_a_pool_of_texts_drafts_what_its_definition_says():
         [one.start([1]) for one in [TextPool(2, slots=1)] for _ in range(2)]
 
 
+def test_a_pool_of_requests_that_take_turns():
+    for seed in range(CASES // 4):
+        rng, requests = requests_of(seed, most=25)
+        k, n, keep_all, oldest = rng.randrange(1, 6), rng.randrange(1, 5), rng.random() < 0.5, rng.random() < 0.5
+        drafter, slow, pool = MatchPool(k, n, keep_all, oldest), [], {}
+        for _ in requests:
+            slow.append(slow_text.MatchPool(k, n, keep_all, oldest))
+            slow[-1].start()
+            slow[-1].pool = pool
+        running = [steps(drafter, *one, MANY) for one in requests]
+        while running:
+            i = rng.randrange(len(running))
+            if (found := next(running[i], None)) is None:
+                del running[i], slow[i]
+            else:
+                assert list(found[2].tokens) == slow[i].draft(*found[:2]), seed
+
+
 SUFFIX = (
     ((1, 2, 3, 1, 2, 4, 1, 2), 1.0, [3, 1]),
     ((1, 2, 3, 1, 2, 4, 1, 2), 2.0, [3, 1, 2, 4]),
