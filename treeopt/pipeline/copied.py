@@ -31,7 +31,7 @@ from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, sought, usual
 from treeopt.trees.draft import CopiedText
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import IntArray
+from treeopt.trees.tree import BoolArray, IntArray
 
 MOST_TRIED, FEWEST_TRIED, FINALISTS = 60, 12, 6  # settings of all drafters and of one; of each batch size
 SOUGHT_TOKENS = 200_000  # of answers, the first of the log, on which settings are sought
@@ -173,22 +173,27 @@ def _job(job: Job) -> tuple[Tried, Tried]:
 
 def _tried(log: RequestLog, job: Job) -> tuple[Tried, Tried]:
     """What a setting did on the conversations of each half."""
+    half = halves(log)
+    sought_on, held_out = tried_on(log, job, [(half == number) | (half == 2) for number in (0, 1)])
+    return sought_on, held_out
+
+
+def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Tried]:
+    """What a setting did on the conversations of each part, which are marked: (C,) each."""
     name, settings, state, first = job
     found = replay(islice(log.requests(), first), lambda: text_drafter(name, dict(settings)), state=state)
     rows = int(found.rows.max(initial=1))
     draft = CopiedText.of(name, dict(settings), rows, min(int(found.drafted.max(initial=0)), rows - 1))
     own = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
-    half, count = halves(log), log.num_conversations
-    parts = []
-    for number in (0, 1):
-        of = (half == number) | (half == 2)
+    each, count = [], log.num_conversations
+    for of in parts:
         here = of[own]
         steps, tokens = (
             np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
         )
         row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (found.rows, found.accepted))
-        parts.append(Tried(draft, steps, tokens, row_counts, accepted, settings == usual(name)))
-    return parts[0], parts[1]
+        each.append(Tried(draft, steps, tokens, row_counts, accepted, settings == usual(name)))
+    return each
 
 
 def _bracket(many: Any, plan: Plan, state: State) -> dict[int, list[str]]:

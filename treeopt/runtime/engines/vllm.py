@@ -92,8 +92,8 @@ class Vllm(Stepper):
         """The passes. Who stops asking leaves the engine empty."""
         assert draft is not None, "it has no settings of its own for a drafter"
         worker = self._worker(None if draft.depth == 0 and not idle else draft.depth)
-        ends = [SequenceEnd(self.stop, self.target.context - len(prompt)) for prompt in prompts]
-        most = [min(self.stop.max_new_tokens, self.target.context - len(prompt)) for prompt in prompts]
+        most = [self.stop.room(prompt, self.target.context) for prompt in prompts]
+        ends = [SequenceEnd(self.stop, room) for room in most]
         asked = {"prompts": dict(enumerate(prompts)), "most": dict(enumerate(most)), "rows": rows}
         passes = worker.ask({**asked, "eos": sorted(self.stop.eos_ids), "length": draft.depth})
         try:
