@@ -14,22 +14,14 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
-from treeopt.pipeline.decoding import (
-    Decoding,
-    decode,
-    decode_prompts,
-    evenly,
-    held_out_conversations,
-    other_groups,
-    usual_prompts,
-)
+from treeopt.pipeline.decoding import Decoding, decode, evenly, held_out_conversations, other_groups, usual_prompts
 from treeopt.pipeline.entrants import PLAIN, Entrant, engine_entrants, own_entrants
-from treeopt.pipeline.logged import copied_entrants, held_out_requests, predicted_speedups, prompts_of, tried_drafts
+from treeopt.pipeline.logged import copied_entrants, some_requests, tried_drafts
 from treeopt.pipeline.session import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import FEWEST_LAUNCHES
-from treeopt.records.inputs import Accuracies, inputs_of, not_a_check, of_block, read_timed, stale_plan, timed_elsewhere
+from treeopt.records.inputs import Accuracies, inputs_of, not_a_check, of_block, stale_plan, timed_elsewhere
 from treeopt.records.origins import elsewhere
 from treeopt.records.plan import Plan, PlanEntry, Verified
 from treeopt.records.profile import LatencyProfile
@@ -129,28 +121,26 @@ def _bench_log(
     rounds: int | None,
     **most: Any,
 ) -> Benchmark:
-    """Decode held-out requests of the run's log plainly, as planned and as usual; ``most`` are as `held_out_requests` has them."""
+    """Decode held-out requests of the run's log plainly, as planned and as usual; ``most`` are as `some_requests` has them."""
     own, context = str((plan.drafter or {}).get("id")).partition(":")[0], session.target.context
     if own != engine.partition("-")[0]:
         raise InvalidInput(
             f"`engine={engine}` has no drafter of the plan's, which is of {own}. Plan for it with: {run.command('search', '--for', engine)}"
         )
     wanted = most.pop("num_prompts") or usual_prompts(batch_size or 1)
-    log = held_out_requests(run.read_requests(), wanted, most["max_new_tokens"], context)
+    log = some_requests(run.read_requests(), wanted, most["max_new_tokens"], context)
+    if log.num_sequences < wanted:
+        note(f"Only {log.num_sequences} held-out requests are left, fewer than the {wanted} asked for.")
     session = replace(session, limits={tuple(one.prompt): one.limit or 0 for one in log.requests()})
     longest = max(one.limit or 0 for one in log.requests())
     opened = _opened(engine, session, longest)
     assert opened is not None
     entry = _entry(run, plan, opened, batch_size)
     settle_threads(run, session)
-    tried, folder = tried_drafts(plan, entry, log), run.partial(f"bench-{engine}")
-    entrants = copied_entrants(entry, tried, opened)
+    entrants, folder = copied_entrants(entry, tried_drafts(plan, entry, log), opened), run.partial(f"bench-{engine}")
     rounds = rounds or (FEWEST_LAUNCHES if opened.is_launched else 1)
     decoding = Decoding(session, log, entrants, entry.batch_size, rounds, longest, folder, opened)
-    result = replace(
-        decode_prompts(decoding, prompts_of(log)), prompts="held out", inputs=inputs_of(run.plan, run.requests)
-    )
-    note(*predicted_speedups(read_timed(run, plan.inputs), entry.batch_size, tried, log))
+    result = replace(decode(decoding, log), prompts="held out", inputs=inputs_of(run.plan, run.requests))
     return _kept(run, plan, decoding, result)
 
 

@@ -18,7 +18,7 @@ from treeopt.growth.replay import accepted_lengths, length_counts, record_for, r
 from treeopt.latency.rounds import processor_share
 from treeopt.pipeline.calibrate import collect
 from treeopt.pipeline.entrants import Entrant
-from treeopt.pipeline.logged import copied_steps
+from treeopt.pipeline.logged import copied_steps, prompts_of
 from treeopt.records.benchmark import LOOKS, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Quality
 from treeopt.records.origins import ProvenanceRecord
@@ -86,16 +86,13 @@ class Decoding:
         return record_for(drafts, self.source.meta.get("top_k") or 1)
 
 
-def decode(decoding: Decoding, conversations: Sequence[Conversation]) -> Benchmark:
-    """Have all contenders answer some conversations: a benchmark."""
-    return decode_prompts(decoding, *_asked(decoding, conversations))
-
-
-def decode_prompts(decoding: Decoding, prompts: Sequence[Prompt], reference: RankTrace | None = None) -> Benchmark:
-    """Have all contenders answer some prompts; ``reference`` is treeopt's own plain answers, where it has given some."""
+def decode(decoding: Decoding, conversations: Sequence[Conversation] | RequestLog) -> Benchmark:
+    """Have all contenders answer some conversations, or requests: a benchmark."""
     from treeopt.runtime.memory import with_less_memory
 
     session = decoding.session
+    of_log = isinstance(conversations, RequestLog)
+    prompts, reference = (prompts_of(conversations), None) if of_log else _asked(decoding, conversations)
     visits, rows = with_less_memory(lambda rows: _visits(decoding, prompts, rows), decoding.batch_size, note)
     has_one_text, quality = decoding.rule["rule"] in SAME_TEXT, None
     if not has_one_text and reference:
@@ -169,6 +166,9 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
     from treeopt.runtime.stepper import decode_block
 
     session, entrants = decoding.session, decoding.entrants
+    setup = session.setup(decoding.max_new_tokens)
+    stepper = decoding.engine or open_stepper(None, setup)
+    stepper.prepare([prompt.tokens for prompt in prompts], [entrant.draft for entrant in entrants.values()], rows)
     key = {
         **decoding.origin,
         "time": None,
@@ -181,9 +181,6 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
         "looks": LOOKS,
     }
     journal = Journal(decoding.folder / f"batch-size-{rows}", key)
-    setup = session.setup(decoding.max_new_tokens)
-    stepper = decoding.engine or open_stepper(None, setup)
-    stepper.prepare([prompt.tokens for prompt in prompts], [entrant.draft for entrant in entrants.values()], rows)
     told = {name: None if entrant.is_own else entrant.draft for name, entrant in entrants.items()}
 
     def decode_with(name: str, asked: Sequence[tuple[int, Sequence[int]]]) -> BlockRun:

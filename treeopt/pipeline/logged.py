@@ -14,40 +14,39 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treeopt.engines.copied import KEPT
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, Unsupported
 from treeopt.pipeline.copied import halves, tried_on
 from treeopt.pipeline.entrants import PLAIN, Entrant, plain_and_chosen
-from treeopt.planning.copied import USUAL, Tried, costs_of
-from treeopt.planning.request import PlanRequest
+from treeopt.planning.copied import USUAL, Tried
 from treeopt.records.benchmark import AS_IT_COMES
 from treeopt.records.contender import Predicted
 from treeopt.records.plan import Plan, PlanEntry
-from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
-from treeopt.report.terminal import note
-from treeopt.text.engines import text_drafter
-from treeopt.text.replay import replay
-from treeopt.text.settings import Settings, usual
+from treeopt.text.engines import KINDS, text_drafter
+from treeopt.text.replay import State, replay
+from treeopt.text.settings import Settings, drafters_of, usual
 from treeopt.trees.draft import CopiedText, Draft
 
 if TYPE_CHECKING:
     from treeopt.runtime.measure.ranks import Prompt
     from treeopt.runtime.stepper import Stepper
 
+COPIED_ROWS = (2, 3, 5, 7, 9, 13, 17)  # of lookups that are timed in an engine
 
-def held_out_requests(log: RequestLog, wanted: int, max_new_tokens: int | None, context: int) -> RequestLog:
-    """So many requests of conversations that settings were not sought on, of every group its share, in order.
+
+def some_requests(
+    log: RequestLog, wanted: int, max_new_tokens: int | None, context: int, *, half: int = 1
+) -> RequestLog:
+    """So many requests of conversations that settings were not sought on, or were (``half`` 0), of every group its share, in order.
 
     max_new_tokens : longest answer; else its limit is the request's own, or as long as the answer was, where the context has room
     """
     is_asked = (log.prompt_tokens + 1 < context) & (log.answer_tokens > 1)
-    places = np.flatnonzero((halves(log)[log.clusters] > 0) & is_asked)
+    places = np.flatnonzero(np.isin(halves(log)[log.clusters], (half, 2)) & is_asked)
     if not len(places):
         raise InvalidInput(
-            f"The run's log must hold out requests that fit into the model's context of {context} tokens, but has none."
+            f"The run's log must have requests that fit into the model's context of {context} tokens, but has none."
         )
-    if len(places) < wanted:
-        note(f"Only {len(places)} held-out requests are left, fewer than the {wanted} asked for.")
     ordered = places if log.group is None else places[np.argsort(log.group[places], kind="stable")]
     n = min(wanted, len(places))
     chosen = log.select(np.sort(ordered[np.arange(n) * len(places) // n]))
@@ -62,14 +61,17 @@ def held_out_requests(log: RequestLog, wanted: int, max_new_tokens: int | None, 
     return replace(cut, group=chosen.group, cluster=chosen.cluster, meta=chosen.meta)
 
 
-def tried_drafts(plan: Plan, entry: PlanEntry, log: RequestLog) -> dict[str, Tried]:
-    """What replay says of the planned setting and of the engine's usual one on these requests."""
+def tried_drafts(plan: Plan, entry: PlanEntry, log: RequestLog, state: State = "cold") -> dict[str, Tried]:
+    """What replay says of the planned setting and of the engine's usual one on these requests.
+
+    state : what a drafter keeps from request to request
+    """
     name = (plan.drafter or {})["id"]
     drafts: dict[str, Settings] = {"chosen": entry.draft.settings} if isinstance(entry.draft, CopiedText) else {}
     if usual(name) not in drafts.values():
         drafts[USUAL] = usual(name)
     every = [np.ones(log.num_conversations, bool)]
-    return {who: tried_on(log, (name, settings, "cold", None), every)[0] for who, settings in drafts.items()}
+    return {who: tried_on(log, (name, settings, state, None), every)[0] for who, settings in drafts.items()}
 
 
 def copied_entrants(entry: PlanEntry, tried: Mapping[str, Tried], engine: Stepper) -> dict[str, Entrant]:
@@ -83,36 +85,20 @@ def copied_entrants(entry: PlanEntry, tried: Mapping[str, Tried], engine: Steppe
     return entrants | ({AS_IT_COMES: Entrant(PLAIN, as_it_comes=True)} if engine.as_it_comes else {})
 
 
+def groups_of(log: RequestLog) -> list[str]:
+    """The group of each request; empty where they are not grouped."""
+    return [""] * log.num_sequences if log.group is None else [(log.group_names or [""])[i] for i in log.group]
+
+
 def prompts_of(log: RequestLog) -> list[Prompt]:
     """The requests as prompts, those of a conversation one behind the other."""
     from treeopt.runtime.measure.ranks import Prompt
 
-    of = (
-        [log.group_names[i] for i in log.group]
-        if log.group is not None and log.group_names
-        else [""] * log.num_sequences
-    )
     found = [
         Prompt(tuple(one.prompt), f"conversation {cluster}", group, cluster)
-        for one, group, cluster in zip(log.requests(), of, log.clusters.tolist(), strict=True)
+        for one, group, cluster in zip(log.requests(), groups_of(log), log.clusters.tolist(), strict=True)
     ]
     return sorted(found, key=lambda one: one.cluster)
-
-
-def predicted_speedups(
-    latencies: LatencyProfile | None, batch_size: int, tried: Mapping[str, Tried], log: RequestLog
-) -> list[str]:
-    """What the latencies that were planned with say of these requests, in a sentence; none without latencies."""
-    if latencies is None:
-        return []
-    usual_tokens = int(np.mean(log.prompt_tokens + log.answer_tokens / 2))
-    request = PlanRequest(batch_sizes=[batch_size], context=usual_tokens)
-    costs = costs_of(latencies, request, max(one.draft.rows for one in tried.values()))[batch_size]
-    found = {
-        n: one.candidate.rates.tokens_per_step * costs.plain_ms / costs.step_ms(one.rows) for n, one in tried.items()
-    }
-    said = ", ".join(f"{name} {speedup:.2f}" for name, speedup in found.items() if speedup == speedup)
-    return [f"Speedups of these requests by the latencies that were planned with: {said}."] if said else []
 
 
 def copied_steps(log: RequestLog, draft: Draft, is_replayable: bool) -> tuple[list[int | None], list[int], list[int]]:
@@ -125,3 +111,15 @@ def copied_steps(log: RequestLog, draft: Draft, is_replayable: bool) -> tuple[li
     found = replay(log.requests(), lambda: text_drafter(draft.drafter, draft.options), state="cold")
     emitted = [int(found.emitted[begin:end].sum()) for begin, end in pairwise(found.starts)]
     return np.diff(found.starts).tolist(), emitted, np.bincount(found.emitted - 1).tolist()
+
+
+def lookups(engine: str, budget: int) -> list[Draft]:
+    """Lookups that verify all of their rows whatever they find, which an engine that pads can be timed with; else Unsupported."""
+    name = drafters_of(engine.partition("-")[0])[0]
+    if "fill" not in KINDS[name].fixed:
+        raise Unsupported(
+            f"`engine={engine}` verifies what its drafter finds, so steps of so many rows cannot be timed at will: pass a table "
+            "of its latencies as `from_csv`."
+        )
+    length = next(option for option, means in KINDS[name].options.items() if means == "length")
+    return [CopiedText.of(name, {**dict(usual(name)), length: n - 1}, n, 1) for n in COPIED_ROWS if n <= budget]
