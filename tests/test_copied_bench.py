@@ -30,6 +30,7 @@ from treeopt.text.replay import replay
 from .engines_live import archives
 from .engines_live.gguf_model import write_gguf
 from .engines_live.llama_server import TOLD
+from .vllm_cases import TEXTS, python_of_vllm
 
 LIMITS = [24, 40, 17]  # of the requests, in turn
 
@@ -160,3 +161,20 @@ def test_a_server_of_llama_cpp_takes_the_steps_of_the_replay(run, log, monkeypat
         assert one.identical == one.compared == len(held_out)
         assert (one.tokens, one.steps) == tuple(int(of[told.starts[1] :].sum()) for of in (told.emitted, told.rows > 0))
     assert bench.contender("chosen").steps < bench.contender("plain").steps
+
+
+@pytest.mark.slow
+def test_vllm_takes_the_steps_of_the_replay(tmp_path):
+    """Three engines beside each other: one without a drafter, and one for each setting."""
+    python, tokenizer = python_of_vllm(), load_target("smollm2").tokenizer
+    texts = [tokenizer.encode(text * 4) for text in TEXTS]
+    made = RequestLog.of(Request(text, text[:24], 24 + i) for i, text in enumerate(texts))
+    made.save(tmp_path / "requests.npz")
+    treeopt.search(run=tmp_path, engine="vllm", method="ngram-v1")
+    options = {"model": "smollm2", "engine_python": python, "rounds": 1}
+    bench = treeopt.bench(run=tmp_path, engine="vllm", **options)
+    for one in bench.contenders:
+        assert one.identical == one.compared
+        assert [answer.steps for answer in one.sequences] == [answer.replayed_steps for answer in one.sequences]
+    assert [one.name for one in bench.contenders] == ["plain", "chosen", "usual"]
+    assert bench.contender("chosen").tokens_per_step > 1

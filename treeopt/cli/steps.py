@@ -171,6 +171,7 @@ def bench(run: RunDirectory, as_json: bool, *, details: bool = False, **options:
         treeopt bench --num-prompts 16 --rounds 3
         treeopt bench --launch 'vllm serve MODEL --port {port} {options}' --engine vllm --drafter DRAFTER --prompts prompts.jsonl
         treeopt bench --engine transformers
+        treeopt bench --engine openvino --model MODEL --run RUN-OF-A-LOG
         treeopt bench --prompts trace --tree my_tree.json --dtype float64
 
     details : show other predictions of the tokens per step too, and their replay

@@ -83,14 +83,17 @@ def bench_launched(
     most, folder = max_new_tokens or contest.max_new_tokens, run.partial(f"bench-{LAUNCHED}")
     load = contest.load(num_prompts, most)
     chosen = {e.batch_size: (contest.planned(e.batch_size), e.draft) for e in contest.entries}
-    settings: dict[str, Setting] = {"plain": {size: contest.chain(size, 0) for size in chosen}, "chosen": chosen}
+    settings: dict[str, Setting] = {
+        "plain": {size: contest.alone(size, Tree.chain(0)) for size in chosen},
+        "chosen": chosen,
+    }
     if present is not None:
         settings["present"] = dict.fromkeys(chosen, (split_template("present", present, ()), None))
     own = {size: (_without(words, LENGTHS[contest.engine]), None) for size, (words, _) in chosen.items()}
     if any(own[size][0] != words for size, (words, _) in chosen.items()):
         settings[OWN_SETTINGS] = own
     if others := {
-        size: contest.copied(size, one.tried[USUAL].draft) for size, one in load.items() if USUAL in one.tried
+        size: contest.alone(size, one.tried[USUAL].draft) for size, one in load.items() if USUAL in one.tried
     }:
         settings[USUAL] = others
     visits = contest.visits(folder, settings, load, rounds or FEWEST_LAUNCHES)
@@ -135,7 +138,7 @@ def profile_launched(run: RunDirectory, launch: str, *, overwrite: bool = False,
         near = {depth for size, depth in rivals(entry, ()) if size == depth + 1}
         for depth in sorted({0, entry.draft.depth, *near}):
             known = settings.setdefault(f"chain of {depth}" if depth else "plain", {})
-            known[entry.batch_size] = contest.chain(entry.batch_size, depth)
+            known[entry.batch_size] = contest.alone(entry.batch_size, Tree.chain(depth))
     folder = run.partial("profile") / LAUNCHED
     visits = contest.visits(folder, settings, contest.load(None, contest.max_new_tokens), FEWEST_LAUNCHES)
     timed = [_timing(visits, name, size, draft) for name, one in settings.items() for size, (_, draft) in one.items()]
@@ -205,15 +208,11 @@ class Contest:
         """The options of the plan: the same at every batch size where the engine takes a schedule."""
         return self._words(self.asked.requests[batch_size if batch_size in self.asked.requests else None])
 
-    def chain(self, batch_size: int, length: int) -> tuple[tuple[str, ...], Draft]:
-        """The options for a chain whatever the batch size, where so many sequences are decoded."""
-        request, draft = next(iter(self.asked.requests.values())), Tree.chain(length)
-        return self._words(replace(request, batch_size=batch_size, tree=draft, lengths=(), copied=None)), draft
-
-    def copied(self, batch_size: int, draft: CopiedText) -> tuple[tuple[str, ...], Draft]:
-        """The options for a drafter that copies text, likewise."""
-        request = next(iter(self.asked.requests.values()))
-        return self._words(replace(request, batch_size=batch_size, copied=draft)), draft
+    def alone(self, batch_size: int, draft: Tree | CopiedText) -> tuple[tuple[str, ...], Draft]:
+        """The options for a chain, or copied text, whatever the batch size, where so many sequences are decoded."""
+        request = replace(next(iter(self.asked.requests.values())), batch_size=batch_size, lengths=())
+        is_tree = isinstance(draft, Tree)
+        return self._words(replace(request, tree=draft if is_tree else None, copied=None if is_tree else draft)), draft
 
     def _words(self, request: Request) -> tuple[str, ...]:
         """What a launch command has behind its model, with the drafter that was given."""

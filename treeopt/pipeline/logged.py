@@ -50,15 +50,13 @@ def some_requests(
     ordered = places if log.group is None else places[np.argsort(log.group[places], kind="stable")]
     n = min(wanted, len(places))
     chosen = log.select(np.sort(ordered[np.arange(n) * len(places) // n]))
-    limits: dict[tuple[int, ...], int] = {}
-    for one in chosen.requests():
-        limit = min(one.limit or len(one.answer), max_new_tokens or context, context - len(one.prompt))
-        limits[tuple(one.prompt)] = max(limit, limits.get(tuple(one.prompt), 0))
-    cut = RequestLog.of(
-        one._replace(answer=one.answer[: limits[tuple(one.prompt)]], limit=limits[tuple(one.prompt)])
+    limits = {  # of prompts that are alike one
+        tuple(one.prompt): min(one.limit or len(one.answer), max_new_tokens or context, context - len(one.prompt))
         for one in chosen.requests()
-    )
-    return replace(cut, group=chosen.group, cluster=chosen.cluster, meta=chosen.meta)
+    }
+    cut = [(one, limits[tuple(one.prompt)]) for one in chosen.requests()]
+    cut_log = RequestLog.of(one._replace(answer=one.answer[:limit], limit=limit) for one, limit in cut)
+    return replace(cut_log, group=chosen.group, cluster=chosen.cluster, meta=chosen.meta)
 
 
 def tried_drafts(plan: Plan, entry: PlanEntry, log: RequestLog, state: State = "cold") -> dict[str, Tried]:

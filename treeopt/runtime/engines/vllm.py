@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from treeopt.engines.vllm import config_of
+from treeopt.engines.vllm import STARTED, config_of
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.checkpoints.save import save_heads
@@ -147,7 +147,10 @@ class Vllm(Stepper):
         for other in [key for key in self._workers if None not in (key, length) and key not in self._copied]:
             self._workers.pop(other).end()
         log = Path(self._place.name) / f"{length.name if isinstance(length, CopiedText) else length}.log"
-        self._workers[length] = Worker(self.python, log, self._arguments(length, table))
+        runner = STARTED[length.drafter][0].split() if isinstance(length, CopiedText) else []
+        self._workers[length] = Worker(
+            self.python, log, self._arguments(length, table), dict(word.split("=") for word in runner)
+        )
 
     def _arguments(self, length: Key, table: Mapping[str, object] = MappingProxyType({})) -> dict[str, Any]:
         """The arguments of `vllm.LLM` that an engine is told; all others are its own.
@@ -217,8 +220,10 @@ class Worker:
 
     has_ended = False  # and that was said
 
-    def __init__(self, python: str, log: Path, arguments: Mapping[str, object]) -> None:
-        threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    def __init__(
+        self, python: str, log: Path, arguments: Mapping[str, object], told: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        told = {"OMP_NUM_THREADS": str(torch.get_num_threads()), **told}
         self._log, pipe = log, subprocess.PIPE
         words = [
             python,
@@ -234,7 +239,7 @@ class Worker:
                     stderr=said,
                     encoding="utf-8",
                     cwd=log.parent,
-                    env={**other_environment(), **threads},
+                    env={**other_environment(), **told},
                 )
         except OSError as error:
             raise InvalidInput(
