@@ -210,9 +210,11 @@ class Contest:
 
     def alone(self, batch_size: int, draft: Tree | CopiedText) -> tuple[tuple[str, ...], Draft]:
         """The options for a chain, or copied text, whatever the batch size, where so many sequences are decoded."""
-        request = replace(next(iter(self.asked.requests.values())), batch_size=batch_size, lengths=())
-        is_tree = isinstance(draft, Tree)
-        return self._words(replace(request, tree=draft if is_tree else None, copied=None if is_tree else draft)), draft
+        request = replace(next(iter(self.asked.requests.values())), batch_size=batch_size, lengths=(), copied=None)
+        if isinstance(draft, CopiedText) or self.log is None:  # else no tree goes with the way
+            kept: dict[str, Any] = {"copied" if isinstance(draft, CopiedText) else "tree": draft}
+            request = replace(request, **kept)
+        return self._words(request), draft
 
     def _words(self, request: Request) -> tuple[str, ...]:
         """What a launch command has behind its model, with the drafter that was given."""
