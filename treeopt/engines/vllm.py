@@ -125,7 +125,7 @@ def write_copied(request: Request) -> Written:
     """What a drafter that copies text is told; the runner of the model decides how n-grams are looked up."""
     if request.copied is None:
         return chains.plain("vllm serve MODEL")
-    (begin, note), text = STARTED[request.copied.drafter], json.dumps(config_of(request.copied))
+    text, (begin, note) = json.dumps(config_of(request.copied)), STARTED[request.copied.drafter]
     command = f"{begin}vllm serve MODEL --speculative-config {shell_word(text)}"
     return chains.launch(command, filter(None, [note]), {FILE: f"{text}\n"})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
@@ -61,12 +61,12 @@ def bench(
     plan = run.read_plan()
     note(*stale_plan(run, plan))
     if run.requests.exists():
-        if engine is None or trees:
+        if engine is None or trees or num_prompts == "trace":
             raise InvalidInput(
-                "A run of a log is proved by an `engine`, with the plan's setting: pass one, and leave `trees` out."
+                "A run of a log is proved by an `engine`, on its requests: pass one alone, no trees or prompts."
             )
-        most: dict[str, Any] = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens}
-        return _bench_log(run, session, plan, engine, batch_size, rounds=rounds, **most)
+        asked = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "rounds": rounds}
+        return _bench_log(run, session, plan, engine, batch_size, **asked)
     trace, rule = run.read_trace(), session.acceptance.record
     if plan.width and plan.width != session.drafter.num_heads and session.drafter.widest:
         trace, session = trace.at(plan.width), session.at(plan.width)
@@ -112,23 +112,16 @@ def _kept(run: RunDirectory, plan: Plan, decoding: Decoding, result: Benchmark) 
 
 
 def _bench_log(
-    run: RunDirectory,
-    session: Session,
-    plan: Plan,
-    engine: str,
-    batch_size: int | None,
-    *,
-    rounds: int | None,
-    **most: Any,
+    run: RunDirectory, session: Session, plan: Plan, engine: str, batch_size: int | None, **asked: int | None
 ) -> Benchmark:
-    """Decode held-out requests of the run's log plainly, as planned and as usual; ``most`` are as `some_requests` has them."""
+    """Decode held-out requests of the run's log plainly, as planned and as usual; ``asked`` are options of `bench`."""
     own, context = str((plan.drafter or {}).get("id")).partition(":")[0], session.target.context
     if own != engine.partition("-")[0]:
         raise InvalidInput(
             f"`engine={engine}` has no drafter of the plan's, which is of {own}. Plan for it with: {run.command('search', '--for', engine)}"
         )
-    wanted = most.pop("num_prompts") or usual_prompts(batch_size or 1)
-    log = some_requests(run.read_requests(), wanted, most["max_new_tokens"], context)
+    wanted = asked["num_prompts"] or usual_prompts(batch_size or 1)
+    log = some_requests(run.read_requests(), wanted, asked["max_new_tokens"], context)
     if log.num_sequences < wanted:
         note(f"Only {log.num_sequences} held-out requests are left, fewer than the {wanted} asked for.")
     session = replace(session, limits={tuple(one.prompt): one.limit or 0 for one in log.requests()})
@@ -138,7 +131,7 @@ def _bench_log(
     entry = _entry(run, plan, opened, batch_size)
     settle_threads(run, session)
     entrants, folder = copied_entrants(entry, tried_drafts(plan, entry, log), opened), run.partial(f"bench-{engine}")
-    rounds = rounds or (FEWEST_LAUNCHES if opened.is_launched else 1)
+    rounds = asked["rounds"] or (FEWEST_LAUNCHES if opened.is_launched else 1)
     decoding = Decoding(session, log, entrants, entry.batch_size, rounds, longest, folder, opened)
     result = replace(decode(decoding, log), prompts="held out", inputs=inputs_of(run.plan, run.requests))
     return _kept(run, plan, decoding, result)

@@ -91,8 +91,10 @@ def decode(decoding: Decoding, conversations: Sequence[Conversation] | RequestLo
     from treeopt.runtime.memory import with_less_memory
 
     session = decoding.session
-    of_log = isinstance(conversations, RequestLog)
-    prompts, reference = (prompts_of(conversations), None) if of_log else _asked(decoding, conversations)
+    if isinstance(conversations, RequestLog):
+        prompts, reference = prompts_of(conversations), None
+    else:
+        prompts, reference = _asked(decoding, conversations)
     visits, rows = with_less_memory(lambda rows: _visits(decoding, prompts, rows), decoding.batch_size, note)
     has_one_text, quality = decoding.rule["rule"] in SAME_TEXT, None
     if not has_one_text and reference:
@@ -154,8 +156,8 @@ def _engine_answers(
     answers = [row.tokens for row in sorted(rows, key=lambda row: row.id)]
     setup, tokens = decoding.session.setup(decoding.max_new_tokens), [prompt.tokens for prompt in prompts]
     if isinstance(decoding.source, RequestLog):
-        limits = [setup.stop.room(prompt, setup.target.context) for prompt in tokens]
-        return RequestLog.of(Request(list(one), *rest) for one, *rest in zip(tokens, answers, limits, strict=True))
+        room, context = setup.stop.room, setup.target.context
+        return RequestLog.of(Request([*p], a, room(p, context)) for p, a in zip(tokens, answers, strict=True))
     return rank_answers(setup, tokens, answers, batch_size=ANSWERED_AT_ONCE, counts=decoding.counts)
 
 

@@ -64,7 +64,7 @@ def tried_drafts(plan: Plan, entry: PlanEntry, log: RequestLog, state: State = "
 
     state : what a drafter keeps from request to request
     """
-    name = (plan.drafter or {})["id"]
+    name = str((plan.drafter or {}).get("id"))
     drafts: dict[str, Settings] = {"chosen": entry.draft.settings} if isinstance(entry.draft, CopiedText) else {}
     if usual(name) not in drafts.values():
         drafts[USUAL] = usual(name)

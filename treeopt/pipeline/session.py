@@ -130,10 +130,10 @@ def with_session(
     """The result of a step of the line on a run directory, as its only writer, and on the session of a model."""
     directory = RunDirectory.of(run)
     with directory.writing():
-        of_log = directory.requests.exists() and (model is None or isinstance(model, str | Path))
-        opened = (
-            open_logged(directory, model, options, asked["engine"]) if of_log else session_of(directory, model, options)
-        )
+        if directory.requests.exists() and (model is None or isinstance(model, str | Path)):
+            opened = open_logged(directory, model, options, asked["engine"])
+        else:
+            opened = session_of(directory, model, options)
         return step(directory, opened, **asked)
 
 

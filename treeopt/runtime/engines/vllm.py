@@ -99,12 +99,12 @@ class Vllm(Stepper):
     ) -> Generator[Pass, Draft | None, None]:
         """The passes. Who stops asking leaves the engine empty."""
         assert draft is not None, "it has no settings of its own for a drafter"
-        copied = isinstance(draft, CopiedText)
-        worker = self._worker(draft if copied else None if draft.depth == 0 and not idle else draft.depth)
+        length = None if isinstance(draft, CopiedText) else draft.depth
+        worker = self._worker(draft if isinstance(draft, CopiedText) else length if length or idle else None)
         most = [self.stop.room(prompt, self.target.context) for prompt in prompts]
         ends = [SequenceEnd(self.stop, room) for room in most]
         asked = {"prompts": dict(enumerate(prompts)), "most": dict(enumerate(most)), "rows": rows}
-        passes = worker.ask({**asked, "eos": sorted(self.stop.eos_ids), "length": None if copied else draft.depth})
+        passes = worker.ask({**asked, "eos": sorted(self.stop.eos_ids), "length": length})
         try:
             for one in passes:
                 emitted = {int(place): tokens for place, tokens in one["emitted"].items()}
