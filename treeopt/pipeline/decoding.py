@@ -108,7 +108,7 @@ def decode(decoding: Decoding, conversations: Sequence[Conversation] | RequestLo
         dtype=str(session.target.dtype).removeprefix("torch."),
         quality=quality,
         max_new_tokens=decoding.max_new_tokens,
-        loop_share=compared.loop_share() if isinstance(compared, RankTrace) else None,
+        loop_share=None if isinstance(compared, RequestLog) else compared.loop_share(),
         skipped=skipped or None,
         provenance=decoding.origin,
         processor_share=processor_share(decoded) if session.target.device.type == "cpu" else None,

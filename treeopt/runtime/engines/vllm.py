@@ -117,10 +117,9 @@ class Vllm(Stepper):
             raise
 
     def renew(self) -> None:
-        """End the engines: the next passes are by newly launched ones."""
-        for worker in self._workers.values():
-            worker.end()
-        self._workers.clear()
+        """End the engines that have answered: the next passes are by newly launched ones."""
+        for key in [key for key, worker in self._workers.items() if worker.has_answered or worker.has_ended]:
+            self._workers.pop(key).end()
 
     def _worker(self, length: Key) -> Worker:
         """The running engine for chains of that length, or that setting, launched where there is none. One that was said to have ended is none."""
@@ -218,7 +217,7 @@ class Idle(Stepper):
 class Worker:
     """A process with one engine. Raises Unsupported, with its last words, where it ends before its answer."""
 
-    has_ended = False  # and that was said
+    has_ended = has_answered = False  # and that it ended was said
 
     def __init__(
         self, python: str, log: Path, arguments: Mapping[str, object], told: Mapping[str, str] = MappingProxyType({})
@@ -260,6 +259,7 @@ class Worker:
     def ask(self, request: Mapping[str, object]) -> Generator[dict[str, Any], None, None]:
         """The passes that answer a request, once it is up; `go_on` is called after each."""
         self.wait()
+        self.has_answered = True
         self._tell(request)
         while not (one := self._hear()).get("done"):
             yield one
