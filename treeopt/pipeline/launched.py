@@ -229,7 +229,7 @@ class Contest:
     @cached_property
     def max_new_tokens(self) -> int:
         if self.log is not None:
-            return max(one.limit or len(one.answer) for one in self.log.requests())
+            return int(max(some.max() for some in (self.log.answer_tokens, self.log.limit) if some is not None))
         return int(self.run.read_trace().meta.get("max_new_tokens", 128)) if self.run.trace.exists() else 128
 
     @cached_property
