@@ -117,9 +117,11 @@ class Vllm(Stepper):
             raise
 
     def renew(self) -> None:
-        """End the engines that have answered: the next passes are by newly launched ones."""
-        for key in [key for key, worker in self._workers.items() if worker.has_answered or worker.has_ended]:
-            self._workers.pop(key).end()
+        """End the engines, unless they are new: the next passes are by newly launched ones."""
+        if any(worker.has_answered or worker.has_ended for worker in self._workers.values()):
+            for worker in self._workers.values():
+                worker.end()
+            self._workers.clear()
 
     def _worker(self, length: Key) -> Worker:
         """The running engine for chains of that length, or that setting, launched where there is none. One that was said to have ended is none."""
