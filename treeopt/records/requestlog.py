@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,7 +125,7 @@ class RequestLog(Answers):
         lengths, limits = np.array([(len(one.prompt), one.limit or 0) for one in every]).T
         return cls(np.array(tokens, np.int32), starts, lengths, limit=limits)
 
-    @property
+    @cached_property
     def texts(self) -> list[list[int]]:
         """The tokens of each answer."""
         return [one.answer for one in self.requests()]
