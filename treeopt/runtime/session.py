@@ -44,12 +44,16 @@ class Session:
     cluster: Cluster | None = None  # whose workers hold it, where this is an outline
     engine_python: str | None = None  # of the environment that has the engine that decodes
     known: ProvenanceRecord | None = None  # of an outline: where its figures come from, as the worker tells it
+    limits: Mapping[tuple[int, ...], int] | None = (
+        None  # of answers of a log, by prompt; as a server's they go on in loops
+    )
 
     __repr__ = one_line
 
     def setup(self, max_new_tokens: int) -> Setup:
         """The parts that decode the session's answers, each of at most so many tokens."""
-        return Setup(self.target, self.drafter, StopRule(self.target.eos_ids, max_new_tokens), self.acceptance)
+        stop = StopRule(self.target.eos_ids, max_new_tokens, at_loops=self.limits is None, limits=self.limits or {})
+        return Setup(self.target, self.drafter, stop, self.acceptance)
 
     def at(self, width: int) -> "Session":
         """The session of the drafter whose block guesses so many tokens; InvalidInput where it has no such block."""
