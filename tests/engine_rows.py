@@ -193,7 +193,8 @@ BY_FLAG = {
         ),
     ),
 }
-EDGE = by_flag("--specVerifySize", root=True, must=lambda given: given.keys().isdisjoint({"--dsparkScheduler"}))
+CUT = ("--dsparkScheduler", "--dsparkConfidenceThreshold", "--dsparkMinProposalLen", "--dsparkMaxProposalLen")
+EDGE = by_flag("--specVerifySize", root=True, must=lambda given: len(given.keys() & {*CUT}) in (0, len(CUT)))
 
 
 def read_edge_llm(files: Files) -> Lengths:
@@ -204,6 +205,9 @@ def read_edge_llm(files: Files) -> Lengths:
         steps, rows = int(given["--specDraftStep"]), int(given["--specVerifySize"])
         assert steps in (1, rows - 1)  # its DFlash, JetSpec and DSpark ask for 1
         assert given.get("--dflashBlockSize", str(rows)) == str(rows)  # which verifySize is set to
+        scheduler, threshold, least, most = (given.get(flag) for flag in CUT)
+        assert scheduler in (None, "threshold")  # off, and sps, which weighs costs of its own
+        assert scheduler is None or (0 < float(threshold) <= 1 and 1 <= int(least) <= int(most) <= rows - 1)
     return EDGE(files)
 
 
@@ -655,6 +659,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("tensorrt-llm", "ngram"): read_tensorrt_llm,
     ("tensorrt-llm", "block"): read_tensorrt_llm,
     ("edge-llm", "chain"): read_edge_llm,
+    ("edge-llm", "dspark"): read_edge_llm,
     ("onnx-genai", "block"): read_onnx_block,
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,
     ("tensorrt-llm", "eagle"): read_tensorrt_trees,

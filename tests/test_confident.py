@@ -23,7 +23,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.drafters.levels import LevelDraft, drafting_of
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.trees.draft import ALL_CUT, CONFIDENT, ConfidentChain, draft_of
+from treeopt.trees.draft import ALL_CUT, CONFIDENT, ConfidentChain, SurvivingChain, draft_of
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
@@ -49,17 +49,20 @@ def recorded(seed, lengths, *, informed=False) -> RankTrace:
     return replace(trace, ranks=ranks, confidences=sure.astype(np.float32), **about)
 
 
-def slow_kept(sure, threshold, length) -> int:
-    """Guesses before the first of one state whose confidence is below the threshold."""
-    kept = 0
-    while kept < length and float(sure[kept]) >= threshold:
+def slow_kept(sure, threshold, length, kind=ConfidentChain) -> int:
+    """Guesses before the first of one state whose confidence is below the threshold; or whose survival is, at least one."""
+    kept, survival = 0, 1.0
+    while kept < length:
+        survival = float(sure[kept]) * (survival if kind is SurvivingChain else 1.0)
+        if survival < threshold:
+            break
         kept += 1
-    return kept
+    return max(kept, kind is SurvivingChain)
 
 
 def slow_states(trace, chain) -> tuple[list[int], list[int], list[list[int]]]:
     """What each state keeps and accepts, and the states at which each sequence takes a step."""
-    kept = [slow_kept(sure, chain.threshold, chain.length) for sure in trace.confidences]
+    kept = [slow_kept(sure, chain.threshold, chain.length, type(chain)) for sure in trace.confidences]
     match = [next((d for d, rank in enumerate(ranks) if rank), HEADS) for ranks in trace.ranks.tolist()]
     accepted = list(map(min, kept, match))
     return kept, accepted, slow_replay(trace, accepted)
@@ -69,8 +72,9 @@ def slow_states(trace, chain) -> tuple[list[int], list[int], list[list[int]]]:
 def test_every_threshold_and_length_is_replayed_as_a_plain_loop_does(tmp_path, seed):
     recorded(seed, lengths := [1, 2, 30, 7, 40, 25]).save(tmp_path / "t.npz")
     trace = RankTrace.load(tmp_path / "t.npz")
-    for threshold, length in itertools.product((0, *EDGES, 0.33, 1), range(1, HEADS + 1)):
-        chain = ConfidentChain(length, threshold)
+    kinds = (ConfidentChain, SurvivingChain)
+    for kind, threshold, length in itertools.product(kinds, (0, *EDGES, 0.33, 1), range(1, HEADS + 1)):
+        chain = kind(length, threshold)
         kept, accepted, states = slow_states(trace, chain)
         assert kept_lengths(trace, chain).tolist() == kept
         assert accepted_lengths(trace, chain).tolist() == accepted
@@ -83,10 +87,12 @@ def test_every_threshold_and_length_is_replayed_as_a_plain_loop_does(tmp_path, s
         np.testing.assert_allclose(rates.kept, shares, atol=1e-12)
         counted = np.bincount([accepted[t] for t in flat], minlength=1 + length)
         assert TraceSource(trace).guess_counts(chain).tolist() == counted.tolist()
-    found = confident_rates(trace, 3)
-    assert 1 < len(found) <= THRESHOLDS
-    for chain, rates in found.items():
-        assert (chain.length, rates.steps.tolist()) == (3, TraceSource(trace).rate(chain).steps.tolist())
+    for kind in kinds:
+        found = confident_rates(trace, 3, kind)
+        assert 1 < len(found) <= THRESHOLDS
+        for chain, rates in found.items():
+            assert (type(chain), chain.length) == (kind, 3)
+            assert rates.steps.tolist() == TraceSource(trace).rate(chain).steps.tolist()
     assert not tells(trace, ConfidentChain(HEADS + 1, 0.5))
     for other in (replace(trace, confidences=None), trace):
         with pytest.raises(OutOfRange, match="does not tell"):
@@ -110,9 +116,9 @@ class Guesser(Drafter):
 
 def test_a_step_verifies_as_many_rows_as_the_longest_of_the_batch_keeps():
     trace, drafter = recorded(5, [40]), Guesser()
-    for threshold, b in itertools.product((*EDGES, 0, 0.9, 1), (1, 2, 5)):
-        sure, chain = trace.confidences[10 : 10 + b], ConfidentChain(HEADS, threshold)
-        kept = [slow_kept(row, threshold, HEADS) for row in sure]
+    for kind, threshold, b in itertools.product((ConfidentChain, SurvivingChain), (*EDGES, 0, 0.9, 1), (1, 2, 5)):
+        sure, chain = trace.confidences[10 : 10 + b], kind(HEADS, threshold)
+        kept = [slow_kept(row, threshold, HEADS, kind) for row in sure]
         step = drafting_of(chain, drafter, Given(sure), Greedy(), torch.device("cpu"))(
             torch.arange(b), lambda part: None
         )
@@ -279,7 +285,7 @@ def test_damaged_confidences_are_refused(tmp_path, damage):
 
 
 def test_a_draft_is_read_from_its_record_and_has_limits():
-    for chain in (ConfidentChain(7, 0.4), ConfidentChain(1, 0), ConfidentChain(63, 1)):
+    for chain in (ConfidentChain(7, 0.4), ConfidentChain(1, 0), ConfidentChain(63, 1), SurvivingChain(7, 0.4)):
         assert draft_of(chain.record) == chain
     for record in ({"length": 0}, {"length": 64}, {"threshold": -0.1}, {"threshold": 1.1}, {"threshold": float("nan")}):
         with pytest.raises(InvalidInput, match=f"{next(iter(record))} of a confident chain must be"):

@@ -19,7 +19,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.figure import Ratio
 from treeopt.records.origins import Runtime
 from treeopt.records.rules import rule_of
-from treeopt.trees.draft import CopiedText, DynamicLimits, DynamicTree
+from treeopt.trees.draft import ConfidentChain, CopiedText, DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command
@@ -123,7 +123,7 @@ class Method:
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
     shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes; "copied" of drafters that copy text
-    confident      whether it takes a threshold of confidences with a chain
+    confident      the kind of confident chains that it takes; None for chains of fixed lengths alone
     dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
     within_levels, redrafts, fills_levels  as `DynamicLimits` has them; dynamic trees with a row for each level: all, chains, none
     rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
@@ -146,7 +146,7 @@ class Method:
     name: str
     drafters: tuple[str, ...]
     shape: str = "chain"
-    confident: bool = False
+    confident: type[ConfidentChain] | None = None
     dynamic: bool = False
     within_levels: bool = False
     redrafts: bool = False
@@ -178,7 +178,7 @@ class Method:
     def dynamic_limits(self) -> DynamicLimits | None:
         """The limits of its dynamic trees, or of confident chains alone; None where it takes neither."""
         if not self.dynamic:
-            return DynamicLimits(levels=0, confident=True) if self.confident else None
+            return DynamicLimits(levels=0, confident=self.confident) if self.confident else None
         return DynamicLimits(within_levels=self.within_levels, redrafts=self.redrafts, chains=True)
 
     def decodes(self, batch_size: int) -> bool:

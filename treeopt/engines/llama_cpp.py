@@ -31,6 +31,7 @@ from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.vllm import COUNTERS, from_counters
 from treeopt.errors import InvalidInput
+from treeopt.trees.draft import ConfidentChain
 
 OF_DRAFTERS = (
     "--spec-draft-p-min 0 lets llama.cpp draft to the end, as the plan counts; with more it stops where its drafter is unsure.",
@@ -206,7 +207,7 @@ def _printed(line: DraftLine, path: Path) -> Printed:
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)
 ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", server="llama-server",
                        imports={"llama-cpp": KIND}, methods=(
-    Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options), confident=True,
+    Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options), confident=ConfidentChain,
            rules=("greedy", "sample"), carrier="--spec-type, --spec-draft-n-max",
            syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",
            derived=("rows of a step = n-max + 1",), looks_up="from the latest place of n-grams of one size",

@@ -143,10 +143,11 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
     """The plan with the drafts that a method takes, and a note where these are chains that were not chosen."""
 
     def takes(draft: Draft) -> bool:
-        others = ["tree"] * (way.shape != "chain") + ["confident"] * way.confident
+        others = ["tree"] * (way.shape != "chain")
         if way.shape == SHAPE:
             return isinstance(draft, CopiedText)
-        return is_setting(draft) if way.dynamic else draft.kind in ("plain", "chain", *others)
+        fixed = draft.kind in ("plain", "chain", *others)
+        return is_setting(draft) if way.dynamic else fixed or type(draft) is way.confident
 
     def serving(entry: PlanEntry) -> PlanEntry:
         chosen = entry.serving(takes)
@@ -157,7 +158,10 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
     served = replace(plan, entries=tuple(map(serving, plan.entries)), mix_errors=None)
     if way.dynamic or way.shape != "chain":
         return served, []
-    return replace(served, schedule=[]), [f"{engine} takes chains only: written is the best of the plan's chains."]
+    note = f"{engine} takes chains only: written is the best of the plan's chains."
+    if way.confident and any(isinstance(entry.draft, ConfidentChain) for entry in plan.entries):
+        note = f"{engine} cuts chains by another rule than the plan: written is the best of its chains of fixed length. To plan by that rule: {search_for(engine, way)}"
+    return replace(served, schedule=[]), [note]
 
 
 def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:

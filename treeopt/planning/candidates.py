@@ -198,7 +198,7 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         if within.marginals and source.pooled is not None:
             found += _anew([*marginal_rates(source.pooled, depth=deepest, rows=rows).items()], costs)
         if within.confident and source.pooled is not None:
-            chains = confident_rates(source.pooled, min(deepest, limits.budget - 1))
+            chains = confident_rates(source.pooled, min(deepest, limits.budget - 1), within.confident)
             found += [Candidate(one.kind, one.rows, one.depth, None, rates, one) for one, rates in chains.items()]
     if request.whole_blocks:
         found = [one for one in found if one.size == 1 or one.depth == source.num_heads]

@@ -303,7 +303,7 @@ def _(chain: ConfidentChain, drafter: Drafter, state: object, acceptance: Greedy
 
     def drafted(roots: Tensor, mark: Mark) -> Drafted:
         guesses, confidences = state.chain(chain.length, roots, mark)
-        kept = (confidences.double() >= chain.threshold).cumprod(1)  # (b, K)
+        kept = chain.kept(confidences.double())  # (b, K)
         longest = int(kept.sum(1).max())
         tokens = torch.cat([roots[:, None], guesses.masked_fill(kept == 0, -1)[:, :longest]], 1)
         places = torch.arange(1 + longest, device=device)
