@@ -193,7 +193,7 @@ class ConfidentChain(Numbers):
     def __post_init__(self) -> None:
         _check(self, "a confident chain", {"length": (1, MOST_ROWS - 1), "threshold": (0, 1)})
 
-    kind, topk, least = "confident", None, 0
+    kind, topk, least, cut_by = "confident", None, 0, "confidence"
     rows = property(lambda self: 1 + self.length)  # where nothing is cut
     depth = property(lambda self: self.length)
     drafted = property(
@@ -225,7 +225,7 @@ class SurvivingChain(ConfidentChain):
     ('surviving 7/0.4', {'length': 7, 'survival': 0.4})
     """
 
-    least = 1
+    least, cut_by = 1, "survival"
     name = property(lambda self: f"surviving {self.length}/{self.threshold:g}")
     record = property(lambda self: {"length": self.length, "survival": self.threshold})
 
