@@ -394,6 +394,10 @@ def read_transformers(files: Files) -> Lengths:
         return ((1, None, own["prompt_lookup_num_tokens"]),)
     if not given & {"assistant_early_exit", "assistant_model"}:
         return NO_CHAIN
+    if "speculation_type" in settings:  # its block is the assistant's own
+        assert settings["speculation_type"] == "dflash"
+        assert {"config", "key_mapping"} <= calls["assistant"]
+        return ((1, None, settings["num_assistant_tokens"]),)
     assert "assistant_early_exit" in given or "assistant.generation_config" in calls
     assert settings["num_assistant_tokens_schedule"] == "constant"
     assert settings["assistant_confidence_threshold"] == 0  # else a chain stops where its drafter is unsure
@@ -633,6 +637,7 @@ TOLD = {
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": 0.0,
     },
+    ("transformers", "dflash"): {"do_sample": False, "num_assistant_tokens": 3, "speculation_type": "dflash"},
     ("transformers", "ngram"): {"do_sample": False, "prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 3},
     ("vllm", "eagle3"): {"method": "eagle3", **VLLM},
     ("vllm", "dflash"): {"method": "dflash", **VLLM},
@@ -659,6 +664,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("tensorrt-llm", "ngram"): read_tensorrt_llm,
     ("tensorrt-llm", "block"): read_tensorrt_llm,
     ("edge-llm", "chain"): read_edge_llm,
+    ("edge-llm", "dflash"): read_edge_llm,
     ("edge-llm", "dspark"): read_edge_llm,
     ("onnx-genai", "block"): read_onnx_block,
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,
@@ -675,7 +681,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("rtp-llm", "block"): BY_FLAG["rtp-llm"],
     ("redrafter", "beam"): BY_FLAG["redrafter"],
     ("exllamav3", "generator"): BY_FLAG["exllamav3"],
-    **dict.fromkeys((("transformers", name) for name in ("assistant", "prompt-lookup")), read_transformers),
+    **dict.fromkeys((("transformers", name) for name in ("assistant", "dflash", "prompt-lookup")), read_transformers),
     **dict.fromkeys((("openvino", name) for name in ("draft-model", "prompt-lookup")), read_openvino),
     ("openvino", "dynamic-tree"): read_openvino_tree,
     ("mlc-llm", "draft-length"): read_mlc,

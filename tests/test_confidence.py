@@ -141,13 +141,13 @@ def test_sglang_is_told_the_temperatures_and_costs_of_a_dspark_block(tmp_path):
     assert "sps-table" not in written.command
 
 
-@pytest.mark.parametrize("kind", ["dspark", "dflash"])
+@pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3", "draft-model", "mtp"])
 def test_llama_cpp_is_told_the_threshold_and_others_get_the_best_chain(tmp_path, kind):
     _, plan = run_of(tmp_path, kind)
     chain = plan[1].draft
     written = export_plan(plan, "llama-cpp")
     assert f"--spec-draft-n-max {HEADS} --spec-draft-n-min 0 --spec-draft-p-min {chain.threshold:g}" in written.command
-    assert any("likeliest ten" in note for note in written.notes) == (kind == "dflash")
+    assert any("likeliest ten" in note for note in written.notes) == (kind in ("eagle3", "draft-model"))
     if kind == "dspark":
         edge = export_plan(plan, "edge-llm")
         assert any("by another rule" in note and "search --for edge-llm" in note for note in edge.notes)

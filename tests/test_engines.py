@@ -297,7 +297,7 @@ def test_chains_longer_than_the_heads_are_refused(engine):
 
 
 SERVED = {  # kinds of drafters of blocks by engine, and engines by their way with a block that is too wide
-    "dflash": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "lmdeploy", "exllamav3"},
+    "dflash": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "lmdeploy", "exllamav3", "transformers"},
     "dflash2": {"vllm", "sglang", "llama-cpp", "onnx-genai"},
     "dspark": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "onnx-genai", "rtp-llm"},
     "p-eagle": {"vllm"},
@@ -309,6 +309,7 @@ WIDER = {
     "llama-cpp": "no more than the block, with a warning",
     "onnx-genai": "refuses to build",
     ("edge-llm", "dspark"): "does not start",
+    ("transformers", "dflash"): "drafts it without a word",
 }
 
 

@@ -7,8 +7,8 @@ pool, with the probability of their path as score; the best of the pool are veri
 A tree over marginals is built anew too, of guesses that do not depend on others, as those of Medusa's heads and block drafters:
 the likeliest paths, as if depths were independent (DDTree, algorithm 1).
 
-A confident chain is drafted to its full length by drafters that guess a block at once, and verified up to the first guess whose
-confidence is below a threshold (DSpark; llama.cpp's p-min), or of which the chance to be reached is (Edge-LLM).
+A confident chain is verified up to the first guess whose confidence is below a threshold (DSpark; llama.cpp's p-min), or whose
+chance to be accepted is (Edge-LLM). Drafters that guess a block at once draft all of it, others one guess beyond the cut.
 
 A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
 drafter's file. In files a draft is an object:
@@ -110,16 +110,8 @@ class DynamicTree(Numbers):
         _check(self, "a dynamic tree", {"levels": (1, MOST_LEVELS), "topk": (1, MOST_TOPK), "rows": (2, rows)})
 
     kind = "dynamic"
-
-    @property
-    def depth(self) -> int:
-        """Depth of the deepest guess."""
-        return self.levels
-
-    @property
-    def drafted(self) -> int:
-        """Its topk."""
-        return self.topk
+    depth = property(lambda self: self.levels)
+    drafted = property(lambda self: self.topk)
 
     def expanding(self) -> list[int]:
         """How many nodes of each depth the drafter expands.
@@ -171,17 +163,15 @@ class DDTree(Numbers):
         """One node of each depth: whatever nodes there are, a depth is guessed once."""
         return [1] * self.depth
 
-    @property
-    def name(self) -> str:
-        """Depth, width and rows."""
-        return f"ddtree {self.depth}/{self.width}/{self.rows}"
+    name = property(lambda self: f"ddtree {self.depth}/{self.width}/{self.rows}")
+    ranks = property(lambda self: min(self.width, self.rows - 1))  # of a depth that can be among its nodes
 
 
 @dataclass(frozen=True, order=True)
 class ConfidentChain(Numbers):
-    """A chain that is cut before the first guess whose confidence is below a threshold; all are drafted, those before it verified.
+    """A chain that is cut before the first guess whose confidence is below a threshold; those before it are verified.
 
-    length : guesses that are drafted · threshold : from 0, at which nothing is cut, to 1
+    length : guesses that are drafted at most · threshold : from 0, at which nothing is cut, to 1
 
     >>> ConfidentChain(7, 0.4).name, ConfidentChain(7, 0.4).rows
     ('confident 7/0.4', 8)
@@ -294,6 +284,7 @@ class DynamicLimits:
     chains        : whether chains are asked for too, which are dynamic trees of topk 1
     marginals     : whether trees over marginals are, as deep as the drafter guesses, of at most as many rows
     confident     : the kind of confident chains that is, likewise
+    width         : most ranks of a depth of trees over marginals
 
     >>> DynamicLimits().most_rows(3, 4), DynamicLimits(within_levels=True).most_rows(3, 4)
     (37, 13)
@@ -307,6 +298,7 @@ class DynamicLimits:
     chains: bool = False
     marginals: bool = False
     confident: type[ConfidentChain] | None = None
+    width: int = MOST_WIDTH
 
     def most_rows(self, levels: int, topk: int) -> int:
         """Most rows of a tree with these levels and topk."""
