@@ -396,7 +396,7 @@ def read_transformers(files: Files) -> Lengths:
         return NO_CHAIN
     if "speculation_type" in settings:  # its block is the assistant's own
         assert settings["speculation_type"] == "dflash"
-        assert {"config", "key_mapping"} <= calls["assistant"]
+        assert {"config", "key_mapping"} <= calls["MuseGlimmerAssistantModel.from_pretrained"]
         return ((1, None, settings["num_assistant_tokens"]),)
     assert "assistant_early_exit" in given or "assistant.generation_config" in calls
     assert settings["num_assistant_tokens_schedule"] == "constant"

@@ -117,6 +117,7 @@ class TestTransformers:
         assert (guessed[0], max(guessed)) == (0, length)
         target = load_target("demo")
         drafter = open_drafter("dflash", target, depth=length).drafter
+        target.read_layers(drafter.layers_of(target.num_layers))
         ids = target.tokenizer(PROMPT).input_ids
         (row,) = decode(target, drafter, [ids], Tree.chain(length), batch_size=1, stop=StopRule(frozenset(), 24))
         assert abs(sum(n > 0 for n in guessed) - row.steps) <= 1
