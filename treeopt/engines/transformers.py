@@ -44,9 +44,10 @@ both = {}
 if assistant.config.get_text_config().vocab_size != model.config.get_text_config().vocab_size:
     both = {"tokenizer": tokenizer, "assistant_tokenizer": AutoTokenizer.from_pretrained(drafter)}
 """
-BLOCK = """from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
-
-told = json.loads(Path(drafter, "config.json").read_text())
+IMPORTED = "AutoModelForCausalLM", "AutoTokenizer", "GenerationConfig"
+TAKEN = (*IMPORTED, "MuseGlimmerAssistantConfig", "MuseGlimmerAssistantModel")
+OF_BLOCKS = PROGRAM.replace(", ".join(IMPORTED), "".join(["(\n", *(f"    {name},\n" for name in TAKEN), ")"]))
+BLOCK = """told = json.loads(Path(drafter, "config.json").read_text())
 told = {"layer_types": ["full_attention"] * told["num_hidden_layers"], **told, **told["dflash_config"]}
 told["block_size"] = settings["num_assistant_tokens"] + 1
 told["sliding_window"] = max((told.get("sliding_window") or 0) - 1, 0)  # here how many places away a row sees
@@ -80,13 +81,13 @@ assistant = Library("transformers", PROGRAM, {
     "draft-model": Way(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
     "early-exit": Way(LENGTH, FIXED, layer, options=", assistant_early_exit=int(drafter)"),
 }, (NOTE,))  # fmt: skip
-OF_BLOCKS = (
+USUAL_FORM = (
     "DRAFTER is a folder in the layout of z-lab, SpecForge and treeopt, with a dflash_config. transformers drafts with DFlash's usual "
     "form alone; what your drafter would have otherwise is said by treeopt bench --engine transformers."
 )
-block = Library("transformers", PROGRAM, {
+block = Library("transformers", OF_BLOCKS, {
     "dflash": Way(LENGTH, {"speculation_type": "dflash"}, "DRAFTER", BLOCK, ", assistant_model=assistant"),
-}, (OF_BLOCKS,))  # fmt: skip
+}, (USUAL_FORM,))  # fmt: skip
 LOOKUP = "prompt_lookup_num_tokens"
 lookup = Library("transformers", PROGRAM, {"ngram": Way(LOOKUP, {"max_matching_ngram_size": LOOKED_UP})})
 

@@ -22,7 +22,7 @@ n steps asked for · A steps measured, at the one or two contexts next to that a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -327,7 +327,8 @@ def confident_steps(longest: Sequence[float], *, stepwise: bool = False) -> dict
     Where some are left it costs what a chain of these does, and what is drafted beyond them.
     """
     length = len(longest) - 1
-    found = Counter({(1, 0, ALL_CUT): longest[0], (1 + length, length, CONFIDENT): 1 - longest[0]})
+    found = defaultdict[Timed, float](float)
+    found |= {(1, 0, ALL_CUT): longest[0], (1 + length, length, CONFIDENT): 1 - longest[0]}
     for n, share in enumerate(longest[1:-1], 1):
         more, less = [(1 + n, n, 0)], [(1 + length, n, 0)]
         if stepwise:
