@@ -196,7 +196,8 @@ BY_FLAG = {
         ),
     ),
 }
-EDGE = by_flag("--specVerifySize", root=True, must=lambda given: given.keys().isdisjoint({"--dsparkScheduler"}))
+CUT = ("--dsparkScheduler", "--dsparkConfidenceThreshold", "--dsparkMinProposalLen", "--dsparkMaxProposalLen")
+EDGE = by_flag("--specVerifySize", root=True, must=lambda given: len(given.keys() & {*CUT}) in (0, len(CUT)))
 
 
 def read_edge_llm(files: Files) -> Lengths:
@@ -207,6 +208,9 @@ def read_edge_llm(files: Files) -> Lengths:
         steps, rows = int(given["--specDraftStep"]), int(given["--specVerifySize"])
         assert steps in (1, rows - 1)  # its DFlash, JetSpec and DSpark ask for 1
         assert given.get("--dflashBlockSize", str(rows)) == str(rows)  # which verifySize is set to
+        scheduler, threshold, least, most = (given.get(flag) for flag in CUT)
+        assert scheduler in (None, "threshold")  # off, and sps, which weighs costs of its own
+        assert scheduler is None or (0 < float(threshold) <= 1 and 1 <= int(least) <= int(most) <= rows - 1)
     return EDGE(files)
 
 
@@ -393,6 +397,10 @@ def read_transformers(files: Files) -> Lengths:
         return ((1, None, own["prompt_lookup_num_tokens"]),)
     if not given & {"assistant_early_exit", "assistant_model"}:
         return NO_CHAIN
+    if "speculation_type" in settings:  # its block is the assistant's own
+        assert settings["speculation_type"] == "dflash"
+        assert {"config", "key_mapping"} <= calls["MuseGlimmerAssistantModel.from_pretrained"]
+        return ((1, None, settings["num_assistant_tokens"]),)
     assert "assistant_early_exit" in given or "assistant.generation_config" in calls
     assert settings["num_assistant_tokens_schedule"] == "constant"
     assert settings["assistant_confidence_threshold"] == 0  # else a chain stops where its drafter is unsure
@@ -637,6 +645,7 @@ TOLD = {
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": 0.0,
     },
+    ("transformers", "dflash"): {"do_sample": False, "num_assistant_tokens": 3, "speculation_type": "dflash"},
     ("transformers", "ngram"): {"do_sample": False, "prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 3},
     ("vllm", "eagle3"): {"method": "eagle3", **VLLM},
     ("vllm", "dflash"): {"method": "dflash", **VLLM},
@@ -663,6 +672,8 @@ READERS: dict[tuple[str, str], Reader] = {
     ("tensorrt-llm", "ngram"): read_tensorrt_llm,
     ("tensorrt-llm", "block"): read_tensorrt_llm,
     ("edge-llm", "chain"): read_edge_llm,
+    ("edge-llm", "dflash"): read_edge_llm,
+    ("edge-llm", "dspark"): read_edge_llm,
     ("onnx-genai", "block"): read_onnx_block,
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,
     ("tensorrt-llm", "eagle"): read_tensorrt_trees,
@@ -678,7 +689,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("rtp-llm", "block"): BY_FLAG["rtp-llm"],
     ("redrafter", "beam"): BY_FLAG["redrafter"],
     ("exllamav3", "generator"): BY_FLAG["exllamav3"],
-    **dict.fromkeys((("transformers", name) for name in ("assistant", "prompt-lookup")), read_transformers),
+    **dict.fromkeys((("transformers", name) for name in ("assistant", "dflash", "prompt-lookup")), read_transformers),
     **dict.fromkeys((("openvino", name) for name in ("draft-model", "prompt-lookup")), read_openvino),
     ("openvino", "dynamic-tree"): read_openvino_tree,
     ("mlc-llm", "draft-length"): read_mlc,

@@ -19,7 +19,7 @@ from treeopt.errors import InvalidInput
 from treeopt.records.figure import Ratio
 from treeopt.records.origins import Runtime
 from treeopt.records.rules import rule_of
-from treeopt.trees.draft import CopiedText, DynamicLimits, DynamicTree
+from treeopt.trees.draft import MOST_WIDTH, ConfidentChain, CopiedText, DDTree, DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command
@@ -45,6 +45,7 @@ class Request:
     tables         file name to text, of the method's ``tables``
     gains          by batch size, what the engine's own policy of verified tokens brings over one length for all
     threshold      of confidences, below which a chain is cut
+    marginals      a tree over marginals, for methods of chains that build such; its depth is the length
     """
 
     tree: Tree | None = None
@@ -67,6 +68,7 @@ class Request:
     tables: Mapping[str, str] = field(default_factory=dict)
     gains: Mapping[int, Ratio] = field(default_factory=dict)
     threshold: float = 0.0
+    marginals: DDTree | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_heads", "num_layers", "max_draft_len"):
@@ -118,7 +120,8 @@ class Method:
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
     shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes; "copied" of drafters that copy text
-    confident      whether it takes a threshold of confidences with a chain
+    confident      the kind of confident chains that it takes; None for chains of fixed lengths alone
+    marginals      most ranks of a depth of the trees over marginals that it builds; 0 for none
     dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
     within_levels, redrafts, fills_levels  as `DynamicLimits` has them; dynamic trees with a row for each level: all, chains, none
     rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
@@ -141,7 +144,8 @@ class Method:
     name: str
     drafters: tuple[str, ...]
     shape: str = "chain"
-    confident: bool = False
+    confident: type[ConfidentChain] | None = None
+    marginals: int = 0
     dynamic: bool = False
     within_levels: bool = False
     redrafts: bool = False
@@ -171,9 +175,11 @@ class Method:
 
     @property
     def dynamic_limits(self) -> DynamicLimits | None:
-        """The limits of its dynamic trees, or of confident chains alone; None where it takes neither."""
+        """The limits of its dynamic trees, or of confident chains and trees over marginals; None where it takes none."""
         if not self.dynamic:
-            return DynamicLimits(levels=0, confident=True) if self.confident else None
+            marginals, width = self.marginals > 0, self.marginals or MOST_WIDTH
+            limits = DynamicLimits(levels=0, confident=self.confident, marginals=marginals, width=width)
+            return limits if self.confident or marginals else None
         return DynamicLimits(within_levels=self.within_levels, redrafts=self.redrafts, chains=True)
 
     def decodes(self, batch_size: int) -> bool:

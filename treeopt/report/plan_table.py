@@ -78,7 +78,7 @@ def kinds_table(plan: Plan) -> Table | None:
         "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best "
         "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows. A ddtree takes the likeliest paths "
         "as if depths were independent; its setting is depth/ranks/rows. A confident chain is verified up to the first guess whose "
-        "confidence is below a threshold; its setting is length/threshold."
+        "confidence is below a threshold, a surviving one up to where their product is; its setting is length/threshold."
     )
     title = "Fixed and dynamic trees, predicted"
     return Table(title, columns, rows, caption=caption, bold=lambda row: row[2] is row[0].chosen) if rows else None

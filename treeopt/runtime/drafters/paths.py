@@ -74,7 +74,7 @@ class PathDraft(BlockState):
     def confidence(self, level: Frontier, tokens: Tensor, own: Tensor) -> Tensor:
         if isinstance(self.drafter, DSparkHeads):  # which has a head for it
             return self.drafter.confidences(self.made[:, level.depth, None], tokens).sigmoid()
-        return super().confidence(level, tokens, own)
+        return own[..., 0].exp()  # among those that its selector knows
 
 
 class DSparkHeads(PathHeads):
