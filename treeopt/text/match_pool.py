@@ -209,13 +209,13 @@ class Matches:
     """A pool that makes room for what comes."""
 
     def __init__(self, rule: Rule) -> None:
-        text, *tables = (np.zeros(shape, np.int32) for shape in (ROOM, (rule.longest, ROOM), (rule.longest, ROOM)))
+        text, patterns, fulls = (np.zeros(shape, np.int32) for shape in (ROOM, (rule.longest, ROOM), (rule.longest, ROOM)))
         used, rows, spare = (
             np.zeros((2, rule.longest), np.int32),
             np.zeros((ROOM, 5), np.int32),
             np.array([1, 0], np.int32),
         )
-        self.rule, self.pool, self.places = rule, Pool(text, *tables, used, rows, spare), 0
+        self.rule, self.pool, self.places = rule, Pool(text, patterns, fulls, used, rows, spare), 0
 
     def draft(self, window: Sequence[int], seen: int) -> list[int]:
         """Take in the end of a text, of which so many tokens were seen before, and draft behind it."""
