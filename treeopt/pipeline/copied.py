@@ -221,7 +221,7 @@ def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Trie
     rows = int(found.rows.max(initial=1))
     draft = CopiedText.of(name, dict(settings), rows, min(int(found.drafted.max(initial=0)), rows - 1))
     own = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
-    each, count = [], log.num_conversations
+    each, count = list[Tried](), log.num_conversations
     for of in parts:
         here = of[own]
         steps, tokens = (

@@ -240,8 +240,8 @@ def worth(tried: Sequence[Tried], profile: LatencyProfile | None, request: PlanR
     costs = costs_of(profile, request, max(one.draft.rows for one in tried))
     found = np.full((len(tried), len(request.sizes)), -np.inf)
     for i, one in enumerate(tried):
-        for j, b in enumerate(request.sizes) if one.draft.rows <= request.limits.budget else ():
+        for j, b in enumerate(request.sizes):
             ms = costs[b].step_ms(one.rows) if costs else 1.0
-            if not np.isnan(ms):
+            if one.draft.rows <= request.limits.budget and not np.isnan(ms):
                 found[i, j] = log(one.candidate.rates.tokens_per_step / ms) - 1e-6 * one.rows_per_step
     return found

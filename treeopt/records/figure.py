@@ -88,7 +88,7 @@ class Figure:
     plain_ms      : of a plain decoding step at the same batch size
     rows_per_step : rows verified on average, root included, of a draft that often has fewer than it may have; None where it
                     always has all
-    replay_us     : processor time of a step's drafting and bookkeeping in the replay [µs], which is no cost of the engine's
+    replay_us     : processor time of a step of the replay, prompts included [µs], which is no cost of the engine's
 
     >>> from treeopt.trees.tree import Tree
     >>> figure = Figure(draft=Tree.chain(2), batch_size=4, tokens_per_step=1.8, step_ms=6.0, plain_ms=5.0)

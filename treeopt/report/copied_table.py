@@ -11,8 +11,8 @@ from treeopt.trees.draft import CopiedText
 Row = tuple[PlanEntry, str, Figure]
 CAPTION = (
     "Usual is what the engine takes by default, or what its documentation shows. Break-even is what a row more may cost, as a share "
-    "of a plain step, before decoding plainly is faster. Replay µs is what drafting a step took of a processor here, by this package's "
-    "code and not the engine's: it is no part of the step's cost, and chose nothing."
+    "of a plain step, before decoding plainly is faster. Replay µs is what a step of the replay took of a processor here, prompts and "
+    "bookkeeping included, by this package's code and not the engine's: it is no part of the step's cost, and chose nothing."
 )
 
 

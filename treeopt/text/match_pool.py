@@ -209,7 +209,9 @@ class Matches:
     """A pool that makes room for what comes."""
 
     def __init__(self, rule: Rule) -> None:
-        text, patterns, fulls = (np.zeros(shape, np.int32) for shape in (ROOM, (rule.longest, ROOM), (rule.longest, ROOM)))
+        text, patterns, fulls = (
+            np.zeros(shape, np.int32) for shape in (ROOM, (rule.longest, ROOM), (rule.longest, ROOM))
+        )
         used, rows, spare = (
             np.zeros((2, rule.longest), np.int32),
             np.zeros((ROOM, 5), np.int32),
