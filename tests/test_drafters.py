@@ -37,7 +37,7 @@ from treeopt.runtime.training.batches import Text, common_tokens, make_batch
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates, count
-from treeopt.trees.draft import ConfidentChain, DDTree, DynamicTree
+from treeopt.trees.draft import ConfidentChain, DDTree, DynamicTree, SurvivingChain
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, some_long, tiny_model, trees
@@ -332,8 +332,10 @@ class TestContract:
         trace = rank_answers(setup, prompts, [row.tokens for row in plain], batch_size=4, counts=counts)
         shares = np.quantile(trace.confidences, [0.2, 0.5, 0.8])
         kept = set()
-        for n, (threshold, length) in enumerate(itertools.product([0, *shares, 1], (HEADS, 2))):
-            chain = ConfidentChain(length, float(threshold))
+        cases = [*itertools.product((ConfidentChain,), (HEADS, 2), [0, *shares, 1])]
+        cases += itertools.product((SurvivingChain,), (HEADS,), [shares[0] * shares[1], 1])
+        for n, (kind, length, threshold) in enumerate(cases):
+            chain = kind(length, float(threshold))
             for batch_size in (1, 4)[(n + RULES.index(rule)) % every :: every]:
                 rows = decode(target, drafter, prompts, chain, batch_size=batch_size, stop=setup.stop, acceptance=rule)
                 assert [row.tokens for row in rows] == [row.tokens for row in plain]

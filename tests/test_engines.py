@@ -297,7 +297,7 @@ def test_chains_longer_than_the_heads_are_refused(engine):
 
 
 SERVED = {  # kinds of drafters of blocks by engine, and engines by their way with a block that is too wide
-    "dflash": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "lmdeploy", "exllamav3"},
+    "dflash": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "lmdeploy", "exllamav3", "transformers"},
     "dflash2": {"vllm", "sglang", "llama-cpp", "onnx-genai"},
     "dspark": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "onnx-genai", "rtp-llm"},
     "p-eagle": {"vllm"},
@@ -308,6 +308,8 @@ WIDER = {
     "tensorrt-llm": "does not start",
     "llama-cpp": "no more than the block, with a warning",
     "onnx-genai": "refuses to build",
+    ("edge-llm", "dspark"): "does not start",
+    ("transformers", "dflash"): "drafts it without a word",
 }
 
 
@@ -325,15 +327,9 @@ def test_engines_serve_the_drafters_of_blocks_that_they_know_and_refuse_others_b
 def test_a_chain_longer_than_the_block_is_refused_with_what_the_engine_would_do(kind, engine):
     """Of its own length it is written; SGLang runs wider blocks, with a warning, and some were faster."""
     assert chain(engine, kind, 5, widest=5).files
-    if engine in WIDER:
-        with pytest.raises(
-            InvalidInput, match=f"up to 5 guesses from this drafter.*this one has 6, and it .*{WIDER[engine]}"
-        ):
+    if said := WIDER.get((engine, kind), WIDER.get(engine)):
+        with pytest.raises(InvalidInput, match=f"up to 5 guesses from this drafter.*this one has 6, and it .*{said}"):
             chain(engine, kind, 6, widest=5)
-    elif (engine, kind) == ("edge-llm", "dspark"):
-        for length in (4, 6):
-            with pytest.raises(InvalidInput, match=f"the whole block .* 5 guesses, but this chain has {length}"):
-                chain(engine, kind, length, widest=5)
     else:
         assert chain(engine, kind, 6, widest=5).files
 
@@ -472,6 +468,9 @@ def test_list_engines_is_short_and_an_engine_is_shown_in_full():
     for name, method in METHODS:
         assert {method.name, *method.drafters} <= set(re.findall(r"[^\s│,]+", listed("engines", name)))
         assert {row["engine"] for row in json.loads(listed("engines", name, "--json"))["engines"]} == {name}
+    rows = json.loads(listed("engines", "--json"))["engines"]
+    cuts = {(row["engine"], row["confident"]) for row in rows if row["confident"]}
+    assert cuts == {("llama-cpp", "confidence"), ("sglang", "confidence"), ("edge-llm", "survival")}
     lines = listed("engines", columns=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) < 2 * len(METHODS)
@@ -487,7 +486,8 @@ def test_list_engines_as_json_has_all_fields():
         assert row["package"] == ENGINES[row["engine"]].package
         assert row["unplanned"] == ENGINES[row["engine"]].unplanned
         assert row["runs_here"] == engine_table.runs_here(ENGINES[row["engine"]])
-        for name in row.keys() - {"engine", "title", "package", "method", "unplanned", "runs_here"}:
+        assert row["confident"] == getattr(method.confident, "cut_by", None)
+        for name in row.keys() - {"engine", "title", "package", "method", "unplanned", "runs_here", "confident"}:
             value = getattr(method, name)
             assert row[name] == (list(value) if isinstance(value, tuple) else value), name
 

@@ -311,10 +311,3 @@ def test_tokens_per_step_are_those_of_a_geometric_process(accept, chain):
     if accept < 1:
         closed = (1 - accept ** (chain + 1)) / (1 - accept)
         assert chain_tokens_per_step(accept, chain) == pytest.approx(closed)
-
-
-def test_rates_and_chains_that_cannot_be_are_refused():
-    with pytest.raises(InvalidInput, match=r"between 0 and 1, but got 1\.5"):
-        chain_tokens_per_step(1.5, 2)
-    with pytest.raises(InvalidInput, match=r"at least 0 tokens, but got -1"):
-        chain_tokens_per_step(0.5, -1)

@@ -50,11 +50,12 @@ TAKES: Mapping[str, Takes] = {
     "suffix_decoding_max_cached_requests": whole(0), "suffix_decoding_max_spec_factor": number(0),
     "suffix_decoding_min_token_prob": number(0, 1), "suffix_cache_max_requests": whole(0), "suffix_max_spec_factor": number(0),
     "suffix_max_spec_offset": number(), "suffix_min_token_prob": number(0, 1), "max_draft_tokens": whole(1, 16),
-    "ngram_size": whole(2, 16), "speculative_ngram_match_type": one_of("BFS", "PROB"), "speculative_num_draft_tokens": whole(2),
-    **dict.fromkeys(("ngram_chained_lookup", "is_keep_all", "is_use_oldest", "is_public_pool"), one_of(False, True)),
+    "ngram_size": whole(2, 16), "min_adaptive_k": whole(0, 16), "speculative_ngram_match_type": one_of("BFS", "PROB"), "speculative_num_draft_tokens": whole(2),
+    **dict.fromkeys(("ngram_chained_lookup", "cooldown", "dynamic_draft", "enable_global_pool", "is_keep_all", "is_use_oldest", "is_public_pool"), one_of(False, True)),
     **at_most_1024("simple", size_n=1, size_m=1), **at_most_1024("map_k", size_n=1, size_m=1),
     **at_most_1024("map_k4v", size_n=1, size_m=1), **at_most_1024("mod", n_match=1, n_min=0, n_max=0),
     "eos_token_id": Takes("lists of tokens", lambda value: isinstance(value, tuple)),
+    "global_pool_size": whole(1, 1024),
     "tensorrt-llm:sa max_matching_ngram_size": Takes("-1 and whole numbers from 1 on", lambda n: n == -1 or whole().holds(n)),
 }  # fmt: skip
 # Options without which a drafter does not start, or does not draft.
@@ -73,8 +74,9 @@ KEPT: Mapping[str, str] = {
     "arctic:suffix": "the answers of the latest requests, as many as suffix_cache_max_requests",
     "sglang:ngram": "one trie of all answers, which flush_cache empties",
     "tensorrt-llm:ngram": "a pool of all requests, unless is_public_pool is false",
+    "tensorrt-llm:sa enable_global_pool=True": "the texts of requests that finished, as far as global_pool_size, 64, is above max_batch_size",
     "llama.cpp": "the text of every slot for that slot, and of ngram-mod one table for all",
-}  # by a drafter's name, or what it begins with
+}  # by what a drafter's name, and its options behind it, begin with
 
 
 def told(request: Request, title: str, engines: tuple[str, ...], length: str = "") -> tuple[Request, dict[str, Any]]:
@@ -110,19 +112,20 @@ def check(draft: CopiedText, title: str, engines: tuple[str, ...]) -> None:
 
 
 def flags(options: Mapping[str, Any], between: str = "-") -> str:
-    """Options of a command line.
+    """Options of a command line; what is true is said alone, and what is false is not said.
 
     >>> flags({"spec_ngram_simple_size_n": 4, "spec_ngram_simple_size_m": 8})
     ' --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8'
     """
-    return "".join(f" --{option.replace('_', between)} {value}" for option, value in options.items())
+    said = {f" --{option.replace('_', between)}": value for option, value in options.items() if value is not False}
+    return "".join(name if value is True else f"{name} {value}" for name, value in said.items())
 
 
 def method(write: Callable[[Request], Written], *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
     """The row of an engine's drafters that copy text; what they keep between requests becomes a note."""
 
     def noted(request: Request) -> Written:
-        written, name = write(request), request.copied.drafter if request.copied else ""
+        written, name = write(request), request.copied.name if request.copied else ""
         kept = next((what for begin, what in KEPT.items() if name.startswith(begin)), "")
         said = (
             f"It keeps {kept}: the plan's figures hold for a server that is not restarted, and had requests such as those "

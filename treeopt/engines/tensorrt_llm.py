@@ -239,8 +239,7 @@ def _literal(line: str) -> Any:
 
 MAIN, ARGS = "main 0004396, reference of 1.4.0rc1", "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
 ENGINE = ServingEngine(
-    name="tensorrt-llm", title="TensorRT-LLM", server="trtllm-serve", counting=("TensorRT-LLM, C++",),
-    readers={"TensorRT-LLM, C++": tensorrt_trees.read_cpp, "TensorRT-LLM, Python": tensorrt_trees.read_python},
+    name="tensorrt-llm", title="TensorRT-LLM", server="trtllm-serve",
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
                                   is_of_drafts, read_drafts, takes_others=True)},
     unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO",

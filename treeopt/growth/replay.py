@@ -147,8 +147,7 @@ def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
 def kept_lengths(trace: RankTrace, chain: ConfidentChain) -> IntArray:
     """(P,) guesses of a confident chain that a step at each state verifies, those before the cut."""
     assert trace.confidences is not None, "the trace must have confidences"
-    sure = trace.confidences[:, : chain.length].astype(np.float64) >= chain.threshold
-    return np.asarray(np.logical_and.accumulate(sure, axis=1).sum(1))
+    return np.asarray(chain.kept(trace.confidences[:, : chain.length].astype(np.float64)).sum(1))
 
 
 def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> IntArray:
@@ -359,16 +358,19 @@ def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOS
     return _rates(trace, trees, steps)
 
 
-def confident_rates(trace: RankTrace, length: int) -> dict[ConfidentChain, TreeRates]:
-    """What confident chains of a length reach, at thresholds between the recorded confidences; nothing where none were recorded.
+def confident_rates(
+    trace: RankTrace, length: int, kind: type[ConfidentChain] = ConfidentChain
+) -> dict[ConfidentChain, TreeRates]:
+    """What confident chains of a length reach, at thresholds between what was recorded; nothing where no confidences were.
 
     The thresholds are shares of the confidences, whatever came of the guesses, so that this is held-out as a chain's replay is.
     """
     if trace.confidences is None or not length:
         return {}
-    shares = np.quantile(trace.confidences[trace.has_step, :length], np.arange(1, 1 + THRESHOLDS) / (1 + THRESHOLDS))
+    sure = kind.judged(trace.confidences[trace.has_step, :length].astype(np.float64))
+    shares = np.quantile(sure, np.arange(1, 1 + THRESHOLDS) / (1 + THRESHOLDS))
     thresholds = sorted({round(share, 3) for share in shares.tolist()} - {0.0, 1.0})
-    return {chain: rate_anew(trace, chain) for chain in (ConfidentChain(length, one) for one in thresholds)}
+    return {chain: rate_anew(trace, chain) for chain in (kind(length, one) for one in thresholds)}
 
 
 def rate_anew(trace: RankTrace, draft: Draft) -> TreeRates:

@@ -8,7 +8,7 @@ chain    the likeliest guess of each head: fixed beforehand, so that its replay 
 dynamic  three numbers, fixed beforehand too, as those of a ddtree are; of very many those that are fastest by estimate
          are in the table
 confident  a chain that is cut by a threshold of its confidences. A step costs what its rows do, those of the longest of the
-         batch, on average over the steps of its replay
+         batch, and what is drafted, all or one guess more, on average over the steps of its replay
 
 n candidates · C conversations · B bootstrap draws
 """
@@ -30,6 +30,7 @@ from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts, Timed, confident_steps
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
+from treeopt.records.drafters import is_stepwise
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray, Tree
@@ -50,6 +51,7 @@ class Candidate:
     """A draft that can be chosen: its group, size and depth, and of a grown tree its family, else what it reaches.
 
     anew : a draft that is built anew at every step; None for a fixed tree
+    stepwise : whether a confident chain is drafted no further than one guess beyond its cut
     """
 
     group: str
@@ -58,6 +60,7 @@ class Candidate:
     held_out: HeldOut | None = None
     reached: TreeRates = NOTHING
     anew: Draft | None = None
+    stepwise: bool = False
 
     @property
     def drafted(self) -> int:
@@ -196,10 +199,12 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         within = replace(request.dynamic, levels=levels, rows=rows, chains=False)
         found += _anew([*source.dynamic(within).items()], costs)
         if within.marginals and source.pooled is not None:
-            found += _anew([*marginal_rates(source.pooled, depth=deepest, rows=rows).items()], costs)
+            trees = marginal_rates(source.pooled, depth=deepest, rows=rows).items()
+            found += _anew([one for one in trees if one[0].ranks <= within.width], costs)
         if within.confident and source.pooled is not None:
-            chains = confident_rates(source.pooled, min(deepest, limits.budget - 1))
-            found += [Candidate(one.kind, one.rows, one.depth, None, rates, one) for one, rates in chains.items()]
+            chains = confident_rates(source.pooled, min(deepest, limits.budget - 1), within.confident)
+            ends = is_stepwise(source.pooled.meta)
+            found += [Candidate(one.kind, one.rows, one.depth, None, rates, one, ends) for one, rates in chains.items()]
     if request.whole_blocks:
         found = [one for one in found if one.size == 1 or one.depth == source.num_heads]
     twins = (AS_IT_COMES, "as_it_comes"), (IDLE, "idle")
@@ -243,7 +248,7 @@ def shares_of(one: Candidate, batch_size: int) -> dict[Timed, float]:
     if one.rates.kept is None:
         return {(one.size, one.depth, one.drafted): 1.0}
     longest = np.diff(np.cumsum(one.rates.kept) ** batch_size, prepend=0.0)  # rows are kept independently
-    return confident_steps(longest.tolist())
+    return confident_steps(longest.tolist(), stepwise=one.stepwise)
 
 
 def latencies_of(

@@ -1,7 +1,5 @@
 """What a plan says of the draft that was chosen for a batch size: its figures, their errors, and what to beware of."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,18 +1,16 @@
 """What a plan is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import check_objective
 from treeopt.records.plan import PlannedEngine
-from treeopt.trees.draft import DynamicLimits
+from treeopt.trees.draft import ConfidentChain, DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
-LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True, confident=True)
+LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True, confident=ConfidentChain)
 
 
 @dataclass(frozen=True)

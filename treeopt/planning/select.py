@@ -11,8 +11,6 @@ Unbiased Risk Estimation in the Normal Means Problem via Coupled Bootstrap Techn
 m tied candidates · B bootstrap draws
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Each class below is an object of the file, its fields are the object's keys; None stands for unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import sqrt

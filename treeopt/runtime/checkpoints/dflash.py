@@ -6,8 +6,6 @@ guess. Where readers of one file draft differently, what is not said is asked fo
 d width of the layers · w of the target · L states that are fused · V vocabulary · Vt tokens that are guessed · r rank of a head
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Iterable
 from functools import partial
@@ -58,7 +56,7 @@ TOLD = (
 
 def recognise_block(stored: StoredTensors) -> Checkpoint | None:
     """Recognise a drafter of blocks, and which it is, by its names; None where it is another."""
-    names = {name.removeprefix("model."): name for name in stored.parts}
+    names = {name.removeprefix("model."): name for name in stored.files}
     model = stored.config.get("speculators_model_type")
     said = model in ARCHITECTURES or "dflash_config" in stored.config
     if not (said or {"hidden_norm.weight", "layers.0.input_layernorm.weight"} <= names.keys()):
@@ -86,7 +84,7 @@ def recognise_block(stored: StoredTensors) -> Checkpoint | None:
     ]
     common += [name for name in (EMBEDDING, HEAD, OFFSETS, KNOWN) if name in names]
     common += [HEAD] if OFFSETS in names and HEAD not in names else []
-    root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
+    root = "model." if any(name.startswith("model.") for name in stored.files) else ""
     found = {name: names.get(name, root + name) for name in common}
     check_names(stored, found.values(), f"a drafter in the layout {kind!r}", known=found.values())
     return Checkpoint(
