@@ -17,9 +17,10 @@ from treeopt.runtime.drafters.levels import chosen_tree
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.trees.draft import MOST_BLOCK, MOST_ROWS, MOST_WIDTH, DDTree, DynamicTree, TreeSize, draft_of, product_size
 
+from .conftest import some_long
 from .test_dynamic import STEP, paths_of, slow_replay
 
-TABLES, AT_ONCE = 2000, 20
+AT_ONCE = 20
 LENGTHS, WIDTHS = [1, 2, 30, 7, 40], (1, 2, 3, 5)
 
 
@@ -62,10 +63,11 @@ def sorted_paths(logits, depth, width) -> list[tuple[float, tuple[int, ...]]]:
     return [(score[path], tuple(said[token] for token in tokens[path])) for path in ranks]
 
 
-def test_nodes_are_the_first_of_all_paths_sorted():
+@pytest.mark.parametrize("count", [400, *some_long(2000)])
+def test_nodes_are_the_first_of_all_paths_sorted(count):
     """Every budget, width and depth cut; of each one budget through the tree that a step verifies."""
     rng, ties = np.random.default_rng(0), 0
-    for _ in range(TABLES // AT_ONCE):
+    for _ in range(count // AT_ONCE):
         most, tokens = int(rng.integers(1, 5)), int(rng.integers(2, 5))
         given = draft(rng, most, tokens)
         for depth, width in itertools.product(range(1, most + 1), range(1, tokens + 1)):
@@ -80,7 +82,7 @@ def test_nodes_are_the_first_of_all_paths_sorted():
                 ours = paths_of(*(part[i].tolist() for part in found))
                 assert sorted(ours) == sorted(slow[: rows - 1])
                 assert depths[i].tolist() == [0, *map(len, ours)]
-    assert ties > 10 * TABLES
+    assert ties > 10 * count
 
 
 def test_edge_llm_takes_the_same_nodes_where_no_scores_are_equal():
