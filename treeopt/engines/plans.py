@@ -144,7 +144,7 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 
     def takes(draft: Draft) -> bool:
         others = ["tree"] * (way.shape != "chain") + ["confident"] * way.confident
-        if way.shape == SHAPE:
+        if way.shape == SHAPE or (way.copies and isinstance(draft, CopiedText)):
             return isinstance(draft, CopiedText)
         return is_setting(draft) if way.dynamic else draft.kind in ("plain", "chain", *others)
 
@@ -163,8 +163,11 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
     """The request for the draft of one entry."""
     request = replace(request, batch_size=entry.batch_size)
+    copied = entry.draft if isinstance(entry.draft, CopiedText) else None
     if way.shape == SHAPE:
-        return replace(request, copied=entry.draft if isinstance(entry.draft, CopiedText) else None)
+        return replace(request, copied=copied)
+    if copied is not None:
+        return replace(request, copied=copied, tree=Tree.chain(getattr(copied, "length", 0)))
     if isinstance(chain := entry.draft, ConfidentChain):
         return replace(request, tree=Tree.chain(chain.length), threshold=chain.threshold)
     return replace(request, dynamic=entry.setting) if way.dynamic else replace(request, tree=entry.tree)
@@ -177,7 +180,7 @@ def _of_all(request: Request, plan: Plan, way: Method) -> Request:
     if way.dynamic:
         ranges = each_its_own([entry.batch_size for entry in plan.entries])
         return replace(request, settings=tuple((r.first, r.last, plan.entries[r.entry].setting) for r in ranges))
-    if way.shape == SHAPE:
+    if way.shape == SHAPE or way.copies:
         return _of_one(request, plan.entries[-1], way)
     if way.shape != "chain":
         return replace(request, tree=plan.entries[plan.schedule[0].entry].tree)

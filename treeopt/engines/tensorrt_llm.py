@@ -36,6 +36,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.bounds import parse_literal
 from treeopt.files.storage import typed
 from treeopt.records.drafters import LOOKED_UP
+from treeopt.text.pairs import AUTOMATON, THRESHOLD
 
 FILE = "llm_api_options.yml"
 IN_BLOCKS = {"dflash": "DFlash", "dspark": "DSpark", "pard": "PARD"}
@@ -77,6 +78,8 @@ def write(request: Request) -> Written:
             )
         options["use_rejection_sampling"] = "true" if request.rule == "reject" else "false"
         notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
+    if request.copied is not None:
+        options["sa_config"] = f"{{threshold: {request.copied.options[THRESHOLD]}}}"
     comment = ""
     if len(lengths) > 1:
         schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
@@ -115,6 +118,13 @@ def write_copied(request: Request) -> Written:
         return chains.plain("trtllm-serve MODEL")
     kind = {"tensorrt-llm:ngram": "NGram", "tensorrt-llm:sa": "SA"}[request.copied.drafter]
     return _launch({"decoding_type": kind, **{option: json.dumps(value) for option, value in options.items()}}, ())
+
+
+def write_pair(request: Request) -> Written:
+    """A chain that the suffix automaton overwrites where it matches."""
+    assert request.copied is not None
+    copied.check(request.copied, "TensorRT-LLM", ("tensorrt-llm",))
+    return write(request)
 
 
 def meaning_of(version: str | None) -> str:
@@ -244,7 +254,7 @@ ENGINE = ServingEngine(
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
                                   is_of_drafts, read_drafts, takes_others=True)},
     unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO",
-               "SA with a drafter": "sa_config of Eagle3, MTP and PARD"},
+               },
     methods=(
     Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), shape="any", first_depth_closed=True,
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
@@ -276,6 +286,10 @@ ENGINE = ServingEngine(
            source=f"{ARGS}, tensorrt_llm/_torch/speculative/eagle3_dynamic_tree.py", write=write_tree),
     copied.method(write_copied, checked=MAIN, carrier="speculative_config in the YAML of trtllm-serve --config", rules=("greedy",),
                   syntax="decoding_type: SA, max_draft_len: 4, max_matching_ngram_size: 3", source=ARGS),
+    copied.pair_method(write_pair, write_copied, write, checked=MAIN, drafters=("eagle3", "mtp", "pard"), copies=(AUTOMATON,),
+                       carrier="speculative_config in the YAML of trtllm-serve --config", syntax="sa_config: {threshold: 4}",
+                       derived=("max_draft_len = length",), versions="1.3.0rc27 on; before it was use_sa_spec and sa_spec_threshold",
+                       source=f"{ARGS}, tensorrt_llm/_torch/speculative/sa_enhancer.py"),
     Method(name="eagle", checked="main before PR #18210", drafters=("eagle",), shape="sibling-closed", max_nodes=63,
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
            carrier="eagle_choices: YAML of the LLM API, --eagle_choices", syntax="[[0], [1], [0, 0]]",

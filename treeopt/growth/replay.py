@@ -48,6 +48,8 @@ class TreeRates:
     steps, tokens : (C,) replayed steps of every conversation (or of every sequence), and the tokens that they emit; None
                     without trace or probe. The first token of a sequence is emitted without a step
     kept          : (D+1,) share of the replayed steps that verify 0, 1, ... guesses of a confident chain; None for other drafts
+    rows, accepted : (N+1,) share of those that verify 0, 1, ... rows, (D+1,) that accept 0, 1, ... guesses, of a draft that copies
+                    text; None for others · drafting : share of those in which a drafter drafts beside
     """
 
     product: float | None = None
@@ -55,6 +57,9 @@ class TreeRates:
     steps: IntArray | None = None
     tokens: IntArray | None = None
     kept: NDArray[np.float64] | None = None
+    rows: NDArray[np.float64] | None = None
+    accepted: NDArray[np.float64] | None = None
+    drafting: float = 0.0
 
     @property
     def replayed(self) -> float | None:

@@ -29,7 +29,7 @@ class Replay:
     """What a drafter did at every step of every request.
 
     starts   : (R+1,) the steps of request r are starts[r] to starts[r+1]
-    drafted  : (S,) guesses
+    drafted  : (S,) guesses · neural : (S,) of them, a neural drafter's
     rows     : (S,) rows verified, the root and all padding included
     accepted : (S,) guesses accepted
     emitted  : (S,) tokens, one more unless a guess ended the answer
@@ -40,6 +40,7 @@ class Replay:
     rows: Counts
     accepted: Counts
     emitted: Counts
+    neural: Counts
 
     @property
     def tokens_per_step(self) -> float:
@@ -67,9 +68,9 @@ def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, stat
             found.append(steps := array("i"))
             for _ in _steps(drafter, request, steps):
                 pass
-    starts = np.cumsum([0, *(len(steps) // 4 for steps in found)])
+    starts = np.cumsum([0, *(len(steps) // 5 for steps in found)])
     together = np.concatenate([np.frombuffer(steps, np.int32) for steps in found] or [np.zeros(0, np.int32)])
-    return Replay(starts, *together.reshape(-1, 4).T)
+    return Replay(starts, *together.reshape(-1, 5).T)
 
 
 def _overlapped(requests: Sequence[Request], drafter: TextDrafter) -> list[array[int]]:
@@ -87,7 +88,7 @@ def _overlapped(requests: Sequence[Request], drafter: TextDrafter) -> list[array
 
 
 def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterator[int]:
-    """Take the steps of one request, four numbers each, and say after every one how many tokens of the answer there are."""
+    """Take the steps of one request, five numbers each, and say after every one how many tokens of the answer there are."""
     answer, most = request.answer, request.limit or MANY
     state = drafter.start(request.prompt)
     accepted = drafter.draft(state, most).accepted(answer) if drafter.with_prompt else 0
@@ -96,9 +97,10 @@ def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterato
     yield at
     while at < len(answer):
         draft = drafter.draft(state, most - at)
-        accepted = draft.accepted(answer[at : at + len(draft.tokens)])
+        known = draft.accepted(answer[at : at + len(draft.tokens)])
+        accepted = min(draft.neural, request.neural[at - 1]) if draft.neural else known
         emitted = answer[at : at + accepted + 1]
-        steps.extend((len(draft.tokens), draft.rows, accepted, len(emitted)))
+        steps.extend((len(draft.tokens) or draft.neural, draft.rows, accepted, len(emitted), draft.neural))
         drafter.commit(state, emitted, accepted)
         at += len(emitted)
         yield at
