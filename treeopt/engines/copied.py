@@ -14,6 +14,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.text.pairs import drafter_of
 from treeopt.trees.draft import CopiedOr, CopiedText
 
+Writer = Callable[[Request], Written]
 KIND, SHAPE = "copied-text", "copied"
 EXPORTED = {
     "arctic": "vllm",
@@ -120,7 +121,7 @@ def flags(options: Mapping[str, Any], between: str = "-") -> str:
     return "".join(f" --{option.replace('_', between)} {value}" for option, value in options.items())
 
 
-def keeping(write: Callable[[Request], Written]) -> Callable[[Request], Written]:
+def keeping(write: Writer) -> Writer:
     """A writer whose notes say what drafters that copy text keep between requests."""
 
     def noted(request: Request) -> Written:
@@ -135,25 +136,18 @@ def keeping(write: Callable[[Request], Written]) -> Callable[[Request], Written]
     return noted
 
 
-def method(write: Callable[[Request], Written], *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
+def method(write: Writer, *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
     """The row of an engine's drafters that copy text."""
     about = {"drafters": (KIND,), "shape": SHAPE, "rules": ("greedy", "sample"), **others}
     return Method(name=KIND, carrier=carrier, syntax=syntax, source=source, write=keeping(write), **about)
 
 
-def pair_method(
-    write: Callable[[Request], Written],
-    alone: Callable[[Request], Written],
-    chain: Callable[[Request], Written],
-    **others: Any,
-) -> Method:
-    """The row of a drafter with copied text; ``alone`` and ``chain`` write what was planned where one of the two is better alone."""
+def either(pair: Writer, alone: Writer, chain: Writer) -> Writer:
+    """A writer of a drafter with copied text, or of one of the two where that was planned alone."""
 
     def written(request: Request) -> Written:
-        if request.copied is None:
-            return chain(request)
-        if not isinstance(request.copied, CopiedOr):
-            return alone(replace(request, drafter=KIND))
-        return keeping(write)(request)
+        if isinstance(request.copied, CopiedOr):
+            return keeping(pair)(request)
+        return alone(replace(request, drafter=KIND)) if request.copied else chain(request)
 
-    return Method(name=PAIR, write=written, **others)
+    return written

@@ -31,7 +31,7 @@ from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.vllm import COUNTERS, from_counters
 from treeopt.errors import InvalidInput
-from treeopt.text.engines import KINDS
+from treeopt.text.settings import drafters_of
 
 OF_DRAFTERS = (
     "--spec-draft-p-min 0 lets llama.cpp draft to the end, as the plan counts; with more it stops where its drafter is unsure.",
@@ -223,11 +223,11 @@ ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-p
            wider="would draft no more than the block, with a warning in its log",
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
-    copied.pair_method(write_pair, write_copied, write, checked="llama-cpp-python 0.3.36 (0c1e570)", rules=("greedy", "sample"),
-                       drafters=("draft-model", "eagle3", "mtp"), copies=tuple(name for name in KINDS if name.startswith("llama.cpp:")),
-                       carrier="--spec-type, and options of the types", derived=("rows of a chain's step = n-max + 1",),
-                       syntax="--spec-type ngram-mod,draft-simple --spec-ngram-mod-n-match 16 --spec-draft-n-max 3",
-                       source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp"),
+    Method(name=copied.PAIR, checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=("draft-model", "eagle3", "mtp"),
+           copies=tuple(drafters_of("llama.cpp")), rules=("greedy", "sample"), carrier="--spec-type, and options of the types",
+           syntax="--spec-type ngram-mod,draft-simple --spec-ngram-mod-n-match 16 --spec-draft-n-max 3",
+           derived=("rows of a chain's step = n-max + 1",), source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp",
+           write=copied.either(write_pair, write_copied, write)),
     copied.method(write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
                   syntax="--spec-type ngram-simple,ngram-mod --spec-ngram-simple-size-n 4 --spec-ngram-mod-n-match 16",
                   source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp"),

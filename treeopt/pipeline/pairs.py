@@ -17,6 +17,7 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.replay import TreeRates, accepted_lengths, by_conversation
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
+from treeopt.pipeline.bench import trace_conversations
 from treeopt.pipeline.session import open_session, resolve
 from treeopt.planning.candidates import Candidate, shares_of
 from treeopt.planning.request import PlanRequest
@@ -73,12 +74,7 @@ def texts_of(session: Session, trace: RankTrace) -> list[Request]:
     """The requests of a trace with what the drafter's chain reaches at each token; InvalidInput where prompts are missing."""
     from treeopt.runtime.measure.ranks import turn_prompts
 
-    known = {conversation.sha256 for conversation in session.prompts.conversations}
-    missing = [sha for sha in dict.fromkeys(trace.meta.get("prompt_sha256") or [""]) if sha not in known]
-    if missing:
-        raise InvalidInput(
-            f"Copied text needs the trace's prompts, but {len(missing)} are not in {session.prompts.name}: calibrate again."
-        )
+    trace_conversations(session, trace)
     reached = np.split(accepted_lengths(trace, Tree.chain(trace.num_heads)), trace.starts[1:-1])
     limit = trace.meta.get("max_new_tokens")
     return [
