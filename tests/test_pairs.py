@@ -211,7 +211,7 @@ def test_the_pair_is_planned_beside_each_of_the_two_alone_and_goes_to_its_engine
     run, session, trace = run
     profile_of(0.1, 0.1).save(run.profile)
     plan = search(run, session=session, engine=engine, method=METHOD)
-    assert Plan.load(run.plan) == plan
+    assert Plan.load(run.plan).entries == plan.entries
     for entry in plan.entries:
         assert isinstance(entry.draft, CopiedOr)
         alone = [entry.others[kind] for kind in ("chain", "copied")]
