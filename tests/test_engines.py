@@ -425,7 +425,7 @@ def test_the_page_has_the_tables_as_they_are():
 
 def test_what_is_known_and_not_planned_for_is_in_the_tables():
     known = {
-        "tensorrt-llm": "dynamic trees of MTP, SA with a drafter, AUTO",
+        "tensorrt-llm": "dynamic trees of MTP, AUTO",
         "sglang": "UNO, Domino, block verification",
         "vllm": "ngram_gpu, Domino, block verification",
     }

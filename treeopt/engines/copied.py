@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from treeopt.engines.base import Method, Request, Written
+from treeopt.engines.chains import only_length
 from treeopt.errors import InvalidInput, quoted
 from treeopt.text.pairs import drafter_of
 from treeopt.trees.draft import CopiedOr, CopiedText
@@ -146,8 +147,9 @@ def either(pair: Writer, alone: Writer, chain: Writer) -> Writer:
     """A writer of a drafter with copied text, or of one of the two where that was planned alone."""
 
     def written(request: Request) -> Written:
-        if isinstance(request.copied, CopiedOr):
-            return keeping(pair)(request)
-        return alone(replace(request, drafter=KIND)) if request.copied else chain(request)
+        if request.copied is not None and not isinstance(request.copied, CopiedOr):
+            return alone(replace(request, drafter=KIND))
+        only_length(request, "A drafter with copied text")
+        return keeping(pair)(request) if request.copied else chain(request)
 
     return written
