@@ -33,7 +33,7 @@ class Request:
     """The drafts to write for an engine. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate).
 
     For methods of dynamic trees it is ``dynamic`` for every batch size, ``settings`` by batch size, or lengths of chains; for
-    those of drafters that copy text it is ``copied``, None where the plan is not to speculate.
+    those of drafters that copy text it is ``copied``, None where the plan is not to speculate; beside lengths, of a pair.
 
     widest         guesses of the widest block that the drafter was trained for; None where it has no such, or it is not known
     max_draft_len  of an engine that has been built already; None where it is built for this tree
@@ -138,6 +138,7 @@ class Method:
     checked        the release or commit whose source its export was checked against
     tables         files that its own policy of verified tokens reads, made of a plan's accuracies and profile
     has_budget     whether a policy of its own can choose what is verified of all sequences by their confidences
+    copies         drafters of text, by the names of `treeopt.text`, that it asks before the chain; none for most
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
     """
 
@@ -171,6 +172,7 @@ class Method:
     checked: str
     tables: tuple[str, ...] = ()
     has_budget: bool = False
+    copies: tuple[str, ...] = ()
     write: Callable[[Request], Written]
 
     @property

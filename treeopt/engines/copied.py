@@ -10,10 +10,12 @@ from math import inf
 from typing import Any, NamedTuple
 
 from treeopt.engines.base import Method, Request, Written
+from treeopt.engines.chains import only_length
 from treeopt.errors import InvalidInput, quoted
-from treeopt.text.engines import text_drafter
-from treeopt.trees.draft import CopiedText
+from treeopt.text.pairs import drafter_of
+from treeopt.trees.draft import CopiedOr, CopiedText
 
+Writer = Callable[[Request], Written]
 KIND, SHAPE = "copied-text", "copied"
 EXPORTED = {
     "arctic": "vllm",
@@ -69,6 +71,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "tensorrt-llm:ngram": ("max_draft_len",),
     "tensorrt-llm:sa": ("max_draft_len",),
 }
+PAIR = "with-copied-text"  # the method of a drafter and copied text, of which one is verified
 KEPT: Mapping[str, str] = {
     "vllm:suffix": "the answers of the latest requests, as many as suffix_decoding_max_cached_requests",
     "arctic:suffix": "the answers of the latest requests, as many as suffix_cache_max_requests",
@@ -100,7 +103,8 @@ def check(draft: CopiedText, title: str, engines: tuple[str, ...]) -> None:
             f"{title} has no {draft.drafter}, and its own drafters find other text, so the plan's figures do not hold there: "
             f"export --to {EXPORTED.get(own, own)}, or plan for {title}."
         )
-    if missing := [option for option in NEEDED.get(draft.drafter, ()) if option not in options]:
+    needed = NEEDED.get(draft.drafter, ()) if draft.kind == SHAPE else ()
+    if missing := [option for option in needed if option not in options]:
         raise InvalidInput(f"{draft.drafter} drafts with {' and '.join(missing)} only, but the plan does not say it.")
     for option, value in options.items():
         takes = TAKES.get(f"{draft.drafter} {option}") or TAKES.get(option) or whole()
@@ -108,7 +112,7 @@ def check(draft: CopiedText, title: str, engines: tuple[str, ...]) -> None:
             raise InvalidInput(
                 f"{option} of {draft.drafter} takes {takes.words}, but the plan has {quoted(value)}: search again."
             )
-    text_drafter(draft.drafter, options)
+    drafter_of(draft)
 
 
 def flags(options: Mapping[str, Any], between: str = "-") -> str:
@@ -121,8 +125,8 @@ def flags(options: Mapping[str, Any], between: str = "-") -> str:
     return "".join(name if value is True else f"{name} {value}" for name, value in said.items())
 
 
-def method(write: Callable[[Request], Written], *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
-    """The row of an engine's drafters that copy text; what they keep between requests becomes a note."""
+def keeping(write: Writer) -> Writer:
+    """A writer whose notes say what drafters that copy text keep between requests."""
 
     def noted(request: Request) -> Written:
         written, name = write(request), request.copied.name if request.copied else ""
@@ -133,5 +137,22 @@ def method(write: Callable[[Request], Written], *, carrier: str, syntax: str, so
         )
         return replace(written, notes=(*written.notes, *[said] * bool(kept)))
 
+    return noted
+
+
+def method(write: Writer, *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
+    """The row of an engine's drafters that copy text."""
     about = {"drafters": (KIND,), "shape": SHAPE, "rules": ("greedy", "sample"), **others}
-    return Method(name=KIND, carrier=carrier, syntax=syntax, source=source, write=noted, **about)
+    return Method(name=KIND, carrier=carrier, syntax=syntax, source=source, write=keeping(write), **about)
+
+
+def either(pair: Writer, alone: Writer, chain: Writer) -> Writer:
+    """A writer of a drafter with copied text, or of one of the two where that was planned alone."""
+
+    def written(request: Request) -> Written:
+        if request.copied is not None and not isinstance(request.copied, CopiedOr):
+            return alone(replace(request, drafter=KIND))
+        only_length(request, "A drafter with copied text")
+        return keeping(pair)(request) if request.copied else chain(request)
+
+    return written

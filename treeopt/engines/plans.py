@@ -144,7 +144,7 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 
     def takes(draft: Draft) -> bool:
         others = ["tree"] * (way.shape != "chain")
-        if way.shape == SHAPE:
+        if way.shape == SHAPE or (way.copies and isinstance(draft, CopiedText)):
             return isinstance(draft, CopiedText)
         fixed = draft.kind in ("plain", "chain", *others)
         if isinstance(draft, DDTree):  # over the whole block, whose width is another drafter
@@ -169,8 +169,11 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
     """The request for the draft of one entry."""
     request = replace(request, batch_size=entry.batch_size)
+    copied = entry.draft if isinstance(entry.draft, CopiedText) else None
     if way.shape == SHAPE:
-        return replace(request, copied=entry.draft if isinstance(entry.draft, CopiedText) else None)
+        return replace(request, copied=copied)
+    if copied is not None:
+        return replace(request, copied=copied, tree=Tree.chain(copied.length))
     if isinstance(chain := entry.draft, ConfidentChain):
         return replace(request, tree=Tree.chain(chain.length), threshold=chain.threshold)
     if isinstance(tree := entry.draft, DDTree):
@@ -185,7 +188,7 @@ def _of_all(request: Request, plan: Plan, way: Method) -> Request:
     if way.dynamic:
         ranges = each_its_own([entry.batch_size for entry in plan.entries])
         return replace(request, settings=tuple((r.first, r.last, plan.entries[r.entry].setting) for r in ranges))
-    if way.shape == SHAPE:
+    if way.shape == SHAPE or way.copies:
         return _of_one(request, plan.entries[-1], way)
     if way.shape != "chain":
         return replace(request, tree=plan.entries[plan.schedule[0].entry].tree)

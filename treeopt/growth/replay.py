@@ -48,6 +48,7 @@ class TreeRates:
     steps, tokens : (C,) replayed steps of every conversation (or of every sequence), and the tokens that they emit; None
                     without trace or probe. The first token of a sequence is emitted without a step
     kept          : (D+1,) share of the replayed steps that verify 0, 1, ... guesses of a confident chain; None for other drafts
+    rows, accepted, drafting : of a draft that copies text (N+1,) shares of steps by rows, (D+1,) by guesses accepted, and of drafted ones
     """
 
     product: float | None = None
@@ -55,6 +56,9 @@ class TreeRates:
     steps: IntArray | None = None
     tokens: IntArray | None = None
     kept: NDArray[np.float64] | None = None
+    rows: NDArray[np.float64] | None = None
+    accepted: NDArray[np.float64] | None = None
+    drafting: float = 0.0
 
     @property
     def replayed(self) -> float | None:
@@ -363,14 +367,14 @@ def confident_rates(
 ) -> dict[ConfidentChain, TreeRates]:
     """What confident chains of a length reach, at thresholds between what was recorded; nothing where no confidences were.
 
-    The thresholds are shares of the confidences, whatever came of the guesses, so that this is held-out as a chain's replay is.
+    The thresholds are shares of the confidences, whatever came of the guesses, so that this is held out.
     """
     if trace.confidences is None or not length:
         return {}
     sure = kind.judged(trace.confidences[trace.has_step, :length].astype(np.float64))
     shares = np.quantile(sure, np.arange(1, 1 + THRESHOLDS) / (1 + THRESHOLDS))
-    thresholds = sorted({round(share, 3) for share in shares.tolist()} - {0.0, 1.0})
-    return {chain: rate_anew(trace, chain) for chain in (kind(length, one) for one in thresholds)}
+    chains = [kind(length, one) for one in sorted({round(share, 3) for share in shares.tolist()} - {0.0, 1.0})]
+    return {chain: rate_anew(trace, chain) for chain in chains}
 
 
 def rate_anew(trace: RankTrace, draft: Draft) -> TreeRates:
@@ -378,9 +382,8 @@ def rate_anew(trace: RankTrace, draft: Draft) -> TreeRates:
     states, kept = visited(trace, accepted_lengths(trace, draft)), None
     if isinstance(draft, ConfidentChain):
         kept = np.bincount(kept_lengths(trace, draft)[states], minlength=1 + draft.length) / max(len(states), 1)
-    of_sequences = np.bincount(sequence_of(trace, states), minlength=trace.num_sequences), trace.lengths - 1
-    steps, tokens = (by_conversation(trace, rows) for rows in of_sequences)
-    return TreeRates(steps=steps, tokens=tokens, kept=kept)
+    steps = by_conversation(trace, np.bincount(sequence_of(trace, states), minlength=trace.num_sequences))
+    return TreeRates(steps=steps, tokens=by_conversation(trace, trace.lengths - 1), kept=kept)
 
 
 def _rates(trace: RankTrace, drafts: Sequence[AnyDraft], steps: Sequence[IntArray]) -> dict[AnyDraft, TreeRates]:

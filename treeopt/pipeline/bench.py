@@ -88,7 +88,7 @@ def bench(
         entrants = engine_entrants(run, plan, entry, source, opened, trees)
     decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
     if num_prompts == "trace":
-        conversations = _trace_conversations(session, trace)
+        conversations = trace_conversations(session, trace)
     else:
         conversations = held_out(run, decoding, trace, num_prompts)
     result = replace(
@@ -182,13 +182,14 @@ def held_out(
     return conversations
 
 
-def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversation, ...]:
+def trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversation, ...]:
+    """The conversations that a trace answered; InvalidInput where the session's prompts lack some."""
     known = {conversation.sha256: conversation for conversation in session.prompts.conversations}
     wanted = list(dict.fromkeys(trace.meta.get("prompt_sha256") or []))
     missing = [sha for sha in wanted if sha not in known]
     if missing or not wanted:
         raise InvalidInput(
-            f"`prompts=trace` needs the trace's prompts: {len(missing)} are not in {session.prompts.name}."
+            f"The prompts of the run's trace are needed, but {len(missing)} are not in {session.prompts.name}."
         )
     return tuple(known[sha] for sha in wanted)
 

@@ -17,6 +17,7 @@ from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.pipeline.bench import check_decodes_here, verified
 from treeopt.pipeline.copied import search_copied
 from treeopt.pipeline.groups import plan_groups
+from treeopt.pipeline.pairs import with_pairs
 from treeopt.pipeline.session import open_session, resolve
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
@@ -102,6 +103,11 @@ def search(
     request, warnings = request_of(record, latencies, **options)
     if latencies is not None and timed is not None:
         check_latencies(record, latencies, run, timed, request.sizes)
+    request = with_pairs(run, record, latencies, request, session)
+    if request.copying and (verify or for_groups == "own"):
+        raise InvalidInput(
+            "Copied text beside a drafter is planned for all groups, and not verified: leave `for_groups` and `verify` out."
+        )
     if verify:
         session = session or open_session(resolve(run, {}))
         check_decodes_here(session, latencies)

@@ -1,12 +1,13 @@
 """What a plan is asked for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import check_objective
+from treeopt.growth.replay import TreeRates
 from treeopt.records.plan import PlannedEngine
-from treeopt.trees.draft import ConfidentChain, DynamicLimits
+from treeopt.trees.draft import ConfidentChain, CopiedText, DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
@@ -27,6 +28,7 @@ class PlanRequest:
     wider         the limits that there would be without the engine, to say what its own cost
     whole_blocks  take chains as long as the drafter guesses alone, for an engine whose length is the block's width
     dynamic       what dynamic trees may be beside those limits; None for an engine that takes none
+    copying       drafts that copy text, alone or where they find some, and what each reaches
     """
 
     limits: Limits = LIMITS
@@ -38,6 +40,7 @@ class PlanRequest:
     wider: Limits | None = None
     whole_blocks: bool = False
     dynamic: DynamicLimits | None = DYNAMIC
+    copying: Mapping[CopiedText, TreeRates] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 1:

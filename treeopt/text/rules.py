@@ -21,12 +21,14 @@ class Draft(NamedTuple):
     rows    : verified, the root and all padding included
     parents : place of each guess's parent among the guesses, -1 for the root; None for a chain
     apart   : whether the guesses have a pass of their own, behind one of the root
+    neural  : guesses of a neural drafter that are verified instead; of them it is recorded how many are accepted, not what they are
     """
 
     tokens: Sequence[int]
     rows: int
     parents: Sequence[int] | None = None
     apart: bool = False
+    neural: int = 0
 
     def accepted(self, true: Sequence[int]) -> int:
         """How many guesses greedy verification accepts: the longest path that the coming tokens go.

@@ -19,6 +19,7 @@ drafter's file. In files a draft is an object:
     {"length": 7, "threshold": 0.4}        a confident chain
     {"length": 7, "survival": 0.4}         one that is cut by the product of its confidences
     {"copies": "vllm:suffix", "settings": {...}, "rows": 13, "depth": 12}    what a drafter that copies text finds, at most
+    {"copies": ..., "settings": ..., "rows": ..., "depth": ..., "length": 3}    the same, and a chain where it finds nothing
     {"rows": 16, "depth": 3}               a tree of which only the size is known
 """
 
@@ -28,6 +29,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from typing_extensions import Self
+
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.tree import Tree
 
@@ -35,6 +38,8 @@ MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
 OVER_MARGINALS = -1  # how a tree over marginals is drafted, beside topks
 CONFIDENT, ALL_CUT = -2, -3  # how a confident chain is, and one of which nothing is left to verify
 COPIED = -4  # how text is copied: nothing is computed
+PAIRED = -5  # how text is copied, or a chain is drafted
+COPYING = ("copied", "paired")  # kinds of drafts that copy text
 ANEW = ("dynamic", "ddtree", "confident")  # kinds of drafts that are built anew at every step
 MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
@@ -46,10 +51,10 @@ class Draft(Protocol):
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
     topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
-    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `CONFIDENT`, `ALL_CUT` or `COPIED`
+    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `CONFIDENT`, `ALL_CUT`, `COPIED` or `PAIRED`
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
-    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree", "confident" or "copied"; for display
+    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree", "confident", "copied" or "paired"; for display
     record     : the object that files have for it; `draft_of` reads it
     expanding  : nodes of depth 0, 1, ... whose children are drafted
     """
@@ -236,35 +241,43 @@ class CopiedText(Numbers):
     rows: int
     depth: int
 
-    kind, topk, drafted = "copied", None, COPIED
+    kind, topk, drafted, length = "copied", None, COPIED, 0
 
     @classmethod
-    def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int) -> CopiedText:
+    def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int, *length: int) -> Self:
         """A draft by the engine's name for its drafter and its options, whose lists become tuples."""
         values = {option: tuple(value) if isinstance(value, list) else value for option, value in settings.items()}
-        return cls(drafter, tuple(sorted(values.items())), rows, depth)
+        return cls(drafter, tuple(sorted(values.items())), rows, depth, *length)
 
     def __post_init__(self) -> None:
         TreeSize(self.rows, self.depth)
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The engine's options and their values."""
-        return dict(self.settings)
+    options = property(lambda self: dict(self.settings))
+    name = property(lambda self: " ".join([self.drafter, *(f"{option}={value}" for option, value in self.settings)]))
 
-    @property
-    def name(self) -> str:
-        """The drafter and its settings."""
-        return " ".join([self.drafter, *(f"{option}={value}" for option, value in self.settings)])
-
-    @property
-    def record(self) -> dict[str, object]:
-        """The object that files have for it."""
-        return {"copies": self.drafter, "settings": self.options, "rows": self.rows, "depth": self.depth}
+    record = property(
+        lambda self: {"copies": self.drafter, "settings": self.options, "rows": self.rows, "depth": self.depth}
+    )
 
     def expanding(self) -> list[int]:
-        """None: nothing is computed."""
-        return []
+        """One node of each depth of a chain; text is not computed."""
+        return [1] * self.length
+
+
+@dataclass(frozen=True)
+class CopiedOr(CopiedText):
+    """Copied text where an engine's rule finds some, else a chain of so many guesses of the drafter.
+
+    >>> CopiedOr.of("tensorrt-llm:sa", {"threshold": 4}, 4, 3, 3).name
+    'tensorrt-llm:sa threshold=4, or a chain of 3'
+    """
+
+    length: int
+
+    kind, drafted = "paired", PAIRED
+
+    name = property(lambda self: f"{super().name}, or a chain of {self.length}")
+    record = property(lambda self: {**super().record, "length": self.length})
 
 
 @dataclass(frozen=True)
@@ -357,6 +370,7 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("depth", "width", "rows"): DDTree,
     ("length", "threshold"): ConfidentChain,
     ("length", "survival"): SurvivingChain,
+    ("copies", "settings", "rows", "depth", "length"): CopiedOr.of,
     ("copies", "settings", "rows", "depth"): CopiedText.of,
     ("rows", "depth"): TreeSize,
 }
