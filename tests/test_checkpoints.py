@@ -6,7 +6,6 @@ K heads · L blocks · d width · V vocabulary · Vt tokens of a truncated one
 import itertools
 import json
 import random
-import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -277,22 +276,60 @@ def test_a_conversion_says_when_it_needs_the_base(base, lm_head, tmp_path):
     assert convert(str(tmp_path / "vllm"), "neuron", tmp_path / "n")[1] == [tmp_path / "n" / "medusa_heads.pt"]
 
 
-# TensorRT-LLM's rank
+# Ranks of a tensor-parallel checkpoint
 
 
-def test_padding_of_a_rank_is_cut_and_several_ranks_are_refused(tmp_path):
+def split_in_ranks(folder: Path, ranks: int, padded: int) -> None:
+    """Rewrite the one rank in ``folder`` as several, the vocabulary padded to ``padded`` rows."""
+    tensors = load_file(folder / "rank0.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("lm_head.weight"):
+            tensors[name] = torch.nn.functional.pad(tensor, (0, 0, 0, padded - len(tensor)))
+    for rank in range(ranks):
+        parts = {name: tensor.chunk(ranks)[rank].contiguous() for name, tensor in tensors.items()}
+        save_file(parts, folder / f"rank{rank}.safetensors")
+    mapping = {"world_size": ranks, "tp_size": ranks, "pp_size": 1}
+    edit_json(folder / "config.json", mapping=mapping)
+
+
+def test_ranks_are_put_together_and_padding_is_cut(tmp_path):
     heads = random_heads(vocab=39)
     save_heads(heads, "tensorrt-llm", tmp_path, base="x")
-    tensors = load_file(tmp_path / "rank0.safetensors")
-    for name in filter(re.compile(".*lm_head.weight").fullmatch, tensors):
-        tensors[name] = torch.nn.functional.pad(tensors[name], (0, 0, 0, 64 - 39))
-    save_file(tensors, tmp_path / "rank0.safetensors")
-    loaded = load(tmp_path)
-    assert "64 rows, padding included: 39 are used" in loaded.notes[0]
-    assert_same(loaded.heads, heads)
-    edit_json(tmp_path / "config.json", mapping={"tp_size": 2, "pp_size": 1})
-    with pytest.raises(TreeoptError, match="mapping must be of a single rank"):
+    split_in_ranks(tmp_path, 2, 40)
+    for path in (tmp_path, tmp_path / "rank1.safetensors"):
+        loaded = load(path)
+        assert [file.name for file in loaded.files] == ["rank0.safetensors", "rank1.safetensors"]
+        assert "40 rows, padding included: 39 are used" in loaded.notes[0]
+        assert_same(loaded.heads, heads)
+    edit_json(tmp_path / "config.json", vocab_size=37)  # 40 is no padding of 37 over 2 ranks
+    with pytest.raises(InvalidInput, match="vocab_size 37"):
         load(tmp_path)
+
+
+def test_ranks_that_do_not_fit_are_refused(tmp_path):
+    save_heads(random_heads(vocab=VOCAB), "tensorrt-llm", tmp_path, base="x")
+    split_in_ranks(tmp_path, 4, VOCAB)
+    (tmp_path / "rank3.safetensors").unlink()
+    with pytest.raises(InvalidInput, match="tp_size 4 and there are files of 3"):
+        load(tmp_path)
+    (tmp_path / "rank1.safetensors").unlink()
+    with pytest.raises(InvalidInput, match=r"rank1\.safetensors is missing"):
+        load(tmp_path)
+    split = tmp_path / "split"
+    save_heads(random_heads(), "tensorrt-llm", split, base="x")
+    split_in_ranks(split, 2, VOCAB)
+    part = load_file(split / "rank1.safetensors")
+    part["medusa_heads.1.lm_head.weight"] = torch.zeros(20, 15)
+    save_file(part, split / "rank1.safetensors")
+    with pytest.raises(InvalidInput, match=r"'medusa_heads.1.lm_head.weight'.*\(20, 16\) and \(20, 15\)"):
+        load(split)
+    part.pop("medusa_heads.1.lm_head.weight")
+    save_file(part, split / "rank1.safetensors")
+    with pytest.raises(InvalidInput, match=r"'medusa_heads.1.lm_head.weight' is in only one"):
+        load(split)
+    edit_json(split / "config.json", mapping={"tp_size": 2, "pp_size": 2})
+    with pytest.raises(TreeoptError):
+        load(split)
 
 
 # Truncated vocabularies and shared projections

@@ -56,7 +56,7 @@ TOLD = (
 
 def recognise_block(stored: StoredTensors) -> Checkpoint | None:
     """Recognise a drafter of blocks, and which it is, by its names; None where it is another."""
-    names = {name.removeprefix("model."): name for name in stored.files}
+    names = {name.removeprefix("model."): name for name in stored.parts}
     model = stored.config.get("speculators_model_type")
     said = model in ARCHITECTURES or "dflash_config" in stored.config
     if not (said or {"hidden_norm.weight", "layers.0.input_layernorm.weight"} <= names.keys()):
@@ -84,7 +84,7 @@ def recognise_block(stored: StoredTensors) -> Checkpoint | None:
     ]
     common += [name for name in (EMBEDDING, HEAD, OFFSETS, KNOWN) if name in names]
     common += [HEAD] if OFFSETS in names and HEAD not in names else []
-    root = "model." if any(name.startswith("model.") for name in stored.files) else ""
+    root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
     found = {name: names.get(name, root + name) for name in common}
     check_names(stored, found.values(), f"a drafter in the layout {kind!r}", known=found.values())
     return Checkpoint(

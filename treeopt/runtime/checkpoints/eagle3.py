@@ -101,16 +101,16 @@ def common_name(name: str) -> str:
 def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
     """Recognise the drafter, or P-EAGLE's, by its names, whatever their prefixes; None where it is another."""
     names: dict[str, str] = {}
-    for name in stored.files:
+    for name in stored.parts:
         names.setdefault(common_name(name), name)
     # EAGLE-1's has neither a norm before its attention nor a vocabulary of its own; DFlash's norm is of all layers.
     fused = "fc.weight" in names and bool({NORMS[1], OFFSETS} & names.keys())
-    layer = NORMS[0] in names or any(name.startswith("midlayer.") for name in stored.files)
+    layer = NORMS[0] in names or any(name.startswith("midlayer.") for name in stored.parts)
     if not (fused or layer) or "hidden_norm.weight" in names:
         return None
     told = settings(stored)
     parallel = is_parallel(told, names)
-    for name in stored.files:
+    for name in stored.parts:
         for pattern, what in OTHERS[parallel:]:
             if re.search(pattern, name):
                 raise Unsupported(
@@ -137,8 +137,8 @@ def is_parallel(told: Settings, names: Mapping[str, str]) -> bool:
 
 def _checked(stored: StoredTensors, names: dict[str, str], count: int, layout: str) -> dict[str, str]:
     """The file's own name of every tensor, by the common one; also of those that the layers must have."""
-    root = "model." if any(name.startswith("model.") for name in stored.files) else ""
-    first = "midlayer." if any(name.startswith(root + "midlayer.") for name in stored.files) else FIRST
+    root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
+    first = "midlayer." if any(name.startswith(root + "midlayer.") for name in stored.parts) else FIRST
     norms = sorted(filter(STATE_NORM.fullmatch, names))
     common = ["fc.weight", *LAYER, *NORMS, *(f"fc_norm.{i}.weight" for i in range(len(norms)))]
     common += [name for those in SETS if not names.keys().isdisjoint(those) for name in those]

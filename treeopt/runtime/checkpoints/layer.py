@@ -131,9 +131,9 @@ WIDE = r"(o_proj|down_proj|norm|fc)\.(weight|bias)$"  # tensors whose rows are a
 
 def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
     """Recognise the drafter by its names; None where it is another."""
-    if not all(any(name.startswith(start) for name in stored.files) for start in ("fc.", "layers.0.")):
+    if not all(any(name.startswith(start) for name in stored.parts) for start in ("fc.", "layers.0.")):
         return None
-    names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.files), "fc.weight", *LAYER]
+    names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
     check_names(stored, names, f"a drafter in the layout {EAGLE_1!r}", known=names)
     return Checkpoint(stored, EAGLE_1, {name: name for name in names}, _build_eagle, shares=True)
 

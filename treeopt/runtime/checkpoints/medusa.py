@@ -15,8 +15,8 @@ from itertools import chain, product
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, Unsupported
-from treeopt.runtime.checkpoints.files import HEAD_FILES, MODEL_FILES, RANK_FILE, StoredTensors
+from treeopt.errors import InvalidInput, Unsupported, quoted
+from treeopt.runtime.checkpoints.files import HEAD_FILES, MODEL_FILES, StoredTensors
 from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, most_common, short
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
@@ -88,14 +88,16 @@ class RecognisedHeads:
 
 def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
     """Recognise heads by their names, in any layout, whose tensors all must be there; None where they are another's."""
-    matches = {scheme: {n: place for n in stored.files if (place := scheme.place(n))} for scheme in SCHEMES}
+    matches = {scheme: {n: place for n in stored.parts if (place := scheme.place(n))} for scheme in SCHEMES}
     scheme = max(SCHEMES, key=lambda scheme: len(matches[scheme]))
     found, config = matches[scheme], stored.config
     if not found:
         return None
     layout = scheme.layout
-    if layout in ("merged", "modelopt") and (stored.origin.name in HEAD_FILES or len(found) == len(stored.files)):
+    if layout in ("merged", "modelopt") and (stored.origin.name in HEAD_FILES or len(found) == len(stored.parts)):
         layout = "medusa"  # the heads alone, saved with their prefix
+    if stored.ranks and layout != "tensorrt-llm":
+        raise InvalidInput(f"{stored.origin} must hold TensorRT-LLM's tensors, but it has {quoted(next(iter(found)))}.")
 
     # A projection's own number of blocks counts most, where names tell it.
     kinds = {kind for _, _, kind in found.values()}
@@ -109,7 +111,7 @@ def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
     projections: Iterator[str] = (scheme.projection_name(k, num_layers) for k in range(0 if shares else num_heads))
     if shares and layout == "vllm":
         one = scheme.prefix + "lm_head.weight"  # vLLM takes this name, and head 0's
-        projections = iter([one if one in stored.files else scheme.projection_name(0, num_layers)])
+        projections = iter([one if one in stored.parts else scheme.projection_name(0, num_layers)])
     token_map = scheme.prefix + "token_map" if layout == "vllm" else ""
     blocks = product(range(num_heads), range(num_layers), ("weight", "bias") if biased else ("weight",))
     names = check_names(
@@ -118,10 +120,10 @@ def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
         f"{num_heads} heads of {num_layers} blocks in the layout {layout!r}",
         known=found,
         optional=[token_map],
-        among=[name for name in stored.files if layout not in WITH_BASE or "medusa" in name.lower()],
+        among=[name for name in stored.parts if layout not in WITH_BASE or "medusa" in name.lower()],
     )
     present = names[num_heads * num_layers * (1 + biased) :]
-    mapped = token_map if token_map in stored.files else None
+    mapped = token_map if token_map in stored.parts else None
     heads = RecognisedHeads(layout, scheme, num_heads, num_layers, names, present, shares, mapped)
     apart = [mapped] if mapped else []
     all_names = {name: name for name in (*names, *apart)}
@@ -145,9 +147,7 @@ def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Itera
     claims = nested if layout == "modelopt" and isinstance(nested, dict) else config
     reading.count_notes(map(claims.get, counts), found.num_heads, found.num_layers)
     if layout == "tensorrt-llm":
-        mapping = config.get("mapping") or {}
-        if not isinstance(mapping, dict) or any(mapping.get(key) not in (None, 1) for key in ("tp_size", "pp_size")):
-            raise config.wrong("mapping", "of a single rank, tp_size and pp_size 1", Unsupported)
+        _check_ranks(stored)
     width = reading.most_common_size("", -1)
     length = most_common(tensors[name].shape[0] for name in found.projections if tensors[name].ndim)
     kinds = {"weight": (width, width), "bias": (width,)}
@@ -189,12 +189,23 @@ def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Itera
     return heads, named_weights(heads, found.scheme)
 
 
+def _check_ranks(stored: StoredTensors) -> None:
+    mapping, ranks = stored.config.get("mapping") or {}, stored.ranks or 1
+    if not isinstance(mapping, dict):
+        raise stored.config.wrong("mapping", "an object")
+    if mapping.get("pp_size") not in (None, 1):
+        raise stored.config.wrong("mapping", "without pipeline parallelism, pp_size 1", Unsupported)
+    if mapping.get("tp_size") not in (None, ranks):
+        said = quoted(mapping["tp_size"])
+        raise InvalidInput(f"config.json of {stored.origin} says tp_size {said} and there are files of {ranks}.")
+
+
 def _unpadded(stored: StoredTensors, rows: int, notes: list[str]) -> int:
-    """The vocabulary's size where the rows of the projections were padded."""
-    vocab_size = stored.config.get("vocab_size")
+    """The vocabulary's size where the rows of the projections were padded to a multiple for the ranks."""
+    vocab_size, ranks = stored.config.get("vocab_size"), stored.ranks or 1
     if not isinstance(vocab_size, int) or not 0 < vocab_size < rows:
         return rows  # and another size than the config's is refused like any other layout's
-    if rows not in {-(-vocab_size // unit) * unit for unit in (64, 128)}:
+    if rows not in {-(-vocab_size // m) * m for unit in (1, 64, 128) for m in (unit, unit * ranks)}:
         return rows
     notes.append(f"The projections have {rows} rows, padding included: {vocab_size} are used.")
     return vocab_size
@@ -282,7 +293,7 @@ def publish_medusa(heads: MedusaHeads, layout: str, base: str, lm_head: Tensor |
         "merged": ("", told),
         "modelopt": ("", {"medusa": told}),
         "vllm": (MODEL_FILES[0], vllm),
-        "tensorrt-llm": (RANK_FILE, tensorrt_llm | ranks),
+        "tensorrt-llm": ("rank0.safetensors", tensorrt_llm | ranks),
         "neuron": (HEAD_FILES[2], None),
     }
     file, config = files[layout]

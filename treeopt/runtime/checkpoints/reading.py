@@ -83,7 +83,7 @@ class Checkpoint(NamedTuple):
             for name, weight in weights:
                 if name in reading.tensors:
                     weight.copy_(reading.tensors[name])
-        files = sorted({self.stored.files[name] for name in self.names.values()})
+        files = sorted({file for name in self.names.values() for file in self.stored.parts[name]})
         said = reading.config.get("base_model_name_or_path")
         named = said if isinstance(said, str) and said else None
         return LoadedHeads(heads.requires_grad_(False).eval(), self.layout, tuple(files), tuple(reading.notes), named)
@@ -111,10 +111,10 @@ def check_names(
     known : names of the layout; where one is missing they are no strangers, since it is the count that may be wrong
     among : the names to look for strangers in, if not all
     """
-    names = list(islice(expected, len(stored.files) + 1))  # damaged names may count to millions
-    missing = [name for name in names if name not in stored.files]
+    names = list(islice(expected, len(stored.parts) + 1))  # damaged names may count to millions
+    missing = [name for name in names if name not in stored.parts]
     allowed = {*names, *optional, *(known if missing else ())}
-    strange = [name for name in among or stored.files if name not in allowed]
+    strange = [name for name in among or stored.parts if name not in allowed]
     if missing or strange:
         faults = [f"{quoted(missing[0])} is missing"] if missing else []
         faults += [f"{quoted(strange[0])} is not one of them"] if strange else []
@@ -249,7 +249,7 @@ def open_checkpoint(path_or_id: str, revision: str | None = None) -> Checkpoint:
         found: Checkpoint | None = part_of(kind, "recognises")(stored) if row.recognises else None
         if found is not None:
             return found
-    names = sorted(stored.files)
+    names = sorted(stored.parts)
     if any(name.startswith("speculator.") for name in names) or stored.config.get("model_type") == "mlp_speculator":
         raise Unsupported(f"{stored.origin} holds an MLP speculator, whose layout is not read.")
     shown = ", ".join(map(quoted, names[:3])) + " ..." * (len(names) > 3)

@@ -124,7 +124,7 @@ def read_lm_head(folder: Path) -> Tensor:
     """The (V, d) lm_head of the model in ``folder``, or its embedding, which is the same where it has none."""
     tensors = _base_tensors(folder)
     for name in ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight"):
-        if name in tensors.files:
+        if name in tensors.parts:
             return tensors.read(name)
     raise InvalidInput(f"`model` must be a causal LM with an lm_head.weight, but {folder} has none.")
 
@@ -143,7 +143,7 @@ def _save_with_base(heads: Heads, made: Published, folder: Path, base_folder: Pa
     for key, size in (("hidden_size", heads.width), ("vocab_size", heads.vocab_size)):
         if base.config.get(key) != size:
             raise base.config.wrong(key, f"that of the heads, {size}")
-    shards = sorted(set(base.files.values()))
+    shards = sorted({file for parts in base.parts.values() for file in parts})
     if any(shard.suffix != ".safetensors" for shard in shards):
         raise Unsupported(
             f"The base's weights must be safetensors, but {base_folder} has {shards[0].name}: save them with "
