@@ -3,22 +3,30 @@
 Three logs are made of the project's own sources, in tokens of the demo model: conversations that grow, each prompt the last
 one with its answer and a question; summaries, whose answers copy spans of a long prompt; and edits, a file of which most is
 said again. Every kind replays them in order in a process of its own, warmed up; seconds are the processor's.
+
+With --search the settings of an engine's drafters are searched as `treeopt search` does, on such a log, or on that of a run (--run)
+which --copies makes longer, each copy with other ids. Memory is the most that all its processes had at once of their own (Linux).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
+import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+import treeopt
 from treeopt.files.provenance import machine
 from treeopt.records.requestlog import RequestLog
 from treeopt.text.engines import KINDS, text_drafter
@@ -34,10 +42,10 @@ OPTIONS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "arctic:suffix": ("suffix_speculative_tokens suffix_cache_max_depth", [(), (4, 8), (32, 64)]),
     "transformers:prompt-lookup": ("prompt_lookup_num_tokens max_matching_ngram_size", [(5,), (3, 2), (16, 8)]),
     "openvino:prompt-lookup": ("num_assistant_tokens max_ngram_size", [(5, 3), (3, 2), (16, 8)]),
-    "onnx-genai:ngram": ("max_draft_tokens ngram_size", [(5, 3), (3, 2), (16, 8)]),
-    "exllamav3:ngram": ("num_draft_tokens ngram_match_min", [(5,), (3, 2), (16, 8)]),
+    "onnx-genai:ngram": ("max_draft_tokens ngram_size min_adaptive_k", [(5, 3), (3, 2), (16, 8), (4, 4, 2)]),
+    "exllamav3:ngram": ("num_draft_tokens ngram_match_min dynamic_draft", [(5,), (3, 2), (16, 8), (8, 2, True)]),
     "tensorrt-llm:ngram": ("max_draft_len max_matching_ngram_size", [(5,), (3, 2), (8, 4)]),
-    "tensorrt-llm:sa": ("max_draft_len max_matching_ngram_size", [(5,), (3, 2), (16, 8)]),
+    "tensorrt-llm:sa": ("max_draft_len max_matching_ngram_size enable_global_pool", [(5,), (3, 2), (16, 8), (5, -1, True)]),
     "sglang:ngram": ("speculative_ngram_match_type speculative_ngram_max_trie_depth speculative_num_draft_tokens", [
         (order, *rest) for order in ("BFS", "PROB") for rest in ((), (8, 4), (32, 32))]),
     "llama.cpp:ngram-simple": ("spec_ngram_simple_size_n spec_ngram_simple_size_m", [(), (4, 8), (24, 64)]),
@@ -109,14 +117,84 @@ def row(log: RequestLog, name: str, settings: dict[str, Any]) -> str:
     return f"| {name} | {asked} | {seconds:.1f} | {cells[0]} | {cells[1]} | {peak / 1024:.0f} |"
 
 
+def copied(log: RequestLog, copies: int) -> RequestLog:
+    """A log so many times, one behind the other, each with ids that are moved within the vocabulary."""
+    most = int(log.tokens.max()) + 1
+    tokens = np.concatenate([(log.tokens + i * (most // copies)) % most for i in range(copies)])
+    lengths = np.tile(np.diff(log.starts), copies)
+    cluster = np.concatenate([log.clusters + i * log.num_conversations for i in range(copies)])
+    return RequestLog(tokens, np.cumsum([0, *lengths]), np.tile(log.prompt_tokens, copies), cluster=cluster)
+
+
+def own_bytes(process: int) -> int:
+    """Memory that a process and those that it started have of their own."""
+    found = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
+        except OSError:  # it ended
+            continue
+        if process in (int(folder.name), int(status["PPid"])) and "RssAnon" in status:
+            found += 1024 * int(status["RssAnon"].split()[0])
+    return found
+
+
+def searched(run: str, engine: str, workers: int) -> tuple[float, float, str]:
+    """Seconds, those of processors, and what is chosen."""
+    if workers:
+        os.sched_getaffinity = lambda process: set(range(workers))
+    begun = perf_counter()
+    plan = treeopt.search(run=run, engine=engine)
+    seconds = [
+        one.ru_utime + one.ru_stime for one in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    ]
+    chosen = plan.entries[0].chosen
+    return (
+        perf_counter() - begun,
+        sum(seconds),
+        f"{chosen.draft.name} | {chosen.tokens_per_step:.3f} | {chosen.replay_us or 0:.0f}",
+    )
+
+
+def search_row(log: RequestLog, engine: str, workers: int) -> str:
+    most, is_done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not is_done.wait(0.2):
+            most = max(most, own_bytes(process))
+
+    with tempfile.TemporaryDirectory() as run, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        log.save(Path(run) / "requests.npz")
+        process = pool.submit(os.getpid).result()
+        watching = threading.Thread(target=watch)
+        watching.start()
+        wall, processors, said = pool.submit(searched, run, engine, workers).result()
+        is_done.set()
+        watching.join()
+    return f"| {engine} | {wall:.0f} | {processors:.0f} | {most / 1e6:.0f} | {said} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--answer-tokens", type=int, default=1_000_000)
     parser.add_argument("--only", default="", help="Kinds whose names have this part.")
+    parser.add_argument("--search", default="", help="Engines whose settings are searched, as vllm,sglang.")
+    parser.add_argument("--run", help="A run directory whose log is searched on.")
+    parser.add_argument("--copies", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0, help="Processes that replay; one for each core if 0.")
     options = parser.parse_args()
-    log = make_log(options.answer_tokens)
+    log = RequestLog.load(Path(options.run) / "requests.npz") if options.run else make_log(options.answer_tokens)
+    log = copied(log, options.copies)
     prompts = int(log.prompt_tokens.sum()) / 1e6
     print(f"{machine()}, {log.answer_tokens.sum() / 1e6:.2f} million answer tokens, {prompts:.2f} of prompts.\n")
+    if options.search:
+        print(
+            "| engine | s | processors s | MB | chosen | tokens per step | replay us |\n" + 7 * "|---" + "|", flush=True
+        )
+        for engine in options.search.split(","):
+            print(search_row(log, engine, options.workers), flush=True)
+        return
     print(
         "| drafter | options | s per million | tokens per step | rows per step | MB |\n" + 6 * "|---" + "|", flush=True
     )

@@ -55,6 +55,11 @@ def examples(in_suite: int) -> settings:
     return settings(max_examples=in_suite * settings.default.max_examples // SUITE)
 
 
+def some_long(*values: object) -> list:
+    """Cases that ``make test-long`` has, and the suite has not."""
+    return [pytest.param(value, marks=pytest.mark.long) for value in values]
+
+
 @cache
 def published_data(name: str):
     """Published ``trees`` or ``figures``: see data/README.md."""

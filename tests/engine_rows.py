@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
+from tests import engine_readers as readers
 from tests.medusa_buffers import decoded, medusa_buffers
-from treeopt.engines import eagle, exllamav3, medusa, neuron, sglang, tensorrt_llm, triton, vllm
+from treeopt.engines import exllamav3, medusa, neuron, sglang, tensorrt_llm, triton, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, Lengths, Settings
 from treeopt.engines.chains import LAST, SCRIPT, Ranges, Value, merged
@@ -99,14 +100,14 @@ def read_medusa(files: Files) -> Tree:
 
 def read_hydra(files: Files) -> Tree:
     """The tree that is verified, and drafted."""
-    return same([read_medusa(files), *map(medusa.drafted, lists_of(files))])
+    return same([read_medusa(files), *map(readers.drafted, lists_of(files))])
 
 
 def read_eagle1(files: Files) -> Tree:
     """The tree that EAGLE-1 verifies; LookupError where the drafting side fails on it."""
     lists = list(lists_of(files))
-    assert all(map(eagle.drafting_levels, lists))
-    return same(map(eagle.verified, lists))
+    assert all(map(readers.drafting_levels, lists))
+    return same(map(readers.verified, lists))
 
 
 def read_modelopt(files: Files) -> Tree:
@@ -123,8 +124,10 @@ def read_tensorrt_trees(files: Files) -> Tree:
     literal = re.search(rf"--{key} '(.*)'", files[COMMANDS])
     lists += [json.loads(literal[1])] if literal else []
     most = config["max_draft_len"] if key == "medusa_choices" else len(config[key])
-    heads = config.get("num_medusa_heads", old.MOST_DEPTH)
-    return same(tree for choices in lists for tree in (old.in_cpp(choices, most, heads), old.in_python(choices)))
+    heads = config.get("num_medusa_heads", readers.MOST_DEPTH)
+    return same(
+        tree for choices in lists for tree in (readers.in_cpp(choices, most, heads), readers.in_python(choices))
+    )
 
 
 def read_neuron_medusa(files: Files) -> Tree:
@@ -139,8 +142,8 @@ def read_token_tree(files: Files) -> Tree:
 def read_triton(files: Files) -> Tree:
     value = re.search(r'key: "medusa_choices"\s+value: \{ string_value: "([^"]*)"', files[triton.CONFIG])
     filled = re.search(r"'(decoding_mode:.*)'", files[COMMANDS])
-    texts = [value[1], triton.filled_in(filled[1])["medusa_choices"]]
-    return same(old.in_cpp(paths, len(paths), old.MOST_DEPTH) for paths in map(triton.vectors, texts))
+    texts = [value[1], readers.filled_in(filled[1])["medusa_choices"]]
+    return same(readers.in_cpp(paths, len(paths), readers.MOST_DEPTH) for paths in map(readers.vectors, texts))
 
 
 # Flags of a command
@@ -193,7 +196,8 @@ BY_FLAG = {
         ),
     ),
 }
-EDGE = by_flag("--specVerifySize", root=True, must=lambda given: given.keys().isdisjoint({"--dsparkScheduler"}))
+CUT = ("--dsparkScheduler", "--dsparkConfidenceThreshold", "--dsparkMinProposalLen", "--dsparkMaxProposalLen")
+EDGE = by_flag("--specVerifySize", root=True, must=lambda given: len(given.keys() & {*CUT}) in (0, len(CUT)))
 
 
 def read_edge_llm(files: Files) -> Lengths:
@@ -204,6 +208,9 @@ def read_edge_llm(files: Files) -> Lengths:
         steps, rows = int(given["--specDraftStep"]), int(given["--specVerifySize"])
         assert steps in (1, rows - 1)  # its DFlash, JetSpec and DSpark ask for 1
         assert given.get("--dflashBlockSize", str(rows)) == str(rows)  # which verifySize is set to
+        scheduler, threshold, least, most = (given.get(flag) for flag in CUT)
+        assert scheduler in (None, "threshold")  # off, and sps, which weighs costs of its own
+        assert scheduler is None or (0 < float(threshold) <= 1 and 1 <= int(least) <= int(most) <= rows - 1)
     return EDGE(files)
 
 
@@ -390,6 +397,10 @@ def read_transformers(files: Files) -> Lengths:
         return ((1, None, own["prompt_lookup_num_tokens"]),)
     if not given & {"assistant_early_exit", "assistant_model"}:
         return NO_CHAIN
+    if "speculation_type" in settings:  # its block is the assistant's own
+        assert settings["speculation_type"] == "dflash"
+        assert {"config", "key_mapping"} <= calls["MuseGlimmerAssistantModel.from_pretrained"]
+        return ((1, None, settings["num_assistant_tokens"]),)
     assert "assistant_early_exit" in given or "assistant.generation_config" in calls
     assert settings["num_assistant_tokens_schedule"] == "constant"
     assert settings["assistant_confidence_threshold"] == 0  # else a chain stops where its drafter is unsure
@@ -420,13 +431,13 @@ def read_openvino_tree(files: Files) -> Settings:
     return ((1, None, DynamicTree(settings["tree_depth"], settings["branching_factor"], nodes + 1)),)
 
 
-def read_onnx(files: Files) -> Lengths:
+def read_onnx(files: Files, adapts: bool = False) -> Lengths:
     """The chain length of ONNX Runtime GenAI's fixed width; with min_adaptive_k it would follow timings."""
     options = json.loads(files["options.json"])["speculative"]
     assert "params.set_speculative_options" in program_calls(files)
     if not options:
         return NO_CHAIN
-    assert not options["min_adaptive_k"]
+    assert adapts or not options["min_adaptive_k"]
     assert options.get("ngram_size", 0) in (0, *range(2, 17))
     assert 1 <= options["max_draft_tokens"] <= 16
     return ((1, None, options["max_draft_tokens"]),)
@@ -467,11 +478,16 @@ COPIED: dict[str, list[CopiedText]] = {
     "onnx-genai": [
         of_pairs("onnx-genai:ngram", "max_draft_tokens=8 ngram_size=4 ngram_chained_lookup=true"),
         of_pairs("onnx-genai:ngram", "ngram_size=4", 5),
+        of_pairs("onnx-genai:ngram", "ngram_size=4 min_adaptive_k=2 cooldown=true", 5),
     ],
-    "exllamav3": [of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3")],
+    "exllamav3": [
+        of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3"),
+        of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3 dynamic_draft=true"),
+    ],
     "tensorrt-llm": [
         of_pairs("tensorrt-llm:ngram", POOL),
         of_pairs("tensorrt-llm:sa", "max_draft_len=8 max_matching_ngram_size=-1"),
+        of_pairs("tensorrt-llm:sa", "max_draft_len=8 enable_global_pool=true global_pool_size=128"),
     ],
     "sglang": [of_pairs("sglang:ngram", f"{TRIE} {BREADTHS}"), of_pairs("sglang:ngram", "")],
     "llama-cpp": [
@@ -493,9 +509,9 @@ def read_copied(engine: str) -> Reader:
     return read
 
 
-def options_of_flags(files: Files, prefix: str) -> dict[str, Any]:
-    given = {name[2:].replace("-", "_"): value for name, value in flags(files).items() if name.startswith(prefix)}
-    return {name: yaml.safe_load(value) for name, value in given.items()}
+def options_of_flags(files: Files, *prefixes: str) -> dict[str, Any]:
+    given = {name[2:].replace("-", "_"): value for name, value in flags(files).items() if name.startswith(prefixes)}
+    return {name: yaml.safe_load(value or "true") for name, value in given.items()}
 
 
 def copied_vllm(files: Files) -> tuple[str, dict[str, Any]]:
@@ -535,9 +551,9 @@ def copied_tensorrt(files: Files) -> tuple[str, dict[str, Any]]:
 
 
 def copied_onnx(files: Files) -> tuple[str, dict[str, Any]]:
-    ((_, _, length),) = read_onnx(files)
-    options = json.loads(files["options.json"])["speculative"]
-    assert not length or options.pop("cooldown") == options.pop("min_adaptive_k") == 0
+    read_onnx(files, adapts=True)
+    given = json.loads(files["options.json"])["speculative"]
+    options = {name: value for name, value in given.items() if value or name not in ("cooldown", "min_adaptive_k")}
     return "onnx-genai:ngram" if options.get("ngram_size") else "", options
 
 
@@ -552,7 +568,7 @@ def copied_settings(engine: str, file: str = "generation_config.json") -> Callab
 
 
 def copied_exllama(files: Files) -> tuple[str, dict[str, Any]]:
-    options = options_of_flags(files, "--n")
+    options = options_of_flags(files, "--n", "--dynamic")
     return "exllamav3:ngram" if options.get("ngram_match_min") else "", options
 
 
@@ -629,6 +645,7 @@ TOLD = {
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": 0.0,
     },
+    ("transformers", "dflash"): {"do_sample": False, "num_assistant_tokens": 3, "speculation_type": "dflash"},
     ("transformers", "ngram"): {"do_sample": False, "prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 3},
     ("vllm", "eagle3"): {"method": "eagle3", **VLLM},
     ("vllm", "dflash"): {"method": "dflash", **VLLM},
@@ -651,10 +668,12 @@ READERS: dict[tuple[str, str], Reader] = {
     ("neuron-medusa", "medusa-tree"): read_neuron_medusa,
     ("neuron-token-tree", "token-tree"): read_token_tree,
     ("tensorrt-llm", "medusa"): read_tensorrt_trees,
-    ("tensorrt-llm", "draft-len"): read_tensorrt_llm,
+    **dict.fromkeys((("tensorrt-llm", name) for name in ("draft-len", "with-copied-text")), read_tensorrt_llm),
     ("tensorrt-llm", "ngram"): read_tensorrt_llm,
     ("tensorrt-llm", "block"): read_tensorrt_llm,
     ("edge-llm", "chain"): read_edge_llm,
+    ("edge-llm", "dflash"): read_edge_llm,
+    ("edge-llm", "dspark"): read_edge_llm,
     ("onnx-genai", "block"): read_onnx_block,
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,
     ("tensorrt-llm", "eagle"): read_tensorrt_trees,
@@ -665,12 +684,12 @@ READERS: dict[tuple[str, str], Reader] = {
     **dict.fromkeys((("sglang", name) for name in ("adaptive", "steps", "dflash", "dspark")), read_sglang),
     ("sglang", "dynamic-tree"): read_sglang_tree,
     ("fastrl", "dynamic-tree"): read_fastrl,
-    ("llama-cpp", "number"): read_llama_cpp,
+    **dict.fromkeys((("llama-cpp", name) for name in ("number", "with-copied-text")), read_llama_cpp),
     **{(name, "number"): BY_FLAG[name] for name in ("lmdeploy", "rtp-llm", "mlx-lm")},
     ("rtp-llm", "block"): BY_FLAG["rtp-llm"],
     ("redrafter", "beam"): BY_FLAG["redrafter"],
     ("exllamav3", "generator"): BY_FLAG["exllamav3"],
-    **dict.fromkeys((("transformers", name) for name in ("assistant", "prompt-lookup")), read_transformers),
+    **dict.fromkeys((("transformers", name) for name in ("assistant", "dflash", "prompt-lookup")), read_transformers),
     **dict.fromkeys((("openvino", name) for name in ("draft-model", "prompt-lookup")), read_openvino),
     ("openvino", "dynamic-tree"): read_openvino_tree,
     ("mlc-llm", "draft-length"): read_mlc,

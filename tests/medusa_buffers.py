@@ -1,4 +1,4 @@
-"""Medusa's own builder of buffers, and the tree that a decoder verifies with them: the oracle of `treeopt.engines.lists`."""
+"""Medusa's own builder of buffers, and the tree that a decoder verifies with them: the oracle of exports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

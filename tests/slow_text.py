@@ -1,5 +1,9 @@
 """Drafts of text alone by their definitions, over the whole text anew at every step; nothing of the product is used."""
 
+import math
+
+import numpy as np
+
 
 def earlier(text: list[int], n: int) -> list[int]:
     """Where the last n tokens stood before, as starts."""
@@ -43,9 +47,119 @@ def onnx_chained(text, k, n, _, left, end):
     return found
 
 
+def onnx_passes(prompt, answer, limit, setting):
+    """Passes of ONNX Runtime GenAI as (guesses, rows, accepted, emitted), those before the first token left out."""
+    k, n, chained, least, cooldown = setting
+    text, at, passes, known = list(prompt), 0, [], True  # whether the last token went through the target
+    width, origin, stable, tried, wait, failed, rest = least or k, None, 0, 0, 0, 0, False
+    means, samples, one = {}, {}, np.float32
+    while at < len(answer):
+        budget = min(width, limit - at)
+        guesses = [] if rest else (onnx_chained if chained else onnx)(text, budget, n, None, limit - at, None)
+        rest, right, true = False, 0, answer[at:]
+        while right < min(len(guesses), len(true)) and guesses[right] == true[right]:
+            right += 1
+        new = true[: right + 1]
+        if not guesses:
+            passes.append((0, 1, 0, 1))
+        elif known:
+            passes += [(0, 1, 0, 1), (len(guesses), len(guesses), right, len(new) - 1)]
+        else:
+            passes.append((len(guesses), 1 + len(guesses), right, len(new)))
+        known = len(guesses) < 2
+        if guesses:
+            judged = right if right == len(guesses) else right + 1
+            if cooldown and right == 0 and len(guesses) == (least or k):
+                failed += 1
+                rest = failed == 3
+                failed = 0 if rest else failed
+            else:
+                failed = 0
+            if least and len(guesses) == width:
+                sample = [one(len(new)), one(2 if width == 1 else 1), one(right) / one(judged)]
+                old = means.setdefault(width, sample)
+                means[width] = [a + one(0.25) * (b - a) for a, b in zip(old, sample, strict=True)]
+                samples[width] = samples.get(width, 0) + 1
+                tokens, ms, acceptance = means[width]
+                if origin is not None:
+                    tried += 1
+                    before = means[origin][0] / means[origin][1]
+                    success = None
+                    if tokens / ms < before * one(0.8):
+                        success = False
+                    elif tried >= 2:
+                        success = tokens / ms >= before * one(0.97) and (width < origin or acceptance >= one(0.75))
+                    if success is not None:
+                        width, wait = (width, 1) if success else (origin, 6)
+                        origin, tried, stable = None, 0, 0
+                else:
+                    stable += 1
+                    if wait:
+                        wait -= 1
+                    elif samples[width] >= 2:
+                        if acceptance < one(0.5) and width > least:
+                            origin, width, tried, stable = width, width - 1, 0, 0
+                        elif acceptance >= one(0.75) and width < 16 and stable >= 2:
+                            origin, width, tried, stable = width, width + 1, 0, 0
+        text += new
+        at += len(new)
+    return passes[1:]
+
+
+class Windows:
+    """ExLlamaV3's jobs at once, each [text, accepted (as counted) of every draft, window, rounds since it was last above 0]."""
+
+    def __init__(self, k, m, dynamic):
+        self.k, self.m, self.dynamic, self.jobs = k, m, dynamic, {}
+
+    def start(self, number, prompt):
+        self.jobs[number] = [list(prompt), [], self.k, 0]
+
+    def mean(self, counted):
+        mean = counted[0]
+        for a in counted[1:]:
+            w = 1.3 if a > mean else 0.65
+            mean = w * a + (1 - w) * mean
+        return mean
+
+    def draft(self, number):
+        job = self.jobs[number]
+        if job[1] and self.dynamic:
+            mean = self.mean(job[1])
+            job[2] = max(1, min(self.k, math.ceil(mean)))
+            if mean < 0.3:
+                job[3] += 1
+                job[2] = min(2, self.k) if job[3] == 16 else 0
+                job[3] %= 16
+            else:
+                job[3] = 0
+        window = max(job[2] for job in self.jobs.values())
+        drafts = [longest_suffix(job[0], self.k, None, self.m, None, None) for job in self.jobs.values()]
+        self.width = min([window, *map(len, drafts)])
+        return longest_suffix(job[0], self.width, None, self.m, None, None)
+
+    def commit(self, number, new, accepted):
+        self.jobs[number][0] += new
+        if self.width:
+            self.jobs[number][1].append(accepted + (accepted == self.width))
+
+
 def longest_suffix(text, k, _, shortest, left, end):
     """ExLlamaV3, and with ``shortest`` 1 TensorRT-LLM's suffix automaton."""
     return vllm_v1(text, k, len(text), shortest)
+
+
+def shared_suffix(text, texts, k, most):
+    """TensorRT-LLM's global pool: what any of the best matches drafts; ``text`` is one of the texts."""
+    found = []
+    for other in texts:
+        for n in range(1, min(most, len(text)) + 1):
+            starts = [i for i in range(len(other) - n) if other[i : i + n] == text[len(text) - n :]]
+            if starts:
+                end = starts[0] + n
+                found.append(((n, other is text, len(other) - end), other[end : end + k]))
+    best = max((value for value, _ in found), default=None)
+    return [draft for value, draft in found if value == best] or [[]]
 
 
 def slot(gram, factor, slots):

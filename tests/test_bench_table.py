@@ -8,9 +8,8 @@ from rich.console import Console
 from tests.test_figures import some_bench, some_plan
 from treeopt.records.contender import Predicted, Quality
 from treeopt.report.bench_table import about_rule, bench_table, bench_tables, text_price
-from treeopt.report.plan_table import plan_table, tree_view, trees_table
+from treeopt.report.plan_table import trees_table
 from treeopt.report.wording import pm, told
-from treeopt.trees.tree import Tree
 
 REJECT = {"rule": "rejection", "temperature": 0.7}
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
@@ -82,13 +81,6 @@ def test_only_a_rule_that_changes_the_distribution_has_a_price():
     assert "the target's own distribution" in about_rule(REJECT)
     assert "not the target's own" in about_rule(TYPICAL)
     assert about_rule(None) == ""
-
-
-def test_a_single_row_is_singular():
-    assert "root: 1 row, 0 choices, depth 0" in shown(tree_view(Tree.chain(0)))
-    plan = some_plan((1,))
-    entries = (replace(plan.entries[0], runner_up=plan.entries[0].plain),)
-    assert "the next best, 1 row, is" in shown(plan_table(replace(plan, entries=entries)))
 
 
 def test_one_prediction_stands_in_the_tables_and_the_others_in_the_details():

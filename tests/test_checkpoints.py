@@ -99,26 +99,24 @@ def weights_in(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("source", STACKED)
-def test_every_layout_becomes_every_other_and_comes_back(source, base, lm_head, tmp_path):
+def test_every_layout_becomes_every_other(source, base, lm_head, tmp_path):
     """Projections that are copies of the lm_head, so that the layouts without any can hold them too."""
     heads = random_heads()
     heads.projection.copy_(lm_head.T)
     heads = heads.double()
     save_heads(heads, source, tmp_path / "source", base=base.name, base_folder=Path(base.name), lm_head=lm_head)
     for layout in STACKED:
-        there, back = tmp_path / layout, tmp_path / f"{layout}-back"
+        there = tmp_path / layout
         read, files = convert(str(tmp_path / "source"), layout, there, base=base.name)
         assert all(file.is_file() for file in files)
         assert read.layout == source.removesuffix("-pt")
         loaded = load(there, lm_head)
         assert loaded.layout == layout.removesuffix("-pt")
         assert_same(loaded.heads, heads)
-        convert(str(there), source, back, base=base.name)
-        assert_same(load(back, lm_head).heads, heads)
 
 
 @pytest.mark.parametrize("layout", sorted({*STACKED} - {"medusa-shared"}))
-@pytest.mark.parametrize(("num_layers", "biases"), [(1, True), (1, False), (2, True)])
+@pytest.mark.parametrize(("num_layers", "biases"), [(1, False), (2, True)])
 def test_heads_survive_their_file(layout, num_layers, biases, base, tmp_path):
     if layout == "neuron" and num_layers == 2:
         return  # which it cannot hold
@@ -497,10 +495,6 @@ def test_a_wrong_count_is_repaired_and_a_wrong_size_refused(checkpoints, lm_head
                 (folder / "config.json").write_text(json.dumps(config | {key: value}))
                 with pytest.raises(InvalidInput, match=f"{key}|by config.json|vocabulary's 17"):
                     load(folder, lm_head)
-        for text in ("", "[1]", '{"a": ', "[" * 100_000, '{"hidden_size": NaN}'):
-            (folder / "config.json").write_text(text)
-            with pytest.raises(InvalidInput, match=r"config\.json"):
-                load(folder, lm_head)
         (folder / "config.json").unlink()
         if source.name not in ("vllm_medusa_shared_head",):
             load(folder, lm_head)  # nothing needs it

@@ -1,6 +1,5 @@
 """The commands, as a user runs them: the whole line on the demo model, other models, wrong input."""
 
-import itertools
 import json
 import shutil
 import sys
@@ -16,7 +15,6 @@ from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import draft_tree
-from treeopt.trees.tree import Tree
 
 from .conftest import in_new_python, invoke, tiny_model, treeopt
 
@@ -77,8 +75,8 @@ def test_verify_needs_what_it_decodes_with(line, tmp_path):
 
 
 def test_bench_decodes_the_steps_that_replay_says(line, tmp_path):
-    """Decoded for real, in float64, on the trace's own prompts, with a tree of the user's; on three of them."""
-    trace = RankTrace.load(line / "trace.npz").select(np.arange(3))
+    """Decoded for real, in float64, on the trace's own prompts, with a tree of the user's; on two of them."""
+    trace = RankTrace.load(line / "trace.npz").select(np.arange(2))
     trace.save(line / "trace.npz")
     tree = tmp_path / "mine.json"
     tree.write_text("[[0], [1], [0, 0], [0, 2], [0, 0, 0], [3]]")
@@ -105,31 +103,6 @@ def test_replay_is_exact_for_ranks_that_the_trace_does_not_tell_apart(line, tmp_
     taken = tmp_path / "plain.json"
     taken.write_text("[[0]]")
     assert "is taken" in treeopt("bench", "--run", line, "--tree", taken, code=1)
-
-
-def test_an_independent_reader_finds_the_same_marginals_and_replay(line):
-    """Nothing of treeopt here: numpy and the definitions alone."""
-    with np.load(line / "trace.npz", allow_pickle=False) as archive:
-        ranks, starts = archive["ranks"], archive["starts"]
-    calibration = json.loads((line / "calibration.json").read_text())
-    keep = np.ones(len(ranks), bool)
-    keep[starts[1:] - 1] = False
-    for k in range(ranks.shape[1]):
-        column = ranks[keep, k]
-        assert calibration["trials"][k] == int((column != -2).sum())
-        assert calibration["hits"][k] == [int((column == r).sum()) for r in range(calibration["shown"]["top_k"])]
-    chosen = json.loads((line / "plan.json").read_text())["entries"][0]["chosen"]["draft"]
-    nodes = {tuple(path) for path in chosen.get("medusa_choices", [])}
-    steps = 0
-    for begin, end in itertools.pairwise(starts):
-        t = begin
-        while t < end - 1:
-            d = 0
-            while d < ranks.shape[1] and tuple(ranks[t, : d + 1].tolist()) in nodes:
-                d += 1
-            t, steps = t + 1 + d, steps + 1
-    tree = Tree.from_choices([list(n) for n in nodes])
-    assert replay(RankTrace.load(line / "trace.npz"), tree).steps.sum() == steps
 
 
 def test_export_and_show(line, tmp_path):
@@ -187,10 +160,8 @@ def test_a_model_and_heads_of_ones_own(tmp_path):
 def wrong(tmp_path):
     """(arguments, words of the one sentence)."""
     run = ("--run", tmp_path)
-    (tmp_path / "empty.txt").write_text("")
     (tmp_path / "long.txt").write_text("x = 1 + 2\\n" * 400)
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"pro')
-    (tmp_path / "blank.jsonl").write_text('{"prompt": "  "}')
     (tmp_path / "nokey.jsonl").write_text('{"answer": "a"}')
     (tmp_path / "good.jsonl").write_text("".join(f'{{"prompt": "x = {i}", "kind": "a"}}\n' for i in range(4)))
     (tmp_path / "tree.json").write_text("[[0], [1, 0]]")
@@ -204,40 +175,27 @@ def wrong(tmp_path):
         (("plot", "no-such-figure", *run), "throughput"),
         (("calibrate", *run, "--model", tmp_path), "--prompts is needed"),
         (("calibrate", *run, "--dtype", "int4"), "float64, float32"),
-        ((*asked, tmp_path / "empty.txt"), "empty"),
-        ((*asked, tmp_path / "nowhere.txt"), "does not exist"),
         ((*asked, tmp_path / "long.txt"), "1 to 511 tokens"),
         ((*asked, tmp_path / "bad.jsonl"), "must leave some for bench"),
-        ((*asked, tmp_path / "blank.jsonl"), "row 1"),
         ((*asked, tmp_path / "nokey.jsonl"), "--column"),
-        *(
-            ((*asked, tmp_path / "good.jsonl", option, "other"), "prompt, kind")
-            for option in ("--column", "--group-by", "--responses")
-        ),
+        ((*asked, tmp_path / "good.jsonl", "--column", "other"), "prompt, kind"),
         ((*asked, tmp_path / "good.jsonl", "--temperature", "1"), "rule that samples"),
         (
             (*asked, tmp_path / "good.jsonl", "--acceptance", "typical", "--responses", "prompt"),
             "leave --responses out",
         ),
         (("calibrate", *run, "--column", "text"), "need --prompts"),
-        (("calibrate", *run, "--group-by", "text"), "by module"),
-        (("calibrate", *run, "--drafter", "early-exit:99"), "layer of 1 to 11"),
-        (("calibrate", *run, "--drafter", "ngram", "--draft-depth", "0"), "--draft-depth must be at least 1"),
         (("calibrate", *run, "--draft-depth", "3"), "has 4 heads"),
         (("train", "--acceptance", "typical", "-o", tmp_path / "heads"), "writes answers to learn from greedily"),
         (("calibrate", *run, "--acceptance", "magic"), "greedy, sample, reject, typical"),
-        (("calibrate", *run, "--acceptance", "reject"), "needs a draft model that guesses token by token"),
         (("calibrate", *run, "--epsilon", "0.1"), "not for --acceptance greedy"),
-        (("calibrate", *run, "--acceptance", "sample", "--temperature", "0"), "must be above 0"),
         (("calibrate", *run, "--device", "cpu", "--device-map", "auto"), "exclude each other"),
         (("calibrate", *run, "--device", "toaster"), "--device"),
         (("convert", tmp_path / "nowhere", "--to", "vllm", "--output", tmp_path / "out"), "nowhere"),
         (("convert", demo.HEADS, "--to", "no-such", "--output", tmp_path / "out"), "vllm"),
         (("show", "--tree", tmp_path / "tree.json", *run), "lacks"),
         (("search", "--calibration", tmp_path / "other.json", *run), "schema"),
-        (("search", "--calibration", "no-such", *run), "vicuna-7b-medusa1"),
         ((*shipped, "--profile", "no-such"), "no-such"),
-        ((*shipped, "--objective", "magic"), "independent, joint"),
         ((*shipped[:1], *shipped[3:], "--run", tmp_path / "tree.json"), "cannot be written"),
     ]
 
@@ -276,13 +234,12 @@ def test_heads_and_tokenizers_of_another_model_are_refused(tmp_path):
 CORE = "treeopt.pipeline, treeopt.engines, treeopt.report.terminal, treeopt.report.plan_table, treeopt.files.places"
 
 
-@pytest.mark.parametrize(
-    ("does", "also"),
-    [(f"import {CORE}", ()), ("assert CliRunner().invoke(cli, ['--help']).exit_code == 0", ("numpy", "rich"))],
-    ids=["core", "help"],
-)
-def test_what_needs_no_model_imports_nothing_heavy(does, also):
-    heavy = {"torch", "transformers", "datasets", "matplotlib", "scipy", "networkx", *also}
-    code = f"import sys; from click.testing import CliRunner; from treeopt.cli import cli; {does}; "
-    code += f"sys.exit(' '.join(sorted({heavy} & set(sys.modules))) or 0)"
+def test_what_needs_no_model_imports_nothing_heavy():
+    heavy = {"torch", "transformers", "datasets", "matplotlib", "scipy", "networkx"}
+    code = "import sys; from click.testing import CliRunner; from treeopt.cli import cli\n"
+    for does, others in (
+        ("assert CliRunner().invoke(cli, ['--help']).exit_code == 0", heavy | {"numpy", "rich"}),
+        (f"import {CORE}", heavy),
+    ):
+        code += f"{does}\nassert not {others} & set(sys.modules), {others} & set(sys.modules)\n"
     in_new_python(code)

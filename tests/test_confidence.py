@@ -24,7 +24,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import NO_TRIAL, RankTrace, fold_numbers
-from treeopt.trees.draft import ConfidentChain, DynamicLimits
+from treeopt.trees.draft import ConfidentChain, DynamicLimits, SurvivingChain
 from treeopt.trees.shapes import Limits
 
 from .engine_rows import READERS
@@ -142,13 +142,17 @@ def test_sglang_is_told_the_temperatures_and_costs_of_a_dspark_block(tmp_path):
     assert "sps-table" not in written.command
 
 
-@pytest.mark.parametrize("kind", ["dspark", "dflash"])
+@pytest.mark.parametrize("kind", ["dspark", "dflash", "eagle3", "draft-model", "mtp"])
 def test_llama_cpp_is_told_the_threshold_and_others_get_the_best_chain(tmp_path, kind):
     _, plan = run_of(tmp_path, kind)
     chain = plan[1].draft
     written = export_plan(plan, "llama-cpp")
     assert f"--spec-draft-n-max {HEADS} --spec-draft-n-min 0 --spec-draft-p-min {chain.threshold:g}" in written.command
-    assert any("likeliest ten" in note for note in written.notes) == (kind == "dflash")
+    assert any("likeliest ten" in note for note in written.notes) == (kind in ("eagle3", "draft-model"))
+    if kind == "dspark":
+        edge = export_plan(plan, "edge-llm")
+        assert any("by another rule" in note and "search --for edge-llm" in note for note in edge.notes)
+        assert "--dsparkScheduler" not in edge.command
     vllm = export_plan(plan, "vllm")
     assert "vllm takes chains only: written is the best of the plan's chains." in vllm.notes
     two = replace(plan, entries=(plan.entries[0], replace(plan.entries[0], batch_size=4)), schedule=[])
@@ -160,12 +164,13 @@ def test_llama_cpp_is_told_the_threshold_and_others_get_the_best_chain(tmp_path,
 
 def test_for_such_an_engine_confident_chains_are_planned_beside_chains_alone(tmp_path):
     run, _ = run_of(tmp_path, "dspark")
-    for engine in ("llama-cpp", "sglang"):
+    for engine, kind in (("llama-cpp", ConfidentChain), ("sglang", ConfidentChain), ("edge-llm", SurvivingChain)):
         limits = method_of(engine, "dspark").dynamic_limits
-        assert limits == DynamicLimits(levels=0, confident=True)
+        assert limits == DynamicLimits(levels=0, confident=kind)
         request = PlanRequest(Limits(8, shape="chain"), batch_sizes=(1,), context=512, dynamic=limits)
-        entry = plan_trees(run.read_trace(), run.read_profile(), request)[1]
-        assert {entry.draft.kind, *entry.others} == {"confident", "chain"}
+        plan = plan_trees(run.read_trace(), run.read_profile(), request)
+        assert {plan[1].draft.kind, *plan[1].others} == {"confident", "chain"}
+        assert type(plan[1].draft) is kind
     assert method_of("vllm", "dspark").dynamic_limits is None
     assert not dynamic_rates(with_pools(np.random.default_rng(0), [9, 9], 3, (1, 2)), DynamicLimits(levels=0))
 
@@ -178,6 +183,20 @@ def test_no_draw_of_a_noisy_latency_is_below_zero():
     _, ms, draws, _ = latencies_of(found, StepCosts(replace(noisy, points=tuple(points)), 4, 512), 999, rng)
     assert min(ms.min(), draws.min()) > 0
     assert draws.std() > ms.min() / 2
+
+
+def test_edge_llm_is_told_the_threshold_of_survival(tmp_path):
+    run, _ = run_of(tmp_path, "dspark")
+    limits = method_of("edge-llm", "dspark").dynamic_limits
+    request = PlanRequest(Limits(8, shape="chain"), batch_sizes=(1,), context=512, dynamic=limits)
+    plan = plan_trees(run.read_trace(), run.read_profile(), request)
+    plan.save(tmp_path / "edge.json")
+    written = export_plan(Plan.load(tmp_path / "edge.json"), "edge-llm")
+    told = f"--dsparkConfidenceThreshold {plan[1].draft.threshold:g} --dsparkMinProposalLen 1 --dsparkMaxProposalLen {HEADS}"
+    assert f"--specVerifySize {1 + HEADS} --dsparkScheduler threshold {told}" in written.command
+    assert READERS["edge-llm", "dspark"](written.files) == ((1, None, HEADS),)
+    for engine in ("llama-cpp", "sglang"):
+        assert "by another rule" in " ".join(export_plan(plan, engine).notes)
 
 
 def test_a_step_costs_what_the_longest_of_the_batch_keeps():

@@ -2,20 +2,32 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.replay import THRESHOLDS, accepted_lengths, confident_rates, kept_lengths, record_for, replay, tells
+from treeopt.growth.replay import (
+    THRESHOLDS,
+    accepted_lengths,
+    confident_rates,
+    kept_lengths,
+    rate_anew,
+    record_for,
+    replay,
+    tells,
+)
 from treeopt.growth.source import TraceSource
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.rounds import Planned, Rounds, Visit
 from treeopt.pipeline.profile.placement import anew_trees
+from treeopt.planning.candidates import Candidate, shares_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
 from treeopt.planning.request import PlanRequest
+from treeopt.records.drafters import DRAFTERS, is_stepwise
 from treeopt.records.plan import Plan
 from treeopt.records.pools import Counts
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -23,7 +35,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.drafters.levels import LevelDraft, drafting_of
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.trees.draft import ALL_CUT, CONFIDENT, ConfidentChain, draft_of
+from treeopt.trees.draft import ALL_CUT, CONFIDENT, ConfidentChain, SurvivingChain, draft_of
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
@@ -49,17 +61,20 @@ def recorded(seed, lengths, *, informed=False) -> RankTrace:
     return replace(trace, ranks=ranks, confidences=sure.astype(np.float32), **about)
 
 
-def slow_kept(sure, threshold, length) -> int:
-    """Guesses before the first of one state whose confidence is below the threshold."""
-    kept = 0
-    while kept < length and float(sure[kept]) >= threshold:
+def slow_kept(sure, threshold, length, kind=ConfidentChain) -> int:
+    """Guesses before the first of one state whose confidence is below the threshold; or whose survival is, at least one."""
+    kept, survival = 0, 1.0
+    while kept < length:
+        survival = float(sure[kept]) * (survival if kind is SurvivingChain else 1.0)
+        if survival < threshold:
+            break
         kept += 1
-    return kept
+    return max(kept, kind is SurvivingChain)
 
 
 def slow_states(trace, chain) -> tuple[list[int], list[int], list[list[int]]]:
     """What each state keeps and accepts, and the states at which each sequence takes a step."""
-    kept = [slow_kept(sure, chain.threshold, chain.length) for sure in trace.confidences]
+    kept = [slow_kept(sure, chain.threshold, chain.length, type(chain)) for sure in trace.confidences]
     match = [next((d for d, rank in enumerate(ranks) if rank), HEADS) for ranks in trace.ranks.tolist()]
     accepted = list(map(min, kept, match))
     return kept, accepted, slow_replay(trace, accepted)
@@ -69,8 +84,9 @@ def slow_states(trace, chain) -> tuple[list[int], list[int], list[list[int]]]:
 def test_every_threshold_and_length_is_replayed_as_a_plain_loop_does(tmp_path, seed):
     recorded(seed, lengths := [1, 2, 30, 7, 40, 25]).save(tmp_path / "t.npz")
     trace = RankTrace.load(tmp_path / "t.npz")
-    for threshold, length in itertools.product((0, *EDGES, 0.33, 1), range(1, HEADS + 1)):
-        chain = ConfidentChain(length, threshold)
+    kinds = (ConfidentChain, SurvivingChain)
+    for kind, threshold, length in itertools.product(kinds, (0, *EDGES, 0.33, 1), range(1, HEADS + 1)):
+        chain = kind(length, threshold)
         kept, accepted, states = slow_states(trace, chain)
         assert kept_lengths(trace, chain).tolist() == kept
         assert accepted_lengths(trace, chain).tolist() == accepted
@@ -83,10 +99,12 @@ def test_every_threshold_and_length_is_replayed_as_a_plain_loop_does(tmp_path, s
         np.testing.assert_allclose(rates.kept, shares, atol=1e-12)
         counted = np.bincount([accepted[t] for t in flat], minlength=1 + length)
         assert TraceSource(trace).guess_counts(chain).tolist() == counted.tolist()
-    found = confident_rates(trace, 3)
-    assert 1 < len(found) <= THRESHOLDS
-    for chain, rates in found.items():
-        assert (chain.length, rates.steps.tolist()) == (3, TraceSource(trace).rate(chain).steps.tolist())
+    for kind in kinds:
+        found = confident_rates(trace, 3, kind)
+        assert 1 < len(found) <= THRESHOLDS
+        for chain, rates in found.items():
+            assert (type(chain), chain.length) == (kind, 3)
+            assert rates.steps.tolist() == TraceSource(trace).rate(chain).steps.tolist()
     assert not tells(trace, ConfidentChain(HEADS + 1, 0.5))
     for other in (replace(trace, confidences=None), trace):
         with pytest.raises(OutOfRange, match="does not tell"):
@@ -100,19 +118,19 @@ class Given(LevelDraft):
     def __init__(self, sure):
         self.sure = torch.tensor(sure)
 
-    def chain(self, length, roots, mark):
+    def chain(self, length, roots, mark, until):
         return torch.arange(1, 1 + length).expand(len(self.sure), -1), self.sure[:, :length]
 
 
 class Guesser(Drafter):
-    kind, num_heads, has_confidences, draft_vocab_size = "given", HEADS, True, 99
+    kind, num_heads, has_confidences, draft_vocab_size = "medusa", HEADS, True, 99
 
 
 def test_a_step_verifies_as_many_rows_as_the_longest_of_the_batch_keeps():
     trace, drafter = recorded(5, [40]), Guesser()
-    for threshold, b in itertools.product((*EDGES, 0, 0.9, 1), (1, 2, 5)):
-        sure, chain = trace.confidences[10 : 10 + b], ConfidentChain(HEADS, threshold)
-        kept = [slow_kept(row, threshold, HEADS) for row in sure]
+    for kind, threshold, b in itertools.product((ConfidentChain, SurvivingChain), (*EDGES, 0, 0.9, 1), (1, 2, 5)):
+        sure, chain = trace.confidences[10 : 10 + b], kind(HEADS, threshold)
+        kept = [slow_kept(row, threshold, HEADS, kind) for row in sure]
         step = drafting_of(chain, drafter, Given(sure), Greedy(), torch.device("cpu"))(
             torch.arange(b), lambda part: None
         )
@@ -124,6 +142,40 @@ def test_a_step_verifies_as_many_rows_as_the_longest_of_the_batch_keeps():
         assert step.depths.tolist() == list(range(shape[1]))
         choices = torch.arange(1, 1 + shape[1]).expand(shape)  # the target says what was guessed
         assert [len(path) - 1 for path in step.accepted(choices, choices)[2]] == kept
+
+
+class Counted(LevelDraft):
+    """Draws random logits of each level, and counts how many levels were asked for."""
+
+    def __init__(self, drafter):
+        self.drafter, self.levels = drafter, []
+
+    def begin(self, roots, depth):
+        self.random = torch.Generator().manual_seed(len(self.levels))
+        self.levels.append(0)
+
+    def logits(self, level, tokens):
+        self.levels[-1] += 1
+        return 2 * torch.randn((*tokens.shape, 12), generator=self.random)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_a_stepwise_drafter_drafts_one_guess_beyond_the_longest_that_is_kept(kind):
+    """And a guess's confidence is its share among the likeliest ten of twelve."""
+    drafter, seen = Guesser(), set()
+    drafter.kind, drafter.draft_vocab_size = kind, 12
+    state = Counted(drafter)
+    for chain in (ConfidentChain(HEADS, one) for one in (0, *np.linspace(0.2, 0.6, 17), 1)):
+        step = drafting_of(chain, drafter, state, Greedy(), torch.device("cpu"))(torch.arange(3), lambda part: None)
+        kept = step.tokens.shape[1] - 1
+        assert state.levels[-1] == (min(HEADS, kept + 1) if kind == "eagle3" else HEADS)
+        seen.add(kept)
+    assert seen == set(range(HEADS + 1))
+    state.begin(torch.arange(3), HEADS)
+    (known,) = {tuple(state.logits(None, torch.zeros(3, 1)).topk(10).values.softmax(-1)[:, 0, 0].tolist())}
+    state.levels.pop()
+    sure = state.chain(1, torch.arange(3), lambda part: None)[1]
+    assert sure[:, 0].tolist() == pytest.approx(known)
 
 
 def slow_chain(heads, hidden, root):
@@ -149,7 +201,8 @@ def slow_chain(heads, hidden, root):
             path.append(some[0])
         else:
             path.append(slow_dflash(heads, [], hidden, root, path)[0])
-        found.append(logits.exp().max() / logits.exp().sum())
+        most = logits if heads.kind == "dflash2" else logits.topk(10).values
+        found.append(logits.exp().max() / most.exp().sum())
     return path, found
 
 
@@ -177,8 +230,11 @@ def test_confidences_are_those_of_a_forward_that_is_written_out(kind, causal):
 # Latencies and plans.
 
 
-def profile_of(batch_sizes=BATCHES, *, row_ms=1.0) -> LatencyProfile:
-    """Plain steps of 5 ms; a guess costs 0.3 ms to draft and 1 ms to verify, and confidences 0.2 ms a step."""
+def profile_of(batch_sizes=BATCHES, *, row_ms=1.0, ends=False) -> LatencyProfile:
+    """Plain steps of 5 ms; a guess costs 0.3 ms to draft and 1 ms to verify, and confidences 0.2 ms a step.
+
+    ends : whether the drafter ends behind a guess that is cut
+    """
     plain = [StepTiming(b, 512, 1, 0, (5.0,) * 9) for b in batch_sizes]
     points = [
         StepTiming(b, 512, n, d, (5 + 0.3 * d + row_ms * (n - 1),) * 9)
@@ -189,7 +245,7 @@ def profile_of(batch_sizes=BATCHES, *, row_ms=1.0) -> LatencyProfile:
     for b in batch_sizes:
         draft_ms = 0.3 * HEADS + 0.2
         points.append(StepTiming(b, 512, 1 + HEADS, HEADS, (5 + draft_ms + row_ms * HEADS,) * 9, confident=HEADS))
-        points.append(StepTiming(b, 512, 1, 0, (5 + draft_ms,) * 9, confident=HEADS))
+        points.append(StepTiming(b, 512, 1, 0, (5 + (0.5 if ends else draft_ms),) * 9, confident=HEADS))
     return LatencyProfile(tuple(points), tuple(plain))
 
 
@@ -248,15 +304,38 @@ def test_two_chains_are_timed_and_their_costs_lie_beyond_a_fixed_one_and_a_plain
     assert np.isnan(StepCosts(fixed, 1).ms([5, 1], [4, 0], [CONFIDENT, ALL_CUT])).all()
 
 
+@pytest.mark.parametrize("batch_size", BATCHES)
+def test_a_step_of_a_stepwise_drafter_costs_what_it_drafts(batch_size):
+    trace, costs = recorded(6, [40] * 10), StepCosts(profile_of(ends=True), batch_size)
+    for threshold in (0.25, 0.5, 0.75):
+        one = ConfidentChain(HEADS, threshold)
+        _, _, states = slow_states(trace, one)
+        lengths = [kept for s in states for kept in kept_lengths(trace, one)[s].tolist()]
+        longest = [max(batch) for batch in itertools.product(lengths, repeat=batch_size)]
+        expected = np.mean([5 + 0.3 * min(n + 1, HEADS) + 0.2 + n for n in longest])
+        steps = shares_of(Candidate("confident", 5, 4, None, rate_anew(trace, one), one, True), batch_size)
+        found = np.array([*steps.values()]) @ costs.ms(*np.array([*steps]).T)
+        assert found == pytest.approx(expected, rel=1e-6)
+        assert sum(steps.values()) == pytest.approx(1)
+
+
+def test_which_drafters_end_where_they_are_unsure():
+    assert {kind for kind in DRAFTERS if is_stepwise({"drafter": {"kind": kind}})} == {
+        "eagle3", "eagle", "mtp", "draft-model", "early-exit",
+    }  # fmt: skip
+    assert not is_stepwise({})
+    assert not is_stepwise({"drafter": {"kind": "unheard-of"}})
+
+
 # Records.
 
 
 def test_confidences_are_asked_for_and_kept_where_records_are_joined():
     assert record_for([ConfidentChain(3, 0.5), Tree.chain(2)]) == Counts(1, confidences=True)
     assert record_for([Tree.chain(2)]) == Counts(1)
-    few = {"tokens": 6, "guesses": 4, "has_probabilities": True}
-    assert Counts(confidences=True).fitting(**few, has_confidences=True).record == {"top_k": 6, "confidences": True}
-    assert Counts(confidences=True).fitting(**few).record == {"top_k": 6}
+    few = SimpleNamespace(draft_vocab_size=6, num_heads=4, has_probabilities=True, has_marginals=False)
+    for few.has_confidences, kept in ((True, {"confidences": True}), (False, {})):
+        assert Counts(confidences=True).fitting(few).record == {"top_k": 6, **kept}
     trace = recorded(9, [3, 9, 5])
     both = RankTrace.concatenate([trace, trace], trace.meta)
     assert (both.select(np.arange(3, 6)).confidences == trace.confidences).all()
@@ -279,7 +358,7 @@ def test_damaged_confidences_are_refused(tmp_path, damage):
 
 
 def test_a_draft_is_read_from_its_record_and_has_limits():
-    for chain in (ConfidentChain(7, 0.4), ConfidentChain(1, 0), ConfidentChain(63, 1)):
+    for chain in (ConfidentChain(7, 0.4), ConfidentChain(1, 0), ConfidentChain(63, 1), SurvivingChain(7, 0.4)):
         assert draft_of(chain.record) == chain
     for record in ({"length": 0}, {"length": 64}, {"threshold": -0.1}, {"threshold": 1.1}, {"threshold": float("nan")}):
         with pytest.raises(InvalidInput, match=f"{next(iter(record))} of a confident chain must be"):

@@ -19,7 +19,7 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.text.engines import KINDS, text_drafter
-from treeopt.text.settings import GRIDS, drafters_of, fits, sought, usual, values_of
+from treeopt.text.settings import GRIDS, drafters_of, fits, sought, usual
 
 from . import slow_text
 
@@ -86,7 +86,7 @@ def test_what_is_chosen_emits_what_the_reference_does_on_conversations_that_it_w
     options = entry.draft.options
     chosen = options["prompt_lookup_num_tokens"], options["max_matching_ngram_size"]
     assert entry.chosen.tokens_per_step == pytest.approx(by_reference(log, 1, *chosen))
-    every = product(*values_of("transformers:prompt-lookup").values())
+    every = product(*GRIDS["transformers:prompt-lookup"][1].values())
     rates = {setting: by_reference(log, 0, *setting) for setting in every}
     assert rates[chosen] >= 0.99 * max(rates.values())
     assert Plan.load(run.plan) == plan
@@ -141,7 +141,7 @@ def test_halves_know_nothing_of_each_other():
             tokens[begin:end] = 7
     other = replace(log, tokens=tokens)
     job = "vllm:ngram-v1", usual("vllm:ngram-v1"), "cold", None
-    (own, held), (changed, same) = copied._tried(log, job), copied._tried(other, job)
+    (own, held), (changed, same) = (copied.tried_on(one, job, copied._parts(one)) for one in (log, other))
     assert held.steps.tolist() == same.steps.tolist()
     assert held.rows[: len(same.rows)].tolist() == same.rows.tolist()
     assert own.steps.tolist() != changed.steps.tolist()
@@ -185,10 +185,10 @@ def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
 def test_the_best_of_separate_options_is_found():
     rng = np.random.default_rng(0)
     for name in ("vllm:suffix", "llama.cpp:ngram-mod", "tensorrt-llm:ngram"):
-        peaks = {option: rng.integers(len(of)) for option, of in values_of(name).items()}
+        peaks = {option: rng.integers(len(of)) for option, of in GRIDS[name][1].items()}
 
         def value(settings, name=name, peaks=peaks):
-            rank = {option: list(of).index for option, of in values_of(name).items()}
+            rank = {option: list(of).index for option, of in GRIDS[name][1].items()}
             return np.array(
                 [
                     [
@@ -202,7 +202,7 @@ def test_the_best_of_separate_options_is_found():
 
         found = sought(name, value, most=200)
         best = max(found, key=lambda one: found[one][0])
-        if fits({o: values_of(name)[o][i] for o, i in peaks.items()}):
+        if fits({o: GRIDS[name][1][o][i] for o, i in peaks.items()}):
             assert found[best][0] == 0
 
 
@@ -278,6 +278,39 @@ def test_what_is_planned_goes_to_its_engine(tmp_path, monkeypatch, engine):
     other = "exllamav3" if engine != "exllamav3" else "sglang"
     with pytest.raises(TreeoptError):
         pipeline.export(RunDirectory(tmp_path), other)
+
+
+def test_nothing_beyond_the_budget_is_planned_and_the_usual_setting_is_said(run):
+    (entry,) = treeopt.search(run=run, budget=4, **METHOD).entries
+    assert all(figure.size <= 4 for figure in (entry.chosen, *entry.others.values(), *entry.curve))
+    (said,) = [one for one in entry.warnings if "usual setting" in one]
+    log = RequestLog.load(run.requests)
+    assert f"up to 11 rows, beyond the budget of 4: it emits {by_reference(log, 1, 10, 2):.2f} tokens per step" in said
+    with pytest.raises(InvalidInput, match="must be larger than 1"):
+        treeopt.search(run=run, budget=1, **METHOD)
+
+
+def test_of_a_long_log_the_first_answers_are_replayed(run, tmp_path, monkeypatch):
+    log = RequestLog.load(run.requests)
+    part = copied.first_answers(log, 800)
+    assert part.answer_tokens[:-1].sum() < 800 <= part.answer_tokens.sum()
+    half = copied.halves(part)
+    assert half.tolist() == copied.halves(log)[: len(half)].tolist()
+    monkeypatch.setattr(copied, "JUDGED_TOKENS", 800)
+    entry = treeopt.search(run=run, **METHOD).entries[0]
+    assert any(f"the first {part.num_sequences} of 48 requests" in said for said in entry.warnings)
+    alone = RunDirectory(tmp_path / "alone")
+    with alone.writing():
+        alone.replace_requests(part)
+    assert treeopt.search(run=alone, **METHOD).entries[0].chosen == entry.chosen
+
+
+def test_a_plan_that_is_made_again_is_the_same_file(run):
+    entry = treeopt.search(run=run, **METHOD).entries[0]
+    assert entry.chosen.replay_us > 0
+    before = run.plan.read_bytes()
+    treeopt.search(run=run, **METHOD)
+    assert run.plan.read_bytes() == before
 
 
 def log_of_answers(answers: list[list[int]]) -> RequestLog:

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from treeopt.runtime.drafters.levels import chosen_tree
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.trees.draft import MOST_BLOCK, MOST_ROWS, MOST_WIDTH, DDTree, DynamicTree, TreeSize, draft_of, product_size
 
+from .conftest import some_long
 from .test_dynamic import STEP, paths_of, slow_replay
 
-TABLES, AT_ONCE = 2000, 20
+AT_ONCE = 20
 LENGTHS, WIDTHS = [1, 2, 30, 7, 40], (1, 2, 3, 5)
 
 
@@ -61,10 +63,11 @@ def sorted_paths(logits, depth, width) -> list[tuple[float, tuple[int, ...]]]:
     return [(score[path], tuple(said[token] for token in tokens[path])) for path in ranks]
 
 
-def test_nodes_are_the_first_of_all_paths_sorted():
+@pytest.mark.parametrize("count", [400, *some_long(2000)])
+def test_nodes_are_the_first_of_all_paths_sorted(count):
     """Every budget, width and depth cut; of each one budget through the tree that a step verifies."""
     rng, ties = np.random.default_rng(0), 0
-    for _ in range(TABLES // AT_ONCE):
+    for _ in range(count // AT_ONCE):
         most, tokens = int(rng.integers(1, 5)), int(rng.integers(2, 5))
         given = draft(rng, most, tokens)
         for depth, width in itertools.product(range(1, most + 1), range(1, tokens + 1)):
@@ -79,7 +82,28 @@ def test_nodes_are_the_first_of_all_paths_sorted():
                 ours = paths_of(*(part[i].tolist() for part in found))
                 assert sorted(ours) == sorted(slow[: rows - 1])
                 assert depths[i].tolist() == [0, *map(len, ours)]
-    assert ties > 10 * TABLES
+    assert ties > 10 * count
+
+
+def test_edge_llm_takes_the_same_nodes_where_no_scores_are_equal():
+    """Its rule: the best child so far untried of any node that there is, of so many ranks of each depth."""
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        depth, topk, rows = int(rng.integers(2, 6)), int(rng.integers(2, 9)), int(rng.integers(3, 30))
+        rows = min(max(rows, topk + 1), product_size(depth, topk) + 1)
+        logits = torch.tensor(rng.normal(size=(1, depth, 12)), dtype=torch.float32)
+        logs, ids = logits[0].log_softmax(-1).sort(-1, descending=True)
+        nodes, scores, tried = [()], [0.0], [0]
+        while len(nodes) < rows:
+            may = [i for i, path in enumerate(nodes) if len(path) < depth and tried[i] < topk]
+            best = max(may, key=lambda i: scores[i] + float(logs[len(nodes[i]), tried[i]]))
+            scores.append(scores[best] + float(logs[len(nodes[best]), tried[best]]))
+            nodes.append((*nodes[best], int(ids[len(nodes[best]), tried[best]])))
+            tried[best] += 1
+            tried.append(0)
+        pool = Given(torch.cat([logits, torch.full((1, depth, 1), -99.0)], 2)).pool(depth, topk, rows)
+        ours = paths_of([0, *pool.tokens[0].tolist()], [0, *(1 + pool.parents[0]).tolist()])
+        assert ours == nodes[1:]  # in the same order, too
 
 
 def slow_places(logits, true, width) -> list[int]:
@@ -146,9 +170,11 @@ def test_records_are_selected_and_joined_and_asked_for():
     assert (both.select(np.arange(5, 10)).marginal_places == trace.marginal_places).all()
     wanted = [DDTree(3, 8, 16), DDTree(5, 4, 9), DynamicTree(2, 4, 8)]
     assert record_for(wanted, 9) == Counts(9, 2, (4,), 5, (4, 8))
-    few = {"tokens": 6, "guesses": 4, "has_probabilities": True}
-    assert record_for(wanted).fitting(**few, has_marginals=True) == Counts(1, 2, (4,), 4, (4,))
-    assert record_for(wanted).fitting(**few, has_marginals=False) == Counts(1, 2, (4,))
+    few = SimpleNamespace(draft_vocab_size=6, num_heads=4, has_probabilities=True, has_confidences=False)
+    few.has_marginals = True
+    assert record_for(wanted).fitting(few) == Counts(1, 2, (4,), 4, (4,))
+    few.has_marginals = False
+    assert record_for(wanted).fitting(few) == Counts(1, 2, (4,))
 
 
 DAMAGES = {  # where, what, and how it is refused

@@ -95,7 +95,15 @@ def plainly(heads, i, name, reads):
 
 
 def slow_rows(heads: DFlashHeads, hidden: torch.Tensor, root: int, around=plainly) -> list[torch.Tensor]:
-    """The last layer's row of each place of the block, by loops over rows, layers and heads."""
+    """The last layer's row of each place of the block; made once for all nodes of a step, whose paths it does not see."""
+    known, key = heads.__dict__.setdefault("slow_rows", {}), (around, root, hidden.numpy().tobytes())
+    if key not in known:
+        known[key] = rows_by_loops(heads, hidden, root, around)
+    return known[key]
+
+
+def rows_by_loops(heads, hidden, root, around) -> list[torch.Tensor]:
+    """By loops over rows, layers and heads."""
     form, weights, m = heads.form, heads.weights, len(hidden)
     context = [slow_norm(heads, weights["fc.weight"] @ h[32:], weights["hidden_norm.weight"]) for h in hidden]
     block = heads.num_heads + (not form.from_anchor)

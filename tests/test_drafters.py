@@ -37,13 +37,13 @@ from treeopt.runtime.training.batches import Text, common_tokens, make_batch
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates, count
-from treeopt.trees.draft import ConfidentChain, DDTree, DynamicTree
+from treeopt.trees.draft import ConfidentChain, DDTree, DynamicTree, SurvivingChain
 from treeopt.trees.tree import Tree
 
-from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, tiny_model, trees
+from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, some_long, tiny_model, trees
 from .test_mtp import drafting
 
-TEXTS, STEPS = 12, 120  # answers that heads are trained on, and for how long
+TEXTS, STEPS = 12, 60  # answers that heads are trained on, and for how long
 NEVER = StopRule(frozenset(), 24, at_loops=False)
 PROMPTS = [[9], [4, 5, 4, 5, 4], *([(i * step) % VOCABULARY for i in range(60)] for step in (13, 22, 25))]
 RULES = [Greedy(), Sampling(0.7, top_p=0.9)]
@@ -249,10 +249,10 @@ class TestContract:
         accepted = np.bincount([a for row in rows for a in row.accepted], minlength=tree.depth + 1)
         assert accepted.tolist() == length_counts(trace, accepted_lengths(trace, tree), tree.depth).tolist()
 
-    @pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.long)], ids=["some", "every"])
+    @pytest.mark.parametrize("most", [1, *some_long(None)], ids=["some", "every"])
     def test_an_end_token_inside_an_accepted_path_ends_the_text_there(self, both, rule, most):
-        """Tokens of some answers are made the end token once: in the suite two a text that are in the middle of
-        accepted paths, else every token."""
+        """Tokens of some answers are made the end token once: in the suite one a text that is in the middle of an
+        accepted path, else every token."""
         target, drafter = both
         tree, inside = Tree.dense([6, 2, 1]), 0
         rows = decode(target, drafter, PROMPTS, tree, batch_size=1, stop=NEVER, acceptance=rule)
@@ -294,7 +294,9 @@ class TestContract:
         assert row.end is End.CONTEXT
         assert row.tokens == plain.tokens
 
-    def test_trees_that_are_built_anew_decode_the_plain_text_and_are_replayed(self, both, rule):
+    @pytest.mark.parametrize("every", [2, *some_long(1)], ids=["some", "all"])
+    def test_trees_that_are_built_anew_decode_the_plain_text_and_are_replayed(self, both, rule, every):
+        """In the suite each rule has half of them."""
         (target, drafter), accepted = both, dict[str, list[int]]()
         if not drafter.has_probabilities:
             return
@@ -304,7 +306,7 @@ class TestContract:
         plain = decode(target, None, prompts, batch_size=3, stop=setup.stop, acceptance=rule)
         counts = record_for([tree for tree, _ in drafts], 4)
         trace = rank_answers(setup, prompts, [row.tokens for row in plain], batch_size=4, counts=counts)
-        for tree, batch_size in drafts:
+        for tree, batch_size in drafts[RULES.index(rule) % every :: every]:
             rows = decode(target, drafter, prompts, tree, batch_size=batch_size, stop=setup.stop, acceptance=rule)
             assert [row.tokens for row in rows] == [row.tokens for row in plain]
             assert replay(trace, tree).steps.tolist() == [row.steps for row in rows], tree
@@ -313,8 +315,12 @@ class TestContract:
             max(lengths) > (drafter.kind == "medusa") for lengths in accepted.values()
         )  # which is right at depth 2, too
 
-    def test_confident_chains_decode_the_plain_text_and_are_replayed(self, both, rule):
-        """Cut at many places: of each record at three quantiles of the confidences, at 0 and at 1, and shorter than drafted."""
+    @pytest.mark.parametrize("every", [2, *some_long(1)], ids=["some", "all"])
+    def test_confident_chains_decode_the_plain_text_and_are_replayed(self, both, rule, every):
+        """Cut at many places: of each record at three quantiles of the confidences, at 0 and at 1, and shorter than drafted.
+
+        In the suite a chain has one batch size of two, and the other by the other rule.
+        """
         target, drafter = both
         if not drafter.has_confidences:
             with pytest.raises(InvalidInput, match=re.escape(f"{drafter.kind} has none")):
@@ -326,9 +332,11 @@ class TestContract:
         trace = rank_answers(setup, prompts, [row.tokens for row in plain], batch_size=4, counts=counts)
         shares = np.quantile(trace.confidences, [0.2, 0.5, 0.8])
         kept = set()
-        for threshold, length in itertools.product([0, *shares, 1], (HEADS, 2)):
-            chain = ConfidentChain(length, float(threshold))
-            for batch_size in (1, 4):
+        cases = [*itertools.product((ConfidentChain,), (HEADS, 2), [0, *shares, 1])]
+        cases += itertools.product((SurvivingChain,), (HEADS,), [shares[0] * shares[1], 1])
+        for n, (kind, length, threshold) in enumerate(cases):
+            chain = kind(length, float(threshold))
+            for batch_size in (1, 4)[(n + RULES.index(rule)) % every :: every]:
                 rows = decode(target, drafter, prompts, chain, batch_size=batch_size, stop=setup.stop, acceptance=rule)
                 assert [row.tokens for row in rows] == [row.tokens for row in plain]
                 assert replay(trace, chain).steps.tolist() == [row.steps for row in rows], chain

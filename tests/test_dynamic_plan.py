@@ -5,6 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from treeopt.engines.plans import export_plan
+from treeopt.engines.registry import method_of
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay
 from treeopt.latency.estimate import StepCosts
@@ -22,6 +24,7 @@ from treeopt.trees.draft import (
     ConfidentChain,
     DDTree,
     Draft,
+    DynamicLimits,
     DynamicTree,
     TreeSize,
     draft_of,
@@ -256,9 +259,8 @@ def test_an_engine_of_chains_gets_the_best_chain_or_plain_decoding(plan):
                 replace(slow, others={}).serving(lambda draft: draft.kind == "chain")
 
 
-@pytest.mark.parametrize("is_best", [True, False])
-def test_a_tree_over_marginals_stands_in_the_same_table(is_best):
-    """It is the fastest of all settings, by brute force, and it is chosen where fixed trees are no better than chains."""
+def with_marginals(is_best) -> tuple[RankTrace, LatencyProfile]:
+    """A record of trees over marginals, which are the fastest of all settings or not."""
     record, _ = recorded(5, lengths := [40] * 12, (4,), depth=3)
     ranks = random_trace(np.random.default_rng(5), np.array(lengths), 3, 6)
     few = np.where(ranks.ranks > 0, MISS, ranks.ranks)
@@ -270,6 +272,13 @@ def test_a_tree_over_marginals_stands_in_the_same_table(is_best):
         for n in (8, 16)
     ]
     profile = dearer(LatencyProfile((*fixed.points, *timed), fixed.autoregressive), dynamic=0.0 if is_best else 5.0)
+    return record, profile
+
+
+@pytest.mark.parametrize("is_best", [True, False])
+def test_a_tree_over_marginals_stands_in_the_same_table(is_best):
+    """It is the fastest of all settings, by brute force, and it is chosen where fixed trees are no better than chains."""
+    record, profile = with_marginals(is_best)
     entry = plan_trees(record, profile, PlanRequest(Limits(16), batch_sizes=(1,)))[1]
     trees = [
         DDTree(depth, 4, n) for depth in (1, 2, 3) for n in range(depth + 1, min(product_size(depth, 4) + 1, 16) + 1)
@@ -281,3 +290,31 @@ def test_a_tree_over_marginals_stands_in_the_same_table(is_best):
     assert i == best or throughput[i] > 0.95 * throughput[best]
     assert entry.chosen.rate >= (1 - NEGLIGIBLE) * max(one.rate for one in (entry.plain, *entry.others.values()))
     assert (entry.chosen is found) == is_best
+
+
+def test_edge_llm_builds_trees_over_the_marginals_of_whole_blocks(tmp_path):
+    record, profile = with_marginals(True)
+    record = replace(record, meta={**record.meta, "drafter": {"kind": "dflash", "num_heads": 3, "widest": 3}})
+    limits = method_of("edge-llm", "dflash").dynamic_limits
+    assert limits == DynamicLimits(levels=0, marginals=True, width=8)
+    request = PlanRequest(Limits(16, shape="chain"), batch_sizes=(1,), dynamic=limits, whole_blocks=True)
+    plan_trees(record, profile, request).save(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    tree = plan[1].draft
+    assert (tree.kind, tree.depth) == ("ddtree", 3)
+    for size in (None, 1):
+        written = export_plan(plan, "edge-llm", batch_size=size)
+        told = f"--specDraftTopK {tree.ranks} --specDraftStep 1 --specVerifySize {tree.rows} --dflashBlockSize 4"
+        assert told in written.command
+        assert f"--maxVerifyTreeSize {tree.rows} or more" in " ".join(written.notes)
+        assert "neither a prefix" not in " ".join(written.notes)
+    chain = plan[1].best("chain")
+    for other in (DDTree(2, 4, 8), DDTree(3, 9, 16)):  # of another width, or of more ranks than it tries
+        chosen = replace(plan[1].chosen, draft=other)
+        without = replace(plan, entries=(replace(plan[1], chosen=chosen, others={"chain": chain}),), schedule=[])
+        written = export_plan(without, "edge-llm")
+        assert "takes chains only" in " ".join(written.notes)
+        assert "--specDraftTopK 1 " in written.command or "--specDecode" not in written.command
+    narrow = replace(limits, width=3)
+    few = plan_trees(record, profile, replace(request, dynamic=narrow))[1].best("ddtree")
+    assert few is None or few.draft.ranks <= 3

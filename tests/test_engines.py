@@ -234,7 +234,9 @@ def test_options_that_make_no_difference_are_refused():
 def test_names_that_are_not_known_are_refused_with_the_known_ones():
     with pytest.raises(Unsupported, match="eagle1, eagle2, edge-llm, exllamav3"):
         method_of("other")
-    with pytest.raises(Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree, copied-text, eagle"):
+    with pytest.raises(
+        Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree, copied-text, with-copied-text, eagle"
+    ):
         method_of("tensorrt-llm", method="other")
 
 
@@ -297,7 +299,7 @@ def test_chains_longer_than_the_heads_are_refused(engine):
 
 
 SERVED = {  # kinds of drafters of blocks by engine, and engines by their way with a block that is too wide
-    "dflash": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "lmdeploy", "exllamav3"},
+    "dflash": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "lmdeploy", "exllamav3", "transformers"},
     "dflash2": {"vllm", "sglang", "llama-cpp", "onnx-genai"},
     "dspark": {"vllm", "sglang", "tensorrt-llm", "llama-cpp", "edge-llm", "onnx-genai", "rtp-llm"},
     "p-eagle": {"vllm"},
@@ -308,6 +310,8 @@ WIDER = {
     "tensorrt-llm": "does not start",
     "llama-cpp": "no more than the block, with a warning",
     "onnx-genai": "refuses to build",
+    ("edge-llm", "dspark"): "does not start",
+    ("transformers", "dflash"): "drafts it without a word",
 }
 
 
@@ -325,15 +329,9 @@ def test_engines_serve_the_drafters_of_blocks_that_they_know_and_refuse_others_b
 def test_a_chain_longer_than_the_block_is_refused_with_what_the_engine_would_do(kind, engine):
     """Of its own length it is written; SGLang runs wider blocks, with a warning, and some were faster."""
     assert chain(engine, kind, 5, widest=5).files
-    if engine in WIDER:
-        with pytest.raises(
-            InvalidInput, match=f"up to 5 guesses from this drafter.*this one has 6, and it .*{WIDER[engine]}"
-        ):
+    if said := WIDER.get((engine, kind), WIDER.get(engine)):
+        with pytest.raises(InvalidInput, match=f"up to 5 guesses from this drafter.*this one has 6, and it .*{said}"):
             chain(engine, kind, 6, widest=5)
-    elif (engine, kind) == ("edge-llm", "dspark"):
-        for length in (4, 6):
-            with pytest.raises(InvalidInput, match=f"the whole block .* 5 guesses, but this chain has {length}"):
-                chain(engine, kind, length, widest=5)
     else:
         assert chain(engine, kind, 6, widest=5).files
 
@@ -421,21 +419,6 @@ def test_the_page_has_the_tables_as_they_are():
     assert refreshed(page) == page, f"refresh it: {REFRESH}"
 
 
-def test_what_is_known_and_not_planned_for_is_in_the_tables():
-    known = {
-        "tensorrt-llm": "dynamic trees of MTP, SA with a drafter, AUTO",
-        "sglang": "UNO, Domino, block verification",
-        "vllm": "ngram_gpu, Domino, block verification",
-    }
-    page = PAGE.read_text(encoding="utf-8")
-    for engine, names in known.items():
-        said = CliRunner().invoke(cli, ["list", "engines", engine]).output
-        for name in names.split(", "):
-            assert name in said
-            assert f"| `{engine}` | {name} | " in page
-        assert "not planned for" in said
-
-
 def test_tensorrt_llms_ngrams_are_never_told_of_rejection_sampling():
     def written(**rule):
         return export_request(
@@ -482,10 +465,14 @@ def listed(*words, columns=300):
 
 def test_list_engines_is_short_and_an_engine_is_shown_in_full():
     text = listed("engines")
+    assert "not planned for" in listed("engines", "vllm")
     assert not any(method.source in text for _, method in METHODS)
     for name, method in METHODS:
         assert {method.name, *method.drafters} <= set(re.findall(r"[^\s│,]+", listed("engines", name)))
         assert {row["engine"] for row in json.loads(listed("engines", name, "--json"))["engines"]} == {name}
+    rows = json.loads(listed("engines", "--json"))["engines"]
+    cuts = {(row["engine"], row["confident"]) for row in rows if row["confident"]}
+    assert cuts == {("llama-cpp", "confidence"), ("sglang", "confidence"), ("edge-llm", "survival")}
     lines = listed("engines", columns=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) < 2 * len(METHODS)
@@ -501,7 +488,8 @@ def test_list_engines_as_json_has_all_fields():
         assert row["package"] == ENGINES[row["engine"]].package
         assert row["unplanned"] == ENGINES[row["engine"]].unplanned
         assert row["runs_here"] == engine_table.runs_here(ENGINES[row["engine"]])
-        for name in row.keys() - {"engine", "title", "package", "method", "unplanned", "runs_here"}:
+        assert row["confident"] == getattr(method.confident, "cut_by", None)
+        for name in row.keys() - {"engine", "title", "package", "method", "unplanned", "runs_here", "confident"}:
             value = getattr(method, name)
             assert row[name] == (list(value) if isinstance(value, tuple) else value), name
 

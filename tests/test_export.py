@@ -14,15 +14,13 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import medusa_buffers as oracle
+from tests import engine_readers as readers
 from tests.engine_rows import READERS
 from tests.medusa_buffers import medusa_buffers
 from treeopt.cli import cli
-from treeopt.engines import eagle, medusa, neuron, tensorrt_trees, triton
+from treeopt.engines import eagle, neuron
 from treeopt.engines.base import Request
-from treeopt.engines.lists import decoded
 from treeopt.engines.plans import export_plan, export_request
-from treeopt.engines.reading import read_choices
 from treeopt.engines.registry import ENGINES, method_of, runners
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import export_all
@@ -109,16 +107,6 @@ class TestContract:
         assert read_back(engine, method, export(tree, engine, method)) == tree
 
     @named
-    def test_every_file_is_read_by_the_other_commands(self, engine, method):
-        tree = Tree.dense([3, 2, 1])
-        files = export(tree, engine, method).files
-        for name, text in files.items():
-            choices = read_choices(text)
-            if name != "commands.sh" or choices is not None:  # some commands only name the tree's file
-                assert Tree.from_choices(choices) == tree, name
-        assert len(files) > 1
-
-    @named
     def test_numbers_that_follow_from_the_tree(self, engine, method):
         tree = Tree.dense([3, 2, 1])
         written = export(tree, engine, method, num_heads=5)
@@ -175,26 +163,10 @@ def test_medusas_buffers_have_their_golden_values(name):
     assert neuron.leaf_last(tree) == leaf_last
 
 
-LISTS = st.lists(st.lists(st.integers(-1, 11), max_size=3), max_size=8)
-
-
-@given(st.one_of(LISTS, trees().map(lambda tree: tree.choices)), st.booleans())
-def test_a_list_is_the_tree_that_medusas_buffers_verify(choices, mixed):
-    choices = [tuple(path) if mixed and i % 2 else path for i, path in enumerate(choices)]
-
-    def outcome(read):
-        try:
-            return read(choices)
-        except (ValueError, IndexError, TypeError) as error:  # an InvalidInput is a ValueError
-            return type(error), str(error)
-
-    assert outcome(decoded) == outcome(lambda paths: oracle.decoded(medusa_buffers(paths)))
-
-
 def test_eagles_tree_has_its_golden_values():
     tree = published_tree("eagle_mc_sim_7b_63")
     assert (len(tree) - 1, tree.widths(), neuron.leaf_last(tree)) == (25, [4, 8, 8, 3, 2], True)
-    assert eagle.drafting_levels(tree.choices) == [4, 4, 1, 1]
+    assert readers.drafting_levels(tree.choices) == [4, 4, 1, 1]
 
 
 def test_the_small_case():
@@ -221,18 +193,6 @@ def test_tensorrt_llm_writes_one_list_three_ways():
 # What is refused, each beside what an engine makes of it in silence
 
 
-def test_lists_that_are_no_trees_are_others_to_engines():
-    """A parent that is missing hangs on the root in TensorRT-LLM's C++, a duplicate counts twice, a rank may be negative."""
-    assert [3] in tensorrt_trees.in_cpp([[0], [1], [2, 3]], 63, 4).choices
-    for engine in (medusa_buffers, eagle.drafting_levels):
-        with pytest.raises((ValueError, KeyError)):
-            engine([[0], [1], [2, 3]])
-    assert len(medusa_buffers([[0], [0], [0, 0]]).tree_indices) == 4
-    assert medusa_buffers([[0], [-1]]).tree_indices.tolist() == [0, 0, 1]
-    assert len(tensorrt_trees.in_python([[0], [0, 0], [1, 0, 0]])) - 1 == 5  # more than it counts
-    assert len(tensorrt_trees.in_python([[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]])) - 1 == 9  # leaves alone
-
-
 SEVENTEEN = [[rank] for rank in range(17)]
 FIRST, SECOND = [1] + [0] * 8, [1] + [0] * 7 + [1]
 TEN_DEEP = [[0], *(FIRST[:depth] for depth in range(1, 9)), FIRST, SECOND, [*FIRST, 0], [*SECOND, 0]]
@@ -256,33 +216,6 @@ def test_a_tree_that_an_engine_would_take_for_another_is_refused(engines, choice
             export(Tree.from_choices(choices), engine)
 
 
-def test_what_engines_make_of_such_trees():
-    """Rank 10 is the next head's candidate, and in TensorRT-LLM's C++ rank 16 and paths longer than 8 share others' bits."""
-    assert medusa_buffers([[0], [10], [0, 0]]).tree_indices.tolist() == [0, 1, 11, 11]
-    for choices in ([*SEVENTEEN, [0, 0], [16, 0], [0, 0, 0], [1, 0, 0], [16, 0, 0]], TEN_DEEP):
-        with pytest.raises(InvalidInput, match="share theirs"):
-            tensorrt_trees.in_cpp(choices, 63, 16)
-    with pytest.raises(InvalidInput, match="one place"):
-        tensorrt_trees.in_python(GAP)
-    assert neuron.token_tree({"0": ["1"], "1": ["2"]}).choices == [[0], [0, 0]]
-    assert medusa.drafted([[0], [0, 1]]).choices == [[0], [0, 0]]
-    assert all(export(Tree.chain(8), engine).files for engine in ("tensorrt-llm", "triton"))
-
-
-@pytest.mark.parametrize(
-    ("choices", "error"),
-    [([], ValueError), ([[]], IndexError), ([[], [0]], IndexError), ([[0], [0, 0, 0]], IndexError)],
-)
-def test_lists_that_medusa_fails_on(choices, error):
-    with pytest.raises(error):
-        medusa_buffers(choices)
-    if choices:
-        with pytest.raises(InvalidInput):
-            Tree.from_choices(choices)
-    with pytest.raises(InvalidInput, match="not to speculate"):
-        export(Tree.chain(0), "medusa")
-
-
 @pytest.mark.parametrize("engine", ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt"])
 def test_a_tree_deeper_than_the_heads_is_refused(engine):
     with pytest.raises(InvalidInput, match="2 deep, one per head, but this one is 3 deep"):
@@ -291,7 +224,7 @@ def test_a_tree_deeper_than_the_heads_is_refused(engine):
 
 def test_more_choices_than_were_built_are_refused_and_fewer_save_nothing():
     with pytest.raises(InvalidInput, match="numChoices"):
-        tensorrt_trees.in_cpp(published_tree().choices, 31, 4)
+        readers.in_cpp(published_tree().choices, 31, 4)
     with pytest.raises(InvalidInput, match=r"max_draft_len, 31, but this one has 63.*budget=32"):
         export(published_tree(), "tensorrt-llm", max_draft_len=31)
     small = export(Tree.dense([2, 2]), "tensorrt-llm", max_draft_len=63)
@@ -299,27 +232,12 @@ def test_more_choices_than_were_built_are_refused_and_fewer_save_nothing():
     assert "max_draft_len: 63" in small.files["llm_api_options.yml"]
 
 
-PARSED = {"{0},{0, 0},{1}": [[0], [0, 0], [1]], "{0}, {0,0}, {1}": [[0], [0, 0], [1]], "{0},\n{1}": [[0], [1]],
-          "{0},{1},": [[0], [1]], "{ 0 , 1 }": [[0, 1]], "{0},{0,0": [[0]], "{0}{1},{2}": [[0], [2]], "{0} {0,0}": [[0], [0]],
-          "{0.5}": [[0]], "{-1}": [[-1]], "{0,}": [[0]], "{0,,1}": [[0]], "{2147483648}": None, " {0}": None,
-          "{{0},{0,0}}": None, "[[0],[0,0]]": None, "": None}  # fmt: skip
-
-
-@pytest.mark.parametrize("text", PARSED)
-def test_tritons_parser_on_right_and_wrong_strings(text):
-    if PARSED[text] is None:
-        with pytest.raises(InvalidInput, match="default tree"):
-            triton.vectors(text)
-    else:
-        assert triton.vectors(text) == PARSED[text]
-
-
 def test_fill_template_fails_on_a_comma_that_is_not_escaped():
     written = export(Tree.dense([2, 1]), "triton")
     with pytest.raises(InvalidInput, match="no pair"):
-        triton.filled_in("medusa_choices:{0},{1}")
+        readers.filled_in("medusa_choices:{0},{1}")
     argument = shlex.split(written.command)[-1]
-    assert triton.filled_in(argument)["medusa_choices"] == "{0},{1},{0, 0},{1, 0}"
+    assert readers.filled_in(argument)["medusa_choices"] == "{0},{1},{0, 0},{1, 0}"
 
 
 # Warnings
@@ -464,7 +382,6 @@ def test_a_command_exports_any_tree(tmp_path, monkeypatch):
     assert "--medusa-speculation-length 64 --num-medusa-heads 4" in result.stdout
     written = tmp_path / "treeopt-run" / "export" / "neuron-medusa" / "medusa_tree.json"
     assert json.loads(written.read_text()) == published_tree().choices
-    assert decoded(json.loads(written.read_text())) == published_tree()
     refused = CliRunner().invoke(cli, ["export", "--to", "tgi", "--tree", "mc_sim_7b_63"])
     assert refused.exit_code == 1
     assert "takes chains only" in refused.output

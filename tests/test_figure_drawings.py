@@ -1,6 +1,7 @@
 """Every figure on small and large inputs: no texts that overlap or are cut off, and the files as promised."""
 
 import itertools
+import re
 from dataclasses import replace
 from functools import cache
 from xml.etree import ElementTree
@@ -67,7 +68,7 @@ def meet(a, b) -> bool:
 
 
 def drawings():
-    """Every figure on small and large inputs, each made only when its test runs."""
+    """Every figure on small and large inputs, each made only when its test runs; those between are for ``make test-long``."""
     for heads, size in ((2, 1), (2, 8), (4, 64), (8, 64), (8, 256)):
         yield f"tree-{size}-{heads}", lambda h=heads, n=size: draw_tree(grown(h, n))
     wide = Tree.from_choices([[r] for r in range(63)])
@@ -109,8 +110,17 @@ def drawings():
         yield name, lambda make=make: draw(make())
 
 
-@pytest.mark.parametrize(("name", "make"), list(drawings()), ids=lambda value: value if isinstance(value, str) else "")
-def test_no_label_overlaps_another_or_is_cut_off(name, make):
+BETWEEN = re.compile("tree-(8-2|64-.)|accuracy-(2|seldom)|positions-2|groups-(1-3|2-.*|8-[13])|sizes-2|contenders-2")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, id=name, marks=[pytest.mark.long] * bool(BETWEEN.fullmatch(name)))
+        for name, make in drawings()
+    ],
+)
+def test_no_label_overlaps_another_or_is_cut_off(make):
     assert overlaps(make()) == []
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,9 +37,10 @@ def command(*more: object) -> str:
     return shlex.join([sys.executable, str(FAKE), "--port", "{port}", *map(str, more)]) + " {options}"
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory) -> Path:
     """A run for vLLM that was planned from a table, with chains of 2, and prompts."""
+    tmp_path = tmp_path_factory.mktemp("planned")
     (tmp_path / "table.csv").write_text("head,rank,accuracy\n1,0,0.7\n2,0,0.6\n3,0,0.1\n")
     (tmp_path / "steps.csv").write_text("batch_size,size,depth,step_ms\n" + "".join(
         f"{b},{k + 1},{k},{10 + k}\n" for b in (1, 4) for k in range(4)
@@ -49,6 +51,11 @@ def folder(tmp_path) -> Path:
     treeopt("profile", "--from-csv", tmp_path / "steps.csv", "--runtime", "vllm", "--run", run)
     treeopt("search", "--for", "vllm", "--run", run)
     return tmp_path
+
+
+@pytest.fixture
+def folder(planned, tmp_path) -> Path:
+    return Path(shutil.copytree(planned, tmp_path, dirs_exist_ok=True))
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from .lying_server import Engine, lying
 from .test_merge import calibration, shard
 
 PROGRAM = f"""
-import sys
+import json, shlex, sys
 class Without:
     def __init__(self, finder):
         self.finder = finder
@@ -24,8 +25,10 @@ class Without:
     def __getattr__(self, name):
         return getattr(self.finder, name)
 sys.meta_path[:] = map(Without, sys.meta_path)
-from treeopt.cli import main
-main()
+from click.testing import CliRunner
+from treeopt.cli import cli
+results = [CliRunner().invoke(cli, shlex.split(line)) for line in sys.argv[1:]]
+print(json.dumps([(one.exit_code, one.stdout, one.stderr, repr(one.exception)) for one in results]))
 """
 SHIPPED = "vicuna-7b-medusa1"
 CONFIG = {
@@ -48,71 +51,75 @@ def folder(tmp_path_factory) -> Path:
     return place
 
 
-def run(place: Path, *words: str, code: int = 0) -> str:
+def run_all(place: Path, lines: Sequence[str], code: int = 0) -> list[str]:
+    """What each of the commands prints, or says where it could not, one after the other in one process."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
+        [sys.executable, "-c", PROGRAM, *lines],
         cwd=place, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, check=False,
     )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout if code == 0 else done.stderr
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for line, result in zip(lines, found, strict=True):
+        assert result[0] == code, (line, result)
+    return [out if code == 0 else said for _, out, said, _ in found]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "--help",
-        "calibrate --help",
-        "train --help",
-        "list",
-        "list engines vllm",
-        "search --calibration vicuna-7b-medusa1 --budget 8 --for vllm --run other",
-        "show",
-        "score mc_sim_7b_63 --calibration vicuna-7b-medusa1",
-        "import table.csv --trials 1000 --run imported",
-        "export --to acceptance --run imported",
-        "import-tree treeopt-run/plan.json",
-        "export --to medusa",
-        "plot",
-        "report",
-        "compare vicuna-7b-medusa1 vicuna-7b-medusa1",
-        "status",
-        "merge part-0 part-1 --run merged",
-        "profile --from-csv steps.csv --run timed",
-        "profile --analytical H100-SXM --model config.json --run computed",
-        "profile --command 'echo {size}' --sizes 4,8 --time-limit 1 --run asked",
-    ],
+def run(place: Path, *words: str, code: int = 0) -> str:
+    return run_all(place, [shlex.join(words)], code)[0]
+
+
+LIGHT = (
+    "--help",
+    "calibrate --help",
+    "train --help",
+    "list",
+    "list engines vllm",
+    "search --calibration vicuna-7b-medusa1 --budget 8 --for vllm --run other",
+    "show",
+    "score mc_sim_7b_63 --calibration vicuna-7b-medusa1",
+    "import table.csv --trials 1000 --run imported",
+    "export --to acceptance --run imported",
+    "import-tree treeopt-run/plan.json",
+    "export --to medusa",
+    "plot",
+    "report",
+    "compare vicuna-7b-medusa1 vicuna-7b-medusa1",
+    "status",
+    "merge part-0 part-1 --run merged",
+    "profile --from-csv steps.csv --run timed",
+    "profile --analytical H100-SXM --model config.json --run computed",
+    "profile --command 'echo {size}' --sizes 4,8 --time-limit 1 --run asked",
 )
-def test_what_needs_no_model_runs(folder, line):
-    assert run(folder, *shlex.split(line))
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "run",
-        "calibrate",
-        "profile",
-        "profile --random-weights config.json",
-        "search --calibration vicuna-7b-medusa1 --profile demo--amd-epyc-2-cores-bfloat16 --verify 2",
-        "bench",
-        "bench --engine openvino",
-        "convert heads --to vllm -o out",
-        "train -o heads",
-    ],
+HEAVY = (
+    "run",
+    "calibrate",
+    "profile",
+    "profile --random-weights config.json",
+    "search --calibration vicuna-7b-medusa1 --profile demo--amd-epyc-2-cores-bfloat16 --verify 2",
+    "bench",
+    "bench --engine openvino",
+    "convert heads --to vllm -o out",
+    "train -o heads",
 )
-def test_what_runs_a_model_says_how_to_install_it(folder, line):
-    said = run(folder, *line.split(), code=1)
-    assert "This runs a model, which needs torch" in said
-    assert "pip install 'treeopt[models]'" in said
+
+
+def test_what_needs_no_model_runs(folder):
+    assert all(run_all(folder, LIGHT))
+
+
+def test_what_runs_a_model_says_how_to_install_it(folder):
+    for said in run_all(folder, HEAVY, code=1):
+        assert "This runs a model, which needs torch" in said
+        assert "pip install 'treeopt[models]'" in said
 
 
 def test_a_server_that_is_up_is_tuned(folder):
     with lying(Engine((0.7, 0.5), 0.02)) as server, lying(Engine((), 0.012)) as plain:
-        words = ("tune", server.url, "--plain", plain.url, "--minutes", "0.05", "--drafter", "eagle3", "--run", "tuned")
+        words = ("tune", server.url, "--plain", plain.url, "--minutes", "0.02", "--drafter", "eagle3", "--run", "tuned")
         said = run(folder, *words)
         (folder / "prompts.jsonl").write_text('{"prompt": "one"}\n')
         refused = run(
-            folder, "tune", server.url, "--minutes", "0.05", "--drive", "prompts.jsonl", "--run", "driven", code=1
+            folder, "tune", server.url, "--minutes", "0.02", "--drive", "prompts.jsonl", "--run", "driven", code=1
         )
     assert "vllm serve MODEL --speculative-config" in said
     assert "/v1/chat/completions is not served" in refused

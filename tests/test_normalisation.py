@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treeopt.files.places import shipped
-from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
+from treeopt.growth.objectives import OBJECTIVES, grow
 from treeopt.growth.replay import replay
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -27,7 +26,6 @@ from treeopt.trees.tree import Tree
 from .conftest import random_trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-from baselines import expected, explore_graph, literal_table
 
 BUDGET, CONVERSATIONS = 24, 20
 LIMITS = Limits(BUDGET, max_depth=3, max_rank=5)
@@ -129,39 +127,3 @@ def test_the_chosen_size_stays(pair):
 
 
 # The literal divisor, computed as its authors do: their counts, their division, their growth.
-
-
-def medusa_hits(prompts: int, steps: int) -> np.ndarray:
-    """Hits of Medusa's Vicuna-7B heads: head k has a row for every step but the last k - 1."""
-    accept = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"]).accept
-    rows = prompts * (steps - np.arange(len(accept)))
-    return np.rint(accept * rows[:, None])
-
-
-def loss(prompts: int, steps: int) -> float:
-    """Share of the tokens per step that the tree of 64 rows by the literal divisor forgoes."""
-    accept = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"]).accept
-    best = grow_independent(accept, Limits(64, shape="any"))
-    return 1 - expected(accept, explore_graph(literal_table(medusa_hits(prompts, steps)), 64)) / best.tokens_per_step(
-        64
-    )
-
-
-def test_the_literal_divisor_changes_the_tree_when_prompts_are_duplicated():
-    hits = medusa_hits(300, 20)
-    once, thrice = (explore_graph(literal_table(n * hits), 64) for n in (1, 3))
-    assert set(once) != set(thrice)
-
-
-def test_the_literal_divisor_is_harmless_for_its_authors_alone():
-    assert loss(805, 20) < 0.001
-    assert loss(100, 20) > 0.003  # with five ranks a head; the narrow table hides most of it
-    assert loss(805, 128) > 0.1
-
-
-def test_the_right_divisor_gives_the_same_tree_for_all_of_them():
-    trees = set()
-    for prompts, steps in ((805, 20), (100, 20), (805, 128)):
-        rows = prompts * (steps - np.arange(5))
-        trees.add(frozenset(explore_graph(medusa_hits(prompts, steps) / rows[:, None], 32)))
-    assert len(trees) == 1

@@ -1,6 +1,5 @@
 """What was measured elsewhere is kept, labelled, and not mixed unsaid with what is measured here; hints are commands that help."""
 
-import html
 import shlex
 import sys
 from dataclasses import replace
@@ -16,13 +15,11 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.storage import typed
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.profile.outcome import check_can_join
-from treeopt.records.benchmark import Benchmark
-from treeopt.records.inputs import inputs_of, not_a_check, stale_plan
+from treeopt.records.inputs import stale_plan
 from treeopt.records.origins import Origins, RuleRecord, provenance
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import RULES
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.page import write_report
 
 from .conftest import invoke, random_trace, treeopt
 from .test_figures import some_profile
@@ -87,13 +84,6 @@ def test_a_sample_of_a_large_file_is_not_said_to_be_all_of_it(monkeypatch, capsy
 def test_a_converted_checkpoint_has_no_lock_in_it(tmp_path):
     treeopt("convert", demo.HEADS, "--to", "vllm", "--output", tmp_path / "out")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
-
-
-def test_the_command_refuses_before_it_times_anything(run):
-    before = run.profile.read_bytes()
-    said = treeopt("profile", "--run", run.path, "--command", "false {size}", code=1)
-    assert "is not replaced unasked" in said
-    assert run.profile.read_bytes() == before
 
 
 def test_the_hint_for_another_batch_size_is_a_command_that_adds_it(run, monkeypatch):
@@ -169,17 +159,6 @@ def test_a_profile_of_another_origin_is_said_or_refused(run, capsys, what, other
         search(run, 1)
     search(run, 1, profile=str(run.profile.rename(run.path / "theirs.json")))
     assert f"theirs.json is of another {what} than was calibrated ({other}, not" in capsys.readouterr().err
-
-
-def test_a_report_labels_predictions_for_another_runtime(no_pictures, tmp_path):  # noqa: F811
-    run = make_run(tmp_path, batch_sizes=(1,))
-    plan = replace(run.read_plan(), runtime={"name": "vllm"})
-    plan.save(run.plan)
-    bench = Benchmark.load(run.bench_of(1))
-    replace(bench, inputs=(bench.inputs or {}) | inputs_of(run.plan)).save(run.bench_of(1))
-    page = html.unescape(write_report(run).read_text())
-    assert not_a_check("in vllm") in page
-    assert ", for steps timed in vllm" in page
 
 
 # What was made from other files than are there now is said to be

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files.places import shipped
 from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
 from treeopt.growth.source import TraceSource, source_of
@@ -13,7 +12,6 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.calibration import Calibration
 from treeopt.records.contender import Block, Contender
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import FOLDS, fold_numbers
@@ -107,35 +105,6 @@ def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
     good = [p.size for p in entry.curve if p.tokens_per_s >= (1 - NEGLIGIBLE) * fastest]
     assert entry.chosen.size == min(set(good) & set(entry.tied_sizes)) < max(entry.tied_sizes)
     assert len(entry.tied_sizes) > len(good) > 1
-
-
-def test_medusas_published_staircase_wants_smaller_trees_at_larger_batches():
-    """Linear layers of Llama-33B on an A100 (Medusa, Table 8), tables of Medusa-1 33B heads."""
-    rows = np.array([1, 64, 128, 160, 192, 256, 384, 448, 512, 768, 1024])
-    ms = np.array([1.0, 1.05, 1.11, 1.54, 1.88, 1.92, 2.04, 2.88, 2.91, 4.08, 5.74])
-    calibration = Calibration.load(shipped("calibration")["vicuna-33b-medusa1"])
-    sizes = [16, 32, 48, 64]
-
-    def cost(n):
-        return float(np.interp(n, rows, ms))
-
-    entries = {}
-    for batch in (1, 4, 8, 32):
-        measured = [size for size in sizes if size * batch <= 1024]
-        profile = staircase(cost, batch_sizes=(batch,), sizes=measured, depths=(5,))
-        entries[batch] = plan_trees(calibration, profile, PlanRequest(Limits(64), batch_sizes=(batch,))).entries[0]
-
-    def over_the_default(batch):  # the whole budget is the published trees' 64 rows
-        entry = entries[batch]
-        return entry.chosen.tokens_per_s / next(p.tokens_per_s for p in entry.curve if p.size == 64)
-
-    assert 32 <= entries[1].chosen.size <= 64  # flat there, and between 32 and 48 not timed
-    assert 16 <= entries[4].chosen.size <= 32
-    assert over_the_default(4) > 1.5
-    assert entries[8].chosen.size <= 16
-    default_8 = next(p for p in entries[8].curve if p.size == 64)
-    assert default_8.tokens_per_s < 8e3 / cost(8)  # slower than no speculation
-    assert entries[32].chosen.size == 1
 
 
 def test_without_a_profile_the_largest_useful_tree_is_taken_and_said(trace):

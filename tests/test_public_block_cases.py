@@ -12,10 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treeopt import calibrate
-from treeopt.engines.base import Request
-from treeopt.engines.plans import export_plan, export_request
-from treeopt.errors import InvalidInput
+from treeopt.engines.plans import export_plan
 from treeopt.pipeline import search
 from treeopt.records.plan import Plan
 from treeopt.records.pools import NO_PLACE
@@ -23,8 +20,6 @@ from treeopt.records.profile import LatencyProfile, StepTiming, Timings
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import MOST_WIDTH
 from treeopt.trees.tree import Tree
-
-from .test_widths import random_block
 
 SEQUENCES, LENGTH, ROUNDS = 8, 600, 3
 U = np.random.default_rng(0).permutation(SEQUENCES * LENGTH) / (SEQUENCES * LENGTH)
@@ -92,19 +87,6 @@ def test_7_guesses_on_a_block_of_5_bring_half_the_tokens(run):
     assert '"num_speculative_tokens": 5' in export_plan(plan, "vllm").command
 
 
-@pytest.mark.parametrize("engine", ["vllm", "llama-cpp", "tensorrt-llm"])
-def test_7_guesses_on_a_block_of_5_are_refused(engine):
-    request = Request(lengths=((1, None, 7),), num_heads=5, drafter="dspark", drafter_id="DRAFTER")
-    with pytest.raises(InvalidInput, match=r"7 guesses.* the 5 that this drafter"):
-        export_request(request, engine)
-
-
-def test_7_guesses_on_a_block_of_5_are_not_recorded(tmp_path):
-    folder = random_block(tmp_path / "drafter", block=6)
-    with pytest.raises(InvalidInput, match=r"1 to 5, the guesses of the blocks that .* was trained for, but got 7"):
-        calibrate(drafter=str(folder), run=tmp_path / "run", num_prompts=1, widths=(5, 7))
-
-
 # Widths. Tokens per second without a drafter, None where they were not published; of each K accept length and tokens per second; the best.
 
 WIDTHS = {
@@ -138,16 +120,6 @@ def test_the_width_that_was_fastest_is_planned_whatever_the_default(run, name):
                 assert one.tokens_per_s == pytest.approx(speed, rel=0.01)
             elif speed < 0.98 * rate:
                 assert one.size == 1  # without a drafter
-
-
-def test_the_wrong_width_halves_the_throughput(run):
-    """More tokens per step, and nearly half of them per second."""
-    _, settings, _ = WIDTHS["dflash-mlx"]
-    steps = {width: {1: 1e3 * accept / speed} for width, (accept, speed) in settings.items()}
-    trace = trace_of({width: accept for width, (accept, _) in settings.items()})
-    ((narrow,), (wide,)) = (one for _, one in sorted(planned(run, trace, profile_of({1: 100.0}, steps)).widths.items()))
-    assert wide.tokens_per_step > 1.3 * narrow.tokens_per_step
-    assert wide.speedup / narrow.speedup == pytest.approx(0.55, abs=0.01)
 
 
 # Off.

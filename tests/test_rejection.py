@@ -311,19 +311,3 @@ def test_tokens_per_step_are_those_of_a_geometric_process(accept, chain):
     if accept < 1:
         closed = (1 - accept ** (chain + 1)) / (1 - accept)
         assert chain_tokens_per_step(accept, chain) == pytest.approx(closed)
-
-
-@pytest.mark.parametrize(
-    ("accept", "chain", "tokens"),
-    [(0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 2, 2.44), (0.8, 5, 3.69), (0.9, 2, 2.71), (0.9, 10, 6.86)],
-)
-def test_tokens_per_step_are_those_of_the_papers_table_1(accept, chain, tokens):
-    """Its speedups by operations, where drafting is free."""
-    assert round(chain_tokens_per_step(accept, chain), 2) == tokens
-
-
-def test_rates_and_chains_that_cannot_be_are_refused():
-    with pytest.raises(InvalidInput, match=r"between 0 and 1, but got 1\.5"):
-        chain_tokens_per_step(1.5, 2)
-    with pytest.raises(InvalidInput, match=r"at least 0 tokens, but got -1"):
-        chain_tokens_per_step(0.5, -1)

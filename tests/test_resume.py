@@ -111,10 +111,10 @@ def test_ten_random_kills_end_byte_equal(tmp_path, undisturbed):
 
 
 def test_a_run_directory_has_one_writer(tmp_path):
-    search = ("search", "--calibration", "vicuna-7b-medusa1", "--run", "run")
+    search = ("search", "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "run")
     with RunDirectory(tmp_path / "run").writing():
-        assert "one writer at a time" in finish(tmp_path, *search, code=1)
-    finish(tmp_path, *search)
+        assert "one writer at a time" in treeopt(*search, code=1)
+    treeopt(*search)
 
 
 def crash(folder, *, run="run", where="run.plan"):

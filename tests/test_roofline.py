@@ -31,7 +31,7 @@ from treeopt.pipeline import profile_analytical
 from treeopt.pipeline.export import export
 from treeopt.records.rundir import RunDirectory
 
-from .conftest import in_new_python, published_data
+from .conftest import published_data
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 from medusa_tables import CANDIDATES, STEPS, TFLOPS, attention_product, operator_of, predicted_tflops
@@ -221,17 +221,6 @@ def test_search_and_export_say_that_nothing_was_measured(tmp_path):
     )
     _, written = export(RunDirectory(run), "medusa")
     assert any("roofline of L4, nothing measured" in note for note in written.notes)
-
-
-def test_the_command_needs_no_torch(tmp_path):
-    arguments = ["profile", "--analytical", "H200-SXM", "--model", config(tmp_path), "--run", str(tmp_path / "run")]
-    code = (
-        "import sys; from click.testing import CliRunner; from treeopt.cli import cli\n"
-        f"result = CliRunner().invoke(cli, {arguments!r})\n"
-        "assert result.exit_code == 0, result.output\n"
-        "sys.exit(' '.join(sorted({'torch', 'transformers', 'matplotlib'} & set(sys.modules))) or 0)"
-    )
-    in_new_python(code)
 
 
 def test_configs_say_their_shape(tmp_path):

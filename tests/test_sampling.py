@@ -196,8 +196,8 @@ def test_the_record_says_what_the_text_depends_on():
         ("minicpm3", {"dim_model_base": 8, "num_key_value_heads": 4}),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_scores_are_the_models_own_logits(kind, options, dtype):
+def test_scores_are_the_models_own_logits(kind, options):
+    """In bfloat16, where a factor that is rounded otherwise shows."""
     common = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     common |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.6}
     common |= {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
@@ -206,7 +206,7 @@ def test_scores_are_the_models_own_logits(kind, options, dtype):
     except ValueError as error:
         pytest.skip(f"this transformers does not have {kind}: {error}")
     torch.manual_seed(0)
-    target = Target(AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval())
+    target = Target(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager").eval())
     tokens = torch.arange(2, 12)[None]
     with torch.inference_mode():
         own = target.model(tokens).logits

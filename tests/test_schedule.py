@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from tests.engine_rows import READERS
 from tests.test_bench_table import at_speed
 from tests.test_figures import some_bench
 from treeopt.cli import cli
-from treeopt.engines.chains import merged
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.export import export_to
 from treeopt.pipeline.search import request_of
@@ -202,14 +200,6 @@ def test_an_engine_of_one_tree_gets_a_folder_for_each_batch_size(tmp_path):
     assert f"{losses[1]:.1%} at 1, {losses[8]:.1%} at 8" in notes
 
 
-def test_a_schedule_says_for_which_loads_it_is(tmp_path):
-    plan = plan_trees(engine_log(), hardware(), PlanRequest(Limits(shape="chain"), batch_sizes=[1, 8, 64]))
-    files, notes = exported(replace(plan, drafter={"kind": "eagle3", "num_heads": 3}), "vllm", tmp_path)
-    assert set(files) == {"speculative_config.json", "commands.sh"}
-    assert "Written for all batch sizes. Schedule by batch size: 1–" in notes
-    assert "Searched: 1, 8, 64." in notes
-
-
 @pytest.mark.parametrize("row", [("vllm", "batch-size"), ("sglang", "adaptive"), ("tensorrt-llm", "draft-len")])
 def test_a_schedule_does_not_speculate_where_nobody_searched(row, tmp_path):
     plan = plan_trees(engine_log(), hardware(), PlanRequest(Limits(shape="chain"), batch_sizes=[1, 8, 32]))
@@ -302,28 +292,6 @@ class TestWithinAnEngine:
             request_for(engine_log("eagle3"), engine="medusa")
         with pytest.raises(InvalidInput, match="vllm with medusa runs drafters"):
             request_for(engine_log("eagle3"), engine="vllm", method="medusa")
-
-
-def test_search_for_an_engine_and_its_export_agree(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = tmp_path / "treeopt-run"
-    run.mkdir()
-    engine_log().save(run / "calibration.json")
-    hardware().save(run / "profile.json")
-    for engine in ("vllm", "sglang", "tensorrt-llm"):
-        found = CliRunner().invoke(cli, ["search", "--for", engine])
-        assert found.exit_code == 0, found.output
-        assert "chain" in found.stdout
-        plan = Plan.load(run / "plan.json")
-        assert plan.constraint.engine.name == engine
-        written = CliRunner().invoke(cli, ["export", "--to", engine, "--json"])
-        assert written.exit_code == 0, written.output
-        files = {Path(name).name: Path(name).read_text() for name in json.loads(written.stdout)["files"]}
-        wanted = tuple((p.first, p.last, plan.entries[p.entry].chosen.depth) for p in plan.schedule)
-        assert merged(READERS[engine, plan.constraint.engine.method](files)) == merged(wanted)
-    refused = CliRunner().invoke(cli, ["export", "--to", "tgi"])
-    assert refused.exit_code == 1
-    assert "kinds medusa, ngram, but this drafter is eagle3" in refused.output
 
 
 def test_what_there_is_against_a_mix_is_of_the_mix():

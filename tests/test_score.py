@@ -8,7 +8,6 @@ from hypothesis import given
 
 from treeopt.engines.base import Request
 from treeopt.engines.plans import export_request
-from treeopt.errors import InvalidInput
 from treeopt.files.places import shipped
 from treeopt.growth.replay import replay
 from treeopt.growth.score import score_tree
@@ -124,22 +123,6 @@ def test_files_that_say_not_to_speculate_are_read_as_a_lone_root(calibration, tm
         assert len(read_tree(tmp_path / file)) == 1, file
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("several.py", "a = [[0]]\nb = [[0], [1]]\n", "keep one of them"),
-        ("prose.txt", "not a tree", "must hold a list of paths"),
-        ("orphan.yml", "- [0, 0]\n", "lacks"),
-        ("call.py", "a = [print(1)]", "must hold a list of paths"),
-    ],
-)
-def test_other_files_are_refused_in_one_sentence(tmp_path, name, text, words):
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(InvalidInput, match=words):
-        read_tree(path)
-
-
 def test_the_command_prints_a_document_with_its_schema(tmp_path):
     arguments = ("score", "eagle_mc_sim_7b_63", "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "run")
     document = json.loads(treeopt(*arguments, "--json"))
@@ -149,23 +132,8 @@ def test_the_command_prints_a_document_with_its_schema(tmp_path):
     assert not (tmp_path / "run").exists()  # it only reads
 
 
-def test_the_table_says_what_it_comes_to(tmp_path):
-    path = tmp_path / "mine.json"
-    path.write_text(json.dumps(Tree.dense([4, 4, 4, 2]).choices))
-    out = treeopt("score", path, "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "run")
-    said = " ".join(out.split())
-    assert "is 4.0 % below the best tree of 213 rows." in said
-    assert "44 rows reach what its 213 do." in said
-
-
 def test_a_run_is_scored_by_its_trace(trace, tmp_path):
     trace.save(tmp_path / "trace.npz")
     document = json.loads(treeopt("score", "mc_sim_7b_63", "--run", tmp_path, "--json"))
     assert document["predicted"]["replayed"] == document["tokens_per_step"]
     assert document["distance_stderr"] is not None
-
-
-def test_a_name_that_is_neither_file_nor_published_is_refused(tmp_path):
-    message = treeopt("score", "mc_sim", "--run", tmp_path, code=1)
-    assert "There is no file mc_sim" in message
-    assert "eagle_mc_sim_7b_63" in message

@@ -102,7 +102,7 @@ def test_a_stale_export_is_named_and_a_plan_without_speculation_is_not_exported(
 
 
 @pytest.mark.parametrize("name", ["calibration.json", "trace.npz", "profile.json", "plan.json", "bench.json"])
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", "folder"])
+@pytest.mark.parametrize("damage", [b"{", "folder"])
 def test_a_damaged_file_is_a_row_and_no_end(run, name, damage):
     file = run.path / name
     file.unlink(missing_ok=True)

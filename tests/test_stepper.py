@@ -4,6 +4,7 @@ stops asking leaves nothing running. And what is timed of it: whole steps with a
 
 import importlib.util
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +20,7 @@ from treeopt.pipeline.decoding import behind
 from treeopt.records.origins import OURS
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
+from treeopt.records.trace import RankTrace
 from treeopt.runtime.decode import AnswerRow, Setup, decode
 from treeopt.runtime.drafters.dflash import DFlashHeads
 from treeopt.runtime.drafters.draft_model import early_exit, first_layers
@@ -26,7 +28,7 @@ from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.parallel import PardModel
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.measure.ranks import rank_answers
-from treeopt.runtime.stepper import PLAIN, Pass, Stepper, StretchVisits, decode_block
+from treeopt.runtime.stepper import PLAIN, BlockRun, Pass, Stepper, StretchVisits, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
@@ -63,8 +65,17 @@ class Case:
         setup = self.setup
         return decode(setup.target, setup.drafter, self.prompts, draft, batch_size=1, stop=setup.stop)
 
+    @cached_property
     def plain(self) -> list[list[int]]:
         return [row.tokens for row in self.decoded(PLAIN)]
+
+    @cached_property
+    def trace(self) -> RankTrace:
+        counts = record_for([PLAIN, *self.drafts], 1)
+        return rank_answers(self.setup, self.prompts, self.plain, batch_size=4, counts=counts)
+
+    def run(self, draft: Draft, rows: int) -> BlockRun:
+        return decode_block(self.stepper, draft, list(enumerate(self.prompts)), self.setup.stop, rows)
 
     def pairs(self) -> list[tuple[int, Draft]]:
         """Rows and drafts; engines take dynamic trees for one prompt at a time."""
@@ -174,10 +185,9 @@ def case(request) -> Case:
     return CASES[request.param]()
 
 
-def test_texts_are_plain_decodings_and_accepted_lengths_the_replays(case):
-    plain = case.plain()
+def test_texts_are_plain_decodings_accepted_lengths_the_replays_and_passes_add_up(case):
     for rows, draft in case.pairs():
-        check_exact(case, plain, rows, draft)
+        check_exact(case, rows, draft)
 
 
 @pytest.mark.long
@@ -189,19 +199,15 @@ def test_texts_are_plain_decodings_and_accepted_lengths_the_replays(case):
 )
 def test_openvino_built_anew_is_exact(rows, draft):
     """The engine's process ends every so often where one pipeline decodes with many drafts; the contract is slow there."""
-    case = CASES["openvino, eagle3"]()
-    check_exact(case, case.plain(), rows, draft)
+    check_exact(CASES["openvino, eagle3"](), rows, draft)
 
 
-def check_exact(case: Case, plain: list[list[int]], rows: int, draft: Draft) -> None:
-    """Texts are plain decoding's, and every step accepts what replay says."""
-    setup = case.setup
-    counts = record_for([PLAIN, *case.drafts, draft], 1)
-    trace = rank_answers(setup, case.prompts, plain, batch_size=4, counts=counts)
+def check_exact(case: Case, rows: int, draft: Draft) -> None:
+    """Texts are plain decoding's, every step accepts what replay says, and passes are counted and timed."""
     case.stepper.prepare(case.prompts, case.drafts, rows)
-    run = decode_block(case.stepper, draft, list(enumerate(case.prompts)), setup.stop, rows)
-    assert [row.tokens for row in run.rows] == plain
-    left = behind(trace, np.array([row.prefilled for row in run.rows]) - 1)
+    run = case.run(draft, rows)
+    assert [row.tokens for row in run.rows] == case.plain
+    left = behind(case.trace, np.array([row.prefilled for row in run.rows]) - 1)
     replayed = replay_lengths(left, accepted_lengths(left, draft))
     assert [len(row.accepted) for row in run.rows] == replayed.tolist()
     for row, ours in zip(run.rows, case.decoded(draft), strict=True):
@@ -209,25 +215,18 @@ def check_exact(case: Case, plain: list[list[int]], rows: int, draft: Draft) -> 
         assert 0 <= emitted - len(row.tokens) <= 1  # the last step may have no room for a token behind its guesses
         assert max(row.accepted, default=0) <= draft.depth
         assert row.prefilled > 1 or row.accepted[:-1] == ours.accepted[:-1]
-
-
-def test_passes_add_up(case):
-    for rows, draft in case.pairs():
-        case.stepper.prepare(case.prompts, case.drafts, rows)
-        run = decode_block(case.stepper, draft, list(enumerate(case.prompts)), case.setup.stop, rows)
-        steps = sum(len(row.accepted) for row in run.rows)
-        assert run.steps <= steps
-        assert run.steps <= run.tokens <= run.steps * (1 + draft.depth)
-        assert (run.decode_s > 0) == (run.tokens > 0)
-        assert run.decode_s + run.prefill_s <= run.seconds
-        if rows == 1:  # every step has all rows live
-            assert run.steps == steps
-            assert run.passes == steps + len(case.prompts)
-            assert run.tokens == sum(len(row.tokens) - row.prefilled for row in run.rows)
+    steps = sum(len(row.accepted) for row in run.rows)
+    assert run.steps <= steps
+    assert run.steps <= run.tokens <= run.steps * (1 + draft.depth)
+    assert (run.decode_s > 0) == (run.tokens > 0)
+    assert run.decode_s + run.prefill_s <= run.seconds
+    if rows == 1:  # every step has all rows live
+        assert run.steps == steps
+        assert run.passes == steps + len(case.prompts)
+        assert run.tokens == sum(len(row.tokens) - row.prefilled for row in run.rows)
 
 
 def test_a_closed_iterator_leaves_nothing_running(case):
-    plain = case.plain()
     for rows, draft in case.pairs():
         case.stepper.prepare(case.prompts, case.drafts, rows)
         for heard in (0, 1, 3):
@@ -235,8 +234,7 @@ def test_a_closed_iterator_leaves_nothing_running(case):
             first = [one for _, one in zip(range(heard), passes, strict=False)]
             assert all(one.reads_prompt for one in first[:1])
             passes.close()
-        run = decode_block(case.stepper, draft, list(enumerate(case.prompts)), case.setup.stop, rows)
-        assert [row.tokens for row in run.rows] == plain
+        assert [row.tokens for row in case.run(draft, rows).rows] == case.plain
 
 
 def test_a_draft_that_is_sent_is_that_of_the_next_step(case):
@@ -244,8 +242,8 @@ def test_a_draft_that_is_sent_is_that_of_the_next_step(case):
     if stepper.name != OURS:
         pytest.skip("its drafts are fixed with a prompt")
     stepper.prepare(case.prompts, case.drafts, 1)
-    long = max(case.plain(), key=len)
-    prompt = case.prompts[case.plain().index(long)]
+    long = max(case.plain, key=len)
+    prompt = case.prompts[case.plain.index(long)]
     passes = stepper.answer([prompt], PLAIN)
     tokens, drafts = [*next(passes).emitted[0]], [PLAIN, *case.drafts]
     for n in range(len(long)):

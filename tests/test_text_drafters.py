@@ -7,6 +7,7 @@ import pytest
 
 from treeopt.errors import InvalidInput
 from treeopt.records.requestlog import Request
+from treeopt.text.adaptive import RoundLookup, WindowLookup
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
 from treeopt.text.match_pool import MatchPool
@@ -15,6 +16,7 @@ from treeopt.text.replay import replay
 from treeopt.text.rules import MANY, Draft
 from treeopt.text.sglang import RecentTrie
 from treeopt.text.suffix import SuffixDecoding
+from treeopt.text.text_pool import TextPool
 
 from . import slow_text
 
@@ -57,12 +59,9 @@ LOOKUPS = {
         slow_text.transformers,
     ),
     "openvino": (lambda k, n, *_: PromptLookup(k, n, fill="blank", cut="spare", halved=True), slow_text.openvino),
-    "onnx": (lambda k, n, *_: PromptLookup(k, n, n, latest=True, cut="left"), slow_text.onnx),
-    "onnx-chained": (
-        lambda k, n, *_: PromptLookup(k, n, n, latest=True, cut="left", chained=True),
-        slow_text.onnx_chained,
-    ),
-    "exllamav3": (lambda k, _, m, end: PromptLookup(k, None, m), slow_text.longest_suffix),
+    "onnx": (lambda k, n, *_: RoundLookup(k, n, n, latest=True), slow_text.onnx),
+    "onnx-chained": (lambda k, n, *_: RoundLookup(k, n, n, latest=True, chained=True), slow_text.onnx_chained),
+    "exllamav3": (lambda k, _, m, end: WindowLookup(k, None, m), slow_text.longest_suffix),
     "tensorrt-sa": (
         lambda k, *_: PromptLookup(k, None, fill="blank"),
         lambda text, k, *_: slow_text.longest_suffix(text, k, None, 1, None, None),
@@ -83,6 +82,44 @@ def test_look_ups_copy_what_their_definitions_say(name):
             wanted = slow(text, k, n, m, left, end)
             assert draft.tokens == wanted, (seed, text)
             assert draft.rows == (1 + len(wanted) if drafter.fill == "nothing" else 1 + k)
+
+
+def test_rounds_are_as_long_as_their_definition_says():
+    """Every pass, from the prompt's on: adaptive K, rests, and the last token before the guesses or in a pass of its own."""
+    for seed in range(CASES):
+        rng, prompt, answer = texts(seed)
+        answer = answer * rng.randrange(1, 5)
+        k, n, chained, cooldown = rng.randrange(1, 7), rng.randrange(1, 4), rng.random() < 0.5, rng.random() < 0.5
+        least, limit = rng.choice((0, 1, 2, 3, 16)), len(answer) + rng.randrange(9)
+        drafter = RoundLookup(k, n, n, latest=True, chained=chained, least_k=least, cooldown=cooldown)
+        run = replay([Request(prompt, answer, limit)], lambda drafter=drafter: drafter)
+        wanted = slow_text.onnx_passes(prompt, answer, limit, (k, n, chained, least, cooldown))
+        found = zip(run.drafted, run.rows, run.accepted, run.emitted, strict=True)
+        assert [tuple(map(int, one)) for one in found] == wanted, seed
+
+
+def test_windows_of_requests_that_run_at_once_are_as_wide_as_their_definition_says():
+    for seed in range(CASES // 4):
+        rng = random.Random(seed)
+        k, m, dynamic = rng.randrange(1, 7), rng.randrange(1, 4), rng.random() < 0.7
+        drafter, slow, live = WindowLookup(k, None, m, dynamic=dynamic), slow_text.Windows(k, m, dynamic), []
+        for number in range(40):
+            if not live or (len(live) < 3 and rng.random() < 0.1):
+                _, prompt, answer = texts(seed + number)
+                live.append((number, drafter.start(prompt), answer * rng.randrange(1, 4)))
+                slow.start(number, prompt)
+            number, state, answer = rng.choice(live)
+            draft, wanted = drafter.draft(state, MANY), slow.draft(number)
+            assert (draft.tokens, draft.rows) == (wanted, 1 + len(wanted)), seed
+            accepted = draft.accepted(answer)
+            new = answer[: accepted + 1]
+            del answer[: accepted + 1]
+            drafter.commit(state, new, accepted)
+            slow.commit(number, new, accepted)
+            if not answer:
+                drafter.stop(state)
+                live = [one for one in live if one[0] != number]
+                del slow.jobs[number]
 
 
 def requests_of(seed: int, most: int = 40) -> tuple[random.Random, list[tuple[list[int], list[int]]]]:
@@ -160,6 +197,55 @@ def test_a_pool_drafts_what_its_definition_says():
                 wanted = slow.draft(text, left)
                 assert list(draft.tokens) == wanted, (seed, text)
                 assert draft.rows == 1 + len(wanted)
+
+
+def test_a_pool_of_texts_drafts_what_its_definition_says():
+    """Requests that run at once, and finished ones, of which the oldest gives its slot up."""
+    for seed in range(CASES):
+        rng = random.Random(seed)
+        k, n, slots, letters = (
+            rng.randrange(1, 6),
+            rng.choice((None, 1, 2, 4)),
+            rng.randrange(1, 5),
+            rng.choice((1, 2, 3, 6)),
+        )
+        drafter, live, pool = TextPool(k, n, slots), [], []  # the pool's texts, running or not, the first to go first
+        for _ in range(rng.randrange(5, 25)):
+            if live and rng.random() < 0.2:
+                state, text = live.pop(rng.randrange(len(live)))
+                drafter.stop(state)
+                pool.append(text)
+            if len(live) < slots and (not live or rng.random() < 0.3):
+                del pool[: max(len(live) + len(pool) + 1 - slots, 0)]
+                text = [rng.randrange(letters) for _ in range(rng.randrange(12))]
+                live.append((drafter.start(text), text))
+            state, text = rng.choice(live)
+            draft, every = drafter.draft(state, MANY), [*pool, *(one for _, one in live)]
+            assert draft.tokens in slow_text.shared_suffix(text, every, k, n or 64), (seed, text, every)
+            assert draft.rows == 1 + k
+            new = [rng.randrange(letters) for _ in range(rng.randrange(1, 5))]
+            drafter.commit(state, new, 0)
+            text += new
+    with pytest.raises(InvalidInput, match="has 1 slots, but more requests ran at once"):
+        [one.start([1]) for one in [TextPool(2, slots=1)] for _ in range(2)]
+
+
+def test_a_pool_of_requests_that_take_turns():
+    for seed in range(CASES // 4):
+        rng, requests = requests_of(seed, most=25)
+        k, n, keep_all, oldest = rng.randrange(1, 6), rng.randrange(1, 5), rng.random() < 0.5, rng.random() < 0.5
+        drafter, slow, pool = MatchPool(k, n, keep_all, oldest), [], {}
+        for _ in requests:
+            slow.append(slow_text.MatchPool(k, n, keep_all, oldest))
+            slow[-1].start()
+            slow[-1].pool = pool
+        running = [steps(drafter, *one, MANY) for one in requests]
+        while running:
+            i = rng.randrange(len(running))
+            if (found := next(running[i], None)) is None:
+                del running[i], slow[i]
+            else:
+                assert list(found[2].tokens) == slow[i].draft(*found[:2]), seed
 
 
 SUFFIX = (
@@ -316,7 +402,7 @@ def test_every_kind_opens_by_its_options_and_refuses_others(name):
     needed |= {"max_ngram_size": 3, "ngram_size": 3, "speculative_ngram_capacity": 50}
     drafter = text_drafter(name, {option: value for option, value in needed.items() if option in KINDS[name].options})
     run = replay([Request([1, 2, 3], [1, 2, 3, 1, 2, 3])], lambda: drafter, state="serial")
-    assert run.emitted.sum() == 5
+    assert run.emitted.sum() == 5 + (drafter.first == "step")
     with pytest.raises(InvalidInput, match=f"{name} takes the options .* but got depht"):
         text_drafter(name, {"depht": 1})
 

@@ -36,7 +36,7 @@ from treeopt.runtime.training.recipe import KINDS, Recipe
 from treeopt.runtime.training.trainees import FrozenStates, Trainee
 from treeopt.trees.tree import Tree
 
-from .conftest import asked, invoke, treeopt
+from .conftest import asked, invoke, some_long, treeopt
 from .test_train import one_thread, random_texts, scores_of, small_target  # noqa: F401  a fixture
 
 K = 2
@@ -143,20 +143,13 @@ def test_a_checkpoint_of_another_run_is_left_alone_and_a_run_without_one_makes_r
     assert (len(lines(tmp_path / "none")), loop.checkpoints.step()) == (3, 3)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("where", ["gradient", "update"])
+@pytest.mark.parametrize(("where", "number"), [("gradient", signal.SIGINT), ("update", signal.SIGTERM)])
 def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_path, monkeypatch):
     """A signal while the weights change waits for the end of the step, so that no half of it is kept."""
     recipe = Recipe(num_heads=K, steps=6, batch_size=4)
-
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    before = signal.signal(number, interrupt)
-    whole, loop = (
-        run(make_loop(tmp_path / "whole", small_target(), recipe)),
-        make_loop(tmp_path, small_target(), recipe),
-    )
+    before = signal.signal(number, signal.default_int_handler)
+    whole = run(make_loop(tmp_path / "whole", small_target(), recipe))
+    loop = make_loop(tmp_path, small_target(), recipe)
     owner, name = (loop.trainee, "forward") if where == "gradient" else (loop.optimisers[0], "step")
     calls, original = [], getattr(owner, name)
 
@@ -169,7 +162,7 @@ def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_pat
     monkeypatch.setattr(owner, name, stopped)
     with pytest.raises(KeyboardInterrupt):
         run(loop)
-    assert signal.signal(number, before) is interrupt
+    assert signal.signal(number, before) is signal.default_int_handler
     done = 3 if where == "gradient" else 4
     assert loop.keep() == loop.position.step == done
     again = run(make_loop(tmp_path, small_target(), recipe), after=done)
@@ -239,7 +232,8 @@ def cyclic_texts() -> list[Text]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "steps", "least"), [("medusa-1", 50, 0.95), ("medusa-shared", 300, 0.55), ("hydra", 50, 0.95)]
+    ("kind", "steps", "least"),
+    [("medusa-1", 50, 0.95), ("hydra", 50, 0.95), pytest.param("medusa-shared", 300, 0.55, marks=pytest.mark.long)],
 )
 def test_heads_learn_a_language_without_surprises(kind, steps, least, tmp_path):
     """As far as they can by a projection that is the model's own."""
@@ -266,6 +260,7 @@ def test_a_drafter_with_a_teacher_comes_nearer_to_its_distribution_and_the_base_
     assert all(torch.equal(weights[name], weight) for name, weight in target.model.state_dict().items())
 
 
+@pytest.mark.long
 def test_a_confidence_becomes_the_probability_that_the_base_accepts(tmp_path):
     """It begins at one half for everything; afterwards it is near 1 - |p - q| / 2, guess by guess."""
     target, texts = small_target(dtype=torch.float32), cyclic_texts()
@@ -475,7 +470,7 @@ def test_given_answers_are_cut_where_they_loop():
 # The command
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", "medusa-2", "hydra++", "eagle3", "p-eagle", "dspark"])
+@pytest.mark.parametrize("kind", ["medusa-2", "dspark", *some_long("medusa-1", "hydra++", "eagle3", "p-eagle")])
 def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     out = tmp_path / "heads"
     options = ["--num-prompts", 6, "--max-new-tokens", 10, "--batch-size", 2, "--heads", 2, "--layers", 1]

@@ -20,6 +20,7 @@ from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.stepper import PLAIN, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
+from treeopt.trees.draft import CopiedText
 from treeopt.trees.tree import Tree
 
 from .conftest import tiny_model
@@ -140,6 +141,22 @@ def test_no_guesses_are_by_the_engine_that_has_a_drafter_and_renewing_launches_b
     decode_block(stepper, PLAIN, [(0, PROMPTS[0])], STOP)
     decode_block(stepper, Tree.chain(2), [(0, PROMPTS[0])], STOP)
     assert launches(place) == [8, 8, None, None]
+
+
+def test_every_setting_that_copies_text_has_an_engine_beside_the_others(place):
+    """One that has not answered is not launched anew."""
+    settings = {"num_speculative_tokens": 2, "prompt_lookup_max": 4}
+    drafts = [CopiedText.of("vllm:ngram-v1", {**settings, "num_speculative_tokens": n}, n + 1, n) for n in (2, 5)]
+    stepper = opened(place)
+    stepper.prepare(PROMPTS, [PLAIN, *drafts], 1)
+    assert stepper.version == "0.0"
+    stepper.renew()
+    for draft in (*drafts, PLAIN, *drafts):
+        run = decode_block(stepper, draft, [(0, PROMPTS[0])], STOP)
+        assert run.rows[0].accepted == expected(PROMPTS[0], draft.depth)[1]
+    assert launches(place) == [2, 5, None]
+    told = json.loads((place / "site" / "vllm" / "launches").read_text().splitlines()[1])[0]
+    assert told == {"method": "ngram", **settings}
 
 
 def test_where_the_table_is_missing_each_length_is_launched(place):

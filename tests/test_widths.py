@@ -20,7 +20,6 @@ from treeopt.growth.score import score_tree
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import merge_runs, score
-from treeopt.pipeline.calibrate import fitting
 from treeopt.pipeline.search import request_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
@@ -305,7 +304,7 @@ def test_a_block_is_passed_once_for_all_that_is_recorded_of_a_state(drafter, mon
     text, n = session.prompts.conversations[0].first, 8
     setup = session.setup(n)
     (row,) = read_answers(setup, [text[:n]], [text[n : 2 * n]], batch_size=1)
-    recorder = PoolRecorder(session.drafter, fitting(USUAL, session))
+    recorder = PoolRecorder(session.drafter, USUAL.fitting(session.drafter))
     found = recorder.record(row.text())
     assert sorted(found) == ["confidences", "marginal_places", "pool_places"]
     assert len(passes) == 1

@@ -258,6 +258,8 @@ def bench(
 ) -> Benchmark:
     """Decode held-out prompts for real, with the chosen tree, plain decoding and others; kept in the run directory.
 
+    A run of a log is proved by an engine: it decodes requests of the log plainly, as planned and as usual, each up to its limit.
+
     plan           : becomes the run's; by default it is the run's
     batch_size     : which of the plan's; by default its first
     num_prompts    : held-out prompts; by default 64, or 10 a row
@@ -295,7 +297,7 @@ def bench(
         asked["num_prompts"] = options.pop("prompts")
     for name in ("plan", "launch", "present", "within_s"):
         del asked[name]
-    return pipeline.with_session(pipeline.bench, **{**asked, "run": directory, "rounds": rounds or 1})
+    return pipeline.with_session(pipeline.bench, **{**asked, "run": directory})
 
 
 @declared

@@ -147,6 +147,6 @@ def index(folder: Path, files: Mapping[str, bytes], **others: object) -> Iterato
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/simple"
         server.shutdown()

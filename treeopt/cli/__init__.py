@@ -4,8 +4,6 @@ Results go to stdout, talk and progress to stderr. Exit 0 done, 1 could not, 2 m
 inside a command, so that --help is quick.
 """
 
-from __future__ import annotations
-
 import codecs
 import errno
 import os

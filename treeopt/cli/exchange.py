@@ -91,11 +91,10 @@ def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], **options: A
 
 @command(name="import-tree")
 def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_size: Count | None = None) -> None:
-    """Read a tree in any engine's format, and say what is wrong.
+    """Read a tree in any engine's format, and repair it.
 
     FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Triton's braces,
-    Neuron's lists of children, vLLM's tuples, or a plan. What has one obvious repair is repaired, and said;
-    so is what each engine would have made of the list as it stood.
+    Neuron's lists of children, vLLM's tuples, or a plan. What has one obvious repair is repaired, and said.
 
     \b
     Example:
@@ -109,15 +108,13 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
     from treeopt.files.storage import schema, write_json
     from treeopt.report.terminal import note
 
-    found = pipeline.import_tree(file, batch_size=batch_size)
-    note(*found.repaired)
-    for reading in found.readings:
-        note(f"{reading.engine} reads {reading.reads}: {reading.why}")
-    tree = found.document
+    tree, repaired = pipeline.import_tree(file, batch_size=batch_size)
+    note(*repaired)
+    told = {"medusa_choices": tree.choices, "size": len(tree), "depth": tree.depth, "repaired": repaired}
     if output is not None:
-        write_json(output, "tree", tree)
-    shown = {"schema": schema("tree"), **tree, **({"files": [str(output)]} if output is not None else {})}
-    show_result(shown, str(output) if output is not None else str(found.tree.choices), as_json)
+        write_json(output, "tree", told)
+        told["files"] = [str(output)]
+    show_result({"schema": schema("tree"), **told}, str(output) if output is not None else str(tree.choices), as_json)
 
 
 @command("treeopt.records.plan:Plan.export", without=("folder",), words={"engine": "--to"})

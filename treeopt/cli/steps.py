@@ -12,6 +12,7 @@ from click.core import ParameterSource
 import treeopt
 from treeopt.cli.declared import command, show_comparison, show_result
 from treeopt.files.parameters import Count, Positive, parameters_of
+from treeopt.files.shell import printable
 from treeopt.runtime.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ def _run_one(
     run: RunDirectory, as_json: bool, details: bool, source: Mapping[str, Any], wanted: pipeline.LineOptions
 ) -> None:
     from treeopt import demo, pipeline
-    from treeopt.files.shell import printable
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.plan_table import plan_table
     from treeopt.report.tables import compared_table
@@ -120,7 +120,6 @@ def calibrate(run: RunDirectory, as_json: bool, **options: Any) -> None:
         treeopt calibrate --from-logs logs.jsonl --tokenizer MODEL
         treeopt calibrate --model MODEL --drafter HEADS --prompts prompts.jsonl --engine ray --workers 4 --gpus-per-worker 1
     """
-    from treeopt.files.shell import printable
     from treeopt.records.requestlog import RequestLog
     from treeopt.report.tables import calibration_table, requests_table
 
@@ -171,19 +170,20 @@ def bench(run: RunDirectory, as_json: bool, *, details: bool = False, **options:
         treeopt bench --num-prompts 16 --rounds 3
         treeopt bench --launch 'vllm serve MODEL --port {port} {options}' --engine vllm --drafter DRAFTER --prompts prompts.jsonl
         treeopt bench --engine transformers
+        treeopt bench --engine openvino --model MODEL --run RUN-OF-A-LOG
         treeopt bench --prompts trace --tree my_tree.json --dtype float64
 
     details : show other predictions of the tokens per step too, and their replay
     """
     from treeopt.records.rundir import LAUNCHED
-    from treeopt.report.bench_table import bench_table
+    from treeopt.report.bench_table import bench_table, closing
+    from treeopt.report.terminal import note
 
-    result = treeopt.bench(run=run, **options)
-    sizes = (
-        [e.batch_size for e in run.read_plan().entries] if "launch" in options and "batch_size" not in options else []
-    )
+    result, plan = treeopt.bench(run=run, **options), run.read_plan()
+    sizes = [e.batch_size for e in plan.entries] if "launch" in options and "batch_size" not in options else []
     for found in [type(result).load(run.bench_of(size, LAUNCHED)) for size in sizes[1:] and sizes] or [result]:
         show_result(found.document(), bench_table(found, details=details), as_json)
+        note(*filter(None, [plan.copies and closing(plan.entry(found.contenders[0].batch_size), found)]))
 
 
 @command(treeopt.compare, without=("first", "others"))

@@ -19,18 +19,13 @@ from treeopt.errors import InvalidInput
 from treeopt.records.figure import Ratio
 from treeopt.records.origins import Runtime
 from treeopt.records.rules import rule_of
-from treeopt.trees.draft import CopiedText, DynamicLimits, DynamicTree
+from treeopt.trees.draft import MOST_WIDTH, ConfidentChain, CopiedText, DDTree, DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command
 EARLIEST = "from the earliest place of the longest n-gram"
 Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
 Settings = tuple[tuple[int, int | None, DynamicTree | None], ...]  # dynamic trees likewise; None: do not speculate
-Choices = list[Any]  # of lists or tuples of ranks, or of anything else: a list of a user's
-
-
-class Unknown(Exception):
-    """Raised by a reader of lists where it is not known what the engine makes of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +33,7 @@ class Request:
     """The drafts to write for an engine. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate).
 
     For methods of dynamic trees it is ``dynamic`` for every batch size, ``settings`` by batch size, or lengths of chains; for
-    those of drafters that copy text it is ``copied``, None where the plan is not to speculate.
+    those of drafters that copy text it is ``copied``, None where the plan is not to speculate; beside lengths, of a pair.
 
     widest         guesses of the widest block that the drafter was trained for; None where it has no such, or it is not known
     max_draft_len  of an engine that has been built already; None where it is built for this tree
@@ -50,6 +45,7 @@ class Request:
     tables         file name to text, of the method's ``tables``
     gains          by batch size, what the engine's own policy of verified tokens brings over one length for all
     threshold      of confidences, below which a chain is cut
+    marginals      a tree over marginals, for methods of chains that build such; its depth is the length
     """
 
     tree: Tree | None = None
@@ -72,6 +68,7 @@ class Request:
     tables: Mapping[str, str] = field(default_factory=dict)
     gains: Mapping[int, Ratio] = field(default_factory=dict)
     threshold: float = 0.0
+    marginals: DDTree | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_heads", "num_layers", "max_draft_len"):
@@ -123,7 +120,8 @@ class Method:
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
     shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes; "copied" of drafters that copy text
-    confident      whether it takes a threshold of confidences with a chain
+    confident      the kind of confident chains that it takes; None for chains of fixed lengths alone
+    marginals      most ranks of a depth of the trees over marginals that it builds; 0 for none
     dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
     within_levels, redrafts, fills_levels  as `DynamicLimits` has them; dynamic trees with a row for each level: all, chains, none
     rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
@@ -140,13 +138,15 @@ class Method:
     checked        the release or commit whose source its export was checked against
     tables         files that its own policy of verified tokens reads, made of a plan's accuracies and profile
     has_budget     whether a policy of its own can choose what is verified of all sequences by their confidences
+    copies         drafters of text, by the names of `treeopt.text`, that it asks before the chain; none for most
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
     """
 
     name: str
     drafters: tuple[str, ...]
     shape: str = "chain"
-    confident: bool = False
+    confident: type[ConfidentChain] | None = None
+    marginals: int = 0
     dynamic: bool = False
     within_levels: bool = False
     redrafts: bool = False
@@ -172,13 +172,16 @@ class Method:
     checked: str
     tables: tuple[str, ...] = ()
     has_budget: bool = False
+    copies: tuple[str, ...] = ()
     write: Callable[[Request], Written]
 
     @property
     def dynamic_limits(self) -> DynamicLimits | None:
-        """The limits of its dynamic trees, or of confident chains alone; None where it takes neither."""
+        """The limits of its dynamic trees, or of confident chains and trees over marginals; None where it takes none."""
         if not self.dynamic:
-            return DynamicLimits(levels=0, confident=True) if self.confident else None
+            marginals, width = self.marginals > 0, self.marginals or MOST_WIDTH
+            limits = DynamicLimits(levels=0, confident=self.confident, marginals=marginals, width=width)
+            return limits if self.confident or marginals else None
         return DynamicLimits(within_levels=self.within_levels, redrafts=self.redrafts, chains=True)
 
     def decodes(self, batch_size: int) -> bool:
@@ -207,9 +210,6 @@ class ServingEngine:
 
     package  its name on the Python package index; None where its source is not there
     imports  kinds of files in which it says what it counted of its drafts, by --from's names
-    readers  its code that reads lists, by name: the tree that comes of a user's list, or of the tree that was meant, for
-             ``treeopt import-tree``. InvalidInput where it decodes with another tree, another error where it fails
-    counting readers that verify a choice twice if it is listed twice
     server   what starts its HTTP server, which bench --launch starts; empty for none
     unplanned other ways in which it speculates, known and not planned for: name to how it is asked for
     """
@@ -220,6 +220,4 @@ class ServingEngine:
     server: str = ""
     methods: tuple[Method, ...] = ()
     imports: Mapping[str, Kind] = field(default_factory=dict)
-    readers: Mapping[str, Callable[[Choices, Tree], Tree]] = field(default_factory=dict)
-    counting: tuple[str, ...] = ()
     unplanned: Mapping[str, str] = field(default_factory=dict)

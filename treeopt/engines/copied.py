@@ -10,10 +10,12 @@ from math import inf
 from typing import Any, NamedTuple
 
 from treeopt.engines.base import Method, Request, Written
+from treeopt.engines.chains import only_length
 from treeopt.errors import InvalidInput, quoted
-from treeopt.text.engines import text_drafter
-from treeopt.trees.draft import CopiedText
+from treeopt.text.pairs import drafter_of
+from treeopt.trees.draft import CopiedOr, CopiedText
 
+Writer = Callable[[Request], Written]
 KIND, SHAPE = "copied-text", "copied"
 EXPORTED = {
     "arctic": "vllm",
@@ -50,11 +52,12 @@ TAKES: Mapping[str, Takes] = {
     "suffix_decoding_max_cached_requests": whole(0), "suffix_decoding_max_spec_factor": number(0),
     "suffix_decoding_min_token_prob": number(0, 1), "suffix_cache_max_requests": whole(0), "suffix_max_spec_factor": number(0),
     "suffix_max_spec_offset": number(), "suffix_min_token_prob": number(0, 1), "max_draft_tokens": whole(1, 16),
-    "ngram_size": whole(2, 16), "speculative_ngram_match_type": one_of("BFS", "PROB"), "speculative_num_draft_tokens": whole(2),
-    **dict.fromkeys(("ngram_chained_lookup", "is_keep_all", "is_use_oldest", "is_public_pool"), one_of(False, True)),
+    "ngram_size": whole(2, 16), "min_adaptive_k": whole(0, 16), "speculative_ngram_match_type": one_of("BFS", "PROB"), "speculative_num_draft_tokens": whole(2),
+    **dict.fromkeys(("ngram_chained_lookup", "cooldown", "dynamic_draft", "enable_global_pool", "is_keep_all", "is_use_oldest", "is_public_pool"), one_of(False, True)),
     **at_most_1024("simple", size_n=1, size_m=1), **at_most_1024("map_k", size_n=1, size_m=1),
     **at_most_1024("map_k4v", size_n=1, size_m=1), **at_most_1024("mod", n_match=1, n_min=0, n_max=0),
     "eos_token_id": Takes("lists of tokens", lambda value: isinstance(value, tuple)),
+    "global_pool_size": whole(1, 1024),
     "tensorrt-llm:sa max_matching_ngram_size": Takes("-1 and whole numbers from 1 on", lambda n: n == -1 or whole().holds(n)),
 }  # fmt: skip
 # Options without which a drafter does not start, or does not draft.
@@ -68,13 +71,15 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "tensorrt-llm:ngram": ("max_draft_len",),
     "tensorrt-llm:sa": ("max_draft_len",),
 }
+PAIR = "with-copied-text"  # the method of a drafter and copied text, of which one is verified
 KEPT: Mapping[str, str] = {
     "vllm:suffix": "the answers of the latest requests, as many as suffix_decoding_max_cached_requests",
     "arctic:suffix": "the answers of the latest requests, as many as suffix_cache_max_requests",
     "sglang:ngram": "one trie of all answers, which flush_cache empties",
     "tensorrt-llm:ngram": "a pool of all requests, unless is_public_pool is false",
+    "tensorrt-llm:sa enable_global_pool=True": "the texts of requests that finished, as far as global_pool_size, 64, is above max_batch_size",
     "llama.cpp": "the text of every slot for that slot, and of ngram-mod one table for all",
-}  # by a drafter's name, or what it begins with
+}  # by what a drafter's name, and its options behind it, begin with
 
 
 def told(request: Request, title: str, engines: tuple[str, ...], length: str = "") -> tuple[Request, dict[str, Any]]:
@@ -98,7 +103,8 @@ def check(draft: CopiedText, title: str, engines: tuple[str, ...]) -> None:
             f"{title} has no {draft.drafter}, and its own drafters find other text, so the plan's figures do not hold there: "
             f"export --to {EXPORTED.get(own, own)}, or plan for {title}."
         )
-    if missing := [option for option in NEEDED.get(draft.drafter, ()) if option not in options]:
+    needed = NEEDED.get(draft.drafter, ()) if draft.kind == SHAPE else ()
+    if missing := [option for option in needed if option not in options]:
         raise InvalidInput(f"{draft.drafter} drafts with {' and '.join(missing)} only, but the plan does not say it.")
     for option, value in options.items():
         takes = TAKES.get(f"{draft.drafter} {option}") or TAKES.get(option) or whole()
@@ -106,23 +112,24 @@ def check(draft: CopiedText, title: str, engines: tuple[str, ...]) -> None:
             raise InvalidInput(
                 f"{option} of {draft.drafter} takes {takes.words}, but the plan has {quoted(value)}: search again."
             )
-    text_drafter(draft.drafter, options)
+    drafter_of(draft)
 
 
 def flags(options: Mapping[str, Any], between: str = "-") -> str:
-    """Options of a command line.
+    """Options of a command line; what is true is said alone, and what is false is not said.
 
     >>> flags({"spec_ngram_simple_size_n": 4, "spec_ngram_simple_size_m": 8})
     ' --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8'
     """
-    return "".join(f" --{option.replace('_', between)} {value}" for option, value in options.items())
+    said = {f" --{option.replace('_', between)}": value for option, value in options.items() if value is not False}
+    return "".join(name if value is True else f"{name} {value}" for name, value in said.items())
 
 
-def method(write: Callable[[Request], Written], *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
-    """The row of an engine's drafters that copy text; what they keep between requests becomes a note."""
+def keeping(write: Writer) -> Writer:
+    """A writer whose notes say what drafters that copy text keep between requests."""
 
     def noted(request: Request) -> Written:
-        written, name = write(request), request.copied.drafter if request.copied else ""
+        written, name = write(request), request.copied.name if request.copied else ""
         kept = next((what for begin, what in KEPT.items() if name.startswith(begin)), "")
         said = (
             f"It keeps {kept}: the plan's figures hold for a server that is not restarted, and had requests such as those "
@@ -130,5 +137,22 @@ def method(write: Callable[[Request], Written], *, carrier: str, syntax: str, so
         )
         return replace(written, notes=(*written.notes, *[said] * bool(kept)))
 
+    return noted
+
+
+def method(write: Writer, *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
+    """The row of an engine's drafters that copy text."""
     about = {"drafters": (KIND,), "shape": SHAPE, "rules": ("greedy", "sample"), **others}
-    return Method(name=KIND, carrier=carrier, syntax=syntax, source=source, write=noted, **about)
+    return Method(name=KIND, carrier=carrier, syntax=syntax, source=source, write=keeping(write), **about)
+
+
+def either(pair: Writer, alone: Writer, chain: Writer) -> Writer:
+    """A writer of a drafter with copied text, or of one of the two where that was planned alone."""
+
+    def written(request: Request) -> Written:
+        if request.copied is not None and not isinstance(request.copied, CopiedOr):
+            return alone(replace(request, drafter=KIND))
+        only_length(request, "A drafter with copied text")
+        return keeping(pair)(request) if request.copied else chain(request)
+
+    return written

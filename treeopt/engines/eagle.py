@@ -14,11 +14,11 @@ top-k        nodes expanded on each level
 from collections.abc import Sequence
 
 from treeopt.engines import chains
-from treeopt.engines.base import Choices, Method, Request, ServingEngine, Written
-from treeopt.engines.lists import TOPK, as_lists, in_order, in_rows, listed
+from treeopt.engines.base import Method, Request, ServingEngine, Written
+from treeopt.engines.lists import in_order, listed
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import shell_word
-from treeopt.trees.tree import MAX_RANK, Choice, Tree
+from treeopt.trees.tree import MAX_RANK, Choice
 
 STATIC_NOTES = (
     "The tree is heeded on branch v1 of SafeAILab/EAGLE only: git checkout v1. On main, EAGLE-2 and EAGLE-3 make their "
@@ -56,44 +56,6 @@ def write(request: Request) -> Written:
     return Written(files=files, command=command, notes=(*STATIC_NOTES, *misdrafted_note))
 
 
-def verified(choices: Sequence[Sequence[int]]) -> Tree:
-    """The tree that is verified. Raises InvalidInput where a node's candidate is another node's child.
-
-    >>> verified([[0], [10], [0, 0]])
-    Traceback (most recent call last):
-    treeopt.errors.InvalidInput: EAGLE-1 would verify rank 0 below [0] for [10].
-    """
-    ordered = list(map(tuple, in_rows(choices)))  # the mask is Medusa's, and fails where that does
-    parents = list(dict.fromkeys(path[:-1] for path in ordered))  # each has ten candidates
-    for path in ordered:
-        block, rank = divmod(parents.index(path[:-1]) * TOPK + path[-1], TOPK)
-        if rank != path[-1]:
-            owner = list(parents[block]) if block < len(parents) else "no node"
-            raise InvalidInput(f"EAGLE-1 would verify rank {rank} below {owner} for {list(path)}.")
-    return Tree.from_choices(ordered)
-
-
-def drafting_levels(choices: Sequence[Sequence[int]]) -> list[int]:
-    """Nodes that expand at depths 1, 2, ...; KeyError and IndexError where EAGLE's drafting side raises them.
-
-    A choice that comes twice counts once there, although the verifying side counts it twice.
-
-    >>> drafting_levels([[0], [1], [0, 0]])
-    [1]
-    >>> drafting_levels([[0], [1]])
-    Traceback (most recent call last):
-    IndexError: EAGLE-1 has no buffers for a tree of depth 1
-    """
-    paths = {(), *map(tuple, choices)}
-    for path in in_order(paths):
-        if path[:-1] not in paths:
-            raise KeyError(path[:-1])
-    expanding = {path[:-1] for path in paths} - {()}
-    if not expanding:
-        raise IndexError("EAGLE-1 has no buffers for a tree of depth 1")
-    return [sum(len(path) == depth for path in expanding) for depth in range(1, 1 + max(map(len, expanding)))]
-
-
 def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
     """Nodes that expand and whose own token is drafted from another node than their parent.
 
@@ -111,13 +73,6 @@ def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
         parents = list(dict.fromkeys(path[:-1] for path in level))
         wrong += [path for path in level if parents.index(path[:-1]) != above.index(path[:-1])]
     return wrong
-
-
-def read(choices: Choices, _: Tree) -> Tree:
-    """The tree that EAGLE-1 verifies; LookupError where the drafting side fails on it."""
-    lists = as_lists(choices)
-    drafting_levels(lists)
-    return verified(lists)
 
 
 def write_dynamic(request: Request) -> Written:
@@ -140,7 +95,7 @@ def write_dynamic(request: Request) -> Written:
 
 
 ENGINES = (
-    ServingEngine(name="eagle1", title="EAGLE-1", readers={"EAGLE-1": read}, methods=(
+    ServingEngine(name="eagle1", title="EAGLE-1", methods=(
         Method(name="choices", checked="08dc06c, before EAGLE-2", drafters=("eagle",), shape="any", max_rank=MAX_RANK,
                max_batch_size=1,
                carrier="eagle/model/choices.py, --tree-choices", syntax="[[0], [1], [0, 0]]", derived=("depth >= 2",),

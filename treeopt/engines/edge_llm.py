@@ -1,45 +1,68 @@
 """TensorRT Edge-LLM: flags of its program ``llm_inference``, which runs engines that were built with room for as many tokens.
 
 specDraftStep     forwards of the drafter: one for each guess, or one for a whole block
-specVerifySize    rows that are verified, the root included
+specVerifySize    rows that are verified, the root included; of DSpark the block is drafted as wide
 dflashBlockSize   rows of DFlash's block, the root included: with one likeliest token each, those that are verified
+specDraftTopK     above 1 a tree over DFlash's marginals is built of so many ranks of each depth, of specVerifySize nodes: DDTree,
+                  but that of two nodes with the same score the one with the older parent comes first
+
+DSpark's scheduler "threshold" cuts a block where the product of its confidences falls below dsparkConfidenceThreshold, behind the
+first guess at the earliest; of a batch the longest decides how many rows are verified. Its scheduler "sps" chooses by costs of a
+GPU of NVIDIA's, and its trees take DSpark's guesses as if they did not depend on each other: neither is planned for.
 """
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from treeopt.engines.base import Method, Request, ServingEngine
+from treeopt.engines.base import Method, Request, ServingEngine, Written
 from treeopt.engines.chains import Flags
-from treeopt.errors import InvalidInput
-
-
-def whole_block(request: Request, length: int) -> Sequence[str]:
-    """No notes; InvalidInput for a part of DSpark's block, of which its chains always guess and verify the whole."""
-    if request.kind == "dspark" and request.widest not in (None, length):
-        raise InvalidInput(
-            f"Edge-LLM proposes the whole block of a DSpark drafter, here {request.widest} guesses, but this chain has {length}: "
-            f"calibrate with `draft_depth={request.widest}`, and export its chain."
-        )
-    return ()
-
+from treeopt.trees.draft import SurvivingChain
 
 STEPWISE = "--specDecode --specDraftTopK 1 --specDraftStep {length} --specVerifySize {rows}"
 BLOCK = "--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize {rows}"
-write = Flags(
+CUT = " --dsparkScheduler threshold --dsparkConfidenceThreshold {p_min:g} --dsparkMinProposalLen 1 --dsparkMaxProposalLen {length}"
+BUILT = (
+    "ENGINES must have been built by llm_build for it: of MODEL with --specBase --maxVerifyTreeSize {rows} or more, of DRAFTER "
+    "with --specDraft."
+)
+flags = Flags(
     engine="TensorRT Edge-LLM",
     serve="llm_inference --engineDir ENGINES --inputFile INPUT --outputFile OUTPUT",
     slots=(1, " --batchSize {batch_size}"),
     options={"eagle3": STEPWISE, "mtp": STEPWISE, "dflash": f"{BLOCK} --dflashBlockSize {{rows}}", "dspark": BLOCK},
-    notes=(
-        "ENGINES must have been built by llm_build for it: of MODEL with --specBase --maxVerifyTreeSize {rows} or more, of DRAFTER "
-        "with --specDraft.",
-    ),
-    also=whole_block,
+    notes=(BUILT,),
 )
 
+
+def write(request: Request) -> Written:
+    """A chain, or the tree over marginals that DFlash's block is verified as."""
+    if (tree := request.marginals) is None:
+        return flags(request)
+    told = f"--specDecode --specDraftTopK {tree.ranks} --specDraftStep 1 --specVerifySize {tree.rows} --dflashBlockSize {{rows}}"
+    note = "The block must be as wide as that which the drafter was calibrated with: --draft-depth, or --widths."
+    return replace(flags, options={"dflash": told}, notes=(BUILT.format(rows=tree.rows), note))(request)
+
+
+def write_dspark(request: Request) -> Written:
+    """A block of DSpark, cut by survival where the plan has a threshold."""
+    return replace(flags, options={"dspark": BLOCK + CUT * (request.threshold > 0)})(request)
+
+
+SOURCE = "NVIDIA/TensorRT-Edge-LLM examples/llm/llm_inference.cpp"
 ENGINE = ServingEngine(name="edge-llm", title="TensorRT Edge-LLM", methods=(
-    Method(name="chain", checked="0.10.1", drafters=tuple(write.options),
-           carrier="--specDraftStep, --specVerifySize, --dflashBlockSize",
-           syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4 --dflashBlockSize 4",
+    Method(name="chain", checked="0.10.1", drafters=("eagle3", "mtp"), carrier="--specDraftStep, --specVerifySize",
+           syntax="--specDecode --specDraftTopK 1 --specDraftStep 3 --specVerifySize 4",
            derived=("specVerifySize = length + 1", "specVerifySize <= maxVerifyTreeSize of the engine"),
-           source="NVIDIA/TensorRT-Edge-LLM examples/llm/llm_inference.cpp", write=write),
+           source=SOURCE, write=write),
+    Method(name="dflash", checked="0.10.1", drafters=("dflash",), marginals=8, max_depth=31,
+           carrier="--dflashBlockSize, --specDraftTopK, --specVerifySize",
+           syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4 --dflashBlockSize 4",
+           derived=("dflashBlockSize = length + 1", "specVerifySize = rows"),
+           source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp, cpp/kernels/speculative/ddtreeKernels.cu", write=write),
+    Method(name="dspark", checked="0.10.1", drafters=("dspark",), confident=SurvivingChain, max_depth=16,
+           carrier="--specVerifySize, --dsparkConfidenceThreshold", wider="does not start with more",
+           syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 8 --dsparkScheduler threshold "
+                  "--dsparkConfidenceThreshold 0.4 --dsparkMinProposalLen 1 --dsparkMaxProposalLen 7",
+           derived=("specVerifySize = length + 1", "dsparkMaxProposalLen = length"),
+           source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp, cpp/kernels/speculative/dsparkKernels.cu",
+           write=write_dspark),
 ))  # fmt: skip

@@ -80,6 +80,5 @@ ENGINE = ServingEngine(name="exllamav3", title="ExLlamaV3", package="exllamav3",
            derived=("dynamic_draft_tokens = False",), looks_up="from where the longest match, however long, first ended",
            source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py", write=write),
     copied.method(write_copied, checked="1.6.5", carrier="num_draft_tokens and ngram_match_min of Generator()",
-                  syntax="--ngram_match_min 3 --num_draft_tokens 8", derived=("dynamic_draft_tokens = False",),
-                  source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py"),
+                  syntax="--ngram_match_min 3 --num_draft_tokens 8", source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py"),
 ))  # fmt: skip

@@ -31,16 +31,15 @@ from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.vllm import COUNTERS, from_counters
 from treeopt.errors import InvalidInput
+from treeopt.text.settings import drafters_of
+from treeopt.trees.draft import ConfidentChain
 
 OF_DRAFTERS = (
-    "--spec-draft-p-min 0 lets llama.cpp draft to the end, as the plan counts; with more it stops where its drafter is unsure.",
+    "llama.cpp stops before the first guess of which its drafter is less sure than --spec-draft-p-min, here {p_min:g}, as the plan "
+    "counts: its share among the likeliest ten. At 0 it drafts to the end.",
     "Builds that do not know --spec-type have other names for these options: treeopt list engines llama-cpp",
 )
-TOP_TEN = (
-    "The plan's threshold is of a probability among all tokens. llama.cpp's is among the likeliest ten: it cuts less."
-)
-DRAFT = "--spec-draft-n-max {length} --spec-draft-n-min 0 --spec-draft-p-min 0"
-CUT = DRAFT.removesuffix("0") + "{p_min:g}"
+DRAFT = "--spec-draft-n-max {length} --spec-draft-n-min 0 --spec-draft-p-min {p_min:g}"
 write = Flags(
     engine="llama.cpp",
     serve="llama-server --model MODEL.gguf",
@@ -49,11 +48,10 @@ write = Flags(
         "draft-model": f"--spec-type draft-simple --spec-draft-model DRAFTER.gguf {DRAFT}",
         "eagle3": f"--spec-type draft-eagle3 --spec-draft-model DRAFTER.gguf {DRAFT}",
         "mtp": f"--spec-type draft-mtp {DRAFT}",
-        **dict.fromkeys(("dflash", "dflash2"), f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {CUT}"),
-        "dspark": f"--spec-type draft-dspark --spec-draft-model DRAFTER.gguf {CUT}",
+        **dict.fromkeys(("dflash", "dflash2"), f"--spec-type draft-dflash --spec-draft-model DRAFTER.gguf {DRAFT}"),
+        "dspark": f"--spec-type draft-dspark --spec-draft-model DRAFTER.gguf {DRAFT}",
         "ngram": "--spec-type ngram-simple --spec-ngram-simple-size-n {looked_up} --spec-ngram-simple-size-m {length}",
     },
-    also=lambda request, length: [TOP_TEN] if request.threshold and request.kind == "dflash" else [],
     notes_of={
         **dict.fromkeys(("draft-model", "eagle3"), OF_DRAFTERS),
         "mtp": (
@@ -70,6 +68,15 @@ def write_copied(request: Request) -> Written:
     request, options = copied.told(request, "llama.cpp", ("llama.cpp",))
     types = request.copied.drafter.partition(":")[2] if request.copied else ""
     return replace(write, options={copied.KIND: f"--spec-type {types}{copied.flags(options)}"})(request)
+
+
+def write_pair(request: Request) -> Written:
+    """A drafter behind drafters of text, which llama.cpp asks first, in whatever order they are named."""
+    assert request.copied is not None
+    copied.check(request.copied, "llama.cpp", ("llama.cpp",))
+    types = request.copied.drafter.partition(":")[2]
+    own = write.options[request.kind].replace("--spec-type ", f"--spec-type {types},")
+    return replace(write, options={request.kind: own + copied.flags(request.copied.options)})(request)
 
 
 PREFIX = r"llamacpp:spec_decode_"
@@ -206,13 +213,18 @@ def _printed(line: DraftLine, path: Path) -> Printed:
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)
 ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", server="llama-server",
                        imports={"llama-cpp": KIND}, methods=(
-    Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options), confident=True,
+    Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options), confident=ConfidentChain,
            rules=("greedy", "sample"), carrier="--spec-type, --spec-draft-n-max",
            syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",
            derived=("rows of a step = n-max + 1",), looks_up="from the latest place of n-grams of one size",
            wider="would draft no more than the block, with a warning in its log",
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
+    Method(name=copied.PAIR, checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=("draft-model", "eagle3", "mtp"),
+           copies=tuple(drafters_of("llama.cpp")), rules=("greedy", "sample"), carrier="--spec-type, and options of the types",
+           syntax="--spec-type ngram-mod,draft-simple --spec-ngram-mod-n-match 16 --spec-draft-n-max 3",
+           derived=("rows of a chain's step = n-max + 1",), source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp",
+           write=copied.either(write_pair, write_copied, write)),
     copied.method(write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
                   syntax="--spec-type ngram-simple,ngram-mod --spec-ngram-simple-size-n 4 --spec-ngram-mod-n-match 16",
                   source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp"),

@@ -1,17 +1,15 @@
 """Engines that build Medusa's buffers from Medusa's list: Medusa itself, its fork Hydra, NVIDIA Model Optimizer's benchmark.
 
-Hydra keeps only how many children a node has and how many of them expand. Model Optimizer has no search for trees; its list
-goes to keyword arguments of SPECBENCH_MEDUSA in examples/specdec_bench.
+Hydra drafts by how many children a node has and how many of them expand, so that it takes trees in which the likeliest do. Model
+Optimizer has no search for trees; its list goes to keyword arguments of SPECBENCH_MEDUSA in examples/specdec_bench.
 """
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from treeopt.engines.base import Choices, Method, Request, ServingEngine, Written
-from treeopt.engines.lists import as_lists, decoded, in_python, listed, once
-from treeopt.trees.tree import MAX_RANK, Choice, Tree
+from treeopt.engines.base import Method, Request, ServingEngine, Written
+from treeopt.engines.lists import in_python, listed
+from treeopt.trees.tree import MAX_RANK
 
 FILE = "runtime_params.yml"
 TEMPERATURE = "The script takes the temperature from each question's category, whatever --temperature says; medusa_generate heeds it."
@@ -35,53 +33,21 @@ def write_modelopt(request: Request) -> Written:
     return Written(files={FILE: text}, command=command, notes=("Run it in examples/specdec_bench.",))
 
 
-def drafted(choices: Sequence[Sequence[int]]) -> Tree:
-    """The tree that the heads' guesses are made for, from counts (hydra/model/utils.py).
-
-    Of a node with c children, those of rank 0 ... c-1 are drafted; where e of these have children of their own,
-    0 ... e-1 are expanded. Nodes get their counts by their place among those that are expanded.
-
-    >>> drafted([[0], [1], [1, 0]]).choices
-    [[0], [1], [0, 0]]
-    """
-    paths = {tuple(path) for path in choices}
-    children = Counter(path[:-1] for path in paths)
-    known: list[Choice] = []
-    level: list[Choice] = [()]
-    for depth in range(max(map(len, paths), default=0)):
-        parents = sorted(path for path in children if len(path) == depth)
-        following: list[Choice] = []
-        for node, parent in zip(level, parents, strict=False):
-            count = children[parent]
-            expand = sum((*parent, rank) in children for rank in range(count))
-            known += [(*node, rank) for rank in range(count)]
-            following += [(*node, rank) for rank in range(expand)]
-        level = following
-    return Tree.from_choices(known)
-
-
-def read(choices: Choices, _: Tree) -> Tree:
-    """The tree that Medusa's buffers are of."""
-    return decoded(once(choices))
-
-
 ENGINES = (
-    ServingEngine(name="hydra", title="Hydra", readers={"Hydra": lambda choices, _: drafted(once(read(choices, _).choices))}, methods=(
+    ServingEngine(name="hydra", title="Hydra", methods=(
         Method(name="choices", checked="main 3f39fbd of 2024-02", drafters=("hydra", "hydra++"), shape="low-rank-expands",
                rules=("greedy", "typical"), max_rank=MAX_RANK, max_batch_size=1,
                carrier="hydra/model/hydra_choices.py, hydra_generate(hydra_choices=...), --hydra-choices",
                syntax="[[0], [1], [0, 0]]", source="zankner/Hydra hydra/model/utils.py", write=partial(in_python, engine="hydra")),
     )),
-    ServingEngine(name="medusa", title="Medusa", readers={"Medusa": read}, counting=("Medusa",), methods=(
+    ServingEngine(name="medusa", title="Medusa", methods=(
         Method(name="choices", checked="main e2a5d20 of 2024-04", drafters=("medusa",), shape="any", rules=("greedy", "typical"),
                max_rank=MAX_RANK, max_batch_size=1,
                carrier="medusa/model/medusa_choices.py, medusa_generate(medusa_choices=...), --medusa-choices",
                syntax="[[0], [1], [0, 0]]",
                source="FasterDecoding/Medusa medusa/model/utils.py, llm_judge/gen_model_answer_medusa.py", write=write),
     )),
-    ServingEngine(name="modelopt", title="Model Optimizer, specdec_bench", package="nvidia-modelopt",
-                  readers={"Model Optimizer": lambda choices, _: decoded(as_lists(choices))},
-                  counting=("Model Optimizer",), methods=(
+    ServingEngine(name="modelopt", title="Model Optimizer, specdec_bench", package="nvidia-modelopt", methods=(
         Method(name="specbench-medusa", checked="0.47.0, benchmark a2fbac7 of 2026-08", drafters=("medusa",), shape="any",
                max_rank=MAX_RANK, max_batch_size=1,
                carrier="engine_args in the YAML of --runtime_params", syntax="medusa_choices: [[0], [1], [0, 0]]",

@@ -4,11 +4,10 @@
 """
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.engines.base import Choices, Method, Request, ServingEngine, Written
+from treeopt.engines.base import Method, Request, ServingEngine, Written
 from treeopt.engines.chains import plain
 from treeopt.engines.lists import TOPK, listed
 from treeopt.errors import InvalidInput, quoted
@@ -99,20 +98,6 @@ def leaf_last(tree: Tree) -> bool:
     return places == sorted(places)
 
 
-def by_counts(_: Choices, tree: Tree) -> Tree:
-    """The tree of an engine that keeps how many children every node has, and not which.
-
-    >>> by_counts([], Tree.from_choices([[1], [1, 2]])).choices
-    [[0], [0, 0]]
-    """
-    taken: dict[Choice, Choice] = {(): ()}
-    children: Counter[Choice] = Counter()
-    for path in tree.paths[1:]:
-        taken[path] = (*taken[path[:-1]], children[path[:-1]])
-        children[path[:-1]] += 1
-    return Tree.from_choices(list(taken.values())[1:])
-
-
 CHECKED, SOURCE = "main 4bcdc54 of 2026-07", "aws-neuron/neuronx-distributed-inference"
 ENGINES = (
     ServingEngine(name="neuron-medusa", title="AWS Neuron, Medusa", methods=(
@@ -121,7 +106,7 @@ ENGINES = (
                derived=("medusa_speculation_length = choices + 1", "global_topk = 10"),
                source=f"{SOURCE} models/config.py, inference_demo.py", write=write_medusa),
     )),
-    ServingEngine(name="neuron-token-tree", title="AWS Neuron, EAGLE", readers={"Neuron's token tree": by_counts}, methods=(
+    ServingEngine(name="neuron-token-tree", title="AWS Neuron, EAGLE", methods=(
         Method(name="token-tree", checked=CHECKED, drafters=("eagle",), shape="sibling-closed", max_batch_size=1,
                carrier="--token-tree-json, NeuronConfig(token_tree_config=...)", syntax='{"0": ["1", "2"], "1": ["3"]}',
                derived=("speculation_length = choices + 1",), versions="current; not with EAGLE-3",

@@ -46,6 +46,10 @@ DRAFT = (
     "genai_config.json of MODEL must have the draft model's decoder as model.draft, of the same vocabulary, tokenizer and "
     "execution providers. Without it, and for plain decoding, MODEL is the target alone."
 )
+ADAPTS = (
+    "Above 0 min_adaptive_k lets it choose lengths by its own times. The plan took every pass to last alike, so where rows cost much it "
+    "drafts less than the plan says."
+)
 LOOKUP = f"It looks the last {LOOKED_UP} tokens up and no fewer, and the latest place wins."
 draft, lookup = (
     Library(
@@ -66,7 +70,8 @@ draft, lookup = (
 def write_copied(request: Request) -> Written:
     """N-grams with the plan's options."""
     request, options = copied.told(request, "ONNX Runtime GenAI", ("onnx-genai",), "max_draft_tokens")
-    return replace(lookup, ways={copied.KIND: Way("max_draft_tokens", {**FIXED, **options})}, notes=())(request)
+    notes = (ADAPTS,) * bool(options.get("min_adaptive_k"))
+    return replace(lookup, ways={copied.KIND: Way("max_draft_tokens", {**FIXED, **options})}, notes=notes)(request)
 
 
 def two_or_more(request: Request, length: int) -> Sequence[str]:
@@ -106,7 +111,7 @@ ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="o
            syntax='{"ngram_size": 4, "max_draft_tokens": 3}', derived=("min_adaptive_k = 0", "ngram_size = 4"),
            looks_up="from the latest place of n-grams of one size",
            source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=lookup),
-    copied.method(write_copied, checked="0.18.0", max_batch_size=1, carrier=OPTIONS, derived=("min_adaptive_k = 0",),
+    copied.method(write_copied, checked="0.18.0", max_batch_size=1, carrier=OPTIONS,
                   syntax='{"ngram_size": 3, "max_draft_tokens": 8, "ngram_chained_lookup": true}',
                   source="microsoft/onnxruntime-genai src/config.cpp"),
     Method(name="block", drafters=tuple(blocks.options), checked="0.18.0", max_depth=MOST_LENGTH, carrier="--extra_options of its model builder",

@@ -17,7 +17,7 @@ from treeopt.files.places import user_cache
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Beyond, Plan, PlanEntry, each_its_own, is_setting
 from treeopt.records.rules import marked_rule, option_of, rule_of
-from treeopt.trees.draft import ConfidentChain, CopiedText, Draft, DynamicLimits
+from treeopt.trees.draft import ConfidentChain, CopiedText, DDTree, Draft, DynamicLimits
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
@@ -143,10 +143,13 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
     """The plan with the drafts that a method takes, and a note where these are chains that were not chosen."""
 
     def takes(draft: Draft) -> bool:
-        others = ["tree"] * (way.shape != "chain") + ["confident"] * way.confident
-        if way.shape == SHAPE:
+        others = ["tree"] * (way.shape != "chain")
+        if way.shape == SHAPE or (way.copies and isinstance(draft, CopiedText)):
             return isinstance(draft, CopiedText)
-        return is_setting(draft) if way.dynamic else draft.kind in ("plain", "chain", *others)
+        fixed = draft.kind in ("plain", "chain", *others)
+        if isinstance(draft, DDTree):  # over the whole block, whose width is another drafter
+            return draft.ranks <= way.marginals and draft.depth == (plan.drafter or {}).get("num_heads")
+        return is_setting(draft) if way.dynamic else fixed or type(draft) is way.confident
 
     def serving(entry: PlanEntry) -> PlanEntry:
         chosen = entry.serving(takes)
@@ -157,16 +160,24 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
     served = replace(plan, entries=tuple(map(serving, plan.entries)), mix_errors=None)
     if way.dynamic or way.shape != "chain":
         return served, []
-    return replace(served, schedule=[]), [f"{engine} takes chains only: written is the best of the plan's chains."]
+    note = f"{engine} takes chains only: written is the best of the plan's chains."
+    if way.confident and any(isinstance(entry.draft, ConfidentChain) for entry in plan.entries):
+        note = f"{engine} cuts chains by another rule than the plan: written is the best of its chains of fixed length. To plan by that rule: {search_for(engine, way)}"
+    return replace(served, schedule=[]), [note]
 
 
 def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
     """The request for the draft of one entry."""
     request = replace(request, batch_size=entry.batch_size)
+    copied = entry.draft if isinstance(entry.draft, CopiedText) else None
     if way.shape == SHAPE:
-        return replace(request, copied=entry.draft if isinstance(entry.draft, CopiedText) else None)
+        return replace(request, copied=copied)
+    if copied is not None:
+        return replace(request, copied=copied, tree=Tree.chain(copied.length))
     if isinstance(chain := entry.draft, ConfidentChain):
         return replace(request, tree=Tree.chain(chain.length), threshold=chain.threshold)
+    if isinstance(tree := entry.draft, DDTree):
+        return replace(request, lengths=((1, None, tree.depth),), marginals=tree)
     return replace(request, dynamic=entry.setting) if way.dynamic else replace(request, tree=entry.tree)
 
 
@@ -177,13 +188,14 @@ def _of_all(request: Request, plan: Plan, way: Method) -> Request:
     if way.dynamic:
         ranges = each_its_own([entry.batch_size for entry in plan.entries])
         return replace(request, settings=tuple((r.first, r.last, plan.entries[r.entry].setting) for r in ranges))
-    if way.shape == SHAPE:
+    if way.shape == SHAPE or way.copies:
         return _of_one(request, plan.entries[-1], way)
     if way.shape != "chain":
         return replace(request, tree=plan.entries[plan.schedule[0].entry].tree)
     lengths = ((part.first, part.last, plan.entries[part.entry].chosen.depth) for part in plan.schedule)
-    threshold = getattr(plan.entries[plan.schedule[0].entry].draft, "threshold", 0.0)
-    return replace(request, lengths=tuple(lengths), threshold=threshold)
+    draft = plan.entries[plan.schedule[0].entry].draft
+    request = replace(request, marginals=draft if isinstance(draft, DDTree) else None)
+    return replace(request, lengths=tuple(lengths), threshold=getattr(draft, "threshold", 0.0))
 
 
 def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Method:
@@ -280,7 +292,7 @@ def _notes_on(request: Request, way: Method, engine: str, longest: int) -> list[
         fits = request.drafter_id == "ngram:earliest" and way.looks_up == EARLIEST
         notes.append(f"{engine} looks n-grams up as ngram:earliest does: {way.looks_up}." if fits else said)
     speculates = any(what for *_, what in (request.dynamics if way.dynamic else request.lengths))
-    if request.drafter in BLOCKS and longest:
+    if request.drafter in BLOCKS and longest and not request.marginals:
         notes.append(
             f"DRAFTER must have been trained for blocks that guess {longest} tokens or more: engines cut what is "
             f"longer, refuse it, or draft it without a word, untrained. The length is the block's width: all {longest} guesses are verified, and it is neither a prefix of a wider "

@@ -1,4 +1,4 @@
-"""Trees from files of every engine: what was meant, what was repaired, and what each engine makes of the list as it stood.
+"""Trees from files of every engine: what was meant, and what was repaired.
 
 Read are lists in Python, JSON or YAML, objects with a list under one of `KEYS`, launch commands with one behind a
 flag, Triton's braces, Neuron's lists of children, vLLM's string of tuples, and chain lengths.
@@ -10,14 +10,11 @@ whose parents are added. A parent that is missing beside others that are there h
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from treeopt.engines import neuron, triton
-from treeopt.engines.base import Choices, Unknown
-from treeopt.engines.lists import in_order, the_list
-from treeopt.engines.registry import ENGINES
+from treeopt.engines import neuron
+from treeopt.engines.lists import Choices, in_order, the_list
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import loads, parse_literal, parse_yaml
 from treeopt.trees.tree import Choice, Tree, check_size
@@ -32,47 +29,14 @@ LENGTH_FLAG = re.compile(
     re.M,
 )
 ROWS = ("beam_length", "speculative-num-draft-tokens")  # count the root, LMDeploy's excepted
-# Triton's paths in braces: in config.pbtxt, as an argument of fill_template.py (with its other pairs), and alone.
+# Triton's paths in braces: in config.pbtxt, as an argument of fill_template.py, and alone.
 PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*(?:,\s*)?value:\s*\{\s*string_value:\s*"([^"]*)"')
-ARGUMENT = re.compile(r"((?:(?<![^'\"\s])[\w.]+:[^'\"\s]*,)?(?:medusa|eagle)_choices:\{[^'\"\n]*)")
+ARGUMENT = re.compile(r"(?:medusa|eagle)_choices:(\{[^'\"\n]*)")
 BARE = re.compile(r"\A\s*(\{\s*(?:\{\s*)?-?\d[^\"]*)\Z")
 PLAIN = re.compile(r"(?:# For .*\n)?# No (?:tree|chain) pays")  # begins files for serving without speculation
 NO_RANKS = "Every choice must be a list of ranks 0, 1, ..., but there is {}."
 UNREADABLE = "The file must hold a tree: a list of choices, an object with 'medusa_choices', a plan, or an engine's configuration."
-
-
-@dataclass(frozen=True)
-class EngineReading:
-    """How an engine reads a list: reads is "the same", "another tree" or "nothing"."""
-
-    engine: str
-    reads: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The tree that was meant, what was repaired to get it, and the engines that read the list otherwise."""
-
-    tree: Tree
-    repaired: tuple[str, ...]
-    readings: tuple[EngineReading, ...]
-
-    @property
-    def document(self) -> dict[str, object]:
-        """The answer of ``treeopt import-tree``, JSON-ready."""
-        tree, engines = self.tree, [asdict(reading) for reading in self.readings]
-        about = {"size": len(tree), "depth": tree.depth, "repaired": list(self.repaired), "engines": engines}
-        return {"medusa_choices": tree.choices, **about}
-
-
-@dataclass(frozen=True)
-class Listed:
-    """The choices that a text means, what was repaired in its syntax, and why Triton's backend reads that otherwise."""
-
-    choices: Choices
-    repaired: tuple[str, ...] = ()
-    triton: str = ""
+Listed = tuple[Choices, tuple[str, ...]]  # the choices that a text means, and what was repaired in its syntax
 
 
 def read_choices(text: str) -> Choices | None:
@@ -81,28 +45,24 @@ def read_choices(text: str) -> Choices | None:
     >>> read_choices("- [0]\\n- [1]\\n"), read_choices("{0},{0, 1}"), read_choices("nothing")
     ([[0], [1]], [[0], [0, 1]], None)
     """
-    found = _listed(text)
-    if found and (why := found.triton or "".join(found.repaired)):
-        raise InvalidInput(f"{why} Repair it with treeopt import-tree.")
-    return found.choices if found else None
+    choices, repaired = _listed(text) or (None, ())
+    if repaired:
+        raise InvalidInput(f"{''.join(repaired)} Repair it with treeopt import-tree.")
+    return choices
 
 
-def diagnose(text: str) -> Diagnosis:
-    """The tree of a text; InvalidInput where it is none, or where no repair is obvious.
+def diagnose(text: str) -> tuple[Tree, tuple[str, ...]]:
+    """The tree of a text, and what was repaired; InvalidInput where it is none, or where no repair is obvious.
 
-    >>> found = diagnose("[[1, 0], [0]]")
-    >>> found.tree.choices, found.repaired
+    >>> tree, repaired = diagnose("[[1, 0], [0]]")
+    >>> tree.choices, repaired
     ([[0], [1], [1, 0]], ('The list has only leaves: 1 parent was added.',))
     """
     found = _listed(text)
     if found is None:
         raise InvalidInput(UNREADABLE)
-    tree, more = repair(found.choices)
-    readings = _readings(found.choices, tree)
-    if found.triton:
-        readings[triton.TITLE] = EngineReading(triton.TITLE, "another tree", found.triton)
-    others = tuple(reading for reading in readings.values() if reading.reads != "the same")
-    return Diagnosis(tree, (*found.repaired, *more), others)
+    tree, more = repair(found[0])
+    return tree, (*found[1], *more)
 
 
 def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
@@ -139,41 +99,15 @@ def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
     return Tree.from_choices([*times, *added]), tuple(repaired)
 
 
-def _readings(choices: Choices, tree: Tree) -> dict[str, EngineReading]:
-    """How every engine of trees reads a list as it stands, by the ports of their rules."""
-    rows, meant = len(choices) + 1, len({tuple(choice) for choice in choices}) + 1
-    found = {}
-    for engine in ENGINES.values() if choices else ():
-        for name, reader in engine.readers.items():
-            reads, why = "another tree", ""
-            try:
-                read = reader(choices, tree)
-                kept = len(set(read.paths) & set(tree.paths)) - 1
-                if read != tree:
-                    why = f"It uses {len(read) - 1} choices, of which {kept} are among these {len(tree) - 1}."
-                elif rows > meant and name in engine.counting:
-                    why = f"It verifies {rows} rows, of which {meant} differ: a choice that comes twice takes two."
-                else:
-                    reads = "the same"
-            except Unknown:
-                continue
-            except InvalidInput as error:
-                why = str(error)
-            except (LookupError, ValueError, TypeError) as error:
-                reads, why = "nothing", f"It fails: {type(error).__name__}, {error}."
-            found[name] = EngineReading(name, reads, why)
-    return found
-
-
 def _listed(text: str) -> Listed | None:
     """What a text means; None where it is no file that an engine reads."""
     if PLAIN.match(text):
-        return Listed([])
+        return [], ()
     if len(text) > MOST_CHARS:
         raise InvalidInput(f"A tree's file may have {MOST_CHARS:,} characters, but this one has {len(text):,}.")
     for form in (PBTXT, ARGUMENT, BARE):
         if found := form.search(text):
-            return _braces(found[1], form is ARGUMENT)
+            return _braces(found[1].replace("\\,", ","))
     document = _document(text)
     if isinstance(document, dict) and all(isinstance(row, list) for row in document.values()) and "0" in document:
         return _children(document)
@@ -181,7 +115,7 @@ def _listed(text: str) -> Listed | None:
         choices = read()
         if choices is not None:
             check_size(len(choices), max((len(one) for one in choices if isinstance(one, list | tuple)), default=0))
-            return Listed(choices)
+            return choices, ()
     return None
 
 
@@ -232,7 +166,7 @@ def _children(document: Mapping[str, list[Any]]) -> Listed:
         raise InvalidInput(f"A token tree must have lists of numbers: {error!s:.100}.") from None
     lost = len({*document, *(str(child) for row in document.values() for child in row)}) - 1 - len(choices)
     note = f"{lost} nodes that the root does not reach are left out, as Neuron silently does."
-    return Listed(choices, (note,) * (lost > 0))
+    return choices, (note,) * (lost > 0)
 
 
 def _literal(text: str) -> Choices | None:
@@ -259,18 +193,9 @@ def _length(text: str) -> Choices | None:
     return Tree.chain(max(0, int(found[2]) - rows)).choices
 
 
-def _braces(value: str, argument: bool) -> Listed:
-    """Triton's string: every path that stands in it, and what its tools and its backend make of it."""
+def _braces(value: str) -> Listed:
+    """Every path that stands in Triton's string."""
     check_size(value.count("{") + value.count("["))
-    repaired, given = [], value
-    if argument:
-        value = value.partition("_choices:")[2]
-        try:
-            given = next((v for k, v in triton.filled_in(given).items() if k.endswith("_choices")), "")
-        except InvalidInput as error:
-            repaired.append(f"{str(error)[:-1]}, as is done here.")
-            given = value
-        value = value.replace("\\,", ",")
     try:
         if value.lstrip().startswith("["):
             choices = list(parse_literal(value))
@@ -280,12 +205,5 @@ def _braces(value: str, argument: bool) -> Listed:
     except (ValueError, TypeError):
         raise InvalidInput(NO_RANKS.format(quoted(value))) from None
     if value.count("{") > value.count("}"):
-        repaired.append("A brace was not closed. It was closed.")
-    elif value.lstrip().startswith("{{"):
-        repaired.append("Braces around the whole list are left out.")
-    try:
-        read = triton.vectors(given)
-        dropped = f"It reads {len(read)} of the {len(choices)} choices, and silently drops the others."
-        return Listed(choices, tuple(repaired), dropped if read != choices else "")
-    except InvalidInput as error:
-        return Listed(choices, tuple(repaired), str(error))
+        return choices, ("A brace was not closed. It was closed.",)
+    return choices, ("Braces around the whole list are left out.",) * value.lstrip().startswith("{{")

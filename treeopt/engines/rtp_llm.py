@@ -1,10 +1,8 @@
 """RTP-LLM: the length of a chain as a flag. Its --tree_decode_config constrains the output and is no speculation tree."""
 
-from treeopt.engines.base import Choices, Method, ServingEngine
+from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.chains import Flags
-from treeopt.trees.tree import Tree
 
-MOST_DEPTH = 3  # of the medusa_choices that older releases took
 GROUP = "alibaba/rtp-llm rtp_llm/server/server_args/speculative_decoding_group_args.py"
 SAMPLER = "rtp_llm/cpp/normal_engine/speculative/SpeculativeSampler.cc"
 write = Flags(
@@ -22,12 +20,7 @@ write = Flags(
 )
 
 
-def old_path(_: Choices, tree: Tree) -> Tree:
-    """The tree of a list in releases that took one: what is deeper than three levels was dropped."""
-    return Tree.from_choices([path for path in tree.paths[1:] if len(path) <= MOST_DEPTH])
-
-
-ENGINE = ServingEngine(name="rtp-llm", title="RTP-LLM", readers={"RTP-LLM's old path": old_path}, methods=(
+ENGINE = ServingEngine(name="rtp-llm", title="RTP-LLM", methods=(
     Method(name="number", checked="main 4b8d39c of 2026-08", drafters=("mtp", "eagle", "eagle3"), rules=("greedy", "sample"),
            carrier="--gen_num_per_cycle",
            syntax="--sp_type mtp --sp_model_type DRAFTER_TYPE --sp_checkpoint_path DRAFTER --gen_num_per_cycle 3",

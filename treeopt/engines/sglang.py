@@ -32,7 +32,7 @@ from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
-from treeopt.trees.draft import DynamicTree
+from treeopt.trees.draft import ConfidentChain, DynamicTree
 
 FILE = "adaptive.json"
 ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
@@ -323,7 +323,7 @@ ENGINES = (
                carrier="--speculative-num-draft-tokens",
                syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
                derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
-        Method(name="dspark", checked="0.5.23", drafters=("dspark",), confident=True, carrier="--speculative-dspark-block-size",
+        Method(name="dspark", checked="0.5.23", drafters=("dspark",), confident=ConfidentChain, carrier="--speculative-dspark-block-size",
                syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK,
                tables=(STS, COSTS), write=write_dspark),
         copied.method(write_copied, checked="0.5.23", carrier="options of --speculative-algorithm NGRAM", source=HOOK,

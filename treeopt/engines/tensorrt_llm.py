@@ -36,6 +36,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.bounds import parse_literal
 from treeopt.files.storage import typed
 from treeopt.records.drafters import LOOKED_UP
+from treeopt.text.pairs import AUTOMATON, THRESHOLD
 
 FILE = "llm_api_options.yml"
 IN_BLOCKS = {"dflash": "DFlash", "dspark": "DSpark", "pard": "PARD"}
@@ -77,6 +78,9 @@ def write(request: Request) -> Written:
             )
         options["use_rejection_sampling"] = "true" if request.rule == "reject" else "false"
         notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
+    if request.copied is not None:
+        copied.check(request.copied, "TensorRT-LLM", ("tensorrt-llm",))
+        options["sa_config"] = f"{{threshold: {request.copied.options[THRESHOLD]}}}"
     comment = ""
     if len(lengths) > 1:
         schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
@@ -239,12 +243,10 @@ def _literal(line: str) -> Any:
 
 MAIN, ARGS = "main 0004396, reference of 1.4.0rc1", "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
 ENGINE = ServingEngine(
-    name="tensorrt-llm", title="TensorRT-LLM", server="trtllm-serve", counting=("TensorRT-LLM, C++",),
-    readers={"TensorRT-LLM, C++": tensorrt_trees.read_cpp, "TensorRT-LLM, Python": tensorrt_trees.read_python},
+    name="tensorrt-llm", title="TensorRT-LLM", server="trtllm-serve",
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
                                   is_of_drafts, read_drafts, takes_others=True)},
-    unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO",
-               "SA with a drafter": "sa_config of Eagle3, MTP and PARD"},
+    unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO"},
     methods=(
     Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), shape="any", first_depth_closed=True,
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
@@ -276,6 +278,10 @@ ENGINE = ServingEngine(
            source=f"{ARGS}, tensorrt_llm/_torch/speculative/eagle3_dynamic_tree.py", write=write_tree),
     copied.method(write_copied, checked=MAIN, carrier="speculative_config in the YAML of trtllm-serve --config", rules=("greedy",),
                   syntax="decoding_type: SA, max_draft_len: 4, max_matching_ngram_size: 3", source=ARGS),
+    Method(name=copied.PAIR, checked=MAIN, drafters=("eagle3", "mtp", "pard"), copies=(AUTOMATON,), syntax="sa_config: {threshold: 4}",
+           carrier="speculative_config in the YAML of trtllm-serve --config", derived=("max_draft_len = length",),
+           versions="1.3.0rc27 on; before it was use_sa_spec and sa_spec_threshold",
+           source=f"{ARGS}, tensorrt_llm/_torch/speculative/sa_enhancer.py", write=copied.either(write, write_copied, write)),
     Method(name="eagle", checked="main before PR #18210", drafters=("eagle",), shape="sibling-closed", max_nodes=63,
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
            carrier="eagle_choices: YAML of the LLM API, --eagle_choices", syntax="[[0], [1], [0, 0]]",

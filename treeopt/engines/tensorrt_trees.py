@@ -6,21 +6,17 @@ rows: build and tree must agree. For EAGLE it is the depth.
 """
 
 import json
-from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 
-from treeopt.engines.base import COMMANDS, Choices, Request, Unknown, Written
+from treeopt.engines.base import COMMANDS, Request, Written
 from treeopt.engines.chains import launch, plain
-from treeopt.engines.lists import as_lists, listed
+from treeopt.engines.lists import listed
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import shell_word
-from treeopt.trees.tree import Choice, Tree
+from treeopt.trees.tree import Tree
 
 OPTIONS, BENCH = "llm_api_options.yml", "medusa_choices.yml"
 FOUR_BITS = 15  # it packs a rank into four bits; `MAX_RANK` is of those that look at ten candidates a head
 WORD = 32  # rows of a word of its packed mask
-MOST_DEPTH, RANK_BITS = 16, 4  # of a path, four bits a rank
 SAFE_DEPTH = 8  # ranks are shifted as 32-bit numbers, so that those eight levels up come round again
 
 
@@ -110,80 +106,3 @@ speculative_config:
         *mask_note(n, n),
     )
     return launch(run, notes, {OPTIONS: text})
-
-
-def in_cpp(choices: Sequence[Sequence[int]], max_draft_len: int, num_heads: int) -> Tree:
-    """The tree that the C++ runtime decodes with (cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp).
-
-    Paths are packed four bits a rank. A node whose parent is missing is silently put below the root; rank 16
-    passes its check but not its bits, and paths longer than 8 share them. InvalidInput where it fails a check of
-    its own.
-
-    >>> in_cpp([[0], [1], [0, 1]], 63, 4).choices
-    [[0], [1], [0, 1]]
-    >>> in_cpp([[0, 0], [1, 1]], 63, 4).choices  # no parents
-    [[0], [1]]
-    """
-    if len(choices) > max_draft_len:
-        raise InvalidInput(f"TensorRT-LLM checks numChoices <= {max_draft_len}, but there are {len(choices)}.")
-
-    def packed(path: Sequence[int]) -> int:
-        return reduce(or_, (rank << (RANK_BITS * i % 32) for i, rank in enumerate(reversed(path))), 0)
-
-    before: dict[int, Choice] = {0: ()}
-    level: dict[int, Choice] = {}
-    found: list[Choice] = []
-    depth = 0
-    for path in sorted(choices, key=lambda path: (len(path), packed(path))):
-        if max(path) > 2**RANK_BITS or len(path) > MOST_DEPTH:
-            raise InvalidInput(f"TensorRT-LLM checks ranks and depths up to 16, but there is {list(path)}.")
-        if len(path) > max(depth, 1) + 1:  # a list may begin at depth 2, all the same
-            raise InvalidInput(f"TensorRT-LLM checks that no depth is left out, but {max(depth, 1) + 1} is.")
-        if len(path) > num_heads:
-            raise InvalidInput(f"TensorRT-LLM checks depths up to the heads, {num_heads}, but there is {list(path)}.")
-        if len(path) != depth:
-            before, level, depth = (level if depth else {0: ()}), {}, len(path)
-        node = (*before.get(packed(path[:-1]), ()), path[-1])
-        level[packed(path)] = node
-        found.append(node)
-    if len(set(found)) < len(found) == len({tuple(path) for path in choices}):
-        raise InvalidInput("TensorRT-LLM's C++ packs paths into bits, and two of these paths share theirs.")
-    return Tree.from_choices(found)
-
-
-def in_python(choices: Sequence[Sequence[int]]) -> Tree:
-    """The tree of the Python runtime (tensorrt_llm/runtime/medusa_utils.py), which adds parents that are missing.
-
-    It numbers nodes of depth 1 by rank, so a gap there gives two nodes one number: InvalidInput.
-
-    >>> in_python([[0, 0], [1]]).choices  # leaves alone
-    [[0], [1], [0, 0]]
-    """
-    if len(first := {path[0] for path in choices}) <= max(first):
-        raise InvalidInput("TensorRT-LLM's Python runtime gives two nodes one place: ranks have a gap at depth 1.")
-    return Tree.from_choices({tuple(path[:depth]) for path in choices for depth in range(1, len(path) + 1)})
-
-
-def read_cpp(choices: Choices, _: Tree) -> Tree:
-    """The tree of a user's list in the C++ runtime; InvalidInput for another than was meant, ValueError where it fails."""
-    lists = as_lists(choices)
-    if not all(lists):
-        raise Unknown
-    orphans = sum(len(choice) > 1 and choice[:-1] not in lists for choice in lists)
-    try:
-        read = in_cpp(lists, len(lists), MOST_DEPTH)
-    except InvalidInput as error:
-        if str(error).startswith("TensorRT-LLM checks"):
-            raise ValueError(str(error).rstrip(".")) from None
-        if not orphans:
-            raise
-    if orphans:
-        raise InvalidInput(f"{orphans} of them have no parent, and it silently puts these below the root.")
-    return read
-
-
-def read_python(choices: Choices, _: Tree) -> Tree:
-    """The tree of a user's list in the Python runtime."""
-    if not all(choices):
-        raise Unknown
-    return in_python(as_lists(choices))

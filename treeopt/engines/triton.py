@@ -1,17 +1,13 @@
 """Triton's TensorRT-LLM backend: ``medusa_choices`` in config.pbtxt, as a string of paths in braces.
 
 A string that its parser cannot read is logged as a warning, and the default tree of 63 nodes is served. What
-it can read only in part is cut silently; `vectors` is a port of the parser.
+it can read only in part is cut silently.
 """
-
-import re
 
 from treeopt.engines import tensorrt_trees
 from treeopt.engines.base import COMMANDS, Method, Request, ServingEngine, Written
-from treeopt.errors import InvalidInput, quoted
 from treeopt.files.shell import shell_word
 
-TITLE = "Triton's TensorRT-LLM backend"
 CONFIG = "config.pbtxt"
 
 
@@ -30,62 +26,8 @@ def write(request: Request) -> Written:
     return Written(files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=built.notes)
 
 
-def vectors(text: str) -> list[list[int]]:
-    """Paths that ``csvStrToVecVecInt`` (inflight_batcher_llm/src/utils.cc) reads in a string.
-
-    It goes from brace to brace: what stands behind a closing one is skipped up to the next comma, and a path
-    without its closing brace is dropped. InvalidInput where it throws, and the default tree is served.
-
-    >>> vectors("{0},{0, 0"), vectors("{0}{1},{2}")  # both lose a path
-    ([[0]], [[0], [2]])
-    >>> vectors("[[0],[0,0]]")
-    Traceback (most recent call last):
-    treeopt.errors.InvalidInput: Triton's backend cannot read '[[0],[0,0]]' and would serve its default tree.
-    """
-    refusal = InvalidInput(f"Triton's backend cannot read {quoted(text)} and would serve its default tree.")
-    found: list[list[int]] = []
-    rest = text
-    while (end := rest.find("}")) > 0:
-        path = []
-        for part in rest[:end].removeprefix("{").split(","):
-            if not part:
-                break  # an empty number ends the path
-            number = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", part)
-            if number is None or len(number[1]) > 20 or not -(2**31) <= int(number[1]) < 2**31:
-                raise refusal
-            path.append(int(number[1]))
-        found.append(path)
-        rest = rest[end:].partition(",")[2].lstrip(" \t\n\v\f\r")
-    if not found:
-        raise refusal
-    return found
-
-
-def filled_in(argument: str) -> dict[str, str]:
-    """Values that tools/fill_template.py takes from its argument, by key: pairs between commas that no backslash escapes.
-
-    Raises InvalidInput for what is no pair, on which it fails with a ValueError.
-
-    >>> filled_in(r"a:1,b:{0}\\,{1}")
-    {'a': '1', 'b': '{0},{1}'}
-    >>> filled_in("b:{0},{1}")
-    Traceback (most recent call last):
-    treeopt.errors.InvalidInput: fill_template.py fails on '{1}', which is no pair: put a backslash before its comma.
-    """
-    found = {}
-    for pair in re.split(r"(?<!\\),", argument):
-        if pair.count(":") != 1:
-            raise InvalidInput(
-                f"fill_template.py fails on {quoted(pair)}, which is no pair: put a backslash before its comma."
-            )
-        key, value = pair.replace("\\", "").split(":")
-        found[key] = value
-    return found
-
-
 ENGINE = ServingEngine(
-    name="triton", title="Triton, TensorRT-LLM backend", readers={TITLE: tensorrt_trees.read_cpp}, counting=(TITLE,),
-    methods=(
+    name="triton", title="Triton, TensorRT-LLM backend", methods=(
     Method(name="medusa", checked="main before PR #858", drafters=("medusa",), shape="any",
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
            carrier="medusa_choices in tensorrt_llm/config.pbtxt", syntax="{0},{1},{0, 0}",

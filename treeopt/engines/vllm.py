@@ -38,6 +38,7 @@ from treeopt.files.fields import checked as row_of
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import typed
 from treeopt.records.drafters import LOOKED_UP
+from treeopt.trees.draft import CopiedText
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -114,13 +115,17 @@ STARTED = {  # what starts a drafter that copies text as it was planned for, and
 }  # fmt: skip
 
 
+def config_of(draft: CopiedText) -> dict[str, Any]:
+    """The speculative config of a drafter that copies text."""
+    copied.check(draft, "vLLM", ("vllm", "arctic"))
+    return {"method": draft.drafter.partition(":")[2].partition("-")[0], **draft.options}
+
+
 def write_copied(request: Request) -> Written:
     """What a drafter that copies text is told; the runner of the model decides how n-grams are looked up."""
-    _, options = copied.told(request, "vLLM", ("vllm", "arctic"))
     if request.copied is None:
         return chains.plain("vllm serve MODEL")
-    (begin, note), method = STARTED[request.copied.drafter], request.copied.drafter.partition(":")[2].partition("-")[0]
-    text = json.dumps({"method": method, **options})
+    text, (begin, note) = json.dumps(config_of(request.copied)), STARTED[request.copied.drafter]
     command = f"{begin}vllm serve MODEL --speculative-config {shell_word(text)}"
     return chains.launch(command, filter(None, [note]), {FILE: f"{text}\n"})
 

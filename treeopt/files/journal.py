@@ -85,7 +85,7 @@ class Journal:
         """Write the next block of a journal of JSON."""
         self.write(self.finished(), storage.to_json(document).encode())
 
-    def documents(self) -> list[dict[str, Any]]:
+    def documents(self) -> list[Any]:
         """All finished blocks of a journal of JSON."""
         return [storage.load_json(self.block(number)) for number in range(self.finished())]
 

@@ -48,6 +48,7 @@ class TreeRates:
     steps, tokens : (C,) replayed steps of every conversation (or of every sequence), and the tokens that they emit; None
                     without trace or probe. The first token of a sequence is emitted without a step
     kept          : (D+1,) share of the replayed steps that verify 0, 1, ... guesses of a confident chain; None for other drafts
+    rows, accepted, drafting : of a draft that copies text (N+1,) shares of steps by rows, (D+1,) by guesses accepted, and of drafted ones
     """
 
     product: float | None = None
@@ -55,6 +56,9 @@ class TreeRates:
     steps: IntArray | None = None
     tokens: IntArray | None = None
     kept: NDArray[np.float64] | None = None
+    rows: NDArray[np.float64] | None = None
+    accepted: NDArray[np.float64] | None = None
+    drafting: float = 0.0
 
     @property
     def replayed(self) -> float | None:
@@ -147,8 +151,7 @@ def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
 def kept_lengths(trace: RankTrace, chain: ConfidentChain) -> IntArray:
     """(P,) guesses of a confident chain that a step at each state verifies, those before the cut."""
     assert trace.confidences is not None, "the trace must have confidences"
-    sure = trace.confidences[:, : chain.length].astype(np.float64) >= chain.threshold
-    return np.asarray(np.logical_and.accumulate(sure, axis=1).sum(1))
+    return np.asarray(chain.kept(trace.confidences[:, : chain.length].astype(np.float64)).sum(1))
 
 
 def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> IntArray:
@@ -359,16 +362,19 @@ def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOS
     return _rates(trace, trees, steps)
 
 
-def confident_rates(trace: RankTrace, length: int) -> dict[ConfidentChain, TreeRates]:
-    """What confident chains of a length reach, at thresholds between the recorded confidences; nothing where none were recorded.
+def confident_rates(
+    trace: RankTrace, length: int, kind: type[ConfidentChain] = ConfidentChain
+) -> dict[ConfidentChain, TreeRates]:
+    """What confident chains of a length reach, at thresholds between what was recorded; nothing where no confidences were.
 
-    The thresholds are shares of the confidences, whatever came of the guesses, so that this is held-out as a chain's replay is.
+    The thresholds are shares of the confidences, whatever came of the guesses, so that this is held out.
     """
     if trace.confidences is None or not length:
         return {}
-    shares = np.quantile(trace.confidences[trace.has_step, :length], np.arange(1, 1 + THRESHOLDS) / (1 + THRESHOLDS))
-    thresholds = sorted({round(share, 3) for share in shares.tolist()} - {0.0, 1.0})
-    return {chain: rate_anew(trace, chain) for chain in (ConfidentChain(length, one) for one in thresholds)}
+    sure = kind.judged(trace.confidences[trace.has_step, :length].astype(np.float64))
+    shares = np.quantile(sure, np.arange(1, 1 + THRESHOLDS) / (1 + THRESHOLDS))
+    chains = [kind(length, one) for one in sorted({round(share, 3) for share in shares.tolist()} - {0.0, 1.0})]
+    return {chain: rate_anew(trace, chain) for chain in chains}
 
 
 def rate_anew(trace: RankTrace, draft: Draft) -> TreeRates:
@@ -376,9 +382,8 @@ def rate_anew(trace: RankTrace, draft: Draft) -> TreeRates:
     states, kept = visited(trace, accepted_lengths(trace, draft)), None
     if isinstance(draft, ConfidentChain):
         kept = np.bincount(kept_lengths(trace, draft)[states], minlength=1 + draft.length) / max(len(states), 1)
-    of_sequences = np.bincount(sequence_of(trace, states), minlength=trace.num_sequences), trace.lengths - 1
-    steps, tokens = (by_conversation(trace, rows) for rows in of_sequences)
-    return TreeRates(steps=steps, tokens=tokens, kept=kept)
+    steps = by_conversation(trace, np.bincount(sequence_of(trace, states), minlength=trace.num_sequences))
+    return TreeRates(steps=steps, tokens=by_conversation(trace, trace.lengths - 1), kept=kept)
 
 
 def _rates(trace: RankTrace, drafts: Sequence[AnyDraft], steps: Sequence[IntArray]) -> dict[AnyDraft, TreeRates]:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput
 from treeopt.growth.knapsack import best_trees
 from treeopt.growth.shrinkage import PathCounts
 from treeopt.trees.shapes import Limits
@@ -177,8 +176,4 @@ def chain_tokens_per_step(accept: float, chain: int) -> float:
     >>> chain_tokens_per_step(0.5, 2), chain_tokens_per_step(1.0, 4)
     (1.75, 5.0)
     """
-    if not 0 <= accept <= 1:
-        raise InvalidInput(f"An acceptance rate must be between 0 and 1, but got {accept}.")
-    if chain < 0:
-        raise InvalidInput(f"A chain must have at least 0 tokens, but got {chain}.")
     return float(sum(accept**k for k in range(chain + 1)))  # holds where accept is 1, too

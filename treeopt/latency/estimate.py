@@ -22,6 +22,7 @@ n steps asked for · A steps measured, at the one or two contexts next to that a
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -317,17 +318,25 @@ class StepCosts:
         return found
 
 
-def confident_steps(longest: Sequence[float]) -> dict[Timed, float]:
+def confident_steps(longest: Sequence[float], *, stepwise: bool = False) -> dict[Timed, float]:
     """The timed steps that one with a confident chain costs as much as, and the share of each in that.
 
-    longest : (D+1,) share of the steps in which 0, 1, ... all D guesses are left of the longest row
+    longest  : (D+1,) share of the steps in which 0, 1, ... all D guesses are left of the longest row
+    stepwise : whether one guess beyond these is drafted, and no more
 
-    Where some are left it costs what a chain of these does, beyond what its own length costs at as many rows.
+    Where some are left it costs what a chain of these does, and what is drafted beyond them.
     """
     length = len(longest) - 1
-    found = {(1, 0, ALL_CUT): longest[0], (1 + length, length, CONFIDENT): 1 - longest[0]}
+    found = defaultdict[Timed, float](float)
+    found |= {(1, 0, ALL_CUT): longest[0], (1 + length, length, CONFIDENT): 1 - longest[0]}
     for n, share in enumerate(longest[1:-1], 1):
-        found |= {(1 + n, n, 0): share, (1 + length, n, 0): -share}
+        more, less = [(1 + n, n, 0)], [(1 + length, n, 0)]
+        if stepwise:
+            more, less = [*more, (2 + n, 1 + n, 0)], [(2 + n, n, 0), (1 + length, length, 0)]
+        for step in more:
+            found[step] += share
+        for step in less:
+            found[step] -= share
     return {step: share for step, share in found.items() if share}
 
 

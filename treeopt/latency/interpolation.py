@@ -14,8 +14,6 @@ n steps asked for · A steps measured at one batch size and context, the plain o
 M measurements of a profile
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 

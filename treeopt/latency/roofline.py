@@ -23,8 +23,6 @@ bits than numbers; they are computed at the same speed. On several devices each 
 and adds up rows x width numbers twice a layer with the others: 2 (n - 1) / n of their bytes go over its link.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product

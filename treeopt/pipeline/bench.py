@@ -16,6 +16,7 @@ from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.pipeline.decoding import Decoding, decode, evenly, held_out_conversations, other_groups, usual_prompts
 from treeopt.pipeline.entrants import PLAIN, Entrant, engine_entrants, own_entrants
+from treeopt.pipeline.logged import copied_entrants, some_requests, tried_drafts
 from treeopt.pipeline.session import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -57,8 +58,16 @@ def bench(
     """
     if num_prompts == "trace" and engine is not None:
         raise InvalidInput("`engine` decodes held-out prompts, but got `prompts=trace`.")
-    plan, trace, rule = run.read_plan(), run.read_trace(), session.acceptance.record
+    plan = run.read_plan()
     note(*stale_plan(run, plan))
+    if run.requests.exists():
+        if engine is None or trees or num_prompts == "trace":
+            raise InvalidInput(
+                "A run of a log is proved by an `engine`, on its requests: pass one alone, no trees or prompts."
+            )
+        asked = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "rounds": rounds}
+        return _bench_log(run, session, plan, engine, batch_size, **asked)
+    trace, rule = run.read_trace(), session.acceptance.record
     if plan.width and plan.width != session.drafter.num_heads and session.drafter.widest:
         trace, session = trace.at(plan.width), session.at(plan.width)
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
@@ -79,7 +88,7 @@ def bench(
         entrants = engine_entrants(run, plan, entry, source, opened, trees)
     decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
     if num_prompts == "trace":
-        conversations = _trace_conversations(session, trace)
+        conversations = trace_conversations(session, trace)
     else:
         conversations = held_out(run, decoding, trace, num_prompts)
     result = replace(
@@ -87,7 +96,12 @@ def bench(
         prompts="trace" if num_prompts == "trace" else "held out",
         inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
     )
-    run.replace_bench(result, plan, entry.batch_size, engine)
+    return _kept(run, plan, decoding, result)
+
+
+def _kept(run: RunDirectory, plan: Plan, decoding: Decoding, result: Benchmark) -> Benchmark:
+    """The benchmark, kept in the run, with notes on what it does not show."""
+    run.replace_bench(result, plan, decoding.batch_size, decoding.engine.name if decoding.engine else None)
     discard(decoding.folder)
     plain = result.contender("plain")
     if plain.tokens_per_s is None:
@@ -95,6 +109,32 @@ def bench(
     if where := timed_elsewhere(run, plan, result):
         note(not_a_check(where, result.engine))
     return result
+
+
+def _bench_log(
+    run: RunDirectory, session: Session, plan: Plan, engine: str, batch_size: int | None, **asked: int | None
+) -> Benchmark:
+    """Decode held-out requests of the run's log plainly, as planned and as usual; ``asked`` are options of `bench`."""
+    own, context = str((plan.drafter or {}).get("id")).partition(":")[0], session.target.context
+    if own != engine.partition("-")[0]:
+        raise InvalidInput(
+            f"`engine={engine}` has no drafter of the plan's, which is of {own}. Plan for it with: {run.command('search', '--for', engine)}"
+        )
+    wanted = asked["num_prompts"] or usual_prompts(batch_size or 1)
+    log = some_requests(run.read_requests(), wanted, asked["max_new_tokens"], context)
+    if log.num_sequences < wanted:
+        note(f"Only {log.num_sequences} held-out requests are left, fewer than the {wanted} asked for.")
+    session = replace(session, limits={tuple(one.prompt): one.limit or 0 for one in log.requests()})
+    longest = max(one.limit or 0 for one in log.requests())
+    opened = _opened(engine, session, longest)
+    assert opened is not None
+    entry = _entry(run, plan, opened, batch_size)
+    settle_threads(run, session)
+    entrants, folder = copied_entrants(entry, tried_drafts(plan, entry, log), opened), run.partial(f"bench-{engine}")
+    rounds = asked["rounds"] or (FEWEST_LAUNCHES if opened.is_launched else 1)
+    decoding = Decoding(session, log, entrants, entry.batch_size, rounds, longest, folder, opened)
+    result = replace(decode(decoding, log), prompts="held out", inputs=inputs_of(run.plan, run.requests))
+    return _kept(run, plan, decoding, result)
 
 
 def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Stepper | None:
@@ -142,13 +182,14 @@ def held_out(
     return conversations
 
 
-def _trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversation, ...]:
+def trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversation, ...]:
+    """The conversations that a trace answered; InvalidInput where the session's prompts lack some."""
     known = {conversation.sha256: conversation for conversation in session.prompts.conversations}
     wanted = list(dict.fromkeys(trace.meta.get("prompt_sha256") or []))
     missing = [sha for sha in wanted if sha not in known]
     if missing or not wanted:
         raise InvalidInput(
-            f"`prompts=trace` needs the trace's prompts: {len(missing)} are not in {session.prompts.name}."
+            f"The prompts of the run's trace are needed, but {len(missing)} are not in {session.prompts.name}."
         )
     return tuple(known[sha] for sha in wanted)
 

@@ -85,7 +85,7 @@ def calibrate(
     settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
-        recorded = {"max_new_tokens": max_new_tokens, "narrower": None, **fitting(counts, session).record}
+        recorded = {"max_new_tokens": max_new_tokens, "narrower": None, **counts.fitting(session.drafter).record}
         own = [c for block in blocks_of(conversations, batch_size, session.shard).values() for c in block]
         check_unmeasured(run, {**_trace_meta(asking), **recorded}, session.acceptance.record, own)
     folder, limits = run.partial("calibrate"), {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
@@ -208,7 +208,7 @@ def collect(
     What a block holds depends on its own conversations only, so a continued run ends in the same bytes.
     """
     meta = _trace_meta(session)
-    counts, shard = fitting(counts, session), session.shard
+    counts, shard = counts.fitting(session.drafter), session.shard
     all_prompts, size = digest(c.sha256 for c in conversations), BLOCK_WAVES * batch_size
     limits = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     numbered = blocks_of(conversations, batch_size, shard)
@@ -282,12 +282,6 @@ class RankBlocks:
             return npz.packed(trace.save)
 
         return block
-
-
-def fitting(counts: Counts, session: Session) -> Counts:
-    one, names = session.drafter, ("has_probabilities", "has_marginals", "has_confidences")
-    has = {name: getattr(one, name) for name in names}
-    return counts.fitting(tokens=one.draft_vocab_size, guesses=one.num_heads, **has)
 
 
 def _trace_meta(session: Session) -> dict[str, object]:

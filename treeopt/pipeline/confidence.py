@@ -12,6 +12,7 @@ from treeopt.growth.budget import budget_gain
 from treeopt.growth.confidence import fit_temperatures
 from treeopt.growth.source import Source
 from treeopt.latency.estimate import StepCosts, confident_steps
+from treeopt.records.drafters import is_stepwise
 from treeopt.records.figure import Ratio
 from treeopt.records.profile import LatencyProfile
 
@@ -29,7 +30,7 @@ def tables_of(source: Source | None, profile: LatencyProfile | None) -> dict[str
 def gains_of(source: Source | None, profile: LatencyProfile | None, batch_sizes: Sequence[int]) -> dict[int, Ratio]:
     """By batch size, what a budget over all sequences' guesses brings over one length for all, where the record can say it."""
     trace, found = source.pooled if source else None, dict[int, Ratio]()
-    if trace is None or trace.confidences is None or profile is None:
+    if trace is None or trace.confidences is None or profile is None or is_stepwise(trace.meta):
         return found
     for batch_size in set(batch_sizes) & set(profile.batch_sizes):
         kept = np.arange(1 + trace.num_heads)

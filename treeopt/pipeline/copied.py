@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,36 +11,44 @@ from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
 
-from treeopt.engines.copied import EXPORTED, KIND
+from treeopt.engines.copied import EXPORTED, KEPT, KIND
 from treeopt.errors import InvalidInput
-from treeopt.files.places import distinct, folder_name
-from treeopt.planning.copied import Tried, costs_of, plan_copied, worth
+from treeopt.pipeline.groups import plan_groups
+from treeopt.planning.candidates import Floats
+from treeopt.planning.copied import Tried, plan_copied, worth
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import find_latencies, inputs_of
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.text.engines import text_drafter
 from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, sought, usual
 from treeopt.trees.draft import CopiedText
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import IntArray
+from treeopt.trees.tree import BoolArray, IntArray
 
 MOST_TRIED, FEWEST_TRIED, FINALISTS = 60, 12, 6  # settings of all drafters and of one; of each batch size
-SOUGHT_TOKENS = 200_000  # of answers, the first of the log, on which settings are sought
+SOUGHT_TOKENS, JUDGED_TOKENS = 200_000, 500_000  # of the log's first answers, by which settings are sought and judged
 IN_PROCESS = 50_000  # tokens below which processes of their own do not pay
+MOST_PROCESSES = 4  # that replay at once, each in half a GB at most
 NOTICEABLE = 0.005  # share of the tokens per step that what is kept from request to request changes before it is said
 IN_SAMPLE = "There is a single conversation, so the figures are of the text that the settings were sought on: too high, and without an error."
+MEANS: dict[State, str] = {
+    "cold": "with nothing kept from request to request",
+    "serial": "served one after the other",
+    "overlapped": "as they overlapped",
+}
 UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "replay", "measured_only": False, "sample": None, "verify": 0}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
-_WORKERS_LOG: list[RequestLog] = []  # of a process that replays
+_WORKERS: list[tuple[RequestLog, list[BoolArray]]] = []  # log and halves of a process that replays
 
 
 def search_copied(
@@ -67,7 +75,18 @@ def search_copied(
     inputs = inputs_of(*(file for file in (run.requests, timed) if file))
     plan = replace(planned(run.requests, log, latencies, request, drafters), inputs=inputs)
     if for_groups == "own":
-        _plan_groups(run, log, latencies, request, drafters)
+        if not log.group_names:
+            raise InvalidInput(
+                "`for_groups=own` needs a log with groups: treeopt calibrate --from-logs LOG --group-by COLUMN"
+            )
+
+        def plan_part(own: RunDirectory, part: RequestLog) -> tuple[Path, Plan]:
+            own.replace_requests(part)
+            return own.requests, planned(own.requests, part, latencies, request, drafters)
+
+        of = {name: np.flatnonzero(log.group == number) for number, name in enumerate(log.group_names)}
+        parts = {name: log.select(which) for name, which in of.items() if len(which)}
+        plan_groups(run, parts, latencies, plan_part)
     return plan
 
 
@@ -97,141 +116,137 @@ def asked_drafters(engine: str | None, method: str | None) -> list[str]:
 def planned(
     file: Path, log: RequestLog, latencies: LatencyProfile | None, request: PlanRequest, drafters: Sequence[str]
 ) -> Plan:
-    """The plan for a log that is in a file."""
+    """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting."""
     state: State = "overlapped" if log.has_times else "serial"
-    tokens = np.cumsum(log.answer_tokens)
-    first = int(np.searchsorted(tokens, SOUGHT_TOKENS)) + 1
+    all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
+    first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
     each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
     with _replays(file, log) as many, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
-        tried: dict[str, list[Tried]] = {}
+
+        def value(name: str, settings: Sequence[Settings]) -> Floats:
+            return worth([own for own, _ in many([(name, one, state, first) for one in settings])], latencies, request)
+
+        tried, said = dict[str, list[Tried]](), list[str]()
         for name in drafters:
-            value = partial(_values, many, name, state, first, latencies, request)
-            found = sought(name, value, most=each)
+            found = sought(name, partial(value, name), most=each)
             advance(each)
             best = [sorted(found, key=lambda s: -found[s][b])[:FINALISTS] for b in range(len(request.sizes))]
             wanted = dict.fromkeys([usual(name), *(one for some in best for one in some)])
             done = [held for _, held in many([(name, one, state, None) for one in wanted])]
-            tried[name] = [one for one in done if one.draft.rows <= request.limits.budget] or done[:1]
+            tried[name] = [one for one in done if one.draft.rows <= budget]
             advance(FINALISTS)
-        half = halves(log)
-        held_out = log.select(np.flatnonzero(half[log.clusters] > 0))
-        plan = plan_copied(tried, held_out, latencies, request, [IN_SAMPLE] * bool((half == 2).any()))
-        said = _bracket(many, plan, state)
-    entries = (replace(e, warnings=[*e.warnings, *said.get(e.batch_size, [])]) for e in plan.entries)
+            said += [beyond(one, budget) for one in done if one.is_usual and one not in tried[name]]
+        if not any(tried.values()):
+            raise InvalidInput(
+                f"`budget` has no room for a draft of {' or '.join(drafters)}: it must be larger than {budget}."
+            )
+        sought_on, judged_on = _parts(log)
+        held_out = log.select(np.flatnonzero(judged_on[log.clusters]))
+        said += [IN_SAMPLE] * bool((sought_on & judged_on).any())
+        if log.num_sequences < all_requests:
+            said.append(
+                f"Replayed were the first {log.num_sequences:,} of {all_requests:,} requests, {JUDGED_TOKENS:,} tokens of answers."
+            )
+        plan = plan_copied({name: some for name, some in tried.items() if some}, held_out, latencies, request, said)
+        brackets = _bracket(many, plan, state)
+    entries = (replace(e, warnings=[*e.warnings, *brackets.get(e.batch_size, [])]) for e in plan.entries)
     return replace(plan, entries=tuple(entries))
+
+
+def beyond(usual: Tried, budget: int) -> str:
+    """A sentence on a usual setting that verifies more rows than are planned."""
+    return (
+        f"The usual setting of {usual.draft.drafter} is not planned, since it verifies up to {usual.draft.rows} rows, beyond the budget of "
+        f"{budget}: it emits {usual.candidate.rates.tokens_per_step:.2f} tokens per step with {usual.rows_per_step:.1f} rows."
+    )
+
+
+def first_answers(log: RequestLog, tokens: int) -> RequestLog:
+    """The first requests of a log, whose answers together have so many tokens; all where they have fewer."""
+    first = int(np.searchsorted(np.cumsum(log.answer_tokens), tokens)) + 1
+    return log.select(np.arange(first)) if first < log.num_sequences else log
 
 
 def halves(log: RequestLog) -> IntArray:
     """(C,) 0 for the conversations on which settings are sought, 1 for those that they are judged on; 2, both, for a single one.
 
-    Raises InvalidInput where no answer has a second token, which is the first that is decoded in a step.
+    Of two neighbours one is sought on, so a log's first conversations have the halves that they have alone. Raises InvalidInput
+    where no answer has a second token, which is the first that is decoded in a step.
 
     >>> halves(RequestLog(np.zeros(12, int), np.arange(0, 13, 3), np.ones(4, int))).tolist()
-    [1, 0, 0, 1]
+    [1, 0, 1, 0]
     """
     found, some = np.zeros(log.num_conversations, np.int64), np.unique(log.clusters[log.answer_tokens > 1])
     if not len(some):
         raise InvalidInput("Some answers must have two tokens or more, since the first is the prompt's, but none has.")
-    found[np.random.default_rng(0).permutation(some)[1::2]] = 1
-    if len(some) == 1:
-        found[some] = 2
+    coins = np.random.default_rng(0).integers(2, size=len(some)).repeat(2)[: len(some)]
+    found[some] = coins ^ (np.arange(len(some)) % 2) if len(some) > 1 else 2
     return found
-
-
-def _values(
-    many: Any,
-    name: str,
-    state: State,
-    first: int,
-    latencies: LatencyProfile | None,
-    request: PlanRequest,
-    settings: Sequence[Settings],
-) -> Any:
-    """(n, B) what settings are worth on the first half."""
-    sought_on = [own for own, _ in many([(name, one, state, first) for one in settings])]
-    return worth(sought_on, costs_of(latencies, request, max(one.draft.rows for one in sought_on)), request.sizes)
 
 
 @contextmanager
 def _replays(file: Path, log: RequestLog) -> Iterator[Any]:
     """A function from jobs to what each found on the two halves; in several processes where that pays."""
     if len(log.tokens) < IN_PROCESS:
-        yield lambda jobs: [_tried(log, job) for job in jobs]
+        parts = _parts(log)
+        yield lambda jobs: [tried_on(log, job, parts) for job in jobs]
         return
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ProcessPoolExecutor(workers, get_context("spawn"), _load, (file,)) as pool:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("spawn"), _load, (file,)) as pool:
         yield lambda jobs: list(pool.map(_job, jobs))
 
 
 def _load(file: Path) -> None:
-    _WORKERS_LOG[:] = [RequestLog.load(file)]
+    log = first_answers(RequestLog.load(file), JUDGED_TOKENS)
+    _WORKERS[:] = [(log, _parts(log))]
 
 
-def _job(job: Job) -> tuple[Tried, Tried]:
-    return _tried(_WORKERS_LOG[0], job)
+def _job(job: Job) -> list[Tried]:
+    log, parts = _WORKERS[0]
+    return tried_on(log, job, parts)
 
 
-def _tried(log: RequestLog, job: Job) -> tuple[Tried, Tried]:
-    """What a setting did on the conversations of each half."""
+def _parts(log: RequestLog) -> list[BoolArray]:
+    """(C,) each: the conversations that settings are sought on, and those that they are judged on."""
+    half = halves(log)
+    return [(half == number) | (half == 2) for number in (0, 1)]
+
+
+def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Tried]:
+    """What a setting did on the conversations of each part, which are marked: (C,) each."""
     name, settings, state, first = job
+    begun = process_time()
     found = replay(islice(log.requests(), first), lambda: text_drafter(name, dict(settings)), state=state)
+    us = 1e6 * (process_time() - begun) / max(len(found.rows), 1)
     rows = int(found.rows.max(initial=1))
     draft = CopiedText.of(name, dict(settings), rows, min(int(found.drafted.max(initial=0)), rows - 1))
     own = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
-    half, count = halves(log), log.num_conversations
-    parts = []
-    for number in (0, 1):
-        of = (half == number) | (half == 2)
+    each, count = list[Tried](), log.num_conversations
+    for of in parts:
         here = of[own]
         steps, tokens = (
             np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
         )
         row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (found.rows, found.accepted))
-        parts.append(Tried(draft, steps, tokens, row_counts, accepted, settings == usual(name)))
-    return parts[0], parts[1]
+        each.append(Tried(draft, steps, tokens, row_counts, accepted, us, settings == usual(name)))
+    return each
 
 
 def _bracket(many: Any, plan: Plan, state: State) -> dict[int, list[str]]:
     """What the chosen settings reach where a server has kept nothing, and where it served the log in order, by batch size."""
     known: dict[CopiedText, list[str]] = {}
-    for draft in {e.draft for e in plan.entries if e.speculates}:
+    chosen = {e.draft: e.chosen.tokens_per_step for e in plan.entries if e.speculates}
+    for draft, rate in chosen.items():
         assert isinstance(draft, CopiedText)
-        states: Iterable[State] = dict.fromkeys(("cold", "serial", state))
-        jobs = [(draft.drafter, draft.settings, one, None) for one in states]
-        rates = {job[2]: held.candidate.rates.tokens_per_step for job, (_, held) in zip(jobs, many(jobs), strict=True)}
+        if not draft.name.startswith(tuple(KEPT)):
+            continue
+        states: list[State] = [one for one in MEANS if one in ("cold", "serial") and one != state]
+        held = many([(draft.drafter, draft.settings, one, None) for one in states])
+        rates = dict(zip(states, (one.candidate.rates.tokens_per_step for _, one in held), strict=True)) | {state: rate}
         if max(rates.values()) > (1 + NOTICEABLE) * min(rates.values()):
-            means = {
-                "cold": "with nothing kept from request to request",
-                "serial": "served one after the other",
-                "overlapped": "as they overlapped",
-            }
-            each = "; ".join(f"{means[one]} {rate:.2f}" for one, rate in rates.items())
+            each = "; ".join(f"{MEANS[one]} {rates[one]:.2f}" for one in MEANS if one in rates)
             known[draft] = [
                 f"This drafter keeps text from request to request, so tokens per step depend on what ran before: {each}. "
-                f"The plan is for requests {means[state]}."
+                f"The plan is for requests {MEANS[state]}."
             ]
     return {e.batch_size: known.get(e.draft, []) for e in plan.entries}  # type: ignore[call-overload]
-
-
-def _plan_groups(
-    run: RunDirectory, log: RequestLog, latencies: LatencyProfile | None, request: PlanRequest, drafters: Sequence[str]
-) -> None:
-    """Write a run directory with log, latencies and plan for each group; InvalidInput where groups are not known."""
-    if not log.group_names or log.group is None:
-        raise InvalidInput(
-            "`for_groups=own` needs a log with groups: treeopt calibrate --from-logs LOG --group-by COLUMN"
-        )
-    for number, folder in enumerate(distinct([folder_name(name) for name in log.group_names])):
-        which = np.flatnonzero(log.group == number)
-        if not len(which):
-            continue
-        own = RunDirectory(run.path / "groups" / folder)
-        with own.writing():
-            part = log.select(which)
-            own.replace_requests(part)
-            own.profile.unlink(missing_ok=True)  # of a search before
-            if latencies is not None:
-                latencies.save(own.profile)
-            files = inputs_of(own.requests, *([own.profile] if latencies else []))
-            replace(planned(own.requests, part, latencies, request, drafters), inputs=files).save(own.plan)
-        note(f"The plan of the group {log.group_names[number]} is in {own.path}.")

@@ -18,10 +18,12 @@ from treeopt.growth.replay import accepted_lengths, length_counts, record_for, r
 from treeopt.latency.rounds import processor_share
 from treeopt.pipeline.calibrate import collect
 from treeopt.pipeline.entrants import Entrant
+from treeopt.pipeline.logged import copied_steps, prompts_of
 from treeopt.records.benchmark import LOOKS, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Quality
 from treeopt.records.origins import ProvenanceRecord
 from treeopt.records.pools import Counts
+from treeopt.records.requestlog import Request, RequestLog
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import OF_BLOCK, Answers, RankTrace
@@ -84,12 +86,15 @@ class Decoding:
         return record_for(drafts, self.source.meta.get("top_k") or 1)
 
 
-def decode(decoding: Decoding, conversations: Sequence[Conversation]) -> Benchmark:
-    """Have all contenders answer some conversations: a benchmark."""
+def decode(decoding: Decoding, conversations: Sequence[Conversation] | RequestLog) -> Benchmark:
+    """Have all contenders answer some conversations, or requests: a benchmark."""
     from treeopt.runtime.memory import with_less_memory
 
     session = decoding.session
-    prompts, reference = _asked(decoding, conversations)
+    if isinstance(conversations, RequestLog):
+        prompts, reference = prompts_of(conversations), None
+    else:
+        prompts, reference = _asked(decoding, conversations)
     visits, rows = with_less_memory(lambda rows: _visits(decoding, prompts, rows), decoding.batch_size, note)
     has_one_text, quality = decoding.rule["rule"] in SAME_TEXT, None
     if not has_one_text and reference:
@@ -103,7 +108,7 @@ def decode(decoding: Decoding, conversations: Sequence[Conversation]) -> Benchma
         dtype=str(session.target.dtype).removeprefix("torch."),
         quality=quality,
         max_new_tokens=decoding.max_new_tokens,
-        loop_share=compared.loop_share(),
+        loop_share=None if isinstance(compared, RequestLog) else compared.loop_share(),
         skipped=skipped or None,
         provenance=decoding.origin,
         processor_share=processor_share(decoded) if session.target.device.type == "cpu" else None,
@@ -141,13 +146,18 @@ def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) ->
     )
 
 
-def _engine_answers(decoding: Decoding, prompts: Sequence[Prompt], visits: Sequence[BlockVisit]) -> RankTrace:
-    """The plain answers of another runtime, with the drafter's ranks."""
+def _engine_answers(
+    decoding: Decoding, prompts: Sequence[Prompt], visits: Sequence[BlockVisit]
+) -> RankTrace | RequestLog:
+    """The plain answers of another runtime, with the drafter's ranks; those to requests of a log as a log."""
     from treeopt.runtime.measure.ranks import rank_answers
 
     rows = [row for visit in visits if visit.round == 0 for row in visit.runs["plain"].rows]
     answers = [row.tokens for row in sorted(rows, key=lambda row: row.id)]
     setup, tokens = decoding.session.setup(decoding.max_new_tokens), [prompt.tokens for prompt in prompts]
+    if isinstance(decoding.source, RequestLog):
+        room, context = setup.stop.room, setup.target.context
+        return RequestLog.of(Request([*p], a, room(p, context)) for p, a in zip(tokens, answers, strict=True))
     return rank_answers(setup, tokens, answers, batch_size=ANSWERED_AT_ONCE, counts=decoding.counts)
 
 
@@ -158,6 +168,9 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
     from treeopt.runtime.stepper import decode_block
 
     session, entrants = decoding.session, decoding.entrants
+    setup = session.setup(decoding.max_new_tokens)
+    stepper = decoding.engine or open_stepper(None, setup)
+    stepper.prepare([prompt.tokens for prompt in prompts], [entrant.draft for entrant in entrants.values()], rows)
     key = {
         **decoding.origin,
         "time": None,
@@ -170,9 +183,6 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
         "looks": LOOKS,
     }
     journal = Journal(decoding.folder / f"batch-size-{rows}", key)
-    setup = session.setup(decoding.max_new_tokens)
-    stepper = decoding.engine or open_stepper(None, setup)
-    stepper.prepare([prompt.tokens for prompt in prompts], [entrant.draft for entrant in entrants.values()], rows)
     told = {name: None if entrant.is_own else entrant.draft for name, entrant in entrants.items()}
 
     def decode_with(name: str, asked: Sequence[tuple[int, Sequence[int]]]) -> BlockRun:
@@ -196,13 +206,13 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
 class Contest:
     """The prompts that all contenders decoded, and the plain answers that theirs are compared with.
 
-    reference    : the trace of these very prompts: plain answers, to compare with and to replay
+    reference    : the trace, or log, of these very prompts: plain answers, to compare with and to replay
     has_one_text : whether the text is the same with every tree, so that the reference can be replayed
     """
 
     target: Target
     prompts: Sequence[Prompt]
-    reference: RankTrace
+    reference: RankTrace | RequestLog
     batch_size: int
     has_one_text: bool = True
 
@@ -212,15 +222,7 @@ class Contest:
         first = [run for visit, run in visits if visit.round == 0]
         rows = sorted((row for run in first for row in run.rows), key=lambda row: row.id)
         draft = _widened(entrant, [row for _, run in visits for row in run.rows])
-        places, prefilled = np.array([row.id for row in rows]), np.array([row.prefilled for row in rows])
-        recorded = behind(self.reference.select(places), prefilled - 1)
-        accepted: list[int] = []
-        steps: list[int | None] = [None] * len(rows)
-        if self.has_one_text and entrant.is_replayable and tells(recorded, draft):
-            lengths = accepted_lengths(recorded, draft)
-            steps = replay_lengths(recorded, lengths).tolist()
-            accepted = length_counts(recorded, lengths, draft.depth).tolist()
-        emitted = (recorded.lengths - 1).tolist()
+        steps, emitted, accepted = self._replayed(draft, rows, self.has_one_text and entrant.is_replayable)
         return Contender(
             name=name,
             batch_size=self.batch_size,
@@ -245,6 +247,23 @@ class Contest:
             predicted_accepted=entrant.predicted_accepted,
             stopped=len(visits) < len(all_visits),
         )
+
+    def _replayed(
+        self, draft: Draft, rows: Sequence[AnswerRun], is_replayable: bool
+    ) -> tuple[list[int | None], list[int], list[int]]:
+        """Of each answer the steps by replay, None where there is none, and the tokens that they emit; steps by accepted guesses."""
+        places = np.array([row.id for row in rows])
+        if isinstance(self.reference, RequestLog):
+            return copied_steps(self.reference.select(places), draft, is_replayable)
+        prefilled = np.array([row.prefilled for row in rows])
+        recorded = behind(self.reference.select(places), prefilled - 1)
+        accepted: list[int] = []
+        steps: list[int | None] = [None] * len(rows)
+        if is_replayable and tells(recorded, draft):
+            lengths = accepted_lengths(recorded, draft)
+            steps = replay_lengths(recorded, lengths).tolist()
+            accepted = length_counts(recorded, lengths, draft.depth).tolist()
+        return steps, (recorded.lengths - 1).tolist(), accepted
 
     def _answer(self, row: AnswerRun, replayed_steps: int | None, replayed_tokens: int) -> Answer:
         """One answer beside the plain one to the same prompt, which replay emits with so many steps."""

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -29,16 +29,19 @@ from treeopt.files.shell import split_template
 from treeopt.files.writing import discard
 from treeopt.pipeline.decoding import evenly, usual_prompts
 from treeopt.pipeline.entrants import OWN_SETTINGS, plain_and_chosen
+from treeopt.pipeline.logged import groups_of, some_requests, tried_drafts
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import rivals
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.session import resolve
+from treeopt.planning.copied import USUAL, Tried
 from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Predicted
 from treeopt.records.inputs import inputs_of, stale_plan
 from treeopt.records.origins import Runtime, provenance
 from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
+from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import rule_of
 from treeopt.records.rundir import LAUNCHED, RunDirectory
 from treeopt.report.terminal import note, progress
@@ -46,7 +49,8 @@ from treeopt.runtime.prompts.asked import first_turn
 from treeopt.runtime.prompts.chat import BLANK_LINE
 from treeopt.serving.launch import Launcher
 from treeopt.serving.visit import Visit, visited
-from treeopt.trees.draft import Draft
+from treeopt.text.rules import MANY
+from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -76,23 +80,35 @@ def bench_launched(
     A benchmark of every batch size of the plan, or of the one that is asked; each is kept.
     """
     contest = Contest.opened(run, launch, batch_size, **options)
+    most, folder = max_new_tokens or contest.max_new_tokens, run.partial(f"bench-{LAUNCHED}")
+    load = contest.load(num_prompts, most)
     chosen = {e.batch_size: (contest.planned(e.batch_size), e.draft) for e in contest.entries}
-    settings: dict[str, Setting] = {"plain": {size: contest.chain(size, 0) for size in chosen}, "chosen": chosen}
+    settings: dict[str, Setting] = {
+        "plain": {size: contest.alone(size, Tree.chain(0)) for size in chosen},
+        "chosen": chosen,
+    }
     if present is not None:
         settings["present"] = dict.fromkeys(chosen, (split_template("present", present, ()), None))
     own = {size: (_without(words, LENGTHS[contest.engine]), None) for size, (words, _) in chosen.items()}
     if any(own[size][0] != words for size, (words, _) in chosen.items()):
         settings[OWN_SETTINGS] = own
-    most, folder = max_new_tokens or contest.max_new_tokens, run.partial(f"bench-{LAUNCHED}")
-    visits, prompts = contest.visits(folder, settings, num_prompts, most, rounds or FEWEST_LAUNCHES)
+    if others := {
+        size: contest.alone(size, one.tried[USUAL].draft) for size, one in load.items() if USUAL in one.tried
+    }:
+        settings[USUAL] = others
+    visits = contest.visits(folder, settings, load, rounds or FEWEST_LAUNCHES)
     results = []
     for entry in contest.entries:
         at = [visit for visit in visits if visit.batch_size == entry.batch_size]
         runtime: Runtime = {"name": contest.engine, "command": launch}
         found = Benchmark(
-            contenders=tuple(_contender(name, one, at, prompts, entry) for name, one in settings.items()),
+            contenders=tuple(
+                _contender(name, one, at, load[entry.batch_size], entry)
+                for name, one in settings.items()
+                if entry.batch_size in one
+            ),
             prompts="held out",
-            inputs=inputs_of(run.plan),
+            inputs=inputs_of(run.plan, *run.accuracies()[-1:] if contest.log else ()),
             max_new_tokens=most,
             provenance=provenance(acceptance={"rule": "greedy"}, engine=runtime),
         )
@@ -109,6 +125,11 @@ def profile_launched(run: RunDirectory, launch: str, *, overwrite: bool = False,
     A sample is the mean step of a launch.
     """
     contest = Contest.opened(run, launch, None, **options)
+    if run.read_plan().copies:
+        raise Unsupported(
+            "`launch` times chains, whose rows are known, but drafters that copy text verify what they find: pass a table of "
+            "latencies as `from_csv`."
+        )
     runtime: Runtime = {"name": contest.engine, "command": launch}
     made = provenance()
     check_can_join(run, runtime, made, overwrite=overwrite)
@@ -117,15 +138,28 @@ def profile_launched(run: RunDirectory, launch: str, *, overwrite: bool = False,
         near = {depth for size, depth in rivals(entry, ()) if size == depth + 1}
         for depth in sorted({0, entry.draft.depth, *near}):
             known = settings.setdefault(f"chain of {depth}" if depth else "plain", {})
-            known[entry.batch_size] = contest.chain(entry.batch_size, depth)
+            known[entry.batch_size] = contest.alone(entry.batch_size, Tree.chain(depth))
     folder = run.partial("profile") / LAUNCHED
-    visits, _ = contest.visits(folder, settings, None, contest.max_new_tokens, FEWEST_LAUNCHES)
+    visits = contest.visits(folder, settings, contest.load(None, contest.max_new_tokens), FEWEST_LAUNCHES)
     timed = [_timing(visits, name, size, draft) for name, one in settings.items() for size, (_, draft) in one.items()]
     plain = tuple(timing for timing in timed if timing.size == 1)
     at = [ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=False) for p in plain]
     info = {"measures": "step", "settings": at, "provenance": made, "inputs": inputs_of(run.plan)}
     note(f"Timed in {len({(v.launch, v.name) for v in visits})} launches: {', '.join(settings)}, in turn.")
     return finish(run, LatencyProfile(tuple(t for t in timed if t.size > 1), plain, runtime, info), None)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked at one batch size.
+
+    limits : most tokens of each answer · names : conversation and group of each · tried : what replay says of settings, in order
+    """
+
+    prompts: Sequence[Any]
+    limits: Sequence[int]
+    names: Sequence[tuple[str, str]]
+    tried: Mapping[str, Tried] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -174,10 +208,13 @@ class Contest:
         """The options of the plan: the same at every batch size where the engine takes a schedule."""
         return self._words(self.asked.requests[batch_size if batch_size in self.asked.requests else None])
 
-    def chain(self, batch_size: int, length: int) -> tuple[tuple[str, ...], Draft]:
-        """The options for a chain whatever the batch size, where so many sequences are decoded."""
-        request, draft = next(iter(self.asked.requests.values())), Tree.chain(length)
-        return self._words(replace(request, batch_size=batch_size, tree=draft, lengths=())), draft
+    def alone(self, batch_size: int, draft: Tree | CopiedText) -> tuple[tuple[str, ...], Draft]:
+        """The options for a chain, or copied text, whatever the batch size, where so many sequences are decoded."""
+        request = replace(next(iter(self.asked.requests.values())), batch_size=batch_size, lengths=(), copied=None)
+        if isinstance(draft, CopiedText) or self.log is None:  # else no tree goes with the way
+            kept: dict[str, Any] = {"copied" if isinstance(draft, CopiedText) else "tree": draft}
+            request = replace(request, **kept)
+        return self._words(request), draft
 
     def _words(self, request: Request) -> tuple[str, ...]:
         """What a launch command has behind its model, with the drafter that was given."""
@@ -191,7 +228,14 @@ class Contest:
 
     @cached_property
     def max_new_tokens(self) -> int:
+        if self.log is not None:
+            return int(max(some.max() for some in (self.log.answer_tokens, self.log.limit) if some is not None))
         return int(self.run.read_trace().meta.get("max_new_tokens", 128)) if self.run.trace.exists() else 128
+
+    @cached_property
+    def log(self) -> RequestLog | None:
+        """What the run was planned for, where that is a log."""
+        return self.run.read_requests() if self.run.requests.exists() else None
 
     @cached_property
     def source(self) -> dict[str, Any]:
@@ -228,18 +272,30 @@ class Contest:
             raise InvalidInput(f"`prompts` must leave some for bench, but all of {name} may have been calibrated on.")
         return left
 
+    def load(self, num_prompts: int | None, most: int) -> dict[int, Load]:
+        """What is asked at every batch size: held-out prompts, or requests of the log, with at most so many tokens of an answer."""
+        found = {}
+        for entry in self.entries:
+            wanted = num_prompts or usual_prompts(entry.batch_size)
+            if self.log is None:
+                of, has_template = evenly(self.held_out, wanted), self.source.get("chat_template", True)
+                asked: list[Any] = [_asked(one, has_template) for one in of]
+                found[entry.batch_size] = Load(asked, [most] * len(of), [(f"row {p.row}", p.group) for p in of])
+                continue
+            log = some_requests(self.log, wanted, most, MANY)
+            names = [(f"conversation {n}", group) for n, group in zip(log.clusters, groups_of(log), strict=True)]
+            prompts, limits = zip(*((one.prompt, one.limit or most) for one in log.requests()), strict=True)
+            tried = tried_drafts(self.run.read_plan(), entry, log, "serial")
+            found[entry.batch_size] = Load(list(prompts), list(limits), names, tried)
+        return found
+
     def visits(
-        self, folder: Path, settings: Mapping[str, Setting], num_prompts: int | None, most: int, launches: int
-    ) -> tuple[list[Visit], dict[int, list[Conversation]]]:
-        """Every setting launched so many times, in turn and back again, through a journal; and the prompts by batch size."""
+        self, folder: Path, settings: Mapping[str, Setting], loads: Mapping[int, Load], launches: int
+    ) -> list[Visit]:
+        """Every setting launched so many times, in turn and back again, through a journal."""
         import anyio
 
-        prompts = {
-            e.batch_size: list(evenly(self.held_out, num_prompts or usual_prompts(e.batch_size))) for e in self.entries
-        }
-        asked = {
-            size: [_asked(one, self.source.get("chat_template", True)) for one in of] for size, of in prompts.items()
-        }
+        asked, most = ({size: getattr(one, part) for size, one in loads.items()} for part in ("prompts", "limits"))
         turn: dict[tuple[str, tuple[str, ...]], list[int]] = {}  # a launch serves all batch sizes of the same options
         for name, setting in settings.items():
             for size, (options, _) in setting.items():
@@ -257,7 +313,7 @@ class Contest:
                     visits = anyio.run(visited, url, number, name, load, most)
                 journal.append({"visits": [visit.model_dump() for visit in visits]})
                 advance(1)
-        return [checked(Visit, visit) for document in journal.documents() for visit in document["visits"]], prompts
+        return [checked(Visit, visit) for document in journal.documents() for visit in document["visits"]]
 
 
 def _asked(one: Conversation, has_template: bool) -> str | list[dict[str, str]]:
@@ -266,27 +322,27 @@ def _asked(one: Conversation, has_template: bool) -> str | list[dict[str, str]]:
     return first if has_template else BLANK_LINE.join(message["content"] for message in first)
 
 
-def _contender(
-    name: str, setting: Setting, at: Sequence[Visit], prompts: Mapping[int, Sequence[Conversation]], entry: PlanEntry
-) -> Contender:
+def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, entry: PlanEntry) -> Contender:
     """What the launches of a setting come to at the batch size of an entry; texts are compared with plain's first launch.
 
     Steps are of the first launch, spread over its answers.
     """
-    plain, asked = next(visit for visit in at if visit.name == "plain"), prompts[entry.batch_size]
-    visits, known = [visit for visit in at if visit.name == name], plain_and_chosen(entry)
+    plain, known = next(visit for visit in at if visit.name == "plain"), plain_and_chosen(entry)
+    visits = [visit for visit in at if visit.name == name]
+    predicted = {who: one.predicted for who, one in known.items()}
+    predicted |= {who: Predicted(**one.candidate.rates.document()) for who, one in load.tried.items()}
     first, draft = visits[0], setting[entry.batch_size][1]
     ends = np.cumsum([one.tokens - 1 for one in first.answers]) * first.steps / max(first.emitted, 1)
     sequences = [
         Answer(
-            id=f"row {prompt.row}",
-            group=prompt.group,
+            id=prompt,
+            group=group,
             tokens=answer.tokens,
             steps=steps,
             identical=all(visit.answers[i].text == plain.answers[i].text for visit in visits),
         )
-        for i, (prompt, answer, steps) in enumerate(
-            zip(asked, first.answers, np.diff(np.rint(ends), prepend=0).astype(int).tolist(), strict=True)
+        for i, ((prompt, group), answer, steps) in enumerate(
+            zip(load.names, first.answers, np.diff(np.rint(ends), prepend=0).astype(int).tolist(), strict=True)
         )
     ]
     blocks = [
@@ -296,7 +352,7 @@ def _contender(
             tokens=one.tokens - 1,
             steps=round((one.tokens - 1) / visit.tokens_per_step),
             decode_s=one.decode_s / visit.batch_size,
-            group=asked[i].group,
+            group=load.names[i][1],
         )
         for visit in visits
         for i, one in visit.timed.items()
@@ -309,7 +365,7 @@ def _contender(
         blocks=blocks,
         accepted=[a - b for a, b in pairwise([first.drafts, *first.reached, 0])] if first.drafts else [],
         spread=True,
-        predicted=known[name].predicted if name in known else Predicted(),
+        predicted=predicted.get(name, Predicted()),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,19 +11,19 @@ from treeopt.engines.base import Method
 from treeopt.engines.plans import check_rule_of
 from treeopt.engines.registry import method_of, removal_notes, tree_method_of
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files.places import distinct, folder_name
-from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.pipeline.bench import check_decodes_here, verified
 from treeopt.pipeline.copied import search_copied
+from treeopt.pipeline.groups import plan_groups
+from treeopt.pipeline.pairs import with_pairs
 from treeopt.pipeline.session import open_session, resolve
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, of_all, other_origins, read_planned, sampled
+from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
 from treeopt.records.origins import OURS, ProvenanceRecord, provenance
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
@@ -104,13 +103,18 @@ def search(
     request, warnings = request_of(record, latencies, **options)
     if latencies is not None and timed is not None:
         check_latencies(record, latencies, run, timed, request.sizes)
+    request = with_pairs(run, record, latencies, request, session)
+    if request.copying and (verify or for_groups == "own"):
+        raise InvalidInput(
+            "Copied text beside a drafter is planned for all groups, and not verified: leave `for_groups` and `verify` out."
+        )
     if verify:
         session = session or open_session(resolve(run, {}))
         check_decodes_here(session, latencies)
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
         if for_groups == "own":
-            plan_groups(run, record, latencies, request, inputs_of(*(file for file in (used, timed) if file)))
+            _plan_groups(run, record, latencies, request, inputs_of(*(file for file in (used, timed) if file)))
     if session is not None and verify:
         plan = verified(run, session, plan, record, latencies, request, verify)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
@@ -119,25 +123,30 @@ def search(
 
 
 def _kept(run: RunDirectory, plan: Plan) -> Plan:
-    """The plan as the run keeps it, from now on."""
-    plan = replace(plan, provenance=_provenance(run, plan))
+    """The plan as the run keeps it from now on; the earlier one if it says the same, so that its benchmarks stay its own."""
+    try:
+        earlier = run.read_plan() if run.plan.exists() else None
+    except InvalidInput:  # damaged, and about to be replaced
+        earlier = None
+    if earlier and earlier.provenance and earlier == replace(plan, provenance=earlier.provenance):
+        plan = earlier
+    else:
+        made = {key: value for key, value in provenance().items() if value is not None}
+        plan = replace(plan, provenance=cast(ProvenanceRecord, made))
     plan.save(run.plan)
     discard(run.partial("verify"))
     note_warnings(plan)
     return plan
 
 
-def plan_groups(
+def _plan_groups(
     run: RunDirectory,
     record: Accuracies,
     latencies: LatencyProfile | None,
     request: PlanRequest,
     inputs: Mapping[str, str],
 ) -> None:
-    """Write a run directory with trace, latencies and plan for each group; InvalidInput where groups are not known.
-
-    inputs : of the plan for all, which a group's are kept beside
-    """
+    """Write a run directory with trace, latencies and plan for each group; InvalidInput where groups are not known."""
     if request.mix:
         raise InvalidInput("`for_groups=own` needs batch sizes without shares: leave the shares out.")
     source = source_of(record)
@@ -145,34 +154,12 @@ def plan_groups(
         raise InvalidInput(f"`for_groups=own` needs a trace with groups, but got a {source.kind}.")
     if run.is_held:
         raise InvalidInput("`for_groups=own` writes to the run directory: search a run, not a trace alone.")
-    parts = group_parts(cast(RankTrace, record))
-    folders = distinct([folder_name(name) for name in parts])
-    for (name, part), folder in zip(parts.items(), folders, strict=True):
-        own = RunDirectory(run.path / "groups" / folder)
-        plan = plan_trees(part, latencies, request)
-        with own.writing():
-            own.replace_accuracies(Calibration.from_trace(part), part)
-            own.profile.unlink(missing_ok=True)  # of a search before
-            if latencies is not None:
-                latencies.save(own.profile)
-            mine = inputs_of(own.trace, *([own.profile] if latencies else []))
-            replace(plan, inputs={**of_all(inputs), **mine}).save(own.plan)
-        note(f"The plan of the group {name} is in {own.path}.")
 
+    def plan_part(own: RunDirectory, part: RankTrace) -> tuple[Path, Plan]:
+        own.replace_accuracies(Calibration.from_trace(part), part)
+        return own.trace, plan_trees(part, latencies, request)
 
-def _provenance(run: RunDirectory, plan: Plan) -> ProvenanceRecord:
-    """The provenance of a new plan; the run's earlier one if the plan is unchanged, so that its benchmarks stay its own."""
-
-    def said(one: Plan) -> Any:
-        return json.loads(to_json(replace(one, provenance=None).document()))
-
-    try:
-        earlier = run.read_plan() if run.plan.exists() else None
-    except InvalidInput:  # damaged, and about to be replaced
-        earlier = None
-    if earlier and earlier.provenance and said(earlier) == said(plan):
-        return earlier.provenance
-    return cast(ProvenanceRecord, {key: value for key, value in provenance().items() if value is not None})
+    plan_groups(run, group_parts(cast(RankTrace, record)), latencies, plan_part, inputs)
 
 
 def note_warnings(plan: Plan) -> None:

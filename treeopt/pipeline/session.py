@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ from treeopt.files import storage
 from treeopt.files.parameters import Parameter, parameters_of
 from treeopt.files.places import located
 from treeopt.files.provenance import machine
+from treeopt.files.storage import sha256_of
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
@@ -25,9 +27,12 @@ from treeopt.runtime.waiting import import_torch
 
 if TYPE_CHECKING:
     from treeopt.runtime.cluster import Cluster
+    from treeopt.runtime.prompts.sets import PromptSet
     from treeopt.runtime.session import Session
 
 T = TypeVar("T")
+OF_MODEL = {"dtype", "device", "device_map", "revision", "trust_remote_code", "engine_python", "threads"}
+FEW = 4  # prompts of a log by which threads are chosen
 _chosen: int | None = None  # the number of threads that torch was given here; any other is the user's
 
 
@@ -125,16 +130,46 @@ def with_session(
     """The result of a step of the line on a run directory, as its only writer, and on the session of a model."""
     directory = RunDirectory.of(run)
     with directory.writing():
-        return step(directory, session_of(directory, model, options), **asked)
+        if directory.requests.exists() and (model is None or isinstance(model, str | Path)):
+            opened = open_logged(directory, model, options, asked["engine"])
+        else:
+            opened = session_of(directory, model, options)
+        return step(directory, opened, **asked)
 
 
-def open_session(source: Mapping[str, Any]) -> Session:
-    """Load a model, its drafter and prompts, and note what was found strange."""
+def open_logged(run: RunDirectory, model: str | Path | None, options: ModelOptions, engine: str | None) -> Session:
+    """A session for the requests of the run's log: a model that is named, or lies where the log's tokenizer does."""
+    if engine is None:
+        raise InvalidInput(
+            "`engine` must say which engine decodes, since the run is of a log, and treeopt's own decoder copies no text as engines do."
+        )
+    if strange := sorted(options.keys() - OF_MODEL):
+        raise InvalidInput(f"`{strange[0]}` does not go with a run of a log, whose requests are decoded: leave it out.")
+    log = run.read_requests()
+    folder = str((log.meta.get("source") or {}).get("tokenizer"))
+    if model is None and not (Path(folder) / "config.json").is_file():
+        raise InvalidInput("`model` must say which model answers, since the run's log names none.")
+    import_torch()
+    from treeopt.runtime.prompts.sets import Conversation, PromptSet
+
+    some = tuple(Conversation(tuple(one.prompt), ()) for one in islice(log.requests(), FEW))
+    prompts = PromptSet(some, run.requests.name, sha256_of(run.requests), None)  # type: ignore[arg-type]  # no chat: they are ids
+    source = {**options, "model": str(model or folder), "drafter": "ngram:earliest", "prompts": str(run.requests)}
+    session = open_session(located_source(source), prompts)
+    if (most := int(log.tokens.max())) >= session.target.vocab_size:
+        raise InvalidInput(
+            f"`model` must be that of the run's log, but the log has the token {most}, and {session.target.name} none."
+        )
+    return session
+
+
+def open_session(source: Mapping[str, Any], prompts: PromptSet | None = None) -> Session:
+    """Load a model, its drafter and prompts, where these are not given, and note what was found strange."""
     import_torch()
     from treeopt.runtime.session import open_session
 
     with progress("Loading", None):
-        session = open_session(source)
+        session = open_session(source, prompts)
     note(*session.notes)
     return session
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from treeopt.engines.reading import Diagnosis, diagnose, read_choices
+from treeopt.engines.reading import diagnose, read_choices
 from treeopt.errors import InvalidInput, meant
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
@@ -90,10 +90,10 @@ def score(
         return score_tree(source, tree, grown_here=sha256_of(path) in grown_on)
 
 
-def import_tree(file: Path, *, batch_size: int | None = None) -> Diagnosis:
-    """The tree of a file in any engine's format, or of a plan, repaired where that is obvious."""
+def import_tree(file: Path, *, batch_size: int | None = None) -> tuple[Tree, tuple[str, ...]]:
+    """The tree of a file in any engine's format, or of a plan, repaired where that is obvious, and what was repaired."""
     if planned := _planned(file, batch_size):
-        return Diagnosis(planned, (), ())
+        return planned, ()
     try:
         return diagnose(read_text(file))
     except InvalidInput as error:

@@ -8,13 +8,15 @@ chain    the likeliest guess of each head: fixed beforehand, so that its replay 
 dynamic  three numbers, fixed beforehand too, as those of a ddtree are; of very many those that are fastest by estimate
          are in the table
 confident  a chain that is cut by a threshold of its confidences. A step costs what its rows do, those of the longest of the
-         batch, on average over the steps of its replay
+         batch, and what is drafted, all or one guess more, on average over the steps of its replay
+copied   text, and paired, text or a chain: what a step costs see `copied_steps`
 
 n candidates · C conversations · B bootstrap draws
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -30,6 +32,7 @@ from treeopt.growth.source import Source, objective_for
 from treeopt.latency.estimate import StepCosts, Timed, confident_steps
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
+from treeopt.records.drafters import is_stepwise
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray, Tree
@@ -37,6 +40,10 @@ from treeopt.trees.tree import BoolArray, IntArray, Tree
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
 MOST_ANEW = 64  # dynamic trees, or those over marginals, the fastest by estimate, that are in the table
 UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
+COPIED_UNTIMED = (
+    "No profile was used, so this is what emits the most tokens per step. What a step costs was not considered."
+)
+PASSES = 4096  # random ones, whose mean rows say what a pass verifies
 
 Floats = NDArray[np.float64]
 AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
@@ -50,6 +57,7 @@ class Candidate:
     """A draft that can be chosen: its group, size and depth, and of a grown tree its family, else what it reaches.
 
     anew : a draft that is built anew at every step; None for a fixed tree
+    stepwise : whether a confident chain is drafted no further than one guess beyond its cut
     """
 
     group: str
@@ -58,6 +66,7 @@ class Candidate:
     held_out: HeldOut | None = None
     reached: TreeRates = NOTHING
     anew: Draft | None = None
+    stepwise: bool = False
 
     @property
     def drafted(self) -> int:
@@ -196,10 +205,17 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         within = replace(request.dynamic, levels=levels, rows=rows, chains=False)
         found += _anew([*source.dynamic(within).items()], costs)
         if within.marginals and source.pooled is not None:
-            found += _anew([*marginal_rates(source.pooled, depth=deepest, rows=rows).items()], costs)
+            trees = marginal_rates(source.pooled, depth=deepest, rows=rows).items()
+            found += _anew([one for one in trees if one[0].ranks <= within.width], costs)
         if within.confident and source.pooled is not None:
-            chains = confident_rates(source.pooled, min(deepest, limits.budget - 1))
-            found += [Candidate(one.kind, one.rows, one.depth, None, rates, one) for one, rates in chains.items()]
+            chains = confident_rates(source.pooled, min(deepest, limits.budget - 1), within.confident)
+            ends = is_stepwise(source.pooled.meta)
+            found += [Candidate(one.kind, one.rows, one.depth, None, rates, one, ends) for one, rates in chains.items()]
+    found += [
+        Candidate(draft.kind, draft.rows, draft.depth, None, rates, draft)
+        for draft, rates in request.copying.items()
+        if 1 < draft.rows <= limits.budget
+    ]
     if request.whole_blocks:
         found = [one for one in found if one.size == 1 or one.depth == source.num_heads]
     twins = (AS_IT_COMES, "as_it_comes"), (IDLE, "idle")
@@ -209,7 +225,8 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
     for batch_size in request.sizes:
         ms, shape = np.full(len(found), 1e3 * batch_size), (len(found), _count(draws))
         ms_draws, known = np.broadcast_to(ms[:, None], shape), np.ones(len(found), dtype=bool)
-        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, known, known, (UNTIMED,))
+        said = UNTIMED if not request.copying else COPIED_UNTIMED
+        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, known, known, (said,))
         tables.append(_priced(table, costs[batch_size], deepest, request) if costs else table)
     return tables
 
@@ -240,10 +257,33 @@ def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCost
 
 def shares_of(one: Candidate, batch_size: int) -> dict[Timed, float]:
     """The timed steps that one with a candidate costs as much as, and the share of each in that."""
+    if one.rates.rows is not None:
+        return copied_steps(one.rates, getattr(one.anew, "length", 0), batch_size)
     if one.rates.kept is None:
         return {(one.size, one.depth, one.drafted): 1.0}
     longest = np.diff(np.cumsum(one.rates.kept) ** batch_size, prepend=0.0)  # rows are kept independently
-    return confident_steps(longest.tolist())
+    return confident_steps(longest.tolist(), stepwise=one.stepwise)
+
+
+def copied_steps(rates: TreeRates, length: int, batch_size: int) -> dict[Timed, float]:
+    """Timed steps that one which copies text, or drafts a chain of a length, costs as much as, and the share of each.
+
+    A pass verifies the rows of all sequences, so the mean counts; they were drafted at one level, the least that was timed. If the
+    drafter drafts for any, its other levels are added.
+    """
+    assert rates.rows is not None
+    means, found = np.arange(len(rates.rows), dtype=float), rates.rows
+    if batch_size > 1:
+        drawn_rows = np.random.default_rng(SEED).choice(len(means), (PASSES, batch_size), p=found)
+        means, found = drawn_rows.mean(axis=1), np.full(PASSES, 1 / PASSES)
+    low = means.astype(int)
+    each = np.bincount(low, found * (1 - means + low), len(rates.rows) + 1)
+    each += np.bincount(low + 1, found * (means - low), len(rates.rows) + 1)
+    steps = Counter({(rows, min(rows - 1, 1), 0): share for rows, share in enumerate(each.tolist()) if share > 0})
+    if length and (drafting := 1 - (1 - rates.drafting) ** batch_size):
+        steps.update({(1 + length, length, 0): drafting})
+        steps.subtract({(1 + length, 1, 0): drafting})
+    return {step: share for step, share in steps.items() if abs(share) > ROUNDING}
 
 
 def latencies_of(

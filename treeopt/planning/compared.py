@@ -1,7 +1,5 @@
 """What comparing comes to: two sources of accuracies, the groups of one, or runs of several drafters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log

@@ -46,7 +46,7 @@ class Tried:
 
     steps, tokens : (C,) of each conversation, and what these steps emitted
     rows          : (N+1,) steps that verified 0, 1, ... rows · accepted : (D+1,) steps that accepted 0, 1, ... guesses
-    is_usual      : whether it is the engine's usual one
+    replay_us     : processor time of a step of the replay [µs] · is_usual : whether it is the engine's usual one
     """
 
     draft: CopiedText
@@ -54,6 +54,7 @@ class Tried:
     tokens: IntArray
     rows: IntArray
     accepted: IntArray
+    replay_us: float | None = None
     is_usual: bool = False
 
     @property
@@ -202,8 +203,8 @@ def _entry(
     known: dict[Draft, Tried] = {each.draft: each for some in tried.values() for each in some}
 
     def figure(table: Candidates, j: int, chosen: int | None = None) -> Figure:
-        rows = known[table.all[j].draft].rows_per_step if table.all[j].anew else None
-        return replace(figure_of(table, j, chosen=chosen), rows_per_step=rows)
+        found, one = figure_of(table, j, chosen=chosen), known.get(table.all[j].draft)
+        return replace(found, rows_per_step=one.rows_per_step, replay_us=one.replay_us) if one else found
 
     chosen = figure(c, i)
     others = {n: figure(other, selections[n][b].chosen) for n, other in every.items() if n != best}
@@ -231,15 +232,16 @@ def _entry(
     )
 
 
-def worth(tried: Sequence[Tried], costs: Mapping[int, RowCosts], batch_sizes: Sequence[int]) -> Floats:
+def worth(tried: Sequence[Tried], profile: LatencyProfile | None, request: PlanRequest) -> Floats:
     """(n, B) what settings are worth at each batch size: log tokens per second, or per step where no latency is known.
 
-    Of equal ones that with fewer rows is worth a little more; of what was not timed, nothing.
+    Of equal ones that with fewer rows is worth a little more; of what was not timed, or is beyond the budget, nothing.
     """
-    found = np.empty((len(tried), len(batch_sizes)))
+    costs = costs_of(profile, request, max(one.draft.rows for one in tried))
+    found = np.full((len(tried), len(request.sizes)), -np.inf)
     for i, one in enumerate(tried):
-        rate, few = log(one.candidate.rates.tokens_per_step), 1e-6 * one.rows_per_step
-        for j, b in enumerate(batch_sizes):
+        for j, b in enumerate(request.sizes):
             ms = costs[b].step_ms(one.rows) if costs else 1.0
-            found[i, j] = -np.inf if np.isnan(ms) else rate - log(ms) - few
+            if one.draft.rows <= request.limits.budget and not np.isnan(ms):
+                found[i, j] = log(one.candidate.rates.tokens_per_step / ms) - 1e-6 * one.rows_per_step
     return found

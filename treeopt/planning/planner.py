@@ -14,8 +14,6 @@ says how far such estimates were off at batch sizes that were searched. Of very 
 n candidates of two batch sizes · G batch sizes between them
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise

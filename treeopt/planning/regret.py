@@ -34,7 +34,7 @@ from treeopt.records.inputs import Accuracies, of_block
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace, fold_numbers
-from treeopt.trees.draft import Draft, DynamicLimits, draft_tree
+from treeopt.trees.draft import COPYING, Draft, DynamicLimits, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, Tree
 
@@ -201,7 +201,8 @@ def group_losses(
 
 def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
     """The draft of an entry, or its best chain where the source tells of chains alone; the limits of its rivals."""
-    draft = entry.draft if source.pooled or not entry.draft.drafted else entry.tree
+    told = not entry.draft.drafted or (source.pooled and entry.draft.kind not in COPYING)
+    draft = entry.draft if told else entry.tree
     if source.num_ranks > 1:
         return draft, limits
     if draft.kind not in ("chain", "plain"):

@@ -1,18 +1,17 @@
 """What a plan is asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import check_objective
+from treeopt.growth.replay import TreeRates
 from treeopt.records.plan import PlannedEngine
-from treeopt.trees.draft import DynamicLimits
+from treeopt.trees.draft import ConfidentChain, CopiedText, DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
-LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True, confident=True)
+LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True, confident=ConfidentChain)
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class PlanRequest:
     wider         the limits that there would be without the engine, to say what its own cost
     whole_blocks  take chains as long as the drafter guesses alone, for an engine whose length is the block's width
     dynamic       what dynamic trees may be beside those limits; None for an engine that takes none
+    copying       drafts that copy text, alone or where they find some, and what each reaches
     """
 
     limits: Limits = LIMITS
@@ -40,6 +40,7 @@ class PlanRequest:
     wider: Limits | None = None
     whole_blocks: bool = False
     dynamic: DynamicLimits | None = DYNAMIC
+    copying: Mapping[CopiedText, TreeRates] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 1:

@@ -11,8 +11,6 @@ Unbiased Risk Estimation in the Normal Means Problem via Coupled Bootstrap Techn
 m tied candidates · B bootstrap draws
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -20,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 
 from treeopt.planning.candidates import Candidates, Floats
-from treeopt.trees.draft import Draft
+from treeopt.trees.draft import COPYING, Draft
 from treeopt.trees.tree import IntArray
 
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
@@ -71,7 +69,8 @@ def select(c: Candidates, *, take: Draft | None = None, has_drafter: bool = Fals
         same = [i for i, one in enumerate(c.all) if (one.size, one.depth) == (take.rows, take.depth)]
         wanted = next(i for i in same if c.all[i].draft == take)
     if c.context is None:  # nothing says what a step costs: the whole budget
-        chosen = int(np.where(c.groups == "grown", c.sizes, 0).argmax()) if wanted is None else wanted
+        most = c.rates if np.isin(c.groups, COPYING).any() else np.where(c.groups == "grown", c.sizes, 0)
+        chosen = int(most.argmax()) if wanted is None else wanted
         return Selection(chosen, np.array([chosen]), None, (int(c.sizes[chosen]),) * 2)
     root, barred = (c.idle, c.plain) if has_drafter and c.idle is not None else (c.plain, c.idle)
     can = np.arange(len(c.all)) != barred

@@ -6,7 +6,7 @@ It keeps the factors and what is known of their noise; the rest follows, and is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 from typing import Annotated
 
@@ -88,6 +88,7 @@ class Figure:
     plain_ms      : of a plain decoding step at the same batch size
     rows_per_step : rows verified on average, root included, of a draft that often has fewer than it may have; None where it
                     always has all
+    replay_us     : processor time of a step of the replay, prompts included [µs], which is no cost of the engine's
 
     >>> from treeopt.trees.tree import Tree
     >>> figure = Figure(draft=Tree.chain(2), batch_size=4, tokens_per_step=1.8, step_ms=6.0, plain_ms=5.0)
@@ -101,6 +102,7 @@ class Figure:
     step_ms: Amount | None = None
     plain_ms: Amount | None = None
     rows_per_step: Rate | None = None
+    replay_us: Amount | None = field(default=None, compare=False)
     stderr: Errors = Errors()
     interval95: Intervals = Intervals()
 

@@ -3,8 +3,6 @@
 Each class below is an object of the file, its fields are the object's keys; None stands for unknown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import sqrt
@@ -20,7 +18,7 @@ from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
-from treeopt.trees.draft import MOST_LEVELS, Draft, DynamicTree, draft_tree
+from treeopt.trees.draft import COPYING, MOST_LEVELS, Draft, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Choice, Tree
 
@@ -283,7 +281,7 @@ class Plan(Kept):
         check_schedule(self.schedule, len(self.entries))
         own = [figure for e in self.entries for figure in (e.chosen, *e.others.values())]
         for width, figures in ((self.width, own), *self.widths.items()):
-            deepest = max((f.draft.depth for f in figures), default=0)
+            deepest = max((f.draft.depth for f in figures if f.draft.kind not in COPYING), default=0)
             if isinstance(width, int) and deepest > width:
                 raise InvalidInput(
                     f"Drafts may be as deep as num_heads of the drafter, {width}, but one is {deepest} deep."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,24 +67,13 @@ class Counts:
         beside = {"narrower": list(self.narrower)} if self.narrower else {}
         return {"top_k": self.top_k, **kept, **beside, **({"confidences": True} if self.confidences else {})}
 
-    def fitting(
-        self,
-        *,
-        tokens: int,
-        guesses: int,
-        has_probabilities: bool,
-        has_marginals: bool = False,
-        has_confidences: bool = False,
-    ) -> Counts:
-        """What of it there is with a drafter of so many tokens, and guesses in a row.
-
-        >>> Counts(32, 8, (1, 4)).fitting(tokens=3, guesses=5, has_probabilities=True).record
-        {'top_k': 3, 'pools': {'levels': 5, 'topks': [1]}}
-        """
-        topks = tuple(topk for topk in self.topks if topk <= tokens and has_probabilities)
-        widths = tuple(width for width in self.widths if width <= tokens and has_marginals)
+    def fitting(self, drafter: Any) -> Counts:
+        """What of it there is with a drafter."""
+        tokens, guesses = drafter.draft_vocab_size, drafter.num_heads
+        topks = tuple(topk for topk in self.topks if topk <= tokens and drafter.has_probabilities)
+        widths = tuple(width for width in self.widths if width <= tokens and drafter.has_marginals)
         levels, depth = min(self.levels, guesses) if topks else 0, min(self.depth, guesses) if widths else 0
-        sure = self.confidences and has_confidences
+        sure = self.confidences and drafter.has_confidences
         return Counts(min(self.top_k, tokens), levels, topks, depth, widths, self.narrower, sure)
 
 

@@ -10,7 +10,7 @@ P steps of all sequences · S sequences · T nodes of the probe tree · A accept
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -127,14 +127,15 @@ class Probe(Answers):
         likelihood = np.zeros(self.accepted.shape, dtype=np.float32)
         likelihood[:, 1:][self.accepted[:, 1:]] = self.log_likelihood
         accepted = self.accepted[steps]
-        some: dict[str, Any] = {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
-        return replace(
-            self,
-            accepted=accepted,
+        return Probe(
+            self.tree,
+            self.policy,
+            accepted,
             ends=self.ends[steps],
             log_likelihood=likelihood[steps][:, 1:][accepted[:, 1:]],
-            starts=np.concatenate([[0], np.cumsum(np.diff(self.starts)[sequences])]),
-            **some,
+            starts=np.cumsum([0, *np.diff(self.starts)[sequences]]),
+            **{name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()},
+            meta=self.meta,
         )
 
     def save(self, path: str | Path) -> None:
@@ -147,10 +148,10 @@ class Probe(Answers):
         arrays = npz.read(path, (*_BITS, "log_likelihood", "starts", "lengths", "meta"), tuple(_ARRAYS))
         meta = read_meta(path, arrays, SCHEMA)
         try:
-            fields: dict[str, Any] = {n: npz.fitting(arrays[n], kind, n) for n, kind in _ARRAYS.items() if n in arrays}
-            fields |= {name: _tree(meta.pop(name, None)) for name in ("tree", "policy")}
-            fields |= {name: _unpacked(name, arrays[name], len(fields["tree"])) for name in _BITS}
-            probe = cls(**fields, meta={k: v for k, v in meta.items() if k != "schema"})
+            tree, policy = (_tree(meta.pop(name, None)) for name in ("tree", "policy"))
+            own = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
+            own |= {name: _unpacked(name, arrays[name], len(tree)) for name in _BITS}
+            probe = cls(tree, policy, **own, meta={k: v for k, v in meta.items() if k != "schema"})
             probe.check()
             return probe
         except InvalidInput as error:

@@ -6,8 +6,9 @@ R requests · P tokens of all of them
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ class Request(NamedTuple):
     prompt, answer : token ids
     limit : most tokens of the answer that were asked for; None where unknown
     begin_s, end_s : when it was asked and when answered [s], on one clock; NaN where unknown
+    neural : behind each token of the answer, how many guesses of a neural drafter's longest chain are accepted; empty without one
     """
 
     prompt: list[int]
@@ -36,6 +38,7 @@ class Request(NamedTuple):
     limit: int | None = None
     begin_s: float = float("nan")
     end_s: float = float("nan")
+    neural: Sequence[int] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -110,6 +113,24 @@ class RequestLog(Answers):
         """What the file says, as far as it is no array."""
         groups = self.counts()
         return {"schema": SCHEMA, **groups.pop(""), "groups": groups, "has_times": self.has_times, **self.meta}
+
+    @classmethod
+    def of(cls, requests: Iterable[Request]) -> RequestLog:
+        """The log of some requests, each its own conversation, without times.
+
+        >>> RequestLog.of([Request([5, 6], [7], 9)]).limit.tolist()
+        [9]
+        """
+        every = list(requests)
+        tokens = [token for one in every for token in (*one.prompt, *one.answer)]
+        starts = np.cumsum([0, *(len(one.prompt) + len(one.answer) for one in every)])
+        lengths, limits = np.array([(len(one.prompt), one.limit or 0) for one in every]).T
+        return cls(np.array(tokens, np.int32), starts, lengths, limit=limits)
+
+    @cached_property
+    def texts(self) -> list[list[int]]:
+        """The tokens of each answer."""
+        return [one.answer for one in self.requests()]
 
     def requests(self) -> Iterator[Request]:
         """Every request, in order."""

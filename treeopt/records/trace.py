@@ -234,8 +234,7 @@ class RankTrace(Answers):
             meta["source"] = {**meta["source"], "draft_depth": width}
         for pools in filter(None, (self.pools, self.marginals)):
             meta[pools.name] = {**meta[pools.name], "levels": min(pools.levels, width)}
-        arrays: dict[str, Any] = {**own, "narrower": {}}
-        return replace(self, **arrays, meta=meta)
+        return replace(self, **own, narrower={}, meta=meta)
 
     @property
     def top_k(self) -> int:
@@ -276,10 +275,10 @@ class RankTrace(Answers):
         meta, hashes = self.meta, self.meta.get("prompt_sha256")
         if hashes is not None:
             meta = {**meta, "prompt_sha256": [hashes[s] for s in sequences.tolist()]}
-        arrays: dict[str, Any] = {name: array[states] for name, array in self._arrays(*PER_STATE).items()}
-        arrays |= {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
-        arrays["narrower"] = {name: array[states] for name, array in self.narrower.items()}
-        return RankTrace(starts=np.concatenate([[0], np.cumsum(self.lengths[sequences])]), **arrays, meta=meta)
+        own = {name: array[states] for name, array in self._arrays(*PER_STATE).items()}
+        own |= {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
+        narrower = {name: array[states] for name, array in self.narrower.items()}
+        return RankTrace(starts=np.cumsum([0, *self.lengths[sequences]]), **own, narrower=narrower, meta=meta)
 
     def repeated(self) -> RankTrace:
         """The trace in which every sequence stands as often as its weight says, in the same conversations as before.
@@ -303,16 +302,14 @@ class RankTrace(Answers):
         >>> RankTrace.concatenate([one, one], {}).starts.tolist()
         [0, 2, 4]
         """
-        arrays: dict[str, Any] = {}
-        for name in (*PER_STATE, *PER_SEQUENCE):
-            parts = [getattr(trace, name) for trace in traces]
-            if all(part is not None for part in parts):
-                arrays[name] = np.concatenate(parts)
-        arrays["narrower"] = {n: np.concatenate([t.narrower[n] for t in traces]) for n in traces[0].narrower}
+        every = [trace._arrays(*PER_STATE, *PER_SEQUENCE) for trace in traces]
+        names = set.intersection(*map(set, every))
+        own = {name: np.concatenate([arrays[name] for arrays in every]) for name in names}
+        narrower = {n: np.concatenate([t.narrower[n] for t in traces]) for n in traces[0].narrower}
         firsts = np.cumsum([0, *(trace.num_conversations for trace in traces)])
-        arrays["cluster"] = np.concatenate([trace.clusters + n for trace, n in zip(traces, firsts, strict=False)])
-        lengths = np.concatenate([trace.lengths for trace in traces])
-        return cls(starts=np.concatenate([[0], np.cumsum(lengths)]), **arrays, meta=meta)
+        own["cluster"] = np.concatenate([trace.clusters + n for trace, n in zip(traces, firsts, strict=False)])
+        starts = np.cumsum([0, *np.concatenate([trace.lengths for trace in traces])])
+        return cls(starts=starts, **own, narrower=narrower, meta=meta)
 
     def loop_share(self) -> float | None:
         """Share of the sequences that ended in a loop; None where the file does not say."""

@@ -1,10 +1,10 @@
 """What a benchmark says: its tables for the terminal and the report, and sentences on them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from math import hypot
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import RenderableType
 
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.contender import Quality
@@ -15,10 +15,6 @@ from treeopt.report.table import Column, Table
 from treeopt.report.terminal import together
 from treeopt.report.verdict import decoding_caveats, label, measured, subject
 from treeopt.report.wording import percentages, pm, told
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 OTHERS = (  # of a contender's tokens per step, for those who ask for details
     Column("tokens/step\nproduct", lambda c: pm(c.predicted.product, None), spare=4),
@@ -180,10 +176,11 @@ def closing(entry: PlanEntry, bench: Benchmark) -> str:
     """What was measured beside what the plan predicted; empty where there is nothing to compare."""
     if bench.judged != "chosen" or entry.chosen.size == 1 or entry.chosen.speedup is None:  # of the plan's tree
         return ""
-    speedup, overhead = bench.speedup("chosen"), bench.overhead("chosen")
+    speedup, overhead = bench.speedup("chosen", "plain"), bench.overhead("chosen", "plain")  # as was predicted
     if speedup is None or overhead is None:
         return ""
+    exact = " over the exact engine's plain decoding" * (bench.baseline != "plain")
     return (
-        f"The speedup is {speedup.value:.2f}; {told(entry.chosen, 'speedup')} was predicted. "
+        f"The speedup{exact} is {speedup.value:.2f}; {told(entry.chosen, 'speedup')} was predicted. "
         f"A step takes {overhead.value:.2f} times as long as a plain one; {pm(entry.chosen.overhead, None)} was predicted."
     )

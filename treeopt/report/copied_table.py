@@ -11,7 +11,8 @@ from treeopt.trees.draft import CopiedText
 Row = tuple[PlanEntry, str, Figure]
 CAPTION = (
     "Usual is what the engine takes by default, or what its documentation shows. Break-even is what a row more may cost, as a share "
-    "of a plain step, before decoding plainly is faster."
+    "of a plain step, before decoding plainly is faster. Replay µs is what a step of the replay took of a processor here, prompts and "
+    "bookkeeping included, by this package's code and not the engine's: it is no part of the step's cost, and chose nothing."
 )
 
 
@@ -29,6 +30,9 @@ def settings_table(plan: Plan, caption: str = "") -> Table:
     if is_timed:
         columns.append(Column("step ms", lambda row: told(row[2], "step_ms"), spare=2))
         columns.append(Column("speedup", lambda row: told(row[2], "speedup")))
+    columns.append(
+        Column("replay µs", lambda row: "–" if row[2].replay_us is None else f"{row[2].replay_us:.0f}", spare=3)
+    )
     columns.append(Column("break-even", lambda row: pm(row[2].break_even, None), spare=1))
     return Table(
         "The best setting for each batch size" if is_timed else "The setting that emits the most tokens per step",

@@ -1,21 +1,17 @@
 """The engines in words: all in a short table, one with everything that is known of it, JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib.util import find_spec
 from shutil import which
-from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
 
 from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.registry import search_for
 from treeopt.records.rundir import ENGINES as RUNTIMES
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 LIMITS = {"max_rank": "rank", "max_depth": "depth", "max_nodes": "choices", "max_batch_size": "batch"}
 NONE = "–"
@@ -35,6 +31,7 @@ def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
         {"engine": engine.name, "title": engine.title, "package": engine.package, "method": method.name}
         | {"unplanned": engine.unplanned, "runs_here": runs_here(engine)}
         | {f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT}
+        | {"confident": getattr(method.confident, "cut_by", None)}
         for engine in engines.values()
         for method in engine.methods
     ]

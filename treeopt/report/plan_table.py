@@ -1,10 +1,11 @@
 """What a search chose, for the terminal and the report: the tables of drafts, how sure the choice is, and a tree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import log, nan
-from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.text import Text
+from rich.tree import Tree as View
 
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.figure import Figure
@@ -14,11 +15,8 @@ from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
 from treeopt.report.wording import count, draft_words, kinds_of, percentages, pm, ranges, setting_name, told
-from treeopt.trees.draft import ANEW
+from treeopt.trees.draft import ANEW, COPYING
 from treeopt.trees.tree import Choice, Tree
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 
 def plan_table(plan: Plan, *, details: bool = False) -> RenderableType:
@@ -53,7 +51,7 @@ def trees_table(plan: Plan, caption: str = "", *, details: bool = False) -> Tabl
 def _cells(e: PlanEntry, details: bool, *, is_part: bool) -> tuple[str, ...]:
     """The cells of an entry; ``is_part``: of its steps a part alone was timed."""
     f, others = e.chosen, (e.basis.product, e.basis.joint) if details else ()
-    widths = setting_name(e.draft) if e.draft.topk else " ".join(map(str, e.tree.widths()))
+    widths = setting_name(e.draft) if e.draft.topk or e.draft.kind in COPYING else " ".join(map(str, e.tree.widths()))
     return (
         *map(str, (e.batch_size, f.size, f.depth)),
         widths if e.speculates else "do not speculate",
@@ -75,12 +73,14 @@ def kinds_table(plan: Plan) -> Table | None:
         Column("speedup", lambda row: told(row[2], "speedup")),
         Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
     ]
-    rows = [(e, kind, best) for e in plan.entries if any(map(e.best, ANEW)) for kind, best in kinds_of(e).items()]
+    told = (*ANEW, "paired")
+    rows = [(e, kind, best) for e in plan.entries if any(map(e.best, told)) for kind, best in kinds_of(e).items()]
     caption = (
         "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best "
         "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows. A ddtree takes the likeliest paths "
         "as if depths were independent; its setting is depth/ranks/rows. A confident chain is verified up to the first guess whose "
-        "confidence is below a threshold; its setting is length/threshold."
+        "confidence is below a threshold, a surviving one up to where their product is; its setting is length/threshold. Copied text is what "
+        "the engine's rule finds; paired, it is verified where some is found, and a chain elsewhere."
     )
     title = "Fixed and dynamic trees, predicted"
     return Table(title, columns, rows, caption=caption, bold=lambda row: row[2] is row[0].chosen) if rows else None
@@ -301,9 +301,6 @@ def _lost(losses: Sequence[tuple[int, float]]) -> str:
 
 def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> RenderableType:
     """The tree as indented lines; a node shows its rank, and the tokens per step that it adds."""
-    from rich.text import Text
-    from rich.tree import Tree as View
-
     heading = f"root: {count(len(tree), 'row')}, {count(len(tree) - 1, 'choice')}, depth {tree.depth}"
     views = [View(heading, guide_style="dim")]
     for path, parent in zip(tree.paths[1:], tree.parents[1:], strict=True):

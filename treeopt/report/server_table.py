@@ -1,18 +1,12 @@
 """What a server did while it was watched, for the terminal."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from rich.console import RenderableType
 
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import outcome, times
+from treeopt.serving.tuned import Tuned
 from treeopt.serving.watch import over_plain
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from treeopt.serving.tuned import Tuned
 
 LAUNCHES = "Two launches of one engine differ by up to 10 %, which the interval does not have."
 

@@ -4,17 +4,18 @@ On a line of the terminal no word is broken and no figure is cut. Where the line
 frame, then the columns that can be spared, which are named below it; then each row becomes a block of lines.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
-    from rich.table import Table as RichTable
+from rich.box import HEAVY_HEAD
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
 
 GAP = 2  # characters between columns without a frame
 
@@ -66,8 +67,6 @@ class Table:
         self.ends = [a != b for a, b in zip(groups, [*groups[1:], *groups[-1:]], strict=True)]  # a line below
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text
-
         body, gone = self._fitted(options.max_width)
         yield Text(self.title, "table.title")
         yield body
@@ -78,8 +77,6 @@ class Table:
 
     def _fitted(self, width: int) -> tuple[RenderableType, list[str]]:
         """The table in the best form for the width, and the columns that it does without."""
-        from rich.console import Group
-
         every = range(len(self.columns))
         spare = sorted((i for i in every if self.columns[i].spare), key=lambda i: -self.columns[i].spare)
         for framed, n in [(True, 0), *((False, n) for n in range(len(spare) + 1))]:
@@ -106,10 +103,6 @@ class Table:
         return widths
 
     def _framed(self, kept: list[int], widths: list[int], framed: bool) -> RichTable:
-        from rich.box import HEAVY_HEAD
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
         table = RichTable(
             box=HEAVY_HEAD if framed else None,
             pad_edge=framed,
@@ -125,11 +118,6 @@ class Table:
 
     def _block(self, row: tuple[str, ...], width: int) -> RenderableType:
         """A row as lines: its names, then each figure behind its header."""
-        from rich.console import Group
-        from rich.padding import Padding
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
         labels, named = [_line(column.header) for column in self.columns], sum(column.names for column in self.columns)
         names = named if 0 < named < len(row) else 1
         heading = "  ".join(filter(None, row[:names])) if named else f"{labels[0]} {row[0]}"
@@ -143,8 +131,6 @@ class Table:
 
 
 def _longest(texts: Iterable[str]) -> int:
-    from rich.cells import cell_len
-
     return max(map(cell_len, texts), default=0)
 
 

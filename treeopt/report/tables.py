@@ -1,15 +1,16 @@
 """What each command shows of its result, but of plans and benchmarks: these have a file each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import RenderableType
+from rich.text import Text
 
 from treeopt.growth.drift import SURVIVAL
 from treeopt.growth.score import Score
+from treeopt.growth.worth import chain_tokens_per_step
 from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared, Winner
 from treeopt.planning.regret import Loss, PlanLoss
 from treeopt.records.calibration import ENGINE_LOG, Calibration
@@ -20,9 +21,6 @@ from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import times
 from treeopt.report.wording import count, draft_words, pm, told
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 RANKS = 5  # of a table of accuracies
 
@@ -58,8 +56,6 @@ def calibration_table(calibration: Calibration) -> RenderableType:
 
 def _chains(calibration: Calibration) -> str:
     """What chains reach by the formula of the papers, which takes one acceptance rate for all tokens."""
-    from treeopt.growth.worth import chain_tokens_per_step
-
     accept = float(calibration.hits.sum() / calibration.trials.sum())
     rates = [f"{chain_tokens_per_step(accept, n):.2f}" for n in range(1, calibration.num_heads + 1)]
     return (
@@ -176,8 +172,6 @@ def score_words(score: Score, name: str) -> str:
 
 def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
     """Accuracy of each head on the held-out texts, before and after; then the line that uses them."""
-    from rich.text import Text
-
     before, after = (record["held_out"][when] for when in ("before", "after"))
 
     def column(header: str, found: Mapping[str, Any], key: str) -> Column:

@@ -1,17 +1,16 @@
 """The terminal: results on stdout, notes and progress on stderr, which stays silent where it is no terminal."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.segment import Segment, Segments
+from rich.text import Text
 
 from treeopt.errors import spoken
 from treeopt.files.shell import printable
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Advance = Callable[[float], None]
 PIPED = 120  # characters of a line that is not a terminal's
@@ -19,18 +18,12 @@ PIPED = 120  # characters of a line that is not a terminal's
 
 def together(*parts: RenderableType | None, headline: Iterable[str] = ()) -> RenderableType:
     """The known ones below each other, and above them sentences in bold."""
-    from rich.console import Group
-    from rich.text import Text
-
     said = " ".join(headline)
     return Group(*([Text(said, style="bold")] if said else []), *(part for part in parts if part))
 
 
 def out(renderable: RenderableType | str) -> None:
     """Print a result to stdout; plain text where it is no terminal. No name in it moves the cursor."""
-    from rich.console import Console
-    from rich.segment import Segment, Segments
-
     console = Console(highlight=False, markup=False)  # names in brackets are names
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPED
@@ -43,8 +36,6 @@ def out(renderable: RenderableType | str) -> None:
 
 def note(*messages: str | None) -> None:
     """Print talk to stderr; nothing of what is None."""
-    from rich.console import Console
-
     console = Console(stderr=True, highlight=False)
     for message in filter(None, messages):
         console.print(printable(spoken(message)), style="dim", markup=False, soft_wrap=True)
@@ -53,9 +44,6 @@ def note(*messages: str | None) -> None:
 @contextmanager
 def progress(title: str, total: float | None, shown: bool = True) -> Iterator[Advance]:
     """A progress bar on stderr; silent when stderr is not a terminal, or where it is not to be ``shown``."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:

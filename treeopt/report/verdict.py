@@ -37,6 +37,7 @@ IN_ENGINE = {
     "chosen": "chosen by treeopt",
     "defaults": "the engine's own settings",
     "present": "as it is served now",
+    "usual": "the engine's usual setting",
 }
 RIVALS = {PUBLISHED: "the published tree", "chain": "the best chain", "budget": "the best tree of the full budget"}
 ADVICE = ": serve the model without it"
@@ -52,7 +53,12 @@ def label(bench: Benchmark, name: str) -> str:
 
 def subject(bench: Benchmark) -> str:
     """The beginning of a sentence on the contender that is judged."""
-    known = {"chosen": "The chosen tree", "dynamic": "The dynamic tree", "ddtree": "The tree over marginals"}
+    is_copied = bench.contender(bench.judged).draft.kind == "copied"
+    known = {
+        "chosen": "The chosen setting" if is_copied else "The chosen tree",
+        "dynamic": "The dynamic tree",
+        "ddtree": "The tree over marginals",
+    }
     return {**known, "confident": "The confident chain"}.get(bench.judged, f"The {bench.judged}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from treeopt import demo
+from treeopt import __version__, demo
 from treeopt.errors import InvalidInput
 from treeopt.records.display import one_line
 from treeopt.records.merging import WHOLE, Shard
@@ -23,7 +23,7 @@ from treeopt.runtime.drafters.protocol import Drafter, of_width
 from treeopt.runtime.prompts.order import order_of
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target, device_name, dtype_note, load_target
+from treeopt.runtime.target import Target, device_name, dtype_note, load_target, uses_cuda_graphs
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,12 +44,16 @@ class Session:
     cluster: Cluster | None = None  # whose workers hold it, where this is an outline
     engine_python: str | None = None  # of the environment that has the engine that decodes
     known: ProvenanceRecord | None = None  # of an outline: where its figures come from, as the worker tells it
+    limits: Mapping[tuple[int, ...], int] | None = (
+        None  # of answers of a log, by prompt; as a server's they go on in loops
+    )
 
     __repr__ = one_line
 
     def setup(self, max_new_tokens: int) -> Setup:
         """The parts that decode the session's answers, each of at most so many tokens."""
-        return Setup(self.target, self.drafter, StopRule(self.target.eos_ids, max_new_tokens), self.acceptance)
+        stop = StopRule(self.target.eos_ids, max_new_tokens, at_loops=self.limits is None, limits=self.limits or {})
+        return Setup(self.target, self.drafter, stop, self.acceptance)
 
     def at(self, width: int) -> "Session":
         """The session of the drafter whose block guesses so many tokens; InvalidInput where it has no such block."""
@@ -90,9 +94,6 @@ class Session:
 
     def runtime(self) -> Runtime:
         """The runtime that latencies are measured in, for a profile."""
-        from treeopt import __version__
-        from treeopt.runtime.target import uses_cuda_graphs
-
         known: Runtime = {
             "name": "treeopt",
             "version": __version__,

@@ -3,8 +3,8 @@
 That depends on the answer's tokens alone, never on how they were decoded, so answers end alike with every tree.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from treeopt.records.trace import End
 
@@ -18,11 +18,17 @@ class StopRule:
     eos_ids        : tokens that end an answer, and are kept as its last token
     max_new_tokens : most tokens of an answer
     at_loops       : whether an answer ends where its last tokens are the same block of at most 8 tokens for the third time
+    limits         : most tokens of the answers to some prompts, by the prompt's tokens, where these have limits of their own
     """
 
     eos_ids: frozenset[int]
     max_new_tokens: int
     at_loops: bool = True
+    limits: Mapping[tuple[int, ...], int] = field(default_factory=dict, hash=False)
+
+    def room(self, prompt: Sequence[int], context: int) -> int:
+        """Most tokens of the answer to a prompt, in a context of so many tokens."""
+        return min(self.limits.get(tuple(prompt), self.max_new_tokens), context - len(prompt))
 
 
 class SequenceEnd:

@@ -28,7 +28,7 @@ MOST_REDIRECTS = 3
 WITHIN_S, ANSWERED_WITHIN_S = 10.0, 600.0  # that a page may take, and an answer to a prompt
 KEY = "TREEOPT_API_KEY"
 OWN_PATHS = re.compile(r"(/v1|/metrics|/prometheus/metrics)?/*$")
-Prompt = str | Sequence[Mapping[str, str]]  # text, or messages of a chat
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]  # text, tokens, or messages of a chat
 
 
 @dataclass(frozen=True)
@@ -104,16 +104,19 @@ class Server(AbstractAsyncContextManager[Any]):
         return self._model
 
     async def complete(self, prompt: Prompt, max_tokens: int, *, within_s: float = ANSWERED_WITHIN_S) -> Answer:
-        """Complete a prompt greedily: messages as a chat, text as it is.
+        """Complete a prompt greedily: messages as a chat, text and tokens as they are.
 
         A server that has chats alone gets a text as a message of the user.
         """
         asked = {"model": await self.model(), "max_tokens": max_tokens, "temperature": 0, "stream": True}
         asked |= {"stream_options": {"include_usage": True}}
-        if isinstance(prompt, str) and not self._has_chat_alone:
+        is_chat = self._has_chat_alone if isinstance(prompt, str) else isinstance(prompt[0], Mapping)
+        if not is_chat:
             try:
                 return await self._streamed("/v1/completions", {**asked, "prompt": prompt}, within_s)
             except NoSuchPage:
+                if not isinstance(prompt, str):
+                    raise
                 self._has_chat_alone = True
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return await self._streamed("/v1/chat/completions", {**asked, "messages": messages}, within_s)

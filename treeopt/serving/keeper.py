@@ -7,8 +7,6 @@ lose their parent become its own children, also those in sessions of their own; 
 before that.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -19,7 +17,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import Any
 
 import psutil
 
@@ -40,9 +37,10 @@ def main() -> int:
     ended: int | None = None
     try:
         with open(told["log"], "wb") as log:
-            shared: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             environment = {**os.environ, **told["environment"]}
-            command = subprocess.Popen(told["words"], env=environment, start_new_session=True, **shared)
+            command = subprocess.Popen(
+                told["words"], env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         while (ended := command.poll()) is None and not _stdin_ended():
             seen |= set() if adopts else _descendants()
     except OSError as error:

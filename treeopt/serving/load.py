@@ -31,18 +31,21 @@ async def together(tasks: Iterable[Callable[[], Awaitable[None]]]) -> None:
         raise failed[0]
 
 
-async def drive(server: Server, prompts: Sequence[Prompt], *, clients: int, max_tokens: int) -> list[Answer]:
-    """The greedy answers of a server to all prompts, in their order, so many asked at once.
+async def drive(
+    server: Server, prompts: Sequence[Prompt], *, clients: int, max_tokens: int | Sequence[int]
+) -> list[Answer]:
+    """The greedy answers of a server to all prompts, in their order, so many asked at once; tokens at most of all, or of each.
 
     Warm a server up with a load of its own before. Raises the first error of an answer, which ends all.
     """
     if not prompts:
         raise InvalidInput("A load needs at least one prompt, but got none.")
     found, left = dict[int, "Answer"](), iter(range(len(prompts)))
+    most = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
 
     async def client() -> None:
         for place in left:
-            found[place] = await server.complete(prompts[place], max_tokens)
+            found[place] = await server.complete(prompts[place], most[place])
 
     await together([client] * clients)
     return [found[place] for place in range(len(prompts))]

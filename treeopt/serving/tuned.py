@@ -1,7 +1,5 @@
 """What came of watching a server: what its drafts counted, its pace, and what could not be known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from treeopt.files.storage import schema

@@ -1,7 +1,5 @@
 """A visit to a server: what it answers to a load, and what it counts of its drafts meanwhile."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -61,16 +59,18 @@ class Visit(BaseModel):
         return {i: one for i, one in enumerate(self.answers) if one.timed and one.tokens > 1 and one.decode_s > 0}
 
 
-async def visited(url: str, launch: int, name: str, prompts: Mapping[int, Sequence[Prompt]], most: int) -> list[Visit]:
-    """What a server answers and counts at every batch size."""
+async def visited(
+    url: str, launch: int, name: str, prompts: Mapping[int, Sequence[Prompt]], most: Mapping[int, Sequence[int]]
+) -> list[Visit]:
+    """What a server answers and counts at every batch size, with so many tokens of each answer at most."""
     import anyio
 
     found = []
     async with Server(url) as server:
         for size, asked in prompts.items():
-            await drive(server, asked[:size], clients=size, max_tokens=min(WARM_TOKENS, most))
+            await drive(server, asked[:size], clients=size, max_tokens=min(WARM_TOKENS, *most[size]))
             before = await _metrics(server)
-            answers = await drive(server, asked, clients=size, max_tokens=most)
+            answers = await drive(server, asked, clients=size, max_tokens=most[size])
             await anyio.sleep(SETTLE_S)
             files = [
                 (text, Path("/metrics")) for text in (before, await _metrics(server)) if is_exposition(text, PREFIX)

@@ -8,8 +8,6 @@ tokens / steps : tokens per step · seconds / steps : a step · seconds / tokens
 of them but by the time for which they hold decoding up.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence

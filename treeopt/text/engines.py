@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from treeopt.errors import InvalidInput, quoted
+from treeopt.text.adaptive import RoundLookup, WindowLookup
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
 from treeopt.text.match_pool import MatchPool
 from treeopt.text.prompt_lookup import PromptLookup
@@ -37,6 +38,15 @@ def trie(**settings: Any) -> TextDrafter:
     from treeopt.text.sglang import RecentTrie
 
     return RecentTrie(**settings)
+
+
+def automaton(length: int, longest: int | None = None, shared: bool = False, **pool: Any) -> TextDrafter:
+    """SA looks in the request's own text, or in all of a pool; numba comes with that."""
+    if not shared:
+        return PromptLookup(length, longest, fill="blank")
+    from treeopt.text.text_pool import TextPool
+
+    return TextPool(length, longest, **pool)
 
 
 def vllm_ngram(length: int, longest: int | None = None, shortest: int | None = None, **fixed: Any) -> PromptLookup:
@@ -80,22 +90,25 @@ KINDS = {
     "transformers:prompt-lookup": Kind(
         PromptLookup,
         {"prompt_lookup_num_tokens": "length", "max_matching_ngram_size": "longest", "eos_token_id": lambda ids: {"ends": frozenset(ids)}},
-        {"longest": 2, "cut": "last", "with_prompt": True},
+        {"longest": 2, "cut": "last", "first": "draft"},
     ),
     "openvino:prompt-lookup": Kind(
         PromptLookup, {"num_assistant_tokens": "length", "max_ngram_size": "longest"}, {"fill": "blank", "cut": "spare", "halved": True}
     ),
     "onnx-genai:ngram": Kind(
-        PromptLookup,
-        {"max_draft_tokens": "length", "ngram_size": lambda n: {"longest": n - 1, "shortest": n - 1}, "ngram_chained_lookup": "chained"},
-        {"length": 4, "latest": True, "cut": "left"},
+        RoundLookup,
+        {"max_draft_tokens": "length", "ngram_size": lambda n: {"longest": n - 1, "shortest": n - 1},
+         "ngram_chained_lookup": "chained", "min_adaptive_k": "least_k", "cooldown": "cooldown"},
+        {"length": 4, "latest": True},
     ),
-    "exllamav3:ngram": Kind(PromptLookup, {"num_draft_tokens": "length", "ngram_match_min": "shortest"}, {"length": 4}),
+    "exllamav3:ngram": Kind(
+        WindowLookup, {"num_draft_tokens": "length", "ngram_match_min": "shortest", "dynamic_draft": "dynamic"}, {"length": 4}
+    ),
     "tensorrt-llm:ngram": Kind(MatchPool, {"max_draft_len": "length"} | POOL),
     "tensorrt-llm:sa": Kind(
-        PromptLookup,
-        {"max_draft_len": "length", "max_matching_ngram_size": lambda n: {"longest": n if n > 0 else None}},
-        {"fill": "blank"},
+        automaton,
+        {"max_draft_len": "length", "max_matching_ngram_size": lambda n: {"longest": n if n > 0 else None},
+         "enable_global_pool": "shared", "global_pool_size": "slots"},
     ),
     "sglang:ngram": Kind(trie, prefixed("speculative_", TRIE)),
     "llama.cpp:ngram-simple": Kind(Simple, prefixed("spec_ngram_simple_", {"size_n": "n", "size_m": "m"})),

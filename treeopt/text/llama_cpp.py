@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from treeopt.errors import InvalidInput
 from treeopt.text.matches import Gram, Hashes, Ngrams
-from treeopt.text.rules import Draft, TextDrafter
+from treeopt.text.rules import NO_DRAFT, Draft, TextDrafter
 
 MOST_VALUES, MOST_HITS = 4, 16380  # of a key
 MAP_FACTOR, MAP_BITS = 2654435761, 18
@@ -74,7 +74,7 @@ class LlamaCpp(TextDrafter):
             if found := rule.draft(state)[: left - 1]:
                 self.winner = rule
                 return Draft(found, 1 + len(found))
-        return Draft([], 1)
+        return NO_DRAFT
 
     def commit(self, state: list[int], tokens: Sequence[int], accepted: int) -> None:
         state += tokens

@@ -12,15 +12,15 @@ from typing import Literal
 import numpy as np
 
 Gram = tuple[int, ...]
-FEW = 8  # hashes that are made one by one
+FEW = 8  # n-grams that are made one by one, and hashes
 
 
 @dataclass
 class Ngrams:
     """The tokens of a text, and where its n-grams end.
 
-    An n-gram that ends where the earliest, or latest, of its own endings does is found by comparing. So where the earliest are
-    kept, a token that comes later adds at most the shortest n-gram that is new.
+    An n-gram that ends where the earliest of its own endings does is found by comparing. So where the earliest are kept, a token
+    that comes later adds at most the shortest n-gram that is new.
 
     shortest, longest : n
     keep : which ends of an n-gram are kept
@@ -47,34 +47,26 @@ class Ngrams:
 
     def index(self, count: int) -> None:
         """Note the n-grams of the first ``count`` tokens, so far as they are known."""
-        last, tokens, every = count - 1, self.tokens, self.keep == "all"
-        for end in range(max(self._indexed + 1, self.shortest), count) if self._indexed and not every else ():
-            self._note(end)
-        for n in range(self.shortest, min(self.longest, last) + 1) if every or not self._indexed else ():
-            first = max(self._indexed + 1, n)
-            grams = list(zip(*(tokens[first - n + i : last - n + i + 1] for i in range(n)), strict=True))
+        tokens, ends, first, longest = self.tokens, self.ends, self._indexed + 1, min(self.longest, count - 1)
+        self._indexed = max(count - 1, self._indexed)
+        if first > 1 and self.keep == "earliest":
+            for end in range(max(first, self.shortest), count):
+                n = max(self.match(self.longest, end)[0] + 1, self.shortest)
+                if n <= min(self.longest, end):
+                    ends[tuple(tokens[end - n : end])] = end
+        elif first > 1 and self.keep == "latest" and count - first < FEW:
+            for end in range(first, count):
+                for n in range(self.shortest, min(longest, end) + 1):
+                    ends[tuple(tokens[end - n : end])] = end
+        else:
             order = -1 if self.keep == "earliest" else 1
-            if not every:
-                self.ends.update(zip(grams[::order], range(first, last + 1)[::order], strict=True))
-            for end, gram in enumerate(grams, first) if every else ():
-                self.every.setdefault(gram, []).append(end)
-        self._indexed = max(last, self._indexed)
-
-    def _note(self, end: int) -> None:
-        if self.keep == "earliest":
-            n = max(self.match(self.longest, end)[0] + 1, self.shortest)
-            if n <= min(self.longest, end):
-                self.ends[tuple(self.tokens[end - n : end])] = end
-            return
-        tokens, ends, n = self.tokens, self.ends, self.shortest
-        gram = tuple(tokens[end - n : end])
-        before, ends[gram] = ends.get(gram), end
-        while before is not None and n < min(self.longest, end):
-            n += 1
-            if before >= n:  # what stood there is no longer found by comparing
-                ends.setdefault(tuple(tokens[before - n : before]), before)
-            if (before := ends.get(gram := tuple(tokens[end - n : end]))) is not None:
-                ends[gram] = end
+            for n in range(self.shortest, longest + 1):
+                begin = max(first, n)
+                grams = list(zip(*(tokens[begin - n + i : count - n + i] for i in range(n)), strict=True))
+                if self.keep != "all":
+                    ends.update(zip(grams[::order], range(begin, count)[::order], strict=True))
+                for end, gram in enumerate(grams, begin) if self.keep == "all" else ():
+                    self.every.setdefault(gram, []).append(end)
 
     def match(self, longest: int, at: int | None = None) -> tuple[int, int]:
         """Length and end of the longest n-gram, up to ``longest``, before a place, or the end, that is known; (0, 0) for none."""

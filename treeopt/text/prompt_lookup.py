@@ -6,7 +6,7 @@ vLLM, runner V2           min to max      latest     the last token fills up, an
 transformers              1 to max        earliest   less is verified; nothing behind an end of sequence is drafted; with the prompt too
 OpenVINO GenAI            1 to max        earliest   blanks fill up; one token is spared where the limit is near
 ONNX Runtime GenAI        N - 1           latest     less is verified; chained: each token is looked up behind the one before
-ExLlamaV3                 min to any      earliest   less is verified
+ExLlamaV3                 min to any      earliest   less is verified; adaptive.py has how much of both
 TensorRT-LLM, SA          1 to max, any   earliest   blanks fill up
 
 Sources: vllm 0.33.0 v1/spec_decode/ngram_proposer.py and v1/worker/gpu/spec_decode/ngram/speculator.py · transformers 5.23.0
@@ -18,17 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from treeopt.errors import InvalidInput
 from treeopt.text.matches import Ngrams, Places
-from treeopt.text.rules import Draft, TextDrafter
+from treeopt.text.rules import Draft, First, TextDrafter
 
 # How many of K tokens are drafted where so many are left.
 CUTS: Mapping[str, Callable[[int, int], int]] = {
     "never": lambda length, left: length,
     "last": lambda length, left: length if left > 1 else 0,
-    "left": min,
     "spare": lambda length, left: min(length, left - 1),
 }
 
@@ -56,7 +55,7 @@ class PromptLookup(TextDrafter):
     cut: str = "never"
     halved: bool = False
     ends: frozenset[int] = frozenset()
-    with_prompt: bool = False
+    first: First = "no draft"
 
     def __post_init__(self) -> None:
         if min(self.length, self.shortest) < 1 or (self.longest is not None and self.longest < self.shortest):
@@ -65,27 +64,36 @@ class PromptLookup(TextDrafter):
                 f"shortest, but got {self.length} tokens behind n-grams of {self.shortest} to {self.longest}."
             )
 
-    def start(self, prompt: Sequence[int]) -> Ngrams | Places:
+    def start(self, prompt: Sequence[int]) -> Any:
+        return self.text_of(prompt)
+
+    def draft(self, state: Any, left: int) -> Draft:
+        found = self.behind(state, max(CUTS[self.cut](self.length, left), 0))
+        rows = 1 + (len(found) if self.fill == "nothing" else self.length)
+        if self.fill == "last":
+            found += state.tokens[-1:] * (self.length - len(found))
+        return Draft(found, rows)
+
+    def commit(self, state: Any, tokens: Sequence[int], accepted: int) -> None:
+        state.extend(tokens)
+
+    def text_of(self, prompt: Sequence[int]) -> Ngrams | Places:
+        """A text in which is looked up."""
         keep: Literal["latest", "earliest"] = "latest" if self.latest else "earliest"
         text = Places() if self.longest is None else Ngrams(self.shortest, self.longest, keep)
         text.extend(prompt)
         return text
 
-    def draft(self, state: Ngrams | Places, left: int) -> Draft:
-        tokens, length = state.tokens, max(CUTS[self.cut](self.length, left), 0)
-        whole = self.halved and state.longest >= len(tokens)
-        n, end = state.match(len(tokens) // 2 if whole else state.longest)
+    def behind(self, text: Ngrams | Places, length: int) -> list[int]:
+        """What followed the match, up to a length."""
+        tokens = text.tokens
+        whole = self.halved and text.longest >= len(tokens)
+        n, end = text.match(len(tokens) // 2 if whole else text.longest)
         found = tokens[end : end + length] if n >= self.shortest else []
-        if self.chained and isinstance(state, Ngrams):
+        if self.chained and isinstance(text, Ngrams):
             del found[1:]
-            while found and len(found) < length and (end := state.ends.get(tuple((tokens[-n:] + found)[-n:]), 0)):
+            while found and len(found) < length and (end := text.ends.get(tuple((tokens[-n:] + found)[-n:]), 0)):
                 found.append(tokens[end])
         if not self.ends.isdisjoint(found):
             found = found[: next(i for i, token in enumerate(found) if token in self.ends)]
-        rows = 1 + (len(found) if self.fill == "nothing" else self.length)
-        if self.fill == "last":
-            found += tokens[-1:] * (self.length - len(found))
-        return Draft(found, rows)
-
-    def commit(self, state: Ngrams | Places, tokens: Sequence[int], accepted: int) -> None:
-        state.extend(tokens)
+        return found

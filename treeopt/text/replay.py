@@ -9,16 +9,18 @@ R requests · S steps
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
+from itertools import chain
+from math import inf
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.records.requestlog import Request
-from treeopt.text.rules import MANY, TextDrafter
+from treeopt.text.rules import MANY, NO_DRAFT, TextDrafter
 
 State = Literal["cold", "serial", "overlapped"]  # of what a drafter keeps from request to request
 Counts = NDArray[np.int32]
@@ -29,7 +31,7 @@ class Replay:
     """What a drafter did at every step of every request.
 
     starts   : (R+1,) the steps of request r are starts[r] to starts[r+1]
-    drafted  : (S,) guesses
+    drafted  : (S,) guesses · neural : (S,) of them, a neural drafter's
     rows     : (S,) rows verified, the root and all padding included
     accepted : (S,) guesses accepted
     emitted  : (S,) tokens, one more unless a guess ended the answer
@@ -40,6 +42,7 @@ class Replay:
     rows: Counts
     accepted: Counts
     emitted: Counts
+    neural: Counts
 
     @property
     def tokens_per_step(self) -> float:
@@ -59,7 +62,7 @@ def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, stat
     ([2, 2], [2, 1], [3, 1])
     """
     if state == "overlapped":
-        found = _overlapped(list(requests), make())
+        found = _overlapped(requests, make())
     else:
         drafter, found = make(), []
         for request in requests:
@@ -67,38 +70,47 @@ def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, stat
             found.append(steps := array("i"))
             for _ in _steps(drafter, request, steps):
                 pass
-    starts = np.cumsum([0, *(len(steps) // 4 for steps in found)])
+    starts = np.cumsum([0, *(len(steps) // 5 for steps in found)])
     together = np.concatenate([np.frombuffer(steps, np.int32) for steps in found] or [np.zeros(0, np.int32)])
-    return Replay(starts, *together.reshape(-1, 4).T)
+    return Replay(starts, *together.reshape(-1, 5).T)
 
 
-def _overlapped(requests: Sequence[Request], drafter: TextDrafter) -> list[array[int]]:
-    """The steps of each request; of steps at one time those of the request that is first in order come first."""
-    found = [array("i") for _ in requests]
-    running = [_steps(drafter, *pair) for pair in zip(requests, found, strict=True)]
-    times = [(request.begin_s, r) for r, request in enumerate(requests)]
-    heapify(times)
-    while times:
-        _, r = heappop(times)
-        if (at := next(running[r], None)) is not None:
-            begin_s, end_s, emitted = requests[r].begin_s, requests[r].end_s, at / len(requests[r].answer)
-            heappush(times, (begin_s + (end_s - begin_s) * emitted, r))
+def _overlapped(requests: Iterable[Request], drafter: TextDrafter) -> list[array[int]]:
+    """The steps of each request, which begin in order; of steps at one time those of the request that is first come first."""
+    found: list[array[int]] = []
+    running, times = dict[int, tuple[Request, Iterator[int]]](), list[tuple[float, int]]()
+    for request in chain(requests, [None]):
+        while times and times[0][0] <= (request.begin_s if request else inf):
+            _, r = heappop(times)
+            one, steps = running[r]
+            if (at := next(steps, None)) is None:
+                del running[r]
+            else:
+                heappush(times, (one.begin_s + (one.end_s - one.begin_s) * at / len(one.answer), r))
+        if request:
+            found.append(array("i"))
+            running[len(found) - 1] = request, _steps(drafter, request, found[-1])
+            heappush(times, (request.begin_s, len(found) - 1))
     return found
 
 
 def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterator[int]:
-    """Take the steps of one request, four numbers each, and say after every one how many tokens of the answer there are."""
-    answer, most = request.answer, request.limit or MANY
+    """Take the steps of one request, five numbers each, and say after every one how many tokens of the answer there are."""
+    answer, most, at = request.answer, request.limit or MANY, 0
     state = drafter.start(request.prompt)
-    accepted = drafter.draft(state, most).accepted(answer) if drafter.with_prompt else 0
-    at = len(answer[: accepted + 1])
-    drafter.commit(state, answer[:at], accepted)
-    yield at
     while at < len(answer):
-        draft = drafter.draft(state, most - at)
-        accepted = draft.accepted(answer[at : at + len(draft.tokens)])
+        draft = drafter.draft(state, most - at) if at or drafter.first != "no draft" else NO_DRAFT
+        guesses = len(draft.tokens)
+        accepted = draft.accepted(answer[at : at + guesses])
+        if draft.neural:
+            accepted = min(draft.neural, request.neural[at - 1])
         emitted = answer[at : at + accepted + 1]
-        steps.extend((len(draft.tokens), draft.rows, accepted, len(emitted)))
+        if draft.apart and guesses:
+            if at:  # else the root is the prompt's
+                steps.extend((0, 1, 0, 1, 0))
+            steps.extend((guesses, guesses, accepted, len(emitted) - 1, 0))
+        elif at or drafter.first == "step":
+            steps.extend((guesses or draft.neural, draft.rows, accepted, len(emitted), draft.neural))
         drafter.commit(state, emitted, accepted)
         at += len(emitted)
         yield at

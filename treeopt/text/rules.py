@@ -2,14 +2,15 @@
 
 A drafter keeps what one request leaves behind for the next; what it keeps of one request is the state that `start` makes. A
 step drafts, the target verifies, and `commit` says what came of it. The first token of an answer is the prefill's: it is
-committed without a draft before it, unless the engine verifies guesses in the pass that reads the prompt.
+committed without a draft before it, unless an engine drafts behind the prompt alone (`First`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+First = Literal["no draft", "draft", "step"]  # before the first token: none, one behind the prompt's pass, or a step
 MANY = 2**31  # tokens that a request without a limit may still emit
 
 
@@ -19,11 +20,15 @@ class Draft(NamedTuple):
     tokens  : guesses, those that an engine pads with included where they can be accepted
     rows    : verified, the root and all padding included
     parents : place of each guess's parent among the guesses, -1 for the root; None for a chain
+    apart   : whether the guesses have a pass of their own, behind one of the root
+    neural  : guesses of a neural drafter that are verified instead; of them it is recorded how many are accepted, not what they are
     """
 
     tokens: Sequence[int]
     rows: int
     parents: Sequence[int] | None = None
+    apart: bool = False
+    neural: int = 0
 
     def accepted(self, true: Sequence[int]) -> int:
         """How many guesses greedy verification accepts: the longest path that the coming tokens go.
@@ -44,13 +49,13 @@ class Draft(NamedTuple):
         return len(true)
 
 
+NO_DRAFT = Draft([], 1)
+
+
 class TextDrafter:
-    """A drafter that copies text, by the rule of one engine at one setting.
+    """A drafter that copies text, by the rule of one engine at one setting. first: what it does before the first token."""
 
-    with_prompt : whether the pass that reads the prompt verifies a draft too; it is no step
-    """
-
-    with_prompt: bool = False
+    first: First = "no draft"
 
     def start(self, prompt: Sequence[int]) -> Any:
         """The state of a request."""

@@ -51,9 +51,18 @@ GRIDS: dict[str, tuple[Mapping[str, Any], Values]] = {
     ),
     "onnx-genai:ngram": (
         {"ngram_size": 4},
-        {"max_draft_tokens": SHORT, "ngram_size": (2, 3, 4, 5, 6, 8, 12, 16), "ngram_chained_lookup": (False, True)},
+        {
+            "max_draft_tokens": SHORT[1:],  # a single one takes two passes
+            "ngram_size": (2, 3, 4, 5, 6, 8, 12, 16),
+            "ngram_chained_lookup": (False, True),
+            "min_adaptive_k": (0, 2, 4, 8),
+            "cooldown": (False, True),
+        },
     ),
-    "exllamav3:ngram": ({"ngram_match_min": 2}, {"num_draft_tokens": SHORT, "ngram_match_min": MATCHED}),
+    "exllamav3:ngram": (
+        {"ngram_match_min": 2},
+        {"num_draft_tokens": SHORT, "ngram_match_min": MATCHED, "dynamic_draft": (False, True)},
+    ),
     "tensorrt-llm:ngram": (
         {"max_draft_len": 5, "max_matching_ngram_size": 3},
         {
@@ -63,7 +72,10 @@ GRIDS: dict[str, tuple[Mapping[str, Any], Values]] = {
             "is_public_pool": (True, False),
         },
     ),
-    "tensorrt-llm:sa": ({"max_draft_len": 5}, {"max_draft_len": SHORT, "max_matching_ngram_size": (-1, *MATCHED)}),
+    "tensorrt-llm:sa": (
+        {"max_draft_len": 5},
+        {"max_draft_len": SHORT, "max_matching_ngram_size": (-1, *MATCHED), "enable_global_pool": (False, True)},
+    ),
     "sglang:ngram": (
         {},
         {
@@ -96,11 +108,6 @@ def usual(drafter: str) -> Settings:
     return tuple(sorted(GRIDS[drafter][0].items()))
 
 
-def values_of(drafter: str) -> Values:
-    """The values of each option that are tried, ascending where they are numbers."""
-    return GRIDS[drafter][1]
-
-
 def fits(settings: Mapping[str, Any]) -> bool:
     """Whether no least number is above its greatest."""
     return all(settings[low] <= settings[high] for low, high in BOUNDS if {low, high} <= settings.keys())
@@ -119,7 +126,7 @@ def sought(
     >>> dict(max(found, key=lambda one: found[one][0]))["max_draft_len"], len(found) <= 60
     (6, True)
     """
-    values, found = values_of(drafter), dict[Settings, NDArray[np.float64]]()
+    values, found = GRIDS[drafter][1], dict[Settings, NDArray[np.float64]]()
     ends = product(*(sorted({0, len(of) // 2, len(of) - 1}) for of in values.values()))
     coarse = [tuple(sorted((o, values[o][i]) for o, i in zip(values, place, strict=True))) for place in ends]
     coarse = [one for one in coarse if fits(dict(one))]

@@ -248,7 +248,7 @@ class SuffixTree:
             part, trie = np.array(tokens[first : first + CHUNK], dtype=np.int32), self.tree.trie
             rows = int(trie.spare[0]) + 2 * (self.most + 1) * len(part)
             if rows > len(trie.nodes):
-                self.tree = self.tree._replace(trie=tries.grown(trie, rows * 3 // 2))
+                self.tree = self.tree._replace(trie=tries.grown(trie, rows * 9 // 8))
             if self.places + len(part) > len(self.tree.text):
                 for one in (self.tree.text, self.tree.following):
                     one.resize(2 * len(one) + len(part), refcheck=False)

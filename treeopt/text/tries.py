@@ -47,9 +47,11 @@ def new_trie(rows: int) -> Trie:
 def grown(trie: Trie, rows: int) -> Trie:
     """The trie with room for more rows."""
     trie.nodes.resize((rows, 9), refcheck=False)
-    bigger = new_trie(rows)._replace(nodes=trie.nodes, spare=trie.spare)
-    _fill(bigger)
-    return bigger
+    if len(trie.table) > rows * 3 // 2:
+        return trie
+    table = np.zeros(2 ** (rows * 3 // 2).bit_length(), dtype=np.int32)
+    _fill(trie := trie._replace(table=table))
+    return trie
 
 
 @compiled

@@ -7,8 +7,8 @@ pool, with the probability of their path as score; the best of the pool are veri
 A tree over marginals is built anew too, of guesses that do not depend on others, as those of Medusa's heads and block drafters:
 the likeliest paths, as if depths were independent (DDTree, algorithm 1).
 
-A confident chain is drafted to its full length by drafters that guess a block at once, and verified up to the first guess whose
-confidence is below a threshold (DSpark; llama.cpp's p-min).
+A confident chain is verified up to the first guess whose confidence is below a threshold (DSpark; llama.cpp's p-min), or whose
+chance to be accepted is (Edge-LLM). Drafters that guess a block at once draft all of it, others one guess beyond the cut.
 
 A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
 drafter's file. In files a draft is an object:
@@ -17,7 +17,9 @@ drafter's file. In files a draft is an object:
     {"levels": 3, "topk": 4, "rows": 16}   a dynamic tree
     {"depth": 5, "width": 8, "rows": 16}   a tree over marginals
     {"length": 7, "threshold": 0.4}        a confident chain
+    {"length": 7, "survival": 0.4}         one that is cut by the product of its confidences
     {"copies": "vllm:suffix", "settings": {...}, "rows": 13, "depth": 12}    what a drafter that copies text finds, at most
+    {"copies": ..., "settings": ..., "rows": ..., "depth": ..., "length": 3}    the same, and a chain where it finds nothing
     {"rows": 16, "depth": 3}               a tree of which only the size is known
 """
 
@@ -27,6 +29,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from typing_extensions import Self
+
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.tree import Tree
 
@@ -34,6 +38,8 @@ MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
 OVER_MARGINALS = -1  # how a tree over marginals is drafted, beside topks
 CONFIDENT, ALL_CUT = -2, -3  # how a confident chain is, and one of which nothing is left to verify
 COPIED = -4  # how text is copied: nothing is computed
+PAIRED = -5  # how text is copied, or a chain is drafted
+COPYING = ("copied", "paired")  # kinds of drafts that copy text
 ANEW = ("dynamic", "ddtree", "confident")  # kinds of drafts that are built anew at every step
 MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
@@ -45,10 +51,10 @@ class Draft(Protocol):
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
     topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
-    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `CONFIDENT`, `ALL_CUT` or `COPIED`
+    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `CONFIDENT`, `ALL_CUT`, `COPIED` or `PAIRED`
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
-    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree", "confident" or "copied"; for display
+    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree", "confident", "copied" or "paired"; for display
     record     : the object that files have for it; `draft_of` reads it
     expanding  : nodes of depth 0, 1, ... whose children are drafted
     """
@@ -74,7 +80,7 @@ class Draft(Protocol):
 
 
 class Numbers:
-    """The base of drafts that are told by their numbers: length and record."""
+    """The base of drafts that are told by their numbers: length, record, and a node of each depth, the least that there can be."""
 
     rows: int
 
@@ -87,6 +93,10 @@ class Numbers:
     def record(self) -> dict[str, object]:
         """The object that files have for it."""
         return dict(vars(self))
+
+    def expanding(self: Draft) -> list[int]:
+        """One node of each depth."""
+        return [1] * self.depth
 
 
 @dataclass(frozen=True, order=True)
@@ -109,16 +119,8 @@ class DynamicTree(Numbers):
         _check(self, "a dynamic tree", {"levels": (1, MOST_LEVELS), "topk": (1, MOST_TOPK), "rows": (2, rows)})
 
     kind = "dynamic"
-
-    @property
-    def depth(self) -> int:
-        """Depth of the deepest guess."""
-        return self.levels
-
-    @property
-    def drafted(self) -> int:
-        """Its topk."""
-        return self.topk
+    depth = property(lambda self: self.levels)
+    drafted = property(lambda self: self.topk)
 
     def expanding(self) -> list[int]:
         """How many nodes of each depth the drafter expands.
@@ -166,21 +168,15 @@ class DDTree(Numbers):
 
     kind, topk, drafted = "ddtree", None, OVER_MARGINALS
 
-    def expanding(self) -> list[int]:
-        """One node of each depth: whatever nodes there are, a depth is guessed once."""
-        return [1] * self.depth
-
-    @property
-    def name(self) -> str:
-        """Depth, width and rows."""
-        return f"ddtree {self.depth}/{self.width}/{self.rows}"
+    name = property(lambda self: f"ddtree {self.depth}/{self.width}/{self.rows}")
+    ranks = property(lambda self: min(self.width, self.rows - 1))  # of a depth that can be among its nodes
 
 
 @dataclass(frozen=True, order=True)
 class ConfidentChain(Numbers):
-    """A chain that is cut before the first guess whose confidence is below a threshold; all are drafted, those before it verified.
+    """A chain that is cut before the first guess whose confidence is below a threshold; those before it are verified.
 
-    length : guesses that are drafted · threshold : from 0, at which nothing is cut, to 1
+    length : guesses that are drafted at most · threshold : from 0, at which nothing is cut, to 1
 
     >>> ConfidentChain(7, 0.4).name, ConfidentChain(7, 0.4).rows
     ('confident 7/0.4', 8)
@@ -192,20 +188,46 @@ class ConfidentChain(Numbers):
     def __post_init__(self) -> None:
         _check(self, "a confident chain", {"length": (1, MOST_ROWS - 1), "threshold": (0, 1)})
 
-    kind, topk = "confident", None
+    kind, topk, least, cut_by = "confident", None, 0, "confidence"
     rows = property(lambda self: 1 + self.length)  # where nothing is cut
     depth = property(lambda self: self.length)
-    drafted = property(lambda self: CONFIDENT if self.threshold < 1 else ALL_CUT)  # by 1 whatever is not certain
+    drafted = property(
+        lambda self: CONFIDENT if self.least or self.threshold < 1 else ALL_CUT
+    )  # by 1 whatever is not certain
 
     name = property(lambda self: f"confident {self.length}/{self.threshold:g}")
 
-    def expanding(self) -> list[int]:
-        """One node of each depth."""
-        return [1] * self.length
+    @staticmethod
+    def judged(confidences: Any) -> Any:
+        """What the threshold is of, for every guess: its confidence."""
+        return confidences
+
+    def kept(self, confidences: Any) -> Any:
+        """(n, length) 1 for each guess that is verified, of (n, length) float64 confidences, an array or a tensor."""
+        kept = (self.judged(confidences) >= self.threshold).cumprod(1)
+        kept[:, : self.least] = 1
+        return kept
+
+
+class SurvivingChain(ConfidentChain):
+    """A confident chain that is cut by the product of its confidences; the first guess is always verified (Edge-LLM).
+
+    >>> SurvivingChain(7, 0.4).name, SurvivingChain(7, 0.4).record
+    ('surviving 7/0.4', {'length': 7, 'survival': 0.4})
+    """
+
+    least, cut_by = 1, "survival"
+    name = property(lambda self: f"surviving {self.length}/{self.threshold:g}")
+    record = property(lambda self: {"length": self.length, "survival": self.threshold})
+
+    @staticmethod
+    def judged(confidences: Any) -> Any:
+        """The chance that a guess and all before it are right."""
+        return confidences.cumprod(1)
 
 
 @dataclass(frozen=True)
-class CopiedText:
+class CopiedText(Numbers):
     """What a drafter that copies text finds, at most so many rows and so deep; at most steps it finds less, or nothing.
 
     drafter  : an engine's own, as "vllm:suffix" · settings : of its options, those that are not the engine's defaults
@@ -219,39 +241,43 @@ class CopiedText:
     rows: int
     depth: int
 
-    kind, topk, drafted = "copied", None, COPIED
-    cache_rows = property(lambda self: self.rows)
+    kind, topk, drafted, length = "copied", None, COPIED, 0
 
     @classmethod
-    def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int) -> CopiedText:
+    def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int, *length: int) -> Self:
         """A draft by the engine's name for its drafter and its options, whose lists become tuples."""
         values = {option: tuple(value) if isinstance(value, list) else value for option, value in settings.items()}
-        return cls(drafter, tuple(sorted(values.items())), rows, depth)
+        return cls(drafter, tuple(sorted(values.items())), rows, depth, *length)
 
     def __post_init__(self) -> None:
         TreeSize(self.rows, self.depth)
 
-    def __len__(self) -> int:
-        return self.rows
+    options = property(lambda self: dict(self.settings))
+    name = property(lambda self: " ".join([self.drafter, *(f"{option}={value}" for option, value in self.settings)]))
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The engine's options and their values."""
-        return dict(self.settings)
-
-    @property
-    def name(self) -> str:
-        """The drafter and its settings."""
-        return " ".join([self.drafter, *(f"{option}={value}" for option, value in self.settings)])
-
-    @property
-    def record(self) -> dict[str, object]:
-        """The object that files have for it."""
-        return {"copies": self.drafter, "settings": self.options, "rows": self.rows, "depth": self.depth}
+    record = property(
+        lambda self: {"copies": self.drafter, "settings": self.options, "rows": self.rows, "depth": self.depth}
+    )
 
     def expanding(self) -> list[int]:
-        """None: nothing is computed."""
-        return []
+        """One node of each depth of a chain; text is not computed."""
+        return [1] * self.length
+
+
+@dataclass(frozen=True)
+class CopiedOr(CopiedText):
+    """Copied text where an engine's rule finds some, else a chain of so many guesses of the drafter.
+
+    >>> CopiedOr.of("tensorrt-llm:sa", {"threshold": 4}, 4, 3, 3).name
+    'tensorrt-llm:sa threshold=4, or a chain of 3'
+    """
+
+    length: int
+
+    kind, drafted = "paired", PAIRED
+
+    name = property(lambda self: f"{super().name}, or a chain of {self.length}")
+    record = property(lambda self: {**super().record, "length": self.length})
 
 
 @dataclass(frozen=True)
@@ -262,7 +288,8 @@ class DynamicLimits:
     redrafts      : whether the drafter reads the expanded nodes of all levels above again on each level (TensorRT-LLM)
     chains        : whether chains are asked for too, which are dynamic trees of topk 1
     marginals     : whether trees over marginals are, as deep as the drafter guesses, of at most as many rows
-    confident     : whether confident chains are, likewise
+    confident     : the kind of confident chains that is, likewise
+    width         : most ranks of a depth of trees over marginals
 
     >>> DynamicLimits().most_rows(3, 4), DynamicLimits(within_levels=True).most_rows(3, 4)
     (37, 13)
@@ -275,7 +302,8 @@ class DynamicLimits:
     redrafts: bool = False
     chains: bool = False
     marginals: bool = False
-    confident: bool = False
+    confident: type[ConfidentChain] | None = None
+    width: int = MOST_WIDTH
 
     def most_rows(self, levels: int, topk: int) -> int:
         """Most rows of a tree with these levels and topk."""
@@ -327,10 +355,6 @@ class TreeSize(Numbers):
     def kind(self) -> str:
         return "tree" if self.rows > 1 else "plain"
 
-    def expanding(self) -> list[int]:
-        """One node of each depth, which is the least that there can be."""
-        return [1] * self.depth
-
 
 def draft_tree(draft: Draft) -> Tree:
     """The draft itself, if it is a fixed tree; InvalidInput for another."""
@@ -345,6 +369,8 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("levels", "topk", "rows"): DynamicTree,
     ("depth", "width", "rows"): DDTree,
     ("length", "threshold"): ConfidentChain,
+    ("length", "survival"): SurvivingChain,
+    ("copies", "settings", "rows", "depth", "length"): CopiedOr.of,
     ("copies", "settings", "rows", "depth"): CopiedText.of,
     ("rows", "depth"): TreeSize,
 }
@@ -364,7 +390,7 @@ def draft_of(record: object) -> Draft:
     for key in known:
         others: dict[str, tuple[tuple[type, ...], str]] = {
             "medusa_choices": ((list,), "a list"),
-            "threshold": ((int, float), "a number"),
+            **dict.fromkeys(("threshold", "survival"), ((int, float), "a number")),
             "copies": ((str,), "a name"),
             "settings": ((dict,), "an object of options"),
         }

@@ -21,6 +21,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.journal import Journal
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.rounds import Planned, Rounds, Visit, Visitor, processor_share, time_rounds
+from treeopt.pipeline.logged import lookups, some_requests
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import (
     Wanted,
@@ -90,7 +91,7 @@ def profile(
     if engine is not None:
         own = {"contexts": wanted.contexts, "sizes": wanted.sizes, "compiled": compiled, "calibration": calibration}
         opened = _opened(engine, session, max_new_tokens, wanted, {**own, "gb_per_s": gb_per_s})
-        run.read_trace()
+        _ = run.requests.exists() or run.read_trace()
     usual = RANDOM_CALIBRATION if is_random else None
     used, record = find_accuracies(run, calibration, otherwise=usual) or (None, None)
     source = source_of(record) if record else None
@@ -198,9 +199,11 @@ class Stages:
         if at in self.found:
             return
         if self.engine is not None:
-            assert source is not None, "an engine is timed with a run's own trace"
-            trees = engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
-            trees += [Tree.chain(0)] if self.engine.twin else []
+            if source is None:  # of a log
+                trees = lookups(self.engine.name, wanted.budget)
+            else:
+                trees = engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
+                trees += [Tree.chain(0)] if self.engine.twin else []
         else:
             trees = [*timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))]
             trees += () if wanted.sizes else anew_trees(source.pooled if source else None, wanted.budget)
@@ -246,9 +249,13 @@ class Stages:
         batch_size, context = at
         session, stepper = self.session, self.engine
         if stepper is not None:
-            trace = self.run.read_trace()
-            texts, tokens = texts_of(trace, session), float(trace.lengths.mean())
-            visits: StepVisits = StretchVisits(stepper, texts, trees, batch_size, answer_tokens=tokens)
+            if self.source is None:
+                log = some_requests(self.run.read_requests(), TEXTS, None, session.target.context, half=0)
+                texts, tokens = stretches([one.prompt for one in log.requests()], log.texts), log.answer_tokens.mean()
+            else:
+                trace = self.run.read_trace()
+                texts, tokens = texts_of(trace, session), trace.lengths.mean()
+            visits: StepVisits = StretchVisits(stepper, texts, trees, batch_size, answer_tokens=float(tokens))
         else:
             prompts: Sequence[Sequence[int]] = [c.first for c in session.prompts.conversations[:64]]
             setup = replace(session.setup(self.max_new_tokens), acceptance=_acceptance(session, self.source))
@@ -261,7 +268,10 @@ class Stages:
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
         known = {**session.provenance(seed=0), "time": None, "command": None, **at_hand, **asked, **limits}
-        known |= {"max_new_tokens": self.max_new_tokens, "texts": inputs_of(self.run.trace) if self.engine else None}
+        known |= {
+            "max_new_tokens": self.max_new_tokens,
+            "texts": inputs_of(*self.run.accuracies()[:1]) if self.engine else None,
+        }
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
         journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}{self.block}", known)
@@ -284,13 +294,8 @@ def all_rounds(visitor: Visitor, at: Place, limit_s: float, precision: float, jo
 
 
 def texts_of(trace: RankTrace, session: Session) -> list[list[Sequence[int]]]:
-    """Texts that stretches of decoding go on from: prompts with a part of their answers.
-
-    Every state of the trace is as likely as any other, and the first of the texts stand for all. Where contexts differ much,
-    those above the mean stand in a list of their own: a step at the mean then lies between two that were timed.
-    """
+    """The texts of `stretches` of those of the trace's prompts that the session has."""
     from treeopt.runtime.measure.ranks import turn_prompts
-    from treeopt.runtime.stepper import STRETCH
 
     known = {conversation.sha256 for conversation in session.prompts.conversations}
     hashes = trace.meta.get("prompt_sha256") or [None]
@@ -298,11 +303,23 @@ def texts_of(trace: RankTrace, session: Session) -> list[list[Sequence[int]]]:
     if not mine or trace.tokens is None:
         raise InvalidInput(f"An engine is timed on the trace's prompts, but none are in {session.prompts.name}.")
     trace = trace.select(np.array(mine))
-    prompts, lengths = turn_prompts(session.prompts, trace), trace.lengths
-    which, begins = np.repeat(np.arange(len(prompts)), lengths), np.arange(len(trace.ranks))
-    begins -= np.repeat(trace.starts[:-1], lengths) + STRETCH // 2  # a stretch is about its state, where there is room
+    return stretches([one.tokens for one in turn_prompts(session.prompts, trace)], trace.texts)
+
+
+def stretches(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+    """Texts that stretches of decoding go on from: prompts with a part of their answers.
+
+    Every state of the answers is as likely as any other, and the first of the texts stand for all. Where contexts differ much,
+    those above the mean stand in a list of their own: a step at the mean then lies between two that were timed.
+    """
+    from treeopt.runtime.stepper import STRETCH
+
+    lengths = np.array([len(answer) for answer in answers])
+    which, begins = np.repeat(np.arange(len(prompts)), lengths), np.arange(lengths.sum())
+    begins -= np.repeat(np.cumsum(lengths) - lengths, lengths)
+    begins -= STRETCH // 2  # a stretch is about its state, where there is room
     begins = np.clip(begins, 0, np.maximum(lengths - STRETCH, 0)[which])
-    contexts = np.array([len(prompt.tokens) for prompt in prompts])[which] + begins
+    contexts = np.array([len(prompt) for prompt in prompts])[which] + begins
     above = contexts > contexts.mean()
     low, high = (int(np.median(some)) if len(some) else 0 for some in (contexts[~above], contexts[above]))
     parts = [~above, above] if high - low > max(APART, low // 4) else [np.full(len(above), True)]
@@ -310,7 +327,7 @@ def texts_of(trace: RankTrace, session: Session) -> list[list[Sequence[int]]]:
     for states in map(np.flatnonzero, parts):
         ordered = states[np.argsort(contexts[states], kind="stable")]
         drawn = ordered[((0.5 + GOLDEN * np.arange(min(TEXTS, len(ordered)))) % 1 * len(ordered)).astype(int)]
-        found.append([(*prompts[which[i]].tokens, *trace.texts[which[i]][: begins[i]]) for i in drawn])
+        found.append([(*prompts[which[i]], *answers[which[i]][: begins[i]]) for i in drawn])
     return found
 
 

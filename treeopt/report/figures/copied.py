@@ -26,30 +26,28 @@ def settings_chart(plan: Plan, batch_size: int | None = None) -> Chart:
             "The picture is of drafters that copy text. Plan them with: treeopt calibrate --from-logs, then search"
         )
     entry = plan.entries[0] if batch_size is None else plan.entry(batch_size)
-    others = [figure for figure in entry.others.values() if isinstance(figure.draft, CopiedText)]
     found: dict[str, list[Figure]] = {}
-    for figure in (*entry.curve, *others):
+    for figure in (*entry.curve, *entry.others.values()):
         if isinstance(figure.draft, CopiedText):
             found.setdefault(figure.draft.drafter, []).append(figure)
-    most = max((f.rows_per_step or 1.0 for some in found.values() for f in some), default=1.0)
-    series = []
-    for i, (drafter, figures) in enumerate(found.items()):
-        line = _marks(drafter, figures, **{**style.series(i), "linestyle": "none"})
-        series.append(line)
-    named = [("usual", figure) for name, figure in entry.others.items() if name == "usual"]
-    named += [("chosen", entry.chosen)] if entry.speculates else []
-    series += [
-        replace(_marks("", [f], marker="none", linestyle="none"), notes=[name], side="left") for name, f in named
-    ]
-    x = np.linspace(1, 1.08 * most, 50)
-    ends = [f.interval95.tokens_per_step or (1.0, f.tokens_per_step) for some in found.values() for f in some]
-    top = max((high for _, high in ends), default=1.0)
+    every = [figure for some in found.values() for figure in some]
+    look = {"linestyle": "none"}
+    series = [_marks(name, some, **{**style.series(i), **look}) for i, (name, some) in enumerate(found.items())]
+    for name, figure in {"chosen": entry.chosen, **entry.others}.items():
+        if name in ("chosen", "usual") and isinstance(figure.draft, CopiedText):
+            series.append(replace(_marks("", [figure], marker="none", **look), notes=[name], side="left"))
+    most = max((f.rows_per_step or 1.0 for f in every), default=1.0)
+    top = max(((f.interval95.tokens_per_step or (1.0, f.tokens_per_step))[1] for f in every), default=1.0)
+    x, dotted = (
+        np.linspace(1, 1.08 * most, 50),
+        {"color": style.GREY, "linewidth": 0.8, "linestyle": (0, (2, 3)), "marker": ""},
+    )
     for cost in ROW_COSTS:
-        inside = 1 + cost * (x - 1) <= 1.05 * top
-        y = 1 + cost * (x[inside] - 1)
-        look = {"color": style.GREY, "linewidth": 0.8, "linestyle": (0, (2, 3)), "marker": ""}
-        series.append(Series("", x[inside], y, look=look))
-        series.append(Series("", x[inside][-1:], y[-1:], look=look, notes=[f"{cost:.0%} a row"], side="left"))
+        y = 1 + cost * (x - 1)
+        y = y[y <= 1.05 * top]
+        end = len(y) - 1
+        series.append(Series("", x[: end + 1], y, look=dotted))
+        series.append(Series("", x[end : end + 1], y[end:], look=dotted, notes=[f"{cost:.0%} a row"], side="left"))
     panel = Panel(
         series, "rows verified per step (mean)", "tokens per step", ylim=(1, 1.1 * top), xlim=(0.9, 1.12 * most)
     )

@@ -6,8 +6,6 @@ guess. Where readers of one file draft differently, what is not said is asked fo
 d width of the layers · w of the target · L states that are fused · V vocabulary · Vt tokens that are guessed · r rank of a head
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Iterable
 from functools import partial

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,12 @@ from treeopt.runtime.drafters.layer import TAKEN, begin_weights, layer_config, r
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.medusa import check_bias
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Batch, Text
+from treeopt.runtime.training.recipe import Recipe
 
-if TYPE_CHECKING:
-    from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch, Text
-    from treeopt.runtime.training.recipe import Recipe
-
-READ_AT_ONCE = 2**26  # most products of queries and keys that the states of a batch make together
+# Most products of queries and keys that the states of a batch make together; on a CPU they fit in its cache.
+READ_AT_ONCE, READ_BY_CPU = 2**26, 2**20
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # of a layer, and (b, heads, B, D) queries, keys and values
 
 
@@ -208,9 +207,8 @@ class DFlashHeads(Heads):
         places = torch.arange(hidden.shape[1], device=hidden.device)
         known = [*self.context(self.fused(hidden), places[None])]
         products = self.config.num_attention_heads * self.block_rows * (len(places) + self.block_rows)
-        states = zip(
-            *(part.split(max(1, READ_AT_ONCE // products)) for part in (batch.rows, batch.columns)), strict=True
-        )
+        most = max(1, (READ_BY_CPU if hidden.device.type == "cpu" else READ_AT_ONCE) // products)
+        states = zip(batch.rows.split(most), batch.columns.split(most), strict=True)
         found = [self.read(known, rows, columns, batch.tokens[rows, columns + 1]) for rows, columns in states]
         return torch.cat(found)[:, self.form.first :]
 
@@ -277,11 +275,11 @@ def read_both(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, befor
     seen         : (n, B, T + B) whether each row sees each of the context and of its block
     before, held : (H, T, D) keys and values of the context
     """
-    by_key = queries.unflatten(1, (len(before), -1)).movedim(1, 0)  # (H, n, heads of each, B, D)
+    scaled = queries * queries.shape[-1] ** -0.5
+    by_key = scaled.unflatten(1, (len(before), -1)).movedim(1, 0)  # (H, n, heads of each, B, D)
     own, own_values = (part.movedim(1, 0)[:, :, None] for part in (keys, values))  # (H, n, 1, B, D)
     far = (by_key.flatten(1, 3) @ before.mT).unflatten(1, by_key.shape[1:4])
-    products = torch.cat([far, by_key @ own.mT], -1) * queries.shape[-1] ** -0.5
-    products = products.masked_fill(~seen[:, None], -torch.inf)
+    products = torch.cat([far, by_key @ own.mT], -1).masked_fill_(~seen[:, None], -torch.inf)
     shares = products.softmax(-1, torch.promote_types(products.dtype, torch.float32)).to(queries.dtype)
     far, near = shares.split([before.shape[1], keys.shape[2]], -1)
     made = (far.flatten(1, 3) @ held).unflatten(1, by_key.shape[1:4]) + near @ own_values
@@ -329,8 +327,7 @@ def untrained(
     recipe: Recipe,
     lm_head: Tensor,
     texts: Sequence[Text],
-    hidden_rms: Callable[[], float],
-    *,
+    *_: object,
     made: Callable[..., DFlashHeads] = DFlashHeads,
     from_anchor: bool = False,
 ) -> DFlashHeads:

@@ -9,12 +9,10 @@ b rows · n states of each · L states of the target that are fused · w their w
 V vocabulary · Vt tokens that the drafter guesses
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +21,9 @@ from torch.nn import functional as F
 from treeopt.errors import InvalidInput
 from treeopt.runtime.drafters.layer import OneLayer, UnrolledHeads, begin_weights, layer_config, zero_linear
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
+from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, common_tokens
-
-if TYPE_CHECKING:
-    from treeopt.runtime.target import Target
-    from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.training.recipe import Recipe
 
 FEWEST_LAYERS = 7  # of a target whose layers 2, N // 2 and N - 3 are three
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -215,9 +211,7 @@ def layers_to_read(num_layers: int) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys((low, (low + num_layers + 1) // 2, num_layers)))
 
 
-def untrained(
-    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
-) -> Eagle3Heads:
+def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], *_: object) -> Eagle3Heads:
     """A layer to train."""
     return begun(Eagle3Heads, target, recipe, lm_head, texts)
 

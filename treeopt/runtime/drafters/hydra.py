@@ -14,12 +14,10 @@ N states · K heads · L blocks · d width · V vocabulary · F inner width of t
 E expanding nodes of a level
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +31,9 @@ from treeopt.runtime.drafters.layer import OneLayer, layer_config, zero_linear
 from treeopt.runtime.drafters.levels import LevelDraft
 from treeopt.runtime.drafters.protocol import DrafterState, Frontier
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits, StateDraft
-
-if TYPE_CHECKING:
-    from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch, Text
-    from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Batch
+from treeopt.runtime.training.recipe import Recipe
 
 
 class HydraHead(nn.Module):
@@ -125,7 +121,7 @@ class PrefixDraft(PathDraft, CausalDraft):
 
 @torch.no_grad()
 def untrained(
-    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
+    target: Target, recipe: Recipe, lm_head: Tensor, _: object, hidden_rms: Callable[[], float]
 ) -> HydraHeads:
     """Heads to train, which begin as the target's own (V, d) head: see `treeopt.records.drafters.DrafterKind`.
 
@@ -179,23 +175,23 @@ def head_names(layout: str, i: int, num_layers: int) -> Iterator[tuple[str, str]
 
 def recognise_hydra(stored: StoredTensors) -> Checkpoint | None:
     """Tell Hydra's layouts apart and count, by the tensors' names; None where nothing says Hydra."""
-    config, matches = stored.config, [match for name in stored.parts if (match := NAME.fullmatch(name))]
-    if "hydra_num_heads" not in config and not any(name.startswith(("hydra_", PREFIX)) for name in stored.parts):
+    config, matches = stored.config, [match for name in stored.files if (match := NAME.fullmatch(name))]
+    if "hydra_num_heads" not in config and not any(name.startswith(("hydra_", PREFIX)) for name in stored.files):
         return None
     for key, (rule, known) in KNOWN.items():
         if config.get(key) not in (None, *known):
             raise config.wrong(key, f"{rule}, for Hydra heads to be read", Unsupported)
     dropout = any(match[1] == "hydra_lm_head" and match[3] for match in matches)
-    layout = "hydra++" if dropout or any(name.startswith(PREFIX) for name in stored.parts) else "hydra"
+    layout = "hydra++" if dropout or any(name.startswith(PREFIX) for name in stored.files) else "hydra"
     num_heads = 1 + max((int(match[2]) for match in matches), default=0)
     last = max((int(match[3][:-1]) for match in matches if match[1] == "hydra_mlp" and match[3]), default=0)
     num_layers = 1 + (last // 2 if layout == "hydra++" else last)
 
     prefix = [PREFIX + name for name in PREFIX_NAMES if layout == "hydra++"]
-    unused = [PREFIX + name for name in UNUSED if layout == "hydra++" and PREFIX + name in stored.parts]
+    unused = [PREFIX + name for name in UNUSED if layout == "hydra++" and PREFIX + name in stored.files]
 
     def names() -> Iterator[str]:
-        yield from [*(name for name in (EMBEDDING,) if name in stored.parts), *prefix]
+        yield from [*(name for name in (EMBEDDING,) if name in stored.files), *prefix]
         for i in range(num_heads):
             yield from (theirs for theirs, _ in head_names(layout, i, num_layers))
 

@@ -11,7 +11,7 @@ b, B rows or texts · T their tokens · n vectors per row · A states of each ·
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +23,8 @@ from treeopt.errors import InvalidInput
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
-
-if TYPE_CHECKING:
-    from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch, Text
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Batch, Text
 
 TAKEN = ("max_position_embeddings", "rms_norm_eps", "hidden_act")  # of the model that the layer is like
 
@@ -168,7 +166,7 @@ class UnrolledHeads(Heads):
     embedding : (V, d) input embeddings
     """
 
-    reads_prompt = True
+    reads_prompt = has_confidences = True
     num_layers = 1
     embedding: Tensor
 

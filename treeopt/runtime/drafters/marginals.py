@@ -6,8 +6,6 @@ vocabulary; of equal scores the path that comes first is taken first. So what is
 b rows · n states · D depths · W ranks of each that are tried
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice, takewhile

@@ -12,9 +12,9 @@ K heads · L blocks · D heads that a tree needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,9 @@ from treeopt.errors import Unsupported
 from treeopt.records.drafters import LAYOUTS
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.states import Heads, Logits, StateDraft
-
-if TYPE_CHECKING:
-    from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch, Text
-    from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Batch
+from treeopt.runtime.training.recipe import Recipe
 
 
 class MedusaHeads(Heads):
@@ -113,9 +111,7 @@ class MedusaDraft(MarginalDraft, StateDraft):
         return self._first(depth)(self.hidden)
 
 
-def untrained(
-    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
-) -> MedusaHeads:
+def untrained(target: Target, recipe: Recipe, lm_head: Tensor, *_: object) -> MedusaHeads:
     """Heads to train, which begin as the target's own head: see `treeopt.records.drafters.DrafterKind`."""
     if not LAYOUTS[recipe.defaults.layout].shares:
         return MedusaHeads.like_lm_head(lm_head, recipe.num_heads, recipe.layers)

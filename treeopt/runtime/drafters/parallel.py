@@ -14,8 +14,8 @@ w their width · d width of the layers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,10 +32,8 @@ from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, GivenText
 from treeopt.runtime.drafters.states import CausalDraft, Logits, taught_ranks
 from treeopt.runtime.target import Target
-
-if TYPE_CHECKING:
-    from treeopt.runtime.training.batches import Batch, Text
-    from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.training.batches import Batch, Text
+from treeopt.runtime.training.recipe import Recipe
 
 
 class MaskedDraft(MarginalDraft, CausalDraft):
@@ -61,7 +59,7 @@ class PEagleHeads(Eagle3Heads):
     """
 
     kind = "p-eagle"
-    has_marginals = True
+    has_marginals, has_confidences = True, False
 
     def __init__(self, config: Any, form: Form, *, embedding: Tensor | None, **options: Any) -> None:
         super().__init__(config, form, embedding=embedding, **options)
@@ -81,9 +79,7 @@ class PEagleHeads(Eagle3Heads):
         return torch.full_like(following, self.mask_id), self.fused(self.mask_state).expand_as(states)
 
 
-def untrained(
-    target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], hidden_rms: Callable[[], float]
-) -> PEagleHeads:
+def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], *_: object) -> PEagleHeads:
     """Layers to train; their mask is the token that the texts have least often, beside a vector that learns."""
     return begun(PEagleHeads, target, recipe, lm_head, texts, mask_id=rarest(texts, target.vocab_size))
 
@@ -94,7 +90,7 @@ class PardModel(DraftModel):
     mask_id : the token that stands for what is to be guessed
     """
 
-    has_marginals = True
+    has_marginals, has_confidences = True, False
 
     def __init__(self, model: Target, vocab_size: int, *, mask_id: int, num_heads: int = DRAFT_DEPTH) -> None:
         super().__init__(model, vocab_size, num_heads=num_heads, kind="pard")

@@ -11,11 +11,9 @@ b rows · n states · E nodes of a level · B rows of a block · K guesses · d 
 V vocabulary · Vt tokens that are guessed · t taps of a convolution
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +24,9 @@ from treeopt.runtime.drafters.dflash import untrained as untrained_block
 from treeopt.runtime.drafters.layer import zero_linear
 from treeopt.runtime.drafters.protocol import Frontier, top_candidates
 from treeopt.runtime.drafters.states import Logits
-
-if TYPE_CHECKING:
-    from treeopt.runtime.target import Target
-    from treeopt.runtime.training.batches import Batch
-    from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.target import Target
+from treeopt.runtime.training.batches import Batch
+from treeopt.runtime.training.recipe import Recipe
 
 RANK = 256  # as published drafters have
 MARKOV = {"vanilla": None, "gated": "gate_proj", "rnn": "joint_proj"}  # and the layer that each has beside W1 and W2
@@ -78,7 +74,7 @@ class PathDraft(BlockState):
     def confidence(self, level: Frontier, tokens: Tensor, own: Tensor) -> Tensor:
         if isinstance(self.drafter, DSparkHeads):  # which has a head for it
             return self.drafter.confidences(self.made[:, level.depth, None], tokens).sigmoid()
-        return super().confidence(level, tokens, own)
+        return own[..., 0].exp()  # among those that its selector knows
 
 
 class DSparkHeads(PathHeads):

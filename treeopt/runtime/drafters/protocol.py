@@ -220,7 +220,7 @@ class Drafter:
     vocab_size   : V, the target's
     reads_prompt : whether `ranks` needs the states of the prompt too
     has_marginals : whether its guesses at all depths are there at once, so that its drafts are `MarginalDraft`s
-    has_confidences : whether a pass makes a chain of guesses and says how likely each is right: confident chains can be drafted
+    has_confidences : whether it says how likely each guess is right: confident chains can be drafted
     """
 
     kind: str

@@ -97,7 +97,7 @@ class OpenVino(Stepper):
         self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
     ) -> Generator[Pass, Draft | None, None]:
         """The passes. Who stops asking leaves the pipeline empty."""
-        guesses = draft is None or draft.depth > 0
+        guesses = draft is None or draft.kind != "plain"
         with loadable(f"`engine={self.name}` must be able to answer", self.target.name):
             pipeline = self._pipelines.pop(guesses, None) or self._pipeline(guesses)
             requests: dict[int, Any] = {}
@@ -120,8 +120,8 @@ class OpenVino(Stepper):
         while waiting or requests:
             while waiting and len(requests) < rows:
                 place, prompt = waiting.popleft()
-                room = self.target.context - len(prompt)
-                config = self._config(settings, min(self.stop.max_new_tokens, room))
+                room = self.stop.room(prompt, self.target.context)
+                config = self._config(settings, room)
                 requests[place] = pipeline.add_request(place, Tensor(np.array([prompt], dtype=np.int64)), config)
                 ends[place] = SequenceEnd(self.stop, room)
                 silent.add(place)
@@ -149,10 +149,10 @@ class OpenVino(Stepper):
     def _settings(self, tree: Draft | None) -> dict[str, object]:
         """Settings of a request: how many guesses, and in which tree."""
         tree = Tree.chain(OWN_LENGTH) if tree is None else tree
-        if tree.depth == 0:
-            return {}
         if isinstance(tree, CopiedText):
             return tree.options
+        if tree.depth == 0:
+            return {}
         if tree.topk is None:
             lookup = {"max_ngram_size": LOOKED_UP} if self.drafter.kind == "ngram" else {}
             return {"num_assistant_tokens": tree.depth, **lookup}

@@ -78,7 +78,7 @@ class Transformers(Stepper):
         """The passes, prompt after prompt."""
         for place, prompt in enumerate(prompts):
             options = draft.options if isinstance(draft, CopiedText) else {}
-            stream, began = self._answer(prompt, None if draft is None else draft.depth, options)
+            stream, began = self._answer(prompt, None if draft is None else draft.depth or len(options), options)
             for n, (tokens, ended) in enumerate(stream.passes[1:]):  # the stream gets the prompt first
                 yield Pass({place: tokens}, ended - began, reads_prompt=n == 0)
                 began = ended
@@ -87,8 +87,8 @@ class Transformers(Stepper):
         self, prompt: Sequence[int], length: int | None, options: Mapping[str, Any]
     ) -> tuple[PassStream, float]:
         """The answer with chains of ``length`` guesses, and when it began; ``options`` are those of prompt lookup that are told."""
-        ids, room = torch.tensor([prompt], device=self.target.model.device), self.target.context - len(prompt)
-        asked: dict[str, object] = {"max_new_tokens": min(self.stop.max_new_tokens, room), "do_sample": False}
+        ids, room = torch.tensor([prompt], device=self.target.model.device), self.stop.room(prompt, self.target.context)
+        asked: dict[str, object] = {"max_new_tokens": room, "do_sample": False}
         if self.stop.eos_ids:
             asked["eos_token_id"] = sorted(self.stop.eos_ids)
         told = dict(zip(SETTINGS, (length, "constant", 0.0), strict=True)) if self.assistant and length else {}

