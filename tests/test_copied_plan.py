@@ -7,6 +7,8 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import treeopt
 from treeopt import pipeline
@@ -130,6 +132,21 @@ def test_steps_cost_what_their_rows_do_on_average():
     wanted = sum(p * np.interp(s / 4, np.arange(25), ms) for s, p in total.items())
     assert four.step_ms(rows) == pytest.approx(wanted, rel=0.01)
     assert np.isnan(four.step_ms(np.bincount([60])))
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=30))
+def test_the_halves_share_every_group_and_are_those_of_a_log_that_ends_earlier(of):
+    def halves(groups):
+        n = len(groups)
+        log = RequestLog(np.zeros(3 * n, int), np.arange(0, 3 * n + 1, 3), np.ones(n, int), group=np.array(groups))
+        return copied.halves(replace(log, meta={"group_names": list("abcd")}))
+
+    found = halves(of)
+    assert set(found) == {0, 1}
+    for group in set(of):
+        own = found[np.array(of) == group]
+        assert abs((own == 0).sum() - (own == 1).sum()) <= 1
+    assert found[: len(of) // 2 + 1].tolist() == halves(of[: len(of) // 2 + 1]).tolist()
 
 
 def test_halves_know_nothing_of_each_other():

@@ -170,17 +170,23 @@ def first_answers(log: RequestLog, tokens: int) -> RequestLog:
 def halves(log: RequestLog) -> IntArray:
     """(C,) 0 for the conversations on which settings are sought, 1 for those that they are judged on; 2, both, for a single one.
 
-    Of two neighbours one is sought on, so a log's first conversations have the halves that they have alone. Raises InvalidInput
-    where no answer has a second token, which is the first that is decoded in a step.
+    Of two neighbours of a group one is sought on, so a log's first conversations have the halves that they have alone. Raises
+    InvalidInput where no answer has a second token, which is the first that is decoded in a step.
 
     >>> halves(RequestLog(np.zeros(12, int), np.arange(0, 13, 3), np.ones(4, int))).tolist()
     [1, 0, 1, 0]
     """
-    found, some = np.zeros(log.num_conversations, np.int64), np.unique(log.clusters[log.answer_tokens > 1])
-    if not len(some):
+    found, some = np.zeros(log.num_conversations, np.int64), np.unique(log.clusters[log.answer_tokens > 1]).tolist()
+    if not some:
         raise InvalidInput("Some answers must have two tokens or more, since the first is the prompt's, but none has.")
-    coins = np.random.default_rng(0).integers(2, size=len(some)).repeat(2)[: len(some)]
-    found[some] = coins ^ (np.arange(len(some)) % 2) if len(some) > 1 else 2
+    groups, waiting, counts = log.conversation_groups() or [""] * len(found), dict[str, int](), [0, 0]
+    for one, coin in zip(some, np.random.default_rng(0).integers(2, size=len(some)).tolist(), strict=True):
+        half = waiting.pop(groups[one], None)
+        if half is None:
+            half = coin if counts[0] == counts[1] else int(counts[1] < counts[0])
+            waiting[groups[one]] = 1 - half
+        counts[half] += 1
+        found[one] = half if len(some) > 1 else 2
     return found
 
 

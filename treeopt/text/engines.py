@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from treeopt.errors import InvalidInput, quoted
 from treeopt.text.adaptive import RoundLookup, WindowLookup
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
-from treeopt.text.match_pool import MatchPool
 from treeopt.text.prompt_lookup import PromptLookup
 from treeopt.text.rules import TextDrafter
 
@@ -38,6 +37,13 @@ def trie(**settings: Any) -> TextDrafter:
     from treeopt.text.sglang import RecentTrie
 
     return RecentTrie(**settings)
+
+
+def match_pool(**settings: Any) -> TextDrafter:
+    """TensorRT-LLM's pool; numba comes with it, too."""
+    from treeopt.text.match_pool import MatchPool
+
+    return MatchPool(**settings)
 
 
 def automaton(length: int, longest: int | None = None, shared: bool = False, **pool: Any) -> TextDrafter:
@@ -104,7 +110,7 @@ KINDS = {
     "exllamav3:ngram": Kind(
         WindowLookup, {"num_draft_tokens": "length", "ngram_match_min": "shortest", "dynamic_draft": "dynamic"}, {"length": 4}
     ),
-    "tensorrt-llm:ngram": Kind(MatchPool, {"max_draft_len": "length"} | POOL),
+    "tensorrt-llm:ngram": Kind(match_pool, {"max_draft_len": "length"} | POOL),
     "tensorrt-llm:sa": Kind(
         automaton,
         {"max_draft_len": "length", "max_matching_ngram_size": lambda n: {"longest": n if n > 0 else None},
