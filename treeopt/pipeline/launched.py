@@ -34,7 +34,7 @@ from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import rivals
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.session import resolve
-from treeopt.planning.copied import USUAL, Tried
+from treeopt.planning.copied import Tried
 from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Predicted
 from treeopt.records.inputs import inputs_of, stale_plan
@@ -92,10 +92,8 @@ def bench_launched(
     own = {size: (_without(words, LENGTHS[contest.engine]), None) for size, (words, _) in chosen.items()}
     if any(own[size][0] != words for size, (words, _) in chosen.items()):
         settings[OWN_SETTINGS] = own
-    if others := {
-        size: contest.alone(size, one.tried[USUAL].draft) for size, one in load.items() if USUAL in one.tried
-    }:
-        settings[USUAL] = others
+    for who in dict.fromkeys(name for one in load.values() for name in one.tried if name != "chosen"):
+        settings[who] = {n: contest.alone(n, one.tried[who].draft) for n, one in load.items() if who in one.tried}
     visits = contest.visits(folder, settings, load, rounds or FEWEST_LAUNCHES)
     results = []
     for entry in contest.entries:

@@ -175,23 +175,23 @@ def head_names(layout: str, i: int, num_layers: int) -> Iterator[tuple[str, str]
 
 def recognise_hydra(stored: StoredTensors) -> Checkpoint | None:
     """Tell Hydra's layouts apart and count, by the tensors' names; None where nothing says Hydra."""
-    config, matches = stored.config, [match for name in stored.files if (match := NAME.fullmatch(name))]
-    if "hydra_num_heads" not in config and not any(name.startswith(("hydra_", PREFIX)) for name in stored.files):
+    config, matches = stored.config, [match for name in stored.parts if (match := NAME.fullmatch(name))]
+    if "hydra_num_heads" not in config and not any(name.startswith(("hydra_", PREFIX)) for name in stored.parts):
         return None
     for key, (rule, known) in KNOWN.items():
         if config.get(key) not in (None, *known):
             raise config.wrong(key, f"{rule}, for Hydra heads to be read", Unsupported)
     dropout = any(match[1] == "hydra_lm_head" and match[3] for match in matches)
-    layout = "hydra++" if dropout or any(name.startswith(PREFIX) for name in stored.files) else "hydra"
+    layout = "hydra++" if dropout or any(name.startswith(PREFIX) for name in stored.parts) else "hydra"
     num_heads = 1 + max((int(match[2]) for match in matches), default=0)
     last = max((int(match[3][:-1]) for match in matches if match[1] == "hydra_mlp" and match[3]), default=0)
     num_layers = 1 + (last // 2 if layout == "hydra++" else last)
 
     prefix = [PREFIX + name for name in PREFIX_NAMES if layout == "hydra++"]
-    unused = [PREFIX + name for name in UNUSED if layout == "hydra++" and PREFIX + name in stored.files]
+    unused = [PREFIX + name for name in UNUSED if layout == "hydra++" and PREFIX + name in stored.parts]
 
     def names() -> Iterator[str]:
-        yield from [*(name for name in (EMBEDDING,) if name in stored.files), *prefix]
+        yield from [*(name for name in (EMBEDDING,) if name in stored.parts), *prefix]
         for i in range(num_heads):
             yield from (theirs for theirs, _ in head_names(layout, i, num_layers))
 

@@ -80,7 +80,7 @@ def load_mtp(name: str, target: Target, num_heads: int = DRAFT_DEPTH) -> MtpHead
         raise InvalidInput(f"`drafter` must be {MTP} or {PRE_NORM} for MTP heads, but got {quoted(name)}.")
     check_support(target)
     folder, layer = find_checkpoint(target.name, target.revision), f"model.layers.{target.num_layers}."
-    if not any(stored.startswith(layer) for stored in find_tensors(folder).files):
+    if not any(stored.startswith(layer) for stored in find_tensors(folder).parts):
         raise InvalidInput(
             f"`drafter={name}` needs the weights of an MTP layer, {layer}*, but {target.name} has none: they were left "
             "out of this copy. Use the original checkpoint."
