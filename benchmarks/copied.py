@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 import treeopt
-from treeopt.pipeline import bench, launched
+from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.copied import tried_on
 from treeopt.pipeline.logged import tried_drafts
-from treeopt.planning.copied import Tried
+from treeopt.planning.copied import RowCosts, Tried
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import show
 
 
 def openvino() -> list[tuple[str, dict[str, Any]]]:
@@ -47,31 +47,45 @@ def llama_cpp() -> list[tuple[str, dict[str, Any]]]:
 SWEEPS = {"openvino": openvino, "llama-cpp": llama_cpp}
 
 
-def with_sweep(engine: str) -> Any:
-    """`tried_drafts` with the sweep's settings behind the planned and the usual one."""
+def with_sweep(engine: str, known: dict[str, Tried]) -> Any:
+    """`tried_drafts` with the sweep's settings behind the planned and the usual one; all are kept in ``known``."""
 
     def tried(plan: treeopt.Plan, entry: Any, log: RequestLog, state: Any = "cold") -> Mapping[str, Tried]:
         found = dict(tried_drafts(plan, entry, log, state))
-        known = {one.draft for one in found.values()}
         every = [np.ones(log.num_conversations, bool)]
         for name, settings in SWEEPS[engine]():
             (one,) = tried_on(log, (name, tuple(sorted(settings.items())), state, None), every)
-            if one.draft not in known:
+            if one.draft not in [other.draft for other in found.values()]:
                 found[" ".join([name.partition(":")[2], *map(str, settings.values())])] = one
+        known.update(found)
         return found
 
     return tried
 
 
-def said(found: Benchmark) -> str:
+def said(found: Benchmark, tried: Mapping[str, Tried], costs: RowCosts | None) -> str:
     """Every contender's prediction and measurement, and the regret."""
     rates = {one.name: one.tokens_per_s or 0.0 for one in found.contenders}
-    best = max((name for name in rates if name != "as it comes"), key=rates.__getitem__)
-    lines = ["| contender | tokens/step | replayed | speedup | texts |", "|---|---|---|---|---|"]
+    best = max((name for name in rates if not name.startswith("default")), key=rates.__getitem__)
+    lines = [
+        "| contender | tokens/step | replayed | speedup predicted | measured | over the engine as it comes | texts |",
+        "|---" * 7 + "|",
+    ]
     for one in found.contenders:
-        replayed = f"{one.predicted.replayed:.3f}" if one.predicted.replayed else ""
-        texts = f"{one.identical} of {one.compared}"
-        lines.append(f"| {one.name} | {one.tokens_per_step:.3f} | {replayed} | {found.speedup(one.name)} | {texts} |")
+        replayed = predicted = ""
+        if setting := tried.get(one.name):
+            rate = setting.tokens.sum() / setting.steps.sum()
+            replayed = f"{rate:.3f}"
+            predicted = f"{rate * costs.plain_ms / costs.step_ms(setting.rows):.2f}" if costs else ""
+        cells = (
+            one.name,
+            f"{one.tokens_per_step:.3f}",
+            replayed,
+            predicted,
+            found.speedup(one.name, "plain"),
+            found.speedup(one.name),
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + f" | {one.identical} of {one.compared} |")
     lines += ["", f"The fastest is {best}: regret {100 * (1 - rates['chosen'] / rates[best]):.1f} %."]
     return "\n".join(lines)
 
@@ -86,7 +100,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--rounds", type=int, default=1)
     asked = parser.parse_args()
-    bench.tried_drafts = launched.tried_drafts = with_sweep(asked.engine)  # type: ignore[attr-defined]
+    run, tried = RunDirectory(asked.run), dict[str, Tried]()
+    for module in ("bench", "launched"):
+        vars(import_module(f"treeopt.pipeline.{module}"))["tried_drafts"] = with_sweep(asked.engine, tried)
     options = {
         name: getattr(asked, name)
         for name in ("num_prompts", "max_new_tokens", "rounds", "launch")
@@ -94,9 +110,10 @@ def main() -> None:
     }
     if not asked.launch:
         options |= {"model": asked.model, "threads": 1}
-    found = treeopt.bench(run=RunDirectory(asked.run), engine=asked.engine, batch_size=1, **options)
-    show(said(found))
-    print(RunDirectory(asked.run).read_plan().entry(1).chosen)
+    found = treeopt.bench(run=run, engine=asked.engine, batch_size=1, **options)
+    costs = RowCosts(StepCosts(run.read_profile(), 1), 65) if run.profile.exists() else None
+    print(said(found, tried, costs))
+    print(run.read_plan().entry(1).chosen)
 
 
 if __name__ == "__main__":
