@@ -268,22 +268,29 @@ def shares_of(one: Candidate, batch_size: int) -> dict[Timed, float]:
 def copied_steps(rates: TreeRates, length: int, batch_size: int) -> dict[Timed, float]:
     """Timed steps that one which copies text, or drafts a chain of a length, costs as much as, and the share of each.
 
-    A pass verifies the rows of all sequences, so the mean counts; they were drafted at one level, the least that was timed. If the
-    drafter drafts for any, its other levels are added.
+    Rows were drafted at one level, the least that was timed. If the drafter drafts for any sequence, its other levels are added.
     """
     assert rates.rows is not None
-    means, found = np.arange(len(rates.rows), dtype=float), rates.rows
-    if batch_size > 1:
-        drawn_rows = np.random.default_rng(SEED).choice(len(means), (PASSES, batch_size), p=found)
-        means, found = drawn_rows.mean(axis=1), np.full(PASSES, 1 / PASSES)
-    low = means.astype(int)
-    each = np.bincount(low, found * (1 - means + low), len(rates.rows) + 1)
-    each += np.bincount(low + 1, found * (means - low), len(rates.rows) + 1)
+    each = row_shares(rates.rows, batch_size)
     steps = Counter({(rows, min(rows - 1, 1), 0): share for rows, share in enumerate(each.tolist()) if share > 0})
     if length and (drafting := 1 - (1 - rates.drafting) ** batch_size):
         steps.update({(1 + length, length, 0): drafting})
         steps.subtract({(1 + length, 1, 0): drafting})
     return {step: share for step, share in steps.items() if abs(share) > ROUNDING}
+
+
+def row_shares(steps: Floats, batch_size: int) -> Floats:
+    """(N+1,) share of the passes that verify 0, 1, ... rows a sequence, where (N,) is that of a sequence's steps.
+
+    A pass verifies the rows of all sequences, so their mean counts; one between two numbers is split between these.
+    """
+    means, found = np.arange(len(steps), dtype=float), steps
+    if batch_size > 1:
+        means = np.random.default_rng(SEED).choice(len(means), (PASSES, batch_size), p=found).mean(axis=1)
+        found = np.full(PASSES, 1 / PASSES)
+    low = means.astype(int)
+    each = np.bincount(low, found * (1 - means + low), len(steps) + 1)
+    return each + np.bincount(low + 1, found * (means - low), len(steps) + 1)
 
 
 def latencies_of(

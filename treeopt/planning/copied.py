@@ -21,7 +21,7 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn
 from treeopt.growth.replay import TreeRates
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import Candidate, Candidates, Floats
+from treeopt.planning.candidates import COPIED_UNTIMED, Candidate, Candidates, Floats, row_shares
 from treeopt.planning.entries import figure_of, groups_of, tied_sizes
 from treeopt.planning.planner import schedule_of
 from treeopt.planning.request import PlanRequest
@@ -34,10 +34,8 @@ from treeopt.records.requestlog import RequestLog
 from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.tree import IntArray
 
-BATCHES = 4096  # of random steps, whose mean rows say what a pass verifies
 PLAIN = "grown"  # group of the lone root, as of other drafters
 USUAL = "usual"  # how an engine's usual setting is called
-UNTIMED = "No profile was used, so this is what emits the most tokens per step. What a step costs was not considered."
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,15 +84,8 @@ class RowCosts:
     def shares(self, rows: IntArray) -> Floats:
         """(N,) share of the passes that verify 1, 2, ... rows a sequence, where its steps verify (N+1,) times so many."""
         rows = rows if rows.any() else np.array([0, 1])  # no step is as a plain one
-        wanted, found = rows / rows.sum(), np.zeros(max(len(self.ms), len(rows)) + 1)
-        if self.costs.batch_size == 1:
-            found[: len(rows)] = wanted
-        else:
-            rng = np.random.default_rng(SEED)
-            means = rng.choice(len(rows), (BATCHES, self.costs.batch_size), p=wanted).mean(axis=1)
-            low = means.astype(int)
-            np.add.at(found, low, (1 - (means - low)) / BATCHES)
-            np.add.at(found, low + 1, (means - low) / BATCHES)
+        each, found = row_shares(rows / rows.sum(), self.costs.batch_size), np.zeros(max(len(self.ms), len(rows)) + 1)
+        found[: len(each)] = each
         return found[1:]
 
     def step_ms(self, rows: IntArray) -> float:
@@ -164,7 +155,7 @@ def _table(tried: Sequence[Tried], costs: RowCosts | None, batch_size: int) -> C
     rates, draws = np.array([one.rates.tokens_per_step for one in every]), drawn([one.rates for one in every])
     ms_draws = np.broadcast_to(ms[:, None], draws.shape)
     c = Candidates(
-        batch_size, None, every, rates, draws, ms, ms_draws, known, known, known, () if costs else (UNTIMED,)
+        batch_size, None, every, rates, draws, ms, ms_draws, known, known, known, () if costs else (COPIED_UNTIMED,)
     )
     c = costs.priced(c, [one.rows for one in tried]) if costs else c
     if len(c.all) == 1:
