@@ -48,8 +48,8 @@ def some_requests(
             f"The run's log must have requests that fit into the model's context of {context} tokens, but has none."
         )
     ordered = places if log.group is None else places[np.argsort(log.group[places], kind="stable")]
-    n = min(wanted, len(places))
-    chosen = log.select(np.sort(ordered[np.arange(n) * len(places) // n]))
+    parts, rng = np.array_split(ordered, min(wanted, len(places))), np.random.default_rng(0)
+    chosen = log.select(np.sort([rng.choice(part) for part in parts]))  # an even spacing may meet first turns alone
     limits = {  # of prompts that are alike one
         tuple(one.prompt): min(one.limit or len(one.answer), max_new_tokens or context, context - len(one.prompt))
         for one in chosen.requests()

@@ -289,8 +289,10 @@ def row_shares(steps: Floats, batch_size: int) -> Floats:
         means = np.random.default_rng(SEED).choice(len(means), (PASSES, batch_size), p=found).mean(axis=1)
         found = np.full(PASSES, 1 / PASSES)
     low = means.astype(int)
-    each = np.bincount(low, found * (1 - means + low), len(steps) + 1)
-    return each + np.bincount(low + 1, found * (means - low), len(steps) + 1)
+    each = np.zeros(len(steps) + 1)
+    np.add.at(each, low, found * (1 - means + low))
+    np.add.at(each, low + 1, found * (means - low))
+    return each
 
 
 def latencies_of(
