@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,9 +15,13 @@ from time import process_time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treeopt.engines.copied import EXPORTED, KEPT, KIND
 from treeopt.errors import InvalidInput
+from treeopt.files.bounds import loads
+from treeopt.files.places import located
+from treeopt.files.storage import read_text
 from treeopt.pipeline.groups import plan_groups
 from treeopt.planning.candidates import Floats
 from treeopt.planning.copied import Tried, plan_copied, worth
@@ -30,7 +34,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import progress
 from treeopt.text.engines import text_drafter
 from treeopt.text.replay import State, replay
-from treeopt.text.settings import Settings, drafters_of, sought, usual
+from treeopt.text.settings import BUDGETS, SAM_BUDGET, Settings, drafters_of, sought, usual
 from treeopt.trees.draft import CopiedText
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray
@@ -48,7 +52,11 @@ MEANS: dict[State, str] = {
 }
 UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "replay", "measured_only": False, "sample": None, "verify": 0}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
-_WORKERS: list[tuple[RequestLog, list[BoolArray]]] = []  # log and halves of a process that replays
+_WORKERS: list[
+    tuple[RequestLog, list[BoolArray], Corpus | None]
+] = []  # log, halves and corpus of a process that replays
+SGLANG, EXTERNAL = "sglang:ngram", "speculative_ngram_external_corpus_"
+CORPUS, USUAL_CORPUS_TOKENS = f"{EXTERNAL}path", 10_000_000
 
 
 def search_copied(
@@ -64,16 +72,20 @@ def search_copied(
     **options: Any,
 ) -> Plan:
     """The best setting of an engine's drafters of text, or of all engines', for each batch size; options as of `search`."""
+    corpus_file = options.pop("corpus", None)
     check_options(options, batch_sizes, for_groups)
     log = run.read_requests()
     timed, latencies = find_latencies(run, profile, own=True) or (None, None)
     sizes = list(batch_sizes or (latencies.batch_sizes if latencies else (1,)))
     drafters = asked_drafters(engine, method)
+    if corpus_file is not None and SGLANG not in drafters:
+        raise InvalidInput("`corpus` is for SGLang's NGRAM alone: search for sglang, or leave it out.")
+    corpus = read_corpus(Path(located(str(corpus_file))), log) if corpus_file is not None else None
     named = PlannedEngine(name=EXPORTED.get(engine, engine), method=KIND) if engine else None
     usual_tokens = int(np.mean(log.prompt_tokens + log.answer_tokens / 2))
     request = PlanRequest(Limits(budget), sizes, context=context or usual_tokens, engine=named)
-    inputs = inputs_of(*(file for file in (run.requests, timed) if file))
-    plan = replace(planned(run.requests, log, latencies, request, drafters), inputs=inputs)
+    inputs = inputs_of(*(file for file in (run.requests, timed, Path(corpus.file) if corpus else None) if file))
+    plan = replace(planned(run.requests, log, latencies, request, drafters, corpus), inputs=inputs)
     if for_groups == "own":
         if not log.group_names:
             raise InvalidInput(
@@ -82,7 +94,7 @@ def search_copied(
 
         def plan_part(own: RunDirectory, part: RequestLog) -> tuple[Path, Plan]:
             own.replace_requests(part)
-            return own.requests, planned(own.requests, part, latencies, request, drafters)
+            return own.requests, planned(own.requests, part, latencies, request, drafters, corpus)
 
         of = {name: np.flatnonzero(log.group == number) for number, name in enumerate(log.group_names)}
         parts = {name: log.select(which) for name, which in of.items() if len(which)}
@@ -113,22 +125,80 @@ def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     return names
 
 
+@dataclass(frozen=True)
+class Corpus:
+    """Texts that SGLang drafts from as well: their file, which it is told, their tokens as `joined` makes them, and a warning."""
+
+    file: str
+    tokens: NDArray[np.int32]
+    warning: str
+
+    @cached_property
+    def automaton(self) -> Any:
+        from treeopt.text.corpus import automaton_of
+
+        return automaton_of(self.tokens)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the server is told; the limit on tokens where the corpus is beyond the usual one."""
+        more = len(self.tokens) > USUAL_CORPUS_TOKENS
+        return {CORPUS: self.file} | ({f"{EXTERNAL}max_tokens": len(self.tokens)} if more else {})
+
+
+def read_corpus(file: Path, log: RequestLog) -> Corpus:
+    """A file with a JSON string, or a list of token ids, in every line; strings by the tokenizer of the log. Else InvalidInput."""
+    from treeopt.runtime.prompts.tokenizer import Tokenizer
+    from treeopt.text.corpus import joined
+
+    rows, folder = list[Any](), (log.meta.get("source") or {}).get("tokenizer")
+    for number, line in enumerate(read_text(file).split("\n"), 1):
+        try:
+            rows.append(loads(line) if line.strip() else "")
+        except ValueError as error:
+            raise InvalidInput(f"Line {number} of `corpus` {file} cannot be read: {error}.") from None
+        ids = rows[-1] if isinstance(rows[-1], list) else [0 if isinstance(rows[-1], str) else None]
+        if not all(type(one) is int and 0 <= one < 2**31 for one in ids):
+            raise InvalidInput(
+                f"`corpus` has a JSON string or a list of token ids in every line, but line {number} of {file} is neither."
+            )
+    if any(isinstance(row, str) and row for row in rows):
+        if folder is None:
+            raise InvalidInput(
+                "`corpus` has texts, but the log came without a tokenizer: calibrate with one, or give lists of token ids."
+            )
+        tokenizer = Tokenizer(Path(folder), chat_template=False)
+        tokens = joined(tokenizer.encode(row) if isinstance(row, str) else row for row in rows)
+    else:
+        tokens = joined(rows)
+    if not len(tokens):
+        raise InvalidInput(f"`corpus` must have at least one token, but {file} has none.")
+    warning = f"{file.name} has token ids, which SGLang does not read: start it with their texts, a JSON string a line."
+    return Corpus(str(file), tokens, warning if any(isinstance(row, list) for row in rows) else "")
+
+
 def planned(
-    file: Path, log: RequestLog, latencies: LatencyProfile | None, request: PlanRequest, drafters: Sequence[str]
+    file: Path,
+    log: RequestLog,
+    latencies: LatencyProfile | None,
+    request: PlanRequest,
+    drafters: Sequence[str],
+    corpus: Corpus | None = None,
 ) -> Plan:
     """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting."""
     state: State = "overlapped" if log.has_times else "serial"
     all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
     first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
     each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
-    with _replays(file, log) as many, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
+    with _replays(file, log, corpus) as many, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
 
         def value(name: str, settings: Sequence[Settings]) -> Floats:
             return worth([own for own, _ in many([(name, one, state, first) for one in settings])], latencies, request)
 
-        tried, said = dict[str, list[Tried]](), list[str]()
+        tried, said = dict[str, list[Tried]](), [corpus.warning] if corpus and corpus.warning else []
         for name in drafters:
-            found = sought(name, partial(value, name), most=each)
+            more = BUDGETS if corpus and name == SGLANG else {}
+            found = sought(name, partial(value, name), most=each, more=more)
             advance(each)
             best = [sorted(found, key=lambda s: -found[s][b])[:FINALISTS] for b in range(len(request.sizes))]
             wanted = dict.fromkeys([usual(name), *(one for some in best for one in some)])
@@ -191,25 +261,25 @@ def halves(log: RequestLog) -> IntArray:
 
 
 @contextmanager
-def _replays(file: Path, log: RequestLog) -> Iterator[Any]:
+def _replays(file: Path, log: RequestLog, corpus: Corpus | None = None) -> Iterator[Any]:
     """A function from jobs to what each found on the two halves; in several processes where that pays."""
     if len(log.tokens) < IN_PROCESS:
         parts = _parts(log)
-        yield lambda jobs: [tried_on(log, job, parts) for job in jobs]
+        yield lambda jobs: [tried_on(log, job, parts, corpus) for job in jobs]
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("spawn"), _load, (file,)) as pool:
+    with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("spawn"), _load, (file, corpus)) as pool:
         yield lambda jobs: list(pool.map(_job, jobs))
 
 
-def _load(file: Path) -> None:
+def _load(file: Path, corpus: Corpus | None) -> None:
     log = first_answers(RequestLog.load(file), JUDGED_TOKENS)
-    _WORKERS[:] = [(log, _parts(log))]
+    _WORKERS[:] = [(log, _parts(log), corpus)]
 
 
 def _job(job: Job) -> list[Tried]:
-    log, parts = _WORKERS[0]
-    return tried_on(log, job, parts)
+    log, parts, corpus = _WORKERS[0]
+    return tried_on(log, job, parts, corpus)
 
 
 def _parts(log: RequestLog) -> list[BoolArray]:
@@ -218,20 +288,23 @@ def _parts(log: RequestLog) -> list[BoolArray]:
     return [(half == number) | (half == 2) for number in (0, 1)]
 
 
-def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Tried]:
+def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray], corpus: Corpus | None = None) -> list[Tried]:
     """What a setting did on the conversations of each part, which are marked: (C,) each."""
     name, settings, state, first = job
+    options, own = dict(settings), {}
+    if corpus is not None and options.get(SAM_BUDGET):
+        options, own = options | corpus.options, {CORPUS: corpus.automaton}
     begun = process_time()
-    found = replay(islice(log.requests(), first), lambda: text_drafter(name, dict(settings)), state=state)
+    found = replay(islice(log.requests(), first), lambda: text_drafter(name, options | own), state=state)
     us = 1e6 * (process_time() - begun) / max(len(found.rows), 1)
     rows = int(found.rows.max(initial=1))
-    draft = CopiedText.of(name, dict(settings), rows, min(int(found.drafted.max(initial=0)), rows - 1))
-    own = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
+    draft = CopiedText.of(name, options, rows, min(int(found.drafted.max(initial=0)), rows - 1))
+    conversation = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
     each, count = list[Tried](), log.num_conversations
     for of in parts:
-        here = of[own]
+        here = of[conversation]
         steps, tokens = (
-            np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
+            np.bincount(conversation[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
         )
         row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (found.rows, found.accepted))
         each.append(Tried(draft, steps, tokens, row_counts, accepted, us, settings == usual(name)))
