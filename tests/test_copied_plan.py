@@ -20,7 +20,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.requestlog import Request, RequestLog
 from treeopt.records.rundir import RunDirectory
-from treeopt.text.corpus import END_OF_DOCUMENT, automaton_of, joined
+from treeopt.text.corpus import automaton_of, joined
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.replay import replay
 from treeopt.text.settings import GRIDS, SAM_BUDGET, drafters_of, fits, sought, usual
@@ -370,7 +370,7 @@ def corpus_run(tmp_path):
     return RunDirectory(tmp_path), documents
 
 
-def test_a_corpus_takes_some_of_the_rows_and_goes_to_the_server(corpus_run, monkeypatch):
+def test_a_corpus_takes_some_of_the_rows_and_goes_to_the_server(corpus_run, monkeypatch, capsys):
     run, documents = corpus_run
     file = run.path / "of ids.jsonl"
     plan = treeopt.search(run=run, engine="sglang", corpus=file)
@@ -384,7 +384,7 @@ def test_a_corpus_takes_some_of_the_rows_and_goes_to_the_server(corpus_run, monk
     found = replay(log.requests(), lambda: text_drafter("sglang:ngram", options | {path: corpus}))
     judged = np.repeat(copied.halves(log) == 1, np.diff(found.starts))
     assert entry.chosen.tokens_per_step == pytest.approx(found.emitted[judged].mean())
-    assert sum("has token ids, which SGLang does not read" in said for said in entry.warnings) == 1
+    assert "SGLang reads no token ids" in capsys.readouterr().err
     (files, *_), _ = pipeline.export(RunDirectory(run.path), "sglang")
     told = {one.name: one.read_text(encoding="utf-8") for one in files.parent.iterdir()}
     assert READ_COPIED["sglang"](told) == ("sglang:ngram", options)
@@ -393,13 +393,19 @@ def test_a_corpus_takes_some_of_the_rows_and_goes_to_the_server(corpus_run, monk
     assert treeopt.search(run=run, engine="sglang", corpus=file) == plan
 
 
-def test_texts_of_a_corpus_are_tokenised_as_the_server_does(corpus_run):
+def test_texts_of_a_corpus_are_tokenised_as_the_server_does(corpus_run, monkeypatch, capsys):
     run, _ = corpus_run
-    corpus = copied.read_corpus(run.path / "texts.jsonl", run.read_requests())
-    assert (corpus.tokens.tolist(), corpus.warning) == ([4, 2, END_OF_DOCUMENT, 3, 3], "")
-    assert corpus.options == {copied.CORPUS: str(run.path / "texts.jsonl")}
-    larger = replace(corpus, tokens=np.zeros(copied.USUAL_CORPUS_TOKENS + 1, np.int32))
-    assert larger.options["speculative_ngram_external_corpus_max_tokens"] == 10_000_001
+    file, log = run.path / "texts.jsonl", run.read_requests()
+    corpus, wanted = copied.read_corpus(file, log), automaton_of(joined([[4, 2], [3, 3]]))
+    assert corpus.automaton.states.tolist() == wanted.states.tolist()
+    assert corpus.automaton.edges.nodes.tolist() == wanted.edges.nodes.tolist()
+    assert corpus.told == {copied.CORPUS: str(file)}
+    monkeypatch.setattr(copied, "USUAL_CORPUS_TOKENS", 4)
+    assert copied.read_corpus(file, log).told["speculative_ngram_external_corpus_max_tokens"] == 5
+    assert not capsys.readouterr().err
+    log.meta.clear()
+    with pytest.raises(InvalidInput, match="the log has no tokenizer"):
+        copied.read_corpus(file, log)
 
 
 @pytest.mark.parametrize(
@@ -407,8 +413,8 @@ def test_texts_of_a_corpus_are_tokenised_as_the_server_does(corpus_run):
     [
         ('"a"', {"engine": "vllm"}, "corpus is for SGLang's NGRAM alone"),
         ('"a', {}, "Line 1 of corpus .* cannot be read"),
-        ('"a"\n[1, true]', {}, "list of token ids in every line, but line 2 of"),
-        ("{}", {}, "but line 1 of"),
+        ('"a"\n[1, true]', {}, "list of token ids in every line, but .* has neither in line 2"),
+        ("{}", {}, "neither in line 1"),
         ('""\n[]', {}, "must have at least one token"),
         ('"a"', {"calibration": "vicuna-7b-medusa1"}, "corpus is for drafters that copy text"),
     ],

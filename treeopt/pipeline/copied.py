@@ -6,16 +6,15 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.engines.copied import EXPORTED, KEPT, KIND
 from treeopt.errors import InvalidInput
@@ -31,7 +30,7 @@ from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import progress
+from treeopt.report.terminal import note, progress
 from treeopt.text.engines import text_drafter
 from treeopt.text.replay import State, replay
 from treeopt.text.settings import BUDGETS, SAM_BUDGET, Settings, drafters_of, sought, usual
@@ -54,7 +53,7 @@ UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "repl
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
 _WORKERS: list[
     tuple[RequestLog, list[BoolArray], Corpus | None]
-] = []  # log, halves and corpus of a process that replays
+] = []  # what a process replays, the halves, and a corpus
 SGLANG, EXTERNAL = "sglang:ngram", "speculative_ngram_external_corpus_"
 CORPUS, USUAL_CORPUS_TOKENS = f"{EXTERNAL}path", 10_000_000
 
@@ -84,7 +83,7 @@ def search_copied(
     named = PlannedEngine(name=EXPORTED.get(engine, engine), method=KIND) if engine else None
     usual_tokens = int(np.mean(log.prompt_tokens + log.answer_tokens / 2))
     request = PlanRequest(Limits(budget), sizes, context=context or usual_tokens, engine=named)
-    inputs = inputs_of(*(file for file in (run.requests, timed, Path(corpus.file) if corpus else None) if file))
+    inputs = inputs_of(*(file for file in (run.requests, timed, Path(corpus.told[CORPUS]) if corpus else None) if file))
     plan = replace(planned(run.requests, log, latencies, request, drafters, corpus), inputs=inputs)
     if for_groups == "own":
         if not log.group_names:
@@ -125,66 +124,49 @@ def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Texts that SGLang drafts from as well: their file, which it is told, their tokens as `joined` makes them, and a warning."""
+class Corpus(NamedTuple):
+    """What SGLang is told of texts that it drafts from as well, and their automaton."""
 
-    file: str
-    tokens: NDArray[np.int32]
-    warning: str
-
-    @cached_property
-    def automaton(self) -> Any:
-        from treeopt.text.corpus import automaton_of
-
-        return automaton_of(self.tokens)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What the server is told; the limit on tokens where the corpus is beyond the usual one."""
-        more = len(self.tokens) > USUAL_CORPUS_TOKENS
-        return {CORPUS: self.file} | ({f"{EXTERNAL}max_tokens": len(self.tokens)} if more else {})
+    told: dict[str, Any]
+    automaton: Any
 
 
 def read_corpus(file: Path, log: RequestLog) -> Corpus:
     """A file with a JSON string, or a list of token ids, in every line; strings by the tokenizer of the log. Else InvalidInput."""
     from treeopt.runtime.prompts.tokenizer import Tokenizer
-    from treeopt.text.corpus import joined
+    from treeopt.text.corpus import automaton_of, joined
 
-    rows, folder = list[Any](), (log.meta.get("source") or {}).get("tokenizer")
+    folder, tokenizer, documents = (log.meta.get("source") or {}).get("tokenizer"), None, list[list[int]]()
     for number, line in enumerate(read_text(file).split("\n"), 1):
         try:
-            rows.append(loads(line) if line.strip() else "")
+            row = loads(line) if line.strip() else []
         except ValueError as error:
             raise InvalidInput(f"Line {number} of `corpus` {file} cannot be read: {error}.") from None
-        ids = rows[-1] if isinstance(rows[-1], list) else [0 if isinstance(rows[-1], str) else None]
-        if not all(type(one) is int and 0 <= one < 2**31 for one in ids):
+        if isinstance(row, str):
+            if folder is None:
+                raise InvalidInput(
+                    "`corpus` has texts, but the log has no tokenizer: calibrate with one, or give token ids."
+                )
+            tokenizer = tokenizer or Tokenizer(Path(folder), chat_template=False)
+            row = tokenizer.encode(row)
+        if not isinstance(row, list) or not all(type(one) is int and 0 <= one < 2**31 for one in row):
             raise InvalidInput(
-                f"`corpus` has a JSON string or a list of token ids in every line, but line {number} of {file} is neither."
+                f"`corpus` must have a JSON string or a list of token ids in every line, but {file} has neither in line {number}."
             )
-    if any(isinstance(row, str) and row for row in rows):
-        if folder is None:
-            raise InvalidInput(
-                "`corpus` has texts, but the log came without a tokenizer: calibrate with one, or give lists of token ids."
-            )
-        tokenizer = Tokenizer(Path(folder), chat_template=False)
-        tokens = joined(tokenizer.encode(row) if isinstance(row, str) else row for row in rows)
-    else:
-        tokens = joined(rows)
-    if not len(tokens):
+        documents.append(row)
+    if not any(documents):
         raise InvalidInput(f"`corpus` must have at least one token, but {file} has none.")
-    warning = f"{file.name} has token ids, which SGLang does not read: start it with their texts, a JSON string a line."
-    return Corpus(str(file), tokens, warning if any(isinstance(row, list) for row in rows) else "")
+    if tokenizer is None:
+        note(f"SGLang reads no token ids: start it with the texts of {file}, a JSON string a line.")
+    tokens = joined(documents)
+    more = {f"{EXTERNAL}max_tokens": len(tokens)} if len(tokens) > USUAL_CORPUS_TOKENS else {}
+    return Corpus({CORPUS: str(file), **more}, automaton_of(tokens))
 
 
 def planned(
-    file: Path,
-    log: RequestLog,
-    latencies: LatencyProfile | None,
-    request: PlanRequest,
-    drafters: Sequence[str],
+    file: Path, log: RequestLog, latencies: LatencyProfile | None, request: PlanRequest, drafters: Sequence[str],
     corpus: Corpus | None = None,
-) -> Plan:
+) -> Plan:  # fmt: skip
     """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting."""
     state: State = "overlapped" if log.has_times else "serial"
     all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
@@ -195,7 +177,7 @@ def planned(
         def value(name: str, settings: Sequence[Settings]) -> Floats:
             return worth([own for own, _ in many([(name, one, state, first) for one in settings])], latencies, request)
 
-        tried, said = dict[str, list[Tried]](), [corpus.warning] if corpus and corpus.warning else []
+        tried, said = dict[str, list[Tried]](), list[str]()
         for name in drafters:
             more = BUDGETS if corpus and name == SGLANG else {}
             found = sought(name, partial(value, name), most=each, more=more)
@@ -291,20 +273,20 @@ def _parts(log: RequestLog) -> list[BoolArray]:
 def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray], corpus: Corpus | None = None) -> list[Tried]:
     """What a setting did on the conversations of each part, which are marked: (C,) each."""
     name, settings, state, first = job
-    options, own = dict(settings), {}
-    if corpus is not None and options.get(SAM_BUDGET):
-        options, own = options | corpus.options, {CORPUS: corpus.automaton}
+    given = options = dict(settings)
+    if corpus and options.get(SAM_BUDGET):
+        options, given = options | corpus.told, options | {CORPUS: corpus.automaton}
     begun = process_time()
-    found = replay(islice(log.requests(), first), lambda: text_drafter(name, options | own), state=state)
+    found = replay(islice(log.requests(), first), lambda: text_drafter(name, given), state=state)
     us = 1e6 * (process_time() - begun) / max(len(found.rows), 1)
     rows = int(found.rows.max(initial=1))
     draft = CopiedText.of(name, options, rows, min(int(found.drafted.max(initial=0)), rows - 1))
-    conversation = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
+    own = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
     each, count = list[Tried](), log.num_conversations
     for of in parts:
-        here = of[conversation]
+        here = of[own]
         steps, tokens = (
-            np.bincount(conversation[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
+            np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
         )
         row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (found.rows, found.accepted))
         each.append(Tried(draft, steps, tokens, row_counts, accepted, us, settings == usual(name)))

@@ -6,7 +6,7 @@ edge  : from a state by a token to the next one; rows of a trie's arrays, so tha
 Of an edge PARENT is the state it leaves and A the one it reaches; FIRST and NEXT lead through the edges behind it, the token that
 was copied last first, without those over the end of a document; COUNT says how often it stands in the corpus.
 
-Source: SGLang's main of 2026-11, kernels/jit/csrc/ngram_corpus/suffix_automaton.cpp and srt/speculative/cpp_ngram/external_corpus.py
+Source: SGLang 0.5.23, kernels/jit/csrc/ngram_corpus/suffix_automaton.cpp and srt/speculative/cpp_ngram/external_corpus.py
 """
 
 from __future__ import annotations

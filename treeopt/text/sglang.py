@@ -19,7 +19,7 @@ Source: SGLang 0.5.23, kernels/jit/csrc/ngram_corpus/{trie,ngram,result}.cpp and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -265,7 +265,7 @@ class RecentTrie(TextDrafter):
     order: Literal["BFS", "PROB"] = "BFS"
     capacity: int = 10_000_000
     budget: int = 0
-    corpus: Automaton | str | None = None
+    corpus: Automaton | str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not (self.rows > 1 and 1 < self.depth < self.capacity and 1 <= self.least <= self.most):
@@ -277,10 +277,10 @@ class RecentTrie(TextDrafter):
             raise InvalidInput(
                 f"SGLang drafts from a corpus with a SAM budget of 1 to {self.rows - 1}, one less than the rows, but got {self.budget}."
             )
-        own = self.budget if self.corpus is not None else 0
+        rows = self.rows - 1 - (self.budget if self.corpus is not None else 0)
         births, room = np.zeros(self.capacity, dtype=np.int32), np.array([self.capacity - 1], dtype=np.int32)
         self.recent = Recent(tries.new_trie(self.capacity), births, room)
-        self.breadths = Breadths(self.depth, self.rows - 1 - own, self.least, self.most)
+        self.breadths = Breadths(self.depth, rows, self.least, self.most)
         self.tree = np.zeros((2, self.rows - 1), dtype=np.int32)
 
     def start(self, prompt: Sequence[int]) -> TrieState:
@@ -295,8 +295,7 @@ class RecentTrie(TextDrafter):
         window, by_count = state.window, self.order == "PROB"
         size = draft(self.recent, window, state.new, state.anchors, self.breadths, by_count, self.tree)
         if isinstance(self.corpus, Automaton):
-            own = self.breadths._replace(rows=self.budget)
-            draft_more(self.corpus, window, own, by_count, self.tree, size)
+            draft_more(self.corpus, window, self.breadths._replace(rows=self.budget), by_count, self.tree, size)
         state.new = 0
         tokens, parents = self.tree.tolist()
         return Draft(tokens, self.rows, parents)
