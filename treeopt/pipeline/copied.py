@@ -164,9 +164,13 @@ def read_corpus(file: Path, log: RequestLog) -> Corpus:
 
 
 def planned(
-    file: Path, log: RequestLog, latencies: LatencyProfile | None, request: PlanRequest, drafters: Sequence[str],
+    file: Path,
+    log: RequestLog,
+    latencies: LatencyProfile | None,
+    request: PlanRequest,
+    drafters: Sequence[str],
     corpus: Corpus | None = None,
-) -> Plan:  # fmt: skip
+) -> Plan:
     """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting."""
     state: State = "overlapped" if log.has_times else "serial"
     all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
