@@ -464,6 +464,7 @@ SIMPLE, MOD = (
     "spec_ngram_simple_size_n=4 spec_ngram_simple_size_m=8",
     "spec_ngram_mod_n_match=16 spec_ngram_mod_n_min=2",
 )
+CORPUS = "speculative_ngram_external_corpus_path=it's-$HOME.jsonl speculative_ngram_external_sam_budget=11"
 K4V = "spec_ngram_map_k4v_size_n=4 spec_ngram_map_k4v_size_m=8 spec_ngram_map_k4v_min_hits=2"
 COPIED: dict[str, list[CopiedText]] = {
     "vllm": [
@@ -489,7 +490,11 @@ COPIED: dict[str, list[CopiedText]] = {
         of_pairs("tensorrt-llm:sa", "max_draft_len=8 max_matching_ngram_size=-1"),
         of_pairs("tensorrt-llm:sa", "max_draft_len=8 enable_global_pool=true global_pool_size=128"),
     ],
-    "sglang": [of_pairs("sglang:ngram", f"{TRIE} {BREADTHS}"), of_pairs("sglang:ngram", "")],
+    "sglang": [
+        of_pairs("sglang:ngram", f"{TRIE} {BREADTHS}"),
+        of_pairs("sglang:ngram", ""),
+        of_pairs("sglang:ngram", f"{CORPUS} speculative_ngram_external_corpus_max_tokens=20000000"),
+    ],
     "llama-cpp": [
         of_pairs("llama.cpp:ngram-simple,ngram-mod", f"{SIMPLE} {MOD} spec_ngram_mod_n_max=8"),
         of_pairs("llama.cpp:ngram-map-k", "spec_ngram_map_k_size_n=4 spec_ngram_map_k_size_m=8"),

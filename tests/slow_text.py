@@ -519,7 +519,7 @@ class RecentTrie:
         scale = (self.most - self.least) / levels
         queue = [(0, (levels - depth) * scale + self.least, node)]
         for parent, breadth, node in queue:
-            children = sorted(node["children"].values(), key=lambda one: -one["recent"])
+            children = sorted(node["children"].values(), key=lambda one: one["recent"], reverse=True)
             for child in children[: max(1, int(breadth))]:
                 if len(self.tree) < self.rows:
                     queue.append((self.row(parent, child["token"]), breadth - scale, child))
@@ -540,3 +540,38 @@ class RecentTrie:
         order = sorted(node["children"].values(), key=lambda one: (-one["freq"], one["token"]))[: self.most]
         total = sum(one["freq"] for one in order)
         return [(one["freq"] / total * p, parent, one) for one in order]
+
+
+class Corpus(RecentTrie):
+    """SGLang's tree from a corpus: a node has all places of the documents behind its text, which are looked for at every step."""
+
+    class Node(dict):
+        def __init__(self, documents, places, token=None):
+            super().__init__(token=token, freq=len(places), recent=max(places, default=None))
+            self.documents, self.places = documents, places
+
+        def __missing__(self, key):
+            assert key == "children"
+            following = {}
+            for document, at in self.places:
+                for token in self.documents[document][at : at + 1]:
+                    following.setdefault(token, []).append((document, at + 1))
+            return {token: Corpus.Node(self.documents, places, token) for token, places in following.items()}
+
+    def __init__(self, documents, rows, depth, least, most, order):
+        super().__init__(rows, depth, least, most, order, 1)
+        self.documents = documents
+
+    def places(self, text):
+        ends = [(d, at) for d, one in enumerate(self.documents) for at in range(len(text), len(one) + 1)]
+        return [(d, at) for d, at in ends if self.documents[d][at - len(text) : at] == text]
+
+    def draft(self, text):
+        self.tree, before = [(None, None)], []
+        for depth in range(min(len(text), self.depth), 0, -1):
+            places = self.places(text[-depth:])
+            if places != [] and len(places) > len(before):
+                node = self.Node(self.documents, places)
+                (self.bfs if self.order == "BFS" else self.prob)(node, depth)
+            before = places
+        return self.tree[1:]

@@ -108,6 +108,8 @@ WRONG = [
     ("sglang:ngram", {"speculative_num_draft_tokens": 1}, "takes whole numbers from 2 on"),
     ("sglang:ngram", {"speculative_ngram_match_type": "DFS"}, "takes BFS or PROB"),
     ("sglang:ngram", {"speculative_ngram_min_bfs_breadth": 11}, "breadths from least 1 up to most"),
+    ("sglang:ngram", {"speculative_ngram_external_corpus_path": "c.jsonl"}, "a SAM budget of 1 to 11, .* but got 0"),
+    ("sglang:ngram", {"speculative_ngram_external_corpus_path": "", "speculative_ngram_external_sam_budget": 3}, "takes names of files"),
     ("llama.cpp:ngram-simple", {"spec_ngram_simple_size_n": 1025}, "takes whole numbers from 1 to 1024"),
     ("llama.cpp:ngram-mod", {"spec_ngram_mod_n_match": 0}, "takes whole numbers from 1 to 1024"),
     ("llama.cpp:ngram-map-k", {"spec_ngram_map_k_min_hits": 2}, "takes the options .*size_m.*, but got"),

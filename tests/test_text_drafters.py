@@ -8,6 +8,7 @@ import pytest
 from treeopt.errors import InvalidInput
 from treeopt.records.requestlog import Request
 from treeopt.text.adaptive import RoundLookup, WindowLookup
+from treeopt.text.corpus import automaton_of, joined
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
 from treeopt.text.match_pool import MatchPool
@@ -338,6 +339,46 @@ def test_a_trie_drafts_what_its_definition_says(order):
                 compared += not slow.ties
                 slow.insert(text[-depth:])
     assert compared > 1000
+
+
+def documents_of(rng, requests):
+    """Documents that share some of the requests' texts; some are empty, and some stand twice."""
+    found = [[]]
+    for text in (part for request in requests for part in request):
+        at = rng.randrange(len(text))
+        found.append(text[at : at + rng.randrange(20)] + [rng.choice(text) for _ in range(rng.randrange(6))])
+    return [rng.choice(found) for _ in range(rng.randrange(1, 6))] + [requests[0][0]]
+
+
+@pytest.mark.parametrize("order", ["BFS", "PROB"])
+def test_a_corpus_adds_to_the_trie_what_its_definition_says(order):
+    compared = more = 0
+    for seed in range(CASES // 2):
+        rng, requests = requests_of(seed, most=16)
+        rows, depth, least = rng.choice((2, 3, 6, 12)), rng.choice((2, 3, 5, 9)), rng.randrange(1, 4)
+        shape, own, documents = (depth, least, least + rng.randrange(8), order), rng.randrange(1, rows), []
+        documents = documents_of(rng, requests)
+        drafter = RecentTrie(rows, *shape, depth + rng.choice((9, 999)), own, automaton_of(joined(documents)))
+        trie = slow_text.RecentTrie(rows - own, *shape, drafter.capacity)
+        corpus = slow_text.Corpus(documents, own + 1, *shape)
+        for prompt, answer in requests:
+            trie.start()
+            for text, _, draft, _ in steps(drafter, prompt, answer):
+                trie.ties = corpus.ties = False
+                trie.draft(text), corpus.draft(text)
+                trees = [
+                    paths([t for _, t in one.tree[1:]], [at - 1 for at, _ in one.tree[1:]]) for one in (trie, corpus)
+                ]
+                wanted = {path for tree in trees for path in tree}
+                mine = paths(draft.tokens, draft.parents)
+                same = mine == sorted([*wanted, *[(0,)] * (rows - 1 - len(wanted))])
+                assert same or trie.ties or corpus.ties, (seed, text)
+                assert draft.rows == rows
+                compared += not (trie.ties or corpus.ties)
+                more += len(wanted) > len(trees[0])
+                trie.insert(text[-depth:])
+    assert compared > 5000
+    assert more > 3000
 
 
 def test_a_published_example():

@@ -208,6 +208,7 @@ def search(
     sample: Count | None = None,
     verify: Natural = 0,
     for_groups: Literal["shared", "own"] = "shared",
+    corpus: str | Path | None = None,
 ) -> Plan:
     """Choose the tree with the best throughput for each batch size, or for all with their shares: {1: 0.7, 8: 0.3}.
 
@@ -232,6 +233,7 @@ def search(
     sample      : plan with so many conversations of the trace, drawn at random; by default all
     verify      : decode for real with the N best sizes and the chosen one's neighbours, and take the fastest
     for_groups  : shared, one plan for all; own, beside it a plan for each group, in RUN/groups/
+    corpus      : texts that SGLang's NGRAM drafts from as well, for a run of a log: a JSON string, or a list of token ids, a line
     """
     asked = dict(locals())
     from treeopt import pipeline

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from treeopt.engines.base import Method, Request, Written
 from treeopt.engines.chains import only_length
 from treeopt.errors import InvalidInput, quoted
+from treeopt.files.shell import shell_word
 from treeopt.text.pairs import drafter_of
 from treeopt.trees.draft import CopiedOr, CopiedText
 
@@ -56,6 +57,8 @@ TAKES: Mapping[str, Takes] = {
     **dict.fromkeys(("ngram_chained_lookup", "cooldown", "dynamic_draft", "enable_global_pool", "is_keep_all", "is_use_oldest", "is_public_pool"), one_of(False, True)),
     **at_most_1024("simple", size_n=1, size_m=1), **at_most_1024("map_k", size_n=1, size_m=1),
     **at_most_1024("map_k4v", size_n=1, size_m=1), **at_most_1024("mod", n_match=1, n_min=0, n_max=0),
+    "speculative_ngram_external_sam_budget": whole(0),
+    "speculative_ngram_external_corpus_path": Takes("names of files", lambda value: isinstance(value, str) and value != ""),
     "eos_token_id": Takes("lists of tokens", lambda value: isinstance(value, tuple)),
     "global_pool_size": whole(1, 1024),
     "tensorrt-llm:sa max_matching_ngram_size": Takes("-1 and whole numbers from 1 on", lambda n: n == -1 or whole().holds(n)),
@@ -122,7 +125,7 @@ def flags(options: Mapping[str, Any], between: str = "-") -> str:
     ' --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8'
     """
     said = {f" --{option.replace('_', between)}": value for option, value in options.items() if value is not False}
-    return "".join(name if value is True else f"{name} {value}" for name, value in said.items())
+    return "".join(name if value is True else f"{name} {shell_word(value)}" for name, value in said.items())
 
 
 def keeping(write: Writer) -> Writer:

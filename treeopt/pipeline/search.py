@@ -93,6 +93,10 @@ def search(
     if calibration is None and run.requests.exists():
         plan = search_copied(run, profile=profile, sample=sample, for_groups=for_groups, verify=verify, **options)
         return _kept(run, plan)
+    if options.pop("corpus", None) is not None:
+        raise InvalidInput(
+            "`corpus` is for drafters that copy text, which are planned from a log (calibrate --from-logs): leave it out."
+        )
     used, record = read_planned(run, calibration)
     record, drawn = sampled(record, sample)
     if sample is not None and drawn is None:

@@ -80,10 +80,12 @@ POOL = {
 TRIE = {
     "num_draft_tokens": "rows", "ngram_max_trie_depth": "depth", "ngram_capacity": "capacity",
     "ngram_min_bfs_breadth": "least", "ngram_max_bfs_breadth": "most", "ngram_match_type": "order",
+    "ngram_external_corpus_path": "corpus", "ngram_external_sam_budget": "budget",
+    "ngram_external_corpus_max_tokens": lambda most: {},  # larger ones do not start
 }  # fmt: skip
 
 
-def prefixed(prefix: str, options: Mapping[str, str]) -> dict[str, str]:
+def prefixed(prefix: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Options whose names all begin alike."""
     return {prefix + option: means for option, means in options.items()}
 

@@ -95,6 +95,8 @@ GRIDS: dict[str, tuple[Mapping[str, Any], Values]] = {
     ),
     "llama.cpp:ngram-cache": ({}, {}),
 }  # fmt: skip
+SAM_BUDGET = "speculative_ngram_external_sam_budget"
+BUDGETS: Values = {SAM_BUDGET: (0, 1, 2, 4, 8, 16)}  # of SGLang's rows, for a corpus
 BOUNDS = (("prompt_lookup_min", "prompt_lookup_max"), ("spec_ngram_mod_n_min", "spec_ngram_mod_n_max"))
 
 
@@ -109,16 +111,22 @@ def usual(drafter: str) -> Settings:
 
 
 def fits(settings: Mapping[str, Any]) -> bool:
-    """Whether no least number is above its greatest."""
-    return all(settings[low] <= settings[high] for low, high in BOUNDS if {low, high} <= settings.keys())
+    """Whether no least number is above its greatest, and a corpus leaves a row to the root."""
+    rows = settings.get("speculative_num_draft_tokens", 12)
+    bounded = (settings[low] <= settings[high] for low, high in BOUNDS if {low, high} <= settings.keys())
+    return all(bounded) and settings.get(SAM_BUDGET, 0) < rows
 
 
 def sought(
-    drafter: str, value: Callable[[Sequence[Settings]], NDArray[np.float64]], *, most: int = 60
+    drafter: str,
+    value: Callable[[Sequence[Settings]], NDArray[np.float64]],
+    *,
+    most: int = 60,
+    more: Values | None = None,
 ) -> dict[Settings, NDArray[np.float64]]:
     """The settings that were tried, and what each is worth at every batch size: first far apart, then beside the best ones.
 
-    value : (n, B) of n settings at B batch sizes, higher is better
+    value : (n, B) of n settings at B batch sizes, higher is better · more : values of further options
 
     >>> def length_of(settings):
     ...     return np.array([[-abs(dict(one).get("max_draft_len", 9) - 6.0)] for one in settings])
@@ -126,7 +134,7 @@ def sought(
     >>> dict(max(found, key=lambda one: found[one][0]))["max_draft_len"], len(found) <= 60
     (6, True)
     """
-    values, found = GRIDS[drafter][1], dict[Settings, NDArray[np.float64]]()
+    values, found = {**GRIDS[drafter][1], **(more or {})}, dict[Settings, NDArray[np.float64]]()
     ends = product(*(sorted({0, len(of) // 2, len(of) - 1}) for of in values.values()))
     coarse = [tuple(sorted((o, values[o][i]) for o, i in zip(values, place, strict=True))) for place in ends]
     coarse = [one for one in coarse if fits(dict(one))]

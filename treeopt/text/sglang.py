@@ -10,13 +10,16 @@ recency : children and all nodes have the last used first (NEWER, OLDER); withou
 BFS takes the most recent children, of deep anchors more, and fewer at every level; PROB the most frequent, the likeliest
 path first. Rows that are left are tokens 0 below the root, and are verified as well.
 
-Source: SGLang 0.5.23, kernels/jit/csrc/ngram_corpus/trie.cpp and srt/speculative/ngram_worker.py; without corpora
+A corpus has a budget of these rows, and the trie the others. Its own tree grows likewise, from where the last tokens end in the
+corpus, which are looked for at every step anew; what it has in common with the trie's is verified once, and no row goes back.
+
+Source: SGLang 0.5.23, kernels/jit/csrc/ngram_corpus/{trie,ngram,result}.cpp and srt/speculative/ngram_worker.py; at most one corpus
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +27,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
 from treeopt.text import tries
+from treeopt.text.corpus import Automaton, match
 from treeopt.text.rules import Draft, TextDrafter
 from treeopt.text.tries import Ints
 
@@ -205,16 +209,31 @@ def likeliest_first(nodes: Ints, anchors: Ints, breadths: Breadths, tree: Ints) 
 
 
 @tries.compiled
-def draft(
-    recent: Recent, window: Ints, new: int, anchors: Ints, breadths: Breadths, by_count: bool, tree: Ints
-) -> None:
-    """Draft behind a window into a tree (2, rows); rows that are left are tokens 0 below the root."""
-    advance(recent, window, new, anchors)
+def grow_tree(nodes: Ints, anchors: Ints, breadths: Breadths, by_count: bool, tree: Ints) -> int:
+    """Draft behind anchors, by PROB or BFS; how many guesses."""
     if by_count:
-        size = likeliest_first(recent.trie.nodes, anchors, breadths, tree)
-    else:
-        size = recent_first(recent.trie.nodes, anchors, breadths, tree)
+        return int(likeliest_first(nodes, anchors, breadths, tree))
+    return int(recent_first(nodes, anchors, breadths, tree))
+
+
+@tries.compiled
+def draft(recent: Recent, window: Ints, new: int, anchors: Ints, breadths: Breadths, by_count: bool, tree: Ints) -> int:
+    """Draft behind a window into a tree (2, rows); how many guesses. Rows that are left are tokens 0 below the root."""
+    advance(recent, window, new, anchors)
+    size = int(grow_tree(recent.trie.nodes, anchors, breadths, by_count, tree))
     tree[0, size:], tree[1, size:] = 0, -1
+    return size
+
+
+@tries.compiled
+def draft_more(corpus: Automaton, window: Ints, breadths: Breadths, by_count: bool, tree: Ints, size: int) -> None:
+    """Draft from a corpus, too, and add the guesses that a tree of so many does not have yet."""
+    anchors, own = np.zeros((breadths.depth + 1, 2), np.int32), np.zeros((2, breadths.rows), np.int32)
+    match(corpus, window, anchors)
+    for place in range(grow_tree(corpus.edges.nodes, anchors, breadths, by_count, own)):
+        parent = int(own[1, place])
+        at = grow(tree, size, int(own[0, parent]) if parent >= 0 else -1, int(own[0, place]))
+        own[0, place], size = at, max(size, at + 1)  # where its children find it
 
 
 @dataclass
@@ -235,6 +254,8 @@ class RecentTrie(TextDrafter):
     least, most : breadths
     order    : BFS or PROB
     capacity : rows of the trie, its root included
+    budget   : of the rows, those for a corpus
+    corpus   : its automaton; the name of a file, which nothing is drafted from, is checked alone
     """
 
     rows: int = 12
@@ -243,6 +264,8 @@ class RecentTrie(TextDrafter):
     most: int = 10
     order: Literal["BFS", "PROB"] = "BFS"
     capacity: int = 10_000_000
+    budget: int = 0
+    corpus: Automaton | str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not (self.rows > 1 and 1 < self.depth < self.capacity and 1 <= self.least <= self.most):
@@ -250,17 +273,29 @@ class RecentTrie(TextDrafter):
                 "SGLang's trie drafts 2 rows or more from windows of 2 tokens or more, with breadths from `least` 1 up to `most`, and "
                 f"has room for more than one window, but got {self}."
             )
+        if self.corpus is not None and not 0 < self.budget < self.rows:
+            raise InvalidInput(
+                f"SGLang drafts from a corpus with a SAM budget of 1 to {self.rows - 1}, one less than the rows, but got {self.budget}."
+            )
+        rows = self.rows - 1 - (self.budget if self.corpus is not None else 0)
         births, room = np.zeros(self.capacity, dtype=np.int32), np.array([self.capacity - 1], dtype=np.int32)
         self.recent = Recent(tries.new_trie(self.capacity), births, room)
-        self.breadths = Breadths(self.depth, self.rows - 1, self.least, self.most)
+        self.breadths = Breadths(self.depth, rows, self.least, self.most)
         self.tree = np.zeros((2, self.rows - 1), dtype=np.int32)
 
     def start(self, prompt: Sequence[int]) -> TrieState:
+        if isinstance(self.corpus, str):
+            raise InvalidInput(
+                f"Drafts from {self.corpus} need its tokens, but a plan has its name alone: search again with `corpus`."
+            )
         window = np.array(prompt[-self.depth :], dtype=np.int32)
         return TrieState(window, self.depth + 1, np.zeros((self.depth + 1, 2), dtype=np.int32))
 
     def draft(self, state: TrieState, left: int) -> Draft:
-        draft(self.recent, state.window, state.new, state.anchors, self.breadths, self.order == "PROB", self.tree)
+        window, by_count = state.window, self.order == "PROB"
+        size = draft(self.recent, window, state.new, state.anchors, self.breadths, by_count, self.tree)
+        if isinstance(self.corpus, Automaton):
+            draft_more(self.corpus, window, self.breadths._replace(rows=self.budget), by_count, self.tree, size)
         state.new = 0
         tokens, parents = self.tree.tolist()
         return Draft(tokens, self.rows, parents)
