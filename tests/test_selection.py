@@ -261,6 +261,23 @@ def test_the_winner_of_a_contest_is_not_praised_for_its_luck():
     assert abs(np.mean(off)) < 0.15
 
 
+def test_what_is_hardly_known_does_not_make_the_chosen_one_worse():
+    """Ten sizes whose latency may be a third or three times as long, beside one that is known to a percent and looks best."""
+    rng, n = np.random.default_rng(4), 11
+    told, spread = (
+        [Candidate("grown", 1 + i, min(i, 2)) for i in range(n + 1)],
+        np.array([0.01, 0.01, *np.full(10, 1.0)]),
+    )
+    rates = np.array([1.0, 1.8, *np.full(10, 1.6)])
+    ms = np.array([10.0, 12.0, *np.full(10, 14.0)])
+    draws = ms[:, None] * np.exp(spread[:, None] * rng.standard_normal((n + 1, 2000)))
+    c = Candidates(1, 1, told, rates, np.repeat(rates[:, None], 2000, 1), ms, draws, *[np.ones(n + 1) == 1] * 3)
+    selection = select(c)
+    assert c.sizes[selection.chosen] == 2
+    assert len(selection.tied) > 5
+    assert judged(c, selection).throughput[1] > 0.95 * c.throughput[1]
+
+
 def test_of_sizes_as_good_the_smallest_that_was_timed_is_chosen_and_single_samples_have_no_errors(trace):
     """8 and 16 rows were timed; 14, on the line between, look faster than 16 by less than 0.5 %."""
     rates = source_of(trace).crossfit(Limits(16, max_depth=3), "replay").tokens_per_step

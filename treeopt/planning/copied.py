@@ -137,7 +137,7 @@ def plan_copied(
         objective="replay",
         drafter={"kind": KIND, "id": best},
         constraint=Constraint(budget=request.limits.budget, engine=request.engine),
-        runtime=profile.runtime if profile else None,
+        runtime=(profile.runtime or None) if profile else None,
         part=profile.part if profile else None,
     )
 

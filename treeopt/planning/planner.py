@@ -99,7 +99,7 @@ def plan_trees(
         drafter={**drafter, "num_heads": source.num_heads},
         acceptance=source.meta.get("acceptance"),
         constraint=Constraint(**within, mix=mix, engine=request.engine),
-        runtime=profile.runtime if profile else None,
+        runtime=(profile.runtime or None) if profile else None,
         part=profile.part if profile else None,
         mix_errors=errors,
         error_between=max(tests, default=None),

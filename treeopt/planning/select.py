@@ -120,7 +120,10 @@ def _without_luck(c: Candidates, chosen: int, tied: IntArray, again: IntArray) -
     step, exact = c.ms_draws[tied] / c.ms_draws[c.plain], c.exact[tied]
     # What was not timed errs by how latencies lie between sizes, which no other rounds would show: it has what all share.
     step[~exact] = np.exp(np.log(step[exact]).mean(axis=0)) if exact.any() else 1.0
-    return float(np.exp(-widened * _luck(c.rate_draws[tied], again))), float(np.exp(_luck(1 / step, again)))
+    own = chosen if c.sizes[chosen] > 1 else int(c.throughput.argmax())  # plain decoding is known
+    fewer = _luck(c.rate_draws[tied], again, c.rate_draws[own])
+    longer = _luck(1 / step, again, c.ms_draws[own] / c.ms_draws[c.plain])
+    return float(np.exp(-widened * fewer)), float(np.exp(longer))
 
 
 def _noise(draws: Floats) -> Floats:
@@ -129,10 +132,15 @@ def _noise(draws: Floats) -> Floats:
     return np.asarray(found - found.mean(axis=1, keepdims=True))
 
 
-def _luck(draws: Floats, again: IntArray) -> float:
-    """By what share the one that is chosen is overestimated on average, by (m, B) draws of what it is chosen for."""
+def _luck(draws: Floats, again: IntArray, own: Floats) -> float:
+    """By what share the one that is chosen is overestimated on average, by (m, B) draws of what it is chosen for.
+
+    No more than the greatest of m would be that are as noisy as the (B,) draws of the chosen one itself: others that are known
+    much worse say nothing of it.
+    """
     noise = np.broadcast_to(_noise(draws), (len(draws), len(again)))
-    return max(0.0, float(noise[again, np.arange(len(again))].mean() / np.sqrt(ADDED)))
+    found = float(noise[again, np.arange(len(again))].mean() / np.sqrt(ADDED))
+    return float(np.clip(found, 0, np.log(own).std() * np.sqrt(2 * np.log(len(noise)))))
 
 
 def _prompts(c: Candidates, i: int, j: int) -> tuple[int, int | None] | None:
