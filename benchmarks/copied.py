@@ -1,7 +1,9 @@
-"""A plan of drafters that copy text, proved beside a sweep: what `treeopt bench` decodes, and 12 settings that a user might try.
+"""A plan of drafters that copy text, proved beside a sweep: what `treeopt bench` decodes, and 11 or 12 settings more.
 
-python benchmarks/copied.py RUN openvino [--num-prompts 24] [--rounds 1]
-python benchmarks/copied.py RUN llama-cpp --launch 'llama-server -m MODEL.gguf --metrics --port {port} {options}'
+    python benchmarks/copied.py RUN openvino [--num-prompts 24] [--rounds 1]
+    python benchmarks/copied.py RUN llama-cpp --launch 'llama-server -m MODEL.gguf --metrics --port {port} {options}'
+
+All answer the same requests in turn; what is predicted of them is the replay of these very requests, by the run's profile.
 """
 
 from __future__ import annotations

@@ -247,7 +247,7 @@ class TraceSource(AnswersSource):
         return Reached(steps, trace.lengths - 1, *self._sums(order, paths, members))
 
     def _sums(self, order: NDArray[Any], paths: tuple[Choice, ...], members: BoolArray) -> tuple[Floats, IntArray, int]:
-        """Of n trees the tokens by the marginals and the tokens emitted, over all states, and how many states these are.
+        """Tokens of n trees by the marginals and tokens that they emit, over all states, and how many states these are.
 
         order : (P, D) the node of each guess, `treeopt.growth.replay.growth_index`
         """

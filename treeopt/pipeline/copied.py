@@ -51,9 +51,7 @@ MEANS: dict[State, str] = {
 }
 UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "replay", "measured_only": False, "sample": None, "verify": 0}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
-_WORKERS: list[
-    tuple[RequestLog, list[BoolArray], Corpus | None]
-] = []  # what a process replays, the halves, and a corpus
+_WORKERS: list[tuple[RequestLog, list[BoolArray], Corpus | None]] = []  # a process's log, its halves, and a corpus
 SGLANG, EXTERNAL = "sglang:ngram", "speculative_ngram_external_corpus_"
 CORPUS, USUAL_CORPUS_TOKENS = f"{EXTERNAL}path", 10_000_000
 

@@ -251,7 +251,7 @@ class Contest:
     def _replayed(
         self, draft: Draft, rows: Sequence[AnswerRun], is_replayable: bool
     ) -> tuple[list[int | None], list[int], list[int]]:
-        """Of each answer the steps by replay, None where there is none, and the tokens that they emit; steps by accepted guesses."""
+        """Steps of each answer by replay, None where there is none, and the tokens that they emit; all steps by accepted guesses."""
         places = np.array([row.id for row in rows])
         if isinstance(self.reference, RequestLog):
             return copied_steps(self.reference.select(places), draft, is_replayable)

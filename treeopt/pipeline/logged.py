@@ -100,7 +100,7 @@ def prompts_of(log: RequestLog) -> list[Prompt]:
 
 
 def copied_steps(log: RequestLog, draft: Draft, is_replayable: bool) -> tuple[list[int | None], list[int], list[int]]:
-    """Of each answer the steps by replay, None where there is none, and the tokens that they emit; steps by accepted guesses."""
+    """Steps of each answer by replay, None where there is none, and the tokens that they emit; all steps by accepted guesses."""
     plain = (log.answer_tokens - 1).tolist()
     if not isinstance(draft, CopiedText):
         return plain, plain, [sum(plain)]

@@ -124,7 +124,7 @@ def _draft(name: str, settings: Settings, length: int) -> CopiedText:
 
 
 def _best(found: Mapping[Settings, Any]) -> list[Settings]:
-    """Those that are worth the most at each batch size."""
+    """The settings that are worth the most at each batch size."""
     ranked = (sorted(found, key=lambda one: -found[one][b])[:FINALISTS] for b in range(len(next(iter(found.values())))))
     return list(dict.fromkeys(one for some in ranked for one in some))
 

@@ -84,9 +84,8 @@ class RowCosts:
     def shares(self, rows: IntArray) -> Floats:
         """(N,) share of the passes that verify 1, 2, ... rows a sequence, where its steps verify (N+1,) times so many."""
         rows = rows if rows.any() else np.array([0, 1])  # no step is as a plain one
-        each, found = row_shares(rows / rows.sum(), self.costs.batch_size), np.zeros(max(len(self.ms), len(rows)) + 1)
-        found[: len(each)] = each
-        return found[1:]
+        found = row_shares(rows / rows.sum(), self.costs.batch_size)[1:]
+        return np.pad(found, (0, max(len(self.ms) - len(found), 0)))
 
     def step_ms(self, rows: IntArray) -> float:
         """Latency of a step on average [ms]; NaN where some were not timed."""

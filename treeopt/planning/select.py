@@ -120,7 +120,7 @@ def _without_luck(c: Candidates, chosen: int, tied: IntArray, again: IntArray) -
     step, exact = c.ms_draws[tied] / c.ms_draws[c.plain], c.exact[tied]
     # What was not timed errs by how latencies lie between sizes, which no other rounds would show: it has what all share.
     step[~exact] = np.exp(np.log(step[exact]).mean(axis=0)) if exact.any() else 1.0
-    own = chosen if c.sizes[chosen] > 1 else int(c.throughput.argmax())  # plain decoding is known
+    own = chosen if c.sizes[chosen] > 1 else int(c.throughput.argmax())  # what was chosen; plain decoding has no luck
     fewer = _luck(c.rate_draws[tied], again, c.rate_draws[own])
     longer = _luck(1 / step, again, c.ms_draws[own] / c.ms_draws[c.plain])
     return float(np.exp(-widened * fewer)), float(np.exp(longer))

@@ -73,12 +73,8 @@ def kinds_table(plan: Plan) -> Table | None:
         Column("speedup", lambda row: told(row[2], "speedup")),
         Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
     ]
-    rows = [
-        (e, kind, best)
-        for e in plan.entries
-        if any(map(e.best, (*ANEW, "paired")))
-        for kind, best in kinds_of(e).items()
-    ]
+    entries = [e for e in plan.entries if any(map(e.best, (*ANEW, "paired")))]
+    rows = [(e, kind, best) for e in entries for kind, best in kinds_of(e).items()]
     caption = (
         "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best "
         "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows. A ddtree takes the likeliest paths "

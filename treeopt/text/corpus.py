@@ -20,9 +20,8 @@ from treeopt.text import tries
 from treeopt.text.tries import Ints
 
 END_OF_DOCUMENT = -1  # no token
-LINK, LENGTH, COUNT, LAST, ENTRY = range(
-    5
-)  # columns of states: the next shorter, most tokens, places, the last one, an edge to it
+# Columns of states: the next shorter one, most tokens, places, the last of these, an edge to it.
+LINK, LENGTH, COUNT, LAST, ENTRY = range(5)
 
 
 class Automaton(NamedTuple):
