@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 THRESHOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 TRIED = 12  # settings of each drafter of text
 FINALISTS = 2  # of each batch size, which are tried before chains of all lengths
-SOUGHT_TOKENS = 200_000  # of answers, the first of the trace, on which settings are sought
 
 
 def with_pairs(
@@ -102,20 +101,24 @@ def rates_of(draft: CopiedText, requests: Sequence[Request], trace: RankTrace) -
 def _reached(
     name: str, requests: Sequence[Request], trace: RankTrace, costs: Sequence[StepCosts]
 ) -> Mapping[CopiedText, TreeRates]:
-    """The settings of a drafter of text that are the best alone, and before a chain of each length."""
-    first = int(np.searchsorted(np.cumsum(trace.lengths), SOUGHT_TOKENS)) + 1
-    part, longest = trace.select(np.arange(min(first, trace.num_sequences))), trace.num_heads
+    """All settings of a drafter of text that are tried alone and before the longest chain, the best also before shorter ones.
+
+    The planner is told of all, so that it knows among how many the best was chosen.
+    """
+    known: dict[CopiedText, TreeRates] = {}
 
     def values(settings: Sequence[Settings], length: int = 0) -> list[list[float]]:
-        drafts = [_draft(name, one, length) for one in settings]
-        return [worth(*rates_of(draft, requests[:first], part), costs) for draft in drafts]
+        found = [rates_of(_draft(name, one, length), requests, trace) for one in settings]
+        known.update(found)
+        return [worth(draft, rates, costs) for draft, rates in found]
 
+    longest = trace.num_heads
     alone = sought(name, lambda settings: np.array(values(settings)), most=TRIED)
     beside: Sequence[Settings] = [((THRESHOLD, n),) for n in THRESHOLDS] if name == AUTOMATON else [*alone]
     paired = dict(zip(beside, values(beside, longest), strict=True))
-    wanted = [_draft(name, one, 0) for one in _best(alone)]
-    wanted += [_draft(name, one, length) for one in _best(paired) for length in range(1, longest + 1)]
-    return dict(rates_of(draft, requests, trace) for draft in wanted)
+    for length in range(1, longest):
+        values(_best(paired), length)
+    return known
 
 
 def _draft(name: str, settings: Settings, length: int) -> CopiedText:
