@@ -15,6 +15,7 @@ from treeopt import pipeline
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import copied
+from treeopt.pipeline.logged import some_requests
 from treeopt.planning.copied import RowCosts
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -151,6 +152,35 @@ def test_the_halves_share_every_group_and_are_those_of_a_log_that_ends_earlier(o
         own = found[np.array(of) == group]
         assert abs((own == 0).sum() - (own == 1).sum()) <= 1
     assert found[: len(of) // 2 + 1].tolist() == halves(of[: len(of) // 2 + 1]).tolist()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=4, max_size=40),
+    st.integers(1, 50),
+    st.integers(1, 6),
+)
+def test_the_requests_of_a_bench_are_held_out_and_in_order(told, wanted, in_a_row):
+    cluster, group = (np.array(some) for some in zip(*told, strict=True))
+    n, group = len(told), group[np.unique(cluster, return_index=True)[1]][np.unique(cluster, return_inverse=True)[1]]
+    cluster = np.unique(cluster, return_inverse=True)[1]
+    tokens = np.repeat(np.arange(n), 3)  # every request has tokens of its own
+    names = {"group_names": list("abc")}
+    log = RequestLog(tokens, np.arange(0, 3 * n + 1, 3), np.ones(n, int), group=group, cluster=cluster, meta=names)
+    held_out = np.flatnonzero(copied.halves(log)[cluster] > 0)
+    found = [one.prompt[0] for one in some_requests(log, wanted, None, 9, in_a_row=in_a_row).requests()]
+    assert found == sorted(set(found) & set(held_out.tolist()))
+    assert len(found) == min(wanted, len(held_out))
+
+
+def test_requests_in_a_row_are_of_one_conversation():
+    cluster = np.repeat(np.arange(12), 10)
+    log = RequestLog(np.arange(360), np.arange(0, 361, 3), np.ones(120, int), cluster=cluster)
+    spread, together = (
+        np.array([one.prompt[0] // 3 for one in some_requests(log, 12, None, 9, in_a_row=n).requests()]) for n in (1, 4)
+    )
+    pairs = [int(((np.diff(some) == 1) & (np.diff(cluster[some]) == 0)).sum()) for some in (spread, together)]
+    assert pairs[0] <= 2
+    assert pairs[1] >= 8
 
 
 def test_halves_know_nothing_of_each_other():

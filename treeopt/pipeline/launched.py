@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 # Flags that say how long drafts are, and may be left out: the engine has lengths of its own then.
 LENGTHS = {"vllm": (), "llama-cpp": ("--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min")}
+IN_A_ROW = 4  # requests of a conversation: a server keeps what one leaves behind for the next
 HEEDED = ("drafter", "prompts", "column", "group_by", "split", "chat_template", "in_order", "seed")
 DRAFTER = re.compile(r"\b(?:DRAFTER|HEADS)(?:\.gguf)?\b")
 
@@ -280,7 +281,7 @@ class Contest:
                 asked: list[Any] = [_asked(one, has_template) for one in of]
                 found[entry.batch_size] = Load(asked, [most] * len(of), [(f"row {p.row}", p.group) for p in of])
                 continue
-            log = some_requests(self.log, wanted, most, MANY)
+            log = some_requests(self.log, wanted, most, MANY, in_a_row=IN_A_ROW)
             names = [(f"conversation {n}", group) for n, group in zip(log.clusters, groups_of(log), strict=True)]
             prompts, limits = zip(*((one.prompt, one.limit or most) for one in log.requests()), strict=True)
             tried = tried_drafts(self.run.read_plan(), entry, log, "serial")

@@ -26,6 +26,7 @@ from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, usual
 from treeopt.trees.draft import CopiedText, Draft
+from treeopt.trees.tree import IntArray
 
 if TYPE_CHECKING:
     from treeopt.runtime.measure.ranks import Prompt
@@ -35,11 +36,12 @@ COPIED_ROWS = (2, 3, 5, 7, 9, 13, 17)  # of lookups that are timed in an engine
 
 
 def some_requests(
-    log: RequestLog, wanted: int, max_new_tokens: int | None, context: int, *, half: int = 1
+    log: RequestLog, wanted: int, max_new_tokens: int | None, context: int, *, half: int = 1, in_a_row: int = 1
 ) -> RequestLog:
     """So many requests of conversations that settings were not sought on, or were (``half`` 0), of every group its share, in order.
 
     max_new_tokens : longest answer; else its limit is the request's own, or as long as the answer was, where the context has room
+    in_a_row       : at most so many of a conversation follow each other, as what a server keeps of one helps the next
     """
     is_asked = (log.prompt_tokens + 1 < context) & (log.answer_tokens > 1)
     places = np.flatnonzero(np.isin(halves(log)[log.clusters], (half, 2)) & is_asked)
@@ -47,9 +49,9 @@ def some_requests(
         raise InvalidInput(
             f"The run's log must have requests that fit into the model's context of {context} tokens, but has none."
         )
-    ordered = places if log.group is None else places[np.argsort(log.group[places], kind="stable")]
-    parts, rng = np.array_split(ordered, min(wanted, len(places))), np.random.default_rng(0)
-    chosen = log.select(np.sort([rng.choice(part) for part in parts]))  # an even spacing may meet first turns alone
+    keys = (places, log.clusters[places]) if log.group is None else (places, log.clusters[places], log.group[places])
+    ordered, rng = places[np.lexsort(keys)], np.random.default_rng(0)
+    chosen = log.select(np.sort(_drawn(ordered, log.clusters[ordered], min(wanted, len(places)), in_a_row, rng)))
     limits = {  # of prompts that are alike one
         tuple(one.prompt): min(one.limit or len(one.answer), max_new_tokens or context, context - len(one.prompt))
         for one in chosen.requests()
@@ -57,6 +59,18 @@ def some_requests(
     cut = [(one, limits[tuple(one.prompt)]) for one in chosen.requests()]
     cut_log = RequestLog.of(one._replace(answer=one.answer[:limit], limit=limit) for one, limit in cut)
     return replace(cut_log, group=chosen.group, cluster=chosen.cluster, meta=chosen.meta)
+
+
+def _drawn(places: IntArray, clusters: IntArray, wanted: int, in_a_row: int, rng: np.random.Generator) -> IntArray:
+    """So many of the places, in rows from random starts in even parts; an even spacing may meet first turns alone."""
+    found, parts = set[int](), np.array_split(np.arange(len(places)), -(-wanted // in_a_row))
+    while len(found) < wanted:
+        for part in parts:
+            if free := [i for i in part.tolist() if i not in found]:
+                start = int(rng.choice(free))
+                row = np.flatnonzero(clusters[start : start + in_a_row] == clusters[start]) + start
+                found |= {*[i for i in row.tolist() if i not in found][: wanted - len(found)]}
+    return places[sorted(found)]
 
 
 def tried_drafts(plan: Plan, entry: PlanEntry, log: RequestLog, state: State = "cold") -> dict[str, Tried]:
