@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
 from itertools import chain
 
 import numpy as np
@@ -26,6 +27,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import load_target
 from treeopt.text.engines import text_drafter
 from treeopt.text.replay import replay
+from treeopt.trees.draft import CopiedText
 
 from .engines_live import archives
 from .engines_live.gguf_model import write_gguf
@@ -179,3 +181,30 @@ def test_vllm_takes_the_steps_of_the_replay(tmp_path):
         assert [answer.steps for answer in one.sequences] == [answer.replayed_steps for answer in one.sequences]
     assert [one.name for one in bench.contenders] == ["plain", "chosen", "usual"]
     assert bench.contender("chosen").tokens_per_step > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cached", [0, 1, 10000])
+def test_vllms_suffix_decoding_takes_the_steps_of_the_replay(cached):
+    """Cold, and request after request: the second half of the requests are the first half again."""
+    python, target = python_of_vllm(), load_target("smollm2")
+    finder = "import importlib.util as u, sys; sys.exit(u.find_spec('arctic_inference') is None)"
+    if subprocess.run([python, "-c", finder], check=False).returncode:
+        pytest.skip("vLLM's Python has no arctic-inference, which its suffix decoding needs")
+    prompts = [target.tokenizer.encode(text * 3) for text in TEXTS] * 2
+    setup = Setup(target, open_drafter("ngram", target).drafter, StopRule(target.eos_ids, 48))
+    stepper = open_stepper("vllm", setup, python=python)
+    for factor in (1.0, 4.0):
+        options = {
+            "suffix_decoding_max_cached_requests": cached,
+            "suffix_decoding_max_spec_factor": factor,
+            "suffix_decoding_max_tree_depth": 16,
+        }
+        draft = CopiedText.of("vllm:suffix", options, 17, 16)
+        stepper.renew()
+        steps = steps_of(stepper, prompts, draft)
+        requests = [Request(prompt, [*chain(*own)], 48) for prompt, own in zip(prompts, steps, strict=True)]
+        told = replay(requests, lambda o=options: text_drafter("vllm:suffix", o), state="serial")
+        for r, own in enumerate(steps):
+            assert [len(one) for one in own[1:]] == told.emitted[told.starts[r] : told.starts[r + 1]].tolist()
+        assert told.tokens_per_step > 1.5
