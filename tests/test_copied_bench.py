@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 
 import treeopt
 from treeopt import demo
@@ -27,6 +29,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import load_target
 from treeopt.text.engines import text_drafter
 from treeopt.text.replay import replay
+from treeopt.text.rules import NO_DRAFT, TextDrafter
 from treeopt.trees.draft import CopiedText
 
 from .engines_live import archives
@@ -183,28 +186,58 @@ def test_vllm_takes_the_steps_of_the_replay(tmp_path):
     assert bench.contender("chosen").tokens_per_step > 1
 
 
+@dataclass
+class Overrun(TextDrafter):
+    """vLLM's worker keeps the guesses that are right behind the last token that is asked for; ``answers`` has them."""
+
+    rule: TextDrafter
+    answers: dict[tuple[int, ...], list[int]]
+    limit: int
+
+    def start(self, prompt):
+        return [self.rule.start(prompt), self.answers[tuple(prompt)], 0, NO_DRAFT]
+
+    def draft(self, state, left):
+        state[3] = self.rule.draft(state[0], left)
+        return state[3]
+
+    def commit(self, state, tokens, accepted):
+        own, answer, at, draft = state
+        state[2] += len(tokens)
+        if state[2] == self.limit:
+            accepted = draft.accepted(answer[at : at + len(draft.tokens)])
+            tokens = answer[at : at + accepted + 1]
+        self.rule.commit(own, tokens, accepted)
+
+    def stop(self, state):
+        self.rule.stop(state[0])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cached", [0, 1, 10000])
-def test_vllms_suffix_decoding_takes_the_steps_of_the_replay(cached):
+@pytest.mark.parametrize(("cached", "factor"), [(0, 4.0), (1, 1.0), (10000, 1.0)])
+def test_vllms_suffix_decoding_takes_the_steps_of_the_replay(cached, factor):
     """Cold, and request after request: the second half of the requests are the first half again."""
-    python, target = python_of_vllm(), load_target("smollm2")
+    python, target, limit = python_of_vllm(), load_target("smollm2"), 48
     finder = "import importlib.util as u, sys; sys.exit(u.find_spec('arctic_inference') is None)"
     if subprocess.run([python, "-c", finder], check=False).returncode:
         pytest.skip("vLLM's Python has no arctic-inference, which its suffix decoding needs")
-    prompts = [target.tokenizer.encode(text * 3) for text in TEXTS] * 2
-    setup = Setup(target, open_drafter("ngram", target).drafter, StopRule(target.eos_ids, 48))
-    stepper = open_stepper("vllm", setup, python=python)
-    for factor in (1.0, 4.0):
-        options = {
-            "suffix_decoding_max_cached_requests": cached,
-            "suffix_decoding_max_spec_factor": factor,
-            "suffix_decoding_max_tree_depth": 16,
-        }
-        draft = CopiedText.of("vllm:suffix", options, 17, 16)
-        stepper.renew()
-        steps = steps_of(stepper, prompts, draft)
-        requests = [Request(prompt, [*chain(*own)], 48) for prompt, own in zip(prompts, steps, strict=True)]
-        told = replay(requests, lambda o=options: text_drafter("vllm:suffix", o), state="serial")
-        for r, own in enumerate(steps):
-            assert [len(one) for one in own[1:]] == told.emitted[told.starts[r] : told.starts[r + 1]].tolist()
-        assert told.tokens_per_step > 1.5
+    prompts = [target.tokenizer.encode(text * 3) for text in TEXTS]
+    longer = {}
+    for prompt in prompts:
+        asked = torch.tensor([prompt])
+        found = target.model.generate(asked, max_new_tokens=limit + 16, do_sample=False, eos_token_id=None)
+        longer[tuple(prompt)] = found[0, len(prompt) :].tolist()
+    setup = Setup(target, open_drafter("ngram", target).drafter, StopRule(frozenset(), limit, at_loops=False))
+    options = {
+        "suffix_decoding_max_cached_requests": cached,
+        "suffix_decoding_max_spec_factor": factor,
+        "suffix_decoding_max_tree_depth": 16,
+    }
+    draft = CopiedText.of("vllm:suffix", options, 17, 16)
+    steps = steps_of(open_stepper("vllm", setup, python=python), prompts * 2, draft)
+    requests = [Request(prompt, longer[tuple(prompt)][:limit], limit) for prompt in prompts * 2]
+    assert [[*chain(*own)] for own in steps] == [one.answer for one in requests]
+    told = replay(requests, lambda: Overrun(text_drafter("vllm:suffix", options), longer, limit), state="serial")
+    for r, own in enumerate(steps):
+        assert [len(one) for one in own[1:]] == told.emitted[told.starts[r] : told.starts[r + 1]].tolist()
+    assert told.tokens_per_step > 1.5

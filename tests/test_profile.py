@@ -111,7 +111,7 @@ class Slow(Visitor):
 
 @pytest.mark.parametrize(
     ("limit_s", "sizes", "steps"),
-    [(1e4, 20, 10), (1200.0, 20, 5), (200.0, 20, 2), (100.0, 9, 2), (40.0, 2, 2), (0.0, 2, 2)],
+    [(1e4, 20, 10), (1400.0, 20, 5), (200.0, 20, 2), (100.0, 9, 2), (40.0, 2, 2), (0.0, 2, 2)],
 )
 def test_a_time_limit_is_kept_or_what_does_not_fit_is_said_before(limit_s, sizes, steps):
     """Of 20 trees those far apart stay."""

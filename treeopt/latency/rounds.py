@@ -2,9 +2,11 @@
 
 visit  a turn of one kind of step: its samples
 round  a visit to every kind that is compared, in random order, so that a slow minute of the machine falls on all alike
+block  a part of a round: a few trees with a plain visit in their middle, so that a slow second falls on these alike
 
-No sample is thrown away. A tree's latency is the plain one's median times the median over rounds of the ratio of the two
-within a round (`treeopt.latency.measurements`): an interruption is one sample of a round's median, a slow round one ratio of many.
+No sample is thrown away. A tree's latency is the plain one's median times the median over blocks of the ratio of the two
+within a block (`treeopt.latency.measurements`): an interruption is one sample of a block's median, a slow block one ratio of many.
+A profile calls both rounds: what is compared has the same number.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ PRECISION = 0.02  # margin of error that is small enough
 # before needed, which is no part of what a step costs where one follows the other.
 VISITS = ((4, 6), (2, 3), (1, 1))
 PLAIN_VISITS = 3  # turns of the plain step in a round: every speedup is against it
+BLOCK = 4  # trees about a plain visit, where there are more than three of these have; a machine can be half as fast seconds later
 LEAST_TREES = 2  # that are timed however short the time
 
 
@@ -172,7 +175,7 @@ class Rounds:
         return found
 
     def _timing(self, rounds: Sequence[Round], place: int, tree: Draft, context: int) -> StepTiming:
-        turns = [(n, visit) for n, round_ in enumerate(rounds) for visit in round_ if visit.place == place]
+        turns = [one for one in self._numbered(rounds) if one[1].place == place]
         accepted = [n for _, visit in turns for n in visit.accepted]
         parts, alone = turns[0][1].parts_ms, tree.drafted == ALL_CUT
         return StepTiming(
@@ -182,7 +185,7 @@ class Rounds:
             0 if alone else tree.depth,
             step_ms=tuple(ms for _, visit in turns for ms in visit.step_ms),
             accepted_mean=round(sum(accepted) / len(accepted), 4) if accepted else None,
-            round=tuple(n // self.per_launch for n, visit in turns for _ in visit.step_ms),
+            round=tuple(n for n, visit in turns for _ in visit.step_ms),
             parts_ms={part: tuple(visit.parts_ms[part] for _, visit in turns) for part in parts} or None,
             expanding=tuple(tree.expanding()) if "draft 0" in parts and not alone else None,
             topk=tree.topk,
@@ -190,6 +193,20 @@ class Rounds:
             confident=tree.depth if tree.drafted in (CONFIDENT, ALL_CUT) else None,
             as_it_comes=(len(tree) == 1 and place < len(self.all_trees)) or None,
         )
+
+    def _numbered(self, rounds: Sequence[Round]) -> list[tuple[int, Visit]]:
+        """Every visit with the number of its block, or of its launch."""
+        found, blocks = list[tuple[int, Visit]](), 0
+        for n, round_ in enumerate(rounds):
+            plain = sum(visit.place == len(self.all_trees) for visit in round_)
+            if self.per_launch > 1:
+                found += [(n // self.per_launch, visit) for visit in round_]
+            else:
+                parts = np.array_split(np.arange(len(round_) - plain), plain)
+                numbers = np.repeat(np.arange(plain), [1 + len(part) for part in parts])
+                found += zip((blocks + numbers).tolist(), round_, strict=True)
+            blocks += plain
+        return found
 
 
 def time_rounds(
@@ -222,7 +239,7 @@ def time_rounds(
             progress(planned)
             if journal:
                 journal.append(asdict(planned))
-        places = [*planned.kept, *[len(visitor.trees)] * visitor.plain_visits]
+        places = turns(planned.kept, len(visitor.trees), visitor.plain_visits, len(visits))
         number, done = divmod(len(visits), len(places))
         if not done:
             each = len(places)
@@ -235,14 +252,25 @@ def time_rounds(
         if not is_warm:
             visitor.warm_up()
             is_warm = True
-        place = int(np.random.default_rng([0, number]).permutation(places)[done])
-        unsaved.append(visitor.visit(place, planned.visit, number))
+        unsaved.append(visitor.visit(places[done], planned.visit, number))
         visits.append(unsaved[-1])
         progress(unsaved[-1])
         if visitor.is_slow or done + 1 == len(places):
             if journal:
                 journal.append({"visits": [asdict(visit) for visit in unsaved]})
             unsaved = []
+
+
+def turns(kept: Sequence[int], plain: int, plain_visits: int, visits: int = 0) -> list[int]:
+    """Places in the order of a round, of which there were so many visits before: trees in random order, plain visits among them.
+
+    >>> turns([0, 1, 2, 3, 4, 5], 9, 2)
+    [3, 9, 2, 5, 4, 9, 0, 1]
+    """
+    count = max(plain_visits, -(-len(kept) // BLOCK)) if plain_visits > 1 else plain_visits
+    order = np.random.default_rng([0, visits // (len(kept) + count)]).permutation(np.asarray(kept, np.int64))
+    parts = [part.tolist() for part in np.array_split(order, count)]
+    return [place for part in parts for place in (*part[: len(part) // 2], plain, *part[len(part) // 2 :])]
 
 
 def plan_rounds(
@@ -257,7 +285,7 @@ def plan_rounds(
     """
 
     def seconds(kept: Sequence[int], visit: tuple[int, int]) -> float:
-        return FEWEST_ROUNDS * sum(visit) * (sum(step_s[i] for i in kept) + PLAIN_VISITS * step_s[len(trees)])
+        return FEWEST_ROUNDS * sum(visit) * sum(step_s[i] for i in turns(kept, len(trees), PLAIN_VISITS))
 
     places, shortest = list(range(len(trees))), visits[-1]
     whole_s, kept = seconds(places, shortest), [i for i in places if len(trees[i]) == 1]
