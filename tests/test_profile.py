@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
+from treeopt.latency.measurements import paired_ratios
 from treeopt.latency.rounds import Visit, Visitor, drift, margin_of_error, plan_rounds, precision_reached, time_rounds
 from treeopt.pipeline.profile.placement import placed_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
@@ -107,6 +109,38 @@ class Slow(Visitor):
         return Visit(
             place=place, seconds=sum(steps) * self.step_s(place), step_ms=[1e3 * self.step_s(place)] * steps[1]
         )
+
+
+class Starved(Slow):
+    """A machine whose neighbours take its memory's bandwidth for some 8 s, every 20 s or so: all steps take twice as long."""
+
+    def __init__(self, trees, batch_size):
+        super().__init__(trees, batch_size)
+        self.rng, self.now, self.ends, self.starves = np.random.default_rng(0), 0.0, 0.0, True
+
+    def step_s(self, place):
+        return super().step_s(place) / 10
+
+    def visit(self, place, steps, turn):
+        took = []
+        for _ in range(sum(steps)):
+            if self.now >= self.ends:
+                self.starves = not self.starves
+                self.ends = self.now + self.rng.exponential(8 if self.starves else 12)
+            took.append(self.step_s(place) * (1 + self.starves))
+            self.now += took[-1]
+        return Visit(place=place, seconds=sum(took), step_ms=[1e3 * s for s in took[steps[0] :]])
+
+
+def test_a_machine_that_starves_for_seconds_spoils_no_ratio():
+    trees = [Tree.from_choices([[i] for i in range(1 + n)]) for n in range(24)]
+    found = time_rounds(Starved(trees, 1), time_limit_s=120.0, precision=1e-9)
+    assert len(found.rounds) >= 7
+    ((points, plain),) = found.timings(64)
+    assert set(plain.by_round()) > set(points[0].by_round())
+    for tree, point in zip(found.trees, points, strict=True):
+        ratio = median(paired_ratios(point, plain).tolist())
+        assert ratio == pytest.approx(1 + len(tree) / 100, rel=0.02)
 
 
 @pytest.mark.parametrize(

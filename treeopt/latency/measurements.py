@@ -123,17 +123,16 @@ class Measurements:
         Where rounds are not known it is the estimate with normal noise of its standard error.
         """
         found, rounds = np.zeros((len(self.ms), n)), len(self.plain_rounds)
-        together = rng.integers(0, max(rounds, 1), (n, rounds))
+        # Ratios are in the order of their rounds, so those of steps with as many are of the same rounds.
+        picks = {k: rng.integers(0, max(k, 1), (n, k)) for k in sorted({rounds, *map(len, self.ratios)})}
         for i in np.flatnonzero(used).tolist():
             ms = self.ms[i]
             if not rounds:
                 found[i] = np.maximum(ms + self.stderr_ms[i] * rng.standard_normal(n), ms / 2)
                 continue
-            found[i] = ms * np.median(self.plain_rounds[together], axis=1) / np.median(self.plain_rounds)
+            found[i] = ms * np.median(self.plain_rounds[picks[rounds]], axis=1) / np.median(self.plain_rounds)
             if i and len(ratios := self.ratios[i]):
-                same = len(ratios) == rounds  # else it joined later
-                picks = together if same else rng.integers(0, len(ratios), (n, len(ratios)))
-                found[i] *= np.median(ratios[picks], axis=1) / np.median(ratios)
+                found[i] *= np.median(ratios[picks[len(ratios)]], axis=1) / np.median(ratios)
         return found
 
 
