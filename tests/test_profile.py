@@ -136,6 +136,7 @@ def test_a_machine_that_starves_for_seconds_spoils_no_ratio():
     trees = [Tree.from_choices([[i] for i in range(1 + n)]) for n in range(24)]
     found = time_rounds(Starved(trees, 1), time_limit_s=120.0, precision=1e-9)
     assert len(found.rounds) >= 7
+    assert len({tuple(visit.place for visit in round_) for round_ in found.rounds}) == len(found.rounds)
     ((points, plain),) = found.timings(64)
     assert set(plain.by_round()) > set(points[0].by_round())
     for tree, point in zip(found.trees, points, strict=True):

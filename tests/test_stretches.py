@@ -131,7 +131,6 @@ def test_all_of_a_round_go_on_from_the_same_text_for_as_many_tokens():
     for number, round_ in enumerate(found.rounds):
         assert {visit.lengths[0] for visit in round_} <= {len(texts[number]) + n for n in range(9)}
         assert all(abs(v.lengths[-1] - len(texts[number]) - STRETCH) <= 18 for v in round_)
-    assert [visit.place for visit in found.rounds[0]] != [visit.place for visit in found.rounds[1]]
 
 
 @pytest.mark.parametrize(("answer", "margin"), [(48, 0.05), (400, 0.02)])

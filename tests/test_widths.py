@@ -310,6 +310,7 @@ def test_a_block_is_passed_once_for_all_that_is_recorded_of_a_state(drafter, mon
     assert len(passes) == 1
 
 
+@pytest.mark.long
 def test_the_line_decodes_with_the_block_of_the_plans_width(run, tmp_path):
     """Profile times each width; whichever is planned, bench opens it: texts are plain decoding's, steps are replay's."""
     own = RunDirectory(tmp_path / "run")
