@@ -319,7 +319,8 @@ def compare(
     (True, 0, 2.04)
 
     first, others : run directories, results, files of them, or shipped names; the last may be what an engine counted, in
-                    several files. Run directories of several drafters are compared by what their plans reach
+                    several files. Run directories of several drafters are compared by what their plans reach, and a
+                    plan of copied text by replay of the second run's log
     profile       : a profile, or the name of a shipped one; by default the first source's, or the second's
     batch_size    : only of this batch size; by default all of the plan's
     budget        : most rows, where the first source has no plan and one is made

@@ -37,7 +37,9 @@ PRECISION = 0.02  # margin of error that is small enough
 # before needed, which is no part of what a step costs where one follows the other.
 VISITS = ((4, 6), (2, 3), (1, 1))
 PLAIN_VISITS = 3  # turns of the plain step in a round: every speedup is against it
-BLOCK = 4  # trees that share a plain visit, where a round has more than three; seconds later a machine can be half as fast
+BLOCK = (
+    4  # trees that share a plain visit, where a round has more than three; seconds later a machine can be half as fast
+)
 LEAST_TREES = 2  # that are timed however short the time
 
 

@@ -125,7 +125,7 @@ def plan_copied(
     log : of the held-out conversations
     """
     costs = costs_of(profile, request, max(one.draft.rows for each in tried.values() for one in each))
-    tables = {name: [_table(each, costs.get(b), b) for b in request.sizes] for name, each in tried.items()}
+    tables = {name: [table_of(each, costs.get(b), b) for b in request.sizes] for name, each in tried.items()}
     selections = {name: [_selected(c) for c in each] for name, each in tables.items()}
     speed = {name: prod(_speed(*pair) for pair in zip(tables[name], selections[name], strict=True)) for name in tried}
     best = max(speed, key=speed.__getitem__)
@@ -146,7 +146,7 @@ def costs_of(profile: LatencyProfile | None, request: PlanRequest, most: int) ->
     return {b: RowCosts(StepCosts(profile, b, request.context), most) for b in request.sizes if profile}
 
 
-def _table(tried: Sequence[Tried], costs: RowCosts | None, batch_size: int) -> Candidates:
+def table_of(tried: Sequence[Tried], costs: RowCosts | None, batch_size: int) -> Candidates:
     """Plain decoding and the settings of one drafter; OutOfRange where the latency of none is known."""
     plain = Candidate(PLAIN, 1, 0, None, TreeRates(steps=tried[0].tokens, tokens=tried[0].tokens))
     every = [plain, *(one.candidate for one in tried)]
