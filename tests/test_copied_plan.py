@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import treeopt
 from treeopt import pipeline
+from treeopt.cli.declared import show_comparison
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import copied
@@ -25,6 +26,7 @@ from treeopt.text.corpus import automaton_of, joined
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.replay import replay
 from treeopt.text.settings import GRIDS, SAM_BUDGET, drafters_of, fits, sought, usual
+from treeopt.trees.tree import Tree
 
 from . import slow_text
 from .engine_rows import READ_COPIED
@@ -502,3 +504,14 @@ def test_what_a_plan_of_copied_text_cannot_be_compared_with_is_said(run, tmp_pat
         treeopt.compare(run, other)
     with pytest.raises(TreeoptError, match="batch sizes 1, but 4 was asked"):
         treeopt.compare(run, run, batch_size=4)
+
+
+def test_where_no_plan_speculates_nothing_is_lost(run, capsys):
+    profile_of(20.0, batch_sizes=(1,)).save(run.profile)
+    treeopt.search(run=run, **METHOD)
+    found = treeopt.compare(run, run)
+    assert found.keep
+    assert found.losses[0].loss.share == found.losses[0].over_plain.share == 0
+    assert found.losses[0].best.draft == Tree.chain(0)
+    show_comparison(found, as_json=False)
+    assert "keep it" in " ".join("".join(capsys.readouterr()).split())

@@ -12,9 +12,9 @@ from treeopt.growth.drift import measure_for
 from treeopt.pipeline.copied import IN_SAMPLE, JUDGED_TOKENS, first_answers, halves, planned, tried_on
 from treeopt.planning.candidates import Candidates
 from treeopt.planning.compared import Compared
-from treeopt.planning.copied import Tried, costs_of, table_of
+from treeopt.planning.copied import RowCosts, Tried, costs_of, table_of
 from treeopt.planning.entries import figure_of
-from treeopt.planning.regret import PlanLoss, Taken
+from treeopt.planning.regret import Loss, PlanLoss, Taken
 from treeopt.planning.request import PlanRequest
 from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -57,28 +57,31 @@ def compare_logs(
         if isinstance(one, CopiedText)
     }
     costs = costs_of(latencies, request, max((one.draft.rows for one in tried.values()), default=1))
-    tables = {size: table_of([*tried.values()], costs.get(size), size) for size in sizes} if tried else {}
-    losses = [_loss(entry, anew.entry(entry.batch_size), tried, tables.get(entry.batch_size)) for entry in entries]
+    losses = [_loss(entry, anew.entry(b), tried, costs.get(b)) for b, entry in zip(sizes, entries, strict=True)]
     said = {
         "There are no latencies, so tokens per step are compared.": latencies is None,
         f"Settings of {name} alone are compared: search again to compare drafters.": True,
         IN_SAMPLE: bool((of == 2).any()),
     }
+    said |= {f"Batch size {b}: neither plan speculates.": not one for b, one in zip(sizes, losses, strict=True)}
     notes = tuple(text for text, is_so in said.items() if is_so)
     return Compared(
         names=(str(a.path), str(b.path)),
         measure=measure_for(),
         shifts=(),
-        losses=tuple(one for one in losses if one),
+        losses=tuple(losses),
         tolerance=tolerance,
         notes=notes,
     )
 
 
-def _loss(entry: PlanEntry, anew: PlanEntry, tried: Mapping[Settings, Tried], c: Candidates | None) -> PlanLoss | None:
-    """What the entry's draft loses; None where neither is to copy text."""
-    if c is None:
-        return None
+def _loss(entry: PlanEntry, anew: PlanEntry, tried: Mapping[Settings, Tried], costs: RowCosts | None) -> PlanLoss:
+    """What the entry's draft loses; nothing where neither copies text."""
+    own = {one.draft.settings: tried[one.draft.settings] for one in (entry, anew) if isinstance(one.draft, CopiedText)}
+    if not own:
+        root, nothing = anew.chosen, Loss(share=0.0, stderr=0.0, interval95=(0.0, 0.0))
+        return PlanLoss(planned=1.0, reached=root, best=root, loss=nothing, over_plain=nothing if costs else None)
+    c = table_of([*own.values()], costs, entry.batch_size)
     places = [_place(one.draft, tried, c) for one in (entry, anew)]
     ours, best, plain = (
         Taken(rates.steps, rates.tokens, np.zeros(len(rates.steps), np.int64), np.append(c.ms[i], c.ms_draws[i])[None])
