@@ -89,11 +89,16 @@ def by_reference(log: RequestLog, half: int, length: int, longest: int) -> float
     return tokens / steps
 
 
+def chosen_of(entry) -> tuple[int, int]:
+    """Length and longest match of a setting of transformers."""
+    options = entry.draft.options
+    return options["prompt_lookup_num_tokens"], options["max_matching_ngram_size"]
+
+
 def test_what_is_chosen_emits_what_the_reference_does_on_conversations_that_it_was_not_sought_on(run):
     plan = treeopt.search(run=run, **METHOD)
     entry, log = plan.entries[0], RequestLog.load(run.requests)
-    options = entry.draft.options
-    chosen = options["prompt_lookup_num_tokens"], options["max_matching_ngram_size"]
+    chosen = chosen_of(entry)
     assert entry.chosen.tokens_per_step == pytest.approx(by_reference(log, 1, *chosen))
     every = product(*GRIDS["transformers:prompt-lookup"][1].values())
     rates = {setting: by_reference(log, 0, *setting) for setting in every}
@@ -456,12 +461,6 @@ def test_what_is_no_corpus_is_refused(corpus_run, rows, options, said):
     (run.path / "corpus.jsonl").write_text(rows, encoding="utf-8")
     with pytest.raises(InvalidInput, match=said):
         treeopt.search(run=run, corpus=run.path / "corpus.jsonl", **{"engine": "sglang", **options})
-
-
-def chosen_of(entry) -> tuple[int, int]:
-    """Length and longest match of a setting of transformers, whose defaults are not written."""
-    options = dict(entry.draft.settings)
-    return options.get("prompt_lookup_num_tokens", 10), options.get("max_matching_ngram_size", 2)
 
 
 @pytest.mark.parametrize("row_ms", [None, 0.2, 2.0])

@@ -37,9 +37,8 @@ PRECISION = 0.02  # margin of error that is small enough
 # before needed, which is no part of what a step costs where one follows the other.
 VISITS = ((4, 6), (2, 3), (1, 1))
 PLAIN_VISITS = 3  # turns of the plain step in a round: every speedup is against it
-BLOCK = (
-    4  # trees that share a plain visit, where a round has more than three; seconds later a machine can be half as fast
-)
+# Trees that share a plain visit, where a round has more than three of these: seconds later a machine can be half as fast.
+BLOCK = 4
 LEAST_TREES = 2  # that are timed however short the time
 
 
@@ -172,12 +171,13 @@ class Rounds:
             context = context_tokens
             if context is None:
                 context = int(median([length for round_ in rounds for visit in round_ for length in visit.lengths]))
-            plain = self._timing(rounds, len(self.all_trees), Tree.chain(0), context)
-            found.append(([self._timing(rounds, i, self.all_trees[i], context) for i in self.planned.kept], plain))
+            visits = self._numbered(rounds)
+            plain = self._timing(visits, len(self.all_trees), Tree.chain(0), context)
+            found.append(([self._timing(visits, i, self.all_trees[i], context) for i in self.planned.kept], plain))
         return found
 
-    def _timing(self, rounds: Sequence[Round], place: int, tree: Draft, context: int) -> StepTiming:
-        turns = [one for one in self._numbered(rounds) if one[1].place == place]
+    def _timing(self, visits: Sequence[tuple[int, Visit]], place: int, tree: Draft, context: int) -> StepTiming:
+        turns = [one for one in visits if one[1].place == place]
         accepted = [n for _, visit in turns for n in visit.accepted]
         parts, alone = turns[0][1].parts_ms, tree.drafted == ALL_CUT
         return StepTiming(
@@ -197,7 +197,7 @@ class Rounds:
         )
 
     def _numbered(self, rounds: Sequence[Round]) -> list[tuple[int, Visit]]:
-        """Every visit with the number of its block, or of its launch."""
+        """Every visit with the number of its block, as `turns` makes blocks, or of its launch."""
         found, blocks = list[tuple[int, Visit]](), 0
         for n, round_ in enumerate(rounds):
             plain = sum(visit.place == len(self.all_trees) for visit in round_)

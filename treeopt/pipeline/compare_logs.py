@@ -9,7 +9,7 @@ import numpy as np
 from treeopt.engines.copied import KIND
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.drift import measure_for
-from treeopt.pipeline.copied import IN_SAMPLE, JUDGED_TOKENS, first_answers, halves, planned, tried_on
+from treeopt.pipeline.copied import IN_SAMPLE, JUDGED_TOKENS, first_answers, halves, known_state, planned, tried_on
 from treeopt.planning.candidates import Candidates
 from treeopt.planning.compared import Compared
 from treeopt.planning.copied import RowCosts, Tried, costs_of, table_of
@@ -19,7 +19,6 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
-from treeopt.text.replay import State
 from treeopt.text.settings import SAM_BUDGET, Settings
 from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.shapes import Limits
@@ -45,14 +44,13 @@ def compare_logs(
         )
     whole = b.read_requests()
     log, name = first_answers(whole, JUDGED_TOKENS), str((plan.drafter or {})["id"])
-    context = entries[0].context_tokens or int(np.mean(log.prompt_tokens + log.answer_tokens / 2))
+    context = entries[0].context_tokens or log.usual_context
     sizes, engine = [entry.batch_size for entry in entries], plan.constraint.engine if plan.constraint else None
     request = PlanRequest(plan.limits(Limits()), sizes, context=context, engine=engine)
     anew, of = planned(b.requests, whole, latencies, request, [name]), halves(log)
     drafts += [entry.draft for entry in anew.entries]
-    state: State = "overlapped" if log.has_times else "serial"
     tried = {
-        one.settings: tried_on(log, (name, one.settings, state, None), [of > 0])[0]
+        one.settings: tried_on(log, (name, one.settings, known_state(log), None), [of > 0])[0]
         for one in drafts
         if isinstance(one, CopiedText)
     }

@@ -79,8 +79,7 @@ def search_copied(
         raise InvalidInput("`corpus` is for SGLang's NGRAM alone: search for sglang, or leave it out.")
     corpus = read_corpus(Path(located(str(corpus_file))), log) if corpus_file is not None else None
     named = PlannedEngine(name=EXPORTED.get(engine, engine), method=KIND) if engine else None
-    usual_tokens = int(np.mean(log.prompt_tokens + log.answer_tokens / 2))
-    request = PlanRequest(Limits(budget), sizes, context=context or usual_tokens, engine=named)
+    request = PlanRequest(Limits(budget), sizes, context=context or log.usual_context, engine=named)
     inputs = inputs_of(*(file for file in (run.requests, timed, Path(corpus.told[CORPUS]) if corpus else None) if file))
     plan = replace(planned(run.requests, log, latencies, request, drafters, corpus), inputs=inputs)
     if for_groups == "own":
@@ -170,7 +169,7 @@ def planned(
     corpus: Corpus | None = None,
 ) -> Plan:
     """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting."""
-    state: State = "overlapped" if log.has_times else "serial"
+    state = known_state(log)
     all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
     first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
     each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
@@ -205,6 +204,11 @@ def planned(
         brackets = _bracket(many, plan, state)
     entries = (replace(e, warnings=[*e.warnings, *brackets.get(e.batch_size, [])]) for e in plan.entries)
     return replace(plan, entries=tuple(entries))
+
+
+def known_state(log: RequestLog) -> State:
+    """What of earlier requests a drafter has in a replay of a log, as well as is known."""
+    return "overlapped" if log.has_times else "serial"
 
 
 def beyond(usual: Tried, budget: int) -> str:

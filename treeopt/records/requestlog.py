@@ -91,6 +91,11 @@ class RequestLog(Answers):
         return np.asarray(np.diff(self.starts) - self.prompt_tokens, np.int64)
 
     @property
+    def usual_context(self) -> int:
+        """Tokens of a request in the middle of its answer, on average."""
+        return int(np.mean(self.prompt_tokens + self.answer_tokens / 2))
+
+    @property
     def has_times(self) -> bool:
         """Whether it is known of every request when it was asked and when answered."""
         return all(times is not None and np.isfinite(times).all() for times in (self.begin_s, self.end_s))
