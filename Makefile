@@ -10,13 +10,16 @@ GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-long test-all engines engines-start gpu gpu-dry lint docs wheel clean
+.PHONY: demo test answers test-long test-all engines engines-start gpu gpu-dry lint docs wheel clean
 
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
 
 test: .venv/.test ## Run the test suite, doctests included: five minutes on two cores
 	$(PYTEST)
+
+answers: .venv/.test ## Say which answers of tests/answers moved, and by how many errors; WRITE=1 writes them anew
+	$(BIN)/python -m tests.answers $(if $(WRITE),--write)
 
 test-long: .venv/.test ## Run the long contracts, and every property on four times as many examples
 	$(PYTEST) -m '(long or hypothesis) and not slow' --hypothesis-profile long
