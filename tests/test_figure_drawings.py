@@ -12,17 +12,17 @@ from hypothesis import given
 
 from tests.conftest import examples, in_new_python, traces, trees
 from tests.test_coverage import random_probe
-from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_profile, with_dynamic
+from tests.test_figures import NAMES, grown, long_trace, some_bench, some_groups, some_plan, some_profile, two_drafters
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile
 from treeopt.report import figures
 from treeopt.report.figures import style
-from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
-from treeopt.report.figures.bench import accepted_chart, contenders_chart, kinds_chart, pareto_chart
+from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart, drafters_chart
 from treeopt.report.figures.chart import draw
-from treeopt.report.figures.planning import latency_chart, parts_chart, sizes_chart, throughput_chart
+from treeopt.report.figures.planning import latency_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import draw_tree, tree_data
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
@@ -77,20 +77,17 @@ def drawings():
     charts = {}
     for heads in (1, 2, 8):
         charts[f"accuracy-{heads}"] = lambda h=heads: accuracy_chart(Calibration.from_trace(long_trace(h)))
-        charts[f"positions-{heads}"] = lambda h=heads: positions_chart(long_trace(h))
         for n in (1, 3, 13):
             charts[f"groups-{heads}-{n}"] = lambda h=heads, n=n: groups_chart(some_groups(h, NAMES[-n:]))
     for heads, budget in ((2, 8), (4, 32)):
         charts[f"sizes-{heads}"] = lambda h=heads, b=budget: sizes_chart(long_trace(h), Limits(b))
     for sizes in ((1,), (1, 2, 4, 8, 16, 32)):
-        profile, n, benches = some_profile(sizes, largest=256), len(sizes), {8: some_bench(batch_size=8)}
+        profile, n = some_profile(sizes, largest=256), len(sizes)
         request = PlanRequest(Limits(64), batch_sizes=sizes)
         plan = cache(lambda p=profile, r=request: plan_trees(long_trace(3), p, r))
         charts[f"latency-{n}"] = lambda p=profile: latency_chart(p)
-        charts[f"parts-{n}"] = lambda p=profile: parts_chart(p)
         charts[f"throughput-{n}"] = lambda p=plan: throughput_chart(p())
-        charts[f"kinds-{n}"] = lambda p=plan, b=benches: kinds_chart(with_dynamic(p()), b)
-    charts["pareto-6"] = lambda: pareto_chart(plan(), benches)
+        charts[f"drafters-{n}"] = lambda b=sizes: drafters_chart(two_drafters(some_plan(b)))
     for groups in ([""], NAMES[:2], NAMES):
         charts[f"contenders-{len(groups)}"] = lambda g=groups: contenders_chart(some_bench(g))
     few = some_bench(blocks=1)
@@ -105,12 +102,12 @@ def drawings():
     charts["latency-plain"] = lambda: latency_chart(LatencyProfile((), two.autoregressive[:1]))
     points, plain = ([replace(p, context_tokens=4096) for p in some] for some in (two.points, two.autoregressive))
     both = LatencyProfile((*two.points, *points), (*two.autoregressive, *plain), two.runtime)
-    charts |= {"latency-contexts": lambda: latency_chart(both), "parts-contexts": lambda: parts_chart(both)}
+    charts["latency-contexts"] = lambda: latency_chart(both)
     for name, make in charts.items():
         yield name, lambda make=make: draw(make())
 
 
-BETWEEN = re.compile("tree-(8-2|64-.)|accuracy-(2|seldom)|positions-2|groups-(1-3|2-.*|8-[13])|sizes-2|contenders-2")
+BETWEEN = re.compile("tree-(8-2|64-.)|accuracy-(2|seldom)|groups-(1-3|2-.*|8-[13])|sizes-2|contenders-2")
 
 
 @pytest.mark.parametrize(
@@ -126,8 +123,7 @@ def test_no_label_overlaps_another_or_is_cut_off(make):
 
 def test_no_note_is_turned():
     """An 8 that lies on its side is read as ∞."""
-    plan = with_dynamic(plan_trees(long_trace(3), some_profile((1, 4)), PlanRequest(Limits(8), batch_sizes=(1, 4))))
-    notes = [text for axes in draw(kinds_chart(plan)).axes for text in axes.texts]
+    notes = [text for axes in draw(drafters_chart(two_drafters(some_plan((1, 4))))).axes for text in axes.texts]
     assert "3/\n4/\n8" in [note.get_text() for note in notes]
     assert {note.get_rotation() for note in notes} == {0.0}
 
@@ -162,8 +158,6 @@ def test_the_overlap_check_sees_overlaps():
 @given(traces(), trees(depth=3, ranks=4))
 def test_any_small_trace_can_be_drawn(trace, tree):
     draw_tree(tree_data(tree, trace))
-    if trace.has_step.any():
-        assert overlaps(draw(positions_chart(trace))) == []
 
 
 def test_the_same_figure_is_the_same_file_with_text_and_ids():

@@ -29,28 +29,16 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
-from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
-from treeopt.report.figures.bench import accepted_chart, contenders_chart, drafters_chart, kinds_chart, pareto_chart
+from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart, drafters_chart
 from treeopt.report.figures.chart import wilson
-from treeopt.report.figures.planning import (
-    bands,
-    dense_widths,
-    latency_chart,
-    parts_chart,
-    sizes_chart,
-    throughput_chart,
-)
+from treeopt.report.figures.planning import bands, dense_widths, latency_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import columns, tree_data
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
-OF_BLOCKS = (
-    "widths",
-    "ddtree",
-    "settings",
-)  # said nothing of, where the record has no blocks and the plan copies no text
 NAMES = ["coding in Python, JavaScript and other languages of GitHub", "chat", "mathematics, step by step"]
 NAMES += [
     "retrieval augmented generation",
@@ -66,7 +54,7 @@ def long_trace(heads: int, *, sequences: int = 24, ranks: int = 10, seed: int = 
     return replace(trace, meta={**trace.meta, "provenance": source})
 
 
-def some_profile(batch_sizes, *, depth: int = 3, largest: int = 64, parts: bool = True) -> LatencyProfile:
+def some_profile(batch_sizes, *, depth: int = 3, largest: int = 64) -> LatencyProfile:
     rng = np.random.default_rng(1)
     points, plain = [], []
     for b in batch_sizes:
@@ -76,7 +64,7 @@ def some_profile(batch_sizes, *, depth: int = 3, largest: int = 64, parts: bool 
             for d in {1, min(depth, size - 1)}:
                 spent = {"draft": 0.3 * d, "target": 3 + 0.02 * b * size, "verify": 0.2, "commit": 0.1}
                 ms = tuple(sum(spent.values()) * noise)
-                each = {name: tuple(t * noise) for name, t in spent.items()} if parts else None
+                each = {name: tuple(t * noise) for name, t in spent.items()}
                 points.append(StepTiming(b, 512, size, d, ms, parts_ms=each))
     runtime = {"name": "treeopt", "version": "0.1.0", "attention": "sdpa"}
     return LatencyProfile(tuple(points), tuple(plain), runtime)
@@ -220,9 +208,8 @@ HEADS, GUESSES, TOKENS = (
 )
 def test_only_heads_are_called_heads_and_probabilities_are_products(info, words):
     calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]), meta=info)
-    trace = replace(long_trace(2), meta={**long_trace(2).meta, **info})
     groups = groups_chart({"a": {"hits": [[3]], "trials": [10]}}, info)
-    for chart in (accuracy_chart(calibration), groups, positions_chart(trace)):
+    for chart in (accuracy_chart(calibration), groups):
         assert chart.legend == words[0]
         assert words[1] in chart.title
     data = tree_data(Tree.from_choices([[0], [1], [1, 0]]), calibration)
@@ -235,8 +222,8 @@ def test_only_heads_are_called_heads_and_probabilities_are_products(info, words)
 def test_captions_name_the_rule():
     trace = long_trace(2)
     trace = replace(trace, meta={**trace.meta, "acceptance": {"rule": "sample-then-match", "temperature": 0.7}})
-    data = [tree_data(Tree.chain(1), trace), positions_chart(trace)]
-    data += [sizes_chart(trace, Limits(4)), accuracy_chart(Calibration.from_trace(trace))]
+    data = [tree_data(Tree.chain(1), trace), sizes_chart(trace, Limits(4))]
+    data.append(accuracy_chart(Calibration.from_trace(trace)))
     assert all("--acceptance sample --temperature 0.7" in each.caption for each in data)
 
 
@@ -247,29 +234,6 @@ def test_groups_go_by_the_accuracy_of_head_1():
     assert [panel[depth].x.tolist() for depth in ("1", "2")] == [[0.9, 0.3], [0.1, 0.1]]
     with pytest.raises(InvalidInput, match="hits and trials"):
         groups_chart({"a": {"hits": [[3]]}})
-
-
-@given(traces())
-def test_positions_are_counted_once(trace):
-    if not trace.has_step.any():
-        with pytest.raises(OutOfRange, match="at least 2 tokens"):
-            positions_chart(trace)
-        return
-    panel = positions_chart(trace, buckets=3)[0]
-    starts = [0, *(np.array(panel.breaks) + 0.5)]
-    hits, trials = np.zeros((trace.num_heads, len(starts))), np.zeros((trace.num_heads, len(starts)))
-    for start, stop in itertools.pairwise(trace.starts.tolist()):
-        for t in range(start, stop - 1):
-            bucket = max(b for b, first in enumerate(starts) if first <= t - start)
-            hits[:, bucket] += trace.ranks[t] == 0
-            trials[:, bucket] += trace.ranks[t] != -2
-    shares = np.stack([one.y for one in panel.series])
-    assert np.nan_to_num(shares) == pytest.approx(hits / np.maximum(trials, 1))
-
-
-def test_buckets_have_about_equally_many_states():
-    trace = random_trace(np.random.default_rng(0), [101] * 10, 2, 5)
-    assert positions_chart(trace, buckets=4)[0].breaks == [24.5, 49.5, 74.5]
 
 
 def test_dense_widths_are_all_within_the_budget():
@@ -355,84 +319,34 @@ def test_latency_is_the_median_at_the_deepest_tree():
 def test_a_line_has_no_tree_that_is_shallower_than_its_rows_allow():
     """Of 11 rows only a tree of depth 1 was timed: the line fell there to half of its neighbours."""
     times = {(2, 1): 8.0, (3, 2): 10.0, (9, 2): 19.0, (11, 1): 9.0, (16, 2): 20.0}
-    points = [
-        StepTiming(1, 9, size, depth, (ms, ms), parts_ms={"draft": (ms / 2,), "target": (ms / 2,)})
-        for (size, depth), ms in times.items()
-    ]
+    points = [StepTiming(1, 9, size, depth, (ms, ms)) for (size, depth), ms in times.items()]
     profile = LatencyProfile(tuple(points), (StepTiming(1, 9, 1, 0, (5.0, 5.0)),))
     line, _, shallow = latency_chart(profile)[0].series
     assert (line.x, shallow.x, shallow.y) == ([2, 3, 9, 16], [11], [9.0])
-    assert parts_chart(profile)[0]["whole step"].x.tolist() == [2, 3, 9, 16]
 
 
-@pytest.mark.parametrize(("share", "rest"), [(1.0, None), (0.8, 0.2), (1.5, None)])
-def test_parts_and_the_rest_are_the_whole_step_and_never_more(share, rest):
-    profile = some_profile((1, 8))
-    scaled = [
-        replace(p, parts_ms={name: tuple(share * t for t in ms) for name, ms in (p.parts_ms or {}).items()})
-        for p in profile.points
-    ]
-    for panel in parts_chart(LatencyProfile(tuple(scaled), profile.autoregressive)).panels[0]:
-        parts = {one.label: one.y for one in panel.series if one.kind == "area"}
-        assert list(parts)[-4:] == ["commit", "verify", "target", "draft"]
-        total = panel["whole step"].y
-        assert sum(parts.values()) == pytest.approx(total)
-        assert ("the rest" in parts) == (rest is not None)
-        assert rest is None or parts["the rest"] == pytest.approx(rest * total, rel=0.01)
-    with pytest.raises(OutOfRange, match="treeopt profile"):
-        parts_chart(some_profile((1,), parts=False))
-
-
-def test_a_pareto_picture_has_the_plan_plain_decoding_and_what_was_measured():
-    plan, bench = some_plan((1, 4)), some_bench(batch_size=4)
-    panel = pareto_chart(plan, {4: bench})[0]
-    trees, plain = panel["the plan's trees"], panel["plain decoding"]
-    rates = [entry.chosen.tokens_per_s for entry in plan.entries]
-    assert (trees.notes, trees.y.tolist(), trees.x.tolist()) == (["1", "4"], rates, [rates[0], rates[1] / 4])
-    assert plain.y == pytest.approx([e.curve[0].tokens_per_s for e in plan.entries])
-    assert panel["the plan's trees, measured"].y == pytest.approx([bench.contender("chosen").tokens_per_s])
-    assert panel["plain decoding, measured"].y == pytest.approx([bench.contender("plain").tokens_per_s])
-    with pytest.raises(OutOfRange, match="at least two batch sizes"):
-        pareto_chart(some_plan((1,)))
-
-
-def with_dynamic(plan: Plan) -> Plan:
-    """The plan with a dynamic tree beside each of its own."""
-    entries = []
+def two_drafters(plan: Plan) -> DraftersCompared:
+    """Predicted trees of one drafter, and measured dynamic trees of another."""
+    marks = []
     for entry in plan.entries:
-        ms, ends = 2.2 * (entry.chosen.plain_ms or 1) / 1.6, Intervals(speedup=(1.5, 1.7))
-        like = {"draft": DynamicTree(3, 4, 8), "tokens_per_step": 2.2, "step_ms": ms, "interval95": ends}
-        entries.append(replace(entry, others={**entry.others, "dynamic": replace(entry.chosen, **like)}))
-    return replace(plan, entries=tuple(entries))
-
-
-def test_a_picture_of_kinds_has_what_the_plan_says_of_each_and_what_was_measured():
-    plan, bench = with_dynamic(some_plan((1, 4))), some_bench(batch_size=4)
-    chosen = replace(bench.contender("chosen"), draft=plan.entries[1].draft)
-    bench = replace(bench, contenders=(bench.contenders[0], chosen))
-    left, right = kinds_chart(plan, {4: bench}).panels[0]
-    assert left.scale == ["1", "4"]
-    (dynamic,) = [one for one in left.series if "3/4/8" in one.notes]
-    assert (dynamic.y, dynamic.ends.tolist()) == (pytest.approx([1.6, 1.6]), [[1.5, 1.5], [1.7, 1.7]])
-    assert right["dynamic"].y.tolist() == [2.2, 2.2]
-    (measured,) = [one for one in left.series if one.look.get("fillstyle") == "full" and len(one.y)]
-    ratio = bench.speedup("chosen")
-    assert (measured.y.tolist(), measured.ends.tolist()) == ([ratio.value], [[ratio.low], [ratio.high]])
-    with pytest.raises(OutOfRange, match="no dynamic trees"):
-        kinds_chart(some_plan((1,)))
+        tree, ends = entry.chosen, Intervals(speedup=(1.5, 1.7))
+        ms = 2.2 * (tree.plain_ms or 1) / 1.6
+        dynamic = replace(tree, draft=DynamicTree(3, 4, 8), tokens_per_step=2.2, step_ms=ms, interval95=ends)
+        marks.append(DrafterFigure(drafter="heads", figure=tree, setting="", is_measured=False))
+        marks.append(DrafterFigure(drafter="layer", figure=dynamic, setting="", is_measured=True))
+    return DraftersCompared(settings=tuple(marks), about="a model")
 
 
 def test_drafters_stand_beside_each_other_at_every_batch_size():
-    bench = some_bench(batch_size=4)
-    predicted = some_plan((1,)).entries[0].chosen
-    settings = [
-        DrafterFigure(drafter="heads", figure=bench.figure("chosen"), setting="", is_measured=True),
-        DrafterFigure(drafter="ngram", figure=predicted, setting="", is_measured=False),
-    ]
-    left, right = drafters_chart(DraftersCompared(settings=tuple(settings), about="a model")).panels[0]
+    plan = some_plan((1, 4))
+    left, right = drafters_chart(two_drafters(plan)).panels[0]
     assert left.scale == ["1", "4"]
-    assert right["heads"].y == [bench.figure("chosen").tokens_per_step]
-    assert right["ngram"].ends[:, 0].tolist() == pytest.approx(list(predicted.interval95.tokens_per_step))
+    (dynamic,) = [series for series in left.series if "3/4/8" in series.notes]
+    assert (dynamic.y, dynamic.ends.tolist()) == (pytest.approx([1.6, 1.6]), [[1.5, 1.5], [1.7, 1.7]])
+    assert right["layer"].y.tolist() == [2.2, 2.2]
+    assert right["heads"].y.tolist() == [entry.chosen.tokens_per_step for entry in plan.entries]
+    ends = np.array([entry.chosen.interval95.tokens_per_step for entry in plan.entries])
+    assert pytest.approx(ends) == right["heads"].ends.T
 
 
 def test_accepted_shares_are_counts_over_steps():
@@ -476,10 +390,8 @@ def test_everything_is_drawn_once(run):
     fill(run, (1,))
     some_bench().save(run.bench)
     files, notes = figures.draw(run)
-    # Of dynamic trees, and of several batch sizes.
-    assert [note.split(":")[0] for note in notes] == ["kinds was left out", "pareto was left out"]
-    drawn = [name for name in figures.FIGURES if name not in ("kinds", "pareto", *OF_BLOCKS)]
-    assert [f.name for f in files] == [f"{name}.{kind}" for name in drawn for kind in ("png", "svg")]
+    assert not notes
+    assert [f.name for f in files] == [f"{name}.{kind}" for name in figures.FIGURES for kind in ("png", "svg")]
     assert sorted(run.figures.iterdir()) == sorted(files)
 
 
@@ -512,18 +424,18 @@ def test_several_batch_sizes_have_a_tree_and_a_benchmark_each(run):
 def test_an_empty_run_says_which_command_makes_each_input(run):
     files, notes = figures.draw(run)
     assert files == []
-    made_by = {"tree": "search", "positions": "calibrate", "latency": "profile", "contenders": "bench"}
+    made_by = {"tree": "search", "groups": "calibrate", "latency": "profile", "contenders": "bench"}
     for name, command in made_by.items():
         (note,) = [note for note in notes if note.startswith(f"{name} was left out")]
         assert note.endswith(f"Make it with: {run.command(command)}")
-    assert len(notes) == len(figures.FIGURES) - len(OF_BLOCKS)
+    assert len(notes) == len(figures.FIGURES)
 
 
 def test_a_published_calibration_gives_its_tree_and_accuracy(run):
     pipeline.search(run, batch_sizes=(1,), calibration="vicuna-7b-medusa1")
     files, notes = figures.draw(run, formats=["png"])
     assert [file.stem for file in files] == ["tree", "accuracy"]
-    assert len(notes) == len(figures.FIGURES) - 2 - len(OF_BLOCKS)
+    assert len(notes) == len(figures.FIGURES) - 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from treeopt.growth.objectives import grow_independent
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
-from treeopt.report.tips import size_tips
+from treeopt.report.titles import size_titles
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import Limits
 
@@ -104,9 +104,9 @@ def test_of_a_part_of_a_step_ratios_are_shown_and_absolute_rates_are_not(tmp_pat
     assert re.search(r"step over.*\d\.\d\d ±\?", shown, re.DOTALL)
     assert "±0.00" not in shown
     plan = Plan.load(tmp_path / "plan.json")
-    said = [[name for name, _ in tip.rows] for tip in size_tips(plan[8], is_part=plan.part is not None)]
-    assert said
-    assert all(names == ["tokens/step", "over plain"] for names in said)
+    titles = size_titles(plan[8], is_part=plan.part is not None)
+    assert titles
+    assert all(re.fullmatch(r"size.*\ntokens/step [\d.]+\nover plain [\d.]+", title) for title in titles)
 
 
 def test_sequoias_demo_vector_gives_its_published_chain():

@@ -1,4 +1,4 @@
-"""The report: complete, offline and inert, as a real browser sees it."""
+"""The report: complete, offline, without scripts, as a real browser sees it."""
 
 import html
 import json
@@ -94,11 +94,6 @@ def test_without_a_plan_the_command_that_makes_one_is_named(tmp_path):
         write_report(RunDirectory(tmp_path))
 
 
-def tips(page):
-    """What the marks of a page's pictures say, by the element that they are in."""
-    return json.loads(re.search(r'id="tips">(.*?)</script>', page)[1])
-
-
 def test_a_plan_alone_makes_a_report(tmp_path):
     run = RunDirectory(tmp_path)
     pipeline.search(run, budget=16, batch_sizes=(1,), calibration="vicuna-7b-medusa1")
@@ -124,13 +119,12 @@ def test_of_some_files_there_is_a_report_and_what_to_measure_next_is_said_in_the
     page = html.unescape(write_report(run, hint=hints.append).read_text())
     if drawn and gone != ("trace", "calibration"):
         sizes = [entry.chosen.size for entry in run.read_plan().entries]
-        assert sum("-node-" in gid for gid in tips(page)) == sum(sizes)
+        assert len(re.findall("<title>(path|root)", page)) == sum(sizes)
     assert ("Real decoding of" in page) == ("bench" not in gone)
     said = re.sub("treeopt (calibrate|profile|bench) calm", "", page)
     assert not re.search("treeopt (bench|calibrate|profile|search)|would tell them apart|longer profile", said)
     assert "bench" not in gone or "treeopt bench" in " ".join(hints)
-    kinds = [hint for hint in hints if hint.startswith("kinds was left out")]  # the run has no dynamic trees
-    assert bool(hints[len(kinds) :]) == bool(gone)
+    assert bool(hints) == bool(gone)
 
 
 def test_what_was_noisy_is_in_the_files_and_in_the_first_lines(no_pictures, tmp_path):
@@ -297,9 +291,7 @@ def test_every_id_is_there_once(report):
     page = report.read_text()
     ids = re.findall(r'\sid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
-    assert set(re.findall(r'(?:href="#|url\(#|data-copy=")([^")]+)', page)) <= set(ids)
-    said = tips(page)
-    assert said.keys() | {tip["above"] for all_of in said.values() for tip in all_of} <= {*ids, ""}
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', page)) <= set(ids)
 
 
 @pytest.mark.parametrize("acceptance", [REJECT, TYPICAL])
@@ -370,60 +362,25 @@ def visit(browser):
     assert not wrong
 
 
-NODE = "[id$='-node-0'] use >> nth=0"
+def title(page, mark: str) -> str:
+    """The title of the first mark of a selector, which a browser shows under the pointer."""
+    return page.locator(f"{mark} > title").first.text_content()
 
 
-def test_a_node_tells_its_path_share_visits_gain_and_texts(visit, report):
+def test_marks_have_titles(visit, report):
+    """A node says its path, share, visits, gain and texts; a size its depth, tokens and latency."""
     page = visit(report)
-    assert page.locator("#tip").is_hidden()
-    page.hover(NODE, force=True)
-    said = page.locator("#tip").inner_text()
-    assert "path [0]" in said
-    assert re.search(r"accepted in\s+\d+\.\d\d% of steps", said)
-    assert re.search(r"visits\s+[\d,]+ of [\d,]+ steps", said)
-    assert re.search(r"gain\s+\+0\.\d+ tokens per step", said)
-    assert "…before calm" in said
-    assert page.locator("#tip mark").first.inner_text().startswith("guess calm⏎")
-    page.mouse.move(0, 0)
-    page.locator("#tip").wait_for(state="hidden")
-
-
-def test_a_size_tells_its_depth_tokens_and_latency(visit, report):
-    page = visit(report)
-    point = sorted(Plan.load(report.parent / "plan.json")[4].curve, key=lambda point: point.size)[6]
-    page.hover("[id$=rates-4] use >> nth=6", force=True)
-    said = re.sub(r"\s+", " ", page.locator("#tip").inner_text())
-    assert f"size {point.size}, depth {point.depth}" in said
-    assert f"tokens/step {point.tokens_per_step:.3f}" in said
-    assert f"step ms {point.step_ms:.3f}" in said
-    assert f"tokens/s {point.tokens_per_s:,.1f}" in said
-
-
-def test_the_keyboard_reaches_every_node(visit, report):
-    page = visit(report)
-    nodes = page.locator(".wide").first.locator(".mark")
-    for _ in range(50):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.querySelector('.wide svg').contains(document.activeElement)"):
-            break
-    assert "root" in page.locator("#tip").inner_text()
-    page.keyboard.press("ArrowDown")
-    assert "path [0]" in page.locator("#tip").inner_text()
-    page.keyboard.press("ArrowUp")
-    assert "root" in page.locator("#tip").inner_text()
-    paths = {page.locator("#tip strong").inner_text()}
-    for _ in range(nodes.count() - 1):
-        page.keyboard.press("ArrowRight")
-        paths.add(page.locator("#tip strong").inner_text())
-    assert len(paths) == nodes.count() > 3
-    page.keyboard.press("Escape")
-    assert page.locator("#tip").is_hidden()
-    page.keyboard.press("Home")
-    assert "root" in page.locator("#tip").inner_text()
-    page.keyboard.press("Tab")  # one stop a drawing
-    assert not page.evaluate("document.querySelector('.wide svg').contains(document.activeElement)")
-    for node in nodes.all():  # the same for those who listen
-        assert re.match(r"(root|path \[).*accepted in .* of steps", node.get_attribute("aria-label"))
+    node = title(page, "[id$='-node-0'] use")
+    assert re.match(r"path \[0\]\naccepted in \d+\.\d\d% of steps\nvisits [\d,]+ of [\d,]+ steps\n", node)
+    assert re.search(r"gain \+0\.\d+ tokens per step\n…before calm\[guess calm⏎\]$", node)
+    assert title(page, "[id$='-node-root'] use").startswith("root")
+    entry = Plan.load(report.parent / "plan.json")[4]
+    for place, point in enumerate(sorted(entry.curve, key=lambda point: point.size)):
+        size = title(page, f"[id$=rates-4] use:nth-of-type({place + 1})").split("\n")
+        assert size[0].startswith(f"size {point.size}, depth {point.depth}")
+        assert size[1] == f"tokens/step {point.tokens_per_step:.3f}"
+        if point.step_ms:
+            assert size[2:4] == [f"step ms {point.step_ms:.3f}", f"tokens/s {point.tokens_per_s:,.1f}"]
 
 
 @pytest.mark.parametrize("bypass_csp", [False, True])  # escaping alone must do
@@ -432,20 +389,17 @@ def test_texts_of_others_are_inert(visit, hostile, bypass_csp):
     page.wait_for_timeout(200)
     assert page.title().startswith("treeopt report: model </script>")
     assert page.locator("img, iframe, object, embed, form, [onerror], [onclick]").count() == 0
-    assert page.locator("script").count() == 2
+    assert page.locator("script").count() == 0
     assert page.locator("h1").text_content().startswith(f"model {EVIL}")
     assert "{{ 7 * 7 }}{% raw %}" in page.locator("h1").inner_text()
     told = page.locator("body").text_content()
     for start in ("prompts ", "heads ", "mine ", "beware ", "treeopt bench ", "code ", "chat "):
         assert f"{start}{EVIL}" in told, start
     assert f"empty {EVIL}" in told
-    page.hover(NODE, force=True)
-    assert f"before {EVIL}" in page.locator("#tip").text_content()
-    assert page.locator("#tip mark").first.text_content().startswith(f"guess {EVIL}".replace("\n", "⏎\n"))
-    assert page.locator("#tip img, #tip script").count() == 0
+    assert f"…before {EVIL}".replace("\n", "⏎") in title(page, "[id$='-node-0'] use")
 
 
-def test_the_policy_lets_no_other_script_run(visit, report):
+def test_the_policy_lets_no_script_run(visit, report):
     page = visit(report)
     page.evaluate("""() => {
         const script = document.createElement("script");
@@ -469,18 +423,6 @@ def test_nothing_is_cut_off(visit, hostile, width):
     if width == 400:  # tables are not boxes that scroll there
         assert page.evaluate("""() => [...document.querySelectorAll(".figures td, .figures th")]
             .every((cell) => cell.getBoundingClientRect().right <= innerWidth)""")
-    for mark in (
-        page.locator(".wide .mark").first,
-        page.locator(".wide .mark").last,
-        page.locator("[id$=rates-1] .mark").last,
-    ):
-        mark.focus()
-        page.wait_for_timeout(100)  # for the scrolling that the focus makes
-        box = page.locator("#tip").bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= width
-        assert box["y"] >= 0
-        assert box["y"] + box["height"] <= 800
 
 
 CONTRAST = """() => {
@@ -495,7 +437,7 @@ CONTRAST = """() => {
             if (!colour.startsWith("rgba(0, 0, 0, 0")) return colour;
         }
     };
-    const pairs = [...document.querySelectorAll("h1, h2, h3, p, td, th, small, summary, span, strong, button")]
+    const pairs = [...document.querySelectorAll("h1, h2, h3, p, td, th, small, summary, span, strong")]
         .filter((box) => box.textContent.trim() && box.checkVisibility())
         .map((box) => [getComputedStyle(box).color, behind(box)]);
     return Math.min(...pairs.map((pair) => {
@@ -510,33 +452,12 @@ def test_text_stands_out(visit, report, scheme):
     assert visit(report, color_scheme=scheme).evaluate(CONTRAST) >= 4.5
 
 
-def test_the_engines_files_can_be_copied(visit, report):
-    page = visit(report, permissions=["clipboard-read", "clipboard-write"])
-    page.locator(".export summary").first.click()
-    plan = Plan.load(report.parent / "plan.json")
-    made = export_plan(plan, "medusa", batch_size=plan.entries[0].batch_size)
-    text = made.files["medusa_choices.json"]
-    page.get_by_role("button", name="Copy medusa_choices.json").first.click()
-    page.get_by_text("Copied").wait_for()
-    assert page.evaluate("navigator.clipboard.readText()") == text
-
-
-def test_copying_works_without_the_clipboard_interface(visit, report):
-    page = visit(report)
-    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
-    page.evaluate("addEventListener('copy', () => { window.copied = String(document.activeElement.value); })")
-    page.locator(".export summary").first.click()
-    page.get_by_role("button", name="Copy medusa_choices.json").first.click()
-    page.get_by_text("Copied").wait_for()
-    assert json.loads(page.evaluate("copied"))
-
-
 def test_it_prints_with_everything_open(visit, report):
     page = visit(report, color_scheme="dark")
     assert page.pdf(format="A4").startswith(b"%PDF")
     page.emulate_media(media="print")
-    assert page.evaluate("[...document.querySelectorAll('details')].every((details) => details.open)")
-    assert page.locator("button:visible, #tip:visible").count() == 0
+    shown = "[...document.querySelectorAll('details > :last-child')].every((part) => part.checkVisibility({contentVisibilityAuto: true}))"
+    assert page.evaluate(shown)
     page.set_viewport_size({"width": 700, "height": 1000})  # about A4
     assert page.evaluate("document.documentElement.scrollWidth") <= 700
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"

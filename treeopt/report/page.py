@@ -1,11 +1,9 @@
 """The report: one HTML file with the tables, the pictures, the engines' files and where it all comes from.
 
 What is shown is computed here as small records; templates/report.html.j2 lays it out and escapes every
-text. The page loads nothing, and its own policy lets no other script run.
+text. The page loads nothing, and its own policy lets no script run.
 """
 
-import base64
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,7 +29,7 @@ from treeopt.report.bench_table import about_rule, bench_tables, group_table, ha
 from treeopt.report.figures import Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, kinds_table, mixture, price, schedule, trees_table
-from treeopt.report.tips import Texts, tips_of
+from treeopt.report.titles import Texts, titles_of
 from treeopt.report.verdict import (
     BY_DEFAULT,
     NO_TREE_PAYS,
@@ -191,7 +189,8 @@ def write_report(
     old = _stale(run, sources.notes)
     if drawn is None:
         drawn = list(pictures(run))
-    shown = [(p, f"figure-{i}-") for i, p in enumerate(p for p in drawn if isinstance(p, Picture))]
+    shown = [picture for picture in drawn if isinstance(picture, Picture)]
+    examples = sources.examples()
     elsewhere = sorted({section.elsewhere for section in sections} - {""})
     origin, rule = origin_rows(sources.records), rule_of(plan.acceptance)
     left_out = [_text(row) for notes in sources.notes.values() for row in notes.skipped or ()]
@@ -209,9 +208,8 @@ def write_report(
         rule=rule,
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
-        pictures=[(p, svg_element(p.svg, of)) for p, of in shown],
+        pictures=[(p, svg_element(p.svg, f"figure-{i}-", titles_of(p, plan, examples))) for i, p in enumerate(shown)],
         skipped=list(dict.fromkeys(left_out)),
-        tips=tips_of(shown, plan, sources.examples()),
     )
     writing.write_text(run.report, page)
     for said, command in old.items():
@@ -246,13 +244,11 @@ def _engine_notes(run: RunDirectory, plan: Plan, bench: Benchmark) -> list[str]:
 
 
 def render(**content: Any) -> str:
-    """The page: every text escaped by the template; what marks say goes to the script as JSON."""
+    """The page: every text escaped by the template."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    folder = resources.files("treeopt.report") / "templates"
-    style, script = ((folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    style = (resources.files("treeopt.report") / "templates" / "report.css").read_text(encoding="utf-8")
     loader = PackageLoader("treeopt.report")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -260,12 +256,7 @@ def render(**content: Any) -> str:
     said = (trees_table, kinds_table, bench_tables, group_table, certainty, about_rule, text_price)
     environment.globals.update({function.__name__: function for function in said})
     page = environment.get_template("report.html.j2").render(
-        style=Markup(style),
-        script=Markup(script),
-        script_hash=f"sha256-{digest}",
-        svg=Markup,
-        version=__version__,
-        **content,
+        style=Markup(style), svg=Markup, version=__version__, **content
     )
     return printable(page)
 

@@ -1,9 +1,9 @@
-"""How often guesses are right: by rank, by group of prompts, along the answer, and how heads learned that.
+"""How often guesses are right: by rank and by group of prompts, and how heads learned that.
 
 Intervals are Wilson's at 95 %, with states taken as independent; neighbours in a text are not quite. Under rejection
 ranks say which drafted tokens are accepted, and in an engine's log which were: there is one rank then.
 
-K heads, or depths · R ranks · G groups · B buckets of positions · n points of a curve
+K heads, or depths · R ranks · G groups · n points of a curve
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
-from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.report.figures import style
 from treeopt.report.figures.chart import HEIGHT, Chart, Estimates, Panel, Series, wilson
 from treeopt.report.figures.style import Look
@@ -105,33 +104,6 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     counted = f"{count(int(trials.max(1).sum()), 'state')} of {count(sum(sequences), 'sequence')}"
     title = f"How often {right}, by group of prompts"
     return Chart(title, style.about(info, counted, INTERVALS), [panels], guesser)
-
-
-def positions_chart(trace: RankTrace, *, buckets: int = 8) -> Chart:
-    """Top-1 accuracy at each depth in up to ``buckets`` ranges of positions with about equally many states.
-
-    Thin lines part the ranges; points stand at the mean position of the states in each.
-    """
-    states = trace.has_step
-    position = (np.arange(len(trace.ranks)) - np.repeat(trace.starts[:-1], trace.lengths))[states]
-    if not len(position):
-        raise OutOfRange("Accuracy along the answer needs an answer of at least 2 tokens. Calibrate on more.")
-    ranks = trace.ranks[states]
-    cuts = np.sort(position)[np.arange(buckets) * len(position) // buckets]
-    edges = np.unique([0, *cuts, position.max() + 1])
-    bucket = np.searchsorted(edges, position, side="right") - 1
-    n = len(edges) - 1
-    hits = np.stack([np.bincount(bucket[column == 0], minlength=n) for column in ranks.T])
-    trials = np.stack([np.bincount(bucket[column != NO_TRIAL], minlength=n) for column in ranks.T])
-    middle = np.bincount(bucket, position, n) / np.bincount(bucket, minlength=n)
-    top1 = wilson(hits, trials)
-    guesser, right, share, of = _words(trace.meta)
-    counted = f"{count(len(position), 'state')} of {count(trace.num_sequences, 'sequence')}"
-    lines = [top1[k].over(str(k + 1), middle, **style.series(k)) for k in range(len(trials))]
-    axes: Look = {"xlim": (0, int(edges[-1])), "ylim": (0, None), "breaks": (edges[1:-1] - 0.5).tolist()}
-    panel = Panel(lines, "position in the answer [tokens]", f"{share} [{of}]", **axes)
-    title = f"How often {right} along the answer"
-    return Chart(title, style.about(trace.meta, counted, INTERVALS), [[panel]], guesser)
 
 
 def training_chart(log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> Chart:

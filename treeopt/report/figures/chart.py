@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEIGHT = 3.5  # inches of a panel
-NEAR = 0.05  # share of the axes within which a second note would lie on the first
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,7 @@ class Series:
     ends  : (2, n) low and high of each point's interval; of an area its edges
     look  : options of matplotlib: colour, marker, line style
     kind  : points on a line, bars, an area between the ends, lines across the panel at y, or marks at its lower edge
-    notes : (n,) texts beside the points, on the ``side``; some are left out where they would overlap
+    notes : (n,) texts below the points
     """
 
     label: str
@@ -45,7 +44,6 @@ class Series:
     look: Mapping[str, Any] = field(default_factory=dict)
     kind: Literal["line", "bar", "area", "across", "edge"] = "line"
     notes: Sequence[str] = ()
-    side: Literal["below", "left", "right"] = "below"
 
 
 Known = tuple[float, Sequence[float | None] | None, float | None]  # a value, its 95 % interval, its standard error
@@ -105,10 +103,10 @@ def banded(label: str, x: ArrayLike, y: NDArray[np.float64], draws: NDArray[np.f
     return [Series(label, x, y, look=look), Series("", x, y, ends, shade, "area")]
 
 
-def plain_line(at: float, color: str = style.BLACK, label: str = "") -> Series:
+def plain_line(at: float, color: str = style.BLACK) -> Series:
     """A dashed line across a panel at what plain decoding reaches."""
     look = {"color": color, "linestyle": (0, (2, 3)), "linewidth": 0.9, "zorder": 1}
-    return Series(label, [], [at], look=look, kind="across")
+    return Series("", [], [at], look=look, kind="across")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +117,6 @@ class Panel:
     rows       : names of places at the left, the first on top; intervals then lie along the axis below
     log        : whether the axis at the left is logarithmic
     xlim, ylim : ends of the axes, None for where the data ends
-    breaks     : where thin lines part the axis below
     """
 
     series: Sequence[Series]
@@ -131,7 +128,6 @@ class Panel:
     log: bool = False
     xlim: tuple[float | None, float | None] = (None, None)
     ylim: tuple[float | None, float | None] = (None, None)
-    breaks: Sequence[float] = ()
     height: float = HEIGHT
     width: float = 1.0
     is_wide: bool = False
@@ -203,9 +199,6 @@ def _add(axes: Axes, one: Series, *, across: bool) -> Any:
 
 def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
     """Axes, their limits and names, for what is already drawn."""
-    for at in panel.breaks:
-        axes.axvline(at, color="#DDDDDD", linewidth=0.8, zorder=0)
-        axes.grid(visible=False, axis="x")
     if panel.log:
         axes.set_yscale("log")
     axes.set(title=panel.title, ylabel=panel.ylabel, xlim=panel.xlim, ylim=panel.ylim)
@@ -233,20 +226,10 @@ def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
 
 
 def _note(axes: Axes, panel: Panel) -> None:
-    """Texts beside the points, without those that would lie on one another."""
-    placed: list[tuple[float, float]] = []
+    """Texts below the points. Their parts stand below each other: an 8 that lies on its side is read as ∞."""
+    look: Look = {"textcoords": "offset points", "ha": "center", "va": "top", "fontsize": 6, "linespacing": 1.0}
     for one in panel.series:
         x, y = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float)
         low = np.fmin(y, y if one.ends is None else np.asarray(one.ends, dtype=float)[0])
-        for at, value, lower, text in zip(x, y, low, one.notes, strict=False):
-            place: Look = {"textcoords": "offset points", "va": "center", "fontsize": 7}
-            if one.side == "below":
-                place |= {"ha": "center", "va": "top", "fontsize": 6, "linespacing": 1.0}
-                axes.annotate(text.replace("/", "/\n"), (at, lower), (0, -4), **place)  # upright: a turned 8 is ∞
-                continue
-            side = 1 if one.side == "right" else -1
-            across, up = axes.transLimits.transform(axes.transScale.transform((at, value)))
-            here = (across + side * NEAR / 2, up)
-            if not any(np.abs(np.subtract(here, other)).max() < NEAR for other in placed):
-                placed.append(here)
-                axes.annotate(text, (at, value), (7 * side, 0), ha="left" if side > 0 else "right", **place)
+        for at, lower, text in zip(x, low, one.notes, strict=False):
+            axes.annotate(text.replace("/", "/\n"), (at, lower), (0, -4), **look)

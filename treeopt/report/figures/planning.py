@@ -1,4 +1,4 @@
-"""What a search weighs, over tree size: tokens per step, what a step costs and is made of, and throughput.
+"""What a search weighs, over tree size: tokens per step, what a step costs, and throughput.
 
 Where drafting goes depth by depth, trees of one size cost by their depth. So marks with intervals are the trees that are as
 deep as their rows allow, up to the deepest that were measured; of others the marks tell their depth. No line joins latencies:
@@ -7,10 +7,9 @@ a dip may be noise.
 N sizes (1 ... budget)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn
 from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.latency.measurements import median_latency
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -38,15 +36,6 @@ MOST_LINEAR = 6  # ratio of the throughputs above which their axis is logarithmi
 FloatArray = NDArray[np.float64]
 Sizes = list[tuple[int, int]]  # (size, depth)
 Widths = tuple[int, ...]
-PARTS = {  # in the order of a step: colour and hatch
-    "draft": (style.ORANGE, ""),
-    "target": (style.SKY, "///"),
-    "verify": (style.GREEN, "..."),
-    "commit": (style.BLUE, "\\\\\\"),
-}
-NOTICEABLE = 0.002  # share of a step
-REST = "the rest"  # of a step, between its parts
-ACROSS = 3  # panels side by side
 ROWS = "rows per step (tree size)"
 MOST_MS = 8  # ratio of the latencies above which their axis is logarithmic
 
@@ -271,58 +260,3 @@ def _mark(depth: int, colour: str) -> Look:
     """The look of a tree that is shallower than its rows allow."""
     marker = style.MARKERS[(depth - 1) % len(style.MARKERS)]
     return {"marker": marker, "markersize": 3.5, "linestyle": "none", "alpha": 0.6, "color": colour}
-
-
-def parts_chart(profile: LatencyProfile) -> Chart:
-    """Medians of drafting, the target's pass, verification and commit, stacked; a panel for each batch size and context.
-
-    Parts are timed in steps of their own, with a clock between them: where they take longer together than a whole step,
-    they are scaled to it, and what they leave of it is the `REST`. Raises OutOfRange where no step was timed in parts.
-    """
-    panels, deepest = list[Panel](), 0
-    for setting in profile.settings:
-        line, _ = _trees(profile, *setting)
-        here = [p for p in profile.fixed if p.setting == setting and p.parts_ms and (p.size, p.depth) in line]
-        if not here:
-            continue
-        points = [p for _, p in sorted({p.size: p for p in reversed(here)}.items())]
-        deepest = max(deepest, *(p.depth for p in points))
-        sizes, total = np.array([p.size for p in points]), np.array([median_latency(p.step_ms).ms for p in points])
-        areas = _stacked(sizes, _parts([p.whole_parts() for p in points], total))
-        whole = Series("whole step", sizes, total, look={"color": "black", "marker": "o", "markersize": 2.5})
-        plain = plain_line(StepCosts(profile, *setting).plain.ms, label="plain step")
-        title = f"batch size {_label(profile, *setting)}"
-        beside = "" if len(panels) % ACROSS else "median [ms]"
-        panels.append(Panel([*areas, whole, plain], ROWS, beside, title, "sizes", ylim=(0, None), height=2.2))
-    if not panels:
-        raise OutOfRange("No step of the profile was timed in parts. Measure again with: treeopt profile")
-    note = (
-        f"medians of trees as deep as their rows allow, {deepest} at most; parts are timed in steps of their own; if they "
-        "take longer together than a whole step they are scaled to it, and if they take less there is a rest"
-    )
-    rows = [panels[i : i + ACROSS] for i in range(0, len(panels), ACROSS)]
-    return Chart("What a decoding step is made of", style.sentence(_caption(profile), note), rows)
-
-
-def _parts(timed: list[Mapping[str, Any]], total: FloatArray) -> dict[str, FloatArray]:
-    """Part -> median [ms] at each size; with the rest, where it is noticeable, they add up to ``total``."""
-    names = [*PARTS, *sorted({name for found in timed for name in found} - set(PARTS))]
-    names = [name for name in names if any(found.get(name) for found in timed)]
-    ms = {name: np.array([float(np.median(found.get(name) or 0.0)) for found in timed]) for name in names}
-    scale = np.minimum(total / np.maximum(sum(ms.values()), 1e-12), 1.0)
-    ms = {name: scale * each for name, each in ms.items()}
-    rest = np.maximum(total - sum(ms.values()), 0.0)
-    return {**ms, REST: rest} if (rest > NOTICEABLE * total).any() else ms
-
-
-def _stacked(sizes: NDArray[np.int64], ms: Mapping[str, FloatArray]) -> list[Series]:
-    """Areas, the uppermost first, as a legend has them; y is what each adds."""
-    x = sizes if len(sizes) > 1 else sizes * [0.93, 1.07]  # an area needs width
-    base, found = np.zeros(len(sizes)), []
-    for name, each in ms.items():
-        colour, hatch = PARTS.get(name, ("#DDDDDD", "") if name == REST else ("#999999", "xx"))
-        look = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
-        ends = np.repeat([base, base + each], len(x) // len(each), 1)
-        found.append(Series(name, x, each, ends, look, "area"))
-        base = base + each
-    return found[::-1]

@@ -21,13 +21,11 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
-from treeopt.report.figures.accuracy import accuracy_chart, groups_chart, positions_chart
-from treeopt.report.figures.bench import accepted_chart, contenders_chart, kinds_chart, pareto_chart
-from treeopt.report.figures.blocks import ddtree_chart, widths_chart
+from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
+from treeopt.report.figures.bench import accepted_chart, contenders_chart
 from treeopt.report.figures.chart import Chart
 from treeopt.report.figures.chart import draw as draw_chart
-from treeopt.report.figures.copied import settings_chart
-from treeopt.report.figures.planning import latency_chart, parts_chart, sizes_chart, throughput_chart
+from treeopt.report.figures.planning import latency_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import TreeData, draw_tree, tree_data
 from treeopt.trees.shapes import Limits
 
@@ -50,15 +48,11 @@ class Inputs:
         return read()
 
     @cached_property
-    def recorded(self) -> RankTrace:
-        """The trace, with every width of the block."""
-        return self._read(self.run.trace, self.run.read_trace, "calibrate")
-
-    @cached_property
     def trace(self) -> RankTrace:
         """The trace of the block that was planned, else of the widest."""
-        width = self.plan.width if self.recorded.widths and self.run.plan.exists() else None
-        return self.recorded.at(width) if width and width in self.recorded.widths else self.recorded
+        found = self._read(self.run.trace, self.run.read_trace, "calibrate")
+        width = self.plan.width if found.widths and self.run.plan.exists() else None
+        return found.at(width) if width and width in found.widths else found
 
     @cached_property
     def profile(self) -> LatencyProfile:
@@ -146,7 +140,6 @@ class FigureKind:
     needs          : files of the run directory; "a or b" where either will do
     compute        : reads and computes what is drawn; OutOfRange where the files do not hold it
     per_batch_size : whether there is one for each batch size of the plan
-    of_some        : whether a run has what is drawn, where few do: then no word is lost on it unless it is asked for
     """
 
     name: str
@@ -154,7 +147,6 @@ class FigureKind:
     needs: tuple[str, ...]
     compute: Callable[[Inputs, int | None], Chart | TreeData]
     per_batch_size: bool = False
-    of_some: Callable[[Inputs], bool] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,31 +191,13 @@ FIGURES: dict[str, FigureKind] = {
                    lambda i, b: accuracy_chart(i.calibration)),
         FigureKind("groups", "Top-1 accuracy at each depth by group of prompts", _MEASURED,
                    lambda i, b: _groups(i)),
-        FigureKind("positions", "Top-1 accuracy at each depth along the answer", ("trace.npz",),
-                   lambda i, b: positions_chart(i.trace)),
         FigureKind("sizes", "Tokens per step over tree size: the objectives against dense trees",
                    ("trace.npz or probe.npz",),
                    lambda i, b: _sizes(i)),
-        FigureKind("widths", "Accuracy of each guess of a block, and tokens per step of its chains, by its width",
-                   ("trace.npz",),
-                   lambda i, b: widths_chart(i.recorded), of_some=lambda i: i.run.trace.exists() and bool(i.recorded.widths)),
-        FigureKind("ddtree", "DDTree, the best fixed tree and the chain of as many rows: tokens per step",
-                   ("trace.npz",),
-                   lambda i, b: ddtree_chart(i.trace), of_some=lambda i: i.run.trace.exists() and i.recorded.marginals is not None),
         FigureKind("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),
                    lambda i, b: latency_chart(i.profile)),
-        FigureKind("parts", "What a step is made of: draft, target, verify, commit", ("profile.json",),
-                   lambda i, b: parts_chart(i.profile)),
         FigureKind("throughput", "Predicted throughput over tree size, the chosen trees starred", ("plan.json",),
                    lambda i, b: throughput_chart(i.plan)),
-        FigureKind("kinds", "Fixed and dynamic trees: speedup and tokens per step", ("plan.json",),
-                   lambda i, b: kinds_chart(i.plan, i.benches())),
-        FigureKind("settings", "Settings of drafters that copy text: tokens per step over rows per step", ("plan.json",),
-                   lambda i, b: settings_chart(i.plan, b), True,
-                   of_some=lambda i: i.run.plan.exists() and i.plan.copies),
-        FigureKind("pareto", "Tokens per second for each user against those of the whole batch, over batch sizes",
-                   ("plan.json",),
-                   lambda i, b: pareto_chart(i.plan, i.benches())),
         FigureKind("accepted", "Accepted guesses per step: predicted, replayed, measured", ("bench.json",),
                    lambda i, b: accepted_chart(i.bench(b)), True),
         FigureKind("contenders", "Speedups and tokens per step of all contenders", ("bench.json",),
@@ -237,8 +211,7 @@ def pictures(
 ) -> Iterator[Picture | str]:
     """Draw the named figures (all that a run measured, if None), one after the other.
 
-    Yields a picture, or a sentence on one that was left out: why, and which command makes its input. Pictures that few
-    records have are passed over without one, unless they are named.
+    Yields a picture, or a sentence on one that was left out: why, and which command makes its input.
     Raises InvalidInput for a name that is not in `FIGURES`.
     """
     wanted = FIGURES if names is None else names
@@ -249,8 +222,6 @@ def pictures(
     planned = [entry.batch_size for entry in inputs.plan.entries] if run.plan.exists() else [None]
     sizes = planned if batch_size is None else [batch_size]
     for figure in (FIGURES[name] for name in wanted):
-        if names is None and figure.of_some and not figure.of_some(inputs):
-            continue
         for size in sizes if figure.per_batch_size else [None]:
             stem = f"{figure.name}-batch-size-{size}" if size is not None and len(planned) > 1 else figure.name
             try:

@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -220,7 +221,23 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
     return printable(drawn).encode()
 
 
-def svg_element(file: bytes, prefix: str = "") -> str:
-    """The <svg> element of a file, to put into a page; ``prefix`` keeps the ids of several in one page apart."""
+def svg_element(file: bytes, prefix: str = "", titles: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The <svg> element of a file, to put into a page.
+
+    prefix : keeps the ids of several in one page apart
+    titles : id of an element -> the titles of the marks in it, which a browser shows under the pointer
+    """
     text = file.decode()
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text[text.index("<svg") :])
+    text = text[text.index("<svg") :]
+    for element, lines in (titles or {}).items():
+        before, start, after = text.partition(f'<g id="{element}">')
+        text = before + start + _titled(after, lines)
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}", text)
+
+
+def _titled(svg: str, titles: Sequence[str]) -> str:
+    """The text with a title in each of its first marks."""
+    rest = iter(titles)
+    return re.sub(
+        r"(<use [^>]*)/>", lambda mark: f"{mark[1]}><title>{escape(next(rest))}</title></use>", svg, count=len(titles)
+    )

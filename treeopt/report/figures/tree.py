@@ -162,7 +162,7 @@ def draw_tree(data: TreeData) -> Figure:
 
 
 def _draw_nodes(axes: Axes, data: TreeData, shade: Any, diameter: float) -> bool:
-    """One element for each node, so that a page can tell what the pointer is on; whether ranks fit in."""
+    """One element for each node, which a page gives its title. Returns whether ranks fit in."""
     labelled = False
     for node, path in enumerate(data.tree.paths):
         x, p = float(data.columns[node]), float(data.probabilities[node])
