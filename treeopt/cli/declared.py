@@ -236,7 +236,6 @@ def said(text: str, flags: Mapping[str, str]) -> str:
 
 
 def names() -> dict[str, list[str]]:
-    """Topic -> the names of what there is."""
     from treeopt.engines.registry import ENGINES
     from treeopt.files.places import shipped
     from treeopt.growth.objectives import OBJECTIVES
@@ -281,7 +280,6 @@ def _complete(context: click.Context, parameter: click.Parameter, begun: str) ->
 
 
 def show_result(document: Any, table: Any, as_json: bool) -> None:
-    """Print the JSON document or the table; a text as it is."""
     from treeopt.files.storage import to_json
     from treeopt.report.terminal import out
 
@@ -292,7 +290,6 @@ def show_result(document: Any, table: Any, as_json: bool) -> None:
 
 
 def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, command: str | None = None) -> None:
-    """Print what was written and the command that uses it, and the notes to stderr."""
     from treeopt.report.terminal import note
 
     names, notes = list(map(str, paths)), list(map(spoken, notes))
@@ -302,7 +299,6 @@ def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, co
 
 
 def show_comparison(found: Compared | GroupsCompared | DraftersCompared, as_json: bool) -> None:
-    """Print a comparison with its verdict, and its notes to stderr."""
     from treeopt.files.storage import schema
     from treeopt.report.tables import compared_table, verdict
     from treeopt.report.terminal import note

@@ -18,8 +18,6 @@ HELD_OUT_SHARE = 0.10
 
 
 class Module(NamedTuple):
-    """One source file of the standard library."""
-
     name: str  # path below the library's folder, with '/' on every system
     text: str
 

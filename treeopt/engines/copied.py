@@ -144,7 +144,6 @@ def keeping(write: Writer) -> Writer:
 
 
 def method(write: Writer, *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
-    """The row of an engine's drafters that copy text."""
     about = {"drafters": (KIND,), "shape": SHAPE, "rules": ("greedy", "sample"), **others}
     return Method(name=KIND, carrier=carrier, syntax=syntax, source=source, write=keeping(write), **about)
 

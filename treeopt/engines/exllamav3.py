@@ -69,7 +69,6 @@ def write(request: Request, drafters: Mapping[str, str] = FLAGS) -> Written:
 
 
 def write_copied(request: Request) -> Written:
-    """A program of ExLlamaV3, and the plan's options."""
     request, options = copied.told(request, "ExLlamaV3", ("exllamav3",), "num_draft_tokens")
     return write(request, {copied.KIND: copied.flags(options, "_").strip()})
 

@@ -68,7 +68,6 @@ draft, lookup = (
 
 
 def write_copied(request: Request) -> Written:
-    """N-grams with the plan's options."""
     request, options = copied.told(request, "ONNX Runtime GenAI", ("onnx-genai",), "max_draft_tokens")
     notes = (ADAPTS,) * bool(options.get("min_adaptive_k"))
     return replace(lookup, ways={copied.KIND: Way("max_draft_tokens", {**FIXED, **options})}, notes=notes)(request)

@@ -89,7 +89,6 @@ def _pipeline(drafter: str, share: float) -> str:
 
 
 def write_copied(request: Request) -> Written:
-    """Prompt lookup with the plan's options."""
     return write(*copied.told(request, "OpenVINO GenAI", ("openvino",), LENGTH))
 
 

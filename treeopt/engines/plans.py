@@ -167,7 +167,6 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 
 
 def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
-    """The request for the draft of one entry."""
     request = replace(request, batch_size=entry.batch_size)
     copied = entry.draft if isinstance(entry.draft, CopiedText) else None
     if way.shape == SHAPE:

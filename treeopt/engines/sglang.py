@@ -62,7 +62,6 @@ UP_TO = "--apdative-speculative-batch_size-threshold"  # as it is spelled there
 
 
 def write(request: Request) -> Written:
-    """One length for all batch sizes."""
     length = chains.only_length(request, f"SGLang with the drafter {request.kind}")
     return chains.launch(_chain(request, length), _notes(request)) if length else chains.plain(SERVE)
 
@@ -211,7 +210,6 @@ def is_of_drafts(content: Any) -> bool:
 
 
 def read_drafts(files: Sequence[File]) -> CountedDrafts:
-    """Drafts over the requests of all files."""
     records: list[Body] = []
     skipped = 0
     path = files[-1][1]

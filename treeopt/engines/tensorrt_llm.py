@@ -113,7 +113,6 @@ def write_tree(request: Request) -> Written:
 
 
 def write_copied(request: Request) -> Written:
-    """The options of ``trtllm-serve`` for NGram or SA."""
     request, options = copied.told(request, "TensorRT-LLM", ("tensorrt-llm",))
     if request.copied is None:
         return chains.plain("trtllm-serve MODEL")

@@ -289,7 +289,6 @@ def is_of_requests(content: Any) -> bool:
 
 
 def read_responses(files: Sequence[File]) -> CountedDrafts:
-    """Drafts over the requests of all files."""
     for content, path in files:
         pooled = [body[POOLED] for body in bodies(content) if body.get(POOLED)]
         if pooled:
@@ -301,7 +300,6 @@ def read_responses(files: Sequence[File]) -> CountedDrafts:
 
 
 def records_of(body: Body) -> list[Body]:
-    """The records of drafts in a response."""
     metrics = body.get("metrics")
     found = [body.get(RECORD), metrics.get("speculative_decoding") if isinstance(metrics, dict) else None]
     return [one for one in found if isinstance(one, dict)]

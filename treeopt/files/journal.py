@@ -42,7 +42,6 @@ class Journal:
         self._key_hash = hashlib.sha256(storage.to_json(wanted).encode()).hexdigest()
 
     def block(self, number: int) -> Path:
-        """The file of a block."""
         return self.folder / f"{number:06d}{self.suffix}"
 
     def finished(self) -> int:

@@ -221,7 +221,6 @@ class StepCosts:
 
     @property
     def between(self) -> Between:
-        """How latencies lie between the measured ones."""
         return between_of(self.profile)
 
     def _weights(self, sizes: ArrayLike, depths: ArrayLike) -> Floats:

@@ -129,7 +129,6 @@ def _asked(decoding: Decoding, conversations: Sequence[Conversation]) -> tuple[l
 
 
 def _plain_answers(decoding: Decoding, conversations: Sequence[Conversation]) -> RankTrace:
-    """The trace of what the target answers without speculation."""
     from treeopt.runtime.acceptance.rules import Greedy
 
     session = replace(decoding.session, given=False)
@@ -217,7 +216,6 @@ class Contest:
     has_one_text: bool = True
 
     def contender(self, name: str, entrant: Entrant, all_visits: Sequence[BlockVisit]) -> Contender:
-        """What the visits measured of one of the contenders."""
         visits = [(visit, visit.runs[name]) for visit in all_visits if name in visit.runs]
         first = [run for visit, run in visits if visit.round == 0]
         rows = sorted((row for run in first for row in run.rows), key=lambda row: row.id)

@@ -177,7 +177,6 @@ class Benchmark(Kept):
 
     @property
     def shown(self) -> dict[str, object]:
-        """What follows from the other keys, for readers of JSON."""
         speedups = {c.name: ratio for c in self.contenders if (ratio := self.speedup(c.name))}
         return {"rounds": self.rounds, "speedup": speedups}
 

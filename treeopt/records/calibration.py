@@ -41,8 +41,6 @@ class Counted(TypedDict, total=False):
 
 
 class GroupCounts(Counted, total=False):
-    """The counts of a group of sequences."""
-
     tokens_per_step: Rate | None
     tokens_per_step_stderr: NotNegative | None
 
@@ -158,7 +156,6 @@ class Calibration(Kept):
         return cls(hits, trials, prefixes, meta)
 
     def document(self) -> dict[str, object]:
-        """What ``calibration.json`` says."""
         prefixes = {} if self.prefix_counts is None else {"prefix_counts": self.prefix_counts}
         return {
             "schema": storage.schema("calibration"),
@@ -196,7 +193,6 @@ def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray
 
 
 def group_counts(trace: RankTrace) -> Mapping[str, Mapping[str, object]]:
-    """Hits, trials, sequences and states of each group of sequences."""
     found, group = {}, np.repeat(np.asarray(trace.group), trace.lengths)
     for g in np.unique(group).tolist():
         states = trace.ranks[trace.has_step & (group == g)]

@@ -119,7 +119,6 @@ class Contender:
 
     @cached_property
     def steps(self) -> int:
-        """Decoding steps of all answers."""
         return sum(answer.steps for answer in self.sequences)
 
     @cached_property
@@ -151,7 +150,6 @@ class Contender:
 
     @property
     def compared(self) -> int:
-        """Answers."""
         return len(self.sequences)
 
     @property
@@ -185,7 +183,6 @@ class Contender:
 
     @property
     def shown(self) -> dict[str, object]:
-        """What follows from the other keys, for readers of JSON."""
         names = ("size", "steps", "tokens", "tokens_per_step", "tokens_per_s", "identical", "compared")
         known = {name: getattr(self, name) for name in (*names, "replayed_steps", "replayed_tokens_per_step")}
         return {name: value for name, value in known.items() if value is not None}

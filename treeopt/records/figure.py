@@ -160,7 +160,6 @@ class Figure:
 
     @property
     def shown(self) -> dict[str, object]:
-        """What follows from the other keys, for readers of JSON."""
         known = {name: getattr(self, name) for name in ("size", "depth", "tokens_per_s", "speedup")}
         return {name: value for name, value in known.items() if value is not None}
 

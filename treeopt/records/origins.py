@@ -29,7 +29,6 @@ class Kept(Drawn):
     file_kind: ClassVar[str]
 
     def document(self) -> dict[str, object]:
-        """What the file says."""
         return {"schema": storage.schema(self.file_kind), **storage.document(self)}
 
     def save(self, path: str | Path) -> None:
@@ -119,8 +118,6 @@ def provenance(**known: Unpack[ProvenanceRecord]) -> ProvenanceRecord:
 
 
 class SkippedRow(TypedDict, total=False):
-    """A prompt or turn that was left out, and why."""
-
     row: int | None
     turn: int | None
     reason: str

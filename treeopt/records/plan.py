@@ -30,8 +30,6 @@ EXACT = "plain, exact"  # plain decoding by an engine that is told to be exact, 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedEngine:
-    """The engine and its method that a plan's limits are."""
-
     name: str
     method: str
 
@@ -156,7 +154,6 @@ class PlanEntry:
 
     @property
     def plain(self) -> Figure:
-        """Plain decoding at the batch size."""
         ms = self.chosen.plain_ms
         return Figure(draft=ROOT, batch_size=self.batch_size, tokens_per_step=1.0, step_ms=ms, plain_ms=ms)
 
@@ -356,7 +353,6 @@ class Plan(Kept):
         return any(entry.speculates for entry in self.entries)
 
     def __getitem__(self, batch_size: int) -> PlanEntry:
-        """The entry of a batch size."""
         return self.entry(batch_size)
 
     def __iter__(self) -> Iterator[PlanEntry]:
@@ -392,7 +388,6 @@ class Plan(Kept):
 
     @property
     def shown(self) -> dict[str, object]:
-        """What follows from the other keys, for readers of JSON."""
         parts = [{"from": part.first, "to": part.last, "loss": self.loss(part)} for part in self.schedule]
         mix = {"tokens_per_s": self.over_mix(lambda e: e.chosen), "speedup": self.mix_speedup}
         return {"schedule": parts, **({"mix": mix} if self.mix else {})}

@@ -142,7 +142,6 @@ class BandwidthFloor(AtSetting):
 
     @property
     def shown(self) -> dict[str, object]:
-        """What follows from the other keys, for readers of JSON."""
         return {"floor_ms": self.floor_ms}
 
 
@@ -210,7 +209,6 @@ class LatencyProfile(Kept):
 
     @property
     def fixed(self) -> list[StepTiming]:
-        """The timings of fixed trees."""
         return [point for point in self.points if not point.drafted and not point.as_it_comes]
 
     @property
@@ -220,7 +218,6 @@ class LatencyProfile(Kept):
 
     @property
     def dynamic(self) -> list[StepTiming]:
-        """The timings of dynamic trees."""
         return [point for point in self.points if point.topk is not None]
 
     @property
@@ -244,7 +241,6 @@ class LatencyProfile(Kept):
         return sorted({batch for batch, _ in self.settings})
 
     def document(self) -> dict[str, object]:
-        """What ``profile.json`` says."""
         plain = storage.document(self.autoregressive)
         for timing in plain:
             del timing["size"], timing["depth"]

@@ -115,7 +115,6 @@ class RequestLog(Answers):
         }
 
     def document(self) -> dict[str, object]:
-        """What the file says, as far as it is no array."""
         groups = self.counts()
         return {"schema": SCHEMA, **groups.pop(""), "groups": groups, "has_times": self.has_times, **self.meta}
 
@@ -134,11 +133,9 @@ class RequestLog(Answers):
 
     @cached_property
     def texts(self) -> list[list[int]]:
-        """The tokens of each answer."""
         return [one.answer for one in self.requests()]
 
     def requests(self) -> Iterator[Request]:
-        """Every request, in order."""
         unknown = np.full(self.num_sequences, np.nan)
         begins = unknown if self.begin_s is None else self.begin_s
         ends = unknown if self.end_s is None else self.end_s

@@ -40,8 +40,6 @@ SCHEMA = storage.schema("trace")
 
 
 class End(IntEnum):
-    """Why a sequence ended."""
-
     LIMIT = 0
     EOS = 1
     CONTEXT = 2

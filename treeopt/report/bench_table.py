@@ -24,7 +24,6 @@ OTHERS = (  # of a contender's tokens per step, for those who ask for details
 
 
 def bench_table(bench: Benchmark, *, details: bool = False) -> RenderableType:
-    """The verdict of a benchmark, then its tables."""
     said = measured(bench)
     tables = bench_tables(bench, details=details)
     return together(*tables, group_table(None, bench), headline=[said] if said else [])

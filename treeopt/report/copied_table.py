@@ -51,7 +51,6 @@ def _drafter(row: Row) -> str:
 
 
 def _setting(figure: Figure) -> str:
-    """The options, one below the other."""
     draft = figure.draft
     if not isinstance(draft, CopiedText):
         return "do not speculate"

@@ -61,7 +61,6 @@ def takes(method: Method) -> str:
 
 
 def available(method: Method) -> str:
-    """Which releases have it, and whether they still do."""
     return method.versions if method.status == "live" else f"{method.versions}; {method.status}"
 
 
@@ -126,7 +125,6 @@ def engine_table(engines: Mapping[str, ServingEngine]) -> Table:
 
 
 def method_table(engine: ServingEngine) -> RenderableType:
-    """Everything of one engine, method by method."""
     tables = []
     for i, method in enumerate(engine.methods):
         usual = ", the usual one" if i == 0 < len(engine.methods) - 1 else ""

@@ -98,7 +98,6 @@ class ReportSources:
         self.records[file.name] = record
 
     def add_bench(self, file: Path, bench: Benchmark) -> None:
-        """Add a benchmark that was read."""
         self.add(file, {name: getattr(bench, name) for name in BENCH_NOTES}, dtype=bench.dtype, rounds=bench.rounds)
         self.caveats += [f"{file.name}: {said}" for said in decoding_caveats(bench)]
 
@@ -125,12 +124,10 @@ class Section:
 
     @property
     def speedup(self) -> Ratio | None:
-        """The measured one."""
         return speedup_over(self.bench) if self.bench else None
 
     @property
     def doubts(self) -> list[str]:
-        """Sentences against the chosen tree."""
         return entry_doubts(self.plan, self.entry, None if self.elsewhere else self.bench)
 
     @property

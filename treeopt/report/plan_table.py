@@ -237,7 +237,6 @@ def slower_than_without(plan: Plan) -> str:
 
 
 def _has_between(part: BatchRange, searched: list[int]) -> bool:
-    """Whether a range has batch sizes between those that were searched."""
     first, last = max(part.first, searched[0]), min(part.last or searched[-1], searched[-1])
     return last - first + 1 > sum(first <= size <= last for size in searched)
 

@@ -226,7 +226,6 @@ def verdict(result: Result) -> str:
 
 
 def compared_table(result: Result) -> RenderableType:
-    """The verdict, then the tables."""
     return together(*COMPARED[type(result)][1](result), headline=[verdict(result)])
 
 

@@ -143,7 +143,6 @@ class TreeCache(Cache):
         self.lengths[:] = [start + len(path) for start, path in zip(self.lengths, paths, strict=True)]
 
     def keep(self, order: Sequence[int]) -> None:
-        """Keep these rows, in this order."""
         rows = [row for row, old in enumerate(order) if row != old]
         moved = [order[row] for row in rows]
         n = max((self.lengths[old] for old in moved), default=0)

@@ -72,7 +72,6 @@ class Setup:
         return row
 
     def resume(self, state: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> AnswerRow:
-        """The row of a state."""
         row, device = self.row(state["id"], prompts[state["id"]], state["tokens"]), self.target.device
         if (hidden := state["states"]) is not None:
             row.states = [(hidden.to(device), i) for i in range(len(hidden))]

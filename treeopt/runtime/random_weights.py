@@ -56,7 +56,6 @@ def open_random_session(
 
 
 def random_target(config: str, *, dtype: str | None, device: str | None, seed: int) -> Target:
-    """The model of a config, initialised on the device in the dtype."""
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 

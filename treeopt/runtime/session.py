@@ -142,13 +142,11 @@ def _given(source: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def open_model(source: Mapping[str, Any], **options: Any) -> Target:
-    """The target of a session's options."""
     placed = _given(source, "dtype", "device", "device_map", "revision", "trust_remote_code")
     return load_target(source.get("model", demo.NAME), **placed, **options)
 
 
 def open_rule(source: Mapping[str, Any]) -> Greedy:
-    """The rule of a session's options."""
     options = _given(source, "temperature", "top_p", "top_k", "seed", "epsilon", "delta")
     return open_acceptance(source.get("acceptance"), given="responses" in source, **options)
 

@@ -34,7 +34,6 @@ class Tuned:
         return [] if self.calibration is None else list(self.calibration.meta["survival"])
 
     def document(self) -> dict[str, object]:
-        """What --json prints."""
         figures = ("tokens_per_step", "step_ms", "token_ms")
         sizes = [{"batch_size": n, **{name: getattr(one, name) for name in figures}} for n, one in self.paces.items()]
         plain = [{"batch_size": n, "step_ms": one.step_ms} for n, one in self.plain.items()]

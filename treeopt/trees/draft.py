@@ -91,7 +91,6 @@ class Numbers:
 
     @property
     def record(self) -> dict[str, object]:
-        """The object that files have for it."""
         return dict(vars(self))
 
     def expanding(self: Draft) -> list[int]:

@@ -138,7 +138,6 @@ def is_ranks(content: Any) -> bool:
 
 
 def read_ranks(content: Any, path: Path) -> Found:
-    """The trace of logged ranks."""
     lines = typed(list[Logged], content if isinstance(content, list) else [content], path)
     heads = len(lines[0].ranks[0]) if lines[0].ranks else 0
     names = list(dict.fromkeys(line.group or "" for line in lines))

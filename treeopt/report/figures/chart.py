@@ -133,7 +133,6 @@ class Panel:
     is_wide: bool = False
 
     def __getitem__(self, label: str) -> Series:
-        """The series of that label."""
         return next(one for one in self.series if one.label == label)
 
 
@@ -198,7 +197,6 @@ def _add(axes: Axes, one: Series, *, across: bool) -> Any:
 
 
 def _finish(axes: Axes, panel: Panel, *, names_rows: bool) -> None:
-    """Axes, their limits and names, for what is already drawn."""
     if panel.log:
         axes.set_yscale("log")
     axes.set(title=panel.title, ylabel=panel.ylabel, xlim=panel.xlim, ylim=panel.ylim)

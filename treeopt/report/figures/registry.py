@@ -162,7 +162,6 @@ class Picture:
 
     @cached_property
     def svg(self) -> bytes:
-        """Its SVG file, which the report shows too."""
         return style.to_bytes(self.drawing, "svg")
 
 

@@ -121,7 +121,6 @@ def node_gid(path: tuple[int, ...]) -> str:
 
 
 def shape_words(tree: Tree) -> str:
-    """Rows, depth and widths."""
     return f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
 
 

@@ -167,7 +167,6 @@ def _build_eagle(reading: Reading) -> tuple[EagleHeads, Iterable[tuple[str, nn.P
 
 
 def _eagle_weights(heads: EagleHeads) -> dict[str, nn.Parameter]:
-    """The drafter's own weights by their published names."""
     return {**{f"fc.{name}": weight for name, weight in heads.fc.named_parameters()}, **heads.layer.weights}
 
 

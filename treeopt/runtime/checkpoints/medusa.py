@@ -140,7 +140,6 @@ def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Ten
 
 
 def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Iterator[tuple[str, Tensor]]]:
-    """Check the tensors of recognised heads."""
     layout, stored, config = found.layout, reading.stored, reading.config
     notes, tensors = reading.notes, reading.tensors
     counts, nested = COUNTS.get(layout, OWN_COUNTS), config.get("medusa")

@@ -50,8 +50,6 @@ class Base:
 
 @dataclass(frozen=True)
 class LoadedHeads:
-    """Heads, and where they came from."""
-
     heads: Heads
     layout: str
     files: tuple[Path, ...]  # the files of weights that were read
@@ -76,7 +74,6 @@ class Checkpoint(NamedTuple):
     shares: bool = False
 
     def load(self, base: Base) -> LoadedHeads:
-        """Read the tensors, and make heads of them."""
         reading = Reading(self.stored, base, self.names, self.apart)
         heads, weights = self.build(reading)
         with torch.no_grad():

@@ -130,7 +130,6 @@ class DFlashHeads(Heads):
 
     @property
     def drafts(self) -> type[BlockState]:
-        """The state that a decoder has of it."""
         return BlockDraft
 
     @property

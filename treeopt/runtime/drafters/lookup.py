@@ -141,8 +141,6 @@ class IndexedText(Ngrams):
 
 
 class LookupDraft:
-    """The texts of a decoder's rows."""
-
     def __init__(self, lookup: PromptLookup) -> None:
         self.lookup = lookup
         self.texts: list[IndexedText] = []

@@ -228,5 +228,4 @@ def mixed(rows: Tensor, kernels: Tensor) -> Tensor:
 
 
 def placed_by(options: dict[str, Any]) -> dict[str, Any]:
-    """The dtype and device among some options."""
     return {key: options[key] for key in ("dtype", "device") if key in options}

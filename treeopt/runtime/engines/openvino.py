@@ -147,7 +147,6 @@ class OpenVino(Stepper):
         return config
 
     def _settings(self, tree: Draft | None) -> dict[str, object]:
-        """Settings of a request: how many guesses, and in which tree."""
         tree = Tree.chain(OWN_LENGTH) if tree is None else tree
         if isinstance(tree, CopiedText):
             return tree.options
@@ -160,14 +159,12 @@ class OpenVino(Stepper):
 
     @property
     def converted(self) -> dict[str, str]:  # type: ignore[override]
-        """The names of the folders of its pipelines."""
         folders = {"MODEL": converted(self.target, self.weights, self.say)}
         if isinstance(self.drafter, DraftModel | Eagle3Heads):
             folders["DRAFTER"] = converted_drafter(self.drafter, self.target, self.say)
         return {word: folder.name for word, folder in folders.items()}
 
     def _pipeline(self, guesses: bool) -> Any:
-        """A pipeline that guesses, or one that does not."""
         with_: dict[str, object] = {"prompt_lookup": True} if guesses else {}
         if guesses and isinstance(self.drafter, DraftModel | Eagle3Heads):
             folder = converted_drafter(self.drafter, self.target, self.say)

@@ -255,7 +255,6 @@ class Worker:
         return self._hear()
 
     def wait(self) -> None:
-        """Return once it is up."""
         self.about.get("version")
 
     def ask(self, request: Mapping[str, object]) -> Generator[dict[str, Any], None, None]:

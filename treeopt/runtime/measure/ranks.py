@@ -89,7 +89,6 @@ def collect_trace(
 
 
 def _trace_of(turns: Turns, meta: Mapping[str, Any]) -> RankTrace:
-    """The trace of all answers, conversation by conversation."""
     rows = [row for answered in turns.answered for row in answered]
     of = [c for c, answered in zip(turns.prompts.conversations, turns.answered, strict=True) for _ in answered]
     groups = list(dict.fromkeys(conversation.group for conversation in of))
@@ -164,8 +163,6 @@ class Turns:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The prompt of one sequence: its tokens, and the conversation that it is a turn of."""
-
     tokens: tuple[int, ...]
     sha256: str
     group: str
@@ -272,7 +269,6 @@ class RankCounter:
             self.flush()
 
     def flush(self) -> None:
-        """Count the ranks of the rows that are still waiting."""
         answers = [row.text() for row in self._pending]
         for beside, (drafter, recorder) in self.blocks.items():
             ranks = drafter.ranks(answers, self.counts.top_k) if answers else []

@@ -44,7 +44,6 @@ class LastState:
         return max(filter(self._journal.is_finished, self._numbers()), default=None)
 
     def read(self) -> Mapping[str, Any] | None:
-        """The last state that is whole."""
         number = self.last()
         if number is None:
             return None
@@ -65,7 +64,6 @@ class Unfinished(LastState):
         self._last, self._cost, self._tell, self._failed = time.monotonic(), 0.0, tell, False
 
     def is_due(self) -> bool:
-        """Whether to keep the state now."""
         return not self._failed and time.monotonic() - self._last >= max(EVERY_S, self._cost / SHARE)
 
     def keep(self, state: Mapping[str, Any]) -> None:

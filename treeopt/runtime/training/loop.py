@@ -213,7 +213,6 @@ class Loop:
         return self.checkpoints.step()
 
     def checkpoint(self) -> None:
-        """Keep where the run is now."""
         if self.accelerator.is_main_process:
             self.checkpoints.save(self.position, self.trainee, self.optimisers, self.accelerator.scaler)
         self.accelerator.wait_for_everyone()

@@ -135,6 +135,5 @@ class Recipe:
         return JOINT_WEIGHT * math.sin(math.pi / 2 * (share - HEADS_ALONE) / (1 - HEADS_ALONE))
 
     def record(self) -> dict[str, object]:
-        """All that a run depends on, for files."""
         resolved = {"num_layers": self.layers, "learning_rate": self.peak_rate, "teacher": self.defaults.teacher}
         return {name: value for name, value in vars(self).items() if name != "epochs"} | resolved
