@@ -136,10 +136,8 @@ def _to_bench(batch_size: int | None) -> tuple[object, ...]:
 class FigureKind:
     """A kind of picture.
 
-    caption        : what it shows, in one line
-    needs          : files of the run directory; "a or b" where either will do
-    compute        : reads and computes what is drawn; OutOfRange where the files do not hold it
-    per_batch_size : whether there is one for each batch size of the plan
+    needs   : files of the run directory; "a or b" where either will do
+    compute : reads and computes what is drawn; OutOfRange where the files do not hold it
     """
 
     name: str

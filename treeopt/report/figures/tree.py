@@ -43,7 +43,6 @@ class TreeData:
     columns       : (n,)  horizontal place; the vertical one is ``tree.depths``
     probabilities : (n,)  steps in which the node is accepted / steps; 1 for the root
     visits        : (n,)  steps in which the node was accepted; None where they were not counted
-    steps         : steps that were decoded
     guesser       : what guesses at each depth, head or depth
 
     The probabilities add up to a little more than the tokens per step: a step that accepts the last token
