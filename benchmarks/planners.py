@@ -38,14 +38,9 @@ class Case:
     loops_to: int
 
 
-def ours(accept: Table, size: int, *, shape: str = "any") -> Result:
-    family = grow_independent(accept, Limits(size, max_rank=accept.shape[1] - 1, shape=shape))
+def ours(accept: Table, size: int) -> Result:
+    family = grow_independent(accept, Limits(size, max_rank=accept.shape[1] - 1))
     return list(family.tree(size).paths[1:])
-
-
-def no_gaps(accept: Table, size: int) -> Result:
-    """As `treeopt search` grows them for engines."""
-    return ours(accept, size, shape="sibling-closed")
 
 
 def dynamic_programme(accept: Table, size: int) -> Result:
@@ -92,12 +87,7 @@ def timed(planners: dict[str, Planner], case: Case, size: int) -> dict[str, tupl
 def main() -> None:
     print(f"planners on {machine()}, torch with {torch.get_num_threads()} thread(s)")
     for case in cases():
-        planners: dict[str, Planner] = {
-            "treeopt": ours,
-            "no gaps": no_gaps,
-            "Medusa": explore_graph,
-            "Sequoia, numpy": dynamic_programme,
-        }
+        planners: dict[str, Planner] = {"treeopt": ours, "Medusa": explore_graph, "Sequoia, numpy": dynamic_programme}
         if case.loops_to:
             planners["Sequoia, loops"] = loops
         print(f"\n{case.name}\n\n| rows | {' | '.join(f'{n}: tokens/step | ms | x' for n in planners)} |")
@@ -106,8 +96,6 @@ def main() -> None:
             here = {n: p for n, p in planners.items() if p is not loops or size <= case.loops_to}
             found = timed(here, case, size)
             print(f"| {size} | {' | '.join(cells(found, name) for name in planners)} |", flush=True)
-            best = found["treeopt"][0]
-            assert all(best >= value * (1 - 1e-6) for value, _ in found.values()), found  # loops are in float32
 
 
 def cells(found: dict[str, Any], name: str) -> str:

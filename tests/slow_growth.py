@@ -14,9 +14,9 @@ from treeopt.growth.heldout import HeldOut
 from treeopt.growth.objectives import SAVINGS
 from treeopt.growth.shrinkage import IMPOSSIBLE, LEVELS, NONE, STRENGTHS, Chances, Strengths
 from treeopt.growth.source import AnswersSource, TraceSource
-from treeopt.growth.worth import frequencies
+from treeopt.growth.worth import by_frequencies
 from treeopt.records.trace import NO_TRIAL, RankTrace, fold_numbers
-from treeopt.trees.shapes import SHAPES, Limits
+from treeopt.trees.shapes import Limits, sibling_closed
 from treeopt.trees.tree import Choice, IntArray, Tree, TreeFamily
 
 
@@ -186,14 +186,14 @@ def grow_joint(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE)
     """As `treeopt.growth.objectives.grow_joint`."""
     ranks = trace.ranks[trace.has_step][:, : limits.max_depth]
     known: Any = PathCounts(ranks, min(limits.num_ranks, trace.top_k), strengths)
-    return frequencies(known).best(limits.budget, limits.shape)
+    return by_frequencies(known, limits.budget)
 
 
 def grow_replay(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE) -> TreeFamily:
     """As `treeopt.growth.objectives.grow_replay`, each tree decoded anew from the first state to the last."""
     depth, top = limits.depth(trace.num_heads), min(limits.num_ranks, trace.top_k)
     known: Any = PathCounts(trace.ranks[trace.has_step][:, :depth], top, strengths)
-    joint, _ = frequencies(known).best_first(limits.budget, limits.shape)
+    joint = by_frequencies(known, limits.budget).paths
     paths: list[Choice] = [()]
     curve = []
     while True:
@@ -202,15 +202,13 @@ def grow_replay(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE
         if len(paths) == len(joint):
             tokens = int((trace.lengths - 1).sum())
             return TreeFamily(tuple(paths), np.diff(tokens / np.maximum(curve, 1), prepend=0.0))
-        saved = savings(found, paths, known, limits.shape)
+        saved = savings(found, paths, known)
         best = max(saved, key=lambda path: saved[path], default=())
         paths.append(best if saved.get(best, 0) > 0 else next(p for p in joint if p not in paths))
 
 
-def savings(
-    found: list[tuple[Choice, list[int], int]], paths: list[Choice], known: Any, shape: str
-) -> dict[Choice, float]:
-    """Steps that each child of each node, if it keeps the shape, would save at the visited states."""
+def savings(found: list[tuple[Choice, list[int], int]], paths: list[Choice], known: Any) -> dict[Choice, float]:
+    """Steps that the next child of each node would save at the visited states."""
     reached, ended, total = (dict.fromkeys(paths, 0) for _ in range(3))
     counts = {path: np.zeros(known.top + 1, dtype=np.int64) for path in paths}
     for last, row, saves in found:
@@ -231,7 +229,7 @@ def savings(
         for rank, chance in enumerate(chances.tolist()):
             child = (*path, rank)
             expected[child] = tried * chance
-            if child not in counts and SHAPES[shape](Tree.from_choices([*paths[1:], child])):
+            if child not in counts and sibling_closed(Tree.from_choices([*paths[1:], child])):
                 saved[child] = tried * saving * chance
     order = {path: i for i, path in enumerate(paths)}  # of equals the first node's first child is taken
     return dict(sorted(saved.items(), key=lambda one: (order[one[0][:-1]], one[0][-1])))

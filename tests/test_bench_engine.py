@@ -330,7 +330,7 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
     treeopt("search", "--batch-size", 2, "--run", folder)
     with pytest.raises(Unsupported, match=r"the plan is for batch size 2\. Plan for it with: treeopt search.* --run"):
         bench()
-    treeopt("search", "--budget", 4, "--shape", "any", "--run", folder)
+    treeopt("search", "--budget", 4, "--run", folder)
     entry = RunDirectory(folder).read_plan().entry(1)
     assert entry.chosen.draft.kind == "tree"
     (tmp_path / "long.json").write_text(json.dumps(Tree.chain(7).choices))

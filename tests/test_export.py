@@ -301,7 +301,7 @@ SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_
 
 @pytest.mark.parametrize(("engine", "kind"), [("medusa", "medusa"), ("hydra", "hydra")])
 def test_typical_acceptance_is_asked_for_by_the_codes_that_have_it(engine, kind):
-    plan = replace(plan_of(kind, shape="low-rank-expands"), acceptance=TYPICAL)
+    plan = replace(plan_of(kind), acceptance=TYPICAL)
     written = export_plan(plan, engine)
     given = dict(re.findall(r"--(temperature|posterior-threshold|posterior-alpha) ([\d.]+)", written.command))
     assert {name: float(value) for name, value in given.items()} == {
@@ -310,7 +310,7 @@ def test_typical_acceptance_is_asked_for_by_the_codes_that_have_it(engine, kind)
         "posterior-alpha": 0.3,
     }
     assert any("posterior_threshold=0.09, posterior_alpha=0.3" in note for note in written.notes)
-    assert "posterior" not in export_plan(plan_of(kind, shape="low-rank-expands"), engine).command
+    assert "posterior" not in export_plan(plan_of(kind), engine).command
 
 
 def test_n_grams_are_looked_up_at_the_lengths_that_were_measured():

@@ -117,7 +117,7 @@ def some_groups(heads: int, names) -> dict:
 
 def grown(heads: int, size: int):
     trace = long_trace(heads)
-    family = grow(trace, Limits(size, shape="any"), objective="replay")
+    family = grow(trace, Limits(size), objective="replay")
     return tree_data(family.tree(len(family)), trace)
 
 
@@ -269,7 +269,7 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
     probe = replace(probe, meta={**probe.meta, "acceptance": {"rule": "typical", "temperature": 0.7}})
     chart = sizes_chart(probe, Limits(8), objective="coverage")
     (curve,) = [one for one in chart[0].series if one.label.startswith("grown")]
-    limits = Limits(8, max_depth=2, max_rank=9, shape="sibling-closed")
+    limits = Limits(8, max_depth=2, max_rank=9)
     assert curve.y == pytest.approx(source_of(probe).crossfit(limits, COVERAGE).tokens_per_step)
     assert "--acceptance typical" in chart.caption
     widths = [(1,), (2,), (3,), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]

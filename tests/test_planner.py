@@ -38,7 +38,7 @@ def staircase(ms_of_rows, *, batch_sizes=(1,), sizes=range(2, 65), depths=(1, 2,
 
 def test_figures_are_held_out(trace):
     """The cross-fitted steps are those of trees that never saw the sequence."""
-    limits = Limits(12, max_depth=3, max_rank=7, shape="any")
+    limits = Limits(12, max_depth=3, max_rank=7)
     held_out = source_of(trace).crossfit(limits, "joint")
     fold = fold_numbers(trace)
     for f in range(FOLDS):
@@ -54,7 +54,7 @@ def test_held_out_figures_do_not_flatter():
     ranks = rng.integers(0, 30, (600, 2)).astype(np.int16)
     noise = random_trace(rng, [20] * 30, 2, 30)
     noise = type(noise)(ranks, noise.starts, meta={"top_k": 30})
-    held_out = source_of(noise).crossfit(Limits(16, max_depth=2, max_rank=29, shape="any"), "joint")
+    held_out = source_of(noise).crossfit(Limits(16, max_depth=2, max_rank=29), "joint")
     in_sample = held_out.family.tokens_per_step(16)
     assert held_out.tokens_per_step[15] < in_sample
     assert held_out.tokens_per_step[15] == pytest.approx(1.5, abs=0.15)  # 15 of 30 ranks at depth 1
@@ -82,7 +82,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
     for entry in plan.entries:
         best = 0.0
         for depth in (1, 2, 3):
-            held_out = source_of(trace).crossfit(Limits(40, max_depth=depth, shape="any"), "replay")
+            held_out = source_of(trace).crossfit(Limits(40, max_depth=depth), "replay")
             for size, rate in enumerate(held_out.tokens_per_step, 1):
                 best = max(best, 1e3 * entry.batch_size * rate / cost(entry.batch_size * size))
         assert entry.chosen.tokens_per_s == pytest.approx(best, rel=0.005)  # less what it owes to luck
@@ -93,7 +93,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_depths(trace):
 
 def test_ties_inside_the_noise_go_to_the_smaller_tree(trace):
     """Latencies that rise as tokens per step do, so that all sizes are nearly as fast."""
-    rates = source_of(trace).crossfit(Limits(20, shape="any"), "replay").tokens_per_step
+    rates = source_of(trace).crossfit(Limits(20), "replay").tokens_per_step
 
     def noisy(b, n, d, ms):
         return StepTiming(b, 100, n, d, (ms * 0.8, ms, ms, ms * 1.2))

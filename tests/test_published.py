@@ -29,7 +29,7 @@ def table_of(record) -> np.ndarray:
 
 def grown(accept: np.ndarray, budget: int) -> list[tuple[int, ...]]:
     """The nodes in the order of growth; its authors' search takes siblings by rank, as sibling-closed trees do."""
-    return list(grow_independent(accept, Limits(budget, shape="sibling-closed")).paths[1:])
+    return list(grow_independent(accept, Limits(budget)).paths[1:])
 
 
 @pytest.mark.parametrize("name", PUBLISHED_TREES)
@@ -54,7 +54,7 @@ def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
     record = published_data("figures")["reconstructed_tables"][f"medusa/{name}"][kind]
     accept = table_of(record)
     assert grown(accept, 64) == PUBLISHED_TREES[name].choices
-    family = grow_independent(accept, Limits(64, shape="sibling-closed"))
+    family = grow_independent(accept, Limits(64))
     wanted = record["check"]["expected_tokens_per_step"]
     assert family.tokens_per_step(64) == pytest.approx(wanted, abs=1e-4)
 
@@ -69,7 +69,7 @@ def test_published_accuracies_grow_the_nodes_of_mc_sim_that_they_cover_in_order(
 def test_accuracies_of_ten_ranks_grow_all_of_mc_sim_in_order():
     accept = table_of(published_data("figures")["mc_sim_7b_63_from_csv"])
     assert grown(accept, 64) == PUBLISHED_TREES["mc_sim_7b_63"].choices
-    family = grow_independent(accept, Limits(64, shape="sibling-closed"))
+    family = grow_independent(accept, Limits(64))
     assert family.tokens_per_step(64) == pytest.approx(2.5141, abs=5e-5)
 
 
@@ -123,9 +123,7 @@ def test_sequoias_demo_vector_gives_its_published_chain():
     choices = []
     for levels in range(2, config["max_depth"] + 1):
         accept = np.tile(vector[1:-1], (levels - 1, 1))  # index 0 is unused, the last is "none accepted"
-        family = grow_independent(
-            accept, Limits(max(config["valid_budget"]), max_rank=accept.shape[1] - 1, shape="any")
-        )
+        family = grow_independent(accept, Limits(max(config["valid_budget"]), max_rank=accept.shape[1] - 1))
         for size, target_time in zip(config["valid_budget"], config["target_time"], strict=True):
             tree = family.tree(size)
             if tree.depth == levels - 1:  # a shallower one is another entry's

@@ -34,8 +34,7 @@ def test_replay_is_the_walk(trace, tree):
 
 @given(traces(), trees(depth=3, ranks=4, most_nodes=12))
 def test_all_sizes_at_once_are_one_by_one(trace, tree):
-    nested = np.tri(len(tree), dtype=bool)
-    steps = replay_trees(trace, tree.paths, nested)
+    steps = replay_trees(trace, tree.paths, np.arange(1, len(tree) + 1))
     for size in range(1, len(tree) + 1):
         assert steps[size - 1].tolist() == slow_steps(trace, tree.paths[:size])
 
@@ -56,17 +55,16 @@ def test_long_sequences_and_many_sizes():
     """A sum of more than 255 steps does not run over its byte, and sizes beyond 64 need a second word."""
     rng = np.random.default_rng(0)
     trace = random_trace(rng, np.array([1000, 3, 700]), heads=3, ranks=6)
-    family = grow_joint(trace, Limits(150, shape="any"))
-    steps = replay_trees(trace, family.paths, np.tri(len(family), dtype=bool))
+    family = grow_joint(trace, Limits(150))
+    steps = replay_trees(trace, family.paths, family.sizes)
     for size in (1, 2, 63, 64, 65, 128, len(family)):
         assert steps[size - 1].tolist() == slow_steps(trace, family.paths[:size])
 
 
 @given(traces(sequences=5), st.integers(1, 300))
 def test_portions_change_nothing(trace, at_once):
-    family = grow_joint(trace, Limits(8, shape="any"))
-    nested = np.tri(len(family), dtype=bool)
-    whole = replay_trees(trace, family.paths, nested)
+    family = grow_joint(trace, Limits(8))
+    whole = replay_trees(trace, family.paths, family.sizes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("treeopt.growth.replay.AT_ONCE", at_once)
-        assert (replay_trees(trace, family.paths, nested) == whole).all()
+        assert (replay_trees(trace, family.paths, family.sizes) == whole).all()

@@ -57,13 +57,13 @@ def runs_trace(seed: int, sequences: int, heads: int, *, turns: bool) -> RankTra
 
 
 @pytest.mark.parametrize(
-    ("seed", "heads", "shape", "turns"),
-    [(0, 4, "sibling-closed", False), (1, 3, "any", True), (2, 2, "low-rank-expands", True)],
+    ("seed", "heads", "takes", "turns"),
+    [(0, 4, "sibling-closed", False), (1, 3, "sibling-closed", True), (2, 2, "low-rank-expands", True)],
 )
-def test_plans_are_those_of_planning_state_by_state(monkeypatch, seed, heads, shape, turns):
+def test_plans_are_those_of_planning_state_by_state(monkeypatch, seed, heads, takes, turns):
     """Whole plans, to the last digit: trees of every depth, held-out figures, intervals, the curve."""
     trace = runs_trace(seed, 24, heads, turns=turns)
-    request = PlanRequest(Limits(12, max_rank=4, shape=shape))
+    request = PlanRequest(Limits(12, max_rank=4), takes=takes)
     fast = plan_trees(trace, profile(heads), request)
     monkeypatch.setattr("treeopt.planning.planner.source_of", slow_growth.SlowSource)
     slow = plan_trees(trace, profile(heads), request)
@@ -72,11 +72,11 @@ def test_plans_are_those_of_planning_state_by_state(monkeypatch, seed, heads, sh
 
 
 @examples(25)
-@given(traces(sequences=6), st.sampled_from(["any", "sibling-closed"]), st.integers(1, 3))
-def test_families_are_those_of_growing_state_by_state(trace, shape, depth):
+@given(traces(sequences=6), st.integers(1, 3))
+def test_families_are_those_of_growing_state_by_state(trace, depth):
     if not trace.has_step.any():
         return
-    limits, strengths = Limits(10, max_depth=depth, max_rank=2, shape=shape), Strengths(1.0, 2.0, 3.0)
+    limits, strengths = Limits(10, max_depth=depth, max_rank=2), Strengths(1.0, 2.0, 3.0)
     fast, slow = (
         grow_replay(trace, limits, strengths=strengths),
         slow_growth.grow_replay(trace, limits, strengths=strengths),

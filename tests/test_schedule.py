@@ -269,7 +269,8 @@ def request_for(record=None, **options):
 class TestWithinAnEngine:
     def test_the_engines_limits_and_the_given_ones_hold_together(self):
         request, warnings = request_for(engine="hydra", max_rank=3, budget=500)
-        assert (request.limits.shape, request.limits.max_rank) == ("low-rank-expands", 3)
+        assert (request.limits.shape, request.limits.max_rank) == ("sibling-closed", 3)
+        assert request.takes == "low-rank-expands"
         assert request.engine == PlannedEngine(name="hydra", method="choices")
         assert warnings == []
         request, _ = request_for(engine="triton")
@@ -282,8 +283,8 @@ class TestWithinAnEngine:
             request_for(method="medusa")
 
     def test_a_freer_shape_than_the_engines_is_refused(self):
-        with pytest.raises(InvalidInput, match="must be chain or stricter for vllm, but got any"):
-            request_for(engine_log(), engine="vllm", shape="any")
+        with pytest.raises(InvalidInput, match="must be chain for vllm, but got sibling-closed"):
+            request_for(engine_log(), engine="vllm", shape="sibling-closed")
 
     def test_the_drafter_picks_the_method_or_is_refused(self):
         request, _ = request_for(engine_log("eagle3"), engine="tensorrt-llm")

@@ -69,7 +69,7 @@ def test_a_lone_root_is_its_own_best(calibration, trace):
 def test_from_a_trace_the_tree_is_replayed_and_the_best_is_held_out(trace):
     tree = Tree.dense([3, 2])
     score = score_tree(trace, tree)
-    held_out = source_of(trace).crossfit(Limits(len(tree), max_depth=4, max_rank=9, shape="sibling-closed"), "replay")
+    held_out = source_of(trace).crossfit(Limits(len(tree), max_depth=4, max_rank=9), "replay")
     assert score.given.rates.replayed == replay(trace, tree).tokens_per_step
     assert score.best.rates.replayed == held_out.tokens_per_step[-1]
     assert score.given.rates.stderr > 0
@@ -92,7 +92,7 @@ def test_the_distance_is_paired_by_conversation(trace):
 
 
 def test_the_tree_that_the_search_grows_gets_its_held_out_figure(trace):
-    family = source_of(trace).crossfit(Limits(9, max_depth=4, max_rank=9, shape="sibling-closed"), "replay").family
+    family = source_of(trace).crossfit(Limits(9, max_depth=4, max_rank=9), "replay").family
     score = score_tree(trace, family.tree(9))
     assert score.distance == 0.0
     assert score.given.rates.replayed == score.best.rates.replayed
@@ -106,13 +106,6 @@ def test_a_plans_own_tree_is_said_to_be_in_sample(trace, tmp_path):
     treeopt("search", "--run", run, "--max-depth", 1, "--budget", 5)
     document = json.loads(treeopt("score", run / "plan.json", "--run", run, "--json"))
     assert any("in-sample" in note for note in document["notes"])
-
-
-def test_gaps_between_siblings_are_allowed_to_the_best_where_the_tree_has_them():
-    calibration = Calibration(np.array([[50, 1, 30]]), np.array([100]))
-    score = score_tree(calibration, Tree.from_choices([[0], [2]]))
-    assert score.distance == pytest.approx(0.0)
-    assert score.best.tree.choices == [[0], [2]]
 
 
 def test_files_that_say_not_to_speculate_are_read_as_a_lone_root(calibration, tmp_path):

@@ -82,7 +82,7 @@ def test_shrunk_trees_are_better_on_answers_not_seen(objective):
         train, test = whole.select(np.arange(12)), whole.select(np.arange(40, 440))
         grow = {"joint": grow_joint, "replay": grow_replay}[objective]
         strengths = strengths_of(train, 10)
-        plain, shrunk = (grow(train, Limits(128, shape="any"), strengths=s).tree(128) for s in (NONE, strengths))
+        plain, shrunk = (grow(train, Limits(128), strengths=s).tree(128) for s in (NONE, strengths))
         gains.append(replay(test, shrunk).tokens_per_step / replay(test, plain).tokens_per_step - 1)
     assert np.mean(gains) > 0.004
 

@@ -225,7 +225,7 @@ def search(
     context     : tokens that a sequence has; by default as in the trace
     engine      : plan what this engine can take (treeopt list engines)
     method      : one of the engine's ways to speculate; by default the drafter's
-    shape       : shape of trees: any, sibling-closed, low-rank-expands or chain; by default the engine's, or sibling-closed
+    shape       : shape of trees: sibling-closed or chain; by default what the engine takes
     max_rank    : largest rank of a node; by default 9, or the engine's
     max_depth   : deepest node; by default the number of heads
     objective   : what trees are grown by: independent, joint or replay

@@ -165,7 +165,7 @@ def _(record: Probe, measure: str, depth: int) -> Reach:
     depth = next((d for d in range(depth) if (0,) * (d + 1) not in nodes), depth)
     if not depth:
         raise OutOfRange("Survival needs the likeliest first guess, but the probe's tree does not have it.")
-    tokens = tokens_of_trees(record, Tree.chain(depth).paths, np.tri(depth + 1, dtype=bool))  # (D+1, S)
+    tokens = tokens_of_trees(record, Tree.chain(depth).paths, np.arange(1, depth + 2))  # (D+1, S)
     passed = np.diff(tokens, axis=0).T
     tried = np.column_stack([np.diff(record.starts), passed[:, :-1]])
     return _pooled(record, np.arange(record.num_sequences), passed, tried, SURVIVAL)

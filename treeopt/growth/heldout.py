@@ -53,7 +53,7 @@ class HeldOut:
 
     def rates(self, size: int) -> TreeRates:
         """The held-out figures of one size."""
-        return self.every[self.family.index(size)]
+        return self.every[min(size, len(self.every)) - 1]
 
 
 def drawn(every: Sequence[TreeRates]) -> Floats:

@@ -8,10 +8,9 @@ replay        gain of a node = tokens per step it adds at the states that decodi
 
 Counts of rare paths are noise: `joint` and `replay` mix them with those of commoner ones (`shrinkage`).
 
-Under `independent` and `joint` nodes have values that add up, and the trees are the best of every size within any
-shape (`worth`); where a shape matters they need not be nested. `replay` adds one node at a time, only such as keep
-the shape. Families that are grown by it on most of the same answers have the same trees for a long while, and these are
-decoded once.
+Under `independent` and `joint` nodes have values that add up (`worth`). Siblings come in order of rank, so that the
+trees have no gaps. Families that are grown by `replay` on most of the same answers have the same trees for a long
+while, and these are decoded once.
 
 accept : (K, R)  P(head k has the true token at rank r)
 ranks  : (P, K)  rank of the true token at every state
@@ -28,7 +27,7 @@ from treeopt.errors import InvalidInput, OutOfRange, meant
 from treeopt.growth.paths import Paths, of_trace
 from treeopt.growth.shrinkage import NONE, PathCounts, Strengths, mixed, strengths_of
 from treeopt.growth.walk import Walk, WalkState
-from treeopt.growth.worth import expands_after, frequencies, products
+from treeopt.growth.worth import by_frequencies, by_products
 from treeopt.records.calibration import Calibration
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
@@ -58,7 +57,7 @@ class GrowingFamily:
 
     def __post_init__(self) -> None:
         self.above.append(self.known.chances(()))
-        self.joint, _ = frequencies(self.known).best_first(self.limits.budget, self.limits.shape)
+        self.joint = by_frequencies(self.known, self.limits.budget).paths
 
     def seen(self, counts: IntArray) -> IntArray:
         """The sum over the parts that it is grown on."""
@@ -120,16 +119,9 @@ def _ends(one: GrowingFamily, decoded: WalkState) -> tuple[IntArray, NDArray[np.
 
 
 def _addable(one: GrowingFamily) -> NDArray[np.bool_]:
-    """(N, R) which children may be added next: those that are not there yet and keep the shape."""
-    shape, top, parents = one.limits.shape, one.known.top, one.parents[1:]
-    found = np.ones((len(one.paths), top), dtype=bool)
-    found[parents, [path[-1] for path in one.paths[1:]]] = False
-    if shape != "any":
-        found &= np.arange(top) == np.bincount(parents, minlength=len(found))[:, None]
-    for node, path in enumerate(one.paths) if shape == "low-rank-expands" else ():
-        before = expands_after(path, shape)
-        found[node] &= before is None or before in one.index
-    return found
+    """(N, R) which children may be added next: of each node that of the next rank."""
+    next_rank = np.bincount(one.parents[1:], minlength=len(one.paths))
+    return np.asarray(np.arange(one.known.top) == next_rank[:, None])
 
 
 def _saved(one: GrowingFamily, counts: IntArray, saving: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -180,24 +172,24 @@ def grow_independent(accept: NDArray[np.float64], limits: Limits) -> TreeFamily:
     """The trees that maximise expected tokens per step if heads erred independently.
 
     The product never rises along a path, so taking the largest products one by one is optimal for
-    every size; accuracies need not fall with rank.
+    every size where accuracies fall with rank.
 
-    >>> grow_independent(np.array([[0.6, 0.2], [0.5, 0.1]]), Limits(4, shape="any")).paths
+    >>> grow_independent(np.array([[0.6, 0.2], [0.5, 0.1]]), Limits(4)).paths
     ((), (0,), (0, 0), (1,))
     """
-    return products(accept, limits).best(limits.budget, limits.shape)
+    return by_products(accept, limits)
 
 
 def grow_joint(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE) -> TreeFamily:
     """The trees that maximise tokens of a step averaged over all states of the trace.
 
-    Without ``strengths`` plain counts, and the trees are optimal for every size; paths that are equally
-    frequent (never seen, for one) go by the product of marginals. With them rare paths are shrunk
-    towards common ones (`treeopt.growth.shrinkage`), which is better on answers not seen.
+    Without ``strengths`` plain counts, and the trees are optimal for every size where counts fall with
+    rank; paths that are equally frequent (never seen, for one) go by the product of marginals. With them
+    rare paths are shrunk towards common ones (`treeopt.growth.shrinkage`), which is better on answers not seen.
     Time O(P x K + budget x ranks), memory O(P).
     """
     _, known = _counted(trace, limits, strengths)
-    return frequencies(known).best(limits.budget, limits.shape)
+    return by_frequencies(known, limits.budget)
 
 
 def grow_replay(trace: RankTrace, limits: Limits, *, strengths: Strengths = NONE) -> TreeFamily:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import OutOfRange
 from treeopt.growth.objectives import grow_independent
 from treeopt.records.calibration import Calibration
 from treeopt.records.probe import Probe
@@ -74,21 +75,18 @@ class AcceptedNodes:
         return winner
 
 
-def tokens_of_trees(probe: Probe, paths: tuple[Choice, ...], members: BoolArray) -> IntArray:
-    """(n, S) tokens that the steps of every sequence emit with each of n trees over the nodes ``paths``.
+def tokens_of_trees(probe: Probe, paths: tuple[Choice, ...], sizes: IntArray) -> IntArray:
+    """(n, S) tokens that the steps of every sequence emit with each of n nested trees.
 
-    members : (n, N)  which of the nodes each tree has; the parent of each too
+    sizes : (n,) rising; each tree has so many of the first nodes ``paths``
 
-    Time O(A + n x P) for nested trees.
+    Time O(A + n x P).
     """
     accepted, places = AcceptedNodes.of(probe), _places(probe, paths)
-    winner, before = accepted.winners(probe, ()), np.zeros(len(paths), dtype=bool)
-    found = np.zeros((len(members), probe.num_sequences), dtype=np.int64)
-    for i, row in enumerate(members):
-        if (before & ~row).any():
-            winner, before = accepted.winners(probe, ()), np.zeros_like(row)
-        accepted.add(winner, places[row & ~before])
-        before = row
+    winner = accepted.winners(probe, ())
+    found = np.zeros((len(sizes), probe.num_sequences), dtype=np.int64)
+    for i, (before, size) in enumerate(pairwise([0, *sizes.tolist()])):
+        accepted.add(winner, places[before:size])
         found[i] = np.bincount(probe.sequence, accepted.tokens[winner], minlength=probe.num_sequences)
     return found
 
@@ -126,7 +124,6 @@ def _places(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
 
 
 COVERAGE = "coverage"  # the objective that a plan names
-SHAPES = ("any", "sibling-closed", "chain")
 _ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # bits that are set in 16 of them
 
 
@@ -149,16 +146,14 @@ def probe_tree(calibration: Calibration, *, size: int, policy: Tree | None = Non
 def grow_coverage(probe: Probe, limits: Limits) -> TreeFamily:
     """Nested trees within the probe tree, grown by `coverage` with look-ahead.
 
-    Of all nodes that are not in, the next is the one whose path, with what the shape needs besides, gains most per
+    Of all nodes that are not in, the next is the one whose path, with the siblings of lower rank, gains most per
     node and still fits; all of it is added. Where nothing gains any more, the nodes that were accepted most often
     follow. Greedy growth of a submodular gain is not always best (a test bounds its loss against brute force).
     Time O(budget x T x P / 16) at most, in table look-ups.
     """
-    if limits.shape not in SHAPES:
-        raise InvalidInput(f"Trees from a probe can have `shape` {', '.join(SHAPES)}, but not {limits.shape}.")
     if not len(probe.accepted):
         raise OutOfRange("Growing needs answers of more than one token, but the probe has none.")
-    growth = _Growth(probe, _allowed(probe.tree, limits), closed=limits.shape != "any")
+    growth = _Growth(probe, _allowed(probe.tree, limits))
     while len(growth.nodes) < limits.budget and growth.grow(limits.budget - len(growth.nodes)):
         pass
     paths = tuple(probe.tree.paths[node] for node in growth.nodes)
@@ -168,7 +163,7 @@ def grow_coverage(probe: Probe, limits: Limits) -> TreeFamily:
 class _Growth:
     """A tree that grows. ``left[v]`` are the steps at which node v would be the first accepted one of its depth."""
 
-    def __init__(self, probe: Probe, allowed: BoolArray, *, closed: bool) -> None:
+    def __init__(self, probe: Probe, allowed: BoolArray) -> None:
         self.tree = tree = probe.tree
         useful = probe.accepted & (probe.first_end == 0)  # up to which, themselves included, no guess ends the sequence
         words = np.ascontiguousarray(np.pad(useful, ((0, -len(useful) % 16), (0, 0))).T)
@@ -176,11 +171,11 @@ class _Growth:
         self.often = probe.accepted.sum(0)
         self.inside = ~allowed
         self.inside[0] = True
-        # The sibling that must be in before a node: of the rank before, where the shape asks for it.
+        # The sibling that must be in before a node: of the rank before.
         index = {path: i for i, path in enumerate(tree.paths)}
         self.before = np.zeros(len(tree), dtype=np.int64)
         for path, i in index.items():
-            if closed and path and path[-1] > 0 and allowed[i]:
+            if path and path[-1] > 0 and allowed[i]:
                 self.before[i] = index[(*path[:-1], path[-1] - 1)]
         # Counted again only where a depth has changed: gain and nodes of the siblings missing up to a node.
         self.gain, self.cost = np.zeros((2, len(tree)), dtype=np.int64)
@@ -239,7 +234,7 @@ def _allowed(tree: Tree, limits: Limits) -> BoolArray:
     known: set[Choice] = {()}
     depth = limits.depth(tree.depth)
     for path in tree.paths[1:]:
-        complete = limits.shape == "any" or path[-1] == 0 or (*path[:-1], path[-1] - 1) in known
+        complete = path[-1] == 0 or (*path[:-1], path[-1] - 1) in known
         if path[:-1] in known and complete and path[-1] < limits.num_ranks and len(path) <= depth:
             known.add(path)
     return np.array([path in known for path in tree.paths])

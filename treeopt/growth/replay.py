@@ -215,10 +215,8 @@ def visited(trace: RankTrace, accepted: NDArray[Any]) -> IntArray:
     return np.concatenate(found)
 
 
-def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray) -> IntArray:
-    """(n, S) steps of every sequence with each of n trees over the nodes ``paths``.
-
-    members : (n, N)  which of the nodes each tree has; the parent of each too
+def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], sizes: IntArray) -> IntArray:
+    """(n, S) steps of every sequence with each of n nested trees, of the first ``sizes`` of the nodes ``paths``.
 
     One walk for all trees. Every state keeps, for each prefix of its rank path, the index of that node
     in ``paths``. The trees that visit a state are one row of bits, and the bits that accept exactly a
@@ -226,10 +224,15 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], members: BoolArray
     Time O(P x D x n / 64) in words of bits, memory O(P x D) for the indices and `AT_ONCE` bits.
 
     >>> trace = RankTrace(np.array([[0], [1], [0], [-2]]), np.array([0, 4]))
-    >>> replay_trees(trace, ((), (0,), (1,)), np.array([[True, False, False], [True, False, True]])).tolist()
+    >>> replay_trees(trace, ((), (1,)), np.array([1, 2])).tolist()
     [[3], [2]]
     """
-    return steps_of(trace, growth_index(trace.ranks, paths), np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
+    return steps_of(trace, growth_index(trace.ranks, paths), lacking(paths, sizes))
+
+
+def lacking(paths: tuple[Choice, ...], sizes: IntArray) -> BoolArray:
+    """(N+1, n) which nodes nested trees lack; the last row is of what is no node."""
+    return np.asarray(np.arange(len(paths) + 1)[:, None] >= np.minimum(sizes, len(paths)))
 
 
 def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
@@ -337,7 +340,7 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[Dynamic
     longest = min(deepest, trace.num_heads, limits.rows - 1)
     if limits.chains and 1 not in trace.pools.topks and longest > 0:
         trees += [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
-        steps.append(replay_trees(trace, Tree.chain(longest).paths, np.tri(longest, longest + 1, 1, dtype=bool)))
+        steps.append(replay_trees(trace, Tree.chain(longest).paths, np.arange(2, longest + 2)))
     topks = [topk for topk in trace.pools.topks if topk <= limits.topk and (topk > 1 or limits.chains)]
     for topk, levels in product(topks, range(1, deepest + 1)):
         if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):

@@ -20,7 +20,7 @@ from treeopt.growth.source import objective_for, source_of
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.display import Displayed
 from treeopt.records.inputs import Accuracies
-from treeopt.trees.shapes import Limits, sibling_closed
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree
 
 OBJECTIVE = "replay"
@@ -82,8 +82,8 @@ class Score(Displayed):
 def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> Score:
     """The score of ``tree`` by a trace (replayed) or a calibration (product of marginals), beside the best trees.
 
-    The best ones keep the rules that the tree itself keeps: as many rows, siblings without gaps if it
-    has none, ranks up to its own or the usual ten. ``grown_here``: whether it was grown on this record.
+    The best ones have as many rows, siblings without gaps, and ranks up to its own or the usual ten.
+    ``grown_here``: whether it was grown on this record.
 
     >>> from treeopt.records.calibration import Calibration
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
@@ -92,8 +92,7 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
     (1.8, [[0], [0, 0]], 0.022)
     """
     source, size = source_of(record), len(tree)
-    shape = "sibling-closed" if sibling_closed(tree) else "any"
-    limits = Limits(size, source.num_heads, max(MAX_RANK, tree.max_rank), shape)
+    limits = Limits(size, source.num_heads, max(MAX_RANK, tree.max_rank))
     curve = source.crossfit(limits, objective_for(source, OBJECTIVE))
     known = tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1)
     best, given, notes = _rated(curve, len(curve.family)), Rated(tree, source.rate(known)), []
@@ -118,7 +117,7 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
     return Score(
         given=given,
         best=best,
-        smallest=_rated(curve, int(curve.family.sizes[reached[0]])) if len(reached) else None,
+        smallest=_rated(curve, int(reached[0]) + 1) if len(reached) else None,
         distance=1 - given.rates.tokens_per_step / best.rates.tokens_per_step,
         distance_stderr=error,
         unknown_nodes=unknown,

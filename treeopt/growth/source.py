@@ -28,7 +28,7 @@ from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MOST_DEPTH, BoolArray, Choice, IntArray, Tree, TreeFamily
+from treeopt.trees.tree import MOST_DEPTH, Choice, IntArray, Tree, TreeFamily
 
 Floats = NDArray[np.float64]
 
@@ -147,8 +147,8 @@ class AnswersSource(Source):
         return self.record
 
     @abstractmethod
-    def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
-        """Steps and tokens of n trees over the nodes ``paths``, by (n, N) which of these each has."""
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> Reached:
+        """Steps and tokens of nested trees, of the first ``sizes`` of the nodes ``paths``."""
 
     @abstractmethod
     def guess_counts(self, draft: Draft) -> IntArray:
@@ -160,21 +160,21 @@ class AnswersSource(Source):
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
         splits, family = list(folds(self.record)), self.grow(limits, objective)
         grown = [(test, self._part(train).grow(limits, objective)) for train, test in splits]
-        found = [self._part(test).reach(trees.paths, trees.members_of(family.sizes)) for test, trees in grown]
+        found = [self._part(test).reach(trees.paths, family.sizes) for test, trees in grown]
         steps, tokens, product, joint, states = zip(*found, strict=True)
         order = np.argsort(np.concatenate([test for test, _ in grown]))
         taken, emitted = (np.concatenate(each, axis=-1)[..., order] for each in (steps, tokens))
         whole = Reached(taken, emitted, np.sum(product, axis=0), np.sum(joint, axis=0), sum(states))
-        return HeldOut(family, whole.rates(self.record, len(family.sizes)), grown)
+        return HeldOut(family, whole.rates(self.record, len(family)), grown)
 
     def rate(self, draft: Draft) -> TreeRates:
         known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-        return self.reach(known.paths, np.ones((1, len(known)), dtype=bool)).rates(self.record, 1)[0]
+        return self.reach(known.paths, np.array([len(known)])).rates(self.record, 1)[0]
 
     def chains(self, longest: int) -> list[TreeRates]:
         """Tokens per step of the chains of 1 ... ``longest`` guesses, all at once."""
-        nodes = np.tri(longest, longest + 1, 1, dtype=bool)
-        return self.reach(Tree.chain(longest).paths, nodes).rates(self.record, longest) if longest else []
+        sizes = np.arange(2, longest + 2)
+        return self.reach(Tree.chain(longest).paths, sizes).rates(self.record, longest) if longest else []
 
     def guess_shares(self, draft: Draft) -> Floats:
         counts = self.guess_counts(draft)
@@ -183,7 +183,7 @@ class AnswersSource(Source):
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
         depth, counts = held_out.family.tree(size).depth, np.zeros(MOST_DEPTH + 1)
         for test, family in held_out.grown:
-            part = self._part(test).guess_counts(Tree.from_choices(family.nodes(size)[1:]))
+            part = self._part(test).guess_counts(family.largest(size))
             counts[: len(part)] += part
         most = int(np.flatnonzero(counts).max(initial=depth))
         return np.asarray(counts[: 1 + most] / max(counts.sum(), 1))
@@ -232,7 +232,7 @@ class TraceSource(AnswersSource):
         for test, trees in grown:
             part = type(self)(self.record.select(test))
             order = replay.growth_index(part.record.ranks, trees.paths)
-            sums.append(part._sums(order, trees.paths, trees.members_of(family.sizes)))
+            sums.append(part._sums(order, trees.paths, family.sizes))
         product, joint, states = (np.sum(each, axis=0) for each in zip(*sums, strict=True))
         tokens = by_conversation(self.record, self.record.lengths - 1)
         known = zip((product / states).tolist(), (joint / states).tolist(), steps, strict=True)
@@ -241,12 +241,12 @@ class TraceSource(AnswersSource):
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
 
-    def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> Reached:
         trace, order = self.record, replay.growth_index(self.record.ranks, paths)
-        steps = replay.steps_of(trace, order, np.vstack([~members.T, np.ones(len(members), dtype=bool)]))
-        return Reached(steps, trace.lengths - 1, *self._sums(order, paths, members))
+        steps = replay.steps_of(trace, order, replay.lacking(paths, sizes))
+        return Reached(steps, trace.lengths - 1, *self._sums(order, paths, sizes))
 
-    def _sums(self, order: NDArray[Any], paths: tuple[Choice, ...], members: BoolArray) -> tuple[Floats, IntArray, int]:
+    def _sums(self, order: NDArray[Any], paths: tuple[Choice, ...], sizes: IntArray) -> tuple[Floats, IntArray, int]:
         """Tokens of n trees by the marginals and tokens that they emit, over all states, and how many states these are.
 
         order : (P, D) the node of each guess, `treeopt.growth.replay.growth_index`
@@ -254,9 +254,9 @@ class TraceSource(AnswersSource):
         trace, states = self.record, self.record.has_step
         nodes = np.bincount(order[states].ravel(), minlength=1 + len(paths))[:-1]  # the last is of what is no node
         hits, trials = count_hits(trace.ranks[states], trace.top_k)
-        product = members @ product_values(hits / np.maximum(trials, 1)[:, None], paths)
-        count = int(states.sum())
-        return count * product, count + members @ nodes, count
+        product = product_values(hits / np.maximum(trials, 1)[:, None], paths).cumsum()
+        count, last = int(states.sum()), np.minimum(sizes, len(paths)) - 1
+        return count * product[last], count + nodes.cumsum()[last], count
 
     def rate(self, draft: Draft) -> TreeRates:
         return replay.rate_anew(self.record, draft) if draft.drafted else super().rate(draft)
@@ -298,8 +298,8 @@ class ProbeSource(AnswersSource):
     def knows(self, tree: Tree) -> bool:
         return set(self.record.tree.paths).issuperset(tree.paths)
 
-    def reach(self, paths: tuple[Choice, ...], members: BoolArray) -> Reached:
-        return Reached(np.diff(self.record.starts), probed.tokens_of_trees(self.record, paths, members))
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> Reached:
+        return Reached(np.diff(self.record.starts), probed.tokens_of_trees(self.record, paths, sizes))
 
     def visits(self, tree: Tree) -> IntArray:
         return probed.node_visits(self.record, tree)
@@ -346,7 +346,7 @@ class CalibrationSource(Source):
 
     def crossfit(self, limits: Limits, objective: str) -> HeldOut:
         family = self.grow(limits, objective)
-        return HeldOut(family, [TreeRates(rate) for rate in (family.members_of(family.sizes) @ family.gains).tolist()])
+        return HeldOut(family, [TreeRates(rate) for rate in family.gains.cumsum().tolist()])
 
     def knows(self, tree: Tree) -> bool:
         return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks

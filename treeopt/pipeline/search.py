@@ -196,7 +196,6 @@ def request_of(
     given = Limits(
         **{name: options.pop(name) for name in ("budget", "max_depth") if name in options},
         max_rank=MAX_RANK if max_rank is None else max_rank,
-        # Gaps are worth little where they are allowed, and a tree without them can go to every engine.
         shape=shape or Limits.shape,
     )
     sizes = batch_sizes if batch_sizes is not None else latencies.batch_sizes if latencies else (1,)
@@ -222,7 +221,8 @@ def request_of(
     ranks = given.max_rank if max_rank is not None else max(limits.max_rank, given.max_rank)
     wider = replace(given, shape=limits.shape, max_rank=ranks)
     planned = PlannedEngine(name=engine, method=way.name)
-    options |= {"engine": planned, "wider": wider, "dynamic": way.dynamic_limits, "whole_blocks": whole}
+    takes = Limits.shape if way.shape == "any" else way.shape
+    options |= {"engine": planned, "wider": wider, "takes": takes, "dynamic": way.dynamic_limits, "whole_blocks": whole}
     return PlanRequest(limits, kept, **options), warnings
 
 
@@ -269,14 +269,16 @@ def limits_for(engine: str, way: Method, given: Limits, max_rank: int | None, sh
         raise InvalidInput(
             f"{engine} with {way.name} runs drafters that copy text, which are planned for from requests: no tree goes there."
         )
-    wanted, names = shape or (given.shape if way.shape == "any" else way.shape), list(SHAPES)
-    if wanted in names and names.index(wanted) < names.index(way.shape):
-        raise InvalidInput(f"`shape` must be {way.shape} or stricter for {engine}, but got {wanted}.")
+    only_chains = way.shape == "chain"
+    if only_chains and shape not in (None, "chain"):
+        raise InvalidInput(f"`shape` must be chain for {engine}, but got {shape}.")
     budget = given.budget if way.max_nodes is None else min(given.budget, way.max_nodes + 1)
     depths, ranks = (
         [n for n in pair if n is not None] for pair in ((given.max_depth, way.max_depth), (max_rank, way.max_rank))
     )
-    return Limits(budget, min(depths, default=None), min(ranks, default=MAX_RANK), wanted)
+    return Limits(
+        budget, min(depths, default=None), min(ranks, default=MAX_RANK), "chain" if only_chains else given.shape
+    )
 
 
 def check_latencies(

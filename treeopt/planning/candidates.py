@@ -34,7 +34,7 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.records.drafters import is_stepwise
 from treeopt.trees.draft import Draft
-from treeopt.trees.shapes import Limits
+from treeopt.trees.shapes import GROWN, SHAPES, Limits
 from treeopt.trees.tree import BoolArray, IntArray, Tree
 
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
@@ -197,7 +197,8 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
     deepest, objective = limits.max_depth or 0, objective_for(source, request.objective)
     found: list[Candidate] = []
     for depth in range(1 if costs else deepest, deepest + 1):  # each tree is seen under its own limit
-        found += _grown(source.crossfit(replace(limits, max_depth=depth), objective), depth if costs else None)
+        held_out = source.crossfit(replace(limits, max_depth=depth), objective)
+        found += _grown(held_out, depth if costs else None, request.takes)
     longest = 0 if limits.shape == "chain" else min(deepest, limits.budget - 1)
     found += [Candidate("chain", d + 1, d, None, rates) for d, rates in enumerate(source.chains(longest), 1)]
     if request.dynamic is not None and any(cost.profile.anew for cost in costs.values()):
@@ -231,14 +232,17 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
     return tables
 
 
-def _grown(held_out: HeldOut, own: int | None) -> list[Candidate]:
-    """The trees of a family; of those grown under a depth limit that are as deep."""
-    sizes, depths = held_out.family.sizes.tolist(), held_out.family.depths().tolist()
-    return [
+def _grown(held_out: HeldOut, own: int | None, takes: str) -> list[Candidate]:
+    """The trees of a family that have the shape which is taken; of those grown under a depth limit that are as deep."""
+    family = held_out.family
+    found = [
         Candidate("grown", size, depth, held_out)
-        for size, depth in zip(sizes, depths, strict=True)
+        for size, depth in enumerate(family.depths().tolist(), 1)
         if own is None or max(depth, 1) == own
     ]
+    if takes in GROWN:
+        return found
+    return [candidate for candidate in found if SHAPES[takes](family.tree(candidate.size))]
 
 
 def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCosts]) -> list[Candidate]:

@@ -130,15 +130,12 @@ def _others(c: Candidates, chosen: Figure, i: int) -> dict[str, Figure]:
 
 
 def _growth_order(best: Candidate | None) -> tuple[list[tuple[Choice, float]], Tree, int]:
-    """The paths of the best fixed tree with their gains, and on to the whole budget where trees are nested; the tree, and
-    how many rows were grown.
-    """
+    """The paths of the best fixed tree with their gains, on to the whole budget; the tree, and how many rows were grown."""
     if best is None or best.held_out is None:
         return [], Tree.chain(0), 1
     family = best.held_out.family
-    whole = len(family) if family.members is None else best.size
-    nodes = zip(family.nodes(whole)[1:], family.gains_of(whole)[1:], strict=True)
-    return [(path, float(gain)) for path, gain in nodes], family.tree(best.size), len(family)
+    order = list(zip(family.paths[1:], family.gains[1:].tolist(), strict=True))
+    return order, family.tree(best.size), len(family)
 
 
 def _curve(c: Candidates) -> list[Figure]:

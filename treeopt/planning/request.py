@@ -26,6 +26,7 @@ class PlanRequest:
     measured_only consider only sizes that were timed at that batch size
     engine        what the limits stand for, for the record
     wider         the limits that there would be without the engine, to say what its own cost
+    takes         shape of the trees that the engine takes, one of `SHAPES`: grown trees of another are left out
     whole_blocks  take chains as long as the drafter guesses alone, for an engine whose length is the block's width
     dynamic       what dynamic trees may be beside those limits; None for an engine that takes none
     copying       drafts that copy text, alone or where they find some, and what each reaches
@@ -38,6 +39,7 @@ class PlanRequest:
     measured_only: bool = False
     engine: PlannedEngine | None = None
     wider: Limits | None = None
+    takes: str = "sibling-closed"
     whole_blocks: bool = False
     dynamic: DynamicLimits | None = DYNAMIC
     copying: Mapping[CopiedText, TreeRates] = field(default_factory=dict)
@@ -70,6 +72,6 @@ class PlanRequest:
         return self.dynamic is not None and self.dynamic.redrafts
 
     def unconstrained(self) -> Limits:
-        """The limits that nobody set: without them the trees may be deeper, and have more ranks and shapes."""
+        """The limits that nobody set: without them the trees may be deeper, have more ranks, and be no chains."""
         wide = self.wider or Limits(self.limits.budget, None, max(self.limits.max_rank, MAX_RANK))
-        return replace(wide, shape="any" if self.limits.shape == "any" else "sibling-closed")
+        return replace(wide, shape=Limits.shape)

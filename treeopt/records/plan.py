@@ -19,7 +19,7 @@ from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
 from treeopt.trees.draft import COPYING, MOST_LEVELS, Draft, DynamicTree, draft_tree
-from treeopt.trees.shapes import Limits
+from treeopt.trees.shapes import GROWN, Limits
 from treeopt.trees.tree import Choice, Tree
 
 ROOT = Tree.chain(0)
@@ -81,8 +81,7 @@ class PlanEntry:
 
     chosen        : its tokens per step are held-out (cross-fitted replay) where the plan was made from a trace
     others        : kind ("tree", "chain", "dynamic") to the best of that kind, but for the kind that was chosen; and `EXACT`
-    growth_order  : (path, gain [tokens per step]) of the best fixed tree, first its own nodes; then on to the whole budget
-                    where trees are nested
+    growth_order  : (path, gain [tokens per step]) of the best fixed tree, first its own nodes, then on to the whole budget
     sizes95       : 95 % interval of the fastest size · tied_sizes : sizes that the data cannot tell from the fastest
     runner_up     : the fastest draft of another size, and how many conversations would tell the two apart; None where more do not
     accepted      : share of the steps that emit 0, 1, ... guesses
@@ -308,6 +307,8 @@ class Plan(Kept):
     def limits(self, default: Limits) -> Limits:
         """The limits of the search; where the plan does not say, those of ``default``."""
         known = {name: getattr(self.constraint, name, None) for name in Limits.__dataclass_fields__}
+        if known["shape"] not in GROWN:
+            del known["shape"]  # of an older plan, for an engine that takes such trees
         return replace(default, **{name: limit for name, limit in known.items() if limit is not None})
 
     @property

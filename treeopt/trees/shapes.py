@@ -5,7 +5,7 @@ sibling-closed    a node's children have the ranks 0...c-1: the engine keeps how
 low-rank-expands  the same, and of a node's children those with children of their own have the lowest ranks
 chain             one child each, of rank 0: the engine keeps a length
 
-Each contains the next one.
+Each contains the next one. Trees are grown sibling-closed, or as chains.
 """
 
 from collections.abc import Callable
@@ -41,6 +41,7 @@ SHAPES: dict[str, Callable[[Tree], bool]] = {
     "low-rank-expands": low_rank_expands,
     "chain": lambda tree: tree.kind in ("plain", "chain"),
 }
+GROWN = ("sibling-closed", "chain")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Limits:
     budget    : most rows verified per sequence and step, the root included
     max_depth : depth of the deepest node; None for as many as there are heads
     max_rank  : largest rank of a node
-    shape     : one of `SHAPES`
+    shape     : one of `GROWN`
 
     >>> Limits(budget=64, max_depth=0)
     Traceback (most recent call last):
@@ -69,8 +70,8 @@ class Limits:
             if value is not None and not least <= value <= most:
                 said = f"at least {least}" if value < least else f"at most {most}"
                 raise InvalidInput(f"`{option}` must be {said}, but got {value}.")
-        if self.shape not in SHAPES:
-            raise InvalidInput(f"`shape` must be one of {', '.join(SHAPES)}, but got {self.shape!r}.")
+        if self.shape not in GROWN:
+            raise InvalidInput(f"`shape` must be {' or '.join(GROWN)}, but got {self.shape!r}.")
 
     def depth(self, num_heads: int) -> int:
         """Depth of the deepest node that a drafter with so many heads allows.

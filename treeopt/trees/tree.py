@@ -233,12 +233,10 @@ class Tree:
 
 @dataclass(frozen=True, eq=False)
 class TreeFamily:
-    """One tree for each of some sizes, usually nested: nodes in the order in which they were added.
+    """The trees of sizes 1...N, nested: nodes in the order in which they were added.
 
-    paths   : N paths, each after its parent; paths[0] = ()
-    gains   : (N,)    tokens per step that each node adds, by the objective's own count; gains[0] = 1
-    members : (n, N)  which nodes the trees have, the smallest tree first. By default they are nested: the
-                      tree of every size 1...N has the first nodes
+    paths : N paths, each after its parent; paths[0] = ()
+    gains : (N,) tokens per step that each node adds, by the objective's own count; gains[0] = 1
 
     >>> family = TreeFamily(((), (0,), (1,)), np.array([1.0, 0.5, 0.2]))
     >>> family.tree(2).choices, round(family.tokens_per_step(3), 3)
@@ -247,56 +245,36 @@ class TreeFamily:
 
     paths: tuple[Choice, ...]
     gains: NDArray[np.float64]
-    members: BoolArray | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gains", read_only(self.gains, np.float64))
-        if self.members is not None:
-            object.__setattr__(self, "members", read_only(self.members, np.bool_))
-
-    @cached_property
-    def _members(self) -> BoolArray:
-        return np.tri(len(self.paths), dtype=bool) if self.members is None else self.members
-
-    @cached_property
-    def sizes(self) -> IntArray:
-        """(n,) sizes that there are trees of, rising."""
-        return np.asarray(self._members.sum(1))
 
     def __len__(self) -> int:
         """Size of the largest tree."""
-        return int(self.sizes[-1])
+        return len(self.paths)
 
-    def index(self, size: int) -> int:
-        """Which tree is the largest of at most ``size`` nodes."""
-        return int(np.searchsorted(self.sizes, size, side="right")) - 1
+    @property
+    def sizes(self) -> IntArray:
+        """(N,) sizes of the trees."""
+        return np.arange(1, len(self) + 1)
 
     def tree(self, size: int) -> Tree:
         """The tree of ``size`` nodes; InvalidInput where there is none of this size."""
-        if size not in self.sizes:
-            have = f"1 to {len(self)}" if self.members is None else ", ".join(map(str, self.sizes))
-            raise InvalidInput(f"The family has trees of {have} nodes, but {size} was asked.")
-        return Tree.from_choices(self.nodes(size)[1:])
+        if not 1 <= size <= len(self):
+            raise InvalidInput(f"The family has trees of 1 to {len(self)} nodes, but {size} was asked.")
+        return self.largest(size)
 
-    def nodes(self, size: int) -> tuple[Choice, ...]:
-        """The paths of the largest tree of at most ``size`` nodes, in order of growth."""
-        return tuple(self.paths[i] for i in np.flatnonzero(self._members[self.index(size)]))
-
-    def gains_of(self, size: int) -> NDArray[np.float64]:
-        """The gains of those nodes, in the same order."""
-        return np.asarray(self.gains[self._members[self.index(size)]])
-
-    def members_of(self, sizes: IntArray) -> BoolArray:
-        """(n, N) which nodes the largest trees within some sizes have."""
-        return self._members[np.searchsorted(self.sizes, sizes, side="right") - 1]
+    def largest(self, size: int) -> Tree:
+        """The largest tree of at most ``size`` nodes."""
+        return Tree.from_choices(self.paths[1:size])
 
     def tokens_per_step(self, size: int) -> float:
         """The objective's own (in-sample) expectation for the largest tree of at most ``size`` nodes."""
-        return float(self.gains_of(size).sum())
+        return float(self.gains[:size].sum())
 
     def depths(self) -> IntArray:
-        """(n,) the depth of each tree."""
-        return np.asarray(np.where(self._members, [len(path) for path in self.paths], 0).max(1))
+        """(N,) the depth of each tree."""
+        return np.maximum.accumulate([len(path) for path in self.paths])
 
 
 def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:

@@ -136,7 +136,7 @@ def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
     """The family's tree of ``size`` rows, with the chain of best guesses down to ``depth`` in it."""
     tree = family.tree(size)
     chain = Tree.chain(depth).paths[1:]
-    others = [path for path in family.nodes(size)[1:] if path not in chain]
+    others = [path for path in family.paths[1:size] if path not in chain]
     return tree if tree.depth == depth else Tree.from_choices([*chain, *others[: size - 1 - depth]])
 
 

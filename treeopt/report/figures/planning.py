@@ -50,7 +50,7 @@ def sizes_chart(
     """
     source = source_of(record)
     depth, objective = limits.depth(source.num_heads), objective_for(source, objective)
-    limits = replace(limits, max_depth=depth, shape="sibling-closed")
+    limits = replace(limits, max_depth=depth, shape=Limits.shape)
     series = list[Series]()
     for i, name in enumerate(source.objectives):
         held_out, look = source.crossfit(limits, name), {**style.series(i), "markevery": 0.15}
