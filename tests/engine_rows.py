@@ -196,8 +196,7 @@ BY_FLAG = {
         ),
     ),
 }
-CUT = ("--dsparkScheduler", "--dsparkConfidenceThreshold", "--dsparkMinProposalLen", "--dsparkMaxProposalLen")
-EDGE = by_flag("--specVerifySize", root=True, must=lambda given: len(given.keys() & {*CUT}) in (0, len(CUT)))
+EDGE = by_flag("--specVerifySize", root=True, must=lambda given: "--dsparkScheduler" not in given)
 
 
 def read_edge_llm(files: Files) -> Lengths:
@@ -208,9 +207,6 @@ def read_edge_llm(files: Files) -> Lengths:
         steps, rows = int(given["--specDraftStep"]), int(given["--specVerifySize"])
         assert steps in (1, rows - 1)  # its DFlash, JetSpec and DSpark ask for 1
         assert given.get("--dflashBlockSize", str(rows)) == str(rows)  # which verifySize is set to
-        scheduler, threshold, least, most = (given.get(flag) for flag in CUT)
-        assert scheduler in (None, "threshold")  # off, and sps, which weighs costs of its own
-        assert scheduler is None or (0 < float(threshold) <= 1 and 1 <= int(least) <= int(most) <= rows - 1)
     return EDGE(files)
 
 

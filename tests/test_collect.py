@@ -90,7 +90,7 @@ def test_a_block_that_is_killed_anywhere_goes_on_to_the_same_bytes(dtype, narrow
     target = Target(tiny_model(dtype=dtype))
     drafter, counts = ReadsPrompt(tiny_heads(target)), RANKS_ALONE
     if narrower:
-        drafter, counts = random_dflash(), Counts(depth=3, widths=(4,), narrower=narrower, confidences=True)
+        drafter, counts = random_dflash(), Counts(depth=3, widths=(4,), narrower=narrower)
         target.read_layers(drafter.layers_of(target.num_layers))
         monkeypatch.setattr("treeopt.runtime.measure.ranks.states_at_once", lambda vocab_size: 12)
     now = [0.0]

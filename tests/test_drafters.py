@@ -1,7 +1,6 @@
 """One contract for all drafters, on trained ones: any tree decodes the plain text, and the teacher-forced trace is
 the trace of decoding."""
 
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.replay import accepted_lengths, kept_lengths, length_counts, record_for, replay
+from treeopt.growth.replay import accepted_lengths, length_counts, record_for, replay
 from treeopt.records.drafters import DRAFTERS, RECIPES, kind_of_layout
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rules import Greedy, Sampling
@@ -37,7 +36,7 @@ from treeopt.runtime.training.batches import Text, common_tokens, make_batch
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
 from treeopt.runtime.training.trainees import FrozenStates, count
-from treeopt.trees.draft import ConfidentChain, DDTree, DynamicTree, SurvivingChain
+from treeopt.trees.draft import DDTree, DynamicTree
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, some_long, tiny_model, trees
@@ -314,35 +313,6 @@ class TestContract:
         assert all(
             max(lengths) > (drafter.kind == "medusa") for lengths in accepted.values()
         )  # which is right at depth 2, too
-
-    @pytest.mark.parametrize("every", [4, *some_long(1)], ids=["some", "all"])
-    def test_confident_chains_decode_the_plain_text_and_are_replayed(self, both, rule, every):
-        """Cut at many places: of each record at three quantiles of the confidences, at 0 and at 1, and shorter than drafted.
-
-        In the suite every other chain has one batch size of two, and the others by other rules.
-        """
-        target, drafter = both
-        if not drafter.has_confidences:
-            with pytest.raises(InvalidInput, match=re.escape(f"{drafter.kind} has none")):
-                decode(target, drafter, PROMPTS, ConfidentChain(1, 0.5), batch_size=2, stop=NEVER, acceptance=rule)
-            return
-        setup, prompts = Setup(target, drafter, StopRule(target.eos_ids, 30), rule), random_prompts(5)
-        plain = decode(target, None, prompts, batch_size=3, stop=setup.stop, acceptance=rule)
-        counts = record_for([ConfidentChain(1, 0.5)], 2)
-        trace = rank_answers(setup, prompts, [row.tokens for row in plain], batch_size=4, counts=counts)
-        shares = np.quantile(trace.confidences, [0.2, 0.5, 0.8])
-        kept = set()
-        cases = [*itertools.product((ConfidentChain,), (HEADS, 2), [0, *shares, 1])]
-        cases += itertools.product((SurvivingChain,), (HEADS,), [shares[0] * shares[1], 1])
-        for n, (kind, length, threshold) in enumerate(cases):
-            chain = kind(length, float(threshold))
-            for batch_size in (1, 4)[(n + RULES.index(rule)) % every :: every]:
-                rows = decode(target, drafter, prompts, chain, batch_size=batch_size, stop=setup.stop, acceptance=rule)
-                assert [row.tokens for row in rows] == [row.tokens for row in plain]
-                assert replay(trace, chain).steps.tolist() == [row.steps for row in rows], chain
-            kept |= set(kept_lengths(trace, chain).tolist())
-        assert kept == set(range(1 + HEADS))
-        assert (replay(trace, ConfidentChain(HEADS, 0)).steps == replay(trace, Tree.chain(HEADS)).steps).all()
 
     def test_trees_over_marginals_are_refused_where_guesses_depend_on_others(self, both, rule):
         target, drafter = both

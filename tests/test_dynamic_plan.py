@@ -17,11 +17,8 @@ from treeopt.records.plan import Plan, is_setting
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import MISS, RankTrace
 from treeopt.trees.draft import (
-    ALL_CUT,
-    CONFIDENT,
     MOST_ROWS,
     OVER_MARGINALS,
-    ConfidentChain,
     DDTree,
     Draft,
     DynamicLimits,
@@ -42,7 +39,6 @@ from .test_figures import some_profile
 # Drafts, as files have them.
 
 DRAFTS = (Tree.chain(0), Tree.chain(3), Tree.dense([2, 2]), DynamicTree(3, 4, 8), TreeSize(16, 3), DDTree(3, 4, 8))
-DRAFTS += (ConfidentChain(3, 0.5), ConfidentChain(3, 1.0))
 
 
 @pytest.mark.parametrize("draft", DRAFTS, ids=lambda draft: draft.name)
@@ -51,10 +47,9 @@ def test_a_draft_of_any_kind_keeps_the_protocol_and_comes_back_from_its_record(d
     assert draft_of(draft.record) == draft_of(draft) == draft
     assert (draft.rows, len(draft.expanding())) == (len(draft), draft.depth)
     assert draft.cache_rows >= draft.rows > draft.depth
-    assert draft.kind in ("plain", "chain", "tree", "dynamic", "ddtree", "confident")
+    assert draft.kind in ("plain", "chain", "tree", "dynamic", "ddtree")
     assert (draft.topk is not None) == (draft.kind == "dynamic")
-    cut = ALL_CUT if draft.name.endswith("/1") else CONFIDENT
-    assert draft.drafted == {"dynamic": draft.topk, "ddtree": OVER_MARGINALS, "confident": cut}.get(draft.kind, 0)
+    assert draft.drafted == {"dynamic": draft.topk, "ddtree": OVER_MARGINALS}.get(draft.kind, 0)
     assert len({one.name for one in DRAFTS}) == len(DRAFTS)
 
 

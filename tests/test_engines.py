@@ -470,9 +470,6 @@ def test_list_engines_is_short_and_an_engine_is_shown_in_full():
     for name, method in METHODS:
         assert {method.name, *method.drafters} <= set(re.findall(r"[^\s│,]+", listed("engines", name)))
         assert {row["engine"] for row in json.loads(listed("engines", name, "--json"))["engines"]} == {name}
-    rows = json.loads(listed("engines", "--json"))["engines"]
-    cuts = {(row["engine"], row["confident"]) for row in rows if row["confident"]}
-    assert cuts == {("llama-cpp", "confidence"), ("sglang", "confidence"), ("edge-llm", "survival")}
     lines = listed("engines", columns=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) < 2 * len(METHODS)
@@ -488,8 +485,7 @@ def test_list_engines_as_json_has_all_fields():
         assert row["package"] == ENGINES[row["engine"]].package
         assert row["unplanned"] == ENGINES[row["engine"]].unplanned
         assert row["runs_here"] == engine_table.runs_here(ENGINES[row["engine"]])
-        assert row["confident"] == getattr(method.confident, "cut_by", None)
-        for name in row.keys() - {"engine", "title", "package", "method", "unplanned", "runs_here", "confident"}:
+        for name in row.keys() - {"engine", "title", "package", "method", "unplanned", "runs_here"}:
             value = getattr(method, name)
             assert row[name] == (list(value) if isinstance(value, tuple) else value), name
 

@@ -34,7 +34,7 @@ from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
-from treeopt.trees.draft import ConfidentChain, DDTree, Draft, DynamicTree
+from treeopt.trees.draft import DDTree, Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 from . import test_openvino
@@ -159,7 +159,7 @@ def pard(target):
 
 missing = pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="openvino-genai is missing")
 CASES = {
-    "own, heads": own(tiny_heads, [Tree.chain(2), Tree.dense([3, 2]), ConfidentChain(2, 0.03)]),
+    "own, heads": own(tiny_heads, [Tree.chain(2), Tree.dense([3, 2])]),
     "own, draft model": own(lambda target: early_exit(target, 2), [Tree.chain(3), DynamicTree(3, 2, 6)]),
     "own, lookup": own(lookup, [Tree.chain(3)]),
     "own, p-eagle": own(peagle, [Tree.chain(4), Tree.dense([3, 2]), DDTree(3, 4, 9)]),

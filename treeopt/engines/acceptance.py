@@ -35,7 +35,7 @@ FORMS = (
          '{{"num_speculative_tokens": {length}, "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [{survival}]}}'),
     Form("llama.cpp", "llama-cpp-python 0.3.36 (0c1e570)", "llama-cpp.txt", "Options beside --spec-type and the drafter. Survival, "
          "without the target's own token; each slot draws guess by guess, to the first miss, and never accepts an end of the text.",
-         DRAFT.replace("{p_min:g}", "0") + " --spec-synth-rates {survival}"),
+         DRAFT + " --spec-synth-rates {survival}"),
     Form("SGLang", "0.5.23", "sglang.txt", "Variables, with --speculative-num-draft-tokens of the length + 1. The mean, with the "
          "target's own token; all requests of a step draw one number, the mean rounded down or up, so they vary less than real ones.",
          "SGLANG_SIMULATE_ACC_LEN={tokens} SGLANG_SIMULATE_ACC_METHOD=match-expected SGLANG_SIMULATE_ACC_TOKEN_MODE=real-draft-token"),

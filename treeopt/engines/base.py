@@ -16,10 +16,9 @@ from typing import Any
 from treeopt.engines.measured.files import Found
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
-from treeopt.records.figure import Ratio
 from treeopt.records.origins import Runtime
 from treeopt.records.rules import rule_of
-from treeopt.trees.draft import MOST_WIDTH, ConfidentChain, CopiedText, DDTree, DynamicLimits, DynamicTree
+from treeopt.trees.draft import CopiedText, DDTree, DynamicLimits, DynamicTree
 from treeopt.trees.tree import Tree
 
 COMMANDS = "commands.sh"  # the file of the launch command
@@ -42,9 +41,6 @@ class Request:
     runtime        whose latencies it was planned with
     folders        what stands for a model or a drafter in commands, to the folder that it was converted into
     groups         by group of prompts, what differs there, for methods that take settings by request
-    tables         file name to text, of the method's ``tables``
-    gains          by batch size, what the engine's own policy of verified tokens brings over one length for all
-    threshold      of confidences, below which a chain is cut
     marginals      a tree over marginals, for methods of chains that build such; its depth is the length
     """
 
@@ -65,9 +61,6 @@ class Request:
     runtime: Runtime | None = None
     folders: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, "Request"] = field(default_factory=dict)
-    tables: Mapping[str, str] = field(default_factory=dict)
-    gains: Mapping[int, Ratio] = field(default_factory=dict)
-    threshold: float = 0.0
     marginals: DDTree | None = None
 
     def __post_init__(self) -> None:
@@ -120,7 +113,6 @@ class Method:
 
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
     shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes; "copied" of drafters that copy text
-    confident      the kind of confident chains that it takes; None for chains of fixed lengths alone
     marginals      most ranks of a depth of the trees over marginals that it builds; 0 for none
     dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
     within_levels, redrafts, fills_levels  as `DynamicLimits` has them; dynamic trees with a row for each level: all, chains, none
@@ -136,8 +128,6 @@ class Method:
     wider          what it does with a chain that is longer than the block that a drafter was trained for; empty where it drafts it
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
-    tables         files that its own policy of verified tokens reads, made of a plan's accuracies and profile
-    has_budget     whether a policy of its own can choose what is verified of all sequences by their confidences
     copies         drafters of text, by the names of `treeopt.text`, that it asks before the chain; none for most
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
     """
@@ -145,7 +135,6 @@ class Method:
     name: str
     drafters: tuple[str, ...]
     shape: str = "chain"
-    confident: type[ConfidentChain] | None = None
     marginals: int = 0
     dynamic: bool = False
     within_levels: bool = False
@@ -170,19 +159,15 @@ class Method:
     status: str = "live"
     source: str
     checked: str
-    tables: tuple[str, ...] = ()
-    has_budget: bool = False
     copies: tuple[str, ...] = ()
     write: Callable[[Request], Written]
 
     @property
     def dynamic_limits(self) -> DynamicLimits | None:
-        """The limits of its dynamic trees, or of confident chains and trees over marginals; None where it takes none."""
-        if not self.dynamic:
-            marginals, width = self.marginals > 0, self.marginals or MOST_WIDTH
-            limits = DynamicLimits(levels=0, confident=self.confident, marginals=marginals, width=width)
-            return limits if self.confident or marginals else None
-        return DynamicLimits(within_levels=self.within_levels, redrafts=self.redrafts, chains=True)
+        """The limits of its dynamic trees, or of trees over marginals; None where it takes none."""
+        if self.dynamic:
+            return DynamicLimits(within_levels=self.within_levels, redrafts=self.redrafts, chains=True)
+        return DynamicLimits(levels=0, marginals=True, width=self.marginals) if self.marginals else None
 
     def decodes(self, batch_size: int) -> bool:
         """Whether it decodes that many sequences at once."""

@@ -93,7 +93,7 @@ class Flags:
 
     serve   : the command; what ends it with speculation, and what without
     options : kind of drafter to its flags: {length} is the chain's, {rows} one more, {looked_up} an n-gram's and
-              {batch_rows} the rows of all sequences, {p_min} the threshold of confidences
+              {batch_rows} the rows of all sequences
     slots   : sequences that it decodes at once unless told otherwise, and what tells it
     heads   : kinds of drafters whose heads make one guess each
     notes   : of every chain, then by kind of drafter; they take the same numbers, and {batch_size}
@@ -117,8 +117,8 @@ class Flags:
             return plain(f"{serve}{self.alone}")
         if request.kind in self.heads:
             check_heads(length, request, self.engine)
-        numbers: dict[str, float] = {"length": length, "rows": length + 1, "looked_up": min(length, LOOKED_UP)}
-        numbers |= {"batch_size": size, "batch_rows": size * (length + 1), "p_min": request.threshold}
+        numbers: dict[str, int] = {"length": length, "rows": length + 1, "looked_up": min(length, LOOKED_UP)}
+        numbers |= {"batch_size": size, "batch_rows": size * (length + 1)}
         notes = [note.format(**numbers) for note in (*self.notes, *self.notes_of.get(request.kind, ()))]
         return launch(f"{serve} {self.options[request.kind].format(**numbers)}", [*notes, *self.also(request, length)])
 

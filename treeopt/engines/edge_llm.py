@@ -6,20 +6,17 @@ dflashBlockSize   rows of DFlash's block, the root included: with one likeliest 
 specDraftTopK     above 1 a tree over DFlash's marginals is built of so many ranks of each depth, of specVerifySize nodes: DDTree,
                   but that of two nodes with the same score the one with the older parent comes first
 
-DSpark's scheduler "threshold" cuts a block where the product of its confidences falls below dsparkConfidenceThreshold, behind the
-first guess at the earliest; of a batch the longest decides how many rows are verified. Its scheduler "sps" chooses by costs of a
-GPU of NVIDIA's, and its trees take DSpark's guesses as if they did not depend on each other: neither is planned for.
+DSpark's schedulers, which cut a block, and its trees, which take DSpark's guesses as if they did not depend on each other, are not
+planned for.
 """
 
 from dataclasses import replace
 
 from treeopt.engines.base import Method, Request, ServingEngine, Written
 from treeopt.engines.chains import Flags
-from treeopt.trees.draft import SurvivingChain
 
 STEPWISE = "--specDecode --specDraftTopK 1 --specDraftStep {length} --specVerifySize {rows}"
 BLOCK = "--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize {rows}"
-CUT = " --dsparkScheduler threshold --dsparkConfidenceThreshold {p_min:g} --dsparkMinProposalLen 1 --dsparkMaxProposalLen {length}"
 BUILT = (
     "ENGINES must have been built by llm_build for it: of MODEL with --specBase --maxVerifyTreeSize {rows} or more, of DRAFTER "
     "with --specDraft."
@@ -42,11 +39,6 @@ def write(request: Request) -> Written:
     return replace(flags, options={"dflash": told}, notes=(BUILT.format(rows=tree.rows), note))(request)
 
 
-def write_dspark(request: Request) -> Written:
-    """A block of DSpark, cut by survival where the plan has a threshold."""
-    return replace(flags, options={"dspark": BLOCK + CUT * (request.threshold > 0)})(request)
-
-
 SOURCE = "NVIDIA/TensorRT-Edge-LLM examples/llm/llm_inference.cpp"
 ENGINE = ServingEngine(name="edge-llm", title="TensorRT Edge-LLM", methods=(
     Method(name="chain", checked="0.10.1", drafters=("eagle3", "mtp"), carrier="--specDraftStep, --specVerifySize",
@@ -58,11 +50,7 @@ ENGINE = ServingEngine(name="edge-llm", title="TensorRT Edge-LLM", methods=(
            syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4 --dflashBlockSize 4",
            derived=("dflashBlockSize = length + 1", "specVerifySize = rows"),
            source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp, cpp/kernels/speculative/ddtreeKernels.cu", write=write),
-    Method(name="dspark", checked="0.10.1", drafters=("dspark",), confident=SurvivingChain, max_depth=16,
-           carrier="--specVerifySize, --dsparkConfidenceThreshold", wider="does not start with more",
-           syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 8 --dsparkScheduler threshold "
-                  "--dsparkConfidenceThreshold 0.4 --dsparkMinProposalLen 1 --dsparkMaxProposalLen 7",
-           derived=("specVerifySize = length + 1", "dsparkMaxProposalLen = length"),
-           source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp, cpp/kernels/speculative/dsparkKernels.cu",
-           write=write_dspark),
+    Method(name="dspark", checked="0.10.1", drafters=("dspark",), max_depth=16, carrier="--specVerifySize",
+           wider="does not start with more", syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 8",
+           derived=("specVerifySize = length + 1",), source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp", write=write),
 ))  # fmt: skip

@@ -32,14 +32,12 @@ from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, 
 from treeopt.engines.vllm import COUNTERS, from_counters
 from treeopt.errors import InvalidInput
 from treeopt.text.settings import drafters_of
-from treeopt.trees.draft import ConfidentChain
 
 OF_DRAFTERS = (
-    "llama.cpp stops before the first guess of which its drafter is less sure than --spec-draft-p-min, here {p_min:g}, as the plan "
-    "counts: its share among the likeliest ten. At 0 it drafts to the end.",
+    "llama.cpp stops before the first guess of which its drafter is less sure than --spec-draft-p-min: at 0 it drafts to the end.",
     "Builds that do not know --spec-type have other names for these options: treeopt list engines llama-cpp",
 )
-DRAFT = "--spec-draft-n-max {length} --spec-draft-n-min 0 --spec-draft-p-min {p_min:g}"
+DRAFT = "--spec-draft-n-max {length} --spec-draft-n-min 0 --spec-draft-p-min 0"
 write = Flags(
     engine="llama.cpp",
     serve="llama-server --model MODEL.gguf",
@@ -213,8 +211,8 @@ def _printed(line: DraftLine, path: Path) -> Printed:
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)
 ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", server="llama-server",
                        imports={"llama-cpp": KIND}, methods=(
-    Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options), confident=ConfidentChain,
-           rules=("greedy", "sample"), carrier="--spec-type, --spec-draft-n-max",
+    Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options), rules=("greedy", "sample"),
+           carrier="--spec-type, --spec-draft-n-max",
            syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",
            derived=("rows of a step = n-max + 1",), looks_up="from the latest place of n-grams of one size",
            wider="would draft no more than the block, with a warning in its log",

@@ -17,7 +17,7 @@ from treeopt.files.places import user_cache
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Beyond, Plan, PlanEntry, each_its_own, is_setting
 from treeopt.records.rules import marked_rule, option_of, rule_of
-from treeopt.trees.draft import ConfidentChain, CopiedText, DDTree, Draft, DynamicLimits
+from treeopt.trees.draft import CopiedText, DDTree, Draft, DynamicLimits
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
@@ -149,7 +149,7 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
         fixed = draft.kind in ("plain", "chain", *others)
         if isinstance(draft, DDTree):  # over the whole block, whose width is another drafter
             return draft.ranks <= way.marginals and draft.depth == (plan.drafter or {}).get("num_heads")
-        return is_setting(draft) if way.dynamic else fixed or type(draft) is way.confident
+        return is_setting(draft) if way.dynamic else fixed
 
     def serving(entry: PlanEntry) -> PlanEntry:
         chosen = entry.serving(takes)
@@ -161,8 +161,6 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
     if way.dynamic or way.shape != "chain":
         return served, []
     note = f"{engine} takes chains only: written is the best of the plan's chains."
-    if way.confident and any(isinstance(entry.draft, ConfidentChain) for entry in plan.entries):
-        note = f"{engine} cuts chains by another rule than the plan: written is the best of its chains of fixed length. To plan by that rule: {search_for(engine, way)}"
     return replace(served, schedule=[]), [note]
 
 
@@ -173,8 +171,6 @@ def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
         return replace(request, copied=copied)
     if copied is not None:
         return replace(request, copied=copied, tree=Tree.chain(copied.length))
-    if isinstance(chain := entry.draft, ConfidentChain):
-        return replace(request, tree=Tree.chain(chain.length), threshold=chain.threshold)
     if isinstance(tree := entry.draft, DDTree):
         return replace(request, lengths=((1, None, tree.depth),), marginals=tree)
     return replace(request, dynamic=entry.setting) if way.dynamic else replace(request, tree=entry.tree)
@@ -194,7 +190,7 @@ def _of_all(request: Request, plan: Plan, way: Method) -> Request:
     lengths = ((part.first, part.last, plan.entries[part.entry].chosen.depth) for part in plan.schedule)
     draft = plan.entries[plan.schedule[0].entry].draft
     request = replace(request, marginals=draft if isinstance(draft, DDTree) else None)
-    return replace(request, lengths=tuple(lengths), threshold=getattr(draft, "threshold", 0.0))
+    return replace(request, lengths=tuple(lengths))
 
 
 def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Method:

@@ -24,15 +24,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from treeopt.engines import chains, copied
 from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
-from treeopt.trees.draft import ConfidentChain, DynamicTree
+from treeopt.trees.draft import DynamicTree
 
 FILE = "adaptive.json"
 ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
@@ -51,9 +49,6 @@ PAGED = ("flashinfer", "fa3", "triton")  # backends of attention whose pages may
 ONE_SETTING = (
     "A server has these numbers for all batch sizes; what follows the batch, its adaptive config, is for chains."
 )
-STS, COSTS = "confidence-sts.json", "step-costs.json"
-TABLES = {STS: "--speculative-dspark-confidence-sts-path", COSTS: "--speculative-dspark-sps-table-path"}
-BUDGET = "SGLang chooses by the tables how many tokens of each block it verifies, with SGLANG_RAGGED_VERIFY_MODE=compact alone."
 SERVE = "python -m sglang.launch_server --model-path MODEL"
 MOST_ROWS = 2048  # of all sequences together, that fastrl makes room for
 ALGORITHM, CONFIGS = "--speculative-eagle-mab-algorithm", "--speculative-eagle-mab-configs"
@@ -85,17 +80,6 @@ def write_adaptive(request: Request) -> Written:
     if request.kind == "mtp":
         notes.append("NEXTN is EAGLE to SGLang, except for Gemma 4's assistant, which stays static.")
     return chains.launch(command, notes, {FILE: f"{json.dumps(config)}\n"})
-
-
-def write_dspark(request: Request) -> Written:
-    """One block for all batch sizes, with the tables where it is as wide as these are for."""
-    if not request.tables or chains.only_length(request, "SGLang with the drafter dspark") != request.num_heads:
-        return write(request)
-    flags, notes = "".join(f" {TABLES[name]} {name}" for name in request.tables), [*_notes(request), BUDGET]
-    if scaling := json.loads(request.tables.get(STS, "{}")):
-        before, after = (f"{100 * float(np.mean(scaling[name])):.1f} %" for name in ("ece_before", "ece_after"))
-        notes.append(f"On answers that no temperature was fitted on survival is off by {after}, else by {before}.")
-    return chains.launch(f"{_chain(request, request.num_heads)}{flags}", notes, request.tables)
 
 
 def write_tree(request: Request) -> Written:
@@ -294,7 +278,8 @@ FLAGS = "--speculative-num-steps, -eagle-topk, -num-draft-tokens"
 HOOK, PACKAGE = "sgl-project/sglang python/sglang/srt/arg_groups/speculative_hook.py", "python/sglang/srt/speculative"
 CHAIN_FLAGS = ("eagle-topk = 1", "num-draft-tokens = steps + 1")
 UNPLANNED = {"UNO": "--speculative-algorithm UNO", "Domino": "a drafter of DFlash's kind, with projector_type: domino",
-             "block verification": "where it samples; how it is asked for was not seen"}  # fmt: skip
+             "block verification": "where it samples; how it is asked for was not seen",
+             "adaptive verification of DSpark": "--speculative-dspark-confidence-sts-path, --speculative-dspark-sps-table-path"}  # fmt: skip
 ENGINES = (
     ServingEngine(name="fastrl", title="fastrl", methods=(
         Method(name="dynamic-tree", checked="main bce3df7 of 2026-02", dynamic=True, by_batch_size=True, drafters=("eagle3", "eagle"),
@@ -321,9 +306,8 @@ ENGINES = (
                carrier="--speculative-num-draft-tokens",
                syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
                derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
-        Method(name="dspark", checked="0.5.23", drafters=("dspark",), confident=ConfidentChain, carrier="--speculative-dspark-block-size",
-               syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK,
-               tables=(STS, COSTS), write=write_dspark),
+        Method(name="dspark", checked="0.5.23", drafters=("dspark",), carrier="--speculative-dspark-block-size",
+               syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write),
         copied.method(write_copied, checked="0.5.23", carrier="options of --speculative-algorithm NGRAM", source=HOOK,
                       syntax="--speculative-algorithm NGRAM --speculative-num-draft-tokens 8 --speculative-ngram-max-trie-depth 12"),
     )),

@@ -42,7 +42,6 @@ from treeopt.trees.draft import CopiedText
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
-BUDGET = "enable_adaptive_verification"
 SCHEDULED = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "dflash", "dflash2", "dspark")
 METHODS = {"draft-model": "draft_model", "dflash2": "dflash", "p-eagle": "eagle3", "pard": "draft_model"}
 PARALLEL = ("p-eagle", "pard")
@@ -89,12 +88,6 @@ def write(request: Request) -> Written:
             f"vLLM does not start where the model has fewer MTP layers than {longest} and their number does not divide "
             f"{longest}."
         )
-    if request.gains:
-        pays = all((gain.low or 0) > 1 for gain in request.gains.values())
-        notes.append(_budget_note(request, pays))
-        if pays:
-            config |= {"num_speculative_tokens": request.num_heads, BUDGET: True}
-            lengths = ()
     if len(lengths) > 1:
         config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
         notes += [
@@ -128,14 +121,6 @@ def write_copied(request: Request) -> Written:
     text, (begin, note) = json.dumps(config_of(request.copied)), STARTED[request.copied.drafter]
     command = f"{begin}vllm serve MODEL --speculative-config {shell_word(text)}"
     return chains.launch(command, filter(None, [note]), {FILE: f"{text}\n"})
-
-
-def _budget_note(request: Request, pays: bool) -> str:
-    brings = "; ".join(f"{gain} at batch size {size}" for size, gain in sorted(request.gains.items()))
-    return (
-        f"Adaptive verification ({BUDGET}), on model runner V2 with full CUDA graphs, is {'on' if pays else 'left off'}. Simulated on the recorded "
-        f"answers, its tokens per second over those with the best length for all are {brings}."
-    )
 
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
@@ -314,13 +299,14 @@ IMPORTS = {
 }  # fmt: skip
 CONFIG = "num_speculative_tokens in --speculative-config"
 UNPLANNED = {"ngram_gpu": '"method": "ngram_gpu"', "Domino": '"method": "dflash"',
-             "block verification": '"rejection_sample_method": "block"'}  # fmt: skip
+             "block verification": '"rejection_sample_method": "block"',
+             "adaptive verification": '"enable_adaptive_verification": true'}  # fmt: skip
 ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm serve", imports=IMPORTS, unplanned=UNPLANNED, methods=(
     Method(name="batch-size", checked="0.33.0", drafters=SCHEDULED, rules=("greedy", "sample", "reject"),
            looks_up="from the latest place, or on model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) the earliest",
            carrier="num_speculative_tokens_per_batch_size in --speculative-config", syntax="[[1, 16, 3], [17, 4096, 0]]",
            derived=("num_speculative_tokens = longest length", "of MTP ≤ its layers or = a multiple of them"),
-           by_batch_size=True, has_budget=True, wider="would draft them without a word, in a block with other and mostly worse guesses",
+           by_batch_size=True, wider="would draft them without a word, in a block with other and mostly worse guesses",
            versions="PR #32374 on; not with data parallelism",
            source="vllm-project/vllm vllm/v1/spec_decode/dynamic/utils.py, vllm/config/speculative.py, vllm/config/vllm.py",
            write=write),

@@ -21,21 +21,11 @@ from treeopt.growth.paths import portions
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.pools import Counts
 from treeopt.records.trace import NO_TRIAL, Answers, RankTrace
-from treeopt.trees.draft import (
-    MOST_BLOCK,
-    MOST_ROWS,
-    ConfidentChain,
-    DDTree,
-    Draft,
-    DynamicLimits,
-    DynamicTree,
-    product_size,
-)
+from treeopt.trees.draft import MOST_BLOCK, MOST_ROWS, DDTree, Draft, DynamicLimits, DynamicTree, product_size
 from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree
 
 AT_ONCE = 2**26  # states x trees that `replay_trees` walks together, a bit each
 PLACES = np.arange(256)[:, None]  # among nodes, from 0
-THRESHOLDS = 9  # of confident chains that are tried: deciles of the confidences
 AnyDraft = TypeVar("AnyDraft", bound=Draft)
 
 
@@ -47,7 +37,6 @@ class TreeRates:
     joint         : averaged over all states; None where there is no trace
     steps, tokens : (C,) replayed steps of every conversation (or of every sequence), and the tokens that they emit; None
                     without trace or probe. The first token of a sequence is emitted without a step
-    kept          : (D+1,) share of the replayed steps that verify 0, 1, ... guesses of a confident chain; None for other drafts
     rows, accepted, drafting : of a draft that copies text (N+1,) shares of steps by rows, (D+1,) by guesses accepted, and of drafted ones
     """
 
@@ -55,7 +44,6 @@ class TreeRates:
     joint: float | None = None
     steps: IntArray | None = None
     tokens: IntArray | None = None
-    kept: NDArray[np.float64] | None = None
     rows: NDArray[np.float64] | None = None
     accepted: NDArray[np.float64] | None = None
     drafting: float = 0.0
@@ -99,8 +87,6 @@ def replay(trace: RankTrace, draft: Draft) -> TreeRates:
 
 def tells(trace: RankTrace, draft: Draft) -> bool:
     """Whether a trace has what it takes to replay a draft: of a dynamic tree its topk, as deep."""
-    if isinstance(draft, ConfidentChain):
-        return trace.confidences is not None and draft.length <= trace.num_heads
     return isinstance(draft, Tree) or places_of(trace, draft) is not None
 
 
@@ -130,8 +116,7 @@ def record_for(drafts: Iterable[Draft], ranks: int = 1) -> Counts:
     told = max([ranks, 1, *(1 + draft.max_rank for draft in drafts if isinstance(draft, Tree))])
     levels, depth = (max((tree.depth for tree in some), default=0) for some in (dynamic, products))
     topks, widths = {tree.topk for tree in dynamic}, {tree.width for tree in products}
-    cut = any(isinstance(draft, ConfidentChain) for draft in drafts)
-    return Counts(told, levels, tuple(sorted(topks)), depth, tuple(sorted(widths)), confidences=cut)
+    return Counts(told, levels, tuple(sorted(topks)), depth, tuple(sorted(widths)))
 
 
 def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
@@ -141,17 +126,9 @@ def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
         for here in portions(len(found)):
             found[here] = (growth_index(trace.ranks[here], draft.paths) < len(draft)).sum(1)
         return found
-    if isinstance(draft, ConfidentChain) and tells(trace, draft):
-        return np.asarray(np.minimum(accepted_lengths(trace, Tree.chain(draft.length)), kept_lengths(trace, draft)))
     if (places := places_of(trace, draft)) is None:
         raise OutOfRange(f"The trace does not tell what {draft.name} would accept.")
     return np.asarray((places <= len(draft) - 2).sum(1))
-
-
-def kept_lengths(trace: RankTrace, chain: ConfidentChain) -> IntArray:
-    """(P,) guesses of a confident chain that a step at each state verifies, those before the cut."""
-    assert trace.confidences is not None, "the trace must have confidences"
-    return np.asarray(chain.kept(trace.confidences[:, : chain.length].astype(np.float64)).sum(1))
 
 
 def replay_lengths(trace: RankTrace, accepted: NDArray[Any]) -> IntArray:
@@ -365,28 +342,10 @@ def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOS
     return _rates(trace, trees, steps)
 
 
-def confident_rates(
-    trace: RankTrace, length: int, kind: type[ConfidentChain] = ConfidentChain
-) -> dict[ConfidentChain, TreeRates]:
-    """What confident chains of a length reach, at thresholds between what was recorded; nothing where no confidences were.
-
-    The thresholds are shares of the confidences, whatever came of the guesses, so that this is held out.
-    """
-    if trace.confidences is None or not length:
-        return {}
-    sure = kind.judged(trace.confidences[trace.has_step, :length].astype(np.float64))
-    shares = np.quantile(sure, np.arange(1, 1 + THRESHOLDS) / (1 + THRESHOLDS))
-    chains = [kind(length, one) for one in sorted({round(share, 3) for share in shares.tolist()} - {0.0, 1.0})]
-    return {chain: rate_anew(trace, chain) for chain in chains}
-
-
 def rate_anew(trace: RankTrace, draft: Draft) -> TreeRates:
-    """What a draft that is built anew at every step reaches by conversation; of a confident chain what its steps verify, too."""
-    states, kept = visited(trace, accepted_lengths(trace, draft)), None
-    if isinstance(draft, ConfidentChain):
-        kept = np.bincount(kept_lengths(trace, draft)[states], minlength=1 + draft.length) / max(len(states), 1)
-    steps = by_conversation(trace, np.bincount(sequence_of(trace, states), minlength=trace.num_sequences))
-    return TreeRates(steps=steps, tokens=by_conversation(trace, trace.lengths - 1), kept=kept)
+    """What a draft that is built anew at every step reaches by conversation."""
+    steps = replay_lengths(trace, accepted_lengths(trace, draft))
+    return TreeRates(steps=by_conversation(trace, steps), tokens=by_conversation(trace, trace.lengths - 1))
 
 
 def _rates(trace: RankTrace, drafts: Sequence[AnyDraft], steps: Sequence[IntArray]) -> dict[AnyDraft, TreeRates]:

@@ -206,7 +206,7 @@ class TraceSource(AnswersSource):
     @property
     def pooled(self) -> RankTrace | None:
         record = self.record
-        return record if record.pools or record.marginals or record.confidences is not None else None
+        return record if record.pools or record.marginals else None
 
     @property
     def observed(self) -> tuple[int, str]:

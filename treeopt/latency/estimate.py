@@ -12,9 +12,7 @@ are left out (`between`). A depth that was not measured costs as much as the nex
 
 A dynamic tree costs as much as a fixed one of its rows and levels and an *extra*: what drafting ``topk`` nodes a level and
 ranking the pool adds, taken to rise evenly with the levels, fitted for each topk to those that were timed. A tree over
-marginals has one too, which rises with its rows. A confident chain has one where nothing is cut; where all is, it is what drafting
-adds to a plain step. An engine that
-verifies chains and dynamic trees alone has no fixed trees to begin with: there the trees of each topk are a *table* of
+marginals has one too, which rises with its rows. An engine that verifies chains and dynamic trees alone has no fixed trees to begin with: there the trees of each topk are a *table* of
 their own. A chain is a fixed tree.
 
 n steps asked for · A steps measured, at the one or two contexts next to that asked for · B bootstrap draws
@@ -22,7 +20,6 @@ n steps asked for · A steps measured, at the one or two contexts next to that a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -36,7 +33,7 @@ from treeopt.errors import OutOfRange
 from treeopt.latency.interpolation import Between, between, reach_ms, rising_line, size_weights, way_to
 from treeopt.latency.measurements import Latency, Measurements, by_kind, paired_latency, pooled
 from treeopt.records.profile import LatencyProfile, Setting
-from treeopt.trees.draft import ALL_CUT, CONFIDENT, OVER_MARGINALS
+from treeopt.trees.draft import OVER_MARGINALS
 from treeopt.trees.tree import BoolArray, IntArray
 
 SHOWN = 3.29  # standard errors that a step is below a plain one before that is no noise: 99.9 %, since many are timed
@@ -295,9 +292,7 @@ class StepCosts:
         extras = {1: Extra()}
         for topk, points in found.items():
             levels, extra, errors = zip(*points, strict=True)
-            # The one confident chain was timed itself, so that the noise of a fixed one as long does not count.
-            line = (float(extra[0]), 0.0) if topk == CONFIDENT else rising_line(levels, extra)
-            extras[topk] = Extra(*line, float(np.sqrt(np.square(errors).mean())))
+            extras[topk] = Extra(*rising_line(levels, extra), float(np.sqrt(np.square(errors).mean())))
         return extras
 
     def _extra_ms(self, sizes: IntArray, depths: IntArray, topks: IntArray) -> Floats:
@@ -315,28 +310,6 @@ class StepCosts:
             if self._redrafts and topk > 1:  # a chain is drafted as one
                 found[here] += node_ms * topk * (depths[here] - 1) * (depths[here] - 2) / 2
         return found
-
-
-def confident_steps(longest: Sequence[float], *, stepwise: bool = False) -> dict[Timed, float]:
-    """The timed steps that one with a confident chain costs as much as, and the share of each in that.
-
-    longest  : (D+1,) share of the steps in which 0, 1, ... all D guesses are left of the longest row
-    stepwise : whether one guess beyond these is drafted, and no more
-
-    Where some are left it costs what a chain of these does, and what is drafted beyond them.
-    """
-    length = len(longest) - 1
-    found = defaultdict[Timed, float](float)
-    found |= {(1, 0, ALL_CUT): longest[0], (1 + length, length, CONFIDENT): 1 - longest[0]}
-    for n, share in enumerate(longest[1:-1], 1):
-        more, less = [(1 + n, n, 0)], [(1 + length, n, 0)]
-        if stepwise:
-            more, less = [*more, (2 + n, 1 + n, 0)], [(2 + n, n, 0), (1 + length, length, 0)]
-        for step in more:
-            found[step] += share
-        for step in less:
-            found[step] -= share
-    return {step: share for step, share in found.items() if share}
 
 
 def _beyond(sizes: ArrayLike, depths: ArrayLike, drafted: int) -> IntArray:

@@ -22,7 +22,7 @@ import numpy as np
 from treeopt.files.journal import Journal
 from treeopt.latency.measurements import median_latency, paired_latency
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.trees.draft import ALL_CUT, CONFIDENT, OVER_MARGINALS, Draft
+from treeopt.trees.draft import OVER_MARGINALS, Draft
 from treeopt.trees.tree import Tree
 
 FEWEST_ROUNDS = 3  # however short the time
@@ -179,20 +179,19 @@ class Rounds:
     def _timing(self, visits: Sequence[tuple[int, Visit]], place: int, tree: Draft, context: int) -> StepTiming:
         turns = [one for one in visits if one[1].place == place]
         accepted = [n for _, visit in turns for n in visit.accepted]
-        parts, alone = turns[0][1].parts_ms, tree.drafted == ALL_CUT
+        parts = turns[0][1].parts_ms
         return StepTiming(
             self.batch_size,
             context,
-            1 if alone else len(tree),
-            0 if alone else tree.depth,
+            len(tree),
+            tree.depth,
             step_ms=tuple(ms for _, visit in turns for ms in visit.step_ms),
             accepted_mean=round(sum(accepted) / len(accepted), 4) if accepted else None,
             round=tuple(n for n, visit in turns for _ in visit.step_ms),
             parts_ms={part: tuple(visit.parts_ms[part] for _, visit in turns) for part in parts} or None,
-            expanding=tuple(tree.expanding()) if "draft 0" in parts and not alone else None,
+            expanding=tuple(tree.expanding()) if "draft 0" in parts else None,
             topk=tree.topk,
             over_marginals=tree.drafted == OVER_MARGINALS or None,
-            confident=tree.depth if tree.drafted in (CONFIDENT, ALL_CUT) else None,
             as_it_comes=(len(tree) == 1 and place < len(self.all_trees)) or None,
         )
 

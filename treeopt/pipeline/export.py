@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from treeopt.engines.acceptance import NAME as ACCEPTANCE
@@ -18,14 +17,11 @@ from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writer, write_text
-from treeopt.growth.source import source_of
 from treeopt.pipeline.acceptance import acceptance_files
 from treeopt.pipeline.compare import benches_of
-from treeopt.pipeline.confidence import gains_of, tables_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.figure import Ratio
-from treeopt.records.inputs import group_plans, of_block, read_grown_on, read_timed, stale_plan
+from treeopt.records.inputs import group_plans, stale_plan
 from treeopt.records.plan import Beyond, Plan
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
@@ -85,12 +81,6 @@ def export(
     if not plan.mix:
         target["groups"] = group_plans(run, plan)
     options = {**target, "beyond": beyond, "method": method}
-    taken = method_for_plan(plan, engine, method)
-    if (taken.tables or taken.has_budget) and (grown := read_grown_on(run, plan.inputs)) is not None:
-        record, profile = of_block(plan.width, grown, read_timed(run, plan.inputs))
-        source, sizes = source_of(record), [entry.batch_size for entry in plan.entries]
-        options["tables"] = tables_of(source, profile) if taken.tables else {}
-        options["gains"] = gains_of(source, profile, sizes) if taken.has_budget else {}
     return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, **options)
 
 
@@ -102,14 +92,12 @@ def export_to(
     *,
     anyway: bool = False,
     batch_size: int | None = None,
-    tables: Mapping[str, str] = MappingProxyType({}),
-    gains: Mapping[int, Ratio] = MappingProxyType({}),
     **options: Any,
 ) -> tuple[list[Path], Written]:
     """Write a plan as an engine's files: (files, what was written).
 
     A plan of several trees for an engine that takes one is written for each batch size into a folder of its own.
-    ``options`` are those of `ask`, ``tables`` and ``gains`` those of `Request`. What speaks against the plan's trees, by their ``benches`` where there are some,
+    ``options`` are those of `ask`. What speaks against the plan's trees, by their ``benches`` where there are some,
     is the first of the notes, then for which load it is. What was measured slower than plain is written ``anyway`` only.
     """
     asked = ask(plan, engine, batch_size=batch_size, **options)
@@ -126,7 +114,7 @@ def export_to(
         try:
             if not anyway:
                 _check_speed(served, judged, size)
-            parts[size] = write_request(replace(request, tables=tables, gains=gains), asked.way, engine)
+            parts[size] = write_request(request, asked.way, engine)
         except InvalidInput as error:
             refused[size] = error
     if not parts:

@@ -65,7 +65,7 @@ def run_line(
     """Calibrate, profile, search, bench, export, draw and report: (plan, benchmark of each entry, engines exported to,
     groups of prompts where they are known).
 
-    Dynamic trees are recorded for drafters that an engine grows them of, trees over marginals and confidences for those of blocks.
+    Dynamic trees are recorded for drafters that an engine grows them of, trees over marginals for those of blocks.
     """
     from treeopt.engines.chains import BLOCKS
     from treeopt.engines.registry import grows_trees

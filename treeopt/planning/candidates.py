@@ -7,8 +7,6 @@ grown    the best fixed tree of every size under every depth limit, judged on an
 chain    the likeliest guess of each head: fixed beforehand, so that its replay is held-out
 dynamic  three numbers, fixed beforehand too, as those of a ddtree are; of very many those that are fastest by estimate
          are in the table
-confident  a chain that is cut by a threshold of its confidences. A step costs what its rows do, those of the longest of the
-         batch, and what is drafted, all or one guess more, on average over the steps of its replay
 copied   text, and paired, text or a chain: what a step costs see `copied_steps`
 
 n candidates · C conversations · B bootstrap draws
@@ -27,12 +25,11 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut, drawn
-from treeopt.growth.replay import TreeRates, confident_rates, marginal_rates
+from treeopt.growth.replay import TreeRates, marginal_rates
 from treeopt.growth.source import Source, objective_for
-from treeopt.latency.estimate import StepCosts, Timed, confident_steps
+from treeopt.latency.estimate import StepCosts, Timed
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
-from treeopt.records.drafters import is_stepwise
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import GROWN, SHAPES, Limits
 from treeopt.trees.tree import BoolArray, IntArray, Tree
@@ -57,7 +54,6 @@ class Candidate:
     """A draft that can be chosen: its group, size and depth, and of a grown tree its family, else what it reaches.
 
     anew : a draft that is built anew at every step; None for a fixed tree
-    stepwise : whether a confident chain is drafted no further than one guess beyond its cut
     """
 
     group: str
@@ -66,7 +62,6 @@ class Candidate:
     held_out: HeldOut | None = None
     reached: TreeRates = NOTHING
     anew: Draft | None = None
-    stepwise: bool = False
 
     @property
     def drafted(self) -> int:
@@ -208,10 +203,6 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         if within.marginals and source.pooled is not None:
             trees = marginal_rates(source.pooled, depth=deepest, rows=rows).items()
             found += _anew([one for one in trees if one[0].ranks <= within.width], costs)
-        if within.confident and source.pooled is not None:
-            chains = confident_rates(source.pooled, min(deepest, limits.budget - 1), within.confident)
-            ends = is_stepwise(source.pooled.meta)
-            found += [Candidate(one.kind, one.rows, one.depth, None, rates, one, ends) for one, rates in chains.items()]
     found += [
         Candidate(draft.kind, draft.rows, draft.depth, None, rates, draft)
         for draft, rates in request.copying.items()
@@ -263,10 +254,7 @@ def shares_of(one: Candidate, batch_size: int) -> dict[Timed, float]:
     """The timed steps that one with a candidate costs as much as, and the share of each in that."""
     if one.rates.rows is not None:
         return copied_steps(one.rates, getattr(one.anew, "length", 0), batch_size)
-    if one.rates.kept is None:
-        return {(one.size, one.depth, one.drafted): 1.0}
-    longest = np.diff(np.cumsum(one.rates.kept) ** batch_size, prepend=0.0)  # rows are kept independently
-    return confident_steps(longest.tolist(), stepwise=one.stepwise)
+    return {(one.size, one.depth, one.drafted): 1.0}
 
 
 def copied_steps(rates: TreeRates, length: int, batch_size: int) -> dict[Timed, float]:

@@ -7,11 +7,11 @@ from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import check_objective
 from treeopt.growth.replay import TreeRates
 from treeopt.records.plan import PlannedEngine
-from treeopt.trees.draft import ConfidentChain, CopiedText, DynamicLimits
+from treeopt.trees.draft import CopiedText, DynamicLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
-LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True, confident=ConfidentChain)
+LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,6 @@ class DrafterKind:
     asked       : how --drafter asks for one that has no files of its own
     is_heads    : it has one head for every depth
     by_level    : its guesses come level by level with probabilities, so that dynamic trees grow from it
-    stepwise    : each of its guesses costs a pass, and it says how likely it is: a draft can end where it is unsure
     opens       : function of (name, target, number of guesses) that opens what ``asked`` names: a `Drafter`
     recognises  : function of `StoredTensors` that gives a `Checkpoint`, or None where the files are another's
     writes      : function of (heads, layout, base, lm_head) that gives `Published` files
@@ -77,7 +76,6 @@ class DrafterKind:
     asked: str = ""
     is_heads: bool = False
     by_level: bool = True
-    stepwise: bool = False
     opens: str = ""
     recognises: str = ""
     writes: str = ""
@@ -150,7 +148,7 @@ DRAFTERS = {
         "misses: survival holds for the load that was measured. Turn adaptive verification off to measure the guesses "
         "themselves."),
     "eagle3": DrafterKind(
-        stepwise=True, about="EAGLE-3's layer: as above; those of the demo model and of SmolLM2 are eagle3",
+        about="EAGLE-3's layer: as above; those of the demo model and of SmolLM2 are eagle3",
         recognises="checkpoints.eagle3:recognise_eagle3", writes="checkpoints.eagle3:publish_eagle3", layouts={
             "eagle-3": Layout("model.safetensors with fc, midlayer and a vocabulary of its own: EAGLE-3, SGLang, vLLM"),
         }, begins="drafters.eagle3:untrained",
@@ -163,21 +161,21 @@ DRAFTERS = {
         recipes={"p-eagle": RecipeDefaults("p-eagle", 4, 5e-4, 0.8, teacher=True, own_vocab=True)},
         note=ONE_PASS.format("P-EAGLE drafts all depths")),
     "eagle": DrafterKind(
-        stepwise=True, about="the layer of EAGLE-1 and EAGLE-2: as above",
+        about="the layer of EAGLE-1 and EAGLE-2: as above",
         recognises="checkpoints.layer:recognise_eagle", writes="checkpoints.layer:publish_eagle", layouts={
             "eagle-1": Layout("model.safetensors with fc and one layer: EAGLE-1 and EAGLE-2", shares=True),
         }),
     "draft-model": DrafterKind(
-        stepwise=True, about="a small causal LM with the same tokenizer: its folder, GGUF file or hub id; the demo model's is draft"),
+        about="a small causal LM with the same tokenizer: its folder, GGUF file or hub id; the demo model's is draft"),
     "pard": DrafterKind(about="PARD, a causal LM that guesses all depths in one pass: its folder, GGUF file or hub id",
                         note=ONE_PASS.format("PARD drafts all depths")),
     "mtp": DrafterKind(
-        stepwise=True, about="the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
+        about="the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
         asked="mtp", opens="drafters.mtp:load_mtp"),
     "ngram": DrafterKind(
         about="the tokens that followed the same last tokens earlier in the text; ngram:earliest as engines look up",
         asked="ngram", by_level=False, opens="drafters.lookup:open_lookup", note=ENDS.format("n-gram look-up"), ends_itself=True),
-    "early-exit": DrafterKind(stepwise=True, about="the target's own first layers, early-exit:LAYER",
+    "early-exit": DrafterKind(about="the target's own first layers, early-exit:LAYER",
                               asked="early-exit:LAYER", opens="drafters.draft_model:open_exit"),
 }  # fmt: skip
 # Kinds that only engines run, and treeopt plans for by their counts.
@@ -190,12 +188,6 @@ COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
 LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
 RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}
 ASKED = ", ".join(kind.asked for kind in DRAFTERS.values() if kind.asked)  # as --drafter takes them
-
-
-def is_stepwise(meta: Mapping[str, Any]) -> bool:
-    """Whether the drafter of a record's meta is ``stepwise``."""
-    kind = (meta.get("drafter") or {}).get("kind")
-    return kind in DRAFTERS and DRAFTERS[kind].stepwise
 
 
 def kind_of_layout(layout: str) -> str:

@@ -39,7 +39,6 @@ class Counts:
     levels, topks : of the pools of dynamic trees; by default there are none
     depth, widths : of trees over marginals, likewise
     narrower      : blocks of fewer guesses whose ranks and places are recorded too, ascending
-    confidences   : whether those of all guesses along the drafted chain are
     """
 
     top_k: int = 32
@@ -48,7 +47,6 @@ class Counts:
     depth: int = 0
     widths: tuple[int, ...] = ()
     narrower: tuple[int, ...] = ()
-    confidences: bool = False
 
     def __post_init__(self) -> None:
         for name, numbers, most in ("topks", self.topks, MOST_TOPK), ("widths", self.widths, MOST_WIDTH):
@@ -65,7 +63,7 @@ class Counts:
         kinds = (Pools, self.levels, self.topks), (Marginals, self.depth, self.widths)
         kept = {kind.name: {"levels": n, kind.key: list(numbers)} for kind, n, numbers in kinds if n and numbers}
         beside = {"narrower": list(self.narrower)} if self.narrower else {}
-        return {"top_k": self.top_k, **kept, **beside, **({"confidences": True} if self.confidences else {})}
+        return {"top_k": self.top_k, **kept, **beside}
 
     def fitting(self, drafter: Any) -> Counts:
         """What of it there is with a drafter."""
@@ -73,13 +71,12 @@ class Counts:
         topks = tuple(topk for topk in self.topks if topk <= tokens and drafter.has_probabilities)
         widths = tuple(width for width in self.widths if width <= tokens and drafter.has_marginals)
         levels, depth = min(self.levels, guesses) if topks else 0, min(self.depth, guesses) if widths else 0
-        sure = self.confidences and drafter.has_confidences
-        return Counts(min(self.top_k, tokens), levels, topks, depth, widths, self.narrower, sure)
+        return Counts(min(self.top_k, tokens), levels, topks, depth, widths, self.narrower)
 
 
 RANKS_ALONE = Counts()
-USUAL = Counts(levels=MOST_LEVELS, topks=(2, 4, 8), depth=MOST_BLOCK, widths=(MOST_WIDTH,), confidences=True)
-USUAL_OF_BLOCKS = Counts(depth=MOST_BLOCK, widths=(MOST_WIDTH,), confidences=True)
+USUAL = Counts(levels=MOST_LEVELS, topks=(2, 4, 8), depth=MOST_BLOCK, widths=(MOST_WIDTH,))
+USUAL_OF_BLOCKS = Counts(depth=MOST_BLOCK, widths=(MOST_WIDTH,))
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, Width
 from treeopt.records.origins import OURS, Kept, Origins, Runtime
-from treeopt.trees.draft import ALL_CUT, CONFIDENT, MOST_TOPK, OVER_MARGINALS
+from treeopt.trees.draft import MOST_TOPK, OVER_MARGINALS
 
 Setting = tuple[int, int]  # batch_size, context_tokens
 
@@ -50,7 +50,6 @@ class StepTiming(AtSetting):
     expanding     : of each depth, how many nodes of the tree have children
     topk          : of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
     over_marginals: whether it is a tree over marginals
-    confident     : guesses that were drafted of a confident chain, of which nothing was cut, or all: then size is 1
     as_it_comes   : whether it is a plain step of an engine with nothing forced, beside an exact one
     """
 
@@ -63,14 +62,11 @@ class StepTiming(AtSetting):
     expanding: tuple[Positive, ...] | None = None
     topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
     over_marginals: bool | None = None
-    confident: Positive | None = None
     as_it_comes: bool | None = None
 
     @property
     def drafted(self) -> int:
         """How the tree is drafted, see `treeopt.trees.draft.Draft`."""
-        if self.confident:
-            return CONFIDENT if self.size > 1 else ALL_CUT
         return OVER_MARGINALS if self.over_marginals else self.topk or 0
 
     def __post_init__(self) -> None:
@@ -182,7 +178,7 @@ class LatencyProfile(Kept):
             LatencyProfile(**vars(one))
         plain = [p.step_ms for p in self.autoregressive]
         for point in self.points:
-            if point.size == 1 and not (point.as_it_comes or point.confident) and point.step_ms not in plain:
+            if point.size == 1 and not point.as_it_comes and point.step_ms not in plain:
                 raise InvalidInput(
                     "A point of size 1 is the plain step and must have its samples, but the point of batch size "
                     f"{point.batch_size} has others: leave it out."
@@ -253,6 +249,8 @@ class LatencyProfile(Kept):
         document = storage.read_json(path, "profile")
         beside = document.get("narrower")
         for one in (document, *(beside.values() if isinstance(beside, dict) else ())):
+            if isinstance(one, dict) and isinstance(points := one.get("points"), list):  # older files time more kinds
+                one["points"] = [p for p in points if not (isinstance(p, dict) and p.get("confident"))]
             alone = one.get("autoregressive") if isinstance(one, dict) else None
             for timing in alone if isinstance(alone, list) else ():
                 if isinstance(timing, dict):

@@ -124,7 +124,6 @@ class RankTrace(Answers):
     target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
     pool_places   : (P, n, L (L + 1) / 2) uint8  of dynamic trees, as meta["pools"] says: see `Pools`
     marginal_places : (P, n, L (L + 1) / 2) uint8  of trees over marginals, as meta["marginals"] says
-    confidences   : (P, K) float32  how likely each of the likeliest guesses is right, each behind the one before, right or not
     narrower      : "ranks-4", ... what a narrower block of 4 guesses has of these, where its width changes the guesses: see `at`
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
 
@@ -146,7 +145,6 @@ class RankTrace(Answers):
     target_rank: NDArray[np.int16] | None = None
     pool_places: NDArray[np.uint8] | None = None
     marginal_places: NDArray[np.uint8] | None = None
-    confidences: NDArray[np.float32] | None = None
     narrower: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -171,9 +169,6 @@ class RankTrace(Answers):
             want = states if name in PER_STATE else want
             if array.ndim != ndim or len(array) != want:
                 raise InvalidInput(f"{name} must have {want} entries, but has shape {array.shape}.")
-        for sure in self._arrays("confidences").values():
-            if sure.shape != self.ranks.shape or not ((sure >= 0) & (sure <= 1)).all():
-                raise InvalidInput("confidences must be from 0 to 1, for each state and head, but some are not.")
 
     def check(self) -> None:
         """Raise InvalidInput where what a file says of its sequences contradicts them."""
@@ -383,10 +378,9 @@ def folds_of(clusters: IntArray) -> IntArray:
 _ARRAYS: dict[str, type[np.generic]] = {
     "ranks": np.int16, "starts": np.int64, "tokens": np.int32, "prompt_tokens": np.int32, "end": np.uint8, "group": np.int16,
     "cluster": np.int32, "weight": np.float32, "target_rank": np.int16, "pool_places": np.uint8, "marginal_places": np.uint8,
-    "confidences": np.float32,
 }  # fmt: skip
-OF_BLOCK = ("ranks", "pool_places", "marginal_places", "confidences")  # what changes with the width of a block
+OF_BLOCK = ("ranks", "pool_places", "marginal_places")  # what changes with the width of a block
 NARROWER = re.compile(rf"({'|'.join(OF_BLOCK)})-[1-9][0-9]{{0,3}}")
-PER_STATE = ("ranks", "tokens", "target_rank", "pool_places", "marginal_places", "confidences")
-NDIM = {"ranks": 2, "pool_places": 3, "marginal_places": 3, "confidences": 2}  # of arrays with more than one
+PER_STATE = ("ranks", "tokens", "target_rank", "pool_places", "marginal_places")
+NDIM = {"ranks": 2, "pool_places": 3, "marginal_places": 3}  # of arrays with more than one
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")

@@ -31,7 +31,6 @@ def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
         {"engine": engine.name, "title": engine.title, "package": engine.package, "method": method.name}
         | {"unplanned": engine.unplanned, "runs_here": runs_here(engine)}
         | {f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT}
-        | {"confident": getattr(method.confident, "cut_by", None)}
         for engine in engines.values()
         for method in engine.methods
     ]

@@ -78,8 +78,7 @@ def kinds_table(plan: Plan) -> Table | None:
     caption = (
         "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best "
         "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows. A ddtree takes the likeliest paths "
-        "as if depths were independent; its setting is depth/ranks/rows. A confident chain is verified up to the first guess whose "
-        "confidence is below a threshold, a surviving one up to where their product is; its setting is length/threshold. Copied text is what "
+        "as if depths were independent; its setting is depth/ranks/rows. Copied text is what "
         "the engine's rule finds; paired, it is verified where some is found, and a chain elsewhere."
     )
     title = "Fixed and dynamic trees, predicted"

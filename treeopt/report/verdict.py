@@ -59,7 +59,7 @@ def subject(bench: Benchmark) -> str:
         "dynamic": "The dynamic tree",
         "ddtree": "The tree over marginals",
     }
-    return {**known, "confident": "The confident chain"}.get(bench.judged, f"The {bench.judged}")
+    return known.get(bench.judged, f"The {bench.judged}")
 
 
 def outcome(speedup: Ratio | None) -> str:
@@ -285,7 +285,7 @@ def _found(entry: PlanEntry, bench: Benchmark) -> str:
     speedup = speedup_over(bench)
     if speedup is None:
         return "nothing was timed, since the prompts are too few for a full batch"
-    kind = {"dynamic": "dynamic tree", "confident": "confident chain"}.get(entry.draft.kind, entry.draft.kind)
+    kind = "dynamic tree" if entry.draft.kind == "dynamic" else entry.draft.kind
     return (
         f"a {kind} of {count(entry.chosen.size, 'row')} {pace(speedup, over(bench))}{SHOWN.get(outcome(speedup), '')}"
     )

@@ -190,7 +190,7 @@ def _skipped_note(prompts: PromptSet) -> tuple[str, ...]:
 
 
 TARGET = ("name", "revision", "device", "dtype", "tokenizer", "eos_ids", "vocab_size", "context")
-DRAFTER = ("num_heads", "widest", "draft_vocab_size", "has_probabilities", "has_marginals", "has_confidences")
+DRAFTER = ("num_heads", "widest", "draft_vocab_size", "has_probabilities", "has_marginals")
 RULE = ("record",)
 
 

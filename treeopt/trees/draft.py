@@ -7,17 +7,12 @@ pool, with the probability of their path as score; the best of the pool are veri
 A tree over marginals is built anew too, of guesses that do not depend on others, as those of Medusa's heads and block drafters:
 the likeliest paths, as if depths were independent (DDTree, algorithm 1).
 
-A confident chain is verified up to the first guess whose confidence is below a threshold (DSpark; llama.cpp's p-min), or whose
-chance to be accepted is (Edge-LLM). Drafters that guess a block at once draft all of it, others one guess beyond the cut.
-
 A new kind has the properties of `Draft`, a line in `RECORDS`, its replay in `treeopt.growth.replay` and its nodes in a
 drafter's file. In files a draft is an object:
 
     {"medusa_choices": [[0], [0, 0]]}      a fixed tree
     {"levels": 3, "topk": 4, "rows": 16}   a dynamic tree
     {"depth": 5, "width": 8, "rows": 16}   a tree over marginals
-    {"length": 7, "threshold": 0.4}        a confident chain
-    {"length": 7, "survival": 0.4}         one that is cut by the product of its confidences
     {"copies": "vllm:suffix", "settings": {...}, "rows": 13, "depth": 12}    what a drafter that copies text finds, at most
     {"copies": ..., "settings": ..., "rows": ..., "depth": ..., "length": 3}    the same, and a chain where it finds nothing
     {"rows": 16, "depth": 3}               a tree of which only the size is known
@@ -36,11 +31,10 @@ from treeopt.trees.tree import Tree
 
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
 OVER_MARGINALS = -1  # how a tree over marginals is drafted, beside topks
-CONFIDENT, ALL_CUT = -2, -3  # how a confident chain is, and one of which nothing is left to verify
 COPIED = -4  # how text is copied: nothing is computed
 PAIRED = -5  # how text is copied, or a chain is drafted
 COPYING = ("copied", "paired")  # kinds of drafts that copy text
-ANEW = ("dynamic", "ddtree", "confident")  # kinds of drafts that are built anew at every step
+ANEW = ("dynamic", "ddtree")  # kinds of drafts that are built anew at every step
 MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
 
@@ -51,10 +45,10 @@ class Draft(Protocol):
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
     topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
-    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `CONFIDENT`, `ALL_CUT`, `COPIED` or `PAIRED`
+    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `COPIED` or `PAIRED`
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
-    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree", "confident", "copied" or "paired"; for display
+    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree", "copied" or "paired"; for display
     record     : the object that files have for it; `draft_of` reads it
     expanding  : nodes of depth 0, 1, ... whose children are drafted
     """
@@ -171,60 +165,6 @@ class DDTree(Numbers):
     ranks = property(lambda self: min(self.width, self.rows - 1))  # of a depth that can be among its nodes
 
 
-@dataclass(frozen=True, order=True)
-class ConfidentChain(Numbers):
-    """A chain that is cut before the first guess whose confidence is below a threshold; those before it are verified.
-
-    length : guesses that are drafted at most · threshold : from 0, at which nothing is cut, to 1
-
-    >>> ConfidentChain(7, 0.4).name, ConfidentChain(7, 0.4).rows
-    ('confident 7/0.4', 8)
-    """
-
-    length: int
-    threshold: float
-
-    def __post_init__(self) -> None:
-        _check(self, "a confident chain", {"length": (1, MOST_ROWS - 1), "threshold": (0, 1)})
-
-    kind, topk, least, cut_by = "confident", None, 0, "confidence"
-    rows = property(lambda self: 1 + self.length)  # where nothing is cut
-    depth = property(lambda self: self.length)
-    drafted = property(
-        lambda self: CONFIDENT if self.least or self.threshold < 1 else ALL_CUT
-    )  # by 1 whatever is not certain
-
-    name = property(lambda self: f"confident {self.length}/{self.threshold:g}")
-
-    @staticmethod
-    def judged(confidences: Any) -> Any:
-        """What the threshold is of, for every guess: its confidence."""
-        return confidences
-
-    def kept(self, confidences: Any) -> Any:
-        """(n, length) 1 for each guess that is verified, of (n, length) float64 confidences, an array or a tensor."""
-        kept = (self.judged(confidences) >= self.threshold).cumprod(1)
-        kept[:, : self.least] = 1
-        return kept
-
-
-class SurvivingChain(ConfidentChain):
-    """A confident chain that is cut by the product of its confidences; the first guess is always verified (Edge-LLM).
-
-    >>> SurvivingChain(7, 0.4).name, SurvivingChain(7, 0.4).record
-    ('surviving 7/0.4', {'length': 7, 'survival': 0.4})
-    """
-
-    least, cut_by = 1, "survival"
-    name = property(lambda self: f"surviving {self.length}/{self.threshold:g}")
-    record = property(lambda self: {"length": self.length, "survival": self.threshold})
-
-    @staticmethod
-    def judged(confidences: Any) -> Any:
-        """The chance that a guess and all before it are right."""
-        return confidences.cumprod(1)
-
-
 @dataclass(frozen=True)
 class CopiedText(Numbers):
     """What a drafter that copies text finds, at most so many rows and so deep; at most steps it finds less, or nothing.
@@ -287,7 +227,6 @@ class DynamicLimits:
     redrafts      : whether the drafter reads the expanded nodes of all levels above again on each level (TensorRT-LLM)
     chains        : whether chains are asked for too, which are dynamic trees of topk 1
     marginals     : whether trees over marginals are, as deep as the drafter guesses, of at most as many rows
-    confident     : the kind of confident chains that is, likewise
     width         : most ranks of a depth of trees over marginals
 
     >>> DynamicLimits().most_rows(3, 4), DynamicLimits(within_levels=True).most_rows(3, 4)
@@ -301,7 +240,6 @@ class DynamicLimits:
     redrafts: bool = False
     chains: bool = False
     marginals: bool = False
-    confident: type[ConfidentChain] | None = None
     width: int = MOST_WIDTH
 
     def most_rows(self, levels: int, topk: int) -> int:
@@ -367,11 +305,12 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("medusa_choices",): Tree.from_choices,
     ("levels", "topk", "rows"): DynamicTree,
     ("depth", "width", "rows"): DDTree,
-    ("length", "threshold"): ConfidentChain,
-    ("length", "survival"): SurvivingChain,
     ("copies", "settings", "rows", "depth", "length"): CopiedOr.of,
     ("copies", "settings", "rows", "depth"): CopiedText.of,
     ("rows", "depth"): TreeSize,
+    # In older files: chains that their drafter cuts.
+    ("length", "threshold"): lambda length, _: TreeSize(1 + length, length),
+    ("length", "survival"): lambda length, _: TreeSize(1 + length, length),
 }
 
 

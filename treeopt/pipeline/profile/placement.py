@@ -20,7 +20,7 @@ from treeopt.latency.rounds import PRECISION
 from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
-from treeopt.trees.draft import MOST_ROWS, ConfidentChain, DDTree, Draft, DynamicTree, pool_size, product_size
+from treeopt.trees.draft import MOST_ROWS, DDTree, Draft, DynamicTree, pool_size, product_size
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
 
@@ -176,7 +176,7 @@ def engine_trees(source: Source, budget: int, *, dynamic: bool) -> list[Draft]:
 def anew_trees(trace: RankTrace | None, budget: int) -> list[Draft]:
     """Two dynamic trees of each topk that was recorded, shallow and deep: between them a level costs the same.
 
-    Likewise two trees over marginals, of few rows and of many, and two confident chains, of which nothing is cut and all is.
+    Likewise two trees over marginals, of few rows and of many.
     """
     pools, found = trace.pools if trace else None, list[Draft]()
     for topk in pools.topks if pools else ():
@@ -187,6 +187,4 @@ def anew_trees(trace: RankTrace | None, budget: int) -> list[Draft]:
         depth, width = known.levels, known.topks[-1]
         most = min(budget, MOST_ROWS, product_size(depth, width) + 1)
         found += [DDTree(depth, width, rows) for rows in sorted({min(DYNAMIC_ROWS, most), most}) if rows > depth]
-    if trace and trace.confidences is not None and (length := min(trace.num_heads, budget - 1)):
-        found += [ConfidentChain(length, threshold) for threshold in (0.0, 1.0)]
     return found

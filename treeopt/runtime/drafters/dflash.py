@@ -81,7 +81,7 @@ class DFlashHeads(Heads):
     """
 
     kind = "dflash"
-    reads_prompt = has_marginals = has_confidences = True
+    reads_prompt = has_marginals = True
     sizes: Mapping[str, object] = {}  # of what a kind adds, as config.json says them
     embedding: Tensor
     lm_head: Tensor

@@ -38,8 +38,6 @@ class DraftModel(Drafter):
     vocab_size : V; guesses are of the first min(V, the draft's rows) tokens
     """
 
-    has_confidences = True
-
     def __init__(
         self, model: Target, vocab_size: int, *, num_heads: int = DRAFT_DEPTH, kind: str = "draft-model"
     ) -> None:

@@ -166,7 +166,7 @@ class UnrolledHeads(Heads):
     embedding : (V, d) input embeddings
     """
 
-    reads_prompt = has_confidences = True
+    reads_prompt = True
     num_layers = 1
     embedding: Tensor
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from treeopt.errors import InvalidInput
-from treeopt.records.drafters import DRAFTERS
 from treeopt.records.rules import SAME_TEXT
 from treeopt.runtime.acceptance.rules import Greedy, Nodes, follow_each
 from treeopt.runtime.drafters.protocol import (
@@ -27,10 +26,8 @@ from treeopt.runtime.drafters.protocol import (
     TreeTensors,
     top_candidates,
 )
-from treeopt.trees.draft import ConfidentChain, Draft, DynamicTree
+from treeopt.trees.draft import Draft, DynamicTree
 from treeopt.trees.tree import Tree
-
-AMONG = 10  # likeliest tokens of which a guess's share is its confidence, as llama.cpp's draft sampler keeps
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,34 +110,6 @@ class LevelDraft:
                         one.at = at
                 level, tokens = Frontier(nodes // most, level), children.flatten(1).gather(1, nodes)
         return [one.pool() for one in growing]
-
-    def chain(
-        self, length: int, roots: Tensor, mark: Mark, until: Callable[[Tensor], bool] = lambda confidences: False
-    ) -> tuple[Tensor, Tensor]:
-        """(b, K) likeliest guesses behind the (b,) roots, each behind the one before, and float32 confidences of each.
-
-        until : whether to end behind the guesses with such (b, 1 ... K) confidences
-        """
-        level, tokens = Frontier(torch.zeros_like(roots)[:, None]), roots[:, None]
-        found, confidences = list[Tensor](), roots.new_empty((len(roots), 0), dtype=torch.float32)
-        self.begin(roots, length)
-        for depth in range(length):
-            guesses, own = self.children(level, tokens, min(AMONG, self.drafter.draft_vocab_size))  # (b, 1, AMONG)
-            confidence = self.confidence(level, tokens, own)
-            tokens, level = self.named(guesses[..., 0], depth), Frontier(level.parent, level)
-            found.append(tokens)
-            confidences = torch.cat([confidences, confidence.float()], 1)
-            mark(f"draft {depth}")
-            if until(confidences):
-                break
-        return torch.cat(found, 1), confidences
-
-    def confidence(self, level: Frontier, tokens: Tensor, own: Tensor) -> Tensor:
-        """(b, E) how likely the best child of each of a level's nodes is right; by default its share among the likeliest.
-
-        tokens : (b, E) of the nodes · own : (b, E, AMONG) log-probabilities of their likeliest children
-        """
-        return own.softmax(-1)[..., 0]
 
     def read(self, answer: GivenText) -> None:
         """Take a whole text, so that `seek` can go to its states; rows that were there are forgotten."""
@@ -299,34 +268,6 @@ def drafting_by(grow: Callable[[Tensor, Mark], Pool], draft: Draft, acceptance: 
             return known, chosen, follow_each(above, known, chosen)
 
         return Drafted(tokens, depths, ancestors, accepted)
-
-    return drafted
-
-
-@drafting_of.register
-def _(chain: ConfidentChain, drafter: Drafter, state: object, acceptance: Greedy, device: torch.device) -> Drafting:
-    if not (isinstance(state, LevelDraft) and drafter.has_confidences):
-        raise InvalidInput(f"A confident chain needs confidences of the guesses: {drafter.kind} has none.")
-    check_fits(drafter, chain.depth, 0)
-    check_rule(acceptance)
-    stepwise = DRAFTERS[drafter.kind].stepwise
-
-    def drafted(roots: Tensor, mark: Mark) -> Drafted:
-        def cut(confidences: Tensor) -> bool:  # for all rows, so that no more has to be drafted
-            return stepwise and not chain.kept(confidences.double())[:, -1].any()
-
-        guesses, confidences = state.chain(chain.length, roots, mark, cut)
-        kept = chain.kept(confidences.double())  # (b, K)
-        longest = int(kept.sum(1).max())
-        tokens = torch.cat([roots[:, None], guesses.masked_fill(kept == 0, -1)[:, :longest]], 1)
-        places = torch.arange(1 + longest, device=device)
-        mark("choose")
-
-        def accepted(choices: Tensor, logits: Tensor) -> tuple[Nodes, Nodes, Nodes]:
-            known, chosen = torch.stack([tokens, choices]).tolist()
-            return known, chosen, follow_each([[0, *range(longest)]] * len(known), known, chosen)
-
-        return Drafted(tokens, places, places[:, None] >= places, accepted)
 
     return drafted
 

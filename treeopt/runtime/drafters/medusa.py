@@ -40,7 +40,7 @@ class MedusaHeads(Heads):
     ``shared`` is the (Vt, d) projection of all heads, whose storage is used and not copied; ``placed`` are dtype and device.
     """
 
-    kind, has_marginals, has_confidences = "medusa", True, True
+    kind, has_marginals = "medusa", True
 
     def __init__(
         self,

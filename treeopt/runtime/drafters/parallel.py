@@ -59,7 +59,7 @@ class PEagleHeads(Eagle3Heads):
     """
 
     kind = "p-eagle"
-    has_marginals, has_confidences = True, False
+    has_marginals = True
 
     def __init__(self, config: Any, form: Form, *, embedding: Tensor | None, **options: Any) -> None:
         super().__init__(config, form, embedding=embedding, **options)
@@ -90,7 +90,7 @@ class PardModel(DraftModel):
     mask_id : the token that stands for what is to be guessed
     """
 
-    has_marginals, has_confidences = True, False
+    has_marginals = True
 
     def __init__(self, model: Target, vocab_size: int, *, mask_id: int, num_heads: int = DRAFT_DEPTH) -> None:
         super().__init__(model, vocab_size, num_heads=num_heads, kind="pard")

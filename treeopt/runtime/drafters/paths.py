@@ -71,11 +71,6 @@ class PathDraft(BlockState):
         read, self.carried = self.drafter.joined(rows, tokens, state)
         return torch.as_tensor(self.drafter.logits(read))
 
-    def confidence(self, level: Frontier, tokens: Tensor, own: Tensor) -> Tensor:
-        if isinstance(self.drafter, DSparkHeads):  # which has a head for it
-            return self.drafter.confidences(self.made[:, level.depth, None], tokens).sigmoid()
-        return own[..., 0].exp()  # among those that its selector knows
-
 
 class DSparkHeads(PathHeads):
     """A DSpark drafter.
@@ -101,7 +96,7 @@ class DSparkHeads(PathHeads):
             parts[name] = zero_linear(states * rank + d, (2 * states - 1) * rank, **placed)
         self.markov_head = nn.ModuleDict(parts)
         head = {"proj": zero_linear(confidence, 1, **placed)} if confidence else {}
-        self.confidence_head, self.has_confidences = nn.ModuleDict(head), bool(confidence)
+        self.confidence_head = nn.ModuleDict(head)
         self.sizes = {
             "projector_type": "dspark",
             "markov_rank": rank,

@@ -220,13 +220,12 @@ class Drafter:
     vocab_size   : V, the target's
     reads_prompt : whether `ranks` needs the states of the prompt too
     has_marginals : whether its guesses at all depths are there at once, so that its drafts are `MarginalDraft`s
-    has_confidences : whether it says how likely each guess is right: confident chains can be drafted
     """
 
     kind: str
     num_heads: int
     vocab_size: int
-    reads_prompt = has_marginals = has_confidences = False
+    reads_prompt = has_marginals = False
 
     @property
     def widest(self) -> int:

@@ -287,21 +287,21 @@ class RankCounter:
 
 
 class PoolRecorder:
-    """Records the pools of a drafter, for several topk up to so many levels, its trees over marginals, and its confidences."""
+    """Records the pools of a drafter, for several topk up to so many levels, and its trees over marginals."""
 
     def __init__(self, drafter: Any, counts: Counts) -> None:
-        self.drafter, self.widths, self.topks, self.sure = drafter, counts.widths, counts.topks, counts.confidences
+        self.drafter, self.widths, self.topks = drafter, counts.widths, counts.topks
         self.levels, self.depth = (min(most, drafter.num_heads) for most in (counts.levels, counts.depth))
         self._rows = self._capacity = 0
 
     @torch.inference_mode()
     def record(self, answer: GivenText) -> dict[str, NDArray[Any]]:
-        """Arrays of the N states of an answer, as a trace has them: "pool_places", "marginal_places" and "confidences"."""
-        if not self.levels and not self.depth and not self.sure:
+        """Arrays of the N states of an answer, as a trace has them: "pool_places" and "marginal_places"."""
+        if not self.levels and not self.depth:
             return {}
         draft: Any = self._sought(len(answer.prompt) + len(answer.tokens))
         draft.read(answer)
-        depth, kinds = self.depth, ("pool_places", "marginal_places", "confidences")
+        depth, kinds = self.depth, ("pool_places", "marginal_places")
         found = {name: list[Tensor]() for name in kinds}
         labels, roots = answer.labels(max(self.levels, depth)), torch.tensor(answer.tokens)
         for begin in reversed(range(0, len(roots), self._rows)):  # see `LevelDraft.seek`
@@ -315,15 +315,11 @@ class PoolRecorder:
             if depth:
                 draft.seek(states)
                 found["marginal_places"].append(draft.true_nodes(own, true[:, :depth], self.widths))
-            if self.sure:
-                draft.seek(states)
-                found["confidences"].append(draft.chain(self.drafter.num_heads, own, lambda part: None)[1].cpu())
         return {name: torch.cat(parts[::-1]).numpy() for name, parts in found.items() if parts}
 
     def _sought(self, tokens: int) -> LevelDraft:
         """Rows with room for a text of so many tokens."""
-        chained = (self.drafter.num_heads - 1) * self.sure
-        capacity = tokens + 1 + max((self.levels - 1) * sum(self.topks), chained)
+        capacity = tokens + 1 + max(self.levels - 1, 0) * sum(self.topks)
         if capacity > self._capacity:
             width = getattr(self.drafter, "width", 0) or self.drafter.model.width
             layers = 1 if not hasattr(self.drafter, "model") else self.drafter.model.num_layers
