@@ -15,6 +15,7 @@ from treeopt.growth.replay import growth_index, replay
 from treeopt.growth.worth import product_values
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
+from treeopt.records.trace import RankTrace
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import GROWN, SHAPES, Limits
 from treeopt.trees.tree import Tree
@@ -139,6 +140,17 @@ def test_a_plan_from_a_trace_adds_up_in_every_shape(shape, objective):
     assert steps * entry.chosen.tokens_per_step == pytest.approx((trace.lengths - 1).sum())
     assert len(entry.growth_order) >= entry.tree.rows - 1
     assert {tuple(path) for path, _ in entry.growth_order[: entry.tree.rows - 1]} == set(entry.tree.paths[1:])
+
+
+def test_an_engine_gets_a_grown_tree_that_it_takes():
+    """The second head is right behind the first one's second guess alone."""
+    ranks = np.tile([[0, -1], [1, 0], [0, -1]], (5, 1))
+    ranks[-2:, 1], ranks[-1] = -2, -2
+    trace = RankTrace(np.tile(ranks, (10, 1)), np.arange(0, 151, 15))
+    request = PlanRequest(Limits(4), objective="joint")
+    assert plan_trees(trace, request=request).entries[0].tree.choices == [[0], [1], [1, 0]]
+    taken = plan_trees(trace, request=replace(request, takes="low-rank-expands"))
+    assert taken.entries[0].tree.choices == [[0], [1]]
 
 
 @given(st.integers(0, 2**32))

@@ -172,11 +172,7 @@ def test_a_profile_leaves_out_the_confident_chains_of_an_older_version(tmp_path)
     step = {"batch_size": 1, "context_tokens": 64, "size": 4, "depth": 3, "step_ms": [3.0]}
     cut = {**step, "size": 1, "depth": 0, "step_ms": [2.5], "confident": 3}
     plain = {"batch_size": 1, "context_tokens": 64, "step_ms": [2.0]}
-    document = {
-        "schema": schema("profile"),
-        "points": [step, {**step, "confident": 3}, cut],
-        "autoregressive": [plain],
-    }
+    document = {"schema": schema("profile"), "points": [step, {**step, "confident": 3}, cut], "autoregressive": [plain]}
     (tmp_path / "profile.json").write_text(json.dumps(document))
     assert [point.size for point in LatencyProfile.load(tmp_path / "profile.json").points] == [4]
 
