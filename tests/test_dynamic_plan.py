@@ -9,7 +9,10 @@ from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import method_of
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay
+from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
+from treeopt.latency.rounds import time_rounds
+from treeopt.pipeline.profile.placement import anew_trees, placed_sizes, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE
@@ -35,6 +38,7 @@ from .conftest import random_trace
 from .test_ddtree import recorded
 from .test_dynamic import numbers, slow_lengths, slow_replay, with_pools
 from .test_figures import some_profile
+from .test_profile import Slow
 
 # Drafts, as files have them.
 
@@ -313,3 +317,23 @@ def test_edge_llm_builds_trees_over_the_marginals_of_whole_blocks(tmp_path):
     narrow = replace(limits, width=3)
     few = plan_trees(record, profile, replace(request, dynamic=narrow))[1].best("ddtree")
     assert few is None or few.draft.ranks <= 3
+
+
+class Leveled(Slow):
+    """Steps whose drafting is timed level by level."""
+
+    def visit(self, place, steps, turn):
+        tree = self.trees[place] if place < len(self.trees) else Tree.chain(0)
+        return replace(super().visit(place, steps, turn), parts_ms={f"draft {d}": 1.0 for d in range(tree.depth)})
+
+
+@pytest.mark.parametrize("limit_s", [0.0, 20.0])
+@pytest.mark.parametrize("budget", [2, 4, 8])
+def test_a_plan_follows_from_the_few_trees_of_a_short_time(trace, budget, limit_s):
+    """In the shortest time one chain and one dynamic tree are timed, whose steps were checked as those of a fixed one."""
+    families = tree_families(source_of(trace), 3, budget)
+    trees = [*timing_trees(families, placed_sizes(1, budget)), *anew_trees(trace, budget)]
+    (points, plain), *_ = time_rounds(Leveled(trees, 1), time_limit_s=limit_s).timings(512)
+    timed = LatencyProfile(tuple(points), (plain,))
+    assert any(point.expanding for point in timed.points)
+    assert plan_trees(trace, timed, PlanRequest(Limits(budget), batch_sizes=(1,)))[1].chosen.speedup >= 1

@@ -1,6 +1,5 @@
 """Estimates between measured sizes, against staircases that are known."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -337,14 +336,3 @@ def test_trees_alike_in_size_and_depth_cost_alike_whichever_of_their_nodes_expan
     )
     plain = StepTiming(1, 100, 1, 0, (2.0,) * 60, round=tuple(range(60)))
     assert StepCosts(LatencyProfile(points, (plain,)), 1, 100).step(7, 2).ms == pytest.approx(8.0)
-
-
-def test_expanding_nodes_that_no_tree_has_are_refused(tmp_path):
-    path = tmp_path / "profile.json"
-    point = {"batch_size": 1, "context_tokens": 5, "size": 4, "depth": 2, "step_ms": [9.0], "expanding": [1, 1]}
-    plain = {"batch_size": 1, "context_tokens": 5, "step_ms": [2.0]}
-    document = {"schema": "treeopt.profile/2", "points": [point], "autoregressive": [plain]}
-    for bad in ([1], [1, 3], [2, 1], [1, 0], [1, 1, 1]):
-        path.write_text(json.dumps({**document, "points": [{**point, "expanding": bad}]}))
-        with pytest.raises(InvalidInput, match="expanding"):
-            LatencyProfile.load(path)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -73,13 +72,6 @@ class StepTiming(AtSetting):
         if not min(self.size - 1, 1) <= self.depth < self.size:
             raise InvalidInput(
                 f"A timing needs 1 <= depth < size (depth 0 for size 1), but got depth {self.depth} and size {self.size}."
-            )
-        below = inf if self.drafted else self.size
-        ways = self.expanding
-        if ways is not None and (len(ways) != self.depth or ways[:1] != (1,) * len(ways[:1]) or sum(ways) >= below):
-            raise InvalidInput(
-                f"expanding must say for each of {self.depth} levels how many nodes have children. It must begin with "
-                f"1, the root, and its sum must be below the size, {below:g}, but it is {list(ways)}."
             )
         if self.round is not None and len(self.round) != len(self.step_ms):
             raise InvalidInput(f"round must be one for each of {len(self.step_ms)} samples, but has {len(self.round)}.")
