@@ -95,6 +95,15 @@ def test_drafts_that_the_ends_of_answers_cut_are_planned_by_their_length(run, fu
     assert (found.command is not None and '"num_speculative_tokens": 3' in found.command) == (full == 0.99)
 
 
+def test_a_step_has_the_rows_that_are_served_where_the_last_guesses_are_never_right(run):
+    """1.85 tokens in a step of 3 ms beside one in 2: a step of 8 rows was read as one of 5."""
+    with lying(Engine((0.6, 0.2, 0.05, 0, 0, 0, 0), 0.003)) as server, lying(Engine((), 0.002)) as plain:
+        found = tune(run, server.url, minutes=0.015, plain=plain.url, drafter="eagle3")
+    assert found.tokens_per_step == pytest.approx(1.85, rel=0.01)
+    assert [(point.size, point.depth) for point in run.read_profile().points] == [(8, 7)]
+    assert '"num_speculative_tokens": 7' in found.command
+
+
 def test_without_plain_it_says_what_a_step_may_cost_and_plans_nothing(run):
     with lying(Engine((0.7, 0.5, 0.35), 0.002)) as server:
         code, out, said = invoke("tune", server.url, "--minutes", "0.01", "--run", run.path)

@@ -98,6 +98,7 @@ def search(
             "`corpus` is for drafters that copy text, which are planned from a log (calibrate --from-logs): leave it out."
         )
     used, record = read_planned(run, calibration)
+    check_works(record, used)
     record, drawn = sampled(record, sample)
     if sample is not None and drawn is None:
         note("There are no more conversations, so all are planned with.")
@@ -124,6 +125,21 @@ def search(
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
     plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)), sample=drawn)
     return _kept(run, plan)
+
+
+def check_works(record: Accuracies, file: Path) -> None:
+    """Raise InvalidInput for a drafter of which no guess was right: no tree of its guesses can be worth a step."""
+    if isinstance(record, Calibration):
+        right = record.hits > 0
+    elif isinstance(record, Probe):
+        right = record.accepted[:, 1:]
+    else:
+        right = record.ranks >= 0
+    if not right.any():
+        raise InvalidInput(
+            f"The drafter does not work: {file} counts {count(*source_of(record).observed)} and no right guess. It was made for "
+            "another model, or loaded wrongly. Nothing is planned: serve without it until some guesses are right."
+        )
 
 
 def _kept(run: RunDirectory, plan: Plan) -> Plan:

@@ -277,7 +277,7 @@ def drawn_accept(calibration: Calibration) -> Floats:
     Counts that depend on one another (an engine's requests) count as so many independent ones as give the error of the
     first guess.
     """
-    hits, trials = calibration.hits, calibration.trials
+    hits, trials = calibration.hits, np.maximum(calibration.trials, 1)
     misses, first = trials - hits.sum(1), float(calibration.accept[0, 0])
     errors, worth = calibration.meta.get("survival_stderr"), 1.0
     if errors and errors[0] > 0 and 0 < first < 1:

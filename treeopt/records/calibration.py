@@ -65,8 +65,8 @@ class Calibration(Kept):
     """Marginal counts of a drafter on a data set: ``calibration.json``.
 
     hits   : (K, top_k) int  states at which head k had the true token at rank i
-    trials : (K,)       int  states at which head k had something to guess
-    accept : (K, top_k)      hits / trials, the marginal accuracies a_k^(i) of Medusa, section 2.3.3
+    trials : (K,)       int  states at which head k had something to guess; 0 of an engine's drafts that never came so far
+    accept : (K, top_k)      hits / trials, the marginal accuracies a_k^(i) of Medusa, section 2.3.3; 0 without a trial
 
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> calibration.accept.tolist()
@@ -91,8 +91,8 @@ class Calibration(Kept):
                 "hits must be a heads x ranks table and trials one count per head, but their shapes are "
                 f"{hits.shape} and {trials.shape}."
             )
-        if hits.min() < 0 or trials.min() < 1:
-            raise InvalidInput("hits must be at least 0 and trials at least 1.")
+        if min(hits.min(), trials.min()) < 0 or trials[0] < 1:
+            raise InvalidInput("hits and trials must be at least 0, and the first head's trials at least 1.")
         for k in np.flatnonzero(hits.sum(1) > trials)[:1]:
             raise InvalidInput(
                 f"The hits of one head may not exceed its trials, but head {k + 1} has {hits[k].sum()} of {trials[k]}: its "
@@ -110,13 +110,13 @@ class Calibration(Kept):
     @property
     def accept(self) -> NDArray[np.float64]:
         """(K, top_k) share of the trials in which head k had the true token at rank i."""
-        rates: NDArray[np.float64] = self.hits / self.trials[:, None]
+        rates: NDArray[np.float64] = self.hits / np.maximum(self.trials, 1)[:, None]
         return rates
 
     @property
     def stderr(self) -> NDArray[np.float64]:
         """(K, top_k) binomial standard errors of `accept`."""
-        errors: NDArray[np.float64] = np.sqrt(self.accept * (1 - self.accept) / self.trials[:, None])
+        errors: NDArray[np.float64] = np.sqrt(self.accept * (1 - self.accept) / np.maximum(self.trials, 1)[:, None])
         return errors
 
     @property

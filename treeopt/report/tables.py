@@ -74,7 +74,7 @@ def _survival_table(calibration: Calibration) -> Table:
     columns = [
         Column("depth", lambda k: str(k + 1), names=True),
         Column("all right so far", lambda k: pm(info["survival"][k], errors[k], 3)),
-        Column("of those right before", lambda k: pm(accept[k], None, 3)),
+        Column("of those right before", lambda k: pm(accept[k] if calibration.trials[k] else None, None, 3)),
         Column("trials", lambda k: str(calibration.trials[k])),
     ]
     return Table(title, columns, range(calibration.num_heads))

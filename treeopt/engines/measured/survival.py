@@ -87,7 +87,9 @@ class Drafts:
 
     @classmethod
     def between(cls, reached: Sequence[int], fewest: IntArray, most: IntArray) -> Drafts:
-        """One row of drafts of which c is known, and bounds of d."""
+        """One row of drafts of which c is known, and bounds of d; depths at which none had a guess are left out."""
+        fewest, most = (each[: np.count_nonzero(most)] for each in (fewest, most))
+        reached = reached[: len(most)]
         tried = []
         for had in (most, (fewest + most) / 2, fewest):
             survival = np.divide(reached, had, out=np.zeros(len(had)), where=had > 0)
@@ -249,13 +251,10 @@ class CountedDrafts:
         tried = np.maximum(np.rint(drafts.tried[1].sum(0)).astype(np.int64), passed)
         if not tried.size or tried[0] < 1:
             raise InvalidInput(NONE.format(self.path))
-        reached = int((tried > 0).sum())  # never rises
-        calibration = counted(passed[:reached, None], tried[:reached].tolist(), self.path)
+        calibration = counted(passed[:, None], tried.tolist(), self.path)
         rows = drafts.tried[1, :, 0] > 0
         clustered = self.are_requests and rows.sum() > 1
-        errors = greenwood(tried[:reached], passed[:reached])
-        if clustered:
-            errors = _bootstrapped(drafts.tried[1, rows, :reached], drafts.passed[rows, :reached])
+        errors = _bootstrapped(drafts.tried[1, rows], drafts.passed[rows]) if clustered else greenwood(tried, passed)
         survival = np.cumprod(calibration.accept[:, 0])
         lengths = drafts.lengths or {}
         calibration.meta.update(
@@ -266,7 +265,7 @@ class CountedDrafts:
             draft_lengths={str(k): n for k, n in lengths.items()},
             ends_are_misses=has_ends,
             survival=survival.tolist(),
-            survival_stderr=np.hypot(errors, drafts.unsure[:reached] + survival * self.off).tolist(),
+            survival_stderr=np.hypot(errors, drafts.unsure + survival * self.off).tolist(),
             survival_stderr_is_optimistic=not clustered,
         )
         notes = [MIXED] * (len(lengths) != 1 and not has_ends) + [*self.notes, *said]
@@ -274,7 +273,7 @@ class CountedDrafts:
         served = ", ".join(map(str, lengths)) or f"up to {drafts.passed.shape[1]}"
         start = (
             f"Survival was measured with drafts of {served} tokens. For any other length it is an estimate, "
-            f"since steps of decoding then start at other places. Beyond depth {reached} nothing is known."
+            f"since steps of decoding then start at other places. Beyond depth {len(passed)} nothing is known."
         )
         return Found(calibration, tuple(dict.fromkeys([*notes, start, CHAIN, *[OPTIMISTIC] * (not clustered)])))
 

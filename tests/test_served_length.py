@@ -1,0 +1,80 @@
+"""An engine's drafts have the length that was served, also where no draft came so far."""
+
+import json
+
+import pytest
+
+from treeopt.records.calibration import Calibration
+from treeopt.records.plan import Plan
+
+from .conftest import invoke
+from .engine_files import exposition, vllm_line
+
+LONG = [39, 25, 14, 7, 4, *[0] * 10]  # of 65 drafts of 15 guesses, the drafts that reached each depth
+STEPS = "batch_size,num_speculative_tokens,step_ms\n"
+
+
+def counted(run, drafts, reached):
+    """A run of what an engine printed."""
+    log = run.path.parent / f"{drafts}.log"
+    log.write_text(vllm_line(drafts, reached))
+    invoke("import", log, "--run", run.path)
+    return log
+
+
+def timed(run, rows):
+    """The run with steps of a table, by the guesses of each."""
+    table = run.path.parent / "steps.csv"
+    table.write_text(STEPS + "".join(f"1,{guesses},{ms}\n" for guesses, ms in rows.items()))
+    invoke("profile", "--from-csv", table, "--run", run.path)
+
+
+def test_depths_that_no_draft_reached_are_counted_without_a_trial(run):
+    """K = 15 was read as 6: only the depths that some draft came to."""
+    counted(run, 65, LONG)
+    calibration = Calibration.load(run.calibration)
+    assert calibration.hits[:, 0].tolist() == LONG
+    assert calibration.trials.tolist() == [65, *LONG[:-1]]
+    assert calibration.meta["draft_length"] == 15
+    assert calibration.survival[6:].tolist() == calibration.accept[6:, 0].tolist() == [0] * 9
+    errors = calibration.meta["survival_stderr"]
+    assert errors[5:] == sorted(errors[5:], reverse=True)
+
+
+def test_the_served_length_is_planned_where_its_steps_were_timed(run):
+    """2.37 tokens in 110 ms beside one in 80; search refused, since no tree of 7 to 16 rows could be planned."""
+    counted(run, 65, LONG)
+    timed(run, {0: 80, 15: 110})
+    invoke("search", "--run", run.path)
+    chosen = Plan.load(run.plan).entries[0].chosen
+    assert (chosen.depth, chosen.step_ms) == (15, 110)
+    assert chosen.tokens_per_step == pytest.approx(1 + sum(LONG) / 65)
+    assert chosen.speedup == pytest.approx((1 + sum(LONG) / 65) * 80 / 110)
+
+
+def test_a_log_whose_acceptance_fell_is_compared(run):
+    """1.06 tokens in 60 ms beside one in 40; compare refused just where nearly nothing is accepted any more."""
+    counted(run, 51, [44, 36, 30, 24, 16, 13, 9])
+    timed(run, {0: 40, 7: 60})
+    invoke("search", "--run", run.path)
+    fallen = run.path.parent / "fallen.log"
+    fallen.write_text(vllm_line(70, [4, 0, 0, 0, 0, 0, 0]))
+    found = json.loads(invoke("compare", run.path, fallen, "--json", code=3).stdout)
+    (loss,) = found["losses"]
+    assert loss["reached"]["tokens_per_step"] == pytest.approx(1 + 4 / 70)
+    assert loss["over_plain"]["share"] == pytest.approx(1 - (1 + 4 / 70) * 40 / 60)
+    assert [shift["after"] for shift in found["shifts"]][1:] == [0] * 6
+
+
+@pytest.mark.parametrize("steps", [{}, {0: 10, 13: 12}])
+def test_a_drafter_that_is_never_right_is_not_planned(run, steps):
+    """5,000 drafts of 13, none accepted; a chain of 1 was planned and exported."""
+    files = [run.path.parent / name for name in ("before.txt", "after.txt")]
+    for file, drafts in zip(files, (0, 5000), strict=True):
+        file.write_text(exposition(drafts, [0] * 13))
+    invoke("import", *files, "--run", run.path)
+    if steps:
+        timed(run, steps)
+    assert "The drafter does not work: " in invoke("search", "--run", run.path, code=1).stderr
+    invoke("export", "--to", "vllm", "--run", run.path, code=1)
+    assert not run.plan.exists()
