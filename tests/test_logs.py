@@ -85,6 +85,14 @@ FORMS = {
     "completion": {"request": {"prompt": ASKED}, "response": {"choices": [{"text": "Four & <more>.", "finish_reason": "stop"}]}},
     "instruction": {"instruction": "Über 2?", "input": "", "output": "Four & <more>."},
     "messages in a cell": {"messages": json.dumps([USER, REPLY])},
+    "completion as JSON": {"prompt": ASKED, "response": json.dumps({"choices": [{"text": "Four & <more>.", "finish_reason": "stop"}]})},
+    "generated text as JSON": {"prompt": ASKED, "response": json.dumps({"generated_text": "Four & <more>."})},
+    "message as JSON": {"messages": [USER], "response": json.dumps(REPLY)},
+    "choices in a cell": {"messages": [USER], "choices": json.dumps([{"index": 0, "message": REPLY}])},
+    "request and response as JSON": {
+        "request": json.dumps({"messages": [USER], "max_tokens": 50}),
+        "response": json.dumps({"body": json.dumps({"choices": [{"index": 0, "message": REPLY}], "usage": {"completion_tokens": 9}})}),
+    },
 }  # fmt: skip
 
 
@@ -93,6 +101,13 @@ def test_every_form_of_row_gives_the_same_request(folders, tmp_path, row):
     log = read(tmp_path, [row], folders["chat"])
     assert texts(log) == [(ASKED, SAID)]
     assert log.limit.tolist() == [50 if "max_tokens" in str(row) else 0]
+
+
+@pytest.mark.parametrize("answer", ['{"choices": ["a"], "message": "b"}', '{"result": {"details": {}}}', "{not JSON}", '[{"a": 1}]'])
+def test_answer_that_a_model_wrote_as_json_is_a_text(folders, tmp_path, answer):
+    """Only a server's own object is looked into: a model may be asked for JSON."""
+    (request,) = read(tmp_path, [{"messages": [USER], "response": answer}], folders["chat"]).requests()
+    assert byte_tokenizer().decode(request.answer) == f"{answer}<|im_end|>"
 
 
 def test_a_raw_text_gets_the_tokenizers_bos_and_a_template_writes_its_own(folders, tmp_path):

@@ -16,7 +16,7 @@ from typing import Any
 
 from treeopt.runtime.prompts.asked import INPUTS, LISTS, ROLES, decoded, first_of, joined, role_of, text_of
 from treeopt.runtime.prompts.chat import BLANK_LINE
-from treeopt.runtime.prompts.files import kind_of, listed
+from treeopt.runtime.prompts.files import kind_of, listed, parse_json
 
 # Objects of a row that are looked into, and lists of the answers to one request.
 WITHIN = ("request", "body", "response", "result", "parameters", "sampling_params", "meta_info", "details", "message")
@@ -35,6 +35,8 @@ SPANS = ("latency", "latency_s", "latency_ms", "duration", "duration_s", "durati
 CONVERSATIONS = ("conversation_id", "session_id", "thread_id", "chat_id", "trace_id", "conversation", "session")
 STOPS, LIMITED = ("finish_reason", "stop_reason", "stop_type"), ("length", "max_tokens", "limit")
 TOOLS = {"tool": "tool", "function": "tool", "observation": "tool"}
+# Names that tell a server's answer from a text that a model wrote as JSON.
+SERVERS = {*STOPS, *ANSWER_IDS, "usage", "meta_info", "generated_text", "done_reason", "eval_count"}
 MOST = 2**31 - 1
 
 Row = Mapping[str, Any]
@@ -79,11 +81,32 @@ def read_logged(row: Row, column: str | None = None, responses: str | None = Non
 
 
 def _objects(row: Row) -> Iterator[Row]:
-    """A row and the objects in it that say something of the request."""
+    """A row and the objects in it that say something of the request, also those that are JSON in a string."""
+    row = {name: _parsed(name, value) if name in (*WITHIN, *CHOICES) else value for name, value in row.items()}
     yield row
     for name in WITHIN:
         if isinstance(inner := row.get(name), dict):
             yield from _objects(inner)
+
+
+def _parsed(name: str, value: Any) -> Any:
+    """The object or the list of objects that a string holds as JSON; a text as it is, an answer that is JSON too."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
+        return value
+    try:
+        document = parse_json(value)
+    except ValueError:
+        return value
+    is_text = name in ANSWERS and not (isinstance(document, dict) and any(map(_is_response, _objects(document))))
+    return value if is_text else document
+
+
+def _is_response(document: Row) -> bool:
+    """Whether an object is what a server answers, and not a text that a model wrote as JSON."""
+    _, choices = _first(document, CHOICES, list)
+    choice = choices[0] if choices and isinstance(choices[0], dict) else {}
+    has_message = isinstance(choice.get("message", document.get("message")), dict)
+    return has_message or document.get("role") == "assistant" or not SERVERS.isdisjoint([*document, *choice])
 
 
 def _joint(objects: Sequence[Row]) -> Row:
