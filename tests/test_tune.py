@@ -87,6 +87,19 @@ def test_where_speculation_costs_the_plan_is_to_serve_without(run, tmp_path):
     assert found.command == "vllm serve MODEL"
 
 
+@pytest.mark.parametrize("options", [[], ["--plain", "scrapes.jsonl"], ["--plain", "scrapes.jsonl", "--overwrite"]])
+def test_recordings_are_not_replaced(run, monkeypatch, options):
+    """Another look at a server needs --overwrite, and with it still keeps the file that it reads; it is said at once."""
+    run.path.mkdir(exist_ok=True)
+    monkeypatch.chdir(run.path)
+    with lying(Engine((), 0.01)) as plain:
+        tune(run, plain.url, minutes=0.015)
+        before = (run.path / "scrapes.jsonl").read_bytes()
+        code, _, said = invoke("tune", plain.url, "--minutes", "60", "--run", run.path, *options)
+    assert (code, (run.path / "scrapes.jsonl").read_bytes()) == (1, before)
+    assert ("is an input of this command" if len(options) > 1 else "only with --overwrite") in said
+
+
 @pytest.mark.parametrize("full", [0.99, 0.9])
 def test_drafts_that_the_ends_of_answers_cut_are_planned_by_their_length(run, full):
     """Nothing was planned for llama-server, whose last drafts are shorter; where many are, steps are of no one length."""

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from treeopt.errors import InvalidInput
+from treeopt.files.writing import keeping
 
 P = ParamSpec("P")
 R = TypeVar("R")
 ROW = re.compile(r"^ *(\w+(?:, \w+)*) +: +(.+)$")
 REQUIRED = inspect.Parameter.empty
+OUTPUTS = ("output", "picture", "folder")  # parameters that are files or folders to write
 KINDS = (bool, int, float, str, Path)  # a parameter of several is the first of these that it may be
 
 
@@ -199,12 +201,21 @@ def declared(function: Callable[P, R]) -> Callable[P, R]:
                     raise InvalidInput(f"`{name}` and `{other}` are one: leave one out.")
                 asked[other] = asked.pop(name)
         asked |= {name: _fitting(known[name], value) for name, value in asked.items() if name in known}
-        for name, value in (inspect.signature(function).bind_partial(*args).arguments | asked).items():
+        bound = inspect.signature(function).bind_partial(*args).arguments
+        for name, value in (bound | asked).items():
             if name in known:
                 known[name].check(value)
-        return function(*args, **asked)
+        with keeping(given_files(bound | asked)):
+            return function(*args, **asked)
 
     return checked
+
+
+def given_files(arguments: Mapping[str, Any]) -> Iterator[object]:
+    """The arguments that may be files to read, one by one."""
+    for name, value in arguments.items():
+        if name not in OUTPUTS:
+            yield from value if isinstance(value, list | tuple) else (value,)
 
 
 def _fitting(parameter: Parameter, value: Any) -> Any:

@@ -22,12 +22,30 @@ from treeopt.errors import InvalidInput
 
 LOCK = ".lock"
 WRITTEN: set[Path] = set()  # files that this process has put in place; the command line says what an interrupt left
+_inputs: ContextVar[frozenset[str]] = ContextVar("inputs", default=frozenset())  # files that a command was given to read
 _owner: ContextVar[str] = ContextVar("owner", default="0")  # 0: of files that are written without a lock
 
 
 def temporary(path: Path) -> Path:
     """A new name beside ``path``, for what is to take its place."""
     return path.with_name(f".treeopt-{_owner.get()}-{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def keeping(inputs: Iterable[object]) -> Iterator[None]:
+    """Refuse to write the files among ``inputs``, which a command was given to read."""
+    files = {os.path.realpath(given) for given in inputs if isinstance(given, str | Path) and os.path.isfile(given)}
+    before = _inputs.set(_inputs.get() | files)
+    try:
+        yield
+    finally:
+        _inputs.reset(before)
+
+
+def check_no_input(path: Path) -> None:
+    """Raise InvalidInput where ``path`` is an input of the command that wants to write it, or to delete it."""
+    if os.path.realpath(path) in _inputs.get():
+        raise InvalidInput(f"{path} is an input of this command, which would replace it: move the file to another folder first.")
 
 
 @contextmanager
@@ -52,6 +70,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises InvalidInput where it cannot be written: a full disk, a folder in its place, a file that is read-only.
     """
     path = Path(path)
+    check_no_input(path)
     with _placing(path) as made:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
@@ -110,6 +129,9 @@ def replace_together(writers: Mapping[Path, Callable[[Path], object]], gone: Ite
 
     gone : files to delete before that, so that whenever the process is killed, no two files are of different origin
     """
+    gone = list(gone)
+    for path in gone:
+        check_no_input(path)
     with ExitStack() as stack:
         for path, write in writers.items():
             made = stack.enter_context(replacing(path))

@@ -129,7 +129,7 @@ def _told(trace: RankTrace) -> list[str]:
     return told
 
 
-def check_nothing_lost(run: RunDirectory, what: str) -> None:
-    """Raise InvalidInput where the run has been calibrated already."""
-    for file in run.accuracies():
+def check_nothing_lost(run: RunDirectory, what: str, *recordings: Path) -> None:
+    """Raise InvalidInput where the run has been calibrated already, or has one of the recordings."""
+    for file in [*run.accuracies(), *filter(Path.exists, recordings)]:
         raise InvalidInput(f"{file} exists, and {what} it only with `overwrite`: pass that, or another `run`.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from treeopt.engines.vllm import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.parameters import Count, Positive
-from treeopt.files.writing import replace_together, write_text
+from treeopt.files.writing import check_no_input, replace_together, write_text
 from treeopt.pipeline.export import export
 from treeopt.pipeline.importing import check_nothing_lost, import_file
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
@@ -59,14 +59,17 @@ def tune(
     drafter        : what makes the drafts, which counters do not say: eagle3, draft-model, ngram, mtp
     drive          : file of prompts to send, in closed loops; by default nothing is sent but GETs
     clients        : how many prompts are sent at once, one number after another
-    overwrite      : replace the run's trace and calibration
+    overwrite      : replace the run's trace, calibration and recordings
 
     Raises Unsupported and InvalidInput for a server that does not answer as one.
     """
     import anyio
 
+    recordings = [run.path / name for name in (SCRAPES, BEFORE, AFTER)]
+    for file in recordings:
+        check_no_input(file)
     if not overwrite:
-        check_nothing_lost(run, "what a server counted replaces")
+        check_nothing_lost(run, "what a server counted replaces", *recordings)
     prompts = _prompts(drive) if drive else []
     is_up = plain is not None and "://" in plain
     others = read_scrapes(Path(plain)) if plain and not is_up else []
