@@ -249,7 +249,7 @@ REFUSED = {
     "an old line of llama.cpp": ([OLD_LLAMA], "PR #24536"),
     "a log without trace": ([lines(*llama_pair(mean_only=True))], r"'acc per pos'\) as trace\. Start the server with --verbosity 4"),
     "timings": ([{"timings": {"predicted_n": 283, "draft_n": 300, "draft_n_accepted": 182}}], "only means"),
-    "two drafters": ([lines(*llama_pair(), llama_process(), llama_process(name="ngram-mod"))], "statistics of draft-eagle3, ngram-mod"),
+    "two drafters": ([lines(*llama_pair(), llama_process(), llama_process(name="ngram-mod"))], "drafts of draft-eagle3, ngram-mod"),
     "a server that never drafted": ([IDLE], "none was verified"),
     "counters that never rose": ([llama_metrics(0, [])], "none was verified"),
     "another first guess": ([changed("#acc drafts =    80", "#acc drafts =    90")], "first guess"),

@@ -111,6 +111,46 @@ def test_the_drafter_is_as_the_user_says(tmp_path):
             import_file(run, files, overwrite=True, **options)
 
 
+START = (
+    "INFO [core.py:93] Initializing a V1 LLM engine with config: model='m', speculative_config=SpeculativeConfig("
+    "method='{}', model='d', num_spec_tokens=3), tokenizer='m'"
+)
+NAMED = {  # the lines of a log that names its drafter, its kind here, and how the engine is told
+    "llama-cpp-eagle3": ([llama_process()], "eagle3", "--spec-type draft-eagle3"),
+    "llama-cpp-requests": ([llama_request(), llama_process(name="draft-mtp")], "mtp", "--spec-type draft-mtp"),
+    "llama-cpp-ngram": ([llama_process(name="ngram-simple")], "ngram", "--spec-type ngram-simple"),
+    "vllm-mtp": ([START.format("mtp"), vllm_line()], "mtp", "mtp"),
+    "vllm-ngram": ([START.format("ngram"), vllm_line()], "ngram", "ngram"),
+    "vllm-draft-model": ([START.format("draft_model"), vllm_line()], "draft-model", "draft_model"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_drafter_that_a_log_names_is_exported(tmp_path, name):
+    """A log of EAGLE-3 was exported as one of a draft model."""
+    log, kind, told = NAMED[name]
+    engine = "vllm" if name.startswith("vllm") else "llama-cpp"
+    (tmp_path / "server.log").write_text(lines(*log))
+    (tmp_path / "steps.csv").write_text("batch_size,size,step_ms\n1,1,20\n1,2,22\n1,3,23\n1,4,24\n")
+    run = RunDirectory(tmp_path / "run")
+    assert import_file(run, tmp_path / "server.log").meta["drafter"] == {"kind": kind}
+    invoke("profile", "--from-csv", tmp_path / "steps.csv", "--run", run.path)
+    invoke("search", "--for", engine, "--run", run.path)
+    assert told in invoke("export", "--to", engine, "--run", run.path).stdout
+    with pytest.raises(InvalidInput, match=f"has drafts of {kind}, as it says, but drafter is medusa"):
+        import_file(run, tmp_path / "server.log", drafter="medusa", overwrite=True)
+
+
+def test_drafter_of_a_shared_name_is_as_the_user_says(tmp_path):
+    """The engine calls DFlash2 what it calls DFlash; logs of two drafters are none of either."""
+    path, other = tmp_path / "server.log", tmp_path / "other.log"
+    path.write_text(lines(llama_process(name="draft-dflash")))
+    other.write_text(lines(llama_process(name="draft-dspark")))
+    assert [read_measurement(path, drafter=kind)[1].drafter for kind in (None, "dflash2")] == ["dflash", "dflash2"]
+    with pytest.raises(InvalidInput, match="one drafter, but has drafts of draft-dflash, draft-dspark"):
+        read_measurement([path, other])
+
+
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in EVERYTHING.values()}))
 def test_a_file_of_another_kind_is_refused(imported, kind):
     for text in ("head,top1\n1,0.6\n", {"a": 1}, [0.5], "nothing"):

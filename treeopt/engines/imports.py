@@ -5,6 +5,7 @@ out, so that trees can be replayed; else a `Calibration` of marginal counts, or 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from treeopt.engines.base import Kind
@@ -33,7 +34,7 @@ def read_measurement(
 ) -> tuple[str, Found]:
     """The measurement in files, and their kind: the one of `KINDS` that is asked for, or that the first file tells.
 
-    ``drafter`` is the kind in `COUNTED` that made the drafts.
+    ``drafter`` is the kind in `COUNTED` that made the drafts; where it is None, the one that the files name, if they do.
     ``options`` that are not None go to the kind's reader; one that it does not take is refused.
     """
     for name, asked, names in (("kind", kind, KINDS), ("drafter", drafter, COUNTED)):
@@ -58,4 +59,4 @@ def read_measurement(
     if kind in FORMATS and len(paths) > 1:
         raise InvalidInput(f"A file of the kind {kind} is imported alone, but got {len(paths)} files.")
     found = known.read(*files[0], **given) if kind in FORMATS else known.read(files)
-    return kind, found.calibration(drafter) if isinstance(found, CountedDrafts) else found
+    return kind, found.calibration(drafter) if isinstance(found, CountedDrafts) else replace(found, drafter=drafter)

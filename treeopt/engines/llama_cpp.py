@@ -26,7 +26,7 @@ from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
 from treeopt.engines.chains import Flags
 from treeopt.engines.measured.exposition import counters_among, is_exposition, six_digits
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import RATE, Printed, number, pooled, whole
+from treeopt.engines.measured.printed import RATE, Printed, drafters_named, number, pooled, whole
 from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.vllm import COUNTERS, from_counters
@@ -77,6 +77,16 @@ def write_pair(request: Request) -> Written:
     return replace(write, options={request.kind: own + copied.flags(request.copied.options)})(request)
 
 
+# Kinds of drafter by the names of --spec-type, which the lines 'statistics' have.
+TYPES = {
+    "draft-simple": ("draft-model",),
+    "draft-eagle3": ("eagle3",),
+    "draft-mtp": ("mtp",),
+    "draft-dflash": ("dflash", "dflash2"),
+    "draft-dspark": ("dspark",),
+    "ngram-simple": ("ngram", copied.KIND),
+    **dict.fromkeys(("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), (copied.KIND,)),
+}
 PREFIX = r"llamacpp:spec_decode_"
 RATES = r"\(([^)]{0,20000})\)"
 REQUEST = re.compile(
@@ -129,7 +139,9 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
         found, notes = _from_log(text, path)
         groups += found
         said += notes
-    return CountedDrafts(groups, files[-1][1], said, CUMULATIVE not in said, way=WAY)
+    path = files[-1][1]
+    drafters = drafters_named((name for text, _ in texts for name in _drafting(text)), TYPES, path)
+    return CountedDrafts(groups, path, said, CUMULATIVE not in said, way=WAY, drafters=drafters)
 
 
 def text_of(content: Any) -> str:
@@ -167,12 +179,16 @@ def lines_of_requests(text: str) -> Iterator[DraftLine]:
     yield from waiting.values()
 
 
+def _drafting(text: str) -> dict[str, re.Match[str]]:
+    """The last 'statistics' of each drafter of a log that drafted anything, by its name."""
+    last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
+    return {name: found for name, found in last.items() if whole(found[3])}
+
+
 def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     """Drafts of a log, and notes: of its requests where there are some, else of its statistics."""
-    last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
-    drafting = {name: found for name, found in last.items() if whole(found[3])}
-    if len(drafting) > 1:
-        raise InvalidInput(f"{path} must be of one drafter, but has statistics of {', '.join(sorted(drafting))}.")
+    drafting = _drafting(text)
+    drafters_named(drafting, TYPES, path)
     requests = list(lines_of_requests(text))
     printed = [_printed(one, path) for one in requests if one.mean is not None and one.rates]
     if printed:
@@ -180,7 +196,7 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
         groups, notes = pooled(lines)
         left = len(requests) - len(printed)
         return groups, [*notes, *[f"{left} lines without rates by position were left out."] * bool(left)]
-    if last and not drafting and not requests:
+    if PROCESS.search(text) and not drafting and not requests:
         raise InvalidInput(NONE.format(path))
     for found in drafting.values():
         if found[8] is not None:

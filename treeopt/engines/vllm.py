@@ -28,7 +28,7 @@ from treeopt.engines import chains, copied
 from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import RATE, Printed, number, pooled, whole
+from treeopt.engines.measured.printed import RATE, Printed, drafters_named, number, pooled, whole
 from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
 from treeopt.engines.measured.survival import NONE, CountedDrafts, Drafts, group_of
 from treeopt.errors import InvalidInput
@@ -45,6 +45,10 @@ SCHEDULE = "num_speculative_tokens_per_batch_size"
 SCHEDULED = ("eagle3", "eagle", "mtp", "draft-model", "ngram", "dflash", "dflash2", "dspark")
 METHODS = {"draft-model": "draft_model", "dflash2": "dflash", "p-eagle": "eagle3", "pard": "draft_model"}
 PARALLEL = ("p-eagle", "pard")
+DRAFTERS = {  # kinds of drafter by method
+    method: tuple(kind for kind in (*SCHEDULED, *PARALLEL, "suffix", "medusa") if METHODS.get(kind, kind) == method)
+    for method in ("eagle3", "eagle", "mtp", "draft_model", "ngram", "dflash", "dspark", "suffix", "medusa")
+}
 ANY_LENGTH = "All lengths have the same guesses; those deeper than DRAFTER was trained for are seldom right."
 MODELS = dict.fromkeys(("mtp", "ngram", "suffix"), None) | {"medusa": "HEADS"}  # all others have a DRAFTER
 MEDUSA_UNTIL = "0.32.0"
@@ -131,6 +135,7 @@ MEAN = re.compile(r"SpecDecoding metrics: (?:(?!SpecDecoding).)*?Mean acceptance
 COUNTS = re.compile(
     r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)"
 )
+METHOD = re.compile(r"speculative_config=SpeculativeConfig\(method='(\w+)'")  # in the line that says how the engine starts
 ANY_LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: ")
 OLD_LINE = (
     "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
@@ -159,7 +164,10 @@ def read_metrics(files: Sequence[File]) -> CountedDrafts:
         found, notes = _from_log(content, path) if is_log else _from_runs(content, path)
         groups += found
         said += notes
-    return CountedDrafts(groups, files[-1][1], said, may_leave_out=True, way=WAY)
+    path = files[-1][1]
+    methods = (method for content, _ in files if isinstance(content, str) for method in METHOD.findall(content))
+    drafters = drafters_named(methods, DRAFTERS, path)
+    return CountedDrafts(groups, path, said, may_leave_out=True, way=WAY, drafters=drafters)
 
 
 def from_counters(counters: Counters, needed: str, way: str) -> CountedDrafts:

@@ -40,7 +40,7 @@ def import_file(
     kind      : what FILE holds: a name from the list above; by default found from the file
     trials    : trials of every head, if the file has shares only
     heads     : number of depths, if the file has one vector for all of them
-    drafter   : what made the drafts, which the file does not say: medusa, hydra, eagle, eagle3, mtp, draft-model, ngram,
+    drafter   : what made the drafts, where the file does not say it: medusa, hydra, eagle, eagle3, mtp, draft-model, ngram,
                 suffix, dflash, dspark or redrafter
     overwrite : replace the run's trace and calibration
 
@@ -61,7 +61,7 @@ def import_file(
         "machine": None,
         "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
     }
-    about = {"provenance": record, "drafter": {"kind": drafter} if drafter else None}
+    about = {"provenance": record, "drafter": {"kind": found.drafter} if found.drafter else None}
     trace = None if found.trace is None else replace(found.trace, meta=found.trace.meta | about)
     calibration = found.calibration if trace is None else Calibration.from_trace(trace)
     assert calibration is not None

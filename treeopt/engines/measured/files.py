@@ -30,11 +30,15 @@ TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrot
 
 @dataclass(frozen=True)
 class Found:
-    """A measurement that was read: a trace where ranks are known state by state, else a calibration; and what to know of it."""
+    """A measurement that was read: a trace where ranks are known state by state, else a calibration; and what to know of it.
+
+    drafter : its kind in `COUNTED`; None where neither the file nor the user names it
+    """
 
     calibration: Calibration | None = None
     notes: tuple[str, ...] = ()
     trace: RankTrace | None = None
+    drafter: str | None = None
 
     @property
     def source(self) -> RankTrace | Calibration:

@@ -7,7 +7,7 @@ D     :       drafts, which are not printed; accepted and drafted tokens are
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -109,6 +109,14 @@ def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Drafts], list[str
         notes += [CUT] * (line.accepted > sum(reached))
         groups.append(group_of(drafts, reached, line.drafted, where))
     return groups, notes
+
+
+def drafters_named(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]], path: Path) -> tuple[str, ...]:
+    """The kinds of drafter that the name in a log stands for; none where it has no name, or one that is not known."""
+    found = sorted(set(names))
+    if len(found) > 1:
+        raise InvalidInput(f"{path} must be of one drafter, but has drafts of {', '.join(found)}.")
+    return kinds.get(found[0], ()) if found else ()
 
 
 def whole(digits: str) -> int:

@@ -223,6 +223,7 @@ class CountedDrafts:
     may_leave_out  : whether groups are stretches of time, of which those with mixed lengths may be left out
     way            : how else to measure, so that lengths are told apart
     off            : share of the drafts by which their number may be off
+    drafters       : kinds of drafter that the file's name for it stands for, the usual one first; none where it has no name
     """
 
     groups: Sequence[Drafts]
@@ -232,14 +233,20 @@ class CountedDrafts:
     may_leave_out: bool = False
     way: str = ""
     off: float = 0.0
+    drafters: tuple[str, ...] = ()
 
     def calibration(self, drafter: str | None = None) -> Found:
         """Counts conditional on the guesses before being right, with the survival that they multiply to.
 
-        drafter : the kind that made the drafts
+        drafter : the kind that made the drafts; by default the one that the file names
 
-        Raises InvalidInput where lengths hide too much of survival.
+        Raises InvalidInput where lengths hide too much of survival, or the file names another drafter.
         """
+        if drafter is not None and self.drafters and drafter not in self.drafters:
+            raise InvalidInput(
+                f"{self.path} has drafts of {self.drafters[0]}, as it says, but `drafter` is {drafter}: leave `drafter` out."
+            )
+        drafter = drafter or next(iter(self.drafters), None)
         about = COUNTED.get(drafter or "")
         drafts, said = Drafts.joined(self.groups), list[str]()
         has_ends = about is not None and about.ends_itself
@@ -275,7 +282,8 @@ class CountedDrafts:
             f"Survival was measured with drafts of {served} tokens. For any other length it is an estimate, "
             f"since steps of decoding then start at other places. Beyond depth {len(passed)} nothing is known."
         )
-        return Found(calibration, tuple(dict.fromkeys([*notes, start, CHAIN, *[OPTIMISTIC] * (not clustered)])))
+        told = dict.fromkeys([*notes, start, CHAIN, *[OPTIMISTIC] * (not clustered)])
+        return Found(calibration, tuple(told), drafter=drafter)
 
     def _sure(self, drafts: Drafts) -> tuple[Drafts, list[str]]:
         """The drafts, of several stretches of time those whose lengths are known well enough, and notes."""
