@@ -36,7 +36,7 @@ from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Tree
 
-from .conftest import published_data, trees
+from .conftest import invoke, published_data, trees
 
 exporting = import_module("treeopt.pipeline.export")  # a function of the same name hides it
 TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.shape not in ("chain", "copied")]
@@ -216,10 +216,27 @@ def test_a_tree_that_an_engine_would_take_for_another_is_refused(engines, choice
             export(Tree.from_choices(choices), engine)
 
 
-@pytest.mark.parametrize("engine", ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt"])
+HEADED = ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt", "tgi"]
+
+
+@pytest.mark.parametrize("engine", HEADED)
 def test_a_tree_deeper_than_the_heads_is_refused(engine):
-    with pytest.raises(InvalidInput, match="2 deep, one per head, but this one is 3 deep"):
+    with pytest.raises(InvalidInput, match="up to (2 deep, one per head|the number of heads, 2), but this one (is|has) 3"):
         export(Tree.chain(3), engine, num_heads=2)
+
+
+@pytest.mark.parametrize("engine", HEADED)
+def test_tree_deeper_than_the_heads_of_the_run_is_refused(tmp_path, engine):
+    """Heads of a head table count like those of --heads; EAGLE-3's drafts may be deeper than was recorded."""
+    (tmp_path / "chain.json").write_text("[[0], [0, 0], [0, 0, 0]]")
+    (tmp_path / "heads.csv").write_text("head,rank,accuracy\n1,0,0.6\n2,0,0.4\n")
+    export_tree = ("export", "--to", engine, "--tree", tmp_path / "chain.json", "--run")
+    for name, options, code in (("heads", (), 1), ("eagle3", ("--drafter", "eagle3"), 0)):
+        invoke("import", tmp_path / "heads.csv", "--trials", 1000, "--run", tmp_path / name, *options)
+        said = invoke(*export_tree, tmp_path / name, code=code).stderr
+        assert bool(re.search("one per head|number of heads", said)) == bool(code)
+    invoke(*export_tree, tmp_path / "heads", "--heads", 3)
+    invoke(*export_tree, tmp_path / "no-run")
 
 
 def test_more_choices_than_were_built_are_refused_and_fewer_save_nothing():

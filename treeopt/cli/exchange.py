@@ -142,7 +142,7 @@ def export(
 
     engine : the serving engine (treeopt list engines), or acceptance
     tree   : export this tree instead of the plan's: a file, or the name of a published one
-    heads  : number of heads of the drafter of ``tree``; by default the depth of the tree
+    heads  : number of heads of the drafter of ``tree``; by default those of the run's, or the depth of the tree
     anyway : export although the plan is stale, or was measured slower than plain decoding
     """
     from treeopt import pipeline

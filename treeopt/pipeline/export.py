@@ -9,6 +9,7 @@ from typing import Any
 
 from treeopt.engines.acceptance import NAME as ACCEPTANCE
 from treeopt.engines.base import Request, Written
+from treeopt.engines.chains import BLOCKS
 from treeopt.engines.plans import ask, export_request, method_for_plan, write_request
 from treeopt.engines.registry import runners
 from treeopt.engines.vllm import MEDUSA_UNTIL
@@ -21,7 +22,9 @@ from treeopt.pipeline.acceptance import acceptance_files
 from treeopt.pipeline.compare import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.inputs import group_plans, stale_plan
+from treeopt.records.calibration import ENGINE_LOG
+from treeopt.records.drafters import depth_noun
+from treeopt.records.inputs import group_plans, read_planned, stale_plan
 from treeopt.records.plan import Beyond, Plan
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
@@ -64,7 +67,7 @@ def export(
         if beyond != "off":
             raise InvalidInput("`beyond` goes with a plan's schedule, and a `tree` has none: leave it out.")
         given = named_tree(tree, batch_size=batch_size)
-        request = Request(tree=given, num_heads=heads or max(given.depth, 1), **target)
+        request = Request(tree=given, num_heads=heads or _heads_of(run) or max(given.depth, 1), **target)
         written = export_request(request, engine, method=method)
         return _write(folder, written.files), written
     if heads is not None:
@@ -82,6 +85,17 @@ def export(
         target["groups"] = group_plans(run, plan)
     options = {**target, "beyond": beyond, "method": method}
     return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, **options)
+
+
+def _heads_of(run: RunDirectory) -> int | None:
+    """The guesses that the run's drafter has heads or a block for; None where there may be any number."""
+    if run.accuracies() in ([], [run.requests]):
+        return None
+    record = read_planned(run)[1]
+    drafter = record.meta.get("drafter") or {}
+    kind = drafter.get("kind", "" if record.meta.get("source") == ENGINE_LOG else "medusa")
+    has_limit = depth_noun({"kind": kind}) == "head" or kind in BLOCKS
+    return drafter.get("num_heads", record.num_heads) if has_limit else None
 
 
 def export_to(
