@@ -19,12 +19,12 @@ import torch
 
 from treeopt import demo
 from treeopt.engines.imports import read_measurement
-from treeopt.engines.reading import diagnose
+from treeopt.engines.reading import tree_in
 from treeopt.errors import InvalidInput
 from treeopt.files import npz
 from treeopt.files.bounds import MOST_NESTED, MOST_ROWS, limit_rows, loads, parse_yaml
 from treeopt.files.storage import load_json, to_json
-from treeopt.pipeline.trees import import_tree, read_tree
+from treeopt.pipeline.trees import read_tree
 from treeopt.records.inputs import load_result
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.prompts import chat
@@ -191,7 +191,7 @@ def readers(command, path, rows):
         kind = command[2] if len(command) > 1 else None
         return [lambda path: read_measurement(path, kind), read_measurement]
     if command[0] == "import-tree":
-        return [read_tree, import_tree]
+        return [read_tree]
     if command[-1] == "--drafter":
         return [lambda path: open_drafter(str(path), load_target(str(demo.MODEL)))]
     return [lambda path: use_model(path, rows)]
@@ -306,7 +306,7 @@ def test_arrays_that_nobody_asked_for_are_not_read(tmp_path):
 
 def test_the_largest_tree_is_read():
     comb = [[rank] + [0] * depth for rank in range(256) for depth in range(16)]
-    tree, _ = diagnose(json.dumps(comb, separators=(",", ":")))
+    tree = tree_in(json.dumps(comb, separators=(",", ":")))
     assert (len(tree), tree.depth) == (MOST_NODES + 1, 16)
     for larger in (lambda: Tree.from_choices([*comb, [256]]), lambda: Tree.dense([10**9])):
         with pytest.raises(InvalidInput, match="nodes"):

@@ -22,7 +22,7 @@ from treeopt import demo
 from treeopt.engines.imports import read_measurement
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.storage import typed
-from treeopt.pipeline import import_tree, read_tree
+from treeopt.pipeline import read_tree
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
@@ -364,13 +364,7 @@ FILES = {
     "plan.json": (save_plan, lambda path, tools: Plan.load(path).document()),
     "bench.json": (save_bench, use_bench),
     **dict.fromkeys(MEASUREMENTS, (save_measurement, use_measurement)),
-    **{
-        name: (
-            lambda path: path.write_text(TREES[path.name]),
-            lambda path, t: t.rng.choice([read_tree, import_tree])(path),
-        )
-        for name in TREES
-    },
+    **{name: (lambda path: path.write_text(TREES[path.name]), lambda path, t: read_tree(path)) for name in TREES},
     **{
         f"prompts.{kind}": (save_prompts, use_prompts)
         for kind in ("jsonl", "json", "csv", "parquet", "txt", "jsonl.gz")

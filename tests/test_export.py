@@ -221,7 +221,9 @@ HEADED = ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt", "tgi"]
 
 @pytest.mark.parametrize("engine", HEADED)
 def test_a_tree_deeper_than_the_heads_is_refused(engine):
-    with pytest.raises(InvalidInput, match="up to (2 deep, one per head|the number of heads, 2), but this one (is|has) 3"):
+    with pytest.raises(
+        InvalidInput, match=r"up to (2 deep, one per head|the number of heads, 2), but this one (is|has) 3"
+    ):
         export(Tree.chain(3), engine, num_heads=2)
 
 

@@ -103,7 +103,9 @@ def test_every_form_of_row_gives_the_same_request(folders, tmp_path, row):
     assert log.limit.tolist() == [50 if "max_tokens" in str(row) else 0]
 
 
-@pytest.mark.parametrize("answer", ['{"choices": ["a"], "message": "b"}', '{"result": {"details": {}}}', "{not JSON}", '[{"a": 1}]'])
+@pytest.mark.parametrize(
+    "answer", ['{"choices": ["a"], "message": "b"}', '{"result": {"details": {}}}', "{not JSON}", '[{"a": 1}]']
+)
 def test_answer_that_a_model_wrote_as_json_is_a_text(folders, tmp_path, answer):
     """Only a server's own object is looked into: a model may be asked for JSON."""
     (request,) = read(tmp_path, [{"messages": [USER], "response": answer}], folders["chat"]).requests()

@@ -91,10 +91,10 @@ def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], **options: A
 
 @command(name="import-tree")
 def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_size: Count | None = None) -> None:
-    """Read a tree in any engine's format, and repair it.
+    """Read a tree in any engine's format.
 
     FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Triton's braces,
-    Neuron's lists of children, vLLM's tuples, or a plan. What has one obvious repair is repaired, and said.
+    Neuron's lists of children, vLLM's tuples, or a plan. It is read as it stands: what is no tree is refused.
 
     \b
     Example:
@@ -106,11 +106,9 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
     """
     from treeopt import pipeline
     from treeopt.files.storage import schema, write_json
-    from treeopt.report.terminal import note
 
-    tree, repaired = pipeline.import_tree(file, batch_size=batch_size)
-    note(*repaired)
-    told = {"medusa_choices": tree.choices, "size": len(tree), "depth": tree.depth, "repaired": repaired}
+    tree = pipeline.read_tree(file, batch_size=batch_size)
+    told: dict[str, Any] = {"medusa_choices": tree.choices, "size": len(tree), "depth": tree.depth}
     if output is not None:
         write_json(output, "tree", told)
         told["files"] = [str(output)]

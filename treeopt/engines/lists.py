@@ -7,7 +7,7 @@ candidates lie in one row: the root's token, then ten of every head. A node poin
 
 import ast
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 from treeopt.engines.base import Request, Written
@@ -44,19 +44,54 @@ def in_python(request: Request, engine: str) -> Written:
 
 
 def the_list(text: str) -> Choices | None:
-    """The one list in a Python file or in JSON, its items as they are; None without one, InvalidInput for several.
+    """The one list in a Python file or in JSON, its items as they are; None without one.
+
+    Raises InvalidInput for several lists, and for a list that code makes of others: nothing of a file is run.
 
     >>> the_list("mine = [(0,), (0, 0)]")
     [(0,), (0, 0)]
     """
+    lists = list[Choices]()
+    names, is_code = list[str](), False
     try:
-        statements = [one for one in parse_python(text).body if isinstance(one, ast.Assign | ast.Expr)]
-        found = [ast.literal_eval(one.value) for one in statements if isinstance(one.value, ast.List)]
+        for statement in parse_python(text).body:
+            value = getattr(statement, "value", None)
+            if isinstance(value, ast.List) and not (isinstance(statement, ast.AugAssign) or _uses(value)):
+                lists.append(ast.literal_eval(value))
+                names.append(_name_of(statement))
+            elif _makes_a_list(statement, names):
+                is_code = True
+                names.append(_name_of(statement))
     except (ValueError, TypeError, MemoryError, RecursionError):
         return None
-    if len(found) > 1:
-        raise InvalidInput(f"it must hold one list of choices, but it has {len(found)}: keep one of them.")
-    return found[0] if found else None
+    if len(names) > 1:
+        cure = "code is not run, so write out the one that is meant" if is_code else "keep one of them"
+        raise InvalidInput(f"it must hold one list of choices, but has {', '.join(names)}: {cure}.")
+    return lists[0] if lists else None
+
+
+def _name_of(statement: ast.stmt) -> str:
+    """The name that a statement gives to a list, or its place."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+    return (
+        target.id if isinstance(target, ast.Name) and not isinstance(statement, ast.For) else f"line {statement.lineno}"
+    )
+
+
+def _uses(node: ast.AST, names: Collection[str] | None = None) -> bool:
+    """Whether a name stands in a part of a program, one of ``names`` where they are given."""
+    return any(isinstance(part, ast.Name) and (names is None or part.id in names) for part in ast.walk(node))
+
+
+def _makes_a_list(statement: ast.stmt, names: Collection[str]) -> bool:
+    """Whether a statement makes a list of others, or changes one of the lists of these names."""
+    if not _uses(statement, names):
+        return False
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        return isinstance(statement.value, ast.BinOp | ast.List | ast.ListComp | ast.Subscript)
+    if isinstance(statement, ast.Expr | ast.For):
+        return any(isinstance(part, ast.Attribute | ast.Subscript) for part in ast.walk(statement))
+    return isinstance(statement, ast.AugAssign)
 
 
 def in_order(paths: Iterable[P]) -> list[P]:

@@ -1,23 +1,19 @@
-"""Trees from files of every engine: what was meant, and what was repaired.
+"""Trees from files of every engine, as they stand there: nothing is repaired.
 
 Read are lists in Python, JSON or YAML, objects with a list under one of `KEYS`, launch commands with one behind a
 flag, Triton's braces, Neuron's lists of children, vLLM's string of tuples, and chain lengths.
-
-Repaired is what has one repair: order, duplicates, a listed root, tuples, an unclosed brace, and lists of leaves,
-whose parents are added. A parent that is missing beside others that are there has none, and is refused.
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from treeopt.engines import neuron
-from treeopt.engines.lists import Choices, in_order, the_list
+from treeopt.engines.lists import Choices, the_list
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import loads, parse_literal, parse_yaml
-from treeopt.trees.tree import Choice, Tree, check_size
+from treeopt.trees.tree import Tree, check_size
 
 MOST_CHARS = 2**20  # of a tree's file
 KEYS = ("medusa_choices", "hydra_choices", "eagle_choices", "tree_choices", "medusa_tree")
@@ -34,75 +30,44 @@ PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*(?:,\s*)?value:\s*\{\s*
 ARGUMENT = re.compile(r"(?:medusa|eagle)_choices:(\{[^'\"\n]*)")
 BARE = re.compile(r"\A\s*(\{\s*(?:\{\s*)?-?\d[^\"]*)\Z")
 PLAIN = re.compile(r"(?:# For .*\n)?# No (?:tree|chain) pays")  # begins files for serving without speculation
-NO_RANKS = "Every choice must be a list of ranks 0, 1, ..., but there is {}."
 UNREADABLE = "The file must hold a tree: a list of choices, an object with 'medusa_choices', a plan, or an engine's configuration."
-Listed = tuple[Choices, tuple[str, ...]]  # the choices that a text means, and what was repaired in its syntax
 
 
-def read_choices(text: str) -> Choices | None:
-    """The choices of a text as they stand there; None where it is no file that an engine reads.
+def tree_in(text: str) -> Tree:
+    """The tree that a text holds. Raises InvalidInput where it holds none, or a list of something else.
 
-    >>> read_choices("- [0]\\n- [1]\\n"), read_choices("{0},{0, 1}"), read_choices("nothing")
-    ([[0], [1]], [[0], [0, 1]], None)
+    >>> tree_in("- [0]\\n- [1]\\n").choices, tree_in("{0},{0, 1},{0, 0}").choices
+    ([[0], [1]], [[0], [0, 0], [0, 1]])
     """
-    choices, repaired = _listed(text) or (None, ())
-    if repaired:
-        raise InvalidInput(f"{''.join(repaired)} Repair it with treeopt import-tree.")
-    return choices
-
-
-def diagnose(text: str) -> tuple[Tree, tuple[str, ...]]:
-    """The tree of a text, and what was repaired; InvalidInput where it is none, or where no repair is obvious.
-
-    >>> tree, repaired = diagnose("[[1, 0], [0]]")
-    >>> tree.choices, repaired
-    ([[0], [1], [1, 0]], ('The list has only leaves: 1 parent was added.',))
-    """
-    found = _listed(text)
-    if found is None:
+    choices = _choices_in(text)
+    if choices is None:
         raise InvalidInput(UNREADABLE)
-    tree, more = repair(found[0])
-    return tree, (*found[1], *more)
+    if other := _other_kind(choices):
+        raise InvalidInput(f"it must hold a list of choices, but holds {other}.")
+    return Tree.from_choices(choices)
 
 
-def repair(choices: Choices) -> tuple[Tree, tuple[str, ...]]:
-    """The tree that a list means, and what had to be repaired.
-
-    >>> repair([(0,), (0,), ()])[1]
-    ('The root was listed. It is left out.', 'Choices that came twice are kept once: [0].')
-    """
-    for choice in choices:
-        if not (isinstance(choice, list | tuple) and all(type(rank) is int and rank >= 0 for rank in choice)):
-            raise InvalidInput(NO_RANKS.format(quoted(choice)))
-    repaired = ["Lists and tuples were mixed. All are lists now."] * (len(set(map(type, choices))) > 1)
-    times = Counter(tuple(choice) for choice in choices)
-    if times.pop((), 0):
-        repaired.append("The root was listed. It is left out.")
-    if twice := [quoted(list(path)) for path in times if times[path] > 1]:
-        more = f" and {len(twice) - 3} more" if len(twice) > 3 else ""
-        repaired.append(f"Choices that came twice are kept once: {', '.join(twice[:3])}{more}.")
-    added: dict[Choice, None] = {}
-    for path in times:
-        added |= {path[:depth]: None for depth in range(1, len(path)) if path[:depth] not in times}
-    if added and any(path[:depth] in times for path in times for depth in range(1, len(path))):
-        orphan = next(path for path in times if len(path) > 1 and path[:-1] not in times)
-        raise InvalidInput(
-            f"Every choice needs its parent in the list, but {quoted(list(orphan))} lacks {quoted(list(orphan[:-1]))} where "
-            "others have theirs: add it, or leave the choice out. Engines fail on it, or silently take another tree."
-        )
-    if added:
-        repaired.append(
-            f"The list has only leaves: {len(added)} {'parents were' if len(added) > 1 else 'parent was'} added."
-        )
-    elif in_order(times) != list(times):
-        repaired.append("The choices were in another order. That makes no difference to the engines.")
-    return Tree.from_choices([*times, *added]), tuple(repaired)
+def _other_kind(items: Choices) -> str:
+    """What a list is that is no list of choices; empty where nothing tells."""
+    rows = [row for row in items if isinstance(row, list | tuple)]
+    if len(rows) < len(items):
+        return ""
+    values = {value for row in rows for value in row if isinstance(value, int | float)}
+    if len(rows) > 1 and len(values) <= 2 and {len(row) for row in rows} == {len(rows)}:
+        return f"a square matrix of {len(rows)} rows, as an attention mask is, which does not say the ranks of guesses"
+    if any(len(row) == 0 for row in rows):
+        return "empty lists, as lists of children by number have; the root, [], is never listed among choices"
+    paths = set(map(repr, map(list, rows)))
+    deep = [row for row in rows if len(row) > 1]
+    if deep and not any(repr(list(row[:-1])) in paths for row in deep):
+        return "lists of leaves, edges or children: among choices every guess is listed, not only those at the ends of paths"
+    return ""
 
 
-def _listed(text: str) -> Listed | None:
-    """What a text means; None where it is no file that an engine reads."""
+def _choices_in(text: str) -> Choices | None:
+    """The choices of a text as they stand there; None where it is no file that an engine reads."""
     if PLAIN.match(text):
-        return [], ()
+        return []
     if len(text) > MOST_CHARS:
         raise InvalidInput(f"A tree's file may have {MOST_CHARS:,} characters, but this one has {len(text):,}.")
     for form in (PBTXT, ARGUMENT, BARE):
@@ -114,9 +79,19 @@ def _listed(text: str) -> Listed | None:
     for read in (partial(in_document, document), partial(the_list, text), partial(_flag, text), partial(_length, text)):
         choices = read()
         if choices is not None:
-            check_size(len(choices), max((len(one) for one in choices if isinstance(one, list | tuple)), default=0))
-            return choices, ()
+            return choices
     return None
+
+
+def _the_one(trees: Iterable[Choices | None]) -> Choices | None:
+    """The one tree that a file has, perhaps in several places; InvalidInput where it has several."""
+    found = list[Choices]()
+    for choices in trees:
+        if choices is not None and choices not in found:
+            found.append(choices)
+    if len(found) > 1:
+        raise InvalidInput(f"it must hold one tree, but has {len(found)}: keep one of them.")
+    return found[0] if found else None
 
 
 def _document(text: str) -> Any:
@@ -139,13 +114,11 @@ def in_document(document: Any) -> Choices | None:
         return None
     if document and all(isinstance(key, str) and key.isdigit() for key in document):
         raise InvalidInput("A token tree must give the root, 0, at least one child, and all nodes lists of numbers.")
-    for found in _values(document, KEYS):
-        return the_list(found) if isinstance(found, str) else in_document(found)
-    for found in _values(document, ("speculative_token_tree",)):
-        return _literal(found) if isinstance(found, str) else None
-    for found in _values(document, LENGTHS):
-        return Tree.chain(found).choices if type(found) is int and found > 0 else None
-    return None
+    listed = (the_list(found) if isinstance(found, str) else in_document(found) for found in _values(document, KEYS))
+    tuples = (_literal(found) for found in _values(document, ("speculative_token_tree",)) if isinstance(found, str))
+    trees = _the_one([*listed, *tuples])
+    lengths = (Tree.chain(n).choices for n in _values(document, LENGTHS) if type(n) is int and n > 0)
+    return _the_one(lengths) if trees is None else trees
 
 
 def _values(document: Mapping[str, Any], keys: tuple[str, ...], depth: int = 3) -> Iterator[Any]:
@@ -158,15 +131,18 @@ def _values(document: Mapping[str, Any], keys: tuple[str, ...], depth: int = 3) 
             yield from _values(value, keys, depth - 1)
 
 
-def _children(document: Mapping[str, list[Any]]) -> Listed:
+def _children(document: Mapping[str, list[Any]]) -> Choices:
     """Neuron's lists of children by number."""
     try:
         choices = neuron.token_tree(document).choices
     except (ValueError, TypeError) as error:
         raise InvalidInput(f"A token tree must have lists of numbers: {error!s:.100}.") from None
     lost = len({*document, *(str(child) for row in document.values() for child in row)}) - 1 - len(choices)
-    note = f"{lost} nodes that the root does not reach are left out, as Neuron silently does."
-    return choices, (note,) * (lost > 0)
+    if lost > 0:
+        raise InvalidInput(
+            f"The root of a token tree must reach every node, but it does not reach {lost}, which Neuron leaves out."
+        )
+    return choices
 
 
 def _literal(text: str) -> Choices | None:
@@ -178,32 +154,30 @@ def _literal(text: str) -> Choices | None:
 
 
 def _flag(text: str) -> Choices | None:
-    """A list behind a flag of a launch command."""
-    found = FLAG.search(text)
-    return _literal(found[2]) if found else None
+    """The list behind the flags of a launch command."""
+    return _the_one(_literal(found[2]) for found in FLAG.finditer(text))
 
 
 def _length(text: str) -> Choices | None:
-    """A chain length behind a flag."""
-    found = LENGTH_FLAG.search(text)
-    if found is None:
-        config = re.search(r"--speculative-config[= ]+'(.*?)'", text, re.S)
-        return in_document(_document(config[1])) if config else None
-    rows = found[1] in ROWS and "lmdeploy" not in found[0]
-    return Tree.chain(max(0, int(found[2]) - rows)).choices
+    """The chain length behind the flags of a launch command."""
+    lengths = [
+        int(found[2]) - (found[1] in ROWS and "lmdeploy" not in found[0]) for found in LENGTH_FLAG.finditer(text)
+    ]
+    if lengths:
+        return _the_one(Tree.chain(max(0, length)).choices for length in lengths)
+    config = re.search(r"--speculative-config[= ]+'(.*?)'", text, re.S)
+    return in_document(_document(config[1])) if config else None
 
 
-def _braces(value: str) -> Listed:
+def _braces(value: str) -> Choices:
     """Every path that stands in Triton's string."""
     check_size(value.count("{") + value.count("["))
     try:
         if value.lstrip().startswith("["):
-            choices = list(parse_literal(value))
-        else:
-            pieces = re.findall(r"\{([^{}]*)", value)
-            choices = [[int(rank) for rank in piece.split(",")] for piece in pieces if piece.strip()]
+            return list(parse_literal(value))
+        if value.count("{") != value.count("}"):
+            raise ValueError
+        pieces = re.findall(r"\{([^{}]*)", value)
+        return [[int(rank) for rank in piece.split(",")] for piece in pieces if piece.strip()]
     except (ValueError, TypeError):
-        raise InvalidInput(NO_RANKS.format(quoted(value))) from None
-    if value.count("{") > value.count("}"):
-        return choices, ("A brace was not closed. It was closed.",)
-    return choices, ("Braces around the whole list are left out.",) * value.lstrip().startswith("{{")
+        raise InvalidInput(f"Braces must hold ranks 0, 1, ... and be closed, but there is {quoted(value)}.") from None

@@ -135,7 +135,9 @@ MEAN = re.compile(r"SpecDecoding metrics: (?:(?!SpecDecoding).)*?Mean acceptance
 COUNTS = re.compile(
     r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)"
 )
-METHOD = re.compile(r"speculative_config=SpeculativeConfig\(method='(\w+)'")  # in the line that says how the engine starts
+METHOD = re.compile(
+    r"speculative_config=SpeculativeConfig\(method='(\w+)'"
+)  # in the line that says how the engine starts
 ANY_LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: ")
 OLD_LINE = (
     "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "

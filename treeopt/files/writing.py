@@ -22,7 +22,9 @@ from treeopt.errors import InvalidInput
 
 LOCK = ".lock"
 WRITTEN: set[Path] = set()  # files that this process has put in place; the command line says what an interrupt left
-_inputs: ContextVar[frozenset[str]] = ContextVar("inputs", default=frozenset())  # files that a command was given to read
+_inputs: ContextVar[frozenset[str]] = ContextVar(
+    "inputs", default=frozenset()
+)  # files that a command was given to read
 _owner: ContextVar[str] = ContextVar("owner", default="0")  # 0: of files that are written without a lock
 
 
@@ -45,7 +47,9 @@ def keeping(inputs: Iterable[object]) -> Iterator[None]:
 def check_no_input(path: Path) -> None:
     """Raise InvalidInput where ``path`` is an input of the command that wants to write it, or to delete it."""
     if os.path.realpath(path) in _inputs.get():
-        raise InvalidInput(f"{path} is an input of this command, which would replace it: move the file to another folder first.")
+        raise InvalidInput(
+            f"{path} is an input of this command, which would replace it: move the file to another folder first."
+        )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ logs.py      calibrate -> requests.npz, of logs
 session.py   what loads a model: options given, on top of those of the run
 bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how; logged.py, requests of a log
 launched.py  bench and profile by servers that a command of the user's starts
-trees.py     score: a given tree beside the best · import-tree: what is wrong with its file
+trees.py     score: a given tree beside the best · import-tree: the tree in a file
 train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
 """
@@ -23,6 +23,6 @@ from treeopt.pipeline.run import LineOptions, drafters_of, run_drafters, run_lin
 from treeopt.pipeline.search import search, search_in_memory
 from treeopt.pipeline.session import open_session, resolve, session_of, with_session
 from treeopt.pipeline.train import TextOptions, train
-from treeopt.pipeline.trees import import_tree, named_tree, read_tree, score
+from treeopt.pipeline.trees import named_tree, read_tree, score
 from treeopt.pipeline.tune import tune
 from treeopt.runtime.cluster import cluster_of

@@ -1,8 +1,8 @@
-"""Trees by file or name: reading one, what it is worth here, and what is wrong with its file."""
+"""Trees by file or name: reading one, and what it is worth here."""
 
 from pathlib import Path
 
-from treeopt.engines.reading import diagnose, read_choices
+from treeopt.engines.reading import tree_in
 from treeopt.errors import InvalidInput, meant
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
@@ -30,26 +30,16 @@ def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
 
 
 def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
-    """A tree from a file: a list of paths, an object with ``medusa_choices``, or what an export wrote.
+    """A tree from a file in any engine's format, or from a plan.
 
     Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
     """
     if planned := _planned(path, batch_size):
         return planned
     try:
-        choices = read_choices(read_text(path))
-        if choices is None or not all(isinstance(choice, list | tuple) for choice in choices):
-            raise InvalidInput("it must hold a list of paths, 'medusa_choices', a plan, or what treeopt export writes.")
-        if len({type(choice) for choice in choices}) > 1:
-            raise InvalidInput("it mixes lists and tuples, on which Medusa fails: treeopt import-tree repairs it.")
-        return Tree.from_choices(choices)
+        return tree_in(read_text(path))
     except InvalidInput as error:
-        raise _of(path, error) from None
-
-
-def _of(path: Path, error: InvalidInput) -> InvalidInput:
-    """The error with the file's name in it."""
-    return error if str(path) in str(error) else InvalidInput(f"{path}: {error}")
+        raise InvalidInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 def read_plan(path: Path) -> Plan | None:
@@ -88,13 +78,3 @@ def score(
     source = of_block(plan.width, source)[0] if plan else source
     with progress("Scoring", None):
         return score_tree(source, tree, grown_here=sha256_of(path) in grown_on)
-
-
-def import_tree(file: Path, *, batch_size: int | None = None) -> tuple[Tree, tuple[str, ...]]:
-    """The tree of a file in any engine's format, or of a plan, repaired where that is obvious, and what was repaired."""
-    if planned := _planned(file, batch_size):
-        return planned, ()
-    try:
-        return diagnose(read_text(file))
-    except InvalidInput as error:
-        raise _of(file, error) from None

@@ -65,11 +65,7 @@ def tune(
     """
     import anyio
 
-    recordings = [run.path / name for name in (SCRAPES, BEFORE, AFTER)]
-    for file in recordings:
-        check_no_input(file)
-    if not overwrite:
-        check_nothing_lost(run, "what a server counted replaces", *recordings)
+    _check_recordings(run, overwrite)
     prompts = _prompts(drive) if drive else []
     is_up = plain is not None and "://" in plain
     others = read_scrapes(Path(plain)) if plain and not is_up else []
@@ -103,6 +99,15 @@ def tune(
     command = _plan(run, stretch, timed, calibration, unknown) if calibration and timed else None
     found = Tuned(engine=engine, model=model, tokens_per_step=tokens, paces=mine, plain=beside, unknown=tuple(unknown))
     return replace(found, over_plain=ratio, calibration=calibration, command=command)
+
+
+def _check_recordings(run: RunDirectory, overwrite: bool) -> None:
+    """Raise InvalidInput where the recordings would replace what is kept, or what is read."""
+    recordings = [run.path / name for name in (SCRAPES, BEFORE, AFTER)]
+    for file in recordings:
+        check_no_input(file)
+    if not overwrite:
+        check_nothing_lost(run, "what a server counted replaces", *recordings)
 
 
 async def _watched(
