@@ -111,7 +111,7 @@ def main() -> None:
         if getattr(asked, name)
     }
     if not asked.launch:
-        options |= {"model": asked.model, "threads": 1}
+        options |= {"model": asked.model}
     found = treeopt.bench(run=run, engine=asked.engine, batch_size=1, **options)
     costs = RowCosts(StepCosts(run.read_profile(), 1), 65) if run.profile.exists() else None
     print(said(found, tried, costs))

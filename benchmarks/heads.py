@@ -42,7 +42,7 @@ def source_of(work: Path, kind: str) -> dict[str, Any]:
     """What the heads of a kind are used with: Medusa-2's checkpoint is a model of its own."""
     dtype = DTYPE
     if kind == "medusa-2":
-        return {"model": str(work / kind), "prompts": "demo", "dtype": dtype}
+        return {"model": str(work / kind), "drafter": str(work / kind / "heads"), "prompts": "demo", "dtype": dtype}
     return {"drafter": str(work / kind), "dtype": dtype}
 
 

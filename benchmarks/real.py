@@ -218,13 +218,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=SECONDS, help="for timing steps")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    source = {
-        "model": asked.model,
-        "drafter": asked.drafter,
-        "prompts": asked.prompts,
-        "threads": 1,
-        "dtype": asked.dtype,
-    }
+    source = {"model": asked.model, "drafter": asked.drafter, "prompts": asked.prompts, "dtype": asked.dtype}
     session = open_session(source | {"engine_python": asked.engine_python})
     some = [c for c in session.prompts.conversations if asked.least_tokens <= len(c.first) <= asked.most_tokens]
     session = replace(session, prompts=replace(session.prompts, conversations=tuple(some)))
@@ -234,9 +228,7 @@ def main() -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     if not run.trace.exists():
         pipeline.calibrate(run, session, num_prompts=asked.calibrate, max_new_tokens=TOKENS)
-    engine = (
-        None if asked.engine is None else open_stepper(asked.engine, session.setup(TOKENS), print, asked.engine_python)
-    )
+    engine = None if asked.engine is None else open_stepper(asked.engine, session.setup(TOKENS), asked.engine_python)
     case = Case(run, session, engine, asked.batch_size, asked.seconds)
     own, trace = case.measured(), run.read_trace()
     plan, profile = own.read_plan(), own.read_profile()

@@ -75,7 +75,7 @@ def main() -> None:
         parser.error("questions are those of a file: --prompts PROMPTS.jsonl")
     target = load_target(demo.SMOLLM2, dtype="float32")
     cores = {"INFERENCE_NUM_THREADS": 1}
-    pipeline = ContinuousBatchingPipeline(str(converted(target, "fp32", print)), SchedulerConfig(), "CPU", cores)
+    pipeline = ContinuousBatchingPipeline(str(converted(target, "fp32")), SchedulerConfig(), "CPU", cores)
     config = GenerationConfig(do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
     config.stop_token_ids, config.eos_token_id = set(target.eos_ids), min(target.eos_ids)
     text = asked.log.read_text(encoding="utf-8") if asked.log.exists() else ""

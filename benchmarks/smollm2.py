@@ -34,7 +34,6 @@ from treeopt.runtime.target import Target, load_target
 from treeopt.runtime.training.batches import Batch, Text, make_batch
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
-from treeopt.runtime.training.trainees import FrozenStates
 
 DOLLY, DOLLY_TEST, GSM8K, GSM8K_TEST = 1_700, 300, 4_300, 300  # prompts
 BLOCK, MLP = 5, 768  # guesses of a block, and width of its layers' MLP: they are 11 MB
@@ -86,8 +85,6 @@ def first_layers(target: Target, layers: int) -> LlamaForCausalLM:
 
 def draft_loss(model: LlamaForCausalLM, target: Target, texts: list[Text]) -> Callable[[int], Tensor]:
     """The loss of a step: cross-entropy of the model's guesses against the target's distributions [nats per token]."""
-    states = FrozenStates(target, texts)
-    states.keep(TEXTS)
     batches_of_epoch = len(texts) // TEXTS
 
     def loss(step: int) -> Tensor:
@@ -95,7 +92,8 @@ def draft_loss(model: LlamaForCausalLM, target: Target, texts: list[Text]) -> Ca
         chosen = np.random.default_rng(epoch).permutation(len(texts))[place * TEXTS : (place + 1) * TEXTS].tolist()
         batch: Batch = make_batch([texts[i] for i in chosen], 0, "cpu")
         with torch.no_grad():
-            wanted = target.lm_head(batch.states(states.of(chosen, batch)).to(target.dtype)).float().softmax(-1)
+            hidden = target.states(input_ids=batch.tokens, use_cache=False)
+            wanted = target.lm_head(batch.states(hidden)).float().softmax(-1)
         with torch.autocast("cpu", torch.bfloat16):
             hidden = model.model(batch.tokens, use_cache=False).last_hidden_state
             guesses = model.lm_head(batch.states(hidden)).float()

@@ -82,7 +82,7 @@ def main() -> None:
     part, parts = map(int, asked.part.split("/"))
     torch.set_num_threads(1)
     target = load_target(demo.SMOLLM2, dtype="float32")
-    folder = converted(target, "fp32", print)
+    folder = converted(target, "fp32")
     target = load_target(demo.SMOLLM2, dtype="bfloat16")
     prompts = open_seeds({"model": demo.SMOLLM2, "prompts": asked.prompts}, target, asked.num_prompts)
     stop = StopRule(target.eos_ids, MAX_NEW_TOKENS)

@@ -17,18 +17,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-CALIBRATE = [
-    "--num-prompts",
-    "512",
-    "--max-new-tokens",
-    "64",
-    "--batch-size",
-    "8",
-    "--dtype",
-    "float64",
-    "--threads",
-    "1",
-]
+CALIBRATE = ["--num-prompts", "512", "--max-new-tokens", "64", "--batch-size", "8", "--dtype", "float64"]
 ENGINES = {"one process": [], "two workers": ["--engine", "ray", "--workers", "2"]}
 
 

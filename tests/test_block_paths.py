@@ -2,10 +2,8 @@
 
 import functools
 import itertools
-import math
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.runtime.checkpoints import save_heads
 from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
-from treeopt.runtime.training.batches import Text, make_batch
-from treeopt.runtime.training.trainees import count
 
 from .conftest import VOCABULARY
 from .slow_drafters import TREES, check_proposals, check_ranks, in_order, slow_norm
@@ -31,8 +27,8 @@ def slow_path(heads, hidden, root, path, around=None) -> list[tuple[torch.Tensor
     return list(zip(normed[not heads.form.from_anchor :], [root, *path], strict=False))
 
 
-def slow_guesses(heads, hidden, root, path) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Logits of each guess as far as that behind ``path``, and the logit of its confidence."""
+def slow_guesses(heads, hidden, root, path) -> Iterator[torch.Tensor]:
+    """Logits of each guess as far as that behind ``path``."""
     w = heads.weights
     state = torch.zeros(RANK, dtype=torch.float64)
     for row, token in slow_path(heads, hidden, root, path):
@@ -47,15 +43,11 @@ def slow_guesses(heads, hidden, root, path) -> Iterator[tuple[torch.Tensor, torc
             stays = 1 / (1 + (-joint[:RANK]).exp())
             state = stays * state + (1 - stays) * joint[RANK : 2 * RANK].tanh()
             latent = joint[2 * RANK :].tanh()
-        sure = torch.tensor(0.0)
-        if "confidence_head.proj.weight" in w:
-            ((weight,), (bias,)) = w["confidence_head.proj.weight"], w["confidence_head.proj.bias"]
-            sure = weight @ torch.cat([row, known])[: len(weight)] + bias
-        yield heads.lm_head @ row + w["markov_head.markov_w2.weight"] @ latent, sure
+        yield heads.lm_head @ row + w["markov_head.markov_w2.weight"] @ latent
 
 
 def slow_dspark(heads, text, hidden, root, path) -> list[int]:
-    *_, (logits, _) = slow_guesses(heads, hidden, root, path)
+    *_, logits = slow_guesses(heads, hidden, root, path)
     order = in_order(logits)
     return order if heads.token_ids is None else [int(heads.token_ids[i]) for i in order]
 
@@ -127,41 +119,6 @@ def test_ranks_and_guesses_are_those_of_a_forward_that_is_written_out(number):
         check_ranks(made, slow, seed=number, top_k=min(20, made.draft_vocab_size), enough=-1)
         trees = [tree for tree in TREES if tree.max_rank < made.draft_vocab_size]
         check_proposals(made, slow, seed=number + 4, steps=3, trees=trees)
-
-
-@pytest.mark.parametrize(
-    ("markov", "confidence", "ids"),
-    [("vanilla", WIDTH + RANK, None), ("gated", WIDTH + RANK, SOME), ("rnn", WIDTH, None)],
-)
-def test_the_loss_that_dspark_learns_by_is_that_of_slow_loops(markov, confidence, ids):
-    """Guess by guess: 0.1 CE, 0.9 |p - q|, and BCE against 1 - |p - q| / 2; q is 0 for tokens that are not guessed."""
-    heads = random_dspark(markov=markov, confidence=confidence, ids=ids, guesses=3, from_anchor=True)
-    rng = np.random.default_rng(3)
-    texts = [Text(rng.integers(0, VOCABULARY, n).astype(np.int32), 2, "") for n in (7, 5)]
-    batch = make_batch(texts, 3, "cpu")
-    generator = torch.Generator().manual_seed(1)
-    hidden, teacher = (
-        torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in ((2, 7, 96), (len(batch.rows), VOCABULARY))
-    )
-    found, hits = count(heads, hidden, batch, teacher, judges=True)
-    sums, right, known = [0.0] * 3, [0] * 3, range(VOCABULARY) if ids is None else ids.tolist()
-    states = list(zip(batch.rows.tolist(), batch.columns.tolist(), strict=True))
-    for row, p in states:
-        tokens = texts[row].tokens.tolist()
-        made = slow_guesses(heads, hidden[row, : p + 1], tokens[p + 1], tokens[p + 2 : p + 4])
-        for k, (logits, sure) in enumerate(made):
-            if p + 2 + k >= len(tokens) or tokens[p + 2 + k] not in known:
-                continue
-            p_all = teacher[states.index((row, p + 1 + k))].softmax(-1)
-            q = dict(zip(known, logits.softmax(-1).tolist(), strict=True))
-            apart = sum(abs(float(p) - q.get(v, 0)) for v, p in enumerate(p_all))
-            c, wanted = 1 / (1 + math.exp(-float(sure))), 1 - apart / 2
-            bce = -wanted * math.log(c) - (1 - wanted) * math.log(1 - c)
-            sums[k] += -0.1 * math.log(q[tokens[p + 2 + k]]) + 0.9 * apart + bce
-            right[k] += max(q, key=q.__getitem__) == tokens[p + 2 + k]
-    assert found.tolist() == pytest.approx(sums, rel=1e-5)  # the norms are in float32
-    assert hits.tolist() == right
 
 
 def test_a_guess_depends_on_the_one_before_and_rnn_on_all():

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
-from treeopt.records.drafters import LAYOUTS
+from treeopt.records.drafters import WRITTEN
 from treeopt.runtime.checkpoints import Base, convert, load_heads, save_heads
+from treeopt.runtime.checkpoints.medusa import SCHEMES, named_weights
 from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.medusa import MedusaHeads
@@ -39,7 +40,7 @@ MEDUSA = {"medusa_v01_pt": "medusa", "medusa_v01_safetensors": "medusa", "medusa
 # Each of these has tests of its own.
 SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3", "p-eagle", "dflash", "dflash2",
               "dspark")  # fmt: skip
-STACKED = tuple(layout for layout in LAYOUTS if layout not in SEQUENTIAL)
+STACKED = tuple(layout for layout in WRITTEN if layout not in SEQUENTIAL)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_every_layout_becomes_every_other(source, base, lm_head, tmp_path):
     heads = random_heads()
     heads.projection.copy_(lm_head.T)
     heads = heads.double()
-    save_heads(heads, source, tmp_path / "source", base=base.name, base_folder=Path(base.name), lm_head=lm_head)
+    save_heads(heads, source, tmp_path / "source", base=base.name, lm_head=lm_head)
     for layout in STACKED:
         there = tmp_path / layout
         read, files = convert(str(tmp_path / "source"), layout, there, base=base.name)
@@ -121,10 +122,10 @@ def test_heads_survive_their_file(layout, num_layers, biases, base, tmp_path):
     if layout == "neuron" and num_layers == 2:
         return  # which it cannot hold
     heads = random_heads(4, num_layers, biases=biases)
-    written = save_heads(heads, layout, tmp_path, base=base.name, base_folder=Path(base.name))
+    written = save_heads(heads, layout, tmp_path, base=base.name)
     assert sorted(tmp_path.iterdir()) == sorted(written)  # and nothing unfinished
     loaded = load(tmp_path)
-    assert loaded.notes == () or layout in ("merged", "modelopt")
+    assert loaded.notes == ()
     assert_same(loaded.heads, heads)
 
 
@@ -157,12 +158,10 @@ def test_other_drafters_are_refused_by_what_they_are():
 def test_each_engine_finds_its_config(base, tmp_path):
     heads, config = random_heads(3, 1), {}
     for layout in sorted({*STACKED} - {"medusa-shared", "neuron"}):
-        save_heads(heads, layout, tmp_path / layout, base=base.name, base_folder=Path(base.name))
+        save_heads(heads, layout, tmp_path / layout, base=base.name)
         config[layout] = json.loads((tmp_path / layout / "config.json").read_text())
     counts = {"medusa_num_heads": 3, "medusa_num_layers": 1}
     assert config["medusa"] == {**counts, "base_model_name_or_path": base.name} == config["medusa-pt"]
-    assert config["merged"].items() >= {**counts, "model_type": "llama", "vocab_size": VOCAB}.items()
-    assert config["modelopt"]["medusa"] == {"num_medusa_heads": 3, "num_medusa_layers": 1}
     assert config["tensorrt-llm"]["architecture"] == "MedusaForCausalLM"
     assert config["tensorrt-llm"]["num_medusa_heads"] == 3
     assert config["vllm"]["medusa_fc_bias"]
@@ -188,30 +187,34 @@ def test_shared_heads_are_version_2_and_share_what_they_are_given(lm_head, tmp_p
             load(tmp_path, other)
 
 
-@pytest.mark.parametrize("layout", ["merged", "modelopt"])
-def test_a_model_with_heads_is_still_the_model(layout, base, lm_head, tmp_path):
-    """transformers reads the base out of the shards; converting on takes the base along."""
-    from transformers import LlamaForCausalLM
+def save_merged(heads: MedusaHeads, folder: Path, base: Target) -> None:
+    """Write one model with the heads in a shard of their own, as Medusa-2 is published."""
+    folder.mkdir(exist_ok=True)
+    shards = [folder / f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    shutil.copy(Path(base.name) / "model.safetensors", shards[0])
+    scheme = next(scheme for scheme in SCHEMES if scheme.layout == "merged")
+    save_file(
+        {name: weight.clone(memory_format=torch.contiguous_format) for name, weight in named_weights(heads, scheme)},
+        shards[1],
+    )
+    where = {name: shard.name for shard in shards for name in load_file(shard)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    shutil.copy(Path(base.name) / "config.json", folder)
 
-    save_heads(random_heads(), layout, tmp_path / "a", base="x", base_folder=Path(base.name))
-    other = "modelopt" if layout == "merged" else "merged"
-    convert(str(tmp_path / "a"), other, tmp_path / "b")
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float64)
-        for ours, theirs in zip(model.parameters(), base.model.parameters(), strict=True):
-            assert torch.equal(ours, theirs)
-        index = json.loads((folder / "model.safetensors.index.json").read_text())
-        assert index["metadata"]["total_size"] == sum(
-            tensor.nbytes for file in folder.glob("*.safetensors") for tensor in load_file(file).values()
-        )
-    names = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())["weight_map"]
-    assert {name.split(".")[0] for name in names if "medusa" in name} == {
-        "medusa_head" if other == "merged" else "medusa_heads"
-    }
+
+def test_heads_of_a_model_that_contains_them_name_it_as_their_base(base, tmp_path):
+    """A model with heads is read as heads of itself, and they are written without it."""
+    save_merged(random_heads(), tmp_path / "model", base)
+    read, files = convert(str(tmp_path / "model"), "medusa", tmp_path / "heads")
+    assert read.layout == "merged"
+    assert [file.name for file in files] == ["medusa_lm_head.safetensors", "config.json"]
+    config = json.loads((tmp_path / "heads" / "config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "model")
+    assert_same(load(tmp_path / "heads").heads, random_heads())
 
 
 def test_only_the_shards_with_heads_are_read(base, tmp_path):
-    save_heads(random_heads(), "merged", tmp_path, base="x", base_folder=Path(base.name))
+    save_merged(random_heads(), tmp_path, base)
     (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"not even a shard")
     loaded = load(tmp_path)
     assert [file.name for file in loaded.files] == ["model-00002-of-00002.safetensors"]
@@ -220,7 +223,7 @@ def test_only_the_shards_with_heads_are_read(base, tmp_path):
 
 def test_pickled_models_and_prefixed_heads_are_read_too(base, tmp_path):
     heads = random_heads()
-    save_heads(heads, "merged", tmp_path / "a", base="x", base_folder=Path(base.name))
+    save_merged(heads, tmp_path / "a", base)
     tensors = {name: one for file in (tmp_path / "a").glob("*.safetensors") for name, one in load_file(file).items()}
     alone = {name: tensor for name, tensor in tensors.items() if name.startswith("medusa_head.")}
     for file, some, layout in (
@@ -234,15 +237,14 @@ def test_pickled_models_and_prefixed_heads_are_read_too(base, tmp_path):
 
 
 def test_what_a_layout_cannot_hold_is_refused(base, lm_head, tmp_path):
-    some, folder = random_heads(vocab=VOCAB, token_ids=torch.tensor([1, 5, 9])), Path(base.name)
+    some = random_heads(vocab=VOCAB, token_ids=torch.tensor([1, 5, 9]))
     for heads, layout, options, message in (
         *((some, layout, {}, "only 'vllm' keeps a token map") for layout in sorted({*STACKED} - {"vllm"})),
         (random_heads(), "medusa-shared", {}, "projections of their own"),
         (random_heads(), "medusa-shared", {"lm_head": lm_head}, "projections other than"),
         (random_heads(num_layers=2, shared=lm_head), "medusa-shared", {}, "2 residual blocks"),
         (random_heads(num_layers=2), "neuron", {}, "2 residual blocks"),
-        (random_heads(), "merged", {}, "contains the base model"),
-        (random_heads(width=8), "modelopt", {"base_folder": folder}, "hidden_size must be that of the heads, 8"),
+        (random_heads(), "merged", {}, "layout must be one of medusa, medusa-pt, medusa-shared, vllm, "),
         (random_heads(), "gguf", {}, "layout must be one of medusa, "),
         (random_heads(), "hydra", {}, "these are 'medusa' heads, whose layouts are medusa, medusa-pt, "),
     ):
@@ -257,8 +259,6 @@ def test_the_output_is_a_folder_of_its_own(base, tmp_path):
     assert_same(load(tmp_path).heads, random_heads(seed=1))
     with pytest.raises(InvalidInput, match=r"has medusa_lm_head.safetensors"):
         save_heads(random_heads(), "vllm", tmp_path, base="x")
-    with pytest.raises(InvalidInput, match="another folder than the base's"):
-        save_heads(random_heads(), "merged", Path(base.name), base="x", base_folder=Path(base.name))
     with pytest.raises(InvalidInput, match="is a file"):
         save_heads(random_heads(), "vllm", saved[0], base="x")
 
@@ -436,7 +436,7 @@ def checkpoints(tmp_path_factory, lm_head, base):
     root = tmp_path_factory.mktemp("damaged")
     for layout in STACKED:
         heads = random_heads(2, shared=lm_head.float()) if layout == "medusa-shared" else random_heads(2)
-        save_heads(heads, layout, root / layout, base="x", base_folder=Path(base.name))
+        save_heads(heads, layout, root / layout, base="x")
     for name in MEDUSA:
         shutil.copytree(synthetic(name), root / name)
     return sorted(root.iterdir())
@@ -568,7 +568,7 @@ def test_missing_truncated_and_executable_files_are_refused(tmp_path):
 
 
 def test_an_index_points_to_files_beside_it(base, tmp_path):
-    save_heads(random_heads(), "merged", tmp_path, base="x", base_folder=Path(base.name))
+    save_merged(random_heads(), tmp_path, base)
     index = tmp_path / "model.safetensors.index.json"
     where = json.loads(index.read_text())["weight_map"]
     outside = tmp_path.parent / "outside.safetensors"

@@ -2,13 +2,14 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click import Context
 
 from treeopt import demo
+from treeopt.cli import cli
 from treeopt.growth.replay import replay
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
@@ -45,33 +46,11 @@ def test_the_line_writes_its_files_and_predicts(line):
     assert provenance["dataset_fingerprint"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("most", [4, None], ids=["4-prompts", "all-prompts"])
-def test_search_verifies_by_decoding_and_measures_the_winner_afresh(line, monkeypatch, most):
-    """On half of the held-out prompts each, few of them or all."""
-    bench = sys.modules["treeopt.pipeline.bench"]
-    held_out = bench.held_out_conversations
-    monkeypatch.setattr(bench, "held_out_conversations", lambda *rest: held_out(*rest)[:most])
-    treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1", "--verify", "2", "--json")
-    entry = Plan.load(line / "plan.json").entries[0]
-    verified = entry.verified
-    assert verified is not None
-    best = max(verified.finalists, key=lambda figure: figure.speedup or 0.0)
-    assert entry.chosen.draft == best.draft == verified.afresh.draft
-    assert most is None or verified.prompts == most // 2
-    assert verified.afresh.tokens_per_s not in [figure.tokens_per_s for figure in verified.finalists]
-
-
 def test_search_for_a_mix_of_loads_gives_one_tree(line, tmp_path):
     document = json.loads(treeopt("search", "--run", line, "--budget", "16", "--batch-size", "1:0.7,2:0.3", "--json"))
     assert document["constraint"]["mix"] == {"1": 0.7, "2": 0.3}
     assert document["entries"][0]["chosen"]["draft"] == document["entries"][1]["chosen"]["draft"]
     assert "positive share" in treeopt("search", "--run", line, "--batch-size", "1:0,2:1", code=2)
-
-
-def test_verify_needs_what_it_decodes_with(line, tmp_path):
-    message = treeopt("search", "--run", line, "--calibration", "vicuna-7b-medusa1", "--verify", "1", code=1)
-    assert "needs the run's own trace" in message
 
 
 def test_bench_decodes_the_steps_that_replay_says(line, tmp_path):
@@ -212,6 +191,33 @@ def test_wrong_input_is_one_sentence_and_exit_1(tmp_path):
 def test_misuse_is_exit_2():
     for words in ("search --budget 0", "search --batch-size 1,x", "search --bogus", "profile --sizes 0", "nonsense"):
         treeopt(*words.split(), code=2)
+
+
+def required_parameters():
+    """A pytest parameter for each parameter that a command cannot do without."""
+    for name, command in cli.commands.items():
+        for parameter in command.params:
+            if parameter.required:
+                yield pytest.param(command, parameter, id=f"{name}-{parameter.name}")
+
+
+def words_of(parameter):
+    """Words that give a required parameter a value."""
+    return ["x"] if parameter.param_type_name == "argument" else [parameter.opts[-1], "x"]
+
+
+@pytest.mark.parametrize(("command", "missing"), list(required_parameters()))
+def test_missing_required_parameter_is_misuse(command, missing):
+    """A command that lacks a required argument or option exits 2 and names it."""
+    others = [parameter for parameter in command.params if parameter.required and parameter is not missing]
+    message = treeopt(command.name, *(word for other in others for word in words_of(other)), code=2)
+    name = (
+        missing.make_metavar(Context(command)).rstrip(".")
+        if missing.param_type_name == "argument"
+        else missing.opts[-1]
+    )
+    assert "Missing" in message
+    assert name in message
 
 
 def test_heads_and_tokenizers_of_another_model_are_refused(tmp_path):

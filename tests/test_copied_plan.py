@@ -282,7 +282,6 @@ def test_every_group_gets_a_plan_of_its_own(tmp_path):
         ({"engine": "tgi"}, "Engines that copy text are"),
         ({"engine": "vllm", "method": "eagle3"}, "must be ngram-v1, ngram-v2, suffix"),
         ({**METHOD, "shape": "chain"}, "shape is for trees"),
-        ({**METHOD, "verify": 2}, "verify is for trees"),
         ({**METHOD, "batch_sizes": {1: 0.5, 2: 0.5}}, "leave the shares out"),
         ({**METHOD, "for_groups": "own"}, "needs a log with groups"),
     ],

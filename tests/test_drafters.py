@@ -35,12 +35,13 @@ from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, common_tokens, make_batch
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
-from treeopt.runtime.training.trainees import FrozenStates, count
+from treeopt.runtime.training.trainees import count
 from treeopt.trees.draft import DDTree, DynamicTree
 from treeopt.trees.tree import Tree
 
 from .conftest import CONTEXT, HEADS, VOCABULARY, asked, examples, random_prompts, some_long, tiny_model, trees
 from .test_mtp import drafting
+from .test_train import states_of
 
 TEXTS, STEPS = 12, 60  # answers that heads are trained on, and for how long
 NEVER = StopRule(frozenset(), 24, at_loops=False)
@@ -55,7 +56,7 @@ def trained(target: Target, *, make: Callable[[Target, list[Text]], torch.nn.Mod
     rows = decode(target, None, random_prompts(99, most=TEXTS), batch_size=4, stop=NEVER)
     texts = [Text(np.array([*row.prompt, *row.tokens]), len(row.prompt), "") for row in rows]
     heads, batch = make(target, texts), make_batch(texts, HEADS, "cpu")
-    hidden = FrozenStates(target, texts).of(range(len(texts)), batch)
+    hidden = states_of(target, batch)
     optimiser = torch.optim.Adam(heads.requires_grad_(True).parameters(), lr=0.02)
     for _ in range(STEPS):
         optimiser.zero_grad()

@@ -49,7 +49,6 @@ HEAVY = (
     (("run", *MODEL, "--overwrite", "--budget", 8, "--time-limit", 1, "--bench-prompts", 2), ""),
     *(((*HEADS, "--kind", kind), "") for kind in ("medusa-1", "hydra", "hydra++", "medusa-2")),
     *((("convert", demo.HEADS, "--to", layout, "--output", "out"), "") for layout in ("vllm", "medusa-pt", "medusa")),
-    (("convert", demo.HEADS, "--to", "merged", "--model", demo.MODEL, "--output", "out"), ""),
 )
 
 

@@ -18,12 +18,13 @@ from treeopt.runtime.target import Target, compile_target
 from treeopt.runtime.training.batches import Text, make_batch
 from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import Recipe
-from treeopt.runtime.training.trainees import FrozenStates, count
+from treeopt.runtime.training.trainees import count
 
 from .conftest import VOCABULARY, tiny_model
 from .slow_drafters import check_proposals, check_ranks, slow_eagle, slow_eagle3, slow_hydra, slow_model, small_model
 from .test_draft_model import DRAFTERS, other_model
 from .test_mtp import drafting, slow_mtp
+from .test_train import states_of
 
 PLAIN = Form(width=32, vocab_size=VOCABULARY, layers=(0, 1, 2))
 FORMS = {
@@ -132,7 +133,7 @@ def test_every_weight_learns_and_those_of_the_target_are_shared(name):
     target.read_layers(heads.layers_of(3))
     texts = [Text(np.random.default_rng(n).integers(0, VOCABULARY, n), 3, "") for n in (9, 12, 15)]
     batch = make_batch(texts, heads.num_heads, "cpu")
-    count(heads, FrozenStates(target, texts).of(range(3), batch), batch)[0].sum().backward()
+    count(heads, states_of(target, batch), batch)[0].sum().backward()
     assert all(weight.grad is not None and bool(weight.grad.any()) for weight in heads.parameters())
 
 
@@ -184,7 +185,7 @@ def test_the_target_hands_out_what_goes_from_layer_to_layer(any_target):
     for layers in [(0, 1, 2), (3,), (2, 3, 0), ()]:
         target.read_layers(layers)
         hidden = target.read(tokens.tolist())
-        assert target.state_width == hidden.shape[-1] == 32 * (1 + len(layers))
+        assert hidden.shape[-1] == 32 * (1 + len(layers))
         assert torch.equal(hidden[..., :32], plain)
         for part, layer in zip(hidden[..., 32:].split(32, -1), layers, strict=False):
             part = target.decoder.norm(part) if layer == 3 else part

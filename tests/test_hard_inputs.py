@@ -54,15 +54,14 @@ def test_a_gguf_file_of_too_many_layers_is_refused(tmp_path, monkeypatch):
         dequantised(file)
 
 
-@pytest.mark.parametrize("threads", [0, -3, 2**31 - 1, 2**40])
-def test_a_trace_with_impossible_threads_is_refused(tmp_path, threads):
-    """As the trace says, commands that load the model set torch's threads."""
+def test_a_trace_with_an_impossible_temperature_is_refused(tmp_path):
+    """An option that later commands take over from the trace is checked as a given one is."""
     run = RunDirectory(tmp_path)
-    meta = {"source": {"model": demo.NAME, "threads": threads}}
+    meta = {"source": {"model": demo.NAME, "temperature": -1.0}}
     RankTrace(np.array([[0], [-2]]), np.array([0, 2]), meta=meta).save(run.trace)
-    with pytest.raises(InvalidInput, match=r"source\.threads must be at"):
+    with pytest.raises(InvalidInput, match=r"source\.temperature must be at"):
         resolve(run, {})
-    assert resolve(run, {"threads": 1})["threads"] == 1  # another number goes
+    assert resolve(run, {"temperature": 1.0})["temperature"] == 1.0
 
 
 def test_a_merge_that_was_killed_is_done_by_the_same_command(tmp_path):

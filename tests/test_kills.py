@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,13 +16,9 @@ from click.testing import CliRunner
 from treeopt import demo
 from treeopt.cli import cli
 from treeopt.files import storage, writing
-from treeopt.files.journal import Journal
-from treeopt.pipeline import search
 from treeopt.pipeline.train import TrainingJob, writing_heads
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import load_result, read_accuracies
-from treeopt.records.origins import provenance
-from treeopt.records.plan import Plan, Verified
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.figures import style
 
@@ -212,28 +207,6 @@ def test_training_that_is_killed_while_it_writes_is_finished_by_the_same_command
     one, two = (results(Path(folder), "train") for folder in ("undisturbed", "heads"))
     assert one == two
     assert treeopt(*TRAIN)  # and a run that is finished is trained anew
-
-
-def test_what_verify_decoded_is_kept_until_the_plan_is_written(own_demo_run, monkeypatch):
-    run = RunDirectory(own_demo_run)
-    device = SimpleNamespace(type="cuda")  # nothing is decoded
-    session = SimpleNamespace(target=SimpleNamespace(device=device), provenance=provenance)
-
-    def proof(run, session, entry, *rest):
-        Journal(run.partial("verify"), {}).append({"decoded": 1})
-        return Verified(finalists=[entry.chosen], prompts=1, afresh=entry.chosen)
-
-    def killed(*arguments):
-        raise Killed
-
-    monkeypatch.setattr(sys.modules["treeopt.pipeline.bench"], "_proof", proof)
-    with monkeypatch.context() as patched:
-        patched.setattr(Plan, "save", killed)
-        with pytest.raises(Killed):
-            search(run, budget=8, batch_sizes=[1], session=session, verify=1)
-    assert run.partial("verify").exists()
-    search(run, budget=8, batch_sizes=[1], session=session, verify=1)
-    assert not run.partial("verify").exists()
 
 
 def test_a_folder_of_heads_has_one_writer_who_clears_up(tmp_path):

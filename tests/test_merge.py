@@ -29,7 +29,7 @@ META = {
     "answers": {"given": False},
     "provenance": {"model": "M", "dtype": "float64", "dataset": "prompts.jsonl", "threads": 1},
     "prompt_seed": 0,
-    "source": {"model": "M", "threads": 1},
+    "source": {"model": "M"},
 }
 SKIPPED = [{"row": 1, "reason": "it is empty"}]
 
@@ -266,7 +266,7 @@ def test_a_weighted_trace_is_kept_with_its_weights(stored):
 # The commands.
 
 CALIBRATE = ("calibrate", "--num-prompts", 24, "--max-new-tokens", 8, "--batch-size", 1, "--dtype", "float64")
-OPTIONS = ("--topk", 2, "--threads", 1)
+OPTIONS = ("--topk", 2)
 
 
 @pytest.mark.long

@@ -88,14 +88,12 @@ LIGHT = (
     "merge part-0 part-1 --run merged",
     "profile --from-csv steps.csv --run timed",
     "profile --analytical H100-SXM --model config.json --run computed",
-    "profile --command 'echo {size}' --sizes 4,8 --time-limit 1 --run asked",
 )
 HEAVY = (
     "run",
     "calibrate",
     "profile",
     "profile --random-weights config.json",
-    "search --calibration vicuna-7b-medusa1 --profile demo--amd-epyc-2-cores-bfloat16 --verify 2",
     "bench",
     "bench --engine openvino",
     "convert heads --to vllm -o out",

@@ -191,9 +191,7 @@ def test_as_many_are_drawn_as_are_calibrated_on_and_bench_finds_the_rest(tmp_pat
         monkeypatch.setattr(f"{module}.MOST_DRAWN", 8)
     prompts, run = tmp_path / "prompts.jsonl", RunDirectory(tmp_path / "run")
     prompts.write_text("".join(f'{{"prompt": "question {i}"}}\n' for i in range(40)))
-    trace = treeopt.calibrate(
-        num_prompts=15, max_new_tokens=8, run=run.path, drafter="ngram", prompts=prompts, threads=1
-    )
+    trace = treeopt.calibrate(num_prompts=15, max_new_tokens=8, run=run.path, drafter="ngram", prompts=prompts)
     assert (trace.num_sequences, trace.meta["source"]["drawn"]) == (15, 20)
     later = open_session(resolve(run, {}))
     left = held_out_conversations(run, later, trace, 100)

@@ -138,15 +138,6 @@ def profile_from(run, runtime=None, **origin):
     replace(profile, runtime=runtime or profile.runtime, info=info).save(run.profile)
 
 
-def test_verify_is_refused_where_latencies_are_another_runtimes_or_machines(run):
-    with pytest.raises(InvalidInput, match=r"latencies were timed in vllm 0\.11"):
-        search(run, 1, session=session(), verify=2)
-    profile_from(run, HERE, machine="another one")
-    with pytest.raises(InvalidInput, match="latencies were timed on another one"):
-        search(run, 1, session=session(), verify=2)
-    assert not run.plan.exists()
-
-
 @pytest.mark.parametrize(("what", "other"), [("dtype", "bfloat16"), ("device", "cuda:0"), ("model", "another")])
 def test_a_profile_of_another_origin_is_said_or_refused(run, capsys, what, other):
     profile_from(run, **{what: other})

@@ -249,9 +249,8 @@ def test_where_rows_and_levels_are_dear_nothing_is_drafted(run):
 
 def test_what_a_pair_cannot_be_planned_from_is_refused(run):
     run, session, trace = run
-    for options in ({"for_groups": "own"}, {"verify": 2}):
-        with pytest.raises(InvalidInput, match="leave for_groups and verify out"):
-            search(run, session=session, engine="llama-cpp", method=METHOD, **options)
+    with pytest.raises(InvalidInput, match="leave for_groups out"):
+        search(run, session=session, engine="llama-cpp", method=METHOD, for_groups="own")
     session.prompts.conversations.pop()
     with pytest.raises(InvalidInput, match="1 are not in known"):
         search(run, session=session, engine="llama-cpp", method=METHOD)

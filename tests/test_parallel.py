@@ -25,7 +25,7 @@ from treeopt.runtime.drafters.protocol import TreeTensors
 from treeopt.runtime.session import by_rejection
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text, make_batch
-from treeopt.runtime.training.trainees import FrozenStates, count
+from treeopt.runtime.training.trainees import count
 from treeopt.trees.tree import Tree
 
 from .conftest import VOCABULARY, tiny_model
@@ -34,6 +34,7 @@ from .synthetic import check_damage
 from .test_checkpoints_eagle3 import load
 from .test_draft_model import KINDS, other_model
 from .test_guesses import FORMS, PLAIN, SOME, random
+from .test_train import states_of
 
 MASK = 8
 
@@ -176,7 +177,7 @@ def test_every_weight_learns():
     target.read_layers(heads.layers_of(3))
     texts = [Text(np.random.default_rng(n).integers(0, VOCABULARY, n), 3, "") for n in (9, 12)]
     batch = make_batch(texts, heads.num_heads, "cpu")
-    count(heads, FrozenStates(target, texts).of(range(2), batch), batch)[0].sum().backward()
+    count(heads, states_of(target, batch), batch)[0].sum().backward()
     assert all(weight.grad is not None and bool(weight.grad.any()) for weight in heads.parameters())
 
 

@@ -400,7 +400,7 @@ def test_missing_configs_unknown_devices_and_other_dtypes_are_refused(tmp_path):
         (("--analytical", "L4"), "--analytical needs the model's shape"),
         (("--analytical", "L4", "--model", "llama-7b", "--compile"), "--compile does not go with --analytical"),
         (("--analytical", "L4", "--from-csv", "x"), "--analytical does not go with --from-csv"),
-        (("--runtime", "vllm"), "--runtime is for --from-csv and --command"),
+        (("--runtime", "vllm"), "--runtime is for --from-csv"),
     ],
 )
 def test_options_that_would_not_be_heeded_are_refused(arguments, message, tmp_path):

@@ -106,13 +106,6 @@ def test_sizes_of_one_stair_are_tied_and_others_are_not(trace):
     assert set(exact.tied_sizes) <= {14, 15, 16}
 
 
-def test_a_verified_size_is_taken_whatever_the_prediction_says(trace):
-    first = plan_trees(trace, recorded(truth), PlanRequest(Limits(20)))[1]
-    other = source_of(trace).crossfit(Limits(20, max_depth=2), "replay").family.tree(5)
-    assert other != first.draft
-    assert plan_trees(trace, recorded(truth), PlanRequest(Limits(20)), take={1: other})[1].draft == other
-
-
 def test_more_conversations_tie_fewer_sizes(trace):
     few = plan_trees(trace.select(np.arange(20)), recorded(truth), PlanRequest(Limits(32))).entries[0]
     many = plan_trees(trace, recorded(truth), PlanRequest(Limits(32))).entries[0]

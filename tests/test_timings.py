@@ -1,26 +1,16 @@
-"""Latencies that others timed: tables, SGLang's JSON lines, and a user's own command."""
+"""Latencies that others timed: tables and SGLang's JSON lines."""
 
 import json
-import os
-import shlex
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt import pipeline
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.latency.rounds import precision_reached
-from treeopt.pipeline.profile.command import Template, samples_of
-from treeopt.pipeline.profile.placement import deepest_trees, tree_families
 from treeopt.pipeline.profile.untimed import LatencyRow, ms_of_speed, profile_from_file, profile_of, read_rows
 from treeopt.records.profile import LatencyProfile
 
@@ -167,138 +157,8 @@ def test_missing_and_binary_files_are_refused(run, tmp_path):
         profile_from_file(run, tmp_path / "b.csv", contexts=(1, 2))
 
 
-# A benchmark that knows what it costs, and keeps a log of what it was asked.
-BENCH = """
-import json, sys
-size, batch, depth, context, tree = sys.argv[1:6]
-choices = json.load(open(tree))
-assert len(choices) + 1 == int(size) and max(map(len, choices), default=0) == int(depth)
-with open(sys.argv[6], "a") as log:
-    print(size, batch, depth, context, file=log)
-print("warming up")
-print(10 + int(batch) * int(size) / 8 + int(depth) / 4 + int(context) / 1024)
-"""
-
-
-SMALL = {"contexts": (9,), "sizes": (4,), "num_heads": 1}
-
-
-def bench(tmp_path, body=BENCH):
-    script, places = table(tmp_path, body, "bench.py"), "{size} {batch_size} {depth} {context} {tree}"
-    return f"{shlex.quote(sys.executable)} {script} {places} {tmp_path}/log"
-
-
-def test_a_command_is_run_for_every_tree_and_plain_decoding_in_every_round(run, tmp_path):
-    asked = {"batch_sizes": (1, 2), "contexts": (512,), "sizes": (2, 4, 8), "num_heads": 2, "time_limit_s": 1e-9}
-    profile = pipeline.profile_command(run, bench(tmp_path), **asked)
-    assert {(p.size, p.depth) for p in profile.points} == {(2, 1), (4, 1), (4, 2), (8, 1), (8, 2)}
-    for p in (*profile.points, *profile.autoregressive):
-        assert p.step_ms == (10 + p.batch_size * p.size / 8 + p.depth / 4 + 0.5,) * 3  # three rounds at least
-        assert p.round == (0, 1, 2)
-    log = (tmp_path / "log").read_text().splitlines()
-    assert len(log) == 2 * 3 * 6
-    rounds = [log[i : i + 6] for i in range(0, 18, 6)]
-    assert all(sorted(r) == sorted(rounds[0]) for r in rounds)
-    assert len(set(map(tuple, rounds))) > 1  # in another order each
-    assert not precision_reached(profile, 0.02).missed
-    assert profile.runtime["command"] == bench(tmp_path)
-    assert not run.partial("profile").exists()
-
-
-def test_another_batch_size_is_added_to_what_the_same_command_measured(run, tmp_path):
-    for batch_size in (1, 4):
-        pipeline.profile_command(run, bench(tmp_path), batch_sizes=(batch_size,), **SMALL, time_limit_s=1e-9)
-    assert LatencyProfile.load(run.profile).batch_sizes == [1, 4]
-
-
-def test_a_command_without_depth_or_tree_has_one_tree_of_each_size():
-    found = deepest_trees(tree_families(None, 3, 16), (1, 2, 3, 8, 16))
-    assert [(len(tree), tree.depth) for tree in found] == [(2, 1), (3, 2), (8, 3), (16, 3)]
-
-
-@pytest.mark.long
-def test_a_killed_command_goes_on_behind_its_last_call(run, tmp_path):
-    """SIGTERM in the second round: what was finished is not run again, and the profile has three whole rounds."""
-    slow = BENCH + "import time; time.sleep(0.15)\n"
-    options = ["--context", "8", "--sizes", "2,4", "--heads", "1", "--time-limit", "1", "--precision", "0.001"]
-    arguments = ["profile", "--run", str(run.path), "--command", bench(tmp_path, slow), *options]
-    log = tmp_path / "log"
-    with subprocess.Popen([sys.executable, "-m", "treeopt.cli", *arguments], stderr=subprocess.DEVNULL) as process:
-        for _ in range(400):
-            if log.exists() and len(log.read_text().splitlines()) >= 4:
-                break
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGTERM)
-        process.wait(timeout=30)
-    assert process.returncode == 143
-    blocks = sorted(run.partial("profile").rglob("0*.json"))[1:]  # behind what is planned
-    before = len(log.read_text().splitlines())
-    assert 3 <= len(blocks) <= before <= len(blocks) + 1
-    result = CliRunner().invoke(cli, arguments)
-    assert result.exit_code == 0, result.output
-    profile = LatencyProfile.load(run.profile)
-    calls = sum(len(p.step_ms) for p in (*profile.points, *profile.autoregressive))
-    assert len(log.read_text().splitlines()) == calls + before - len(blocks)
-
-
-FAILING = [
-    ("import sys; print('out of memory', file=sys.stderr); sys.exit(3)", r"exited with 3: out of memory"),
-    ("import sys; sys.exit(1)", "exited with 1: nothing on stderr"),
-    ("print('done')", "last line must be milliseconds per step, .* but it is 'done'"),
-    ("pass", "last line must be milliseconds .* but it is ''"),
-    ("print('NaN')", "step_ms must be a number above 0, but got nan"),
-    ("print('{\"ms\": 3}')", "last line must be milliseconds"),
-    ("print('{\"tokens_per_s\": 3}')", "tokens_per_step must be given, but is missing"),
-]
-
-
-@pytest.mark.parametrize(("body", "message"), FAILING)
-def test_a_failing_command_ends_with_one_sentence(run, tmp_path, body, message):
-    with pytest.raises(InvalidInput, match=message) as caught:
-        pipeline.profile_command(run, bench(tmp_path, body), batch_sizes=(1,), contexts=(9,), sizes=(4,))
-    assert "bench.py" in str(caught.value)
-    assert not run.profile.exists()
-
-
-@pytest.mark.parametrize(
-    ("command", "options", "message"),
-    [
-        ("bench '{size}", {}, "No closing quotation"),
-        ("bench", {}, "neither"),
-        ("bench {sizes}", {}, r"but got \{sizes\}"),
-        ("/no/such/program {size}", {"sizes": (2,)}, "must be a program"),
-        ("bench {size} {context}", {}, "needs contexts"),
-        ("bench {size}", {"batch_sizes": (1, 2)}, r"place \{batch_size\}"),
-        ("bench {size}", {"contexts": (1, 2)}, r"place \{context\}"),
-    ],
-)
-def test_templates_are_checked_before_anything_is_run(run, command, options, message):
-    with pytest.raises(InvalidInput, match=message):
-        pipeline.profile_command(run, command, **{"batch_sizes": (1,), **options})
-
-
-def test_no_shell_reads_the_command():
-    words = Template.parse("bench --tree {tree} '; rm -rf x' $HOME {size}0").filled(
-        size=4, batch_size=1, depth=1, context=0, tree="/a b/{size}.json"
-    )
-    assert words == ["bench", "--tree", "/a b/{size}.json", "; rm -rf x", "$HOME", "40"]
-
-
-def test_the_last_line_may_say_it_in_three_ways():
-    assert samples_of("12.5", 8) == [12.5]
-    assert samples_of('{"step_ms": 12.5, "tokens_per_s": 1}', 8) == [12.5]
-    assert samples_of('{"step_ms": [12, 13.5]}', 8) == [12.0, 13.5]
-    assert samples_of('{"tokens_per_s": 1600, "tokens_per_step": 2.5}', 8) == [12.5]
-
-
-def test_the_commands_of_the_help_are_understood(run, tmp_path):
+def test_the_table_of_the_help_is_understood(run, tmp_path):
     file = table(tmp_path, "batch_size,size,step_ms\n1,1,10\n1,8,11\n")
     result = CliRunner().invoke(cli, ["profile", "--run", str(run.path), "--from-csv", str(file), "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["runtime"] == {"name": "steps"}
-    command = f"{shlex.quote(sys.executable)} -c 'print({{size}} + 9)'"
-    again = ["profile", "--run", str(run.path), "--command", command, "--sizes", "2,4", "--time-limit", "1", "--json"]
-    assert CliRunner().invoke(cli, again).exit_code == 1  # latencies of another runtime are there
-    result = CliRunner().invoke(cli, [*again, "--overwrite"])
-    assert result.exit_code == 0, result.output
-    assert {p["size"]: p["step_ms"][0] for p in json.loads(result.stdout)["points"]} == {2: 11, 4: 13}

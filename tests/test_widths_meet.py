@@ -2,9 +2,7 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,20 +10,18 @@ import pytest
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files.storage import to_json
 from treeopt.growth.drift import shifts
-from treeopt.pipeline.bench import verified
 from treeopt.pipeline.compare import Side, compare_groups, compare_sides
 from treeopt.pipeline.profile.outcome import check_can_join, with_earlier
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import plan_losses
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
-from treeopt.records.plan import Plan, Verified
+from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, Timings
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.plan_table import blocks, price
+from treeopt.report.plan_table import price
 from treeopt.report.tables import calibration_table
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import Tree
 
 from .test_widths import several, timed
 
@@ -55,29 +51,6 @@ def test_without_its_latencies_a_width_is_left_out_with_a_word_and_not_priced_as
         plan_losses(plan_trees(alone[2]), trace, latencies)  # a plan of that width
     engine, _ = timed(np.random.default_rng(0), (7,), runtime="vllm")  # times what it decodes, whatever it is told
     assert plan_trees(trace, engine).width in (2, 4, 7)
-
-
-def test_what_verify_takes_is_what_its_width_reaches_and_other_widths_are_said_to_be_predictions(tmp_path, monkeypatch):
-    rng, request = np.random.default_rng(0), PlanRequest(Limits(16), (1, 8))
-    (trace, _), (latencies, _) = several(rng), timed(rng, (2, 4, 7))
-    plan = plan_trees(trace, latencies, request)
-    asked = []
-    session = SimpleNamespace(target=SimpleNamespace(device=SimpleNamespace(type="cuda")))
-    session.at = lambda width: asked.append(width) or session
-
-    def proof(run, session, entry, *rest):
-        figure = replace(entry.plain, draft=Tree.chain(1))
-        return Verified(finalists=[figure], prompts=1, afresh=figure)
-
-    monkeypatch.setattr(sys.modules["treeopt.pipeline.bench"], "_proof", proof)
-    found = verified(RunDirectory(tmp_path), session, plan, trace, latencies, request, 1)
-    own = found.widths.pop(plan.width)
-    assert [e.draft for e in found.entries] == [Tree.chain(1)] * 2 == [figure.draft for figure in own]
-    assert found.widths == {width: figures for width, figures in plan.widths.items() if width != plan.width}
-    assert asked == [plan.width]
-    found.widths[plan.width] = own
-    assert "To verify, its width alone was decoded: the others are predictions." in blocks(found)
-    assert "decoded" not in blocks(plan)
 
 
 def test_what_limits_cost_is_of_the_plans_width():

@@ -206,7 +206,6 @@ def search(
     objective: str = "replay",
     measured_only: bool = False,
     sample: Count | None = None,
-    verify: Natural = 0,
     for_groups: Literal["shared", "own"] = "shared",
     corpus: str | Path | None = None,
 ) -> Plan:
@@ -231,7 +230,6 @@ def search(
     objective   : what trees are grown by: independent, joint or replay
     measured_only : choose among sizes that were timed, without estimates between
     sample      : plan with so many conversations of the trace, drawn at random; by default all
-    verify      : decode for real with the N best sizes and the chosen one's neighbours, and take the fastest
     for_groups  : shared, one plan for all; own, beside it a plan for each group, in RUN/groups/
     corpus      : texts that SGLang's NGRAM drafts from as well, for a run of a log: a JSON string, or a list of token ids, a line
     """

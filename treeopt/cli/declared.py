@@ -36,9 +36,9 @@ GROUPS = {
     "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
     "Trees and engine": ("budget", "sizes", "engine", "engine_python", "method", "corpus", "version", "shape", "max_rank", "max_depth", "tree", "heads",
                          "max_draft_len", "beyond", "for_groups", "tolerance"),
-    "Latencies from elsewhere": ("from_csv", "command", "launch", "within_s", "runtime", "analytical", "num_heads", "overwrite"),
+    "Latencies from elsewhere": ("from_csv", "launch", "within_s", "runtime", "analytical", "num_heads", "overwrite"),
     "Model and drafter": ("random_weights", "start", "draft_depth", "revision", "dtype", "device", "device_map",
-                          "compiled", "mixed_precision", "load_in_8bit", "trust_remote_code"),
+                          "compiled", "mixed_precision", "trust_remote_code"),
     "Several machines": ("workers", "gpus_per_worker", "address"),
     "Prompts and answers": ("from_logs", "tokenizer", "column", "group_by", "responses", "split", "chat_template", "bench_prompts", "max_new_tokens",
                             "tokens", "answers"),
@@ -53,8 +53,8 @@ WORDS = {
     "chat_template": "--no-chat-template", "output": "-o/--output", "as_json": "--json",
 }  # fmt: skip
 METAVARS = {
-    "shard": "I/N", "random_weights": "CONFIG", "gb_per_s": "GB_PER_S", "from_csv": "FILE", "from_logs": "FILE", "corpus": "FILE", "tokenizer": "FOLDER", "command": "TEMPLATE",
-    "runtime": "NAME", "analytical": "DEVICE", "launch": "COMMAND", "present": "OPTIONS", "verify": "N", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
+    "shard": "I/N", "random_weights": "CONFIG", "gb_per_s": "GB_PER_S", "from_csv": "FILE", "from_logs": "FILE", "corpus": "FILE", "tokenizer": "FOLDER",
+    "runtime": "NAME", "analytical": "DEVICE", "launch": "COMMAND", "present": "OPTIONS", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
     "topic": "[TOPIC]", "name": "[NAME]",
 }  # fmt: skip
 # The topics whose names complete a parameter; what is no name of theirs is a file, if it may be.
@@ -213,7 +213,6 @@ def _option(one: Parameter, word: str, flags: Mapping[str, str]) -> click.Option
     text = f"{text[:1].upper()}{text[1:]}." + (f"  [default: {said(otherwise, flags)}]" if otherwise else "")
     kind, default = click.Path(path_type=Path) if one.kind is Path else None, one.default
     about: dict[str, Any] = {"help": text, "metavar": METAVARS.get(one.name)}
-    about["required"] = one.default is REQUIRED
     if word.startswith("--no-"):
         about |= {"help": f"Do not {text[0].lower()}{text[1:]}", "flag_value": False, "default": None, "type": bool}
     elif one.kind is bool:
@@ -227,8 +226,11 @@ def _option(one: Parameter, word: str, flags: Mapping[str, str]) -> click.Option
             default = ",".join(map(str, default)) or None
         elif isinstance(default, int | float):
             default = f"{100 * default if one.range and one.range.percent else default:g}"
-        default = None if default is REQUIRED else default
         about |= {"type": kind or Value(one), "default": default, "show_default": default is not None}
+    if default is REQUIRED:
+        about["required"] = True
+        for key in ("default", "show_default"):  # click takes a default of None as given
+            about.pop(key, None)
     return click.Option([one.name, *word.split("/")], **about, **completion(one.name))
 
 
@@ -269,6 +271,7 @@ def completion(parameter: str) -> dict[str, Any]:
 def _complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
     """What a word that was begun may become: files first, since bash forgets what came before them."""
     from treeopt.engines.imports import KINDS
+    from treeopt.records.drafters import WRITTEN
     from treeopt.records.rundir import ENGINES
 
     if isinstance(parameter.type, click.Choice):
@@ -276,7 +279,7 @@ def _complete(context: click.Context, parameter: click.Parameter, begun: str) ->
     name, known = str(parameter.name), names()
     engines = ENGINES if context.info_name in RUNTIMES else known["engines"]
     of_topic = known.get(TOPICS.get(name, ""), [])
-    fitting: Collection[str] = {"engine": engines, "kind": KINDS, "topic": known}.get(name, of_topic)
+    fitting: Collection[str] = {"engine": engines, "kind": KINDS, "topic": known, "layout": WRITTEN}.get(name, of_topic)
     kind = [CompletionItem(begun, type="dir" if name in FOLDERS else "file")] if name in (*FILES, *FOLDERS) else []
     return [*kind, *(CompletionItem(one) for one in fitting if one.startswith(begun))]
 

@@ -153,14 +153,11 @@ def export(
 def convert(as_json: bool, drafter: str, **options: Any) -> None:
     """Write published heads in another engine's layout.
 
-    DRAFTER is a folder, a file or a hub id in any layout that treeopt reads. OpenVINO reads whole models too: DRAFTER is one
-    where no --model is given. optimum-intel converts it, in a virtual environment of its own.
+    DRAFTER is a folder, a file or a hub id in any layout that treeopt reads.
 
     \b
     Example:
         treeopt convert medusa-vicuna-7b-v1.3 --to vllm --output heads-for-vllm
-        treeopt convert smollm2 --to openvino --weights int8 --output model-for-openvino
-        treeopt convert my-eagle3 --to openvino --model smollm2 --output drafter-for-openvino
     """
     from treeopt import pipeline
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 # Where latencies come from if treeopt does not time steps itself: the step of the line, and the options that each takes.
 ELSEWHERE = {
     "from_csv": ("profile_from_file", {"contexts", "num_heads", "runtime", "overwrite"}),
-    "command": ("profile_command", {"contexts", "num_heads", "runtime", "batch_sizes", "sizes", "budget", "precision",
-                "time_limit_s", "calibration", "overwrite"}),
     "analytical": ("profile_analytical", {"contexts", "num_heads", "model", "drafter", "dtype", "batch_sizes", "sizes", "budget",
                    "overwrite"}),
     "launch": ("profile_launched", {"engine", "within_s", "overwrite", "drafter", "prompts", "column", "group_by", "split",
@@ -142,7 +140,6 @@ def search(run: RunDirectory, as_json: bool, *, details: bool = False, **options
     Example:
         treeopt search --budget 64 --batch-size 4
         treeopt search --batch-size 1:0.5,4:0.3,8:0.2
-        treeopt search --verify 3
         treeopt search --for vllm --batch-size 1,8,32
         treeopt search --sample 5000
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
@@ -242,7 +239,6 @@ def profile(
     random_weights: str | None = None,
     num_heads: Count | None = None,
     from_csv: Path | None = None,
-    command: str | None = None,
     launch: str | None = None,
     within_s: Positive = 900,
     runtime: str | None = None,
@@ -257,8 +253,7 @@ def profile(
     With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how many guesses are accepted is
     drawn from --calibration. With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
 
-    Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is plain decoding) or from
-    your own benchmark (--command). Before there is hardware, --analytical estimates them, for --drafter of a kind or a config.json.
+    Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is plain decoding). Before there is hardware, --analytical estimates them, for --drafter of a kind or a config.json.
 
     \b
     Example:
@@ -266,18 +261,15 @@ def profile(
         treeopt profile --engine openvino --time-limit 300
         treeopt profile --random-weights config.json --dtype bfloat16 --bandwidth 3350
         treeopt profile --from-csv steps.csv --runtime vllm-0.11
-        treeopt profile --command './bench.sh {size} {batch_size}' --sizes 4,8,16,32 --time-limit 3600
         treeopt profile --launch 'llama-server -m MODEL.gguf --port {port} {options}' --engine llama-cpp --prompts prompts.jsonl
         treeopt profile --analytical 4xH100-SXM --model config.json --drafter eagle3 --batch-size 1,8
 
     random_weights : time a model of this config.json's shape, of random weights
     num_heads  : number of heads, if no drafter says it; by default as calibrated, or 4
     from_csv   : read latencies of your own engine from a table instead of timing
-    command    : run your own benchmark instead, with {size} {batch_size} {depth} {context} {tree} filled in; its last line is
-                 ms per step, or JSON
     launch     : start servers by this command, {options} and {port} filled in, for lengths that the plan cannot tell apart
     within_s   : seconds that a server may take to be healthy
-    runtime    : name of the engine of ``from_csv`` or ``command``
+    runtime    : name of the engine of ``from_csv``
     analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
     """
     asked = {**locals(), **options}
@@ -313,7 +305,7 @@ def _heeded_source() -> str | None:
     source = next((name for name in ELSEWHERE if name in typed), None)
     if source is None:
         if "runtime" in typed:
-            raise click.UsageError("--runtime is for --from-csv and --command.")
+            raise click.UsageError("--runtime is for --from-csv.")
         if "num_heads" in typed and "random_weights" not in typed:
             raise click.UsageError("--heads is for --random-weights; other heads come with --drafter.")
         return None
@@ -340,7 +332,7 @@ def _random_session(config: str, num_heads: int | None, options: dict[str, Any])
         return open_random_session(config, num_heads=num_heads or NUM_HEADS, **source), options
 
 
-NOT_FOR_TRAIN = {"drafter", "engine_python", "draft_depth", "group_by", "threads", "epsilon", "delta"}
+NOT_FOR_TRAIN = {"drafter", "engine_python", "draft_depth", "group_by", "epsilon", "delta"}
 RECIPE, SOURCE = parameters_of(Recipe), parameters_of(treeopt.open).keys() - NOT_FOR_TRAIN
 WORKERS = ("engine", "workers", "gpus_per_worker", "address")
 TEXTS = ("num_prompts", "max_new_tokens", "tokens", "answers")
@@ -352,7 +344,7 @@ TEXTS = ("num_prompts", "max_new_tokens", "tokens", "answers")
     treeopt.open,
     "treeopt.pipeline.train:TextOptions",
     "treeopt.pipeline.train:train",
-    names={*RECIPE, *SOURCE, *WORKERS, *TEXTS, "mixed_precision", "load_in_8bit"},
+    names={*RECIPE, *SOURCE, *WORKERS, *TEXTS, "mixed_precision"},
     words={"kind": "--kind"},
 )
 def train(as_json: bool, *, output: Path, **options: Any) -> None:

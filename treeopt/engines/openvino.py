@@ -47,7 +47,7 @@ ROUNDING = (
     "The precision is the CPU's own: with bfloat16, or with weights of 8 bits, some texts differ from those of the model alone. "
     f"With precision = {json.dumps(EXACT)} they are the same."
 )
-IR = "MODEL and DRAFTER are folders that treeopt convert or optimum-cli export openvino wrote, with the same tokenizer."
+IR = "MODEL and DRAFTER are folders that optimum-cli export openvino wrote, with the same tokenizer."
 ONE_BY_ONE = "Trees are for one request at a time: in 2026.4.1.0 several together end with an error of PaKVReorder."
 
 

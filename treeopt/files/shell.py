@@ -45,7 +45,7 @@ def split_template(name: str, text: str, places: Collection[str]) -> tuple[str, 
 
     Raises InvalidInput for places that are not known.
 
-    >>> split_template("command", "run --size {size} '{size} rows'", ["size"])
+    >>> split_template("launch", "run --size {size} '{size} rows'", ["size"])
     ('run', '--size', '{size}', '{size} rows')
     """
     try:

@@ -179,17 +179,6 @@ def folder_made_once(folder: Path) -> Iterator[Path | None]:
                 yield made
 
 
-def copy_folder(source: Path, folder: Path) -> None:
-    """Copy a folder to a new or empty one, which is there whole or not at all. Raises InvalidInput as `replacing`."""
-    with _placing(folder) as made:
-        try:
-            shutil.copytree(source, made)
-        except shutil.Error as error:  # of several files, each with its reason
-            raise OSError(error.args[0][0][2]) from None
-        if folder.is_dir():
-            folder.rmdir()
-
-
 def is_of_journal(file: Path) -> bool:
     """Whether a file is kept for the same command to continue with.
 

@@ -84,29 +84,25 @@ class Planned:
 
 
 class Visitor(ABC):
-    """What takes steps to be timed: a decoder, an engine, or somebody's own benchmark.
+    """What takes steps to be timed: a decoder or an engine.
 
     A lone root among the trees is plain decoding of an engine as it comes, where the plain step is of an exact one.
 
-    visits       : untimed and timed steps of a visit, that with the most first
-    contexts     : lengths of texts that rounds take in turn, so that a slow minute falls on all alike
-    plain_visits : turns of the plain step in a round
-    is_slow      : whether each visit is worth a block of the journal; else each round is one
-    per_launch   : rounds at each context by one launch of what takes the steps; they count as one, since launches differ
+    visits     : untimed and timed steps of a visit, that with the most first
+    contexts   : lengths of texts that rounds take in turn, so that a slow minute falls on all alike
+    per_launch : rounds at each context by one launch of what takes the steps; they count as one, since launches differ
     """
 
     visits: Sequence[tuple[int, int]] = VISITS
     contexts = 1
-    plain_visits = PLAIN_VISITS
-    is_slow = False
     per_launch = 1
 
     def __init__(self, trees: Sequence[Draft], batch_size: int) -> None:
         self.trees, self.batch_size = trees, batch_size
 
-    def warm_up(self) -> tuple[list[float] | None, float]:
-        """Seconds of a step with each tree and of a plain one, None where that is not known before; and what it took."""
-        return None, 0.0
+    @abstractmethod
+    def warm_up(self) -> tuple[list[float], float]:
+        """Seconds of a step with each tree and of a plain one, and what it took to find them."""
 
     @abstractmethod
     def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
@@ -222,54 +218,46 @@ def time_rounds(
 
     Rounds go on until every latency is known to ``precision`` (at least five), or until the time limit (at least three).
     Where these would take longer, trees are left out. Visits of the journal come first, and new ones go there;
-    ``progress`` is called with what is planned before the first round, with every visit, and once more with the plan behind the
-    first round where nothing was known of steps before.
+    ``progress`` is called with what is planned before the first round, and with every visit.
     """
-    blocks = journal.documents() if journal else []
-    visits = [Visit(**visit) for block in blocks[1:] for visit in block["visits"]]
-    planned, is_warm, unsaved = Planned(**blocks[0]) if blocks else None, False, []
-    for visit in visits:
-        progress(visit)
+    blocks, is_warm = journal.documents() if journal else [], False
+    rounds = [tuple(Visit(**visit) for visit in block["visits"]) for block in blocks[1:]]
+    for round_ in rounds:
+        for visit in round_:
+            progress(visit)
+    if blocks:
+        planned = Planned(**blocks[0])
+    else:
+        (step_s, warm_up_s), is_warm = visitor.warm_up(), True
+        planned = plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s, visitor.visits)
+        planned = replace(planned, warm_up_s=warm_up_s)
+        progress(planned)
+        if journal:
+            journal.append(asdict(planned))
     while True:
-        if planned is None:
-            step_s, warm_up_s = visitor.warm_up()
-            planned, is_warm = Planned(list(range(len(visitor.trees))), VISITS[-1], 0.0, 0.0), True
-            if step_s is not None:
-                left_s = time_limit_s - warm_up_s
-                planned = replace(plan_rounds(visitor.trees, step_s, left_s, visitor.visits), warm_up_s=warm_up_s)
-            progress(planned)
-            if journal:
-                journal.append(asdict(planned))
-        places = turns(planned.kept, len(visitor.trees), visitor.plain_visits, len(visits))
-        number, done = divmod(len(visits), len(places))
-        if not done:
-            each = len(places)
-            if number == 1 and not planned.least_s:
-                progress(replace(planned, least_s=FEWEST_ROUNDS * sum(visit.seconds for visit in visits)))
-            rounds = [tuple(visits[i : i + each]) for i in range(0, len(visits), each)]
-            found = Rounds(visitor.trees, visitor.batch_size, planned, rounds, visitor.contexts, visitor.per_launch)
-            if found.is_enough(time_limit_s, precision):
-                return found
+        found = Rounds(visitor.trees, visitor.batch_size, planned, rounds, visitor.contexts, visitor.per_launch)
+        if found.is_enough(time_limit_s, precision):
+            return found
         if not is_warm:
             visitor.warm_up()
             is_warm = True
-        unsaved.append(visitor.visit(places[done], planned.visit, number))
-        visits.append(unsaved[-1])
-        progress(unsaved[-1])
-        if visitor.is_slow or done + 1 == len(places):
-            if journal:
-                journal.append({"visits": [asdict(visit) for visit in unsaved]})
-            unsaved = []
+        visits = []
+        for place in turns(planned.kept, len(visitor.trees), len(rounds)):
+            visits.append(visitor.visit(place, planned.visit, len(rounds)))
+            progress(visits[-1])
+        rounds.append(tuple(visits))
+        if journal:
+            journal.append({"visits": [asdict(visit) for visit in visits]})
 
 
-def turns(kept: Sequence[int], plain: int, plain_visits: int, visits: int = 0) -> list[int]:
-    """Places in the order of a round, of which there were so many visits before: trees in random order, plain visits among them.
+def turns(kept: Sequence[int], plain: int, number: int = 0) -> list[int]:
+    """Places in the order of the round of that number: trees in random order, plain visits among them.
 
-    >>> turns([0, 1, 2, 3, 4, 5], 9, 2)
-    [3, 9, 2, 5, 4, 9, 0, 1]
+    >>> turns([0, 1, 2, 3, 4, 5], 9)
+    [3, 9, 2, 5, 9, 4, 0, 9, 1]
     """
-    count = max(plain_visits, -(-len(kept) // BLOCK)) if plain_visits > 1 else plain_visits
-    order = np.random.default_rng([0, visits // (len(kept) + count)]).permutation(np.asarray(kept, np.int64))
+    count = max(PLAIN_VISITS, -(-len(kept) // BLOCK))
+    order = np.random.default_rng([0, number]).permutation(np.asarray(kept, np.int64))
     parts = [part.tolist() for part in np.array_split(order, count)]
     return [place for part in parts for place in (*part[: len(part) // 2], plain, *part[len(part) // 2 :])]
 
@@ -286,7 +274,7 @@ def plan_rounds(
     """
 
     def seconds(kept: Sequence[int], visit: tuple[int, int]) -> float:
-        return FEWEST_ROUNDS * sum(visit) * sum(step_s[i] for i in turns(kept, len(trees), PLAIN_VISITS))
+        return FEWEST_ROUNDS * sum(visit) * sum(step_s[i] for i in turns(kept, len(trees)))
 
     places, shortest = list(range(len(trees))), visits[-1]
     whole_s, kept = seconds(places, shortest), [i for i in places if len(trees[i]) == 1]

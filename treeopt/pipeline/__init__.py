@@ -16,7 +16,6 @@ from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file, merge_runs
 from treeopt.pipeline.launched import bench_launched, profile_launched
 from treeopt.pipeline.logs import calibrate_from_logs
-from treeopt.pipeline.profile.command import profile_command
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file
 from treeopt.pipeline.run import LineOptions, drafters_of, run_drafters, run_line

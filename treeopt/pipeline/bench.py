@@ -1,7 +1,4 @@
-"""Bench: real decoding with the chosen draft, beside plain decoding and others, by treeopt's decoder or another engine.
-
-Verify: real decoding with the best candidates of a plan, of which the fastest is taken.
-"""
+"""Bench: real decoding with the chosen draft, beside plain decoding and others, by treeopt's decoder or another engine."""
 
 from __future__ import annotations
 
@@ -13,24 +10,17 @@ from typing import TYPE_CHECKING, Literal
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.probed import COVERAGE
-from treeopt.growth.source import Source, objective_for, source_of
-from treeopt.pipeline.decoding import Decoding, decode, evenly, held_out_conversations, other_groups, usual_prompts
-from treeopt.pipeline.entrants import PLAIN, Entrant, engine_entrants, own_entrants
+from treeopt.growth.source import source_of
+from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups, usual_prompts
+from treeopt.pipeline.entrants import engine_entrants, own_entrants
 from treeopt.pipeline.logged import copied_entrants, some_requests, tried_drafts
-from treeopt.pipeline.session import settle_threads
-from treeopt.planning.planner import plan_trees
-from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import FEWEST_LAUNCHES
-from treeopt.records.inputs import Accuracies, inputs_of, not_a_check, of_block, stale_plan, timed_elsewhere
-from treeopt.records.origins import elsewhere
-from treeopt.records.plan import Plan, PlanEntry, Verified
-from treeopt.records.profile import LatencyProfile
+from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
+from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rules import check_rule, marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
-from treeopt.report.verdict import decoding_caveats
-from treeopt.trees.draft import Draft
 
 if TYPE_CHECKING:
     from treeopt.records.benchmark import Benchmark
@@ -80,7 +70,6 @@ def bench(
     of_probe = plan.objective == COVERAGE
     found = (probe or run.read_probe()) if of_probe else trace
     entry = _entry(run, plan, opened, batch_size)
-    settle_threads(run, session)
     source, folder = source_of(found), run.partial("bench" if engine is None else f"bench-{engine}")
     if opened is None:
         entrants = own_entrants(plan, entry, source, session.drafter, trees)
@@ -129,7 +118,6 @@ def _bench_log(
     opened = _opened(engine, session, longest)
     assert opened is not None
     entry = _entry(run, plan, opened, batch_size)
-    settle_threads(run, session)
     entrants, folder = copied_entrants(entry, tried_drafts(plan, entry, log), opened), run.partial(f"bench-{engine}")
     rounds = asked["rounds"] or (FEWEST_LAUNCHES if opened.is_launched else 1)
     decoding = Decoding(session, log, entrants, entry.batch_size, rounds, longest, folder, opened)
@@ -145,7 +133,7 @@ def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Steppe
         return None
     if rule_of(rule := session.acceptance.record) != "greedy":
         raise Unsupported(f"`engine={engine}` decodes greedily, but the plan is for {marked_rule(rule)}.")
-    opened = open_stepper(engine, session.setup(max_new_tokens), note, session.engine_python)
+    opened = open_stepper(engine, session.setup(max_new_tokens), session.engine_python)
     note(opened.about, opened.without_own)
     return opened
 
@@ -192,77 +180,3 @@ def trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversatio
             f"The prompts of the run's trace are needed, but {len(missing)} are not in {session.prompts.name}."
         )
     return tuple(known[sha] for sha in wanted)
-
-
-def check_decodes_here(session: Session, latencies: LatencyProfile | None) -> None:
-    """Raise InvalidInput where latencies are of another runtime or machine than decodes to verify."""
-    if latencies and (
-        where := elsewhere(latencies.runtime, latencies.info.get("provenance") or {}, session.provenance())
-    ):
-        raise InvalidInput(f"`verify` decodes here, but the latencies were timed {where}: leave `verify` out.")
-
-
-def verified(
-    run: RunDirectory,
-    session: Session,
-    plan: Plan,
-    record: Accuracies,
-    latencies: LatencyProfile | None,
-    request: PlanRequest,
-    count: int,
-) -> Plan:
-    """The plan with the fastest of its ``count`` best sizes, by real decoding, at every batch size."""
-    if plan.widths and plan.width:
-        session, (record, latencies) = session.at(plan.width), of_block(plan.width, record, latencies)
-    source, widths, width = source_of(record), plan.widths, plan.width
-    if latencies is None or request.mix is not None or source.answers is None or not source.is_exact:
-        raise InvalidInput(
-            "`verify` needs the run's own trace, a profile, batch sizes without shares and a lossless rule."
-        )
-    settle_threads(run, session)
-    proofs = {entry.batch_size: _proof(run, session, entry, source, request, count) for entry in plan.entries}
-    take = {batch_size: proof.afresh.draft for batch_size, proof in proofs.items()}
-    plan = plan_trees(record, latencies, request, take=take)
-    entries = tuple(replace(e, verified=proofs[e.batch_size]) for e in plan.entries)
-    widths = {n: [e.chosen for e in entries] if n == width else known for n, known in widths.items()}
-    return replace(plan, entries=entries, widths=widths)
-
-
-def _proof(
-    run: RunDirectory, session: Session, entry: PlanEntry, source: Source, request: PlanRequest, count: int
-) -> Verified:
-    """The fastest of the finalists by real decoding, and its speed measured afresh on other prompts.
-
-    What won may have won by luck, so its speed in that contest is an overestimate and is not quoted.
-    Neither half of the prompts was planned with.
-    """
-    answers = source.answers
-    assert answers is not None
-    curve = {point.size: point for point in entry.curve if point.size > 1}
-    best = sorted(curve.values(), key=lambda point: -point.rate)[:count]
-    near = [curve[size] for size in (entry.chosen.size - 1, entry.chosen.size, entry.chosen.size + 1) if size in curve]
-    sizes, objective = sorted({(p.size, p.depth) for p in (*best, *near)}), objective_for(source, request.objective)
-    families = {depth: source.grow(replace(request.limits, max_depth=depth), objective) for _, depth in sizes}
-    drafts: dict[str, Draft] = {"plain": PLAIN}
-    drafts |= {f"{size} rows, depth {depth}": families[depth].tree(size) for size, depth in sizes}
-    others = [f for f in (entry.chosen, *entry.others.values()) if f.speedup and f.draft not in drafts.values()]
-    drafts |= {f"{f.draft.kind} of {f.size} rows, depth {f.depth}": f.draft for f in others}
-    every = held_out_conversations(run, session, answers, len(session.prompts.conversations))
-    half = min(len(every) // 2, usual_prompts(entry.batch_size))
-    if half < 1:
-        raise InvalidInput("`verify` needs at least 2 held-out prompts, one to choose by and one to measure on.")
-    fresh = evenly(every, half)  # bench takes these too
-    rest = [conversation for conversation in every if conversation not in fresh]
-    folder = run.partial("verify") / f"batch-size-{entry.batch_size}"
-    entrants = {name: Entrant(draft) for name, draft in drafts.items()}
-    most = answers.meta.get("max_new_tokens", 128)
-    first = Decoding(session, answers, entrants, entry.batch_size, 1, most, folder / "contest")
-    contest = decode(first, evenly(rest, half))
-    note(*decoding_caveats(contest))
-    ranking = [(ratio.value, name) for name in drafts if (ratio := contest.speedup(name)) is not None]
-    if not ranking:
-        raise InvalidInput("`verify` timed nothing: the held-out prompts never fill a batch of this size.")
-    winner = max(ranking)[1]
-    afresh = {name: first.entrants[name] for name in ("plain", winner)}
-    proof = decode(replace(first, entrants=afresh, folder=folder / "afresh"), fresh)
-    return Verified(finalists=[contest.figure(name) for name in drafts], prompts=half, afresh=proof.figure(winner))

@@ -25,7 +25,6 @@ from treeopt.growth.heldout import rates_by_group
 from treeopt.growth.objectives import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
-from treeopt.pipeline.session import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration, prefix_states
@@ -82,7 +81,6 @@ def calibrate(
     if is_typical and (given := [name for name, value in others.items() if value]):
         raise InvalidInput(f"Typical acceptance is measured by decoding in one process: leave `{given[0]}` out.")
     conversations = first_conversations(session, num_prompts)
-    settle_threads(run, session)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
         recorded = {"max_new_tokens": max_new_tokens, "narrower": None, **counts.fitting(session.drafter).record}

@@ -49,7 +49,7 @@ MEANS: dict[State, str] = {
     "serial": "served one after the other",
     "overlapped": "as they overlapped",
 }
-UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "replay", "measured_only": False, "sample": None, "verify": 0}  # fmt: skip
+UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "replay", "measured_only": False, "sample": None}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
 _WORKERS: list[tuple[RequestLog, list[BoolArray], Corpus | None]] = []  # a process's log, its halves, and a corpus
 SGLANG, EXTERNAL = "sglang:ngram", "speculative_ngram_external_corpus_"

@@ -13,11 +13,11 @@ from treeopt.engines.chains import BLOCKS
 from treeopt.engines.plans import ask, export_request, method_for_plan, write_request
 from treeopt.engines.registry import runners
 from treeopt.engines.vllm import MEDUSA_UNTIL
-from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
-from treeopt.files.writing import LOCK, copy_folder, replace_together, sole_writer, write_text
+from treeopt.files.writing import LOCK, replace_together, sole_writer, write_text
 from treeopt.pipeline.acceptance import acceptance_files
 from treeopt.pipeline.compare import benches_of
 from treeopt.pipeline.trees import named_tree
@@ -34,7 +34,6 @@ from treeopt.report.verdict import doubts, slowdown, times
 from treeopt.report.wording import by_batch_size
 from treeopt.runtime.waiting import import_torch
 
-OPENVINO = "openvino"  # a layout that needs another environment
 WRITTEN = ".written"  # lists the files of an export in its folder
 NOTHING_WRITTEN = "Nothing was written for"  # begins the notes on refused batch sizes
 
@@ -220,29 +219,18 @@ def _write(folder: Path, files: Mapping[str, str]) -> list[Path]:
 
 
 def convert(
-    drafter: str,
-    *,
-    output: Path,
-    layout: str,
-    model: str | None = None,
-    revision: str | None = None,
-    weights: str | None = None,
+    drafter: str, *, output: Path, layout: str, model: str | None = None, revision: str | None = None
 ) -> tuple[list[Path], tuple[str, ...]]:
     """Write heads in another layout: (files, what was repaired or is worth knowing).
 
     output   : folder to write to
     layout   : layout to write; treeopt list names them
-    model    : folder of the base model: for merged layouts and shared heads
+    model    : folder of the base model: for shared heads
     revision : revision of a hub checkpoint
-    weights  : format of the weights, for openvino: fp32 or int8; by default fp32
     """
     import_torch()
     from treeopt.runtime.checkpoints import convert as write
 
-    if weights is not None and (model is not None or layout != OPENVINO):
-        raise InvalidInput(f"`weights` is for a whole model in `layout={OPENVINO}`: leave it out.")
-    if layout == OPENVINO:
-        return _convert_for_openvino(drafter, output, model, revision, weights or "fp32"), ()
     refusal = f"Another treeopt is writing to {output}: wait for it, or pass another `output`."
     with sole_writer(output, [output], refusal):
         base = None if model is None else located(model)
@@ -251,23 +239,3 @@ def convert(
             (output / LOCK).unlink()  # the folder is a checkpoint
     gone = f"vLLM reads this layout up to {MEDUSA_UNTIL}; later releases have no Medusa."
     return files, heads.notes + (gone,) * (layout == "vllm")
-
-
-def _convert_for_openvino(name: str, folder: Path, model: str | None, revision: str | None, weights: str) -> list[Path]:
-    """A model, or with the ``model`` that it is for a drafter, as OpenVINO reads it."""
-    from treeopt.runtime.drafters.draft_model import DraftModel
-    from treeopt.runtime.drafters.eagle3 import Eagle3Heads
-    from treeopt.runtime.drafters.open import open_drafter
-    from treeopt.runtime.engines.openvino import FORMATS, converted, converted_drafter
-    from treeopt.runtime.target import load_target
-
-    if weights not in FORMATS:
-        raise InvalidInput(f"`weights` must be one of {', '.join(FORMATS)}, but got {weights!r}.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidInput(f"`output` must be a new or empty folder, but {folder} is not.")
-    target = load_target(model or name, revision=None if model else revision, device="cpu")
-    made = None if model is None else open_drafter(name, target, revision=revision).drafter
-    if made is not None and (not isinstance(made, DraftModel | Eagle3Heads) or made.has_marginals):
-        raise Unsupported(f"OpenVINO GenAI decodes with draft models and EAGLE-3 layers, but {name} is {made.kind}.")
-    copy_folder(converted(target, weights, note) if made is None else converted_drafter(made, target, note), folder)
-    return sorted(folder.iterdir())

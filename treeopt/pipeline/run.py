@@ -19,7 +19,7 @@ from treeopt.pipeline.export import export_all
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.search import search
-from treeopt.pipeline.session import open_session, resolve, settle_threads
+from treeopt.pipeline.session import open_session, resolve
 from treeopt.planning.compared import DraftersCompared, GroupsCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.plan import Plan
@@ -77,7 +77,6 @@ def run_line(
     free = ("bench_prompts", "overwrite")  # may be others when a killed run continues
     steps = Journal(run.partial("run"), {name: value for name, value in key.items() if name not in free})
     if steps.finished() < 1:
-        settle_threads(run, session)
         if wanted.engine is None:
             made = {**session.provenance(seed=0), "narrower": list(counts.narrower)}
             check_can_join(run, session.runtime(), made, overwrite=wanted.overwrite)

@@ -11,14 +11,11 @@ from treeopt.engines.base import Method
 from treeopt.engines.plans import check_rule_of
 from treeopt.engines.registry import method_of, removal_notes, tree_method_of
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.files.writing import discard
 from treeopt.growth.source import source_of
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
-from treeopt.pipeline.bench import check_decodes_here, verified
 from treeopt.pipeline.copied import search_copied
 from treeopt.pipeline.groups import plan_groups
 from treeopt.pipeline.pairs import with_pairs
-from treeopt.pipeline.session import open_session, resolve
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
@@ -87,7 +84,6 @@ def search(
     profile: str | None = None,
     sample: int | None = None,
     for_groups: str = "shared",
-    verify: int = 0,
     session: Session | None = None,
     **options: Any,
 ) -> Plan:
@@ -95,11 +91,10 @@ def search(
 
     sample     : conversations to plan with
     for_groups : "own" makes a plan for each group too
-    verify     : decode with so many of the best candidates, by default with the run's model, and take the fastest
     options    : those of `request_of`
     """
     if calibration is None and run.requests.exists():
-        plan = search_copied(run, profile=profile, sample=sample, for_groups=for_groups, verify=verify, **options)
+        plan = search_copied(run, profile=profile, sample=sample, for_groups=for_groups, **options)
         return _kept(run, plan)
     if options.pop("corpus", None) is not None:
         raise InvalidInput(
@@ -117,19 +112,12 @@ def search(
     if latencies is not None and timed is not None:
         check_latencies(record, latencies, run, timed, request.sizes)
     request = with_pairs(run, record, latencies, request, session)
-    if request.copying and (verify or for_groups == "own"):
-        raise InvalidInput(
-            "Copied text beside a drafter is planned for all groups, and not verified: leave `for_groups` and `verify` out."
-        )
-    if verify:
-        session = session or open_session(resolve(run, {}))
-        check_decodes_here(session, latencies)
+    if request.copying and for_groups == "own":
+        raise InvalidInput("Copied text beside a drafter is planned for all groups: leave `for_groups` out.")
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
         if for_groups == "own":
             _plan_groups(run, record, latencies, request, inputs_of(*(file for file in (used, timed) if file)))
-    if session is not None and verify:
-        plan = verified(run, session, plan, record, latencies, request, verify)
     entries = tuple(replace(entry, warnings=[*entry.warnings, *warnings]) for entry in plan.entries)
     plan = replace(plan, entries=entries, inputs=inputs_of(*(file for file in (used, timed) if file)), sample=drawn)
     return _kept(run, plan)
@@ -156,7 +144,6 @@ def _kept(run: RunDirectory, plan: Plan) -> Plan:
         made = {key: value for key, value in provenance().items() if value is not None}
         plan = replace(plan, provenance=cast(ProvenanceRecord, made))
     plan.save(run.plan)
-    discard(run.partial("verify"))
     note_warnings(plan)
     return plan
 
@@ -333,16 +320,14 @@ def check_latencies(
 
 def to_add(profile: LatencyProfile, run: RunDirectory, sizes: str) -> str:
     """How to add batch sizes, by where the run's latencies came from: the words of that source, and its command."""
-    name, command = profile.runtime.get("name"), profile.runtime.get("command")
+    name = profile.runtime.get("name")
     roofline = profile.info.get("roofline") or {}
     device, devices = (roofline.get("device") or {}).get("name"), (roofline.get("model") or {}).get("devices", 1)
     file, said = next(iter(profile.info.get("inputs") or {}), "TABLE"), "Add what is missing with"
-    if command:
-        words: tuple[object, ...] = ("--command", command, "--runtime", name, "--batch-size", sizes)
-    elif device:
+    if device:
         every = ",".join(map(str, sorted({*map(int, sizes.split(",")), *profile.batch_sizes})))
         where = f"{devices}x{device}" if devices > 1 else device
-        words = ("--analytical", where, "--model", file, "--batch-size", every)
+        words: tuple[object, ...] = ("--analytical", where, "--model", file, "--batch-size", every)
     elif name == OURS:
         words = ("--batch-size", sizes)
     else:

@@ -1,22 +1,17 @@
-"""Sessions of a run: a model is loaded by the options that are given, on top of those that the run was calibrated with.
-
-The threads of a run are chosen once, by timing plain steps, and are the same in all that is measured after.
-"""
+"""Sessions of a run: a model is loaded by the options that are given, on top of those that the run was calibrated with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treeopt import demo
-from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files import storage
+from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Parameter, parameters_of
 from treeopt.files.places import located
-from treeopt.files.provenance import machine
 from treeopt.files.storage import sha256_of
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.rundir import RunDirectory
@@ -31,9 +26,7 @@ if TYPE_CHECKING:
     from treeopt.runtime.session import Session
 
 T = TypeVar("T")
-OF_MODEL = {"dtype", "device", "device_map", "revision", "trust_remote_code", "engine_python", "threads"}
-FEW = 4  # prompts of a log by which threads are chosen
-_chosen: int | None = None  # the number of threads that torch was given here; any other is the user's
+OF_MODEL = {"dtype", "device", "device_map", "revision", "trust_remote_code", "engine_python"}
 
 
 def resolve(
@@ -116,7 +109,7 @@ def session_of(
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     source = {"model": str(model), **given} if model is not None else given
     source = resolve(run, source, overwrite=overwrite, num_prompts=num_prompts)
-    return open_session(source) if cluster is None else open_by_workers(run, source, cluster)
+    return open_session(source) if cluster is None else open_by_workers(source, cluster)
 
 
 def with_session(
@@ -150,10 +143,9 @@ def open_logged(run: RunDirectory, model: str | Path | None, options: ModelOptio
     if model is None and not (Path(folder) / "config.json").is_file():
         raise InvalidInput("`model` must say which model answers, since the run's log names none.")
     import_torch()
-    from treeopt.runtime.prompts.sets import Conversation, PromptSet
+    from treeopt.runtime.prompts.sets import PromptSet
 
-    some = tuple(Conversation(tuple(one.prompt), ()) for one in islice(log.requests(), FEW))
-    prompts = PromptSet(some, run.requests.name, sha256_of(run.requests), None)  # type: ignore[arg-type]  # no chat: they are ids
+    prompts = PromptSet((), run.requests.name, sha256_of(run.requests), None)  # type: ignore[arg-type]  # no chat: they are ids
     source = {**options, "model": str(model or folder), "drafter": "ngram:earliest", "prompts": str(run.requests)}
     session = open_session(located_source(source), prompts)
     if (most := int(log.tokens.max())) >= session.target.vocab_size:
@@ -174,61 +166,16 @@ def open_session(source: Mapping[str, Any], prompts: PromptSet | None = None) ->
     return session
 
 
-def open_by_workers(run: RunDirectory, source: Mapping[str, Any], cluster: Cluster) -> Session:
-    """The outline of the session that the workers of a cluster open, each with the run's number of threads, or with one."""
+def open_by_workers(source: Mapping[str, Any], cluster: Cluster) -> Session:
+    """The outline of the session that the workers of a cluster open, each with OMP_NUM_THREADS threads, or with one."""
     import_torch()
+    import torch
+
     from treeopt.runtime.session import open_outline
 
-    threads = source.get("threads") or next(recorded_threads(run), 1)
+    threads = torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else 1
     with progress("Starting workers", None):
         cluster.start(1 if cluster.gpus else threads)
         session: Session = replace(cluster.call(open_outline, source, threads), cluster=cluster)
     note(*session.notes)
     return session
-
-
-def settle_threads(run: RunDirectory, session: Session) -> None:
-    """Compute with the run's number of threads, or choose it; a number that the user said stays.
-
-    Sums are rounded otherwise with other threads, so a calibration that was killed goes on with the number that its
-    journal has.
-    """
-    if session.target.device.type != "cpu":
-        return
-    import torch
-
-    from treeopt.runtime.measure import threads
-
-    global _chosen
-    now, known = torch.get_num_threads(), next(recorded_threads(run), None)
-    if "threads" in session.source or (now != _chosen and threads.are_said()):
-        if known is not None and known != now:
-            note(
-                f"This computes with {now} thread{'s' * (now > 1)}, but the run was measured with {known}: pass `threads={known}` for the same."
-            )
-        return
-    if known is None and now != _chosen:
-        with progress("Choosing threads", None):
-            known = threads.choose_threads(session.setup(1), [c.first for c in session.prompts.conversations[:4]])
-    _chosen = min(known or now, threads.cores())
-    torch.set_num_threads(_chosen)
-
-
-def recorded_threads(run: RunDirectory) -> Iterator[int]:
-    """The numbers of threads that the run was measured with on this machine: timings first, then what is unfinished."""
-    records: list[Mapping[str, Any]] = []
-    try:
-        records += [run.read_profile().info.get("provenance") or {}] if run.profile.exists() else []
-        records += [run.read_trace().meta.get("provenance") or {}] if run.trace.exists() else []
-    except TreeoptError:
-        pass  # whoever needs the file says what is wrong with it
-    for file in sorted(run.path.glob("*.partial/**/key.json")):
-        try:
-            key = storage.load_json(file)
-        except TreeoptError:
-            continue
-        records += [part for part in (key.get("provenance"), key) if isinstance(part, dict)] if key else []
-    for record in records:
-        n = record.get("threads")
-        if isinstance(n, int) and n >= 1 and record.get("machine") == machine():
-            yield n

@@ -75,14 +75,12 @@ def train(
     wanted: TextOptions,
     *,
     mixed_precision: Annotated[str, PRECISIONS] | None = None,
-    load_in_8bit: bool = False,
     cluster: Cluster | None = None,
 ) -> Training | None:
     """Train heads into ``folder``; None in all but the first process of several.
 
     source          : what loads the model and its prompts, and the rule that its answers are written by
     mixed_precision : number format of matrix products
-    load_in_8bit    : load the frozen base in 8 bits (needs bitsandbytes and CUDA)
     cluster         : whose workers write the answers
     """
     import_torch()
@@ -98,12 +96,12 @@ def train(
             f"`acceptance={source['acceptance']}`: leave it out."
         )
     _check_folder(folder, recipe.kind)
-    opening.check_packages(recipe, load_in_8bit=load_in_8bit)
+    opening.check_packages(recipe)
     accelerator = opening.open_accelerator(
         recipe, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
     )
     with writing_heads(folder, wanted.answers, lock=accelerator.is_main_process):
-        job = TrainingJob(folder, located_source(source), recipe, accelerator, load_in_8bit=load_in_8bit)
+        job = TrainingJob(folder, located_source(source), recipe, accelerator)
         job.write_texts(wanted, cluster)
         files, reached = job.run()
         record = {**job.record(), **reached}
@@ -119,7 +117,7 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
 
     def places() -> Iterator[Path]:
         yield folder
-        for place in (folder / "training", answers):
+        for place in (folder / "heads", folder / "training", answers):
             if place is not None:
                 yield from (place, *place.glob("*.partial/**"), *place.glob("answers-*/"))
 
@@ -158,16 +156,13 @@ class TrainingJob:
     held_out: list[Text]
     asking: Asking
 
-    def __init__(
-        self, folder: Path, source: Mapping[str, Any], recipe: Recipe, accelerator: Any, *, load_in_8bit: bool
-    ) -> None:
+    def __init__(self, folder: Path, source: Mapping[str, Any], recipe: Recipe, accelerator: Any) -> None:
         from treeopt.runtime.training import opening
 
         self.folder, self.work, self.recipe, self.accelerator = folder, folder / "training", recipe, accelerator
         self.source, self.own, self.is_main = source, "responses" not in source, accelerator.is_main_process
-        self.load_in_8bit = load_in_8bit
         with progress("Loading", None, self.is_main):
-            self.target = opening.open_base(source, str(accelerator.device), load_in_8bit=load_in_8bit)
+            self.target = opening.open_base(source, str(accelerator.device))
         self.size = opening.size_of_heads(self.target, recipe)
         self.note(f"{recipe.kind} heads: {self.size}")
 
@@ -190,9 +185,7 @@ class TrainingJob:
             with progress("Answering", len(self.prompts.conversations), self.is_main) as advance:
                 elsewhere = None
                 if cluster is not None:
-                    work = AnswerBlocks(
-                        self.source, self.load_in_8bit, opening.answers_key(*question), self.prompts, self.asking
-                    )
+                    work = AnswerBlocks(self.source, opening.answers_key(*question), self.prompts, self.asking)
                     elsewhere = partial(cluster.do, work, note)
                 told = {"among": self.accelerator, "advance": advance, "say": note, "elsewhere": elsewhere}
                 found = opening.own_texts(self.target, self.prompts, kept, self.asking, **told)
@@ -224,16 +217,15 @@ class TrainingJob:
         """Count, train, count again, write the heads: their files, and what was reached."""
         from treeopt.runtime.training.loop import CHECKPOINT_STEPS, Checkpoints, Loop
         from treeopt.runtime.training.opening import make_heads, save_result
-        from treeopt.runtime.training.trainees import FrozenStates, Trainee
+        from treeopt.runtime.training.trainees import Trainee, usual_rms
 
-        states, held_states = (FrozenStates(self.target, part) for part in (self.learned, self.held_out))
-        heads = make_heads(self.target, self.recipe, self.learned, states.usual_rms)
+        heads = make_heads(self.target, self.recipe, self.learned, partial(usual_rms, self.target, self.learned))
         trainee = Trainee(heads, self.recipe, self.target, own_answers=self.own)
         checkpoints = Checkpoints(self.work / CHECKPOINT, self._key())
         checkpoints.check()
-        loop = Loop(self.accelerator, trainee, states, checkpoints=checkpoints, log=self.work / "log.jsonl")
+        loop = Loop(self.accelerator, trainee, self.learned, checkpoints=checkpoints, log=self.work / "log.jsonl")
         with progress("Counting before", None, self.is_main):
-            before = loop.count(held_states)
+            before = loop.count(self.held_out)
         if begun := loop.resume().step:
             self.note(f"Continuing after {begun:,} steps.")
         try:
@@ -244,7 +236,7 @@ class TrainingJob:
                     advance(share - shown)
                     shown = share
             with progress("Counting after", None, self.is_main):
-                after = loop.count(held_states)
+                after = loop.count(self.held_out)
             if loop.position.step % CHECKPOINT_STEPS:  # else it has just been kept
                 loop.checkpoint()
         except KeyboardInterrupt:
@@ -331,7 +323,6 @@ class AnswerBlocks:
     """
 
     source: Mapping[str, Any]
-    load_in_8bit: bool
     key: Mapping[str, Any]
     prompts: PromptSet
     asking: Asking
@@ -342,7 +333,7 @@ class AnswerBlocks:
         from treeopt.runtime.training import opening
 
         device, key = "cuda" if torch.cuda.is_available() else "cpu", self.key
-        target = opening.open_base(self.source, device, load_in_8bit=self.load_in_8bit)
+        target = opening.open_base(self.source, device)
         found = {"dtype": str(target.dtype), "weights": opening.weights_digest(target.model)}
         if found != {name: key[name] for name in found}:
             raise InvalidInput(
@@ -378,5 +369,7 @@ def _command(source: Mapping[str, Any], folder: Path, recipe: Recipe) -> str:
     trains_base = recipe.defaults.trains_base
     if not trains_base and model == demo.NAME:
         return command_line("treeopt", "run", "--drafter", folder)
-    heads = ("--model", folder) if trains_base else ("--model", model, "--drafter", folder)
+    heads = (
+        ("--model", folder, "--drafter", folder / "heads") if trains_base else ("--model", model, "--drafter", folder)
+    )
     return command_line("treeopt", "run", *heads, "--prompts", "OTHER_PROMPTS" if "prompts" in source else demo.NAME)

@@ -33,7 +33,6 @@ from treeopt.records.inputs import Accuracies, of_block
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
-from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray
 
@@ -45,19 +44,11 @@ MOST = 1000  # batch sizes between two that a loss is computed for
 Losses = dict[Key, Floats]  # (G,) of each candidate whose latency is known on both sides
 
 
-def plan_trees(
-    record: Accuracies,
-    profile: LatencyProfile | None = None,
-    request: PlanRequest = REQUEST,
-    *,
-    take: Mapping[int, Draft] | None = None,
-) -> Plan:
+def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, request: PlanRequest = REQUEST) -> Plan:
     """The best draft within the limits for each batch size, and a schedule of them.
 
     With a profile it takes the draft with the highest predicted throughput, and of those that the noise
     does not tell apart a fixed tree, and the smallest. Without a profile it takes the largest tree that the budget allows.
-
-    take : the draft to take at a batch size instead of the best by prediction; not heeded with a mix
 
     >>> import numpy as np
     >>> from treeopt.records.calibration import Calibration
@@ -66,7 +57,7 @@ def plan_trees(
     [[0], [0, 0]]
     """
     if widths := getattr(record, "widths", ()):
-        return fastest_block(record, widths, profile, request, take)
+        return fastest_block(record, widths, profile, request)
     _, profile = of_block(record.num_heads, record, profile)
     source, mix = source_of(record), request.mix
     context = request.context if request.context is not None else source.usual_context
@@ -79,7 +70,7 @@ def plan_trees(
     if wide != limits:
         tables = tables_of(source, wide, replace(request, dynamic=None, whole_blocks=False), costs)
     if mix is None:
-        selections = select_all(options, take=take or {})
+        selections = select_all(options)
     else:
         tables, options = options, common(options)
         whole = mixed(options, [mix[c.batch_size] / sum(mix.values()) for c in options])
@@ -108,11 +99,7 @@ def plan_trees(
 
 
 def fastest_block(
-    record: Accuracies,
-    recorded: Sequence[int],
-    profile: LatencyProfile | None,
-    request: PlanRequest,
-    take: Mapping[int, Draft] | None,
+    record: Accuracies, recorded: Sequence[int], profile: LatencyProfile | None, request: PlanRequest
 ) -> Plan:
     """The plan of the width whose drafts are the fastest at all batch sizes together; of equal ones that of the narrowest.
 
@@ -121,7 +108,7 @@ def fastest_block(
     """
     untimed = profile.untimed(recorded[:-1], request.sizes) if profile else []
     widths = [width for width in recorded if width not in untimed]
-    plans = {n: plan_trees(*of_block(n, record, profile), request, take=take) for n in widths}
+    plans = {n: plan_trees(*of_block(n, record, profile), request) for n in widths}
     speed = {
         n: plan.mix_speedup or prod(e.chosen.speedup or e.chosen.rate for e in plan.entries)
         for n, plan in plans.items()

@@ -11,14 +11,13 @@ Unbiased Risk Estimation in the Normal Means Problem via Coupled Bootstrap Techn
 m tied candidates · B bootstrap draws
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 
 from treeopt.planning.candidates import Candidates, Floats
-from treeopt.trees.draft import COPYING, Draft
+from treeopt.trees.draft import COPYING
 from treeopt.trees.tree import IntArray
 
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
@@ -49,9 +48,9 @@ class Selection:
     again: IntArray | None = None
 
 
-def select_all(options: Sequence[Candidates], *, take: Mapping[int, Draft] = MappingProxyType({})) -> list[Selection]:
+def select_all(options: Sequence[Candidates]) -> list[Selection]:
     """The best candidate at each batch size, as of one server for all: where it has a drafter, plain steps are idle ones."""
-    found = [select(c, take=take.get(c.batch_size)) for c in options]
+    found = [select(c) for c in options]
     speculates = [bool(c.sizes[one.chosen] > 1) for c, one in zip(options, found, strict=True)]
     if not any(speculates):
         return found
@@ -59,18 +58,14 @@ def select_all(options: Sequence[Candidates], *, take: Mapping[int, Draft] = Map
     return [one if does or c.idle is None else select(c, has_drafter=True) for c, one, does in each]
 
 
-def select(c: Candidates, *, take: Draft | None = None, has_drafter: bool = False) -> Selection:
-    """The best candidate, or ``take`` whatever the prediction says.
+def select(c: Candidates, *, has_drafter: bool = False) -> Selection:
+    """The best candidate.
 
     has_drafter : whether what decodes has one at any rate, so that the idle root stands for plain decoding
     """
-    wanted = None
-    if take is not None:
-        same = [i for i, one in enumerate(c.all) if (one.size, one.depth) == (take.rows, take.depth)]
-        wanted = next(i for i in same if c.all[i].draft == take)
     if c.context is None:  # nothing says what a step costs: the whole budget
         most = c.rates if np.isin(c.groups, COPYING).any() else np.where(c.groups == "grown", c.sizes, 0)
-        chosen = int(most.argmax()) if wanted is None else wanted
+        chosen = int(most.argmax())
         return Selection(chosen, np.array([chosen]), None, (int(c.sizes[chosen]),) * 2)
     root, barred = (c.idle, c.plain) if has_drafter and c.idle is not None else (c.plain, c.idle)
     can = np.arange(len(c.all)) != barred
@@ -80,10 +75,10 @@ def select(c: Candidates, *, take: Draft | None = None, has_drafter: bool = Fals
     # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
     tied = np.array([i for i in near if i == fastest or ((draws > draws[i]).mean(axis=1) < CERTAIN).all()])
     tied = tied[np.lexsort((-total[tied], c.sizes[tied], ~c.timed[tied], c.anew[tied]))]
-    chosen = int(tied[(total[tied] >= (1 - NEGLIGIBLE) * total[fastest]).argmax()]) if wanted is None else wanted
+    chosen = int(tied[(total[tied] >= (1 - NEGLIGIBLE) * total[fastest]).argmax()])
     noisy = np.log(total[tied, None]) + np.sqrt(ADDED) * _noise(draws[tied])
     again = (noisy >= noisy.max(0) - NEGLIGIBLE).argmax(0)
-    if wanted is None and root in tied:
+    if root in tied:
         fewer, longer = _without_luck(c, chosen, tied, again)
         fair = total[chosen] * max(fewer, 1 / c.rates[chosen]) / longer
         chosen = root if total[root] > fair else chosen

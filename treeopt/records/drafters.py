@@ -6,7 +6,6 @@ itself needs neither torch nor transformers.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import exp
 from typing import Any
 
 
@@ -16,7 +15,7 @@ class Layout:
 
     about      : for `treeopt list layouts` and the documentation
     names_base : config.json names the base model
-    has_base   : the files hold the base's weights too
+    has_base   : the files hold the base's weights too; such a layout is read, not written
     shares     : the heads guess with the base's lm_head, which the files do not hold
     """
 
@@ -32,14 +31,13 @@ class RecipeDefaults:
 
     layout      : in which the result is written
     decay       : weight of head k's loss is decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head k is
-                  step k of the layer; exp(-1/4) in DSpark's; in Hydra's code all are alike
-    teacher     : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3), or beside them (DSpark)
-    judges      : learn too how likely the base accepts each guess (DSpark)
+                  step k of the layer; in Hydra's code all are alike
+    teacher     : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3)
     trains_base : the base learns too, through LoRA (Medusa-2)
     every       : a step learns to guess from every so many states of a text, from others the next time: neighbours teach
                   much the same, and each costs a block (DFlash)
     muon        : the matrices learn by Muon, with which as many steps reach more than with AdamW (docs/log.md)
-    own_vocab   : it may know a part of the vocabulary (EAGLE-3, P-EAGLE)
+    own_vocab   : it may know a part of the vocabulary (EAGLE-3)
     """
 
     layout: str
@@ -47,7 +45,6 @@ class RecipeDefaults:
     learning_rate: float
     decay: float
     teacher: bool = False
-    judges: bool = False
     trains_base: bool = False
     every: int = 1
     muon: bool = False
@@ -103,15 +100,15 @@ DRAFTERS = {
             "medusa-pt": Layout("the same tensors in medusa_lm_head.pt: Medusa v0.1, TensorRT-LLM's converter", names_base=True),
             "medusa-shared": Layout("medusa_lm_head.safetensors, residual blocks only, on the base's lm_head: Medusa, TGI",
                                     names_base=True, shares=True),
-            "merged": Layout("one model with the heads under medusa_head.: Medusa-2", has_base=True),
-            "modelopt": Layout("one model with the heads under medusa_heads.: NVIDIA Model Optimizer", has_base=True),
+            "merged": Layout("one model with the heads under medusa_head., read only: Medusa-2", has_base=True),
+            "modelopt": Layout("one model with the heads under medusa_heads., read only: NVIDIA Model Optimizer", has_base=True),
             "vllm": Layout("model.safetensors with blocks and lm_heads, or a truncated vocabulary: vLLM up to 0.32.0"),
             "tensorrt-llm": Layout("rank0.safetensors, the heads' part of a TensorRT-LLM checkpoint"),
             "neuron": Layout("medusa_heads.pt, to lie beside the base's files: AWS Neuron"),
         }, begins="drafters.medusa:untrained", recipes={
             "medusa-1": RecipeDefaults("medusa", 1, 1e-3, 0.8),
             "medusa-shared": RecipeDefaults("medusa-shared", 1, 1e-3, 0.8),
-            "medusa-2": RecipeDefaults("merged", 1, 2e-3, 0.8, trains_base=True),
+            "medusa-2": RecipeDefaults("medusa", 1, 2e-3, 0.8, trains_base=True),
         }),
     "hydra": DrafterKind(
         about="heads that read the guesses before theirs: as above; the demo model's are hydra", is_heads=True,
@@ -142,8 +139,7 @@ DRAFTERS = {
         recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
             "dspark": Layout("dflash's tensors with markov_head and perhaps confidence_head: DeepSpec, SpecForge, speculators",
                              shares=True),
-        }, begins="drafters.paths:untrained",
-        recipes={"dspark": RecipeDefaults("dspark", 2, 5e-4, exp(-1 / 4), teacher=True, judges=True)}, ends_itself=True,
+        }, ends_itself=True,
         note="DSpark's engines verify fewer guesses where it is unsure or the server is busy, and those left out count as "
         "misses: survival holds for the load that was measured. Turn adaptive verification off to measure the guesses "
         "themselves."),
@@ -157,8 +153,7 @@ DRAFTERS = {
         about="P-EAGLE's layers, EAGLE-3's which guess all depths in one pass: as above",
         recognises="checkpoints.eagle3:recognise_eagle3", writes="checkpoints.eagle3:publish_eagle3", layouts={
             "p-eagle": Layout("eagle-3's tensors with mask_hidden and perhaps more layers: NeMo, speculators, vLLM"),
-        }, begins="drafters.parallel:untrained",
-        recipes={"p-eagle": RecipeDefaults("p-eagle", 4, 5e-4, 0.8, teacher=True, own_vocab=True)},
+        },
         note=ONE_PASS.format("P-EAGLE drafts all depths")),
     "eagle": DrafterKind(
         about="the layer of EAGLE-1 and EAGLE-2: as above",
@@ -186,6 +181,7 @@ ELSEWHERE = {
 }
 COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
 LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
+WRITTEN = tuple(name for name, layout in LAYOUTS.items() if not layout.has_base)
 RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}
 ASKED = ", ".join(kind.asked for kind in DRAFTERS.values() if kind.asked)  # as --drafter takes them
 

@@ -63,18 +63,6 @@ class Basis:
     steps: Count | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """A choice by real decoding: all that decoded the same ``prompts``, plain decoding first, and the winner.
-
-    afresh : the winner on as many prompts that it was not chosen by
-    """
-
-    finalists: list[Figure]
-    prompts: Positive
-    afresh: Figure
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PlanEntry:
     """The chosen draft for one batch size; one of a single row means "do not speculate".
@@ -102,7 +90,6 @@ class PlanEntry:
     runner_up: Figure | None = None
     prompts_to_separate: PromptRange | None = None
     accepted: Shares = field(default_factory=list)
-    verified: Verified | None = None
     unconstrained: Figure | None = None
     own: Figure | None = None
     elsewhere: list[Figure] = field(default_factory=list)

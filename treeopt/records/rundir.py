@@ -34,7 +34,7 @@ LAUNCHED = "launched"  # stands for the servers that a user's command started
 DECODERS = (*ENGINES, LAUNCHED)  # of benchmarks beside treeopt's own
 BENCH = re.compile(rf"bench(?:-({'|'.join(DECODERS)}))?(?:-batch-size-(\d+))?", re.ASCII)
 MAKERS = {  # of other names than their files
-    "trace": "calibrate", "probe": "calibrate", "calibration": "calibrate", "plan": "search", "verify": "search", "drafters": "run",
+    "trace": "calibrate", "probe": "calibrate", "calibration": "calibrate", "plan": "search", "drafters": "run",
 }  # fmt: skip
 
 

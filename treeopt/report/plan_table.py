@@ -96,9 +96,6 @@ def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
     if entry.runner_up is None or entry.chosen.interval95.tokens_per_step is None:
         return said.strip()
     said += f"Batch size {entry.batch_size}: {_ties(entry, entry, entry.runner_up, hint=hint)}"
-    if (verified := entry.verified) and verified.afresh.speedup:
-        said += f". Verified by decoding: fastest of {len(verified.finalists) - 1}, and on fresh prompts "
-        said += f"{verified.afresh.speedup:.2f} times as fast as plain"
     return said + "."
 
 
@@ -109,9 +106,7 @@ def blocks(plan: Plan) -> str:
     name = "tokens_per_step" if plan.entries[0].chosen.speedup is None else "speedup"
     each = [f"{width}: {', '.join(told(f, name) for f in found)}" for width, found in sorted(plan.widths.items())]
     measure = f"{name.replace('_', ' ')} by width{' and batch size' * (len(plan.entries) > 1)}"
-    alone = len(each) > 1 and any(e.verified for e in plan.entries)
-    said = " To verify, its width alone was decoded: the others are predictions." * alone
-    return f"The plan is for a block of {plan.width} guesses; {measure}: {'; '.join(each)}.{said}"
+    return f"The plan is for a block of {plan.width} guesses; {measure}: {'; '.join(each)}."
 
 
 def _ties(entry: PlanEntry, known: PlanEntry | MixErrors, runner: Figure, *, hint: bool) -> str:

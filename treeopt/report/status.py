@@ -122,7 +122,7 @@ def _next(run: RunDirectory, rows: Mapping[str, FileStatus], found: Records) -> 
     for row in rows.values():
         if row.state == DAMAGED:
             return f"{row.name} cannot be read. Delete it, and make it again.", maker(row.name)
-    measured = ("calibrate", "probe", "profile", "verify", "bench", *(run.bench_in(e).stem for e in DECODERS))
+    measured = ("calibrate", "probe", "profile", "bench", *(run.bench_in(e).stem for e in DECODERS))
     for name in ("drafters", "run", *measured):
         if f"{name}.partial" in rows:
             words = maker(name)

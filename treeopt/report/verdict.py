@@ -208,7 +208,7 @@ def _predicted(speedup: float, ends: tuple[float, float], tied: Sequence[int], w
 
 
 def predicted_doubts(entry: PlanEntry) -> list[str]:
-    """What a plan's entry says against its tree; of one that was verified, what decoding says.
+    """What a plan's entry says against its tree.
 
     Empty where latencies are not known, or all speaks for it.
     """
@@ -217,8 +217,6 @@ def predicted_doubts(entry: PlanEntry) -> list[str]:
         return []
     if chosen.size == 1:
         return [NO_TREE_PAYS]
-    if entry.verified and (ratio := entry.verified.afresh.speedup_ratio):
-        return [*filter(None, [doubt(ratio)])]
     found = _predicted(speedup, chosen.interval95.speedup or (speedup, speedup), entry.tied_sizes, "here")
     chain, rates = entry.best("chain"), chosen.interval95.tokens_per_s
     if chain and chain.tokens_per_s:

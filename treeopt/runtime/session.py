@@ -114,8 +114,6 @@ def open_session(source: Mapping[str, Any] | None = None, prompts: PromptSet | N
     prompts : those of the source, where they have been read already
     """
     source = {name: value for name, value in (source or {}).items() if value is not None}
-    if "threads" in source:
-        torch.set_num_threads(source["threads"])
     rules, _ = open_rule(source), prompts_name(source)  # refused before anything is loaded
     target, placed = open_model(source), _given(source, "revision", "trust_remote_code")
     opened = open_drafter(source.get("drafter"), target, depth=source.get("draft_depth"), **placed)
@@ -141,9 +139,9 @@ def _given(source: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     return {name: source[name] for name in names if name in source}
 
 
-def open_model(source: Mapping[str, Any], **options: Any) -> Target:
+def open_model(source: Mapping[str, Any]) -> Target:
     placed = _given(source, "dtype", "device", "device_map", "revision", "trust_remote_code")
-    return load_target(source.get("model", demo.NAME), **placed, **options)
+    return load_target(source.get("model", demo.NAME), **placed)
 
 
 def open_rule(source: Mapping[str, Any]) -> Greedy:

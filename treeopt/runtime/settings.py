@@ -29,7 +29,6 @@ class ModelOptions(TypedDict, total=False):
     chat_template : put the tokenizer's chat template around prompts, where it has one
     in_order      : take prompts as they stand in the file, not shuffled
     seed          : seed of the prompts' order, of sampling and of training; by default 0
-    threads       : threads on a CPU; by default the run's, or the fewest that are about as fast
     acceptance    : rule: greedy; sample (lossless, at ``temperature``); reject (the same with chains of a draft model, by p/q
                     rejection); typical (Medusa's); by default greedy
     temperature   : sampling temperature; with ``responses`` that of the answers; by default 1.0; typical 0.7
@@ -54,7 +53,6 @@ class ModelOptions(TypedDict, total=False):
     chat_template: bool
     seed: int
     in_order: bool
-    threads: Annotated[int, Range(1, 4096)]
     trust_remote_code: bool
     engine_python: str
     acceptance: str

@@ -54,11 +54,6 @@ class Target:
         self._hooks: list[Any] = []
         self.read_layers(())
 
-    @property
-    def state_width(self) -> int:
-        """Numbers in a state of `hidden`."""
-        return self.width * (1 + len(self.layers))
-
     def read_layers(self, layers: Sequence[int]) -> None:
         """Have `hidden` hand out the residual stream at the inputs of these layers too.
 
@@ -169,14 +164,12 @@ def load_target(
     device_map: str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
-    quantization: Any = None,
     option: str = "`model`",
 ) -> Target:
     """A model and its tokenizer from a folder, a GGUF file or a hub id, in evaluation mode; or "demo" or "smollm2".
 
     dtype is one of `DTYPES`; None is float32 on a CPU and the checkpoint's own elsewhere. device_map
     ("auto", ...) lets accelerate place the layers; without either it is a CUDA device where there is one.
-    quantization is a config of transformers', for weights in 8 bits and the like.
     """
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -196,8 +189,6 @@ def load_target(
     if folder is not None and not trust_remote_code:
         common["local_files_only"] = True
     placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
-    if quantization is not None:  # such weights go to their device as they are read
-        placed = {"device_map": device_map or {"": device}, "quantization_config": quantization}
     with loadable(f"{option} must be a loadable {'model id or ' * (folder is None)}folder", path_or_id):
         if folder is not None:
             check_folder(folder)

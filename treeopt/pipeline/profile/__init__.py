@@ -1,1 +1,1 @@
-"""Latencies of decoding steps -> profile.json: timed here, by a user's command, or not timed but read or computed."""
+"""Latencies of decoding steps -> profile.json: timed here, or not timed but read or computed."""

@@ -125,13 +125,6 @@ def timing_trees(families: Sequence[TreeFamily], sizes: Collection[int], *, give
     return [shaped(families[depth - 1], size, depth) for size, depth in sorted(found)]
 
 
-def deepest_trees(families: Sequence[TreeFamily], sizes: Sequence[int]) -> list[Tree]:
-    """One tree of each size, as deep as the heads and the size allow: what a command that is told a size runs."""
-    depths = {size: min(size - 1, len(families)) for size in sorted(set(sizes)) if size > 1}
-    fitting = {size: depth for size, depth in depths.items() if size <= len(families[depth - 1])}
-    return [shaped(families[depth - 1], size, depth) for size, depth in fitting.items()]
-
-
 def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
     """The family's tree of ``size`` rows, with the chain of best guesses down to ``depth`` in it."""
     tree = family.tree(size)

@@ -33,7 +33,6 @@ from treeopt.pipeline.profile.placement import (
     timing_trees,
     tree_families,
 )
-from treeopt.pipeline.session import settle_threads
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import find_accuracies, inputs_of
@@ -101,7 +100,6 @@ def profile(
     if opened is None:
         check_sizes(wanted.sizes or (), stages.families)
     blocks = stages.of_blocks()
-    settle_threads(run, session)
     with _compiled(session) if compiled else nullcontext():
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
         if opened and opened.is_launched:
@@ -126,7 +124,7 @@ def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, 
     asked, batch_size = f"`engine={engine}`", max(wanted.batch_sizes)
     if given := [name for name, value in own.items() if value]:
         raise InvalidInput(f"{asked} does not go with `{given[0]}`: leave it out.")
-    opened = open_stepper(engine, session.setup(max_new_tokens), note, session.engine_python)
+    opened = open_stepper(engine, session.setup(max_new_tokens), session.engine_python)
     if not opened.is_stepwise:
         raise Unsupported(f"{asked} decodes whole answers, so its steps are not timed one by one: use bench.")
     if opened.most_rows is not None and batch_size > opened.most_rows:

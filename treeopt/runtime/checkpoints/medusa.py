@@ -289,8 +289,6 @@ def publish_medusa(heads: MedusaHeads, layout: str, base: str, lm_head: Tensor |
         "medusa": (HEAD_FILES[0], own),
         "medusa-pt": (HEAD_FILES[1], own),
         "medusa-shared": (HEAD_FILES[0], {**own, "version": "2"}),
-        "merged": ("", told),
-        "modelopt": ("", {"medusa": told}),
         "vllm": (MODEL_FILES[0], vllm),
         "tensorrt-llm": ("rank0.safetensors", tensorrt_llm | ranks),
         "neuron": (HEAD_FILES[2], None),

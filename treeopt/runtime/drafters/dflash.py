@@ -321,19 +321,8 @@ def layers_to_read(num_layers: int) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def untrained(
-    target: Target,
-    recipe: Recipe,
-    lm_head: Tensor,
-    texts: Sequence[Text],
-    *_: object,
-    made: Callable[..., DFlashHeads] = DFlashHeads,
-    from_anchor: bool = False,
-) -> DFlashHeads:
-    """Layers to train, whose attention and MLP add nothing at first. The mask is the token that the texts have least often.
-
-    made : the heads' class, with the sizes of what a kind has beside the layers; from_anchor : see `Form`
-    """
+def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], *_: object) -> DFlashHeads:
+    """Layers to train, whose attention and MLP add nothing at first. The mask is the token that the texts have least often."""
     from transformers import Qwen3Config
 
     check_bias(target)
@@ -343,9 +332,9 @@ def untrained(
     given = {key: getattr(like, key) for key in sizes} | {"rope_parameters": rope}
     config = Qwen3Config(vocab_size=1, num_hidden_layers=count, attn_implementation="sdpa", **given)
     mask_id = rarest(texts, target.vocab_size)
-    layers, block, none = layers_to_read(target.num_layers), recipe.num_heads + (not from_anchor), (None,) * count
-    form = Form(width, target.vocab_size, layers, mask_id, block, from_anchor, (False,) * count, none)
-    heads = made(
+    layers, block, none = layers_to_read(target.num_layers), recipe.num_heads + 1, (None,) * count
+    form = Form(width, target.vocab_size, layers, mask_id, block, False, (False,) * count, none)
+    heads = DFlashHeads(
         config,
         form,
         embedding=target.model.get_input_embeddings().weight,

@@ -12,7 +12,7 @@ V vocabulary · Vt tokens that the drafter guesses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from treeopt.runtime.training.recipe import Recipe
 
 FEWEST_LAYERS = 7  # of a target whose layers 2, N // 2 and N - 3 are three
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-AnyEagle3 = TypeVar("AnyEagle3", bound="Eagle3Heads")
 
 
 @dataclass(frozen=True)
@@ -211,26 +210,19 @@ def layers_to_read(num_layers: int) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys((low, (low + num_layers + 1) // 2, num_layers)))
 
 
-def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], *_: object) -> Eagle3Heads:
-    """A layer to train."""
-    return begun(Eagle3Heads, target, recipe, lm_head, texts)
-
-
 @torch.no_grad()
-def begun(
-    make: type[AnyEagle3], target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], **form: Any
-) -> AnyEagle3:
-    """Layers to train: they hand the target's last state on, and their head is rows of the target's own (V, d).
+def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], *_: object) -> Eagle3Heads:
+    """A layer to train: it hands the target's last state on, and its head is rows of the target's own (V, d).
 
-    Their rotation is the plain one that EAGLE-3's readers take where config.json says none.
+    Its rotation is the plain one that EAGLE-3's readers take where config.json says none.
     """
     config, width = layer_config(target.config, target.width, layers=recipe.layers), target.width
     config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
     layers = layers_to_read(target.num_layers)
     ids = common_tokens(texts, target.vocab_size, recipe.guessed)
-    made = make(
+    made = Eagle3Heads(
         config,
-        Form(width, target.vocab_size, states=3 if layers is None else len(layers), layers=layers, **form),
+        Form(width, target.vocab_size, states=3 if layers is None else len(layers), layers=layers),
         embedding=target.model.get_input_embeddings().weight,
         token_ids=None if len(ids) == target.vocab_size else ids,
         num_heads=recipe.num_heads,

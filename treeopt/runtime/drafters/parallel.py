@@ -26,14 +26,12 @@ from torch.nn import functional as F
 from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
-from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form, begun
-from treeopt.runtime.drafters.layer import rarest
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, GivenText
 from treeopt.runtime.drafters.states import CausalDraft, Logits, taught_ranks
 from treeopt.runtime.target import Target
-from treeopt.runtime.training.batches import Batch, Text
-from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.training.batches import Batch
 
 
 class MaskedDraft(MarginalDraft, CausalDraft):
@@ -77,11 +75,6 @@ class PEagleHeads(Eagle3Heads):
 
     def read_next(self, following: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         return torch.full_like(following, self.mask_id), self.fused(self.mask_state).expand_as(states)
-
-
-def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], *_: object) -> PEagleHeads:
-    """Layers to train; their mask is the token that the texts have least often, beside a vector that learns."""
-    return begun(PEagleHeads, target, recipe, lm_head, texts, mask_id=rarest(texts, target.vocab_size))
 
 
 class PardModel(DraftModel):

@@ -12,7 +12,6 @@ V vocabulary · Vt tokens that are guessed · t taps of a convolution
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.runtime.drafters.dflash import BlockState, DFlashHeads, Form
-from treeopt.runtime.drafters.dflash import untrained as untrained_block
 from treeopt.runtime.drafters.layer import zero_linear
 from treeopt.runtime.drafters.protocol import Frontier, top_candidates
 from treeopt.runtime.drafters.states import Logits
-from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Batch
-from treeopt.runtime.training.recipe import Recipe
 
-RANK = 256  # as published drafters have
 MARKOV = {"vanilla": None, "gated": "gate_proj", "rnn": "joint_proj"}  # and the layer that each has beside W1 and W2
 
 
@@ -129,17 +124,6 @@ class DSparkHeads(PathHeads):
         head = self.confidence_head["proj"]
         read = rows if head.in_features == rows.shape[-1] else torch.cat([rows, self.known(before)], -1)
         return head(read)[..., 0]
-
-
-@torch.no_grad()
-def untrained(target: Target, recipe: Recipe, *given: Any) -> DFlashHeads:
-    """DFlash's layers to train with a vanilla Markov head, which adds nothing at first, and a confidence head that is sure of nothing."""
-    rank = min(RANK, target.width)
-    made = partial(DSparkHeads, rank=rank, confidence=target.width + rank)
-    heads = untrained_block(target, recipe, *given, made=made, from_anchor=True)
-    for name in ("markov_head.markov_w2.weight", "confidence_head.proj.weight", "confidence_head.proj.bias"):
-        nn.init.zeros_(heads.weights[name])
-    return heads
 
 
 class DFlash2Heads(PathHeads):

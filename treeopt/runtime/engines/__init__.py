@@ -1,6 +1,5 @@
 """Decoders: treeopt's own decoder, and other runtimes, each a `treeopt.runtime.stepper.Stepper`."""
 
-from collections.abc import Callable
 from importlib import import_module
 
 from treeopt.errors import InvalidInput, Unsupported
@@ -9,12 +8,9 @@ from treeopt.runtime.decode import Decoder, Setup
 from treeopt.runtime.stepper import Stepper
 
 
-def open_stepper(
-    name: str | None, setup: Setup, say: Callable[[str], None] = lambda message: None, python: str | None = None
-) -> Stepper:
+def open_stepper(name: str | None, setup: Setup, python: str | None = None) -> Stepper:
     """treeopt's own decoder, or the engine of that name. Raises Unsupported where there is none, or not for the drafter.
 
-    say    : told what takes long, such as a conversion
     python : of the environment that has the engine, where that is a process of its own
     """
     if name is None:
@@ -35,5 +31,5 @@ def open_stepper(
         raise InvalidInput(
             f"`engine_python` is for engines in a process of their own: leave it out with `engine={name}`."
         )
-    stepper: Stepper = getattr(module, function)(setup.target, setup.drafter, setup.stop, say, **apart)
+    stepper: Stepper = getattr(module, function)(setup.target, setup.drafter, setup.stop, **apart)
     return stepper

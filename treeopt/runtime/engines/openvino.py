@@ -8,24 +8,19 @@ error is not used again.
 exact        all is computed in float32: the texts of every draft are plain decoding's
 as it comes  nothing is forced; on a processor with bfloat16 it decodes in that, and drafts change some texts
 
-Models and drafters are converted once by optimum-intel, into the user's cache, where a folder is named for the weights that
-it was made from. optimum-intel needs other versions than treeopt does, so it gets a virtual environment of its own in the
-cache; the user's stays as it is.
+Models and drafters are read as optimum-intel converts them, from the user's cache, where a folder is named for the weights that
+it was made from. optimum-intel needs other versions than treeopt does, so the user runs it: what is not converted yet is
+refused with the command to run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-import venv
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +32,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.places import user_cache
 from treeopt.files.shell import command_line
-from treeopt.files.writing import discard, folder_made_once
+from treeopt.files.writing import folder_made_once
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.checkpoints.eagle3 import eagle3_config, eagle3_tensors
 from treeopt.runtime.checkpoints.save import write_tensors
@@ -45,7 +40,7 @@ from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.folder import loadable, other_environment
+from treeopt.runtime.folder import loadable
 from treeopt.runtime.stepper import Pass, Prompts, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
@@ -71,9 +66,7 @@ class OpenVino(Stepper):
 
     most_rows = 64
 
-    def __init__(
-        self, target: Target, drafter: Drafter, stop: StopRule, say: Say, *, weights: str, exact: bool = True
-    ) -> None:
+    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, *, weights: str, exact: bool = True) -> None:
         try:
             import openvino_genai
         except ImportError:
@@ -83,9 +76,9 @@ class OpenVino(Stepper):
         self.genai: Any = openvino_genai
         self.name = NAMES[weights] + "-default" * (not exact)
         self.version: str = openvino_genai.__version__.partition("-")[0]
-        self.target, self.drafter, self.stop, self.weights, self.say = target, drafter, stop, weights, say
+        self.target, self.drafter, self.stop, self.weights = target, drafter, stop, weights
         self.forced = {**(EXACT if exact else {}), "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        self.as_it_comes = OpenVino(target, drafter, stop, say, weights=weights, exact=False) if exact else None
+        self.as_it_comes = OpenVino(target, drafter, stop, weights=weights, exact=False) if exact else None
         self.takes_trees = drafter.kind == "eagle3" and exact
         self.own_length = None if drafter.kind == "ngram" else OWN_LENGTH
         self.about = (
@@ -159,17 +152,17 @@ class OpenVino(Stepper):
 
     @property
     def converted(self) -> dict[str, str]:  # type: ignore[override]
-        folders = {"MODEL": converted(self.target, self.weights, self.say)}
+        folders = {"MODEL": converted(self.target, self.weights)}
         if isinstance(self.drafter, DraftModel | Eagle3Heads):
-            folders["DRAFTER"] = converted_drafter(self.drafter, self.target, self.say)
+            folders["DRAFTER"] = converted_drafter(self.drafter, self.target)
         return {word: folder.name for word, folder in folders.items()}
 
     def _pipeline(self, guesses: bool) -> Any:
         with_: dict[str, object] = {"prompt_lookup": True} if guesses else {}
         if guesses and isinstance(self.drafter, DraftModel | Eagle3Heads):
-            folder = converted_drafter(self.drafter, self.target, self.say)
+            folder = converted_drafter(self.drafter, self.target)
             with_ = {"draft_model": self.genai.draft_model(str(folder), "CPU", **self.forced)}
-        model, scheduler = converted(self.target, self.weights, self.say), self.genai.SchedulerConfig()
+        model, scheduler = converted(self.target, self.weights), self.genai.SchedulerConfig()
         scheduler.max_num_batched_tokens = MOST_TOKENS
         return self.genai.ContinuousBatchingPipeline(str(model), scheduler, "CPU", {**self.forced, **with_})
 
@@ -192,33 +185,14 @@ in_own, in_int8_own = partial(in_fp32, exact=False), partial(in_int8, exact=Fals
 
 
 OPENVINO, OPTIMUM_INTEL = "2026.4.1", "2.2.0"
-# optimum-intel's EAGLE-3 imports these without asking for them; diffusers 0.38 needs a newer huggingface_hub than it takes.
-UNASKED = ("einops", "diffusers<0.38")
-# Not needed for text: the first is broken where it was built for another torch, the second reports what is converted.
-UNWANTED = ("torchvision", "openvino-telemetry")
-FORMATS = ("fp32", "int8")
-# PyPI's torch for Linux brings CUDA, some GB that nothing here uses.
-CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
-# Says in an EAGLE-3 model which of the target's outputs it reads.
-NAME_LAYERS = """
-import os, sys, openvino
-folder, *layers = sys.argv[1:]
-file = os.path.join(folder, "openvino_model.xml")
-model = openvino.Core().read_model(file)
-model.set_rt_info([int(layer) for layer in layers], "hidden_layers_list")
-openvino.save_model(model, "named.xml", compress_to_fp16=False)
-del model
-for suffix in ("xml", "bin"):
-    os.replace(f"named.{suffix}", os.path.join(folder, f"openvino_model.{suffix}"))
-"""
+MODEL_FILE = "openvino_model.xml"
 TASK = "text-generation-with-past"
-Say = Callable[[str], None]
 
 
-def converted(target: Target, weights: str, say: Say) -> Path:
+def converted(target: Target, weights: str) -> Path:
     """The folder with a causal LM as OpenVINO reads it, its tokenizer beside it.
 
-    weights : one of `FORMATS`
+    weights : fp32 or int8
     """
 
     def save(folder: Path) -> None:
@@ -227,13 +201,13 @@ def converted(target: Target, weights: str, say: Say) -> Path:
 
     about = (target.config.to_json_string(), target.model.generation_config.to_json_string(), _words(target.tokenizer))
     digest = _digest(target.model.state_dict().items(), *about)
-    return _made(f"{target.name} ({weights})", f"{digest}-{weights}", save, ("--weight-format", weights), say)
+    return _made(f"{target.name} ({weights})", f"{digest}-{weights}", save, ("--weight-format", weights))
 
 
-def converted_drafter(drafter: DraftModel | Eagle3Heads, target: Target, say: Say) -> Path:
+def converted_drafter(drafter: DraftModel | Eagle3Heads, target: Target) -> Path:
     """The folder with a draft model or EAGLE-3's layer as OpenVINO reads it."""
     if isinstance(drafter, DraftModel):
-        return converted(drafter.model, "fp32", say)
+        return converted(drafter.model, "fp32")
     read, form = drafter.layers_of(target.num_layers), drafter.form
     if form != Form(form.width, form.vocab_size, layers=form.layers) or len(read) != 3 or min(read) < 1:
         raise Unsupported(
@@ -253,72 +227,44 @@ def converted_drafter(drafter: DraftModel | Eagle3Heads, target: Target, say: Sa
 
     digest = _digest(tensors.items(), json.dumps([config, outputs]))
     options = ("--weight-format", "fp32", "--trust-remote-code")  # optimum-intel's own code: nothing is fetched
-    return _made("The EAGLE-3 layer", f"{digest}-eagle3", save, options, say, outputs)
+    folder = _made("the EAGLE-3 layer", f"{digest}-eagle3", save, options)
+    name_layers(folder, outputs)
+    return folder
 
 
-def _made(
-    what: str, name: str, save: Callable[[Path], object], options: Sequence[str], say: Say, outputs: Sequence[int] = ()
-) -> Path:
-    """The folder of that name in the cache, made where it is missing."""
-    cached = user_cache() / "openvino" / f"{name}-{OPENVINO}-{OPTIMUM_INTEL}"
-    with folder_made_once(cached) as folder:
-        if folder is None:
-            return cached
-        python = _environment(say)
-        say(f"{what} is being converted for OpenVINO, once, into {cached}.")
-        with tempfile.TemporaryDirectory(dir=cached.parent) as place:
-            source = Path(place) / "model"
-            source.mkdir()
-            with loadable(f"{what} must be written for its conversion", place):
-                save(source)
-            command = [python, "-m", "optimum.commands.optimum_cli", "export", "openvino", "--model", source]
-            _run([*command, "--task", TASK, *options, folder], "converted", place, HF_HUB_OFFLINE="1")
-            if outputs:
-                _run([python, "-c", NAME_LAYERS, folder, *outputs], "converted", place)
-    return cached
+def _made(what: str, name: str, save: Callable[[Path], object], options: Sequence[str]) -> Path:
+    """The folder of that name in the cache, as optimum-intel converted it.
 
-
-def _environment(say: Say) -> Path:
-    """The Python of the virtual environment that converts, which is made where it is missing."""
-    version = "{}.{}".format(*sys.version_info[:2])
-    folder = user_cache() / f"openvino-conversion-{OPENVINO}-{OPTIMUM_INTEL}-python-{version}"
-    if folder.is_dir() and not _python(folder).exists():  # the Python that it was made with is gone
-        discard(folder)
-    with folder_made_once(folder) as made:
+    Raises Unsupported, with the command to run, where it is missing; the model to convert is saved beside it.
+    """
+    folder = user_cache() / "openvino" / f"{name}-{OPENVINO}-{OPTIMUM_INTEL}"
+    if (folder / MODEL_FILE).is_file():
+        return folder
+    source = folder.with_name(f"{folder.name}-source")
+    with folder_made_once(source) as made:
         if made is not None:
-            say(
-                f"The conversion to OpenVINO gets a virtual environment of its own, once: 1.3 GB and some minutes, in {folder}."
-            )
-            with loadable("A virtual environment must be made for the conversion", "venv"):
-                venv.create(made, with_pip=True, symlinks=os.name != "nt")
-            torch_ = f"torch=={torch.__version__.partition('+')[0]}"
-            wanted = (f"optimum-intel[openvino]=={OPTIMUM_INTEL}", f"openvino=={OPENVINO}", torch_)
-            pip = [_python(made), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-            without = ("install", "--no-compile", "--no-deps")
-            with suppress(Unsupported):  # not to be reached everywhere; torch is then the usual index's
-                only = ("--index-url", CPU_BUILDS, "--retries", "0", "--timeout", "10")
-                _run([*pip, *without, *only, torch_], "installed", str(made))
-            for task in (("install", "--no-compile", *wanted), (*without, *UNASKED), ("uninstall", "--yes", *UNWANTED)):
-                _run([*pip, *task], "installed", str(made))
-    return _python(folder)
-
-
-def _python(environment: Path) -> Path:
-    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-
-
-def _run(command: Sequence[Any], done: str, place: str, **environment: str) -> None:
-    """Run a command to its end; Unsupported with what it said last where it fails."""
-    words = list(map(str, command))
-    result = subprocess.run(
-        words, cwd=place, env={**other_environment(), **environment}, capture_output=True, text=True, errors="replace"
+            with loadable(f"{what} must be written for its conversion", source.name):
+                save(made)
+    line = command_line("optimum-cli", "export", "openvino", "--model", source, "--task", TASK, *options, folder)
+    raise Unsupported(
+        f"OpenVINO reads {what} as optimum-intel converts it. In an environment with optimum-intel[openvino]=={OPTIMUM_INTEL} and "
+        f"openvino=={OPENVINO} (docs/engines.md), which is another than treeopt's, run this, and then the same command again: {line}"
     )
-    if result.returncode:
-        lines = [line.strip() for line in (result.stderr or result.stdout).splitlines() if line.strip()]
-        raise Unsupported(
-            f"What OpenVINO needs cannot be {done}: {lines[-1][:300] if lines else 'no word of why'}. The command was: "
-            f"{command_line(*words)}"
-        )
+
+
+def name_layers(folder: Path, outputs: Sequence[int]) -> None:
+    """Say in an EAGLE-3 model which of the target's outputs it reads, where it does not say so yet."""
+    import openvino
+
+    file, named = folder / MODEL_FILE, folder / "named.xml"
+    model = openvino.Core().read_model(file)
+    if model.has_rt_info("hidden_layers_list"):
+        return
+    model.set_rt_info(list(outputs), "hidden_layers_list")
+    openvino.save_model(model, named, compress_to_fp16=False)
+    del model  # it holds the file of weights
+    for suffix in (".bin", ".xml"):
+        named.with_suffix(suffix).replace(file.with_suffix(suffix))
 
 
 def _words(tokenizer: Any) -> str:

@@ -47,7 +47,7 @@ class Transformers(Stepper):
     name, version = "transformers", transformers.__version__
     most_rows, is_stepwise = 1, False
 
-    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, say: object = None) -> None:
+    def __init__(self, target: Target, drafter: Drafter, stop: StopRule) -> None:
         self.target, self.kind, self.stop = target, drafter.kind, stop
         self.assistant: Any = None  # the model whose generation config has the settings
         self._assisted: dict[str, Any] = {}  # arguments of `generate`

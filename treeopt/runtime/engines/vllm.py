@@ -71,9 +71,7 @@ class Vllm(Stepper):
     most_rows = MOST_ROWS
     is_launched = True
 
-    def __init__(
-        self, target: Target, drafter: Drafter, stop: StopRule, say: object = None, *, python: str | None = None
-    ) -> None:
+    def __init__(self, target: Target, drafter: Drafter, stop: StopRule, *, python: str | None = None) -> None:
         if python is None and find_spec("vllm") is None:
             raise Unsupported(ASK)
         self.python = os.path.expanduser(python or sys.executable)

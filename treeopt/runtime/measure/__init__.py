@@ -1,1 +1,1 @@
-"""Measurements on a model: ranks, probes, threads, whole answers and their quality."""
+"""Measurements on a model: ranks, probes, whole answers and their quality."""

@@ -30,9 +30,9 @@ from treeopt.files import storage, writing
 from treeopt.runtime.decode import synchronize
 from treeopt.runtime.measure.unfinished import LastState
 from treeopt.runtime.memory import is_out_of_memory
-from treeopt.runtime.training.batches import count_trials, make_batch, texts_of_step
+from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
 from treeopt.runtime.training.recipe import CLIP_NORM
-from treeopt.runtime.training.trainees import Counted, FrozenStates, Group, Trainee
+from treeopt.runtime.training.trainees import Counted, Group, Trainee
 from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
@@ -91,13 +91,13 @@ class Loop:
         self,
         accelerator: Any,
         trainee: Trainee,
-        states: FrozenStates,
+        texts: Sequence[Text],
         *,
         checkpoints: Checkpoints,
         log: Path,
         checkpoint_steps: int = CHECKPOINT_STEPS,
     ) -> None:
-        self.accelerator, self.states, self.texts, self.recipe = accelerator, states, states.texts, trainee.recipe
+        self.accelerator, self.texts, self.recipe = accelerator, texts, trainee.recipe
         self.checkpoints, self.log, self.checkpoint_steps = checkpoints, log, checkpoint_steps
         passes, size = accelerator.num_processes * self.recipe.accumulate, self.recipe.batch_size
         if size < passes:
@@ -122,17 +122,8 @@ class Loop:
     def run(self) -> Iterator[Position]:
         """Train to the end of the recipe, and say after every step where it is."""
         self.model.train()
-        started, recipe = time.perf_counter(), self.recipe
-        step, alone = self.position.step, self.accelerator.num_processes == 1
-        several = recipe.steps is None or (recipe.steps - 1) * recipe.batch_size >= len(self.texts)  # epochs
-        if several and alone and self.trainee.base is None and self.states.fit:
-            self.states.keep(recipe.batch_size)
-        # What was kept helps the steps to come, so it is on their clock; but there has to be time for some.
-        seconds = self._together(self.position.seconds + time.perf_counter() - started)
-        if step == 0 and recipe.is_over(step, seconds):
-            raise OutOfRange(
-                f"Training needs time for a step, but reading the texts took {seconds / 60:.1f} minutes: raise `minutes`."
-            )
+        recipe, alone = self.recipe, self.accelerator.num_processes == 1
+        step, seconds = self.position.step, self._together(self.position.seconds)
         # Several processes keep nothing when they are stopped, and may have to be stopped while they wait.
         while not recipe.is_over(step, seconds):
             started = time.perf_counter()
@@ -176,7 +167,7 @@ class Loop:
         parts, found = np.array_split(mine, recipe.accumulate), []
         for n, part in enumerate(parts, 1):
             with nullcontext() if n == len(parts) else accelerator.no_sync(self.model):
-                loss, counts = self._pass(self.model, self.states, part.tolist(), trials, share, *some)
+                loss, counts = self._pass(self.model, self.texts, part.tolist(), trials, share, *some)
                 # Processes average their gradients, where the step's is the sum.
                 accelerator.backward(loss * accelerator.num_processes)
                 found.append(torch.cat([counts, loss.detach().double()[None]]))
@@ -186,23 +177,22 @@ class Loop:
         return {"loss": float(total[-1]), "learning_rate": recipe.peak_rate * rate, **logged}
 
     def _pass(
-        self, model: Any, states: FrozenStates, places: list[int], trials: IntArray, share: float, *some: int
+        self, model: Any, texts: Sequence[Text], places: list[int], trials: IntArray, share: float, *some: int
     ) -> Counted:
-        batch = make_batch([states.texts[i] for i in places], self.num_heads, self.device, *some)
-        hidden = states.of(places, batch) if self.trainee.base is None else None
-        counted: Counted = model(batch, hidden, torch.from_numpy(trials).to(self.device), share)
+        batch = make_batch([texts[i] for i in places], self.num_heads, self.device, *some)
+        counted: Counted = model(batch, torch.from_numpy(trials).to(self.device), share)
         return counted
 
     @torch.no_grad()
-    def count(self, states: FrozenStates) -> dict[str, object]:
+    def count(self, texts: Sequence[Text]) -> dict[str, object]:
         """The record of losses and hits over some texts, with the weights as they are."""
         self.trainee.eval()
-        processes, trials = self.accelerator.num_processes, count_trials(states.texts, self.num_heads)
-        mine = list(range(self.accelerator.process_index, len(states.texts), processes))
+        processes, trials = self.accelerator.num_processes, count_trials(texts, self.num_heads)
+        mine = list(range(self.accelerator.process_index, len(texts), processes))
         size = max(1, self.recipe.batch_size // processes // self.recipe.accumulate)
         total = torch.zeros(2 * self.num_heads + 2, dtype=torch.float64, device=self.device)
         for i in range(0, len(mine), size):
-            total += self._pass(self.trainee, states, mine[i : i + size], trials, 1.0)[1]
+            total += self._pass(self.trainee, texts, mine[i : i + size], trials, 1.0)[1]
         self.trainee.train()
         return record_of(self.accelerator.reduce(total, "sum"), trials)
 

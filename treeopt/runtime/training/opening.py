@@ -32,7 +32,7 @@ from treeopt.files.writing import temporary
 from treeopt.records.drafters import DRAFTERS
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.checkpoints import save_heads
-from treeopt.runtime.checkpoints.save import by_libraries
+from treeopt.runtime.checkpoints.save import by_libraries, check_folder
 from treeopt.runtime.decode import AnswerRow, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.open import open_drafter
@@ -45,24 +45,18 @@ from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
 from treeopt.runtime.training.recipe import Recipe
 
+HEADS = "heads"  # the folder of Medusa-2's heads, within that of its base
 LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
 
 
-def check_packages(recipe: Recipe, *, load_in_8bit: bool) -> None:
-    """Raise Unsupported where a package or a device is missing, before anything is loaded."""
+def check_packages(recipe: Recipe) -> None:
+    """Raise Unsupported where a package is missing, before anything is loaded."""
     packages = ("accelerate", "peft") if recipe.defaults.trains_base else ("accelerate",)
     absent = [package for package in packages if importlib.util.find_spec(package) is None]
     if absent:
         raise Unsupported(
             f"`kind={recipe.kind}` needs {' and '.join(absent)}. Install with: pip install {' '.join(absent)}"
         )
-    if load_in_8bit and recipe.defaults.trains_base:
-        raise Unsupported(
-            f"`load_in_8bit` is for a base that stays as it is, but {recipe.kind} trains it: leave it out."
-        )
-    if load_in_8bit and (importlib.util.find_spec("bitsandbytes") is None or not torch.cuda.is_available()):
-        missing = "bitsandbytes is not installed" if torch.cuda.is_available() else "there is no CUDA device"
-        raise Unsupported(f"`load_in_8bit` needs bitsandbytes and a CUDA device, but {missing}: leave it out.")
 
 
 def open_accelerator(recipe: Recipe, *, device: str | None, dtype: str | None, mixed_precision: str | None) -> Any:
@@ -92,15 +86,9 @@ def wanted_precision(given: str | None, device: str | None, dtype: str | None) -
     return "bf16" if on_cuda and torch.cuda.is_bf16_supported() else "no"
 
 
-def open_base(source: Mapping[str, Any], device: str, *, load_in_8bit: bool = False) -> Target:
+def open_base(source: Mapping[str, Any], device: str) -> Target:
     """The target that heads are trained for, on this process's device unless the options name one."""
-    if "device_map" not in source:
-        source = {"device": device, **source}
-    if not load_in_8bit:
-        return open_model(source)
-    from transformers import BitsAndBytesConfig
-
-    return open_model(source, quantization=BitsAndBytesConfig(load_in_8bit=True))
+    return open_model(source if "device_map" in source else {"device": device, **source})
 
 
 def open_seeds(source: Mapping[str, Any], target: Target, most: int) -> PromptSet:
@@ -174,7 +162,6 @@ def size_of_heads(target: Target, recipe: Recipe) -> Size:
     """The parameters that heads would have, without making them."""
     made = _begun(target, recipe, torch.empty_like(target.lm_head.weight, device="meta"), (), lambda: 1.0)
     named = {"projection": "projections", "lm_head": "projections", "prefix": "prefix layer"}
-    named |= {"markov": "Markov head", "confidence": "confidence head"}
     parts: Counter[str] = Counter()
     for name, weight in made.named_parameters():
         own = "layer" if recipe.defaults.own_vocab else "blocks"
@@ -185,21 +172,32 @@ def size_of_heads(target: Target, recipe: Recipe) -> Size:
 
 
 def save_result(trainee: Any, target: Target, recipe: Recipe, folder: Path) -> list[Path]:
-    """The files written. The heads take the target's dtype; Medusa-2's adapter becomes part of the base."""
+    """The files written. The heads take the target's dtype; Medusa-2's base, with its adapter, lies around their folder."""
     heads = trainee.heads.eval().requires_grad_(False).to(target.dtype)
     layout = recipe.defaults.layout
     if not recipe.defaults.trains_base:
         lm_head = target.lm_head.weight if heads.shares_projection else None
         return save_heads(heads, layout, folder, base=target.name, lm_head=lm_head)
-    base_folder = temporary(folder / "training" / "base")
+    heads_files = save_heads(heads, layout, folder / HEADS, base=str(folder))
+    return [*_save_base(trainee.base.merge_and_unload(), target.tokenizer, folder), *heads_files]
+
+
+def _save_base(model: Any, tokenizer: Any, folder: Path) -> list[Path]:
+    """The files of a model and its tokenizer, each whole or not at all, config.json last."""
+    made = temporary(folder / "training" / "base")
     try:
-        with by_libraries(base_folder):
-            trainee.base.merge_and_unload().save_pretrained(base_folder)
-            if target.tokenizer is not None:
-                target.tokenizer.save_pretrained(base_folder)
-        return save_heads(heads, layout, folder, base=target.name, base_folder=base_folder)
+        with by_libraries(made):
+            model.save_pretrained(made)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(made)
+        names = sorted((file.name for file in made.iterdir()), key=lambda name: (name == "config.json", name))
+        check_folder(folder, names)
+        usual = (made / "config.json").stat().st_mode
+        for name in names:
+            (made / name).chmod(usual)  # safetensors makes files for their owner alone
+        return [(made / name).replace(folder / name) for name in names]
     finally:
-        shutil.rmtree(base_folder, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
 
 
 BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most

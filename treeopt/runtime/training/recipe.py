@@ -31,15 +31,15 @@ class Recipe:
 
     kind          : what to train
     num_heads     : number of heads: tokens to guess beyond the next one. Of eagle3 the steps that its layer is unrolled over,
-                    of dflash and dspark the guesses of a block
-    num_layers    : residual blocks of each head; by default 1; hydra++ 4. Of dflash and dspark the layers; by default 2, of p-eagle 4
-    draft_vocab   : tokens that eagle3 or p-eagle guesses: those that the answers have most often; by default 32,000, or all
+                    of dflash the guesses of a block
+    num_layers    : residual blocks of each head; by default 1; hydra++ 4. Of dflash the layers; by default 2
+    draft_vocab   : tokens that eagle3 guesses: those that the answers have most often; by default 32,000, or all
     steps         : steps to train
     epochs        : passes over the texts; by default 1, unless ``steps`` or ``minutes``
     minutes       : minutes to train. The learning rate falls over this time
     batch_size    : texts in each step, over all devices
     accumulate    : split each step into this many passes, to save memory
-    learning_rate : highest learning rate of the heads; by default 0.001; medusa-2 0.002; eagle3, p-eagle, dflash and dspark 0.0005
+    learning_rate : highest learning rate of the heads; by default 0.001; medusa-2 0.002; eagle3 and dflash 0.0005
     start         : heads of the same kind to go on from, named as a drafter is; by default new ones
     """
 

@@ -1,7 +1,6 @@
 """The module that a step trains, which turns a batch into a loss and into counts; the losses.
 
-The base is frozen: its hidden states are computed without gradients, or kept in memory where several epochs read the same
-ones. Losses are sums over states: a step divides them once, however many passes it takes. Head k (from 1) guesses the
+The base is frozen: its hidden states are computed without gradients. Losses are sums over states: a step divides them once, however many passes it takes. Head k (from 1) guesses the
 token at p + k + 1 of a state at place p.
 
 In Medusa-2 the base and its heads learn together, the base through LoRA: L = L_base + lambda_0 L_heads (Medusa, section
@@ -22,12 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from treeopt.runtime.drafters.states import pad, places_among
+from treeopt.runtime.drafters.states import places_among
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import NO_LABEL, Batch, Text, make_batch
 from treeopt.runtime.training.recipe import BASE_RATE, Recipe
 
-CACHE_SHARE = 0.5  # most that hidden states may take of the memory that is free
 # () loss, divided by the trials of the whole step, and (2K + 2,) counts: see `counts_of`
 Counted = tuple[Tensor, Tensor]
 Group = dict[str, Any]  # of parameters, as torch's optimisers take them, with their highest learning rate
@@ -71,19 +69,18 @@ class Trainee(nn.Module):
             module.train(mode and "lora_dropout" in name)
         return self
 
-    def forward(self, batch: Batch, hidden: Tensor | None, trials: Tensor, share: float) -> Counted:
+    def forward(self, batch: Batch, trials: Tensor, share: float) -> Counted:
         """The loss of a batch; outside training all parts of it are counted.
 
-        hidden : (B, T, d) of a frozen base; trials : (K+1,) labels of the whole step
+        trials : (K+1,) labels of the whole step
         """
         alone, teacher = self.base is None or (self.training and self.recipe.heads_alone(share)), None
-        if hidden is None:
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not alone):
-                hidden = self.target.states(input_ids=batch.tokens, use_cache=False)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not alone):
+            hidden = self.target.states(input_ids=batch.tokens, use_cache=False)
         if self.recipe.defaults.teacher:
             with torch.no_grad():
                 teacher = self.scores(batch.states(hidden))
-        head_loss, hits = count(self.heads, hidden, batch, teacher, judges=self.recipe.defaults.judges)
+        head_loss, hits = count(self.heads, hidden, batch, teacher)
         loss = self.recipe.joint_weight(share) * heads_loss(head_loss, trials, self.recipe)
         if alone:
             return loss, counts_of(head_loss, hits)
@@ -120,32 +117,24 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def count(
-    heads: Any, hidden: Tensor, batch: Batch, teacher: Tensor | None = None, *, judges: bool = False
-) -> tuple[Tensor, Tensor]:
+def count(heads: Any, hidden: Tensor, batch: Batch, teacher: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(K,) loss and (K,) hits of the heads on (B, T, ...) states, each summed over the states where it has a label.
 
     A token that the heads do not guess is no label.
 
     teacher : (n, V) logits of the base at the batch's states; the loss is then against the base's distribution
-    judges  : whether the heads' confidence is learned too: the loss is `judged_loss`
     """
     ahead, ids = batch.ahead, heads.token_ids
     if ids is not None:
         places = places_among(ahead, ids)
         ahead = torch.where(ids[places] == ahead, places, NO_LABEL)
-        teacher = teacher if teacher is None or judges else teacher[:, ids]
+        teacher = None if teacher is None else teacher[:, ids]
     losses, hits = [], []
     for k, (read, logits_of) in enumerate(heads.taught(hidden.to(heads.dtype), batch), 1):
         labels, logits = ahead[:, k], logits_of(read)
         # The base guesses the label of head k at the state k places on, which is of the same text.
         wanted = None if teacher is None else teacher.roll(-k, 0)
-        if judges and wanted is not None:
-            probs = at_least_float32(wanted).softmax(-1)[:, slice(None) if ids is None else ids]
-            sure = heads.confidences(read[..., : -heads.rank], batch.ahead[:, k - 1].clamp_min(0))
-            losses.append(judged_loss(logits, sure, probs, labels))
-        else:
-            losses.append(text_loss(logits, labels) if wanted is None else teacher_loss(logits, wanted, labels))
+        losses.append(text_loss(logits, labels) if wanted is None else teacher_loss(logits, wanted, labels))
         hits.append((logits.argmax(-1) == labels).sum())
     return torch.stack(losses), torch.stack(hits)
 
@@ -166,20 +155,6 @@ def teacher_loss(logits: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(at_least_float32(logits[known]), wanted, reduction="sum")
 
 
-def judged_loss(logits: Tensor, confidence: Tensor, probs: Tensor, labels: Tensor) -> Tensor:
-    """0.1 CE + 0.9 |p - q| + BCE, summed over the rows with a label (DSpark, loss.py).
-
-    |p - q| is a sum over all tokens. A guess is accepted with probability a = 1 - |p - q| / 2, which the confidence learns.
-
-    logits : (N, Vt), whose distribution is q; confidence : (N,) logits; probs : (N, Vt) p, the base's
-    """
-    known = labels != NO_LABEL
-    accepted = torch.minimum(at_least_float32(logits[known]).softmax(-1), probs[known]).sum(-1)
-    sure, wanted = at_least_float32(confidence[known]), accepted.detach()
-    bce = F.binary_cross_entropy_with_logits(sure, wanted, reduction="sum")
-    return 0.1 * text_loss(logits, labels) + 0.9 * (2 - 2 * accepted).sum() + bce
-
-
 def kl_to_base(logits: Tensor, original: Tensor, labels: Tensor) -> Tensor:
     """KL(original || now) of two (N, V) logits, summed over the rows with a label [nats]."""
     now, before = (at_least_float32(part[labels != NO_LABEL]).log_softmax(-1) for part in (logits, original))
@@ -196,42 +171,9 @@ def heads_loss(head_loss: Tensor, trials: Tensor, recipe: Recipe) -> Tensor:
     return (weights.to(head_loss) * head_loss / trials[1:].clamp_min(1)).sum()
 
 
-class FrozenStates:
-    """Hidden states of the frozen base for batches of some texts."""
-
-    def __init__(self, target: Target, texts: Sequence[Text]) -> None:
-        self.target, self.texts = target, texts
-        self._kept: dict[int, Tensor] = {}
-
-    @property
-    def fit(self) -> bool:
-        """Whether the memory that is free takes the states of all texts."""
-        import psutil
-
-        places = sum(len(text.tokens) for text in self.texts)
-        needed = places * self.target.state_width * self.target.dtype.itemsize
-        return bool(needed <= CACHE_SHARE * psutil.virtual_memory().available)
-
-    def keep(self, batch_size: int) -> None:
-        """Compute them once and keep them in memory, in batches that depend on the texts alone."""
-        order = sorted(range(len(self.texts)), key=lambda i: len(self.texts[i].tokens))
-        for begin in range(0, len(order), batch_size):
-            places = order[begin : begin + batch_size]
-            hidden = self._compute(make_batch([self.texts[i] for i in places], 0, self.target.device))
-            for row, i in zip(hidden, places, strict=True):
-                self._kept[i] = row[: len(self.texts[i].tokens)].cpu().clone()
-
-    def of(self, places: Sequence[int], batch: Batch) -> Tensor:
-        """(B, T, d) of the texts at some places, which ``batch`` holds; what padding has is arbitrary."""
-        if not self._kept:
-            return self._compute(batch)
-        return pad([self._kept[i] for i in places]).to(self.target.device)
-
-    def usual_rms(self, texts: int = 8) -> float:
-        """Root mean square of the numbers in the states of the first texts."""
-        batch = make_batch(self.texts[:texts], 0, self.target.device)
-        return float(batch.states(self._compute(batch)).double().square().mean().sqrt())
-
-    @torch.no_grad()
-    def _compute(self, batch: Batch) -> Tensor:
-        return self.target.states(input_ids=batch.tokens, use_cache=False)
+@torch.no_grad()
+def usual_rms(target: Target, texts: Sequence[Text], most: int = 8) -> float:
+    """Root mean square of the numbers in the target's states of the first texts."""
+    batch = make_batch(texts[:most], 0, target.device)
+    hidden = target.states(input_ids=batch.tokens, use_cache=False)
+    return float(batch.states(hidden).double().square().mean().sqrt())
