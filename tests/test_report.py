@@ -122,7 +122,7 @@ def test_of_some_files_there_is_a_report_and_what_to_measure_next_is_said_in_the
         assert len(re.findall("<title>(path|root)", page)) == sum(sizes)
     assert ("Real decoding of" in page) == ("bench" not in gone)
     said = re.sub("treeopt (calibrate|profile|bench) calm", "", page)
-    assert not re.search("treeopt (bench|calibrate|profile|search)|would tell them apart|longer profile", said)
+    assert not re.search("treeopt (bench|calibrate|profile|search)", said)
     assert "bench" not in gone or "treeopt bench" in " ".join(hints)
     assert bool(hints) == bool(gone)
 

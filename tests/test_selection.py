@@ -115,30 +115,6 @@ def test_more_conversations_tie_fewer_sizes(trace):
     )
 
 
-def test_prompts_to_separate_are_what_it_takes():
-    """Two sizes one after the other: with twice as many conversations as advised, they are no longer tied."""
-    rng = np.random.default_rng(0)
-
-    def sample(n):
-        hit = rng.random((n, 40)) < rng.choice([0.3, 0.7], n)[:, None]
-        second = rng.random((n, 40)) < 0.3
-        ranks = np.where(hit, 0, np.where(second, 1, -1)).astype(np.int16)
-        ranks[:, -1] = -2
-        return RankTrace(ranks.reshape(-1, 1), np.arange(n + 1) * 40, meta={"top_k": 2})
-
-    def cost(b, n, d):
-        return {2: 2.4, 3: 2.4 * 1.085}[n]
-
-    points = tuple(StepTiming(1, 100, n, 1, (cost(1, n, 1),)) for n in (2, 3))
-    profile = LatencyProfile(points, (StepTiming(1, 100, 1, 0, (2.0,)),))
-    first = plan_trees(sample(30), profile, PlanRequest(Limits(3))).entries[0]
-    fewest, most = first.prompts_to_separate
-    assert 30 < fewest < most
-    assert {2, 3} <= set(first.tied_sizes)
-    later = plan_trees(sample(most), profile, PlanRequest(Limits(3))).entries[0]
-    assert later.tied_sizes == [later.chosen.size]
-
-
 def test_a_mix_of_loads_has_one_tree_with_the_most_tokens(trace):
     profile = recorded(truth, batch_sizes=(1, 4, 8))
     mix = {1: 0.5, 4: 0.3, 8: 0.2}
@@ -155,10 +131,9 @@ def test_a_mix_of_one_load_is_that_load(trace):
     profile = recorded(truth)
     mixed = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes={4: 1.0}))
     (alone,) = plan_trees(trace, profile, PlanRequest(Limits(32), batch_sizes=(4,))).entries
-    over = mixed.mix_errors
-    assert (over.tied_sizes, over.runner_up.draft) == (alone.tied_sizes, alone.runner_up.draft)
+    assert mixed[4].tied_sizes == alone.tied_sizes
     assert (mixed[4].draft, mixed[4].chosen.tokens_per_s) == (alone.draft, alone.chosen.tokens_per_s)
-    assert (mixed.mix_speedup, over.speedup) == pytest.approx((alone.chosen.speedup, alone.chosen.stderr.speedup))
+    assert mixed.mix_speedup == pytest.approx(alone.chosen.speedup)
 
 
 RECORDED = "demo--amd-epyc-2-cores-bfloat16"

@@ -19,7 +19,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.report.bench_table import bench_table
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.page import write_report
-from treeopt.report.plan_table import plan_table
+from treeopt.report.plan_table import certainty, plan_table
 from treeopt.report.verdict import doubts, measured, predicted_doubts, weighed
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -124,9 +124,29 @@ def test_a_chain_that_is_predicted_to_be_faster_is_named():
         return predicted_doubts(replace(entry, chosen=chosen, others={"chain": chain}))
 
     (said,) = with_chain(1.04)
-    assert said == "The chosen tree loses against a chain of 2, which is predicted to be 4% faster."
+    assert said == "The chosen tree loses against a chain of 2, which is predicted to be 4 % faster."
     assert with_chain(1.002) == []
     assert with_chain(1.04, tokens_per_s=(0.9 * ours, 1.1 * ours)) == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "ends", "says"),
+    [
+        (0.48, None, "52.0 ±? % behind"),
+        (0.48, (0.44, 0.52), "52.0 ±2.0 % behind"),
+        (0.2, None, "80.0 ±? % behind"),
+        (1.5, None, "50.0 ±? % ahead"),
+    ],
+)
+def test_percent_behind_is_of_the_ratio(ratio, ends, says):
+    """It was the logarithm of the ratio: 73.0 % for 0.48 times as fast, 160.9 % for 0.2 times."""
+    entry = entry_of()
+    chosen = replace(entry.chosen, interval95=Intervals(tokens_per_step=(1.1, 1.3)))
+    next_best = replace(
+        chosen, draft=Tree.chain(4), step_ms=chosen.step_ms / ratio, interval95=Intervals(over_chosen=ends)
+    )
+    said = certainty(replace(entry, chosen=chosen, runner_up=next_best, tied_sizes=[chosen.size]))
+    assert said.endswith(f"no other size is tied; the next best, 5 rows, is {says}.")
 
 
 @pytest.mark.parametrize(("speed", "runtime"), [(0.97, "treeopt"), (0.5, "openvino")])

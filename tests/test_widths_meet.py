@@ -19,7 +19,6 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, Timings
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.plan_table import price
 from treeopt.report.tables import calibration_table
 from treeopt.trees.shapes import Limits
 
@@ -51,15 +50,6 @@ def test_without_its_latencies_a_width_is_left_out_with_a_word_and_not_priced_as
         plan_losses(plan_trees(alone[2]), trace, latencies)  # a plan of that width
     engine, _ = timed(np.random.default_rng(0), (7,), runtime="vllm")  # times what it decodes, whatever it is told
     assert plan_trees(trace, engine).width in (2, 4, 7)
-
-
-def test_what_limits_cost_is_of_the_plans_width():
-    rng = np.random.default_rng(1)
-    (trace, alone), (latencies, each) = several(rng), timed(rng, (2, 4, 7))
-    request = PlanRequest(Limits(16, shape="chain"), (1,))
-    plan = plan_trees(trace, latencies, request)
-    assert price(plan).startswith(f"The limits cost speed with a block of {plan.width} guesses: ")
-    assert price(plan_trees(alone[plan.width], each[plan.width], request)).startswith("The limits cost speed: ")
 
 
 def test_traffic_is_compared_at_the_plans_width():

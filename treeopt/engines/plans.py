@@ -153,11 +153,11 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 
     def serving(entry: PlanEntry) -> PlanEntry:
         chosen = entry.serving(takes)
-        return entry if chosen is entry.chosen else replace(entry, chosen=chosen, elsewhere=[], own=None)
+        return entry if chosen is entry.chosen else replace(entry, chosen=chosen, own=None)
 
     if all(not entry.speculates or takes(entry.draft) for entry in plan.entries):
         return plan, []
-    served = replace(plan, entries=tuple(map(serving, plan.entries)), mix_errors=None)
+    served = replace(plan, entries=tuple(map(serving, plan.entries)))
     if way.dynamic or way.shape != "chain":
         return served, []
     note = f"{engine} takes chains only: written is the best of the plan's chains."

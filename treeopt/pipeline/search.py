@@ -223,11 +223,9 @@ def request_of(
         warnings.append(
             f"{engine} takes the length as the width of the block, so chains that end before the block does were left out.{compare}"
         )
-    ranks = given.max_rank if max_rank is not None else max(limits.max_rank, given.max_rank)
-    wider = replace(given, shape=limits.shape, max_rank=ranks)
     planned = PlannedEngine(name=engine, method=way.name)
     takes = Limits.shape if way.shape == "any" else way.shape
-    options |= {"engine": planned, "wider": wider, "takes": takes, "dynamic": way.dynamic_limits, "whole_blocks": whole}
+    options |= {"engine": planned, "takes": takes, "dynamic": way.dynamic_limits, "whole_blocks": whole}
     return PlanRequest(limits, kept, **options), warnings
 
 

@@ -132,7 +132,7 @@ def plan_copied(
     entries = [_entry(best, tables, selections, b, log, tried, warnings) for b in range(len(request.sizes))]
     return Plan(
         entries=tuple(entries),
-        schedule=schedule_of(tables[best], selections[best])[0],
+        schedule=schedule_of(tables[best], selections[best]),
         objective="replay",
         drafter={"kind": KIND, "id": best},
         constraint=Constraint(budget=request.limits.budget, engine=request.engine),
@@ -170,7 +170,7 @@ def _selected(c: Candidates) -> Selection:
     if c.context is not None:
         return select(c)
     i = int(np.lexsort((c.sizes, -c.rates.round(3)))[0])
-    return Selection(i, np.array([i]), None, (int(c.sizes[i]),) * 2)
+    return Selection(i, np.array([i]), None)
 
 
 def _speed(c: Candidates, selection: Selection) -> float:
@@ -211,10 +211,8 @@ def _entry(
             conversations=one.conversations or None,
             steps=None if one.rates.steps is None else int(one.rates.steps.sum()),
         ),
-        sizes95=selection.sizes95 if c.context is not None and c.is_noisy and c.sure[i] else None,
         tied_sizes=tied_sizes(c, selection),
         runner_up=None if selection.runner_up is None else figure(c, selection.runner_up, i),
-        prompts_to_separate=selection.prompts,
         accepted=(accepted / accepted.sum()).tolist(),
         groups=groups_of(log, one, chosen),
         curve=[figure(c, j) for j in np.lexsort((c.throughput, c.sizes)).tolist()],

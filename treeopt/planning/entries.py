@@ -1,6 +1,5 @@
 """What a plan says of the draft that was chosen for a batch size: its figures, their errors, and what to beware of."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from treeopt.planning.candidates import AS_IT_COMES, Candidate, Candidates
 from treeopt.planning.select import Selection
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.figure import Errors, Figure, Intervals
-from treeopt.records.plan import EXACT, Basis, MixErrors, PlanEntry
+from treeopt.records.plan import EXACT, Basis, PlanEntry
 from treeopt.records.trace import Answers
 from treeopt.trees.draft import ANEW, COPYING, TreeSize
 from treeopt.trees.tree import Choice, Tree
@@ -20,11 +19,10 @@ from treeopt.trees.tree import Choice, Tree
 KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), **{kind: (kind,) for kind in (*ANEW, *COPYING)}}
 
 
-def figure_of(c: Candidates, i: int, *, chosen: int | None = None, whole: bool = True) -> Figure:
+def figure_of(c: Candidates, i: int, *, chosen: int | None = None) -> Figure:
     """What a candidate reaches, with its errors.
 
     chosen : the candidate that it is compared with
-    whole  : whether the draft itself is kept, and not its size alone
     """
     one, is_timed = c.all[i], c.context is not None
     n, draws = one.conversations or BOOTSTRAPS, c.throughput_draws[i]
@@ -38,7 +36,7 @@ def figure_of(c: Candidates, i: int, *, chosen: int | None = None, whole: bool =
     if chosen is not None and is_sure and c.sure[chosen]:
         ends["over_chosen"] = interval95(draws / c.throughput_draws[chosen], n)
     return Figure(
-        draft=one.draft if whole else TreeSize(one.size, one.depth),
+        draft=one.draft,
         batch_size=c.batch_size,
         tokens_per_step=float(c.rates[i]),
         step_ms=float(c.ms[i]) if is_timed else None,
@@ -53,28 +51,20 @@ def figure_of(c: Candidates, i: int, *, chosen: int | None = None, whole: bool =
 
 
 def entry_of(
-    source: Source,
-    options: Sequence[Candidates],
-    selection: Selection,
-    b: int,
-    free: tuple[Candidates, int] | None,
-    *,
-    budget: int,
-    own: bool,
+    source: Source, c: Candidates, selection: Selection, *, budget: int, alone: Figure | None = None
 ) -> PlanEntry:
-    """The chosen candidate and its rivals at the b-th batch size.
+    """The chosen candidate and its rivals at one batch size.
 
-    free   : the best without the limits, or of this batch size alone
     budget : rows that were asked for
-    own    : whether it was chosen for this batch size alone; ties of a mix are those of all
+    alone  : of a draft for a mix, what the best for this batch size alone reaches; ties of a mix are those of all
     """
-    c, i = options[b], selection.chosen
+    i = selection.chosen
     one, rates, runner_up = c.all[i], c.all[i].rates, selection.runner_up
     best = i if one.held_out else c.best_of("grown")  # of the fixed trees
     order, tree, most = _growth_order(None if best is None else c.all[best])
     if (shares := rates.accepted) is None:
         shares = source.held_out_shares(one.held_out, one.size) if one.held_out else source.guess_shares(one.draft)
-    chosen, beside = figure_of(c, i), None if free is None else figure_of(free[0], free[1])
+    chosen = figure_of(c, i)
     return PlanEntry(
         batch_size=c.batch_size,
         context_tokens=c.context,
@@ -88,19 +78,11 @@ def entry_of(
             conversations=one.conversations or None,
             steps=None if rates.steps is None else int(rates.steps.sum()),
         ),
-        sizes95=selection.sizes95 if own and c.context is not None and c.is_noisy and c.sure[i] else None,
-        tied_sizes=tied_sizes(c, selection) if own else [],
-        runner_up=figure_of(c, runner_up, chosen=i) if own and runner_up is not None else None,
-        prompts_to_separate=selection.prompts if own else None,
+        tied_sizes=tied_sizes(c, selection),
+        runner_up=None if alone or runner_up is None else figure_of(c, runner_up, chosen=i),
         accepted=shares.tolist(),
-        unconstrained=beside if own else None,
-        own=None if own else beside,
+        own=alone,
         warnings=[*c.warnings, *source.caveats(tree, budget=budget, most=most)],
-        elsewhere=[
-            figure_of(other, other.places[one.key], whole=False)
-            for other in options
-            if other is not c and other.context is not None and one.key in other.places
-        ],
         groups=groups_of(source.answers, one, chosen),
         curve=_curve(c),
     )
@@ -160,27 +142,3 @@ def _curve(c: Candidates) -> list[Figure]:
 def tied_sizes(c: Candidates, selection: Selection) -> list[int]:
     """Sizes that the data cannot tell from the fastest."""
     return sorted({int(size) for size in c.sizes[selection.tied]})
-
-
-def mix_errors(mix: Candidates, first: Candidates, selection: Selection) -> MixErrors | None:
-    """How sure the figures of one draft for a mix are; None without latencies.
-
-    The runner-up's share of the chosen one's throughput at the ``first`` batch size is that over the mix.
-    """
-    i, j = selection.chosen, selection.runner_up
-    if mix.context is None:
-        return None
-    if not mix.is_noisy:
-        return MixErrors(tied_sizes=tied_sizes(mix, selection))
-    chosen, runner = figure_of(mix, i), None
-    if j is not None:
-        own = figure_of(mix, j, chosen=i)
-        step_ms, over = float(mix.ms[j] * mix.throughput[i] / first.throughput[i]), own.interval95.over_chosen
-        runner = replace(own, step_ms=step_ms, plain_ms=None, stderr=Errors(), interval95=Intervals(over_chosen=over))
-    return MixErrors(
-        tokens_per_s=chosen.stderr.tokens_per_s,
-        speedup=chosen.stderr.speedup,
-        tied_sizes=tied_sizes(mix, selection),
-        runner_up=runner,
-        prompts_to_separate=selection.prompts,
-    )

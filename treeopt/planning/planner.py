@@ -8,8 +8,7 @@ A range has one tree for all its batch sizes. It may be another than the best of
 is tied with it there; what it costs by the estimates is the range's loss.
 
 Between two batch sizes that were searched, step latencies are interpolated on a straight line. A range ends there
-where the next one's tree becomes faster by that estimate. What the trees lose there is an estimate too: `errors_between`
-says how far such estimates were off at batch sizes that were searched. Of very many between two it is asked of `MOST`.
+where the next one's tree becomes faster by that estimate. Of very many between two it is asked of `MOST`.
 
 n candidates of two batch sizes · G batch sizes between them
 """
@@ -26,15 +25,16 @@ from treeopt.growth.source import Source, objective_for, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.interpolation import between_batch_sizes
 from treeopt.planning.candidates import Candidates, Floats, Key, common, mixed, tables_of
-from treeopt.planning.entries import entry_of, mix_errors
+from treeopt.planning.entries import entry_of, figure_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, judged, select, select_all
+from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies, of_block
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import BoolArray, IntArray
+from treeopt.trees.tree import IntArray
 
 REQUEST = PlanRequest()
 ONE_FOR_ALL = BatchRange(first=1, last=None, entry=0)  # the schedule of a single draft, whatever it costs anywhere
@@ -63,25 +63,23 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     context = request.context if request.context is not None else source.usual_context
     costs = {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes if profile}
     limits = _useful(request.limits, source, costs)
-    wide = limits if mix else _useful(request.unconstrained(), source, costs)
     reach = max((c.reach[0] for c in costs.values()), default=limits.budget)
     within = asdict(replace(limits, budget=min(limits.budget, reach)))
-    options, tables = tables_of(source, limits, request, costs), []
-    if wide != limits:
-        tables = tables_of(source, wide, replace(request, dynamic=None, whole_blocks=False), costs)
+    options = tables_of(source, limits, request, costs)
+    alone: list[Figure | None] = [None] * len(options)
     if mix is None:
         selections = select_all(options)
+        schedule = schedule_of(options, selections)
     else:
-        tables, options = options, common(options)
+        alone = [_best_alone(c) for c in options]
+        options = common(options)
         whole = mixed(options, [mix[c.batch_size] / sum(mix.values()) for c in options])
         selections = [select(whole)] * len(options)
-    alone = [select(c) for c in tables] if mix else select_all(tables)
-    free = [(judged(c, best), best.chosen) for c, best in zip(tables, alone, strict=True)]
-    schedule, tests = ([ONE_FOR_ALL], []) if mix else schedule_of(options, selections)
-    options = [judged(c, s) for c, s in zip(options, selections, strict=True)]
-    budget, found = request.limits.budget, [(s, b, free[b] if free else None) for b, s in enumerate(selections)]
-    entries = [entry_of(source, options, *each, budget=budget, own=mix is None) for each in found]
-    errors = mix_errors(judged(whole, selections[0]), options[0], selections[0]) if mix else None
+        schedule = [ONE_FOR_ALL]
+    entries = [
+        entry_of(source, judged(c, selection), selection, budget=request.limits.budget, alone=own)
+        for c, selection, own in zip(options, selections, alone, strict=True)
+    ]
     drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
     return Plan(
         entries=tuple(entries),
@@ -92,9 +90,6 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
         constraint=Constraint(**within, mix=mix, engine=request.engine),
         runtime=(profile.runtime or None) if profile else None,
         part=profile.part if profile else None,
-        mix_errors=errors,
-        error_between=max(tests, default=None),
-        tests_between=len(tests) or None,
     )
 
 
@@ -140,8 +135,14 @@ def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> L
     return replace(limits, max_depth=depth, budget=min(limits.budget, max(most, LEAST_GROWN)))
 
 
-def schedule_of(options: list[Candidates], selections: list[Selection]) -> tuple[list[BatchRange], list[float]]:
-    """The fewest ranges of batch sizes, where entry i is what was selected for options[i]; and `errors_between` of them.
+def _best_alone(c: Candidates) -> Figure:
+    """What the best draft for one batch size alone reaches."""
+    selection = select(c)
+    return figure_of(judged(c, selection), selection.chosen)
+
+
+def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[BatchRange]:
+    """The fewest ranges of batch sizes, where entry i is what was selected for options[i].
 
     Above the largest batch size that was searched its tree goes on, and below the smallest one that one's.
     Without latencies a batch size between two belongs with the smaller one.
@@ -150,67 +151,19 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> tuple
     losses = [_losses(c, s, chosen) for c, s in zip(options, selections, strict=True)]
     has_drafter = any(size > 1 for _, size, *_ in chosen)
     options = [c if c.idle is None else c.without(c.plain if has_drafter else c.idle) for c in options]
-    gaps = [(low, high, _some(low.batch_size + 1, high.batch_size - 1)) for low, high in pairwise(options)]
-    across = [(options[i - 1], options[i + 1], np.array([options[i].batch_size])) for i in range(1, len(options) - 1)]
-    lost = [_lost(*gap) for gap in (*gaps, *across)]
     ranges = _fewest(losses)
     begins = [1]
     for (_, before), (first, after) in pairwise(ranges):
-        sizes, there = gaps[first - 1][2], lost[first - 1]
-        unknown = np.full(len(sizes), np.inf)
+        low, high = options[first - 1], options[first]
+        sizes = _some(low.batch_size + 1, high.batch_size - 1)
+        there, unknown = _lost(low, high, sizes), np.full(len(sizes), np.inf)
         better = np.flatnonzero(there.get(chosen[after], unknown) < there.get(chosen[before], -unknown))
-        begins.append(int(sizes[better[0]]) if len(better) else options[first].batch_size)
-    found = []
-    for (_, entry), begin, end in zip(ranges, begins, [*(begin - 1 for begin in begins[1:]), None], strict=True):
-        between = [np.zeros(0)]
-        for (_, _, sizes), there in zip(gaps, lost, strict=False):
-            inside = (sizes >= begin) & (sizes <= (end or sizes.max(initial=0)))
-            between.append(there.get(chosen[entry], np.full(len(sizes), np.nan))[inside])
-        most = float(np.concatenate(between).max(initial=-1.0))  # NaN where one is not known
-        found.append(BatchRange(first=begin, last=end, entry=entry, between=most if most >= 0 else None))
-    for i, (one, two) in enumerate(pairwise(found), 1):
-        found[i] = replace(two, first95=first95(options, chosen[one.entry], chosen[two.entry]))
-    return found, errors_between(options, chosen, lost[len(gaps) :])
-
-
-def first95(options: Sequence[Candidates], before: Key, after: Key) -> tuple[int, int | None] | None:
-    """95 % interval of the batch size from which on one draft is faster than another, of those searched and those between.
-
-    In each draw of conversations and rounds that is as many batch sizes later as the other is faster at. The end is None where
-    it lies beyond the largest searched; the whole is None where fewer than two have both.
-    """
-    known = [c for c in options if c.context is not None and {before, after} <= c.places.keys()]
-    sizes, ahead = list[int](), list[BoolArray]()
-    for low, high in pairwise(known):
-        here = _some(low.batch_size, high.batch_size - (high is not known[-1]))
-        ends = low.batch_size, high.batch_size
-        rates = [  # (B, G)
-            low.rate_draws[i][:, None] / between_batch_sizes(low.ms_draws[i], high.ms_draws[j], here, *ends)
-            for i, j in ((low.places[key], high.places[key]) for key in (before, after))
-        ]
-        sizes += here.tolist()
-        ahead.append(rates[0] >= rates[1])
-    if not sizes or not known[0].is_noisy:
-        return None
-    later = np.hstack(ahead).sum(axis=1)
-    first, last = ([*sizes, None][n] for n in np.percentile(later, (2.5, 97.5), method="nearest").astype(int))
-    return first or sizes[-1], last
-
-
-def errors_between(options: list[Candidates], chosen: list[Key], lost: list[Losses]) -> list[float]:
-    """How far interpolated losses are off: the errors at batch sizes that were searched, each left out in turn.
-
-    Of the trees chosen on either side the one with the smaller interpolated loss is taken; where the two are one, nothing
-    is tested. Shares of the throughput; empty where there are no three batch sizes, or no profile.
-
-    lost : (1,) interpolated losses at each batch size but the first and the last
-    """
-    found = []
-    for before, c, after, losses in zip(chosen, options[1:], chosen[2:], lost, strict=False):
-        known = [(float(losses[key][0]), key) for key in (before, after) if key in losses and before != after]
-        if known and (best := min(known, key=lambda one: one[0]))[1] in c.places:
-            found.append(abs(best[0] - 1 + float(c.throughput[c.places[best[1]]] / c.throughput.max())))
-    return found
+        begins.append(int(sizes[better[0]]) if len(better) else high.batch_size)
+    ends = [*(begin - 1 for begin in begins[1:]), None]
+    return [
+        BatchRange(first=begin, last=end, entry=entry)
+        for (_, entry), begin, end in zip(ranges, begins, ends, strict=True)
+    ]
 
 
 def _fewest(losses: list[dict[int, float]]) -> list[tuple[int, int]]:

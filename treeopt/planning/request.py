@@ -1,7 +1,7 @@
 """What a plan is asked for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import check_objective
@@ -9,7 +9,6 @@ from treeopt.growth.replay import TreeRates
 from treeopt.records.plan import PlannedEngine
 from treeopt.trees.draft import CopiedText, DynamicLimits
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK
 
 LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True)
 
@@ -25,7 +24,6 @@ class PlanRequest:
     context       tokens that a sequence has, of the profile's range (None: as in the trace)
     measured_only consider only sizes that were timed at that batch size
     engine        what the limits stand for, for the record
-    wider         the limits that there would be without the engine, to say what its own cost
     takes         shape of the trees that the engine takes, one of `SHAPES`: grown trees of another are left out
     whole_blocks  take chains as long as the drafter guesses alone, for an engine whose length is the block's width
     dynamic       what dynamic trees may be beside those limits; None for an engine that takes none
@@ -38,7 +36,6 @@ class PlanRequest:
     context: int | None = None
     measured_only: bool = False
     engine: PlannedEngine | None = None
-    wider: Limits | None = None
     takes: str = "sibling-closed"
     whole_blocks: bool = False
     dynamic: DynamicLimits | None = DYNAMIC
@@ -70,8 +67,3 @@ class PlanRequest:
     def redrafts(self) -> bool:
         """Whether drafters of dynamic trees read the nodes of all levels above again."""
         return self.dynamic is not None and self.dynamic.redrafts
-
-    def unconstrained(self) -> Limits:
-        """The limits that nobody set: without them the trees may be deeper, have more ranks, and be no chains."""
-        wide = self.wider or Limits(self.limits.budget, None, max(self.limits.max_rank, MAX_RANK))
-        return replace(wide, shape=Limits.shape)

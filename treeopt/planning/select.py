@@ -23,8 +23,6 @@ from treeopt.trees.tree import IntArray
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
 NEGLIGIBLE = 0.005  # share of the throughput that a smaller tree may cost where they are tied
 ADDED = 0.25  # variance of the noise added, over that of the estimates: as if a fifth of all was held out
-POWER = 1.96 + 0.84  # standard errors between two trees that 95 % intervals separate in 80 % of the cases
-ASKED = 100_000  # conversations; that it takes more of them is not said
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,16 +33,12 @@ class Selection:
                 decoding where without luck they would not beat it
     tied      : all that the data cannot tell from the fastest
     runner_up : the fastest of another size; None where there is no other, or no latency is known
-    sizes95   : 95 % interval of the fastest size over the draws
-    prompts   : fewest and most conversations that would tell the runner-up from the chosen one; None where more would not
     again     : (B,) which of the tied is chosen with noise added; None where there is no noise, or no choice
     """
 
     chosen: int
     tied: IntArray
     runner_up: int | None
-    sizes95: tuple[int, int]
-    prompts: tuple[int, int | None] | None = None
     again: IntArray | None = None
 
 
@@ -66,7 +60,7 @@ def select(c: Candidates, *, has_drafter: bool = False) -> Selection:
     if c.context is None:  # nothing says what a step costs: the whole budget
         most = c.rates if np.isin(c.groups, COPYING).any() else np.where(c.groups == "grown", c.sizes, 0)
         chosen = int(most.argmax())
-        return Selection(chosen, np.array([chosen]), None, (int(c.sizes[chosen]),) * 2)
+        return Selection(chosen, np.array([chosen]), None)
     root, barred = (c.idle, c.plain) if has_drafter and c.idle is not None else (c.plain, c.idle)
     can = np.arange(len(c.all)) != barred
     total, draws = c.throughput * can, c.throughput_draws * can[:, None]
@@ -84,10 +78,7 @@ def select(c: Candidates, *, has_drafter: bool = False) -> Selection:
         chosen = root if total[root] > fair else chosen
     others = np.flatnonzero(c.sizes != c.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None
-    winners = np.sort(c.sizes[draws.argmax(0)])
-    low, high = (int(winners[int(share * (len(winners) - 1))]) for share in (0.025, 0.975))
-    prompts = None if runner_up is None else _prompts(c, chosen, runner_up)
-    return Selection(chosen, tied, runner_up, (low, high), prompts, again)
+    return Selection(chosen, tied, runner_up, again)
 
 
 def judged(c: Candidates, selection: Selection) -> Candidates:
@@ -136,18 +127,3 @@ def _luck(draws: Floats, again: IntArray, own: Floats) -> float:
     noise = np.broadcast_to(_noise(draws), (len(draws), len(again)))
     found = float(noise[again, np.arange(len(again))].mean() / np.sqrt(ADDED))
     return float(np.clip(found, 0, np.log(own).std() * np.sqrt(2 * np.log(len(noise)))))
-
-
-def _prompts(c: Candidates, i: int, j: int) -> tuple[int, int | None] | None:
-    """How many conversations would tell two candidates apart in four of five cases, if they differ a standard error more
-    than is seen, and if one less; that is None where they may not differ at all, or above `ASKED`.
-
-    None where there are as many already, or none to draw: more would make tokens per step surer, but not the latencies,
-    which need a longer profile.
-    """
-    n, seen = c.all[i].conversations, abs(float(np.log(c.throughput[i] / c.throughput[j])))
-    error = float(np.log(c.rate_draws[i] / c.rate_draws[j]).std())
-    fewest, most = (n * (POWER * error / max(apart, 1e-12)) ** 2 for apart in (seen + error, seen - error))
-    if not n or most <= n:
-        return None
-    return max(int(np.ceil(fewest)), n + 1), int(np.ceil(most)) if most <= ASKED else None

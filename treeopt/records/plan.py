@@ -13,7 +13,7 @@ from pydantic import Field
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import parameters
-from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, Shares, Width
+from treeopt.files.fields import Amount, Count, Positive, Shares, Width
 from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
@@ -23,7 +23,6 @@ from treeopt.trees.shapes import GROWN, Limits
 from treeopt.trees.tree import Choice, Tree
 
 ROOT = Tree.chain(0)
-PromptRange = tuple[Positive, Positive | None]  # fewest and most prompts; None where that cannot be told
 Beyond = Literal["off", "last"]  # what a schedule does above the largest batch size that was searched
 EXACT = "plain, exact"  # plain decoding by an engine that is told to be exact, where the same one as it comes is faster
 
@@ -70,11 +69,9 @@ class PlanEntry:
     chosen        : its tokens per step are held-out (cross-fitted replay) where the plan was made from a trace
     others        : kind ("tree", "chain", "dynamic") to the best of that kind, but for the kind that was chosen; and `EXACT`
     growth_order  : (path, gain [tokens per step]) of the best fixed tree, first its own nodes, then on to the whole budget
-    sizes95       : 95 % interval of the fastest size · tied_sizes : sizes that the data cannot tell from the fastest
-    runner_up     : the fastest draft of another size, and how many conversations would tell the two apart; None where more do not
+    tied_sizes    : sizes that the data cannot tell from the fastest; of one draft for a mix, over the mix
+    runner_up     : the fastest draft of another size
     accepted      : share of the steps that emit 0, 1, ... guesses
-    unconstrained : what the best tree without the limits reaches
-    elsewhere     : what the chosen draft reaches at the plan's other batch sizes
     own           : of one draft for a mix: what the best for this batch size alone reaches
     curve         : the best fixed tree of every size; of copied text, the settings that were compared
     """
@@ -85,14 +82,10 @@ class PlanEntry:
     others: dict[str, Figure] = field(default_factory=dict)
     growth_order: list[tuple[Choice, float]] = field(default_factory=list)
     basis: Basis = Basis()
-    sizes95: tuple[Positive, Positive] | None = None
     tied_sizes: list[Positive] = field(default_factory=list)
     runner_up: Figure | None = None
-    prompts_to_separate: PromptRange | None = None
     accepted: Shares = field(default_factory=list)
-    unconstrained: Figure | None = None
     own: Figure | None = None
-    elsewhere: list[Figure] = field(default_factory=list)
     groups: dict[str, Figure] = field(default_factory=dict)
     curve: list[Figure] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -169,30 +162,12 @@ class Constraint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixErrors:
-    """How sure the figures of one draft for a mix of batch sizes are; ties and runner-up as of an entry, but over the mix."""
-
-    tokens_per_s: NotNegative | None = None
-    speedup: NotNegative | None = None
-    tied_sizes: list[Positive] = field(default_factory=list)
-    runner_up: Figure | None = None
-    prompts_to_separate: PromptRange | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class BatchRange:
-    """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the draft of ``entries[entry]``.
-
-    between : the largest share of the throughput that it costs at a batch size of the range between those that were
-              searched, by interpolated latencies; None where there is none, or no profile
-    first95 : 95 % interval of ``first``, whose end is None beyond the largest that was searched; None where it is not known
-    """
+    """Batch sizes ``first`` to ``last`` (None: all from ``first`` on) get the draft of ``entries[entry]``."""
 
     first: Positive
     last: Positive | None = None
     entry: Count
-    between: Share | None = None
-    first95: tuple[Positive, Positive | None] | None = None
 
     def __str__(self) -> str:
         return f"from {self.first} to {'the end' if self.last is None else self.last}: entry {self.entry}"
@@ -234,9 +209,6 @@ class Plan(Kept):
     inputs     : file -> sha256 of what it was made from
     provenance : command, time, versions and machine of the search
     schedule   : ranges of batch sizes, from 1 on without a gap, the last one open
-    mix_errors : of one draft for a mix of batch sizes, how sure its figures over all are
-    error_between : how far a range's loss ``between`` may be off, tested at so many (``tests_between``) of the batch sizes
-                    that were searched
     sample     : the conversations that were drawn to plan with; None for all
     widths     : guesses of each block that was compared, to what it reaches at every batch size; the plan is for `width`
     """
@@ -252,9 +224,6 @@ class Plan(Kept):
     inputs: dict[str, str] = field(default_factory=dict)
     provenance: ProvenanceRecord | None = None
     schedule: list[BatchRange] = field(default_factory=list)
-    mix_errors: MixErrors | None = None
-    error_between: NotNegative | None = None
-    tests_between: Positive | None = None
     sample: Sample | None = None
     widths: dict[Width, list[Figure]] = field(default_factory=dict)
 
@@ -316,19 +285,6 @@ class Plan(Kept):
         ours, plain = self.over_mix(lambda e: e.chosen), self.over_mix(lambda e: e.plain)
         return None if ours is None or plain is None else ours / plain
 
-    def losses(self, entry: PlanEntry) -> dict[int, float]:
-        """Batch size -> share of the throughput that an entry's draft loses there against that one's own, where known."""
-        own = {e.batch_size: e.chosen for e in self.entries}
-        return {f.batch_size: 1 - f.rate / own[f.batch_size].rate for f in entry.elsewhere if f.batch_size in own}
-
-    def loss(self, part: BatchRange) -> float | None:
-        """What a range's draft loses at most at a searched batch size of the range; None without latencies."""
-        entry = self.entries[part.entry]
-        if entry.chosen.step_ms is None:
-            return None
-        sizes, losses = [e.batch_size for e in self.entries], self.losses(entry)
-        return max((losses.get(n, 0.0) for n in sizes if part.first <= n <= (part.last or n)), default=0.0)
-
     @property
     def break_even(self) -> int | None:
         """The batch size from which on speculation does not pay; None where it does at the largest, or nowhere did."""
@@ -376,6 +332,6 @@ class Plan(Kept):
 
     @property
     def shown(self) -> dict[str, object]:
-        parts = [{"from": part.first, "to": part.last, "loss": self.loss(part)} for part in self.schedule]
+        parts = [{"from": part.first, "to": part.last} for part in self.schedule]
         mix = {"tokens_per_s": self.over_mix(lambda e: e.chosen), "speedup": self.mix_speedup}
         return {"schedule": parts, **({"mix": mix} if self.mix else {})}

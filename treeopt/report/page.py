@@ -28,7 +28,7 @@ from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.bench_table import about_rule, bench_tables, group_table, has_one_text, text_price
 from treeopt.report.figures import Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
-from treeopt.report.plan_table import certainty, kinds_table, mixture, price, schedule, trees_table
+from treeopt.report.plan_table import certainty, kinds_table, mixture, schedule, trees_table
 from treeopt.report.titles import Texts, titles_of
 from treeopt.report.verdict import (
     BY_DEFAULT,
@@ -193,7 +193,7 @@ def write_report(
     left_out = [_text(row) for notes in sources.notes.values() for row in notes.skipped or ()]
     page = render(
         plan=plan,
-        about_plan=[said for said in (mixture(plan, hint=False), price(plan), schedule(plan)) if said],
+        about_plan=[said for said in (mixture(plan), schedule(plan)) if said],
         sections=sections,
         engines=[(bench, _engine_notes(run, plan, bench)) for bench in engines],
         origin=origin,

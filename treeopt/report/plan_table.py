@@ -1,27 +1,26 @@
 """What a search chose, for the terminal and the report: the tables of drafts, how sure the choice is, and a tree."""
 
 from collections.abc import Sequence
-from math import log, nan
+from math import nan
 
 from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree as View
 
-from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.figure import Figure
-from treeopt.records.plan import EXACT, BatchRange, MixErrors, Plan, PlanEntry
+from treeopt.records.plan import EXACT, BatchRange, Plan, PlanEntry
 from treeopt.report.copied_table import settings_table
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
-from treeopt.report.wording import count, draft_words, kinds_of, percentages, pm, ranges, setting_name, told
+from treeopt.report.wording import count, draft_words, kinds_of, percent, percentages, pm, ranges, setting_name, told
 from treeopt.trees.draft import ANEW, COPYING
 from treeopt.trees.tree import Choice, Tree
 
 
 def plan_table(plan: Plan, *, details: bool = False) -> RenderableType:
     """One row per batch size: the chosen draft and what to expect of it; the other kinds; then how sure the choice is."""
-    parts = (blocks, mixture, price, schedule, one_server, drawn)
+    parts = (blocks, mixture, schedule, drawn)
     said = [*map(certainty, plan.entries), *(part(plan) for part in parts if not plan.copies)]
     trees = trees_table(plan, "\n".join(filter(None, said)), details=details)
     return together(trees, kinds_table(plan), headline=doubts(plan))
@@ -41,9 +40,8 @@ def trees_table(plan: Plan, caption: str = "", *, details: bool = False) -> Tabl
         shares = percentages([plan.mix[entry.batch_size] for entry in plan.entries])
         rows = [(f"{cells[0]} ({share})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
     if (total := plan.over_mix(lambda e: e.chosen)) is not None:
-        errors = plan.mix_errors or MixErrors()
-        of_mix = [] if plan.part else [pm(total, errors.tokens_per_s, 0)]
-        rows.append(("mix", *rows[0][1 : -2 - len(of_mix)], "–", *of_mix, pm(plan.mix_speedup, errors.speedup)))
+        of_mix = [] if plan.part else [pm(total, None, 0)]
+        rows.append(("mix", *rows[0][1 : -2 - len(of_mix)], "–", *of_mix, pm(plan.mix_speedup, None)))
     title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
     return Table(title, texts(*headers, wraps=("batch", "widths"), spare=others), rows, caption=caption)
 
@@ -85,17 +83,17 @@ def kinds_table(plan: Plan) -> Table | None:
     return Table(title, columns, rows, caption=caption, bold=lambda row: row[2] is row[0].chosen) if rows else None
 
 
-def certainty(entry: PlanEntry, *, hint: bool = True) -> str:
+def certainty(entry: PlanEntry) -> str:
     """What speedups are over, where an engine is told to be exact, and which sizes are as good as the chosen one.
 
-    Empty where that is not known. The ``hint`` is what would tell them apart.
+    Empty where that is not known.
     """
     said = ""
     if exact := entry.others.get(EXACT):
         said = f"Speedups are over {BY_DEFAULT}; told to be exact it is {told(exact, 'speedup')} times as fast, plain. "
     if entry.runner_up is None or entry.chosen.interval95.tokens_per_step is None:
         return said.strip()
-    said += f"Batch size {entry.batch_size}: {_ties(entry, entry, entry.runner_up, hint=hint)}"
+    said += f"Batch size {entry.batch_size}: {_ties(entry, entry.runner_up)}"
     return said + "."
 
 
@@ -109,24 +107,12 @@ def blocks(plan: Plan) -> str:
     return f"The plan is for a block of {plan.width} guesses; {measure}: {'; '.join(each)}."
 
 
-def _ties(entry: PlanEntry, known: PlanEntry | MixErrors, runner: Figure, *, hint: bool) -> str:
-    """Which sizes are ``known`` to be tied with the chosen one, and how far the next best is behind."""
-    tied, needed, over = known.tied_sizes, known.prompts_to_separate, runner.over(entry.chosen)
-    others = any(size != entry.chosen.size for size in tied)
-    ahead, error = -100 * log(over.value), nan if over.log_stderr is None else 100 * over.log_stderr
-    said = f"sizes {ranges(tied)} are tied" if others else "no other size is tied"
-    said += f"; the next best, {count(runner.size, 'row')}, is {pm(abs(ahead), error, 1)} % "
-    said += "behind" if ahead >= 0 else "ahead"
-    if not (others and hint):
-        return said
-    if needed is not None:
-        fewest, most = needed
-        if most is None:
-            return f"{said}. How many prompts would tell them apart cannot be told from these: at least {fewest:,}"
-        return f"{said}. Some {fewest:,} to {most:,} prompts would tell them apart if latencies were exact"
-    if entry.basis.conversations:
-        return f"{said}. More prompts would not tell them apart, but a longer profile may"
-    return f"{said}. A longer profile may tell them apart"
+def _ties(entry: PlanEntry, runner: Figure) -> str:
+    """Which sizes are tied with the chosen one, and how far the next best is behind."""
+    others, over = any(size != entry.chosen.size for size in entry.tied_sizes), runner.over(entry.chosen)
+    error = nan if over.log_stderr is None else over.value * over.log_stderr
+    said = f"sizes {ranges(entry.tied_sizes)} are tied" if others else "no other size is tied"
+    return f"{said}; the next best, {count(runner.size, 'row')}, is {percent(over.value, error, 'behind', 'ahead', digits=1)}"
 
 
 def drawn(plan: Plan) -> str:
@@ -142,7 +128,7 @@ def drawn(plan: Plan) -> str:
     return said + "."
 
 
-def mixture(plan: Plan, *, hint: bool = True) -> str:
+def mixture(plan: Plan) -> str:
     """What one tree for a mix of loads reaches, and what it costs not to have one for each; empty without a mix."""
     if not plan.mix:
         return ""
@@ -150,15 +136,13 @@ def mixture(plan: Plan, *, hint: bool = True) -> str:
     total, own = plan.over_mix(lambda e: e.chosen), plan.over_mix(lambda e: e.own)
     if total is None or own is None:
         return said
-    errors, speedup = plan.mix_errors or MixErrors(), plan.mix_speedup or 1.0
+    speedup = plan.mix_speedup or 1.0
     each = ", ".join(f"{loss:.1%} at batch size {size}" for size, loss in _sharing(plan))
-    said += (
-        f" The row of the mix has the mean over the time: {pm(speedup, errors.speedup)} times plain decoding. With its own "
-        f"tree for each batch size it would be {speedup * own / total:.2f}: sharing one costs {max(1 - total / own, 0):.1%} over the mix ({each})."
+    return (
+        f"{said} The row of the mix has the mean over the time: {speedup:.2f} times plain decoding. With its own tree for "
+        f"each batch size it would be {speedup * own / total:.2f}: sharing one costs {max(1 - total / own, 0):.1%} over "
+        f"the mix ({each})."
     )
-    if errors.runner_up:
-        said += f" Over the mix {_ties(plan.entries[0], errors, errors.runner_up, hint=hint)}."
-    return said
 
 
 def _sharing(plan: Plan) -> list[tuple[int, float]]:
@@ -166,56 +150,22 @@ def _sharing(plan: Plan) -> list[tuple[int, float]]:
     return [(e.batch_size, max(1 - e.chosen.rate / e.own.rate, 0.0)) for e in plan.entries if e.own]
 
 
-def price(plan: Plan) -> str:
-    """What the shape or another limit costs; empty where it costs nothing, or every tree was allowed."""
-    parts = []
-    for e in plan.entries:
-        free, mine = e.unconstrained, e.chosen
-        if free and (less := 1 - mine.rate / free.rate) >= NEGLIGIBLE:
-            parts.append(
-                f"at batch size {e.batch_size}, within the limits {mine.tokens_per_step:.2f} tokens per step "
-                f"({draft_words(e.draft)}), without them {free.tokens_per_step:.2f} ({count(free.size, 'row')}), {less:.0%} "
-                f"{'slower' if mine.tokens_per_s else 'fewer'}"
-            )
-    which = f" with a block of {plan.width} guesses" * (len(plan.widths) > 1)
-    return f"The limits cost speed{which}: {'; '.join(parts)}." if parts else ""
-
-
 def schedule(plan: Plan) -> str:
-    """Which batch sizes get which tree, what sharing costs, and how sure it is between; empty for one batch size."""
+    """Which batch sizes get which tree; empty for one batch size."""
     if len(plan.entries) < 2 or plan.mix:
         return ""
     parts = [f"{_range(part)}: {draft_words(plan.entries[part.entry].draft)}" for part in plan.schedule]
     searched = [entry.batch_size for entry in plan.entries]
     said = f"Schedule by batch size: {'; '.join(parts)}. Searched: {', '.join(map(str, searched))}."
-    if most := max(plan.loss(part) or 0.0 for part in plan.schedule):
-        said += f" Sharing trees costs at most {most:.1%} at these, within the noise."
-    if between := [part.between for part in plan.schedule if part.between is not None]:
-        said += " Between these the step times are interpolated: by that estimate the schedule loses at most "
-        said += f"{max(between):.1%} there."
-        if plan.error_between is None:
-            said += (
-                " How far that is off is not known: it takes a searched batch size between two with different trees."
-            )
-        else:
-            tests = f" in {count(plan.tests_between, 'test')}" if plan.tests_between else ""
-            said += " Where searched batch sizes were left out, such estimates were off by up to "
-            said += f"{plan.error_between:.1%}{tests}."
-        unknown = [_range(part) for part in plan.schedule if part.between is None and _has_between(part, searched)]
-        said += f" What the trees lose between these within {', '.join(unknown)} is not known." if unknown else ""
-    elif searched[-1] - searched[0] >= len(searched):
-        said += " A batch size between these gets what the next smaller one gets; what it loses is not known."
-    if starts := [f"{part.first} {_interval(part.first95)}" for part in plan.schedule if part.first95]:
-        said += f" The first batch size of a range is known to be within (95 %): {', '.join(starts)}."
+    if searched[-1] - searched[0] >= len(searched):
+        timed = plan.entries[0].chosen.step_ms is not None
+        said += (
+            " Between these step times are interpolated." if timed else " Between these the next smaller one's goes on."
+        )
     if plan.break_even:
         said += f" From batch size {plan.break_even} on speculation does not pay."
     said += slower_than_without(plan)
     return f"{said} Above {searched[-1]} nothing was searched{f', and below {searched[0]}' if searched[0] > 1 else ''}."
-
-
-def _interval(ends: tuple[int, int | None]) -> str:
-    """An interval of batch sizes; what has no end is open."""
-    return f"[{ends[0]}, {'on' if ends[1] is None else ends[1]}]"
 
 
 def slower_than_without(plan: Plan) -> str:
@@ -230,33 +180,13 @@ def slower_than_without(plan: Plan) -> str:
     return f" {where} this is slower than an engine without the drafter: {each}."
 
 
-def _has_between(part: BatchRange, searched: list[int]) -> bool:
-    first, last = max(part.first, searched[0]), min(part.last or searched[-1], searched[-1])
-    return last - first + 1 > sum(first <= size <= last for size in searched)
-
-
 def _range(part: BatchRange) -> str:
     """The batch sizes of a range, "5 on" for the last."""
     return f"{part.first} on" if part.last is None else ranges(range(part.first, part.last + 1))
 
 
-def one_server(plan: Plan) -> str:
-    """Which setting one server gets, and what it loses; empty for a plan of no such engine."""
-    from treeopt.engines.plans import planned_trees
-
-    way = planned_trees(plan)
-    shared = least_regret(plan) if way and not (way.by_batch_size or plan.mix) else None
-    return f"One server for all gets that of batch size {shared.batch_size}.{_losses(plan, shared)}" if shared else ""
-
-
-def least_regret(plan: Plan) -> PlanEntry | None:
-    """The entry whose draft loses the least at any batch size; None for one batch size, and where that is not known."""
-    known = [e for e in plan.entries if len(plan.losses(e)) >= len(plan.entries) - 1 > 0]
-    return min(known, key=lambda e: max(plan.losses(e).values()), default=None)
-
-
 def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
-    """For which load an export is, and what it loses against each batch size's own draft.
+    """For which load an export is; of one draft for a mix, what it loses against each batch size's own.
 
     sizes : batch sizes whose drafts are written; None alone for a schedule, or for the one draft that all have
     """
@@ -264,32 +194,16 @@ def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
         sizes, amounts = zip(*sorted(plan.mix.items()), strict=True)
         shares = [f"{share} of the time at {size}" for share, size in zip(percentages(amounts), sizes, strict=True)]
         load = f"the mix of batch sizes ({', '.join(shares)})"
-        return [f"Written for {load}: {draft_words(plan.entries[0].draft)}.{_lost(_sharing(plan))}"]
+        losses = ", ".join(f"{loss:.1%} at {size}" for size, loss in _sharing(plan))
+        price = f" Against each batch size's own tree it loses {losses}." if losses else ""
+        return [f"Written for {load}: {draft_words(plan.entries[0].draft)}.{price}"]
     if list(sizes) == [None] and len(plan.entries) > 1:
         return [f"Written for all batch sizes. {schedule(plan)}"]
     entries = [plan.entry(size) for size in sizes]
     each = ", ".join(f"{entry.batch_size} ({draft_words(entry.draft)})" for entry in entries)
     if len(entries) == 1:
-        losses = _losses(plan, entries[0]) or " What it loses at other batch sizes is not known."
-        return [f"Written for batch size {each}.{losses}"]
-    said = [f"Written for each batch size, to start a server with: {each}."]
-    if shared := least_regret(plan):
-        said.append(f"For one server take that of --batch-size {shared.batch_size}.{_losses(plan, shared)}")
-    return said
-
-
-def _losses(plan: Plan, entry: PlanEntry) -> str:
-    """What an entry's draft loses at the plan's other batch sizes; empty where nothing is known."""
-    losses = plan.losses(entry)
-    said = _lost(sorted((size, loss) for size, loss in losses.items() if size != entry.batch_size))
-    missing = [str(e.batch_size) for e in plan.entries if e.batch_size not in (*losses, entry.batch_size)]
-    return said + (f" At {', '.join(missing)} that is not known." if said and missing else "")
-
-
-def _lost(losses: Sequence[tuple[int, float]]) -> str:
-    """What one tree loses at batch sizes against each one's own; empty without any."""
-    each = ", ".join(f"{max(loss, 0):.1%} at {size}" for size, loss in losses)
-    return f" Against each batch size's own tree it loses {each}." if each else ""
+        return [f"Written for batch size {each}."]
+    return [f"Written for each batch size, to start a server with: {each}."]
 
 
 def tree_view(tree: Tree, gains: dict[Choice, float] | None = None) -> RenderableType:

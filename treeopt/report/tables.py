@@ -20,7 +20,7 @@ from treeopt.report.status import OK, RunStatus
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import times
-from treeopt.report.wording import count, draft_words, pm, told
+from treeopt.report.wording import count, draft_words, percent, pm, told
 
 RANKS = 5  # of a table of accuracies
 
@@ -159,12 +159,12 @@ def score_table(score: Score, name: str) -> RenderableType:
 def score_words(score: Score, name: str) -> str:
     """How far a tree is below the best of its size, in a sentence or two."""
     error, size, best = score.distance_stderr, len(score.given.tree), f"the best tree of {len(score.best.tree)} rows"
-    share = pm(100 * max(score.distance, 0.0), None if error is None else 100 * error, 1)
+    share = percent(min(1 - score.distance, 1.0), error, "below", "above", digits=1)
     if score.unknown_nodes:
-        return f"{name} is at most {share} % below {best}."
-    said = f"{name} is {share} % below {best}."
+        return f"{name} is at most {share} {best}."
+    said = f"{name} is {share} {best}."
     if round(score.distance, 4) <= 2 * (error or 0.0):
-        said = f"{name} is as good as {best}{f', within the noise ({share} % below)' if error else ''}."
+        said = f"{name} is as good as {best}{f', within the noise ({share})' if error else ''}."
     if score.smallest and len(score.smallest.tree) < size:
         said += f" {len(score.smallest.tree)} rows reach what its {size} do."
     return said

@@ -16,10 +16,10 @@ from treeopt.latency.rounds import busy, precision_reached
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
 from treeopt.records.figure import Ratio
-from treeopt.records.plan import MixErrors, Plan, PlanEntry
+from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.wording import by_batch_size, count
+from treeopt.report.wording import by_batch_size, count, percent
 from treeopt.trees.draft import ANEW
 
 PUBLISHED = "mc_sim_7b_63"
@@ -187,9 +187,7 @@ def _mix_doubts(plan: Plan) -> list[str]:
         return []
     if not plan.entries[0].speculates:
         return ["No tree pays over the mix: serve the model without speculation."]
-    known = plan.mix_errors or MixErrors()
-    half = 1.96 * (known.speedup or 0.0)
-    found = _predicted(total, (total - half, total + half), known.tied_sizes, "over the mix")
+    found = _predicted(total, (total, total), plan.entries[0].tied_sizes, "over the mix")
     known_speedups = [(e.batch_size, e.chosen.speedup) for e in plan.entries if e.chosen.speedup]
     if slower := [f"{size} ({speedup:.2f} times)" for size, speedup in known_speedups if speedup < 1]:
         found.append(f"The one tree is predicted to be slower than plain decoding at batch size {', '.join(slower)}.")
@@ -220,10 +218,10 @@ def predicted_doubts(entry: PlanEntry) -> list[str]:
     found = _predicted(speedup, chosen.interval95.speedup or (speedup, speedup), entry.tied_sizes, "here")
     chain, rates = entry.best("chain"), chosen.interval95.tokens_per_s
     if chain and chain.tokens_per_s:
-        ahead = chain.tokens_per_s / chosen.tokens_per_s - 1
-        if ahead > NEGLIGIBLE and (rates is None or chain.tokens_per_s > rates[1]):
-            said = f"a chain of {chain.depth}, which is predicted to be {ahead:.0%} faster"
-            found.append(f"The chosen tree loses against {said}.")
+        gain = chain.tokens_per_s / chosen.tokens_per_s
+        if gain > 1 + NEGLIGIBLE and (rates is None or chain.tokens_per_s > rates[1]):
+            ahead = percent(gain, None, "slower", "faster")
+            found.append(f"The chosen tree loses against a chain of {chain.depth}, which is predicted to be {ahead}.")
     return found
 
 

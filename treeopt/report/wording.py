@@ -22,6 +22,16 @@ def pm(value: float | None, error: float | None, digits: int = 2) -> str:
     return f"{value:.{digits}f}" + ("" if error is None else " ±?" if isnan(error) else f" ±{error:.{digits}f}")
 
 
+def percent(ratio: float, error: float | None, less: str, more: str, *, digits: int = 0) -> str:
+    """How far one rate is from another by their ratio: what it has less, or more, in per cent of the other.
+
+    >>> percent(0.48, 0.01, "behind", "ahead", digits=1), percent(1.5, None, "slower", "faster")
+    ('52.0 ±1.0 % behind', '50 % faster')
+    """
+    apart = pm(100 * abs(ratio - 1), None if error is None else 100 * error, digits)
+    return f"{apart} % {less if ratio <= 1 else more}"
+
+
 def told(figure: Figure, name: str, digits: int = 2) -> str:
     """One of the numbers of a figure, by its name, with its standard error, that of a latency also where it is not known."""
     error = getattr(figure.stderr, name)

@@ -17,6 +17,7 @@ from treeopt.records.profile import LatencyProfile, Timings
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import timing_caveats
+from treeopt.report.wording import percent
 
 TOLD_DRIFT, LONGER = 0.05, "a longer `time_limit_s` helps"
 SAME = ("model", "revision", "drafter", "narrower", "acceptance", "device", "dtype", "machine")  # of joined profiles
@@ -84,7 +85,7 @@ def tell(result: LatencyProfile, remedy: str) -> None:
     for plain in result.autoregressive:
         step, slower, floor = f"Plain steps at batch size {plain.batch_size}", drift(plain), floors.get(plain.setting)
         if abs(slower) > TOLD_DRIFT:
-            how = f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'}"
+            how = percent(1 / (1 + slower), None, "slower", "faster")
             note(f"{step} became {how} while they were timed; trees are compared with those of their own round.")
         if floor:
             least = f"{floor.floor_ms:.2f} ms that {floor.gb_per_s:g} GB/s need for weights and cache"
