@@ -40,8 +40,7 @@ def main() -> None:
     for a, b in permutations(traces, 2):
         found = treeopt.compare(traces[a], traces[b], budget=BUDGET)
         depths = ", ".join(f"{shift.before:.3f} -> {shift.after:.3f}{' *' * shift.moved}" for shift in found.shifts)
-        loss = found.losses[0].loss
-        print(f"{a} -> {b}: {depths}; the plan loses {per_cent(loss)} %, keep: {found.keep}")
+        print(f"{a} -> {b}: {depths}; the plan loses {per_cent(found.losses[0])} %, keep: {found.keep}")
     for name, trace in traces.items():
         rng, called = np.random.default_rng(0), 0
         for _ in range(asked.halvings):

@@ -34,7 +34,7 @@ def test_a_run_is_as_good_as_itself(demo_run):
     assert "in-sample" in found.stderr
     by_plan = invoke("compare", demo_run / "plan.json", demo_run / "trace.npz", "--batch-size", 2, "--json")
     document = json.loads(by_plan.stdout)
-    assert [one["reached"]["batch_size"] for one in document["losses"]] == [2]
+    assert [one["served"]["batch_size"] for one in document["losses"]] == [2]
     assert not document["different"]
 
 

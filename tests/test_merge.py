@@ -1,11 +1,10 @@
-"""Merging: shards are one calibration again, to the byte, and calibrations of different prompts count by their share."""
+"""Merging: shards are one calibration again, to the byte."""
 
 import json
 import random
 import signal
 import time
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,11 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.source import source_of
 from treeopt.records.merging import Shard, digest, join, merge, shard_record
 from treeopt.records.trace import RankTrace
-from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import Tree
 
 from .conftest import examples, invoke, random_trace, treeopt
 from .test_resume import finish, start
@@ -68,14 +64,6 @@ def calibration(seed, num_blocks, *, prefix=""):
     return blocks, hashes, join(blocks, {**META, "skipped": SKIPPED})
 
 
-def asked_once(name, n):
-    """n conversations of one turn, in a group of this name."""
-    trace = random_trace(np.random.default_rng(n), [6] * n, 3, 4)
-    about = {"prompt_sha256": [f"{name}-{i}" for i in range(n)], "group_names": [name], "skipped": []}
-    meta = {**META, **trace.meta, "max_new_tokens": 9, **about}
-    return replace(trace, tokens=np.ones(6 * n), group=np.zeros(n), meta=meta)
-
-
 def shard(blocks, hashes, places):
     own = {place: blocks[place] for place in places}
     return join(
@@ -119,25 +107,11 @@ def test_shards_in_any_order_are_the_trace_of_one_process_to_the_byte(stored, se
     assert bytes_of(in_some_order(shards, rng, read_back)) == bytes_of(whole)
 
 
-@examples(10)
-@given(st.integers(0, 2**32), st.randoms(use_true_random=False))
-def test_calibrations_of_different_prompts_merge_in_any_order_to_the_same_bytes(stored, seed, rng):
-    bytes_of, read_back = stored
-    traces = [read_back(calibration(seed + i, rng.randint(1, 3))[2]) for i in range(4)]
-    found = {bytes_of(in_some_order(traces, rng, read_back)) for _ in range(3)}
-    assert len(found) == 1
-    merged = in_some_order(traces, rng, read_back)
-    assert merged.num_sequences == sum(trace.num_sequences for trace in traces)
-    assert merged.clusters.max() + 1 == sum(trace.clusters.max() + 1 for trace in traces)
-    assert [len(s["key"]) for s in merged.meta["merged"]] == [64] * 4
-    assert merged.meta["skipped"].count(SKIPPED[0]) == 4
-
-
 def with_meta(trace, **changes):
     return replace(trace, meta={**trace.meta, **changes})
 
 
-ONE, OTHER = calibration(1, 2)[2], calibration(2, 2)[2]
+ONE, OTHER = (shard(*calibration(1, 2)[:2], [place]) for place in (0, 1))
 REFUSED = {
     "models": {"provenance": {**META["provenance"], "model": "other"}},
     "number formats": {"provenance": {**META["provenance"], "dtype": "bfloat16"}},
@@ -158,22 +132,18 @@ def test_what_was_measured_otherwise_is_refused_with_both_names(what):
 def test_what_is_there_twice_or_does_not_belong_together_is_refused():
     blocks, hashes, whole = calibration(3, 3)
     first, rest = shard(blocks, hashes, [0]), shard(blocks, hashes, [0, 1])
-    for message, traces, *shares in (
+    for message, traces in (
         ("4 prompts are in a and in b, the first of them 3-0", (first, rest)),
-        ("different prompts that are divided among shards cannot be merged: a has .*, b None", (first, whole)),
+        ("but b is a whole one", (first, whole)),
+        ("but a is a whole one", (whole, whole)),
         (
             "different prompts that are divided among shards cannot be merged: a has",
             (first, shard(*calibration(4, 3)[:2], [1])),
         ),
-        ("12 prompts are in a and in b, the first of them 3-0", (whole, whole)),
-        ("these are shards of one", (first, shard(blocks, hashes, [1])), [1, 1]),
-        ("once for every run, 2 times, but came 1", (ONE, OTHER), [1]),
-        ("two runs at least, but got 1", (ONE,)),
-        ("say with weight", (merge([("x", ONE), ("y", OTHER)], [1, 3]), whole)),
-        ("at most 100 times is allowed", (ONE, OTHER), [1, 1e6]),
+        ("two runs at least, but got 1", (first,)),
     ):
         with pytest.raises(InvalidInput, match=message):
-            merge(list(zip("ab", traces, strict=False)), *shares)
+            merge(list(zip("ab", traces, strict=False)))
 
 
 @pytest.mark.parametrize(
@@ -191,76 +161,6 @@ def test_a_shard_that_contradicts_itself_is_refused(stored, record):
 def test_a_shard_is_one_of_as_many_as_there_are(text):
     with pytest.raises(InvalidInput, match="shard must be i/n"):
         Shard.of(text)
-
-
-# Weights.
-
-
-@examples(10)
-@given(st.integers(0, 2**32), st.integers(1, 6), st.integers(1, 6))
-def test_a_calibration_that_counts_n_times_is_one_that_was_measured_n_times(seed, times, scale):
-    """What is estimated by weights is what a trace with repeated conversations says, whatever the unit of the weights."""
-    one, other = (calibration(seed + i, 2)[2] for i in range(2))
-    both = [("a", one), ("b", other)]
-    weighted = merge(both, [scale * 1.0, scale * 1.0 * times])  # as many conversations in both
-    parts = {digest(t.meta["prompt_sha256"]): t for t in (one, other)}
-    copies = [[parts[key]] * (times if parts[key] is other else 1) for key in sorted(parts)]
-    repeated = join([t for some in copies for t in some], {**META, "skipped": []})
-    tree = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
-    ours, theirs = source_of(weighted).rate(tree), source_of(repeated).rate(tree)
-    assert (ours.product, ours.joint, ours.replayed) == pytest.approx((theirs.product, theirs.joint, theirs.replayed))
-    assert source_of(weighted).observed == source_of(merge(both)).observed
-    grown = [source_of(t).grow(Limits(6, 2, 3), "joint") for t in (weighted, weighted.repeated())]
-    assert grown[0].paths == grown[1].paths
-
-
-@examples(10)
-@given(st.integers(0, 2**32), st.floats(0.1, 10), st.integers(1, 4))
-def test_shares_of_the_traffic_are_those_of_its_conversations(seed, ratio, num_blocks):
-    one, other = calibration(seed, 1)[2], calibration(seed + 1, num_blocks)[2]
-    for shares in ([1.0, ratio], [ratio, 1.0]):
-        found = merge([("a", one), ("b", other)], shares)
-        shares_found = [source["share"] for source in found.meta["merged"]]
-        assert sum(shares_found) == pytest.approx(1)
-        of_first = found.meta["merged"][0]["sequences"]
-        weight = np.ones(found.num_sequences) if found.weight is None else found.weight
-        each = weight[np.unique(found.clusters, return_index=True)[1]]  # of each conversation
-        first = found.clusters[:of_first].max() + 1
-        counts, sizes = [each[:first].sum(), each[first:].sum()], [first, len(each) - first]
-        least = min(share / size for share, size in zip(shares_found, sizes, strict=True))
-        for count, share in zip(counts, shares_found, strict=True):
-            assert abs(count - share / least) < 1 + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("sizes", "shares"), [((40, 8), (5, 2)), ((30, 18), (0.7, 0.3)), ((30, 10), (0.9, 0.1)), ((12, 30), (0.4, 1.4))]
-)
-def test_weights_are_exact_where_shares_are_decimals(sizes, shares):
-    """All conversations of one count as often as the shares say, to the last: 30 that count 1.4 times are 42."""
-    traces = [asked_once(f"{i}", n) for i, n in enumerate(sizes)]
-    found = merge(list(zip("ab", traces, strict=True)), shares)
-    each = [Fraction(str(share)) / n for share, n in zip(shares, sizes, strict=True)]
-    wanted = {f"{i}": n * ratio / min(each) for i, (n, ratio) in enumerate(zip(sizes, each, strict=True))}
-    weight = np.ones(len(found.group)) if found.weight is None else found.weight
-    assert dict(zip(found.group_names, np.bincount(found.group, weight), strict=True)) == wanted
-
-
-def test_error_bars_do_not_shrink_when_everything_counts_twice():
-    trace = ONE
-    twice = replace(trace, weight=np.full(trace.num_sequences, 2))
-    once, again = (source_of(t).rate(Tree.chain(2)) for t in (trace, twice))
-    assert (once.replayed, once.stderr) == pytest.approx((again.replayed, again.stderr))
-    held_out = [source_of(t).crossfit(Limits(6), "replay") for t in (trace, twice)]
-    np.testing.assert_allclose(*[h.tokens_per_step for h in held_out])
-    assert held_out[0].family.paths == held_out[1].family.paths
-
-
-def test_a_weighted_trace_is_kept_with_its_weights(stored):
-    found = stored[1](merge([("a", ONE), ("b", OTHER)], [1, 3]))
-    assert sorted(set(found.weight.tolist())) == [1.0, 3.0]
-    again = stored[1](merge([("ab", found), ("c", calibration(6, 1)[2])], [0.5, 0.5]))
-    shares = {source["key"]: source["share"] for source in again.meta["merged"]}
-    assert shares[digest(OTHER.meta["prompt_sha256"])] == pytest.approx(0.375)
 
 
 # The commands.

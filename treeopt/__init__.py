@@ -313,7 +313,7 @@ def compare(
     """Say whether a plan is still right for other traffic; of one run which groups would gain by a plan of their own.
 
     >>> found = compare("vicuna-7b-medusa1", "vicuna-7b-medusa1", budget=8)
-    >>> found.keep, len(found.moved), round(found.losses[0].reached.tokens_per_step, 2)
+    >>> found.keep, len(found.moved), round(found.losses[0].served.tokens_per_step, 2)
     (True, 0, 2.04)
 
     first, others : run directories, results, files of them, or shipped names; the last may be what an engine counted, in

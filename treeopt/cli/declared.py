@@ -48,7 +48,7 @@ GROUPS = {
 # Words of options that are not the parameter's name.
 WORDS = {
     "batch_sizes": "--batch-size", "contexts": "--context", "topks": "--topk", "trees": "--tree", "formats": "--format",
-    "num_heads": "--heads", "num_layers": "--layers", "shares": "--weight", "time_limit_s": "--time-limit",
+    "num_heads": "--heads", "num_layers": "--layers", "time_limit_s": "--time-limit",
     "gb_per_s": "--bandwidth", "within_s": "--healthy-within", "compiled": "--compile", "layout": "--to", "kind": "--from", "version": "--engine-version",
     "chat_template": "--no-chat-template", "output": "-o/--output", "as_json": "--json",
 }  # fmt: skip

@@ -70,17 +70,15 @@ def import_(run: RunDirectory, as_json: bool, files: tuple[Path, ...], **options
 
 @command("treeopt.pipeline.importing:merge_runs", without=("others",))
 def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], **options: Any) -> None:
-    """Make one calibration of several, or of its shards.
+    """Make one calibration of its shards.
 
     Each RUN is a run directory. All shards that treeopt calibrate --shard made become the trace of a single
-    process, byte for byte, in whatever order and however many at a time they are merged. Calibrations
-    of different prompts become groups of one trace; with --weight each counts by its share of the
-    conversations. Other models, drafters, acceptance rules or ranks are refused.
+    process, byte for byte, in whatever order and however many at a time they are merged. Other models,
+    drafters, acceptance rules or ranks are refused.
 
     \b
     Example:
         treeopt merge part-1 part-2 part-3 --run whole
-        treeopt merge chat code --weight 0.7 --weight 0.3 --run traffic
     """
     from treeopt import pipeline
     from treeopt.report.tables import calibration_table

@@ -15,7 +15,6 @@ from treeopt.files import places, storage
 from treeopt.files.places import distinct
 from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import Source, source_of
-from treeopt.pipeline.compare_logs import compare_logs, plans_copied_text
 from treeopt.pipeline.search import request_of
 from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared
 from treeopt.planning.planner import plan_trees
@@ -87,9 +86,6 @@ def compare(
     runs = [RunDirectory.of(given) for given in (first, *others) if _is_run(given)]
     if isinstance(profile, str | Path):
         profile = LatencyProfile.load(places.find_shipped("profiles", str(profile)))
-    if len(runs) == 1 + len(others) == 2 and plans_copied_text(runs[0]):
-        with progress("Comparing", None):
-            return compare_logs(runs[0], runs[1], profile, batch_size, tolerance / 100)
     if others and len(runs) == 1 + len(others):
         known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
         if not all(same_drafter(known[0], other) for other in known[1:]):
@@ -97,6 +93,10 @@ def compare(
                 raise InvalidInput("Drafters are compared by the latencies of their own runs: leave `profile` out.")
             return compare_drafters(runs, batch_size=batch_size)
     a = side_of([first])
+    if a.plan is not None and a.plan.copies:
+        raise InvalidInput(
+            f"{a.name} has a plan of copied text, and no logs are compared: search for the other log anew."
+        )
     a = replace(a, profile=profile or a.profile)
     if not others:
         return compare_groups(a, batch_size, budget, tolerance / 100)

@@ -11,7 +11,7 @@ import numpy as np
 from treeopt import __version__
 from treeopt.engines.imports import read_measurement
 from treeopt.errors import InvalidInput
-from treeopt.files.parameters import Count, Positive
+from treeopt.files.parameters import Count
 from treeopt.files.storage import sha256_of
 from treeopt.pipeline.calibrate import summary
 from treeopt.records.calibration import ENGINE_LOG, Calibration
@@ -73,25 +73,21 @@ def import_file(
     return calibration
 
 
-def merge_runs(
-    run: RunDirectory, others: Sequence[Path], *, shares: Sequence[Positive] = (), overwrite: bool = False
-) -> Calibration:
-    """Make the traces of other runs, together, that of the run.
+def merge_runs(run: RunDirectory, others: Sequence[Path], *, overwrite: bool = False) -> Calibration:
+    """Make the traces of the shards in other runs, together, that of the run.
 
-    shares    : share of the traffic that each RUN stands for, once for each; by default every conversation counts once
     overwrite : replace the run's trace and calibration
 
     Raises InvalidInput where they do not belong together, and where the run has been calibrated already, unless that is
     to be overwritten.
     """
-    trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others], shares or None)
+    trace = merge([(str(other), _trace_of(RunDirectory(other))) for other in others])
     there = run.accuracies()
     if not overwrite and not (there == [run.trace] and _is_same(run.read_trace(), trace)):
         check_nothing_lost(run, "merging replaces")
     now = provenance()
     made: ProvenanceRecord = trace.meta.get("provenance", {})
     calibration = summary(trace, {**made, "command": now["command"], "time": now["time"]})
-    calibration.meta["merged"] = trace.meta.get("merged")
     run.replace_accuracies(calibration, trace)
     note(*_told(trace))
     return calibration
@@ -120,11 +116,6 @@ def _told(trace: RankTrace) -> list[str]:
         told.append(
             f"{len(missing)} of {shard['num_blocks']} blocks of prompts are missing: {ranges(missing)}. "
             "Merge the shards that have them too."
-        )
-    if trace.weight is not None:
-        shares = [f"{source['share']:.3g} {source.get('name') or '(unknown)'}" for source in trace.meta["merged"]]
-        told.append(
-            f"Trees are grown by these shares of the traffic: {', '.join(shares)}. calibration.json counts every state once."
         )
     return told
 

@@ -6,17 +6,12 @@ from math import log
 
 from treeopt.files.storage import document
 from treeopt.growth.drift import Shift
-from treeopt.planning.regret import GroupLoss, Loss, PlanLoss
+from treeopt.planning.regret import Loss
 from treeopt.records.bootstrap import LEVEL
 from treeopt.records.display import Displayed
 from treeopt.records.figure import Figure, Ratio
 
 PLAN_ANEW = 3  # exit status
-
-
-def is_lost(loss: Loss, tolerance: float) -> bool:
-    """Whether more is lost than may be, beyond noise."""
-    return loss.interval95[0] > tolerance
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,7 +25,7 @@ class Compared(Displayed):
     names: tuple[str, str]
     measure: str
     shifts: tuple[Shift, ...]
-    losses: tuple[PlanLoss, ...]
+    losses: tuple[Loss, ...]
     tolerance: float
     notes: tuple[str, ...] = ()
 
@@ -40,14 +35,14 @@ class Compared(Displayed):
         return tuple(shift for shift in self.shifts if shift.moved)
 
     @property
-    def worst(self) -> PlanLoss:
+    def worst(self) -> Loss:
         """The batch size at which the plan loses most for certain."""
-        return max(self.losses, key=lambda one: (one.loss.interval95[0] > self.tolerance, one.loss.share))
+        return max(self.losses, key=lambda loss: (loss.exceeds(self.tolerance), loss.share))
 
     @property
     def keep(self) -> bool:
         """Whether the plan is not shown to lose more than it may."""
-        return not any(is_lost(one.loss, self.tolerance) for one in self.losses)
+        return not any(loss.exceeds(self.tolerance) for loss in self.losses)
 
     @property
     def status(self) -> int:
@@ -65,15 +60,15 @@ class GroupsCompared(Displayed):
     """The groups of a run, each with what it loses by sharing a plan; ``tolerance`` is the share that it may lose."""
 
     name: str
-    groups: tuple[GroupLoss, ...]
+    groups: tuple[Loss, ...]
     tolerance: float
     notes: tuple[str, ...] = ()
     status: int = 0
 
     @property
-    def gainers(self) -> tuple[GroupLoss, ...]:
+    def gainers(self) -> tuple[Loss, ...]:
         """The groups that would gain by a plan of their own, beyond noise and more than the tolerance."""
-        return tuple(group for group in self.groups if is_lost(group.shared, self.tolerance))
+        return tuple(group for group in self.groups if group.exceeds(self.tolerance))
 
     def document(self) -> dict[str, object]:
         """What ``treeopt compare --json`` says."""

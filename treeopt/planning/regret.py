@@ -16,6 +16,7 @@ C conversations · n candidates · K depths · R ranks · B bootstrap draws
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +30,12 @@ from treeopt.planning.request import DYNAMIC, PlanRequest
 from treeopt.planning.select import select
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.calibration import Calibration
-from treeopt.records.figure import Errors, Figure, Ratio
+from treeopt.records.figure import Errors, Figure, Intervals, Ratio
 from treeopt.records.inputs import Accuracies, of_block
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace, fold_numbers
-from treeopt.trees.draft import COPYING, Draft, DynamicLimits, draft_tree
+from treeopt.trees.draft import Draft, DynamicLimits, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, Tree
 
@@ -43,53 +44,48 @@ FEWEST = 5  # conversations of a group that a plan of its own is judged by: one 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """Share of a throughput that is lost, with its standard error and 95 % interval; below 0 it is a gain."""
+    """Share of the throughput that a draft loses against the best for the same answers; below 0 it is a gain.
+
+    served  : the plan's draft on these answers; of a group, the draft for all groups on all answers
+    best    : what would be chosen for these answers alone
+    planned : tokens per step that the plan expected; None for another draft than the plan's
+    group   : of prompts that these are answers to; None for all · conversations : of them; None where there are counts alone
+    """
 
     share: float
     stderr: float
     interval95: tuple[float, float]
+    served: Figure
+    best: Figure
+    planned: float | None = None
+    group: str | None = None
+    conversations: int | None = None
 
     @classmethod
-    def of(cls, samples: Floats, n: int) -> Loss:
-        """The loss by (1 + B,) shares over ``n`` conversations, first the estimate."""
-        return cls(share=float(samples[0]), stderr=stderr(samples[1:], n), interval95=interval95(samples[1:], n))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanLoss:
-    """What a plan's draft reaches on other answers at one batch size, and what it loses there.
-
-    planned    : tokens per step that the plan expected; None for another draft than the plan's
-    reached    : the draft on these answers · best : what would be chosen for them
-    over_plain : what is lost against plain decoding, below 0 what is gained; None where no latency is known
-    """
-
-    planned: float | None
-    reached: Figure
-    best: Figure
-    loss: Loss
-    over_plain: Loss | None
+    def of(cls, ratios: Floats, conversations: int | None, **about: Any) -> Loss:
+        """The loss by (1 + B,) ratios of the two throughputs, first the estimate."""
+        n = conversations or BOOTSTRAPS
+        return cls(
+            share=1 - float(ratios[0]),
+            stderr=stderr(ratios[1:], n),
+            interval95=interval95(1 - ratios[1:], n),
+            conversations=conversations,
+            **about,
+        )
 
     @property
     def batch_size(self) -> int:
         """Sequences decoded at once."""
-        return self.reached.batch_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupLoss:
-    """What a group of prompts loses with the tree that all groups share, against its ``own``."""
-
-    batch_size: int
-    group: str
-    conversations: int
-    own: Figure
-    shared: Loss
+        return self.best.batch_size
 
     @property
     def gain(self) -> Ratio:
-        """What its own draft brings: the throughput over that with the shared one."""
-        return Ratio.of(1 / (1 - self.shared.share), [1 / (1 - end) for end in self.shared.interval95])
+        """What the best draft brings: its throughput over that of the one that is served."""
+        return Ratio.of(1 / (1 - self.share), [1 / (1 - end) for end in self.interval95])
+
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether more is lost than may be, beyond noise."""
+        return self.interval95[0] > tolerance
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,14 +112,10 @@ class Taken:
         rate = self.tokens.sum() / max((self.steps * self.ms[self.which, 0]).sum(), 1e-12)
         return np.append(rate, drawn @ self.tokens / np.maximum(time, 1e-12))
 
-    def loss(self, best: Taken) -> Loss:
-        """What it loses against another on the same conversations."""
-        return Loss.of(1 - self.rates() / best.rates(), len(self.steps))
-
 
 def plan_losses(
     plan: Plan, record: Accuracies, profile: LatencyProfile | None = None, dynamic: DynamicLimits | None = DYNAMIC
-) -> list[PlanLoss]:
+) -> list[Loss]:
     """What each of a plan's trees loses on a record, within the limits that the plan had.
 
     Without latencies the best has as many rows as the plan's tree at most. Where a record tells of chains alone, the
@@ -134,7 +126,7 @@ def plan_losses(
     >>> from treeopt.planning.planner import plan_trees
     >>> before, after = (Calibration(np.array([[60, 20]]), np.array([100])), Calibration(np.array([[60, 30]]), np.array([100])))
     >>> (found,) = plan_losses(plan_trees(before), after)
-    >>> round(found.reached.tokens_per_step, 6), found.loss.share
+    >>> round(found.served.tokens_per_step, 6), found.share
     (1.9, 0.0)
     """
     record, profile = of_block(plan.width, record, profile)
@@ -146,24 +138,24 @@ def plan_losses(
         rates, best = source.rate(draft), int(options.throughput.argmax())
         ms = _ms_of(draft, rates, options, costs)
         if rates.steps is None or rates.tokens is None:
-            loss, over_plain = (_loss_by_counts(source, draft, ms, options, other) for other in (best, options.plain))
+            n = None
+            over_best, speedup = (_ratios_by_counts(source, draft, ms, options, i) for i in (best, options.plain))
         else:
-            ours = Taken(rates.steps, rates.tokens, np.zeros(len(rates.steps), dtype=np.int64), ms[None])
+            n = len(rates.steps)
+            ours = Taken(rates.steps, rates.tokens, np.zeros(n, dtype=np.int64), ms[None]).rates()
             plain = options.only(np.array([options.plain]))
-            loss, over_plain = (ours.loss(best_of(one, source)) for one in (options, plain))
-        reached = Figure(
+            over_best, speedup = (ours / best_of(some, source).rates() for some in (options, plain))
+        served = Figure(
             draft=draft,
             batch_size=entry.batch_size,
             tokens_per_step=rates.tokens_per_step,
             step_ms=None if costs is None else float(ms[0]),
             plain_ms=None if costs is None else float(options.ms[options.plain]),
             stderr=Errors(tokens_per_step=rates.stderr),
+            interval95=Intervals(speedup=None if costs is None else interval95(speedup[1:], n or BOOTSTRAPS)),
         )
         planned = entry.chosen.tokens_per_step if draft == entry.draft else None
-        over = over_plain if costs else None
-        found.append(
-            PlanLoss(planned=planned, reached=reached, best=figure_of(options, best), loss=loss, over_plain=over)
-        )
+        found.append(Loss.of(over_best, n, served=served, best=figure_of(options, best), planned=planned))
     return found
 
 
@@ -183,25 +175,27 @@ def group_parts(trace: RankTrace) -> dict[str, RankTrace]:
 
 def group_losses(
     plan: Plan, trace: RankTrace, profile: LatencyProfile | None, dynamic: DynamicLimits | None = DYNAMIC
-) -> list[GroupLoss]:
+) -> list[Loss]:
     """What each group loses at each batch size with the best tree for all, within the limits of the shared ``plan``."""
     trace, profile = of_block(plan.width, trace, profile)
     parts, limits, found = group_parts(trace), plan.limits(Limits()), []
     whole, sources = source_of(trace), {name: source_of(part) for name, part in parts.items()}
     names = np.array(trace.conversation_groups())
     for entry in plan.entries:
-        shared = best_of(_options(whole, plan, entry, limits, profile, dynamic)[0], whole)
+        options, _ = _options(whole, plan, entry, limits, profile, dynamic)
+        shared, served = best_of(options, whole), figure_of(options, select(options).chosen)
         for name, part in sources.items():
-            own, among = _options(part, plan, entry, limits, profile, dynamic)[0], np.flatnonzero(names == name)
-            figure, loss = figure_of(own, select(own).chosen), shared.on(among).loss(best_of(own, part))
-            about = {"batch_size": entry.batch_size, "conversations": len(among)}
-            found.append(GroupLoss(group=name, own=figure, shared=loss, **about))
+            own, _ = _options(part, plan, entry, limits, profile, dynamic)
+            among = np.flatnonzero(names == name)
+            ratios = shared.on(among).rates() / best_of(own, part).rates()
+            best = figure_of(own, select(own).chosen)
+            found.append(Loss.of(ratios, len(among), served=served, best=best, group=name))
     return found
 
 
 def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
     """The draft of an entry, or its best chain where the source tells of chains alone; the limits of its rivals."""
-    told = not entry.draft.drafted or (source.pooled and entry.draft.kind not in COPYING)
+    told = not entry.draft.drafted or source.pooled
     draft = entry.draft if told else entry.tree
     if source.num_ranks > 1:
         return draft, limits
@@ -261,14 +255,14 @@ def best_of(options: Candidates, source: Source) -> Taken:
     return Taken(steps[which, every], tokens[which, every], which, np.column_stack([options.ms, options.ms_draws]))
 
 
-def _loss_by_counts(source: Source, draft: Draft, ms: Floats, options: Candidates, best: int) -> Loss:
-    """The loss against a candidate where there are counts alone, which are drawn again."""
-    tree, rival = draft_tree(draft), draft_tree(options.all[best].draft)  # dynamic trees are not judged by counts
+def _ratios_by_counts(source: Source, draft: Draft, ms: Floats, options: Candidates, i: int) -> Floats:
+    """(1 + B,) throughput over that of a candidate where there are counts alone, which are drawn again."""
+    tree, rival = draft_tree(draft), draft_tree(options.all[i].draft)  # dynamic trees are not judged by counts
     assert source.calibration is not None
     accept = drawn_accept(source.calibration)
     theirs = tokens_of(rival, accept)
     ours = tokens_of(tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1), accept)
-    return Loss.of(1 - ours / theirs * np.append(options.ms[best], options.ms_draws[best]) / ms, BOOTSTRAPS)
+    return np.asarray(ours / theirs * np.append(options.ms[i], options.ms_draws[i]) / ms)
 
 
 def drawn_accept(calibration: Calibration) -> Floats:

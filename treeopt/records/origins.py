@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
-from typing_extensions import Required, Self, TypedDict, Unpack  # pydantic takes none of typing's before Python 3.12
+from typing_extensions import Self, TypedDict, Unpack  # pydantic takes none of typing's before Python 3.12
 
 from treeopt.errors import quoted
 from treeopt.files import storage
-from treeopt.files.fields import Amount, NotNegative, Positive, Share
+from treeopt.files.fields import NotNegative, Positive, Share
 from treeopt.files.provenance import machine, versions
 from treeopt.files.shell import command_line
 from treeopt.records.display import Drawn
@@ -131,18 +131,11 @@ class Answered(TypedDict, total=False):
     is_estimate: bool | None
 
 
-class Part(TypedDict, total=False):
-    """A part of a trace: a block of a shard, or one of the calibrations that were merged.
+class Part(TypedDict):
+    """A block of a shard: its place among all blocks, and how many sequences it has."""
 
-    key   : place of the block among all blocks; digest of the calibration's prompts, in order
-    name  : of the data that a calibration comes from
-    share : of the traffic; None where every conversation counts once
-    """
-
-    key: Required[int | str]
-    sequences: Required[Positive]
-    name: str | None
-    share: Amount | None
+    key: int
+    sequences: Positive
 
 
 class ShardRecord(TypedDict):

@@ -29,7 +29,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
 from treeopt.files.fields import Positive, within
 from treeopt.records.display import Drawn
-from treeopt.records.origins import Origins, Part, ShardRecord
+from treeopt.records.origins import Origins, ShardRecord
 from treeopt.records.pools import Marginals, Pools
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
@@ -59,7 +59,6 @@ class Meta(TypedDict, total=False):
     group_names: list[Any] | None
     skipped: list[dict[str, Any]] | None
     shard: ShardRecord | None
-    merged: list[Part] | None
     narrower: list[Positive] | None
 
 

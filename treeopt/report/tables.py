@@ -12,7 +12,7 @@ from treeopt.growth.drift import SURVIVAL
 from treeopt.growth.score import Score
 from treeopt.growth.worth import chain_tokens_per_step
 from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared, Winner
-from treeopt.planning.regret import Loss, PlanLoss
+from treeopt.planning.regret import Loss
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
 from treeopt.records.requestlog import RequestLog
@@ -230,12 +230,7 @@ def compared_table(result: Result) -> RenderableType:
 
 
 def per_cent(loss: Loss) -> str:
-    """A loss with its standard error.
-
-    >>> from treeopt.planning.regret import Loss, PlanLoss
-    >>> per_cent(Loss(share=0.0041, stderr=0.0018, interval95=(0.0, 0.008)))
-    '0.4 ±0.2'
-    """
+    """A loss with its standard error."""
     return pm(100 * loss.share, 100 * loss.stderr, 1).replace("-0.0 ", "0.0 ")
 
 
@@ -244,51 +239,53 @@ def _ends(interval: Iterable[float], digits: str) -> str:
 
 
 def _plan_verdict(result: Compared) -> str:
-    speculation = [
-        _speculation(one) for one in sorted(result.losses, key=lambda one: -one.loss.share) if one.over_plain
-    ]
+    speculation = [_speculation(one) for one in sorted(result.losses, key=lambda one: -one.share) if one.served.speedup]
     one, tolerance = result.worst, f"{100 * result.tolerance:g} %"
     best = f"the best for {result.names[1]}" + (f" at batch size {one.batch_size}" if len(result.losses) > 1 else "")
-    plan = f"The plan ({count(one.reached.size, 'row')})"
-    low, high = (100 * end for end in one.loss.interval95)
+    plan = f"The plan ({count(one.served.size, 'row')})"
+    low, high = (100 * end for end in one.interval95)
     if not result.keep:
-        said = f"{plan} loses {per_cent(one.loss)} % against {best}, more than {tolerance}: plan anew."
+        said = f"{plan} loses {per_cent(one)} % against {best}, more than {tolerance}: plan anew."
     elif high > 100 * result.tolerance:
         said = (
-            f"{plan} loses {per_cent(one.loss)} % against {best}, 95 % interval {low:.1f} to {high:.1f}: not shown to be more "
+            f"{plan} loses {per_cent(one)} % against {best}, 95 % interval {low:.1f} to {high:.1f}: not shown to be more "
             f"than {tolerance}, so keep it. More conversations would tell."
         )
     else:
-        within = pm(max(100 * one.loss.share, 0.0), 100 * one.loss.stderr, 1)
+        within = pm(max(100 * one.share, 0.0), 100 * one.stderr, 1)
         said = f"{plan} is still within {within} % of {best}: keep it."
     return " ".join([*speculation, said])
 
 
-def _speculation(one: PlanLoss) -> str:
-    """What a plan's draft now costs or gains against plain decoding at a batch size, and whether to turn it off or on."""
-    assert one.over_plain is not None
-    at, share, (low, high) = f"At batch size {one.batch_size}", one.over_plain.share, one.over_plain.interval95
-    if one.reached.size == 1:
-        pays = one.best.size > 1 and one.loss.interval95[0] > 0
+def _speculation(one: Loss) -> str:
+    """How fast a plan's draft now is beside plain decoding at a batch size, and whether to turn it off or on."""
+    at, ratio = f"At batch size {one.batch_size}", one.served.speedup_ratio
+    assert ratio is not None
+    assert ratio.low is not None
+    assert ratio.high is not None
+    if one.served.size == 1:
+        pays = one.best.size > 1 and one.exceeds(0)
         return f"{at} the plan is not to speculate{', but speculation now gains: turn it on' if pays else ''}."
-    if low > 0:
-        return f"{at} speculation now costs {100 * share:.0f} %{': turn it off' if one.best.size == 1 else ''}."
-    if high < 0:
-        return f"{at} speculation gains {-100 * share:.0f} %."
-    return f"{at} speculation is not shown to gain or to cost ({-100 * share:+.0f} %)."
+    pace = percent(ratio.value, None, "slower", "faster")
+    if ratio.high < 1:
+        off = ": turn it off" if one.best.size == 1 else ""
+        return f"{at} speculation is now {pace} than plain decoding{off}."
+    if ratio.low > 1:
+        return f"{at} speculation is {pace} than plain decoding."
+    return f"{at} speculation is not shown to gain or to cost ({pace})."
 
 
 def _groups_verdict(result: GroupsCompared) -> str:
     if gainers := result.gainers:
         said = [
-            f"{one.group} at batch size {one.batch_size} ({draft_words(one.own.draft)}), {times(one.gain)} as fast as shared"
+            f"{one.group} at batch size {one.batch_size} ({draft_words(one.best.draft)}), {times(one.gain)} as fast as shared"
             for one in gainers
         ]
         return f"A setting of their own pays for {'; '.join(said)}. To plan for each: treeopt search --for-groups own."
-    most = max(result.groups, key=lambda group: group.shared.interval95[0])
+    most = max(result.groups, key=lambda group: group.interval95[0])
     return (
         f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The "
-        f"most is {per_cent(most.shared)} % ({most.group}, batch size {most.batch_size})."
+        f"most is {per_cent(most)} % ({most.group}, batch size {most.batch_size})."
     )
 
 
@@ -311,20 +308,19 @@ def _plan_tables(result: Compared) -> list[Table]:
         Column("change [95 % interval]", lambda one: f"{one.after - one.before:+.3f} {_ends(one.change95, '+.3f')}"),
         Column("", lambda one: "moved" if one.moved else "noise"),
     ]
-    caption = f"{said} A is {result.names[0]}, B is {result.names[1]}. All depths were tested together (Holm)."
+    caption = f"{said} A is {result.names[0]}, B is {result.names[1]}. The intervals of all depths hold together."
     shifts = Table(f"Guesses at each depth: {what}", depths, result.shifts, caption=caption)
     plans = [
         Column("batch", lambda one: str(one.batch_size)),
-        Column("rows", lambda one: str(one.reached.size)),
-        Column("depth", lambda one: str(one.reached.depth)),
+        Column("rows", lambda one: str(one.served.size)),
+        Column("depth", lambda one: str(one.served.depth)),
         Column("tokens/step\nplanned", lambda one: pm(one.planned, None)),
-        Column("tokens/step\non B", lambda one: told(one.reached, "tokens_per_step")),
+        Column("tokens/step\non B", lambda one: told(one.served, "tokens_per_step")),
         Column("best on B:\nrows", lambda one: str(one.best.size), spare=1),
         Column("\ndepth", lambda one: str(one.best.depth), spare=2),
         Column("best on B:\ntokens/step", lambda one: pm(one.best.tokens_per_step, None), spare=3),
         Column(
-            "loses %\n[95 % interval]",
-            lambda one: f"{per_cent(one.loss)} {_ends(100 * np.array(one.loss.interval95), '.1f')}",
+            "loses %\n[95 % interval]", lambda one: f"{per_cent(one)} {_ends(100 * np.array(one.interval95), '.1f')}"
         ),
     ]
     table = Table("A's plan on B, beside the best that a search on B would find", plans, result.losses)
@@ -336,8 +332,8 @@ def _groups_tables(result: GroupsCompared) -> list[Table]:
         Column("group", lambda one: one.group or "(no group)", names=True),
         Column("batch", lambda one: str(one.batch_size)),
         Column("conver-\nsations", lambda one: f"{one.conversations:,}"),
-        Column("own tree", lambda one: draft_words(one.own.draft), wraps=True),
-        Column("tokens/step\nof it", lambda one: pm(one.own.tokens_per_step, None), spare=1),
+        Column("own tree", lambda one: draft_words(one.best.draft), wraps=True),
+        Column("tokens/step\nof it", lambda one: pm(one.best.tokens_per_step, None), spare=1),
         Column("own over shared\n[95 % interval]", lambda one: str(one.gain)),
     ]
     caption = "The last column is what its own tree brings a group: tokens per second over those with the shared one, held out."
