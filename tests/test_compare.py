@@ -348,14 +348,14 @@ def test_the_first_line_says_where_speculation_now_costs_and_where_it_gains():
     cost, off = plan_losses(plan, never, profile)
     assert (cost.served.speedup, off.served.speedup) == (pytest.approx(10 / 11), 1.0)
     gain, _ = plan_losses(plan, before, profile)
-    slower = "At batch size 1 speculation is now 9 % slower than plain decoding: turn it off."
-    faster = "At batch size 1 speculation is 82 % faster than plain decoding."
+    cost_words = "At batch size 1 speculation now costs 9 %: turn it off."
+    gain_words = "At batch size 1 speculation gains 82 %."
     assert gain.served.speedup == pytest.approx(2 * 10 / 11)
     assert gain.served.interval95.speedup == pytest.approx((2 * 10 / 11, 2 * 10 / 11))
     for losses, first in [
-        ((cost,), f"{slower} The plan"),
-        ((gain, off), f"{faster} At batch size 32 the plan is not to speculate. The plan"),
-        ((gain, cost), f"{slower} {faster} The plan"),
+        ((cost,), f"{cost_words} The plan"),
+        ((gain, off), f"{gain_words} At batch size 32 the plan is not to speculate. The plan"),
+        ((gain, cost), f"{cost_words} {gain_words} The plan"),
     ]:
         said = verdict(Compared(names=("A", "B"), measure=TOP_1, shifts=(), losses=losses, tolerance=0.005))
         assert said.startswith(first)

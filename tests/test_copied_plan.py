@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import treeopt
 from treeopt import pipeline
-from treeopt.cli.declared import show_comparison
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import copied
@@ -26,7 +25,6 @@ from treeopt.text.corpus import automaton_of, joined
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.replay import replay
 from treeopt.text.settings import GRIDS, SAM_BUDGET, drafters_of, fits, sought, usual
-from treeopt.trees.tree import Tree
 
 from . import slow_text
 from .engine_rows import READ_COPIED
@@ -460,56 +458,3 @@ def test_what_is_no_corpus_is_refused(corpus_run, rows, options, said):
     (run.path / "corpus.jsonl").write_text(rows, encoding="utf-8")
     with pytest.raises(InvalidInput, match=said):
         treeopt.search(run=run, corpus=run.path / "corpus.jsonl", **{"engine": "sglang", **options})
-
-
-@pytest.mark.parametrize("row_ms", [None, 0.2, 2.0])
-def test_a_plan_is_compared_on_another_log_with_what_is_best_there(tmp_path, row_ms):
-    """The best was sought on other conversations than those that both are judged on, step by step and by the slow rule."""
-    a, b = (RunDirectory(tmp_path / name) for name in "ab")
-    for run, log in ((a, repeating(0)), (b, log_of(5))):
-        run.path.mkdir()
-        log.save(run.requests)
-        if row_ms is not None:
-            profile_of(row_ms, batch_sizes=(1,)).save(run.profile)
-    before, after = (treeopt.search(run=run, **METHOD).entries[0] for run in (a, b))
-    log, found = RequestLog.load(b.requests), treeopt.compare(a, b)
-    (loss,) = found.losses
-    assert chosen_of(before) != chosen_of(after)
-    rates = [by_reference(log, 1, *chosen_of(entry)) for entry in (before, after)]
-    assert loss.planned == before.chosen.tokens_per_step
-    assert (loss.reached.tokens_per_step, loss.best.tokens_per_step) == pytest.approx(rates)
-    if row_ms is None:
-        assert loss.over_plain is None
-        assert loss.loss.share == pytest.approx(1 - rates[0] / rates[1])
-        return
-    speeds = [rate / figure.step_ms for rate, figure in zip(rates, (loss.reached, loss.best), strict=True)]
-    assert loss.loss.share == pytest.approx(1 - speeds[0] / speeds[1])
-    assert loss.over_plain.share == pytest.approx(1 - 10 * speeds[0])
-    assert treeopt.compare(a, a).losses[0].loss.share == 0
-
-
-def repeating(seed: int) -> RequestLog:
-    """Answers that are their prompts, so that long drafts pay."""
-    rng = random.Random(seed)
-    prompts = [[rng.randrange(200) for _ in range(60)] for _ in range(20)]
-    return RequestLog.of(Request(prompt, prompt[:50]) for prompt in prompts)
-
-
-def test_what_a_plan_of_copied_text_cannot_be_compared_with_is_said(run, tmp_path):
-    treeopt.search(run=run, **METHOD)
-    (other := RunDirectory(tmp_path / "empty")).path.mkdir()
-    with pytest.raises(InvalidInput, match="must be a run with one, but"):
-        treeopt.compare(run, other)
-    with pytest.raises(TreeoptError, match="batch sizes 1, but 4 was asked"):
-        treeopt.compare(run, run, batch_size=4)
-
-
-def test_where_no_plan_speculates_nothing_is_lost(run, capsys):
-    profile_of(20.0, batch_sizes=(1,)).save(run.profile)
-    treeopt.search(run=run, **METHOD)
-    found = treeopt.compare(run, run)
-    assert found.keep
-    assert found.losses[0].loss.share == found.losses[0].over_plain.share == 0
-    assert found.losses[0].best.draft == Tree.chain(0)
-    show_comparison(found, as_json=False)
-    assert "keep it" in " ".join("".join(capsys.readouterr()).split())

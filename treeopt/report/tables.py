@@ -258,7 +258,7 @@ def _plan_verdict(result: Compared) -> str:
 
 
 def _speculation(one: Loss) -> str:
-    """How fast a plan's draft now is beside plain decoding at a batch size, and whether to turn it off or on."""
+    """What a plan's draft now costs or gains against plain decoding at a batch size, and whether to turn it off or on."""
     at, ratio = f"At batch size {one.batch_size}", one.served.speedup_ratio
     assert ratio is not None
     assert ratio.low is not None
@@ -266,13 +266,12 @@ def _speculation(one: Loss) -> str:
     if one.served.size == 1:
         pays = one.best.size > 1 and one.exceeds(0)
         return f"{at} the plan is not to speculate{', but speculation now gains: turn it on' if pays else ''}."
-    pace = percent(ratio.value, None, "slower", "faster")
+    change = 100 * (ratio.value - 1)
     if ratio.high < 1:
-        off = ": turn it off" if one.best.size == 1 else ""
-        return f"{at} speculation is now {pace} than plain decoding{off}."
+        return f"{at} speculation now costs {-change:.0f} %{': turn it off' if one.best.size == 1 else ''}."
     if ratio.low > 1:
-        return f"{at} speculation is {pace} than plain decoding."
-    return f"{at} speculation is not shown to gain or to cost ({pace})."
+        return f"{at} speculation gains {change:.0f} %."
+    return f"{at} speculation is not shown to gain or to cost ({change:+.0f} %)."
 
 
 def _groups_verdict(result: GroupsCompared) -> str:
