@@ -1,32 +1,24 @@
 """Calibration: conversations turn by turn, given answers, groups; whole conversations stay together."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.errors import InvalidInput
-from treeopt.files.writing import discard
 from treeopt.growth.heldout import folds, rates_by_group
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration, prefix_states
-from treeopt.records.pools import RANKS_ALONE, Counts
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.measure.bench import blocks_of
 from treeopt.runtime.measure.ranks import Prompt, collect_trace, turn_prompts
-from treeopt.runtime.measure.unfinished import Unfinished
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import Target
 from treeopt.trees.shapes import Limits
 
-from .conftest import asked, random_trace, tiny_heads, tiny_model
-from .test_dflash import random_dflash
+from .conftest import asked, random_trace
 
 TURNS = [["abc", "de"], ["x"], ["pq", "r", "stu"], ["longer", "k"]]
 
@@ -70,121 +62,6 @@ def test_a_turn_without_room_ends_its_conversation_and_is_listed(target, heads):
     trace = collect_trace(Setup(target, heads, StopRule(frozenset(), 9)), prompts, batch_size=2)
     assert trace.clusters.tolist() == [0, 1, 1]
     assert trace.meta["skipped"] == [{"row": 1, "reason": "the context has no room for turn 2"}]
-
-
-class Killed(Exception):
-    """A process that ends as if by SIGKILL."""
-
-
-@pytest.mark.parametrize(("dtype", "narrower"), [(torch.float64, ()), (torch.bfloat16, ()), (torch.float64, (1, 2))])
-def test_a_block_that_is_killed_anywhere_goes_on_to_the_same_bytes(dtype, narrower, tmp_path, monkeypatch):
-    """Slow answers are kept as they stand; the clock makes a step take 17 seconds, so every other one is kept.
-
-    In bfloat16 the text depends on which rows are decoded together, so all of these are kept. Answers that have ended are kept
-    with what was counted of them, in DFlash's blocks of every width.
-
-    narrower : guesses of narrower blocks
-    """
-    import treeopt.runtime.measure.unfinished as module
-
-    target = Target(tiny_model(dtype=dtype))
-    drafter, counts = ReadsPrompt(tiny_heads(target)), RANKS_ALONE
-    if narrower:
-        drafter, counts = random_dflash(), Counts(depth=3, widths=(4,), narrower=narrower)
-        target.read_layers(drafter.layers_of(target.num_layers))
-        monkeypatch.setattr("treeopt.runtime.measure.ranks.states_at_once", lambda vocab_size: 12)
-    now = [0.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    keep = Unfinished.keep
-
-    def collected(die_after, seen):
-        kept = []
-
-        def killed(unfinished, state):
-            keep(unfinished, state)
-            kept.append(state)
-            if len(kept) == die_after:
-                raise Killed
-
-        def is_due(unfinished, is_due=Unfinished.is_due):
-            now[0] += 17.0
-            return is_due(unfinished)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Unfinished, "keep", killed)
-            patch.setattr(Unfinished, "is_due", is_due)
-            trace = collect_trace(
-                Setup(target, drafter, StopRule(target.eos_ids, 9)),
-                conversations(),
-                batch_size=3,
-                counts=counts,
-                progress=seen.append,
-                unfinished=Unfinished(tmp_path / "unfinished", {"block": 0}),
-            )
-        trace.save(tmp_path / "trace.npz")
-        return (tmp_path / "trace.npz").read_bytes(), len(kept)
-
-    seen: list[int] = []
-    whole, n_kept = collected(None, seen)
-    assert sum(seen) == 4
-    assert n_kept > 5
-    assert [*RankTrace.load(tmp_path / "trace.npz").widths] == [*narrower, 3][: 3 * len(narrower)]
-    discard(tmp_path / "unfinished")
-    for die_after in (1, 4, n_kept):
-        seen.clear()
-        with pytest.raises(Killed):
-            collected(die_after, [])
-        again, rest = collected(None, seen)
-        assert (again, sum(seen)) == (whole, 4)
-        assert rest <= n_kept - die_after + 1
-        discard(tmp_path / "unfinished")
-
-
-def test_a_damaged_state_is_not_gone_on_from(tmp_path):
-    unfinished = Unfinished(tmp_path / "u", {"block": 0})
-    for n in range(2):
-        unfinished.keep({"n": n, "tensor": torch.arange(3)})
-    (file,) = (tmp_path / "u").glob("*.pt")
-    assert Unfinished(tmp_path / "u", {"block": 0}).read()["n"] == 1
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-    assert Unfinished(tmp_path / "u", {"block": 0}).read() is None
-    assert Unfinished(tmp_path / "u", {"block": 1}).read() is None
-    assert not list((tmp_path / "u").glob("*.pt"))  # of another block
-
-
-def test_a_state_that_cannot_be_written_does_not_end_its_block(tmp_path, monkeypatch):
-    import treeopt.runtime.measure.unfinished as module
-
-    said: list[str] = []
-    unfinished = Unfinished(tmp_path / "u", {"block": 0}, said.append)
-    unfinished.keep({"n": 0})
-
-    def full(path):
-        raise InvalidInput(f"{path} cannot be written: No space left on device.")
-
-    monkeypatch.setattr(module, "EVERY_S", 0.0)
-    monkeypatch.setattr(module, "atomic_writer", full)
-    unfinished._cost = 0.0
-    assert unfinished.is_due()
-    unfinished.keep({"n": 1})
-    assert not unfinished.is_due()
-    assert not (tmp_path / "u").exists()
-    assert len(said) == 1
-    assert said[0].endswith("No space left on device. The block goes on; if it is stopped, it begins anew.")
-
-
-class ReadsPrompt:
-    """Heads that want the states of prompts too."""
-
-    reads_prompt = True
-
-    def __init__(self, heads):
-        self.heads = heads
-
-    def __getattr__(self, name):
-        return getattr(self.heads, name)
 
 
 @given(limit=st.sampled_from([1, 2, 9]), batch_size=st.integers(1, 4))

@@ -221,7 +221,7 @@ def collect(
             if done := journal.finished():
                 fitted = RankTrace.load(journal.block(done - 1)).meta.get("batch_size", batch_size)
                 work = replace(work, batch_size=fitted)
-            block = work.by(session, journal, advance)
+            block = work.by(session, advance)
             journal.fill(sizes, lambda numbers: ((n, block(n, note)) for n in numbers), advance, note, in_parts=True)
         else:
             journal.fill(sizes, partial(session.cluster.do, work, note), advance, note)
@@ -253,13 +253,9 @@ class RankBlocks:
 
         return self.by(open_in_worker(self.source, self.threads, self.prompts))
 
-    def by(self, session: Session, unfinished: Journal | None = None, advance: Advance = lambda done: None) -> DoBlock:
-        """What makes blocks with a session that is loaded here.
-
-        unfinished : the journal of the blocks, beside which a block that is not finished is kept
-        """
+    def by(self, session: Session, advance: Advance = lambda done: None) -> DoBlock:
+        """What makes blocks with a session that is loaded here; it advances by each conversation that ends."""
         from treeopt.runtime.measure.ranks import collect_trace
-        from treeopt.runtime.measure.unfinished import Unfinished
         from treeopt.runtime.memory import with_less_memory
 
         rows, setup = self.batch_size, session.setup(self.max_new_tokens)
@@ -267,14 +263,18 @@ class RankBlocks:
         def block(number: int, say: Say) -> bytes:
             nonlocal rows
             asked = self.prompts.conversations[number * self.size : (number + 1) * self.size]
+            prompts = replace(self.prompts, conversations=asked)
 
             def attempt(n: int) -> RankTrace:
-                told: dict[str, Any] = {"batch_size": n, "meta": {"batch_size": n}, "progress": advance}
-                if unfinished is not None:
-                    key = {**unfinished.key, "block": number, "rows": n}
-                    told["unfinished"] = Unfinished(unfinished.folder / "unfinished", key, say)
-                prompts = replace(self.prompts, conversations=asked)
-                return collect_trace(setup, prompts, counts=self.counts, given=session.given, **told)
+                return collect_trace(
+                    setup,
+                    prompts,
+                    batch_size=n,
+                    counts=self.counts,
+                    given=session.given,
+                    meta={"batch_size": n},
+                    progress=advance,
+                )
 
             trace, rows = with_less_memory(attempt, rows, say)
             return npz.packed(trace.save)

@@ -12,7 +12,7 @@ T new tokens per row · n columns in use
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -149,28 +149,6 @@ class TreeCache(Cache):
         for store in self._stores.values() if rows else ():
             store[:, :, rows, :, :n] = store[:, :, moved, :, :n]
         self.lengths = [self.lengths[old] for old in order]
-
-    def state(self) -> Mapping[str, Any]:
-        """The committed tokens of the live rows; `resume` takes them."""
-        stores = {device: store.to("cpu", copy=True) for device, store in self._committed().items()}
-        return {"lengths": list(self.lengths), "stores": stores}
-
-    def state_bytes(self) -> int:
-        return sum(store.nbytes for store in self._committed().values())
-
-    def _committed(self) -> dict[str, Tensor]:
-        rows, n = len(self.lengths), max(self.lengths, default=0)
-        return {device: store[:, :, :rows, :, :n] for device, store in self._stores.items()}
-
-    def resume(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on with the rows of an earlier cache of the same capacity; ``device`` where the layers are on one."""
-        self.lengths = list(state["lengths"])
-        for where, known in state["stores"].items():
-            layers, two, rows, heads, n, width = known.shape
-            shape = (layers, two, self.rows, heads, self.capacity, width)
-            store = torch.zeros(shape, dtype=known.dtype, device=device if where == "all" else where)
-            store[:, :, :rows, :, :n] = known
-            self._stores[where] = store
 
     def clear(self) -> None:
         """Forget all rows; the memory stays."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -71,14 +71,6 @@ class Setup:
         row.emit(*tokens)
         return row
 
-    def resume(self, state: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> AnswerRow:
-        row, device = self.row(state["id"], prompts[state["id"]], state["tokens"]), self.target.device
-        if (hidden := state["states"]) is not None:
-            row.states = [(hidden.to(device), i) for i in range(len(hidden))]
-        row.prompt_states = None if state["prompt_states"] is None else state["prompt_states"].to(device)
-        row.found = {name: array.numpy() for name, array in state["found"].items()}
-        return row
-
 
 @dataclass
 class AnswerRow:
@@ -106,19 +98,9 @@ class AnswerRow:
         """Append tokens, up to where the answer ends."""
         self.tokens += self.watch.take(tokens)
 
-    def stacked(self) -> Tensor:
-        """(N, d) hidden states of the answer."""
-        return torch.stack([hidden[i] for hidden, i in self.states])
-
-    def state(self) -> Mapping[str, object]:
-        """All of the row as plain values and tensors; `Setup.resume` takes it."""
-        found = {name: torch.from_numpy(array) for name, array in self.found.items()}
-        states = {"states": self.stacked() if self.states else None, "prompt_states": self.prompt_states}
-        return {"id": self.id, "tokens": list(self.tokens), **states, "found": found}
-
     def text(self) -> GivenText:
         """The ended row with its hidden states, which it keeps no longer."""
-        hidden = self.stacked()
+        hidden = torch.stack([states[i] for states, i in self.states])  # (N, d)
         assert self.end is not None
         if self.prompt_states is not None:
             hidden = torch.cat([self.prompt_states, hidden])
@@ -183,20 +165,6 @@ class Decoder(Stepper):
                 draft = (yield self._pass(self._refill, reads_prompt=True)) or draft
             if self.live:
                 draft = (yield self._pass(partial(self._step, draft), reads_prompt=False)) or draft
-
-    def state(self) -> Mapping[str, object]:
-        """All that the recorded steps to come depend on, as plain values and tensors; `resume` takes it."""
-        live = [row.state() for row in self.live]
-        return {"waiting": [place for place, _ in self.waiting], "live": live, "cache": self.cache.state()}
-
-    def resume(self, state: Mapping[str, Any], prompts: Sequence[Sequence[int]]) -> None:
-        """Go on where another decoder of the same prompts was, to the last bit."""
-        device = self.target.device
-        self.start((place, prompts[place]) for place in state["waiting"])
-        self.live = [self.setup.resume(known, prompts) for known in state["live"]]
-        self.cache.resume(state["cache"], device)
-        self._roots = torch.tensor([row.tokens[-1] for row in self.live], device=device)
-        self._keys = torch.tensor([sequence_key(row.prompt) for row in self.live], device=device)
 
     def _pass(self, work: Callable[[], list[AnswerRow]], *, reads_prompt: bool) -> Pass:
         """Time some work, with all that it starts on a device; it returns the rows that got tokens."""

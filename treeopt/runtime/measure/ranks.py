@@ -26,7 +26,6 @@ from treeopt.runtime.decode import AnswerRow, Decoder, Setup
 from treeopt.runtime.drafters.levels import LevelDraft, Pool
 from treeopt.runtime.drafters.protocol import GivenText, of_width
 from treeopt.runtime.drafters.states import ranks_among, states_at_once
-from treeopt.runtime.measure.unfinished import MOST_BYTES, Unfinished
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
 from treeopt.runtime.target import Target
@@ -44,42 +43,24 @@ def collect_trace(
     given: bool = False,
     meta: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] = lambda conversations: None,
-    unfinished: Unfinished | None = None,
 ) -> RankTrace:
     """Answer every conversation turn by turn, and record at which rank the drafter had the token that came.
 
     Every turn is a sequence; the turns of a conversation are a cluster. The setup's rule must be lossless.
 
     given : read the given answers in one pass of the target each; nothing is generated
-    unfinished : where a state that is not finished is kept while answers are written, and found
 
     A turn that cannot be asked, for one because the context has no room, ends its conversation and is listed
     under meta["skipped"]. ``progress`` is called with the number of conversations that ended.
     """
     counter = RankCounter(setup, counts, given)
     turns = Turns(setup.target, prompts, given, progress)
-    saved: Mapping[str, Any] = (unfinished.read() if unfinished else None) or {"turns": [], "decoder": None}
-    ended: list[list[AnswerRow]] = []  # of every turn, in the order in which they ended
-
-    def keep(decoder: Decoder) -> None:
-        if unfinished and unfinished.is_due() and decoder.cache.state_bytes() <= MOST_BYTES:
-            known = [[row.state() for row in rows] for rows in ended]
-            unfinished.keep({"turns": known, "decoder": decoder.state()})
-
-    for n, (asked, answers) in enumerate(turns.rounds(), 1):
-        known = saved["turns"][n - 1] if n <= len(saved["turns"]) else []
-        ended.append([setup.resume(state, asked) for state in known])
-        for row in ended[-1]:
-            counter.add(row)
-            turns.end(row)
+    for asked, answers in turns.rounds():
         if given:
             rows = read_answers(setup, asked, answers, batch_size=batch_size)
-        elif n < len(saved["turns"]):
-            continue
         else:
-            rows = write_answers(setup, asked, batch_size, saved["decoder"] if n == len(saved["turns"]) else None, keep)
+            rows = write_answers(setup, asked, batch_size)
         for row in rows:
-            ended[-1].append(row)
             counter.add(row)
             turns.end(row)
     counter.flush()
@@ -181,27 +162,12 @@ def turn_prompts(prompts: PromptSet, trace: RankTrace) -> list[Prompt]:
     return found
 
 
-def write_answers(
-    setup: Setup,
-    prompts: Sequence[Sequence[int]],
-    batch_size: int,
-    begun: Mapping[str, Any] | None = None,
-    keep: Callable[[Decoder], None] = lambda decoder: None,
-) -> Iterator[AnswerRow]:
-    """The rows of plain answers, with the hidden states that the drafter reads, as they end.
-
-    begun : the state of a decoder of these prompts to go on from · keep : is called after every pass
-    """
+def write_answers(setup: Setup, prompts: Sequence[Sequence[int]], batch_size: int) -> Iterator[AnswerRow]:
+    """The rows of plain answers, with the hidden states that the drafter reads, as they end."""
     decoder = Decoder(setup, records=True)
-    decoder.prepare(prompts, (), batch_size)
-    if begun is None:
-        decoder.start(enumerate(prompts))
-    else:
-        decoder.resume(begun, prompts)
-    for _ in decoder.passes():
+    for _ in decoder.answer(prompts, None, batch_size):
         yield from decoder.finished
         decoder.finished.clear()
-        keep(decoder)
 
 
 @torch.inference_mode()
@@ -262,8 +228,8 @@ class RankCounter:
         self._pending: list[AnswerRow] = []
 
     def add(self, row: AnswerRow) -> None:
-        """Take an ended row, whose states are dropped when they are counted; one that was counted before is left as it is."""
-        self._pending += [row] * bool(row.states)
+        """Take an ended row, whose states are dropped when they are counted."""
+        self._pending.append(row)
         waiting = sum(len(one.states) + len(one.prompt) * (one.prompt_states is not None) for one in self._pending)
         if waiting >= states_at_once(self.drafter.vocab_size):
             self.flush()

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import storage, writing
+from treeopt.files.journal import Journal
 from treeopt.runtime.decode import synchronize
-from treeopt.runtime.measure.unfinished import LastState
 from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
 from treeopt.runtime.training.recipe import CLIP_NORM
@@ -243,8 +243,8 @@ class Checkpoints:
     key: Mapping[str, object]
 
     @cached_property
-    def kept(self) -> LastState:
-        return LastState(self.folder, self.key)
+    def _journal(self) -> Journal:
+        return Journal(self.folder, self.key, ".pt")
 
     def check(self) -> None:
         """Raise InvalidInput where the folder has a checkpoint of another run."""
@@ -265,21 +265,32 @@ class Checkpoints:
             )
 
     def step(self) -> int:
-        """The step of the last checkpoint; 0 where there is none."""
-        return self.kept.last() or 0
+        """The step of the last checkpoint that is whole; 0 where there is none."""
+        files = self._journal.folder.glob("*.pt")
+        steps = [int(file.stem) for file in files if file.stem.isdecimal()]
+        return max(filter(self._journal.is_finished, steps), default=0)
 
     def save(self, position: Position, module: nn.Module, optimisers: Sequence[Any], scaler: Any = None) -> None:
+        """Write a checkpoint; the one before goes when it is whole."""
         trained = {name: p.detach().cpu() for name, p in module.named_parameters() if p.requires_grad}
         states = {
             "optimisers": [o.state_dict() for o in optimisers],
             "scaler": None if scaler is None else scaler.state_dict(),
         }
-        self.kept.write(position.step, {**vars(position), "weights": trained, **states})
+        file = self._journal.block(position.step)
+        with writing.atomic_writer(file) as stream:
+            torch.save({**vars(position), "weights": trained, **states}, stream)
+        self._journal.finish(position.step)
+        for other in self.folder.glob("*.pt*"):
+            if not other.name.startswith(file.name):
+                other.unlink(missing_ok=True)
 
     def load(self, module: nn.Module, optimisers: Sequence[Any], scaler: Any = None) -> Position:
         """Put the last checkpoint into module and optimisers; the beginning where there is none."""
-        if (state := self.kept.read()) is None:
+        step = self.step()
+        if step == 0:
             return Position()
+        state = torch.load(self._journal.block(step), map_location="cpu", weights_only=True)
         module.load_state_dict(state["weights"], strict=False)
         for optimiser, kept in zip(optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(kept)
