@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from treeopt.engines.plans import export_plan
-from treeopt.pipeline import search
+from treeopt.pipeline import compare, search
 from treeopt.records.plan import Plan
 from treeopt.records.pools import NO_PLACE
-from treeopt.records.profile import LatencyProfile, StepTiming, Timings
+from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import MOST_WIDTH
 from treeopt.trees.tree import Tree
@@ -38,29 +39,18 @@ def ranks_of(reached: float | Sequence[float], width: int) -> np.ndarray:
     return np.where((np.arange(width) < accepted[:, None]) & ~ended, 0, -1).astype(np.int16)
 
 
-def trace_of(blocks, kind="dflash", **drafter) -> RankTrace:
-    """A record of each block of K guesses, by what it reached."""
-    ranks, widest = {f"ranks-{width}": ranks_of(reached, width) for width, reached in blocks.items()}, max(blocks)
-    whole, starts = ranks.pop(f"ranks-{widest}"), np.arange(SEQUENCES + 1) * LENGTH
-    meta = {
-        "top_k": 2,
-        "num_heads": widest,
-        "drafter": {"kind": kind, "num_heads": widest, "widest": widest, **drafter},
-    }
-    return RankTrace(whole, starts, narrower=ranks, meta=meta | ({"narrower": sorted(blocks)[:-1]} if ranks else {}))
+def trace_of(width, reached, kind="dflash") -> RankTrace:
+    """A record of a block of K guesses, by what it reached."""
+    drafter = {"kind": kind, "num_heads": width, "widest": width}
+    starts = np.arange(SEQUENCES + 1) * LENGTH
+    return RankTrace(ranks_of(reached, width), starts, meta={"top_k": 2, "num_heads": width, "drafter": drafter})
 
 
-def profile_of(plain_ms, steps_ms, context=0) -> LatencyProfile:
-    """What a plain step took at each batch size, and one with all K guesses of each block, where that is known."""
+def profile_of(width, plain_ms, steps_ms, context=0) -> LatencyProfile:
+    """What a plain step took at each batch size, and one with all K guesses of the block."""
     plain = tuple(StepTiming(b, context, 1, 0, (ms,) * ROUNDS) for b, ms in plain_ms.items())
-    each = {
-        width: Timings(
-            tuple(StepTiming(b, context, width + 1, width, (ms,) * ROUNDS) for b, ms in of_width.items()), plain
-        )
-        for width, of_width in steps_ms.items()
-    }
-    widest = each.pop(max(each))
-    return LatencyProfile(widest.points, plain, narrower=each)
+    points = tuple(StepTiming(b, context, width + 1, width, (ms,) * ROUNDS) for b, ms in steps_ms.items())
+    return LatencyProfile(points, plain)
 
 
 def planned(run, trace, profile=None, engine="vllm", **options) -> Plan:
@@ -78,13 +68,11 @@ TOO_LONG = {5: (0.579, 0.447, 0.316, 0.237, 0.158), 7: (0.181, 0.067, 0.039, 0.0
 
 def test_7_guesses_on_a_block_of_5_bring_half_the_tokens(run):
     """34.7 % of the guesses accepted against 4.4 %: 2.74 tokens per step against 1.31, in steps that are no faster."""
-    trace = trace_of(TOO_LONG, "dspark", widest=5)
-    plan = planned(run, trace)
-    tokens = {width: one.tokens_per_step for width, (one,) in plan.widths.items()}
+    plans = {width: planned(run, trace_of(width, reached, "dspark")) for width, reached in TOO_LONG.items()}
+    tokens = {width: plan.entries[0].chosen.tokens_per_step for width, plan in plans.items()}
     assert tokens == pytest.approx({5: 2.74, 7: 1.31}, rel=0.01)
     assert {width: (one - 1) / width for width, one in tokens.items()} == pytest.approx({5: 0.347, 7: 0.044}, abs=0.005)
-    assert (plan.width, plan.entries[0].draft) == (5, Tree.chain(5))
-    assert '"num_speculative_tokens": 5' in export_plan(plan, "vllm").command
+    assert '"num_speculative_tokens": 5' in export_plan(plans[5], "vllm").command
 
 
 # Widths. Tokens per second without a drafter, None where they were not published; of each K accept length and tokens per second; the best.
@@ -108,18 +96,21 @@ def plains(plain, settings) -> list[float]:
 
 
 @pytest.mark.parametrize("name", WIDTHS)
-def test_the_width_that_was_fastest_is_planned_whatever_the_default(run, name):
+def test_compare_finds_the_width_that_was_fastest_whatever_the_default(name, tmp_path):
+    """Each width has a run of its own."""
     plain, settings, best = WIDTHS[name]
-    trace = trace_of({width: accept for width, (accept, _) in settings.items()})
-    steps = {width: {1: 1e3 * accept / speed} for width, (accept, speed) in settings.items()}
     for rate in plains(plain, settings):
-        plan = planned(run, trace, profile_of({1: 1e3 / rate}, steps))
-        assert (plan.width, plan.entries[0].draft) == (best, Tree.chain(best))
-        for width, (one,) in plan.widths.items():
-            if (speed := settings[width][1]) > 1.02 * rate:
-                assert one.tokens_per_s == pytest.approx(speed, rel=0.01)
+        runs = {width: RunDirectory(tmp_path / f"{rate:.0f}" / str(width)) for width in settings}
+        for width, (accept, speed) in settings.items():
+            profile = profile_of(width, {1: 1e3 / rate}, {1: 1e3 * accept / speed})
+            (entry,) = planned(runs[width], trace_of(width, accept), profile).entries
+            if speed > 1.02 * rate:
+                assert entry.draft == Tree.chain(width)
+                assert entry.chosen.tokens_per_s == pytest.approx(speed, rel=0.01)
             elif speed < 0.98 * rate:
-                assert one.size == 1  # without a drafter
+                assert entry.chosen.size == 1  # without a drafter
+        (winner,) = compare(*runs.values()).winners
+        assert winner.drafter == str(best)
 
 
 # Off.
@@ -131,7 +122,7 @@ def test_off_from_8_requests_on(run):
     plain, steps = (
         {b: 1e3 * tokens / pair[i] for b, pair in published.items()} for i, tokens in enumerate((1.0, accept))
     )
-    plan = planned(run, trace_of({7: accept}, "dspark"), profile_of(plain, {7: steps}), batch_sizes=(1, 8))
+    plan = planned(run, trace_of(7, accept, "dspark"), profile_of(7, plain, steps), batch_sizes=(1, 8))
     assert [entry.chosen.size for entry in plan.entries] == [8, 1]
     assert plan.entries[0].chosen.speedup == pytest.approx(2.1, abs=0.03)
     assert [one.entry for one in plan.schedule] == [0, 1]
@@ -149,10 +140,10 @@ BREAK_EVEN = {
 def test_off_below_the_accept_length_that_breaks_even(run, context):
     """4 guesses reach 5 tokens at most: at 131,072 tokens of context 4 requests never pay, however good the drafter."""
     for batch_size, ratio in BREAK_EVEN[context].items():
-        profile = profile_of({batch_size: 10.0}, {4: {batch_size: 10.0 * ratio}}, context)
+        profile = profile_of(4, {batch_size: 10.0}, {batch_size: 10.0 * ratio}, context)
         for accept in (min(0.95 * ratio, 5.0), 1.05 * ratio):
             if accept <= 5.0:
-                plan = planned(run, trace_of({4: accept}, "dspark"), profile, batch_sizes=(batch_size,))
+                plan = planned(run, trace_of(4, accept, "dspark"), profile, batch_sizes=(batch_size,))
                 assert plan.entries[0].speculates == (accept > ratio), (batch_size, accept)
 
 
@@ -167,7 +158,7 @@ def test_a_tree_is_not_worth_its_rows_where_the_9th_costs_a_step_up(run):
     """
     right, siblings, anew, nodes, slower = 0.7070, 3.329 - 3.200, 3.282, 32, 0.78
     depth = np.arange(1, 8)
-    trace = trace_of({7: right**depth})
+    trace = trace_of(7, right**depth)
     ranks, rng = np.array(trace.ranks), np.random.default_rng(1)
     for d in (0, 1):
         missed = (ranks[:, d] < 0) & (ranks[:, :d] == 0).all(1) & (d + 1 < LEFT)

@@ -96,7 +96,6 @@ def shown() -> dict:
     calibration = Calibration.from_trace(trace)
     hits = {"hits": [[123456]] * 4, "trials": [234567] * 4, "sequences": 1234, "tokens_per_step": 2.1}
     calibration.meta["groups"] = {NAME: hits, "b": hits}
-    calibration.meta["narrower"] = {"2": {"hits": [[1]] * 2, "trials": [3] * 2}}
     before = {"trials": [10**6] * 4, "accuracy": [0.123456] * 4, "head_loss_nats": [1.5] * 4}
     before["base_nats_per_token"] = None
     texts = {"held_out": {"before": before, "after": before}, "texts": {"held_out": 12}}

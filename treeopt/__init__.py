@@ -94,7 +94,6 @@ def calibrate(
     batch_size: Count = 16,
     ranks: Annotated[int, Range(1, 10_000)] = 32,
     topks: Sequence[Annotated[int, Range(1, 10)]] = (2, 4, 8),
-    widths: Sequence[Count] = (),
     shard: str | None = None,
     overwrite: bool = False,
     engine: Literal["ray"] | None = None,
@@ -114,7 +113,6 @@ def calibrate(
     batch_size      : sequences decoded at once
     ranks           : ranks to tell apart
     topks           : nodes that dynamic trees expand on each level, to be recorded: numbers from 1 to 10
-    widths          : guesses of a block, each width recorded, for drafters like DFlash, whose guesses all depend on it: 4,8,16
     shard           : measure every 8th block of prompts only, from the 2nd on: 2/8; treeopt merge joins the shards
     overwrite       : replace another measurement of the run, which is kept otherwise
     engine          : have workers of a Ray cluster answer
@@ -136,13 +134,11 @@ def calibrate(
     run, on = RunDirectory.of(run), {"workers": workers, "gpus_per_worker": gpus_per_worker, "address": address}
     if from_logs is not None or tokenizer is not None:
         return pipeline.calibrate_from_logs(run, asked, parameters_of(calibrate))
-    pipeline.check_widths(widths, options)
     asking: dict[str, Any] = {"overwrite": overwrite, "num_prompts": num_prompts}
     with run.writing(), pipeline.cluster_of(engine, **on) as cluster:
         session = pipeline.session_of(run, model, options, cluster=cluster, **asking)
         session = replace(session, shard=Shard.of(shard) if shard else WHOLE)
         counts = replace(USUAL, top_k=ranks, topks=tuple(sorted(set(topks))))
-        session, counts = pipeline.of_widths(session, counts, widths)
         pipeline.calibrate(run, session, counts=counts, **asking, max_new_tokens=max_new_tokens, batch_size=batch_size)
         return run.read_probe() if run.probe.exists() else run.read_trace()
 

@@ -54,7 +54,6 @@ def run(run: RunDirectory, as_json: bool, *, details: bool = False, **options: A
 
     source = {name: options.pop(name) for name in parameters_of(treeopt.open) if name in options}
     wanted = pipeline.LineOptions(**options)
-    pipeline.check_widths(wanted.widths, source)
     drafters = pipeline.drafters_of(source.get("drafter", ""))
     if len(drafters) > 1:
         found = pipeline.run_drafters(run, source, drafters, wanted)

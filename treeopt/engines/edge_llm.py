@@ -35,7 +35,7 @@ def write(request: Request) -> Written:
     if (tree := request.marginals) is None:
         return flags(request)
     told = f"--specDecode --specDraftTopK {tree.ranks} --specDraftStep 1 --specVerifySize {tree.rows} --dflashBlockSize {{rows}}"
-    note = "The block must be as wide as that which the drafter was calibrated with: --draft-depth, or --widths."
+    note = "The block must be as wide as that which the drafter was calibrated with: --draft-depth."
     return replace(flags, options={"dflash": told}, notes=(BUILT.format(rows=tree.rows), note))(request)
 
 

@@ -292,7 +292,7 @@ def _notes_on(request: Request, way: Method, engine: str, longest: int) -> list[
             f"DRAFTER must have been trained for blocks that guess {longest} tokens or more: engines cut what is "
             f"longer, refuse it, or draft it without a word, untrained. The length is the block's width: all {longest} guesses are verified, and it is neither a prefix of a wider "
             f"block nor a tree. Blocks of other widths guess otherwise, unless all layers are causal: tokens per step hold where "
-            f"the drafter was calibrated with --draft-depth {longest}, or --widths, and this plan's with {request.num_heads}."
+            f"the drafter was calibrated with --draft-depth {longest}, and this plan's with {request.num_heads}."
         )
     elif request.drafter is None and request.tree is None and speculates:
         notes.append(f"The plan does not name its drafter; this is written for {way.drafters[0]}.")

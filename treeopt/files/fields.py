@@ -45,7 +45,6 @@ def rule(words: str) -> WrapValidator:
 
 
 Count = Annotated[int, Field(ge=0, le=MOST), rule("a whole number of at least 0")]
-Width = Annotated[int, Field(ge=1, le=MOST)]  # of a block, as a key: keys of JSON are texts
 Positive = Annotated[int, Field(ge=1, le=MOST), rule("a whole number of at least 1")]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), rule("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), rule("a number of at least 0")]

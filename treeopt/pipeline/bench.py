@@ -58,8 +58,7 @@ def bench(
         asked = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "rounds": rounds}
         return _bench_log(run, session, plan, engine, batch_size, **asked)
     trace, rule = run.read_trace(), session.acceptance.record
-    if plan.width and plan.width != session.drafter.num_heads and session.drafter.widest:
-        trace, session = trace.at(plan.width), session.at(plan.width)
+    check_block(plan, session)
     most = max_new_tokens or trace.meta.get("max_new_tokens", 128)
     opened = _opened(engine, session, most)
     rounds = rounds or (FEWEST_LAUNCHES if opened and opened.is_launched else 1)
@@ -86,6 +85,16 @@ def bench(
         inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
     )
     return _kept(run, plan, decoding, result)
+
+
+def check_block(plan: Plan, session: Session) -> None:
+    """Raise InvalidInput for a plan of a block of another width than the session's, whose guesses are others."""
+    calibrated = session.drafter.num_heads
+    if session.drafter.widest and plan.width not in (None, calibrated):
+        raise InvalidInput(
+            f"The plan is for a block of {plan.width} guesses, but the run was calibrated with one of {calibrated}, whose "
+            "guesses are others: search again."
+        )
 
 
 def _kept(run: RunDirectory, plan: Plan, decoding: Decoding, result: Benchmark) -> Benchmark:

@@ -77,13 +77,12 @@ def calibrate(
 
     is_typical = session.acceptance.record["rule"] == "typical"
     others = {"responses": session.given, "engine": session.cluster, "shard": session.shard != WHOLE}
-    others["widths"] = bool(counts.narrower)
     if is_typical and (given := [name for name, value in others.items() if value]):
         raise InvalidInput(f"Typical acceptance is measured by decoding in one process: leave `{given[0]}` out.")
     conversations = first_conversations(session, num_prompts)
     asking = replace(session, acceptance=Greedy()) if is_typical else session
     if not overwrite:
-        recorded = {"max_new_tokens": max_new_tokens, "narrower": None, **counts.fitting(session.drafter).record}
+        recorded = {"max_new_tokens": max_new_tokens, **counts.fitting(session.drafter).record}
         own = [c for block in blocks_of(conversations, batch_size, session.shard).values() for c in block]
         check_unmeasured(run, {**_trace_meta(asking), **recorded}, session.acceptance.record, own)
     folder, limits = run.partial("calibrate"), {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
@@ -100,20 +99,6 @@ def calibrate(
     discard(run.partial("probe"))
     discard(folder)
     return calibration
-
-
-def check_widths(widths: Sequence[int], source: Mapping[str, object]) -> None:
-    """Raise InvalidInput where another number of guesses is given beside widths, which would not be heeded."""
-    if widths and source.get("draft_depth"):
-        raise InvalidInput("`widths` says how many tokens each block guesses: leave `draft_depth` out.")
-
-
-def of_widths(session: Session, counts: Counts, widths: Sequence[int]) -> tuple[Session, Counts]:
-    """The session of the widest of these blocks, and the counts with the narrower ones; as they are where none is named."""
-    if not widths:
-        return session, counts
-    *narrower, widest = sorted(set(widths))
-    return session.at(widest), replace(counts, narrower=tuple(narrower))
 
 
 def summary(trace: RankTrace, provenance: ProvenanceRecord) -> Calibration:

@@ -22,16 +22,7 @@ from treeopt.planning.regret import group_losses, plan_losses
 from treeopt.planning.request import DYNAMIC
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.drafters import COUNTED
-from treeopt.records.inputs import (
-    Accuracies,
-    Result,
-    changed,
-    load_result,
-    of_block,
-    read_grown_on,
-    read_planned,
-    read_timed,
-)
+from treeopt.records.inputs import Accuracies, Result, changed, load_result, read_grown_on, read_planned, read_timed
 from treeopt.records.origins import OURS, differing
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -109,16 +100,14 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
     """How B differs from A, and what A's plan loses there."""
     if b.record is None:
         raise InvalidInput(f"{b.name} must have accuracies, but is a plan whose trace is not at hand: pass that.")
-    latencies, several = a.profile or b.profile, bool(getattr(b.record, "widths", ()))
+    latencies = a.profile or b.profile
     with progress("Comparing", None):
         plan = planned(a, latencies, batch_size, budget)
-        record, _ = of_block(plan.width, b.record)
-        a, b = replace(a, record=of_block(plan.width, a.record)[0]), replace(b, record=record)
         check_alike(a, b)
         way = planned_trees(plan)
-        losses = plan_losses(plan, record, latencies, way.dynamic_limits if way else DYNAMIC)
-        moved = shifts(a.record, record) if a.record is not None else []
-    tells_chains = source_of(record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
+        losses = plan_losses(plan, b.record, latencies, way.dynamic_limits if way else DYNAMIC)
+        moved = shifts(a.record, b.record) if a.record is not None else []
+    tells_chains = source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
     said = {
         f"The trace that {a.name} was made from is not at hand, so depths are not compared.": a.record is None,
         "The plan was made from the same answers, so what it loses there is in-sample, and too little.": (
@@ -126,7 +115,6 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         ),
         f"{a.name} has no plan: what a search would choose there now stands for it.": a.plan is None,
         "There are no latencies, so tokens per step are compared, with as many rows as the plan's tree has.": not latencies,
-        f"Blocks of {plan.width} guesses alone are compared, as the plan's are: search again to compare widths.": several,
         "The plan has one tree for a mix. It is compared with the best tree for each batch size alone.": plan.mix,
         f"{b.name} tells of chains alone, so the plan's best chain is judged, not its tree.": tells_chains,
     }
@@ -170,10 +158,7 @@ def compare_groups(
         plan = planned(side, side.profile, batch_size, budget)
         way = planned_trees(plan)
         losses = group_losses(plan, trace, side.profile, way.dynamic_limits if way else DYNAMIC)
-    said = [f"Blocks of {plan.width} guesses alone are compared: groups that gain by another width do not show."]
-    return GroupsCompared(
-        name=side.name, groups=tuple(losses), tolerance=tolerance, notes=tuple(said * bool(trace.widths))
-    )
+    return GroupsCompared(name=side.name, groups=tuple(losses), tolerance=tolerance)
 
 
 def check_alike(a: Side, b: Side) -> None:

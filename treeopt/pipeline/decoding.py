@@ -26,7 +26,7 @@ from treeopt.records.pools import Counts
 from treeopt.records.requestlog import Request, RequestLog
 from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
 from treeopt.records.rundir import RunDirectory
-from treeopt.records.trace import OF_BLOCK, Answers, RankTrace
+from treeopt.records.trace import OF_GUESSES, Answers, RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import IntArray, Tree
@@ -303,7 +303,7 @@ def behind(trace: RankTrace, states: IntArray) -> RankTrace:
     begins = np.minimum(trace.starts[:-1] + states, trace.starts[1:] - 1)
     kept = np.arange(len(trace.ranks)) >= np.repeat(begins, trace.lengths)
     starts = np.concatenate([[0], np.cumsum(trace.starts[1:] - begins)])
-    known: dict[str, Any] = {name: part[kept] for name in OF_BLOCK if (part := getattr(trace, name)) is not None}
+    known: dict[str, Any] = {name: part[kept] for name in OF_GUESSES if (part := getattr(trace, name)) is not None}
     return RankTrace(starts=starts, **known, meta=trace.meta)
 
 

@@ -13,7 +13,7 @@ from treeopt.files.parameters import Count, Positive
 from treeopt.files.places import distinct, folder_name
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
-from treeopt.pipeline.calibrate import calibrate, of_widths, probe_again
+from treeopt.pipeline.calibrate import calibrate, probe_again
 from treeopt.pipeline.compare import compare_drafters, compare_groups, side_of
 from treeopt.pipeline.export import export_all
 from treeopt.pipeline.profile.outcome import check_can_join
@@ -42,7 +42,6 @@ class LineOptions:
     engine         : time, plan for and decode in this runtime
     num_prompts    : prompts to calibrate on
     max_new_tokens : longest answer
-    widths         : guesses of a block, as `calibrate` has them
     bench_prompts  : held-out prompts; by default 64, or 10 a row
     time_limit_s   : seconds for timing steps
     overwrite      : replace other measurements of the run
@@ -53,7 +52,6 @@ class LineOptions:
     engine: Literal["openvino", "openvino-int8", "openvino-default", "openvino-int8-default", "vllm"] | None = None
     num_prompts: Count = 128
     max_new_tokens: Count = 128
-    widths: Sequence[Count] = ()
     bench_prompts: Count | None = None
     time_limit_s: Positive = 45
     overwrite: bool = False
@@ -71,15 +69,13 @@ def run_line(
     from treeopt.engines.registry import grows_trees
 
     kind = session.drafter.kind
-    recorded = USUAL if grows_trees(kind) else USUAL_OF_BLOCKS if kind in BLOCKS else RANKS_ALONE
-    session, counts = of_widths(session, recorded, wanted.widths)
+    counts = USUAL if grows_trees(kind) else USUAL_OF_BLOCKS if kind in BLOCKS else RANKS_ALONE
     key = {"source": session.source, "drafter": session.drafter_record, **asdict(wanted)}
     free = ("bench_prompts", "overwrite")  # may be others when a killed run continues
     steps = Journal(run.partial("run"), {name: value for name, value in key.items() if name not in free})
     if steps.finished() < 1:
         if wanted.engine is None:
-            made = {**session.provenance(seed=0), "narrower": list(counts.narrower)}
-            check_can_join(run, session.runtime(), made, overwrite=wanted.overwrite)
+            check_can_join(run, session.runtime(), session.provenance(seed=0), overwrite=wanted.overwrite)
         calibrate(
             run,
             session,

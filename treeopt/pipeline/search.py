@@ -219,9 +219,9 @@ def request_of(
             f"treeopt profile --batch-size {','.join(bare)} --overwrite"
         )
     if whole := way.shape == "chain" and bool((record.meta.get("drafter") or {}).get("widest")):
-        compare = "" if getattr(record, "widths", ()) else " To compare widths: treeopt calibrate --widths"
         warnings.append(
-            f"{engine} takes the length as the width of the block, so chains that end before the block does were left out.{compare}"
+            f"{engine} takes the length as the width of the block, so chains that end before the block does were left out. To "
+            "compare widths, calibrate each in a run of its own (`draft_depth`), and: treeopt compare"
         )
     planned = PlannedEngine(name=engine, method=way.name)
     takes = Limits.shape if way.shape == "any" else way.shape

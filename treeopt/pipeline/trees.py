@@ -7,7 +7,7 @@ from treeopt.errors import InvalidInput, meant
 from treeopt.files.storage import load_json, read_text, sha256_of
 from treeopt.growth.score import Score, score_tree
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import of_block, read_accuracies
+from treeopt.records.inputs import read_accuracies
 from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -75,6 +75,5 @@ def score(
     path, source = read_accuracies(run, None if calibration is None else str(calibration))
     if calibration is None and run.probe.exists():
         note("Scored by greedy decoding: treeopt bench --tree measures what a tree reaches under typical acceptance.")
-    source = of_block(plan.width, source)[0] if plan else source
     with progress("Scoring", None):
         return score_tree(source, tree, grown_here=sha256_of(path) in grown_on)

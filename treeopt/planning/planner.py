@@ -13,10 +13,9 @@ where the next one's tree becomes faster by that estimate. Of very many between 
 n candidates of two batch sizes · G batch sizes between them
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import pairwise
-from math import prod
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from treeopt.planning.entries import entry_of, figure_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, judged, select, select_all
 from treeopt.records.figure import Figure
-from treeopt.records.inputs import Accuracies, of_block
+from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
@@ -56,9 +55,6 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     >>> plan_trees(calibration, request=PlanRequest(Limits(3))).entries[0].tree.medusa_choices
     [[0], [0, 0]]
     """
-    if widths := getattr(record, "widths", ()):
-        return fastest_block(record, widths, profile, request)
-    _, profile = of_block(record.num_heads, record, profile)
     source, mix = source_of(record), request.mix
     context = request.context if request.context is not None else source.usual_context
     costs = {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes if profile}
@@ -91,32 +87,6 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
         runtime=(profile.runtime or None) if profile else None,
         part=profile.part if profile else None,
     )
-
-
-def fastest_block(
-    record: Accuracies, recorded: Sequence[int], profile: LatencyProfile | None, request: PlanRequest
-) -> Plan:
-    """The plan of the width whose drafts are the fastest at all batch sizes together; of equal ones that of the narrowest.
-
-    They are compared over plain steps, timed beside each: those are the same at every width, but for the machine's drift.
-    A width of those ``recorded`` that was not timed is left out, and a warning says so.
-    """
-    untimed = profile.untimed(recorded[:-1], request.sizes) if profile else []
-    widths = [width for width in recorded if width not in untimed]
-    plans = {n: plan_trees(*of_block(n, record, profile), request) for n in widths}
-    speed = {
-        n: plan.mix_speedup or prod(e.chosen.speedup or e.chosen.rate for e in plan.entries)
-        for n, plan in plans.items()
-    }
-    best, said = plans[max(widths, key=speed.__getitem__)], []
-    if profile and untimed:
-        which, sizes = (", ".join(map(str, some)) for some in (untimed, profile.batch_sizes))
-        said = [
-            f"The profile has no steps at batch size {sizes} with a block of {which} guesses, so that width was left out. To "
-            f"time it: treeopt profile --batch-size {sizes.replace(' ', '')} --overwrite"
-        ]
-    entries = tuple(replace(e, warnings=[*e.warnings, *said]) for e in best.entries)
-    return replace(best, entries=entries, widths={n: [e.chosen for e in plan.entries] for n, plan in plans.items()})
 
 
 def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> Limits:

@@ -31,7 +31,7 @@ from treeopt.planning.select import select
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.records.figure import Errors, Figure, Intervals, Ratio
-from treeopt.records.inputs import Accuracies, of_block
+from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace, fold_numbers
@@ -129,7 +129,6 @@ def plan_losses(
     >>> round(found.served.tokens_per_step, 6), found.share
     (1.9, 0.0)
     """
-    record, profile = of_block(plan.width, record, profile)
     source, found = source_of(record), []
     for entry in plan.entries:
         draft, limits = _judged(entry, source, plan.limits(Limits()))
@@ -177,7 +176,6 @@ def group_losses(
     plan: Plan, trace: RankTrace, profile: LatencyProfile | None, dynamic: DynamicLimits | None = DYNAMIC
 ) -> list[Loss]:
     """What each group loses at each batch size with the best tree for all, within the limits of the shared ``plan``."""
-    trace, profile = of_block(plan.width, trace, profile)
     parts, limits, found = group_parts(trace), plan.limits(Limits()), []
     whole, sources = source_of(trace), {name: source_of(part) for name, part in parts.items()}
     names = np.array(trace.conversation_groups())

@@ -13,7 +13,7 @@ from typing_extensions import Required, TypedDict  # pydantic takes none of typi
 
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
-from treeopt.files.fields import Count, NotNegative, Positive, Share, Width
+from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.figure import Rate
 from treeopt.records.origins import Kept, Origins, ProvenanceRecord
 from treeopt.records.trace import NO_TRIAL, RankTrace
@@ -56,7 +56,6 @@ class CalibrationFile(Counted, Origins, total=False):
     requests: Count | None
     draft_lengths: dict[str, Count] | None
     groups: dict[str, GroupCounts] | None
-    narrower: dict[Width, Counted] | None
     prefix_counts: PrefixCounts | None
 
 
@@ -149,9 +148,6 @@ class Calibration(Kept):
             meta["target_agreement"] = float(np.mean(trace.target_rank == 0))
         if trace.group_names:
             meta["groups"] = group_counts(trace)
-        if narrower := trace.widths[:-1]:
-            each = (count_hits(trace.at(width).ranks[trace.has_step], trace.top_k) for width in narrower)
-            meta["narrower"] = {str(h.shape[0]): {"hits": h[:, :1], "trials": t} for h, t in each}
         prefixes = {"paths": [list(p) for p in paths], "counts": counts, "visited": visited}
         return cls(hits, trials, prefixes, meta)
 
@@ -173,9 +169,6 @@ class Calibration(Kept):
         hits, trials, prefixes = rest.pop("hits"), rest.pop("trials"), rest.pop("prefix_counts", None)
         meta = {key: value for key, value in rest.items() if key not in ("schema", "shown")}
         try:
-            for width, one in (meta.get("narrower") or {}).items():
-                if (known := cls(np.array(one["hits"]), np.array(one["trials"])).num_heads) != int(width):
-                    raise InvalidInput(f"narrower must count each of {width} guesses, but counts {known}.")
             return cls(np.array(hits), np.array(trials), prefixes, meta)
         except ValueError as error:
             raise InvalidInput(f"{path} is not a calibration: {error}") from None

@@ -7,7 +7,7 @@ made from: name to sha256 of each file.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from treeopt.records.rules import same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 
-T = TypeVar("T", bound=RankTrace | Probe | Calibration | None)
 Accuracies = RankTrace | Probe | Calibration
 Result = Accuracies | RequestLog | LatencyProfile | Plan | Benchmark
 JSON: tuple[type[Calibration | LatencyProfile | Plan | Benchmark], ...] = (Calibration, LatencyProfile, Plan, Benchmark)
@@ -126,15 +125,6 @@ def find_latencies(
         path = places.find_shipped("profiles", given)
         return path, LatencyProfile.load(path)
     return (run.profile, run.read_profile()) if own and run.profile.exists() else None
-
-
-def of_block(width: int | None, record: T, profile: LatencyProfile | None = None) -> tuple[T, LatencyProfile | None]:
-    """The accuracies and latencies of the block of so many guesses, where several were recorded; others are as they are."""
-    one: Any = record
-    widths = getattr(record, "widths", ())
-    if width and profile and (widths or profile.narrower):
-        profile = profile.at(width, one.num_heads)
-    return one.at(width) if width and widths else record, profile
 
 
 def inputs_of(*files: Path) -> dict[str, str]:

@@ -37,7 +37,6 @@ MUST_AGREE = {
     "tokens that end an answer": ("eos_ids",),
     "dynamic trees": ("pools",),
     "trees over marginals": ("marginals",),
-    "narrower blocks": ("narrower",),
     "prompts that are divided among shards": ("shard", "prompts"),
     "blocks of shards": ("shard", "block_prompts"),
     "numbers of blocks": ("shard", "num_blocks"),
@@ -177,7 +176,7 @@ def join(blocks: Sequence[RankTrace], meta: Mapping[str, Any]) -> RankTrace:
         for block, names in zip(blocks, named, strict=True)
     ]
     first = blocks[0].meta
-    same = ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals", "narrower")
+    same = ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals")
     shared: dict[str, object] = {key: first[key] for key in same if key in first}
     skipped = [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])]
     lists = {

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import parameters
-from treeopt.files.fields import Amount, Count, Positive, Shares, Width
+from treeopt.files.fields import Amount, Count, Positive, Shares
 from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
@@ -210,7 +210,6 @@ class Plan(Kept):
     provenance : command, time, versions and machine of the search
     schedule   : ranges of batch sizes, from 1 on without a gap, the last one open
     sample     : the conversations that were drawn to plan with; None for all
-    widths     : guesses of each block that was compared, to what it reaches at every batch size; the plan is for `width`
     """
 
     file_kind = "plan"
@@ -225,21 +224,17 @@ class Plan(Kept):
     provenance: ProvenanceRecord | None = None
     schedule: list[BatchRange] = field(default_factory=list)
     sample: Sample | None = None
-    widths: dict[Width, list[Figure]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.schedule:
             object.__setattr__(self, "schedule", each_its_own([e.batch_size for e in self.entries]))
         check_schedule(self.schedule, len(self.entries))
         own = [figure for e in self.entries for figure in (e.chosen, *e.others.values())]
-        for width, figures in ((self.width, own), *self.widths.items()):
-            deepest = max((f.draft.depth for f in figures if f.draft.kind not in COPYING), default=0)
-            if isinstance(width, int) and deepest > width:
-                raise InvalidInput(
-                    f"Drafts may be as deep as num_heads of the drafter, {width}, but one is {deepest} deep."
-                )
-        if self.widths and self.width not in self.widths:
-            raise InvalidInput(f"A plan must be for one of its widths, {[*self.widths]}, but is for {self.width}.")
+        deepest = max((f.draft.depth for f in own if f.draft.kind not in COPYING), default=0)
+        if self.width is not None and deepest > self.width:
+            raise InvalidInput(
+                f"Drafts may be as deep as num_heads of the drafter, {self.width}, but one is {deepest} deep."
+            )
 
     @property
     def width(self) -> int | None:

@@ -38,7 +38,6 @@ class Counts:
     top_k         : ranks 0...top_k-1 are told apart
     levels, topks : of the pools of dynamic trees; by default there are none
     depth, widths : of trees over marginals, likewise
-    narrower      : blocks of fewer guesses whose ranks and places are recorded too, ascending
     """
 
     top_k: int = 32
@@ -46,7 +45,6 @@ class Counts:
     topks: tuple[int, ...] = ()
     depth: int = 0
     widths: tuple[int, ...] = ()
-    narrower: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name, numbers, most in ("topks", self.topks, MOST_TOPK), ("widths", self.widths, MOST_WIDTH):
@@ -62,8 +60,7 @@ class Counts:
         """
         kinds = (Pools, self.levels, self.topks), (Marginals, self.depth, self.widths)
         kept = {kind.name: {"levels": n, kind.key: list(numbers)} for kind, n, numbers in kinds if n and numbers}
-        beside = {"narrower": list(self.narrower)} if self.narrower else {}
-        return {"top_k": self.top_k, **kept, **beside}
+        return {"top_k": self.top_k, **kept}
 
     def fitting(self, drafter: Any) -> Counts:
         """What of it there is with a drafter."""
@@ -71,7 +68,7 @@ class Counts:
         topks = tuple(topk for topk in self.topks if topk <= tokens and drafter.has_probabilities)
         widths = tuple(width for width in self.widths if width <= tokens and drafter.has_marginals)
         levels, depth = min(self.levels, guesses) if topks else 0, min(self.depth, guesses) if widths else 0
-        return Counts(min(self.top_k, tokens), levels, topks, depth, widths, self.narrower)
+        return Counts(min(self.top_k, tokens), levels, topks, depth, widths)
 
 
 RANKS_ALONE = Counts()

@@ -10,7 +10,6 @@ level      of drafting: a drafter that works level by level (Hydra heads, EAGLE,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +18,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import InvalidInput
 from treeopt.files import storage
-from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, Width
-from treeopt.records.origins import OURS, Kept, Origins, Runtime
+from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
+from treeopt.records.origins import Kept, Origins, Runtime
 from treeopt.trees.draft import MOST_TOPK, OVER_MARGINALS
 
 Setting = tuple[int, int]  # batch_size, context_tokens
@@ -100,14 +99,6 @@ class StepTiming(AtSetting):
         return found
 
 
-@dataclass(frozen=True)
-class Timings:
-    """What was timed of a drafter: steps with drafts, and plain ones in the same rounds."""
-
-    points: tuple[StepTiming, ...]
-    autoregressive: Annotated[tuple[StepTiming, ...], Field(min_length=1)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProfileSetting(AtSetting):
     """A batch size and a context that were measured; ``nominal`` where rows were held at that context."""
@@ -150,8 +141,6 @@ class ProfileInfo(Origins, total=False):
 class LatencyProfile(Kept):
     """Measured step latencies: ``profile.json``.
 
-    narrower : guesses of each narrower block of the same drafter that was timed too, to its timings
-
     >>> point = StepTiming(1, 128, size=8, depth=2, step_ms=(3.0,))
     >>> plain = StepTiming(1, 128, size=1, depth=0, step_ms=(2.0,))
     >>> LatencyProfile((point,), (plain,)).settings
@@ -163,11 +152,8 @@ class LatencyProfile(Kept):
     autoregressive: Annotated[tuple[StepTiming, ...], Field(min_length=1)]
     runtime: Runtime = field(default_factory=Runtime)
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
-    narrower: dict[Width, Timings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for one in self.narrower.values():
-            LatencyProfile(**vars(one))
         plain = [p.step_ms for p in self.autoregressive]
         for point in self.points:
             if point.size == 1 and not point.as_it_comes and point.step_ms not in plain:
@@ -180,20 +166,6 @@ class LatencyProfile(Kept):
                     "Every point of a profile must have a plain timing beside it, but batch size "
                     f"{point.batch_size} at context {point.context_tokens} has none."
                 )
-
-    def untimed(self, widths: Iterable[int], batch_sizes: Iterable[int]) -> list[int]:
-        """Which narrower blocks were not timed at all of these batch sizes; none where `at` has one profile for all widths."""
-        timed = {width: {p.batch_size for p in one.autoregressive} for width, one in self.narrower.items()}
-        is_ours, wanted = self.runtime.get("name") == OURS, set(batch_sizes)
-        return [width for width in widths if not wanted <= timed.get(width, set() if is_ours else wanted)]
-
-    def at(self, width: int, widest: int) -> LatencyProfile:
-        """The profile of the block of so many guesses alone; that of a table or an engine serves all its widths."""
-        if width in self.narrower:
-            return replace(self, **vars(self.narrower[width]), narrower={})
-        if width != widest and self.runtime.get("name") == OURS:
-            raise OutOfRange(f"The profile has no steps with a block of {width} guesses: treeopt profile --overwrite")
-        return replace(self, narrower={})
 
     @property
     def fixed(self) -> list[StepTiming]:
@@ -233,20 +205,22 @@ class LatencyProfile(Kept):
         for timing in plain:
             del timing["size"], timing["depth"]
         found = {"points": self.points, "autoregressive": plain, "runtime": self.runtime, **self.info}
-        found |= {"narrower": self.narrower} if self.narrower else {}
         return {"schema": storage.schema("profile"), **storage.document(found)}
 
     @classmethod
     def load(cls, path: str | Path) -> LatencyProfile:
         document = storage.read_json(path, "profile")
-        beside = document.get("narrower")
-        for one in (document, *(beside.values() if isinstance(beside, dict) else ())):
-            if isinstance(one, dict) and isinstance(points := one.get("points"), list):  # older files time more kinds
-                one["points"] = [p for p in points if not (isinstance(p, dict) and p.get("confident"))]
-            alone = one.get("autoregressive") if isinstance(one, dict) else None
-            for timing in alone if isinstance(alone, list) else ():
-                if isinstance(timing, dict):
-                    timing |= {"size": 1, "depth": 0, **timing}
+        if document.get("narrower"):
+            raise InvalidInput(
+                f"{path} has the steps of blocks of several widths, which are no longer read: profile each width in a run of "
+                "its own, with `draft_depth`, and compare the runs with treeopt compare."
+            )
+        points, plain = document.get("points"), document.get("autoregressive")
+        if isinstance(points, list):  # older files time more kinds
+            document["points"] = [p for p in points if not (isinstance(p, dict) and p.get("confident"))]
+        for timing in plain if isinstance(plain, list) else ():
+            if isinstance(timing, dict):
+                timing |= {"size": 1, "depth": 0, **timing}
         profile = storage.typed(cls, {**document, "info": {}}, path)
         rest = {k: v for k, v in document.items() if k not in ("schema", "shown", *cls.__dataclass_fields__)}
         known = storage.typed(ProfileInfo, rest, path).items()

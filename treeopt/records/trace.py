@@ -11,8 +11,7 @@ P states of all sequences · S sequences · K heads
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
@@ -27,7 +26,7 @@ from typing_extensions import TypedDict
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
-from treeopt.files.fields import Positive, within
+from treeopt.files.fields import within
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Origins, ShardRecord
 from treeopt.records.pools import Marginals, Pools
@@ -59,7 +58,6 @@ class Meta(TypedDict, total=False):
     group_names: list[Any] | None
     skipped: list[dict[str, Any]] | None
     shard: ShardRecord | None
-    narrower: list[Positive] | None
 
 
 class Answers(Drawn):
@@ -123,7 +121,6 @@ class RankTrace(Answers):
     target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
     pool_places   : (P, n, L (L + 1) / 2) uint8  of dynamic trees, as meta["pools"] says: see `Pools`
     marginal_places : (P, n, L (L + 1) / 2) uint8  of trees over marginals, as meta["marginals"] says
-    narrower      : "ranks-4", ... what a narrower block of 4 guesses has of these, where its width changes the guesses: see `at`
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
 
     Only ``ranks`` and ``starts`` are required of a file.
@@ -144,7 +141,6 @@ class RankTrace(Answers):
     target_rank: NDArray[np.int16] | None = None
     pool_places: NDArray[np.uint8] | None = None
     marginal_places: NDArray[np.uint8] | None = None
-    narrower: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -194,39 +190,10 @@ class RankTrace(Answers):
                     f"end must be {End.EOS.value} where a sequence ends with one of eos_ids, but sequence {s} ends with "
                     f"token {last[s]}, and its end is {self.end[s]}."
                 )
-        named, beside = self.meta.get("narrower") or [], {int(name.rpartition("-")[2]) for name in self.narrower}
-        if named != sorted(beside) or self.num_heads in beside:
-            raise InvalidInput(f"narrower must name the blocks that are there, {sorted(beside)}, but is {named}.")
-        for width in named:
-            self.at(width).check()
 
     @property
     def num_heads(self) -> int:
         return int(self.ranks.shape[1])
-
-    @property
-    def widths(self) -> list[int]:
-        """Guesses of each block that was recorded, ascending; empty where the drafter has but one."""
-        narrower = self.meta.get("narrower") or []
-        return [*narrower, self.num_heads] if narrower else []
-
-    def at(self, width: int) -> RankTrace:
-        """The trace of the block that guesses so many tokens, as if it alone had been recorded."""
-        names, drafter = [*self._arrays(*OF_BLOCK)], {**(self.meta.get("drafter") or {}), "num_heads": width}
-        own = {name: self.narrower[key] for name in names if (key := f"{name}-{width}") in self.narrower}
-        own = self._arrays(*names) if width == self.num_heads else own
-        if len(own) < len(names) or own["ranks"].shape[1:] != (width,):
-            raise InvalidInput(
-                f"A trace must have {' and '.join(names)} of each width that is asked for, but of a block of {width} guesses it has "
-                "not: calibrate with `widths`, or search again."
-            )
-        meta = {key: value for key, value in self.meta.items() if key != "narrower"} | {"num_heads": width}
-        meta |= {"drafter": drafter, "provenance": {**(meta.get("provenance") or {}), "drafter": drafter}}
-        if isinstance(meta.get("source"), dict) and width != self.num_heads:
-            meta["source"] = {**meta["source"], "draft_depth": width}
-        for pools in filter(None, (self.pools, self.marginals)):
-            meta[pools.name] = {**meta[pools.name], "levels": min(pools.levels, width)}
-        return replace(self, **own, narrower={}, meta=meta)
 
     @property
     def top_k(self) -> int:
@@ -269,8 +236,7 @@ class RankTrace(Answers):
             meta = {**meta, "prompt_sha256": [hashes[s] for s in sequences.tolist()]}
         own = {name: array[states] for name, array in self._arrays(*PER_STATE).items()}
         own |= {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
-        narrower = {name: array[states] for name, array in self.narrower.items()}
-        return RankTrace(starts=np.cumsum([0, *self.lengths[sequences]]), **own, narrower=narrower, meta=meta)
+        return RankTrace(starts=np.cumsum([0, *self.lengths[sequences]]), **own, meta=meta)
 
     def repeated(self) -> RankTrace:
         """The trace in which every sequence stands as often as its weight says, in the same conversations as before.
@@ -297,11 +263,10 @@ class RankTrace(Answers):
         every = [trace._arrays(*PER_STATE, *PER_SEQUENCE) for trace in traces]
         names = set.intersection(*map(set, every))
         own = {name: np.concatenate([arrays[name] for arrays in every]) for name in names}
-        narrower = {n: np.concatenate([t.narrower[n] for t in traces]) for n in traces[0].narrower}
         firsts = np.cumsum([0, *(trace.num_conversations for trace in traces)])
         own["cluster"] = np.concatenate([trace.clusters + n for trace, n in zip(traces, firsts, strict=False)])
         starts = np.cumsum([0, *np.concatenate([trace.lengths for trace in traces])])
-        return cls(starts=starts, **own, narrower=narrower, meta=meta)
+        return cls(starts=starts, **own, meta=meta)
 
     def loop_share(self) -> float | None:
         """Share of the sequences that ended in a loop; None where the file does not say."""
@@ -310,17 +275,20 @@ class RankTrace(Answers):
     def save(self, path: str | Path | BytesIO) -> None:
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
         text = np.array(json.dumps(meta, allow_nan=False))
-        npz.write(path, {**self._arrays(*_ARRAYS), **self.narrower, "meta": text})
+        npz.write(path, {**self._arrays(*_ARRAYS), "meta": text})
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
-        beside = sorted(filter(NARROWER.fullmatch, npz.names(path)))
-        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta", *beside))
+        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta"))
         meta = read_meta(path, arrays, SCHEMA)
+        if meta.get("narrower"):
+            raise InvalidInput(
+                f"{path} has blocks of several widths, which are no longer read: calibrate each width in a run of its own, "
+                "with `draft_depth`, and compare the runs with treeopt compare."
+            )
         try:
             kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
-            narrower = {name: npz.fitting(arrays[name], _ARRAYS[name.split("-")[0]], name) for name in beside}
-            trace = cls(**kinds, narrower=narrower, meta=meta)
+            trace = cls(**kinds, meta=meta)
             trace.check()
             alike = trace.weight is not None and len(np.unique(trace.weight)) == 1
             return replace(trace, weight=None) if alike else trace  # whatever all count, they count the same
@@ -378,8 +346,7 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "ranks": np.int16, "starts": np.int64, "tokens": np.int32, "prompt_tokens": np.int32, "end": np.uint8, "group": np.int16,
     "cluster": np.int32, "weight": np.float32, "target_rank": np.int16, "pool_places": np.uint8, "marginal_places": np.uint8,
 }  # fmt: skip
-OF_BLOCK = ("ranks", "pool_places", "marginal_places")  # what changes with the width of a block
-NARROWER = re.compile(rf"({'|'.join(OF_BLOCK)})-[1-9][0-9]{{0,3}}")
+OF_GUESSES = ("ranks", "pool_places", "marginal_places")  # what is recorded of a drafter's guesses
 PER_STATE = ("ranks", "tokens", "target_rank", "pool_places", "marginal_places")
 NDIM = {"ranks": 2, "pool_places": 3, "marginal_places": 3}  # of arrays with more than one
 PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")

@@ -20,7 +20,7 @@ from treeopt.trees.tree import Choice, Tree
 
 def plan_table(plan: Plan, *, details: bool = False) -> RenderableType:
     """One row per batch size: the chosen draft and what to expect of it; the other kinds; then how sure the choice is."""
-    parts = (blocks, mixture, schedule, drawn)
+    parts = (mixture, schedule, drawn)
     said = [*map(certainty, plan.entries), *(part(plan) for part in parts if not plan.copies)]
     trees = trees_table(plan, "\n".join(filter(None, said)), details=details)
     return together(trees, kinds_table(plan), headline=doubts(plan))
@@ -95,16 +95,6 @@ def certainty(entry: PlanEntry) -> str:
         return said.strip()
     said += f"Batch size {entry.batch_size}: {_ties(entry, entry.runner_up)}"
     return said + "."
-
-
-def blocks(plan: Plan) -> str:
-    """What blocks of each width reach, where several were compared; else empty."""
-    if not plan.widths:
-        return ""
-    name = "tokens_per_step" if plan.entries[0].chosen.speedup is None else "speedup"
-    each = [f"{width}: {', '.join(told(f, name) for f in found)}" for width, found in sorted(plan.widths.items())]
-    measure = f"{name.replace('_', ' ')} by width{' and batch size' * (len(plan.entries) > 1)}"
-    return f"The plan is for a block of {plan.width} guesses; {measure}: {'; '.join(each)}."
 
 
 def _ties(entry: PlanEntry, runner: Figure) -> str:

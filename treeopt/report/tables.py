@@ -32,7 +32,6 @@ def calibration_table(calibration: Calibration) -> RenderableType:
         return _survival_table(calibration)
     who, caption = depth_noun(info.get("drafter") or {"kind": "medusa"}), _about_answers(info)
     title = "Head accuracy" if who == "head" else "Accuracy by depth"
-    title += f" in blocks of {calibration.num_heads} guesses" * bool(info.get("narrower"))
     if (info.get("acceptance") or {}).get("rule") == "rejection":
         title = "Share accepted by depth"
         caption.append(_chains(calibration))
@@ -50,8 +49,7 @@ def calibration_table(calibration: Calibration) -> RenderableType:
         Column("trials", lambda k: str(calibration.trials[k])),
     ]
     table = Table(title, columns, range(calibration.num_heads), caption=" ".join(caption))
-    widths = _width_table(calibration) if info.get("narrower") else None
-    return together(table, widths, _group_table(info["groups"], calibration.num_heads) if info.get("groups") else None)
+    return together(table, _group_table(info["groups"], calibration.num_heads) if info.get("groups") else None)
 
 
 def _chains(calibration: Calibration) -> str:
@@ -78,18 +76,6 @@ def _survival_table(calibration: Calibration) -> Table:
         Column("trials", lambda k: str(calibration.trials[k])),
     ]
     return Table(title, columns, range(calibration.num_heads))
-
-
-def _width_table(calibration: Calibration) -> Table:
-    """Top-1 accuracy at each depth in blocks of each width that was recorded."""
-    own = {"hits": calibration.hits, "trials": calibration.trials}
-    each = {**calibration.meta["narrower"], str(calibration.num_heads): own}
-    rows = [
-        (str(k + 1), *(pm(b["hits"][k][0] / b["trials"][k], None, 3) if k < int(n) else "" for n, b in each.items()))
-        for k in range(calibration.num_heads)
-    ]
-    headers = [f"width {width}" for width in each]
-    return Table("By width of the block: accuracy at rank 0", texts("depth", *headers, spare=headers), rows)
 
 
 def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Table:

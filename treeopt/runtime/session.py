@@ -19,7 +19,7 @@ from treeopt.runtime.cluster import Cluster
 from treeopt.runtime.decode import Setup
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.open import open_drafter
-from treeopt.runtime.drafters.protocol import Drafter, of_width
+from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.prompts.order import order_of
 from treeopt.runtime.prompts.sets import PromptSet, demo_prompts, load_prompts
 from treeopt.runtime.stop import StopRule
@@ -54,25 +54,6 @@ class Session:
         """The parts that decode the session's answers, each of at most so many tokens."""
         stop = StopRule(self.target.eos_ids, max_new_tokens, at_loops=self.limits is None, limits=self.limits or {})
         return Setup(self.target, self.drafter, stop, self.acceptance)
-
-    def at(self, width: int) -> "Session":
-        """The session of the drafter whose block guesses so many tokens; InvalidInput where it has no such block."""
-        record, most = self.drafter_record, self.drafter.widest
-        if not most:
-            raise InvalidInput(
-                f"`widths` are for drafters whose guesses all depend on how wide their block is, but those of {record['id']} "
-                f"({record['kind']}) do not: one record serves all widths. Leave `widths` out."
-            )
-        if not 1 <= width <= most:
-            raise InvalidInput(
-                f"`widths` must be 1 to {most}, the guesses of the blocks that {record['id']} was trained for, but got {width}."
-            )
-        if width == self.drafter.num_heads:
-            return self
-        record = {**record, "num_heads": width}
-        known, source = self.known and {**self.known, "drafter": record}, {**self.source, "draft_depth": width}
-        drafter = of_width(self.drafter, width)
-        return replace(self, drafter=drafter, drafter_record=record, known=known, source=source)
 
     def provenance(self, seed: int | None = None) -> ProvenanceRecord:
         if self.known is not None:

@@ -13,14 +13,14 @@ from treeopt.latency.measurements import median_latency
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.latency.rounds import drift, precision_reached
 from treeopt.records.origins import OURS, differing
-from treeopt.records.profile import LatencyProfile, Timings
+from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import timing_caveats
 from treeopt.report.wording import percent
 
 TOLD_DRIFT, LONGER = 0.05, "a longer `time_limit_s` helps"
-SAME = ("model", "revision", "drafter", "narrower", "acceptance", "device", "dtype", "machine")  # of joined profiles
+SAME = ("model", "revision", "drafter", "acceptance", "device", "dtype", "machine")  # of joined profiles
 
 
 def check_can_join(
@@ -28,7 +28,7 @@ def check_can_join(
 ) -> None:
     """Raise InvalidInput, before anything is timed, where the run's profile is of something else and is to be kept.
 
-    Computed latencies are replaced by measured ones unasked. The provenance may name the ``narrower`` blocks that are timed too.
+    Computed latencies are replaced by measured ones unasked.
     """
     if overwrite or not run.profile.exists():
         return
@@ -47,8 +47,7 @@ def check_can_join(
 
 def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
     """In what a profile differs from one of this runtime and provenance, so that the two are not one."""
-    theirs = {**(earlier.info.get("provenance") or {}), "narrower": sorted(earlier.narrower)}
-    ours = {"narrower": [], **json.loads(to_json(provenance))}
+    theirs, ours = earlier.info.get("provenance") or {}, json.loads(to_json(provenance))
     threads = ("threads",) if None not in (theirs.get("threads"), ours.get("threads")) else ()
     found = [said for key in (*SAME, *threads) for said in differing(theirs.get(key), ours.get(key), key)]
     names = earlier.runtime.get("name"), runtime.get("name")
@@ -98,8 +97,7 @@ def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
         earlier = run.read_profile() if run.profile.exists() else None
     except TreeoptError:  # damaged; that it may be replaced was asked before (`check_can_join`)
         earlier = None
-    made = {**(result.info.get("provenance") or {}), "narrower": sorted(result.narrower)}
-    if earlier is None or differences(earlier, result.runtime, made):
+    if earlier is None or differences(earlier, result.runtime, result.info.get("provenance") or {}):
         return result
     return joined(earlier, result)
 
@@ -113,12 +111,8 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     again = {of.batch_size for of in later.info.get("settings") or () if not of.nominal}
     kept = {s for s in earlier.settings if s not in later.settings and (s in nominal or s[0] not in again)}
 
-    loose = {size for size, _ in kept - nominal}  # where rows of each width of a block have another length
-
     def both(before: Sequence[Any] | None, now: Sequence[Any] | None) -> list[Any]:
-        fresh = {one.setting for one in now or ()}
-        old = [one for one in before or () if one.setting not in fresh]
-        found = [*(one for one in old if one.setting in kept or one.batch_size in loose), *(now or ())]
+        found = [*(one for one in before or () if one.setting in kept), *(now or ())]
         return sorted(found, key=lambda one: one.setting)
 
     then, now = earlier.info, later.info
@@ -132,9 +126,6 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     if known := [share for share in shares if share is not None]:
         info["processor_share"] = min(known)
 
-    def timings(before: Timings | LatencyProfile | None, now: Timings | LatencyProfile) -> Timings:
-        points, plain = (both(getattr(before, of, None), getattr(now, of)) for of in ("points", "autoregressive"))
-        return Timings(tuple(sorted(points, key=lambda p: (p.setting, p.size, p.depth, p.drafted))), tuple(plain))
-
-    narrower = {width: timings(earlier.narrower.get(width), one) for width, one in later.narrower.items()}
-    return LatencyProfile(**vars(timings(earlier, later)), runtime=later.runtime, narrower=narrower, info=info)
+    points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.drafted))
+    plain = both(earlier.autoregressive, later.autoregressive)
+    return LatencyProfile(tuple(points), tuple(plain), later.runtime, info)

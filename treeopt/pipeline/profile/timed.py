@@ -38,7 +38,7 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import find_accuracies, inputs_of
 from treeopt.records.origins import OURS, Runtime
 from treeopt.records.plan import PlanEntry
-from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming, Timings
+from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rules import check_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -99,22 +99,17 @@ def profile(
     stages = Stages(run, session, wanted, source, max_new_tokens, opened)
     if opened is None:
         check_sizes(wanted.sizes or (), stages.families)
-    blocks = stages.of_blocks()
     with _compiled(session) if compiled else nullcontext():
         runtime: Runtime = {"name": opened.name, "version": opened.version} if opened else session.runtime()
         if opened and opened.is_launched:
             runtime["launches"] = True
-        *narrower, whole = blocks
-        widths = [one.session.drafter.num_heads for one in narrower]
-        check_can_join(run, runtime, {**session.provenance(seed=0), "narrower": widths}, overwrite=overwrite)
-        for one in blocks:
-            one.measure()
+        check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
+        stages.measure()
         if opened and opened.converted:
             runtime["converted"] = dict(opened.converted)
-        points, plain = all_timings(whole.found)
-        info = _info(session, whole, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
-        beside = {width: Timings(*all_timings(one.found)) for width, one in zip(widths, narrower, strict=True)}
-        return finish(run, LatencyProfile(points, plain, runtime, info, beside), wanted.precision)
+        points, plain = all_timings(stages.found)
+        info = _info(session, stages, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
+        return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
 
 def _opened(engine: str, session: Session, max_new_tokens: int, wanted: Wanted, own: Mapping[str, object]) -> Stepper:
@@ -153,7 +148,6 @@ class Stages:
     """The stages of a measurement, what they need, and what was measured by batch size and context.
 
     engine : whose steps are timed; None for treeopt's own
-    block  : ends the names of journals, where blocks of several widths are timed
     """
 
     run: RunDirectory
@@ -162,21 +156,12 @@ class Stages:
     source: Source | None
     max_new_tokens: int
     engine: Stepper | None
-    block: str = ""
     found: dict[Place, Rounds] = field(default_factory=dict)
 
     @cached_property
     def families(self) -> Sequence[TreeFamily]:
         drafter = self.session.drafter
         return tree_families(self.source, drafter.num_heads, self.wanted.largest, ranks=drafter.draft_vocab_size)
-
-    def of_blocks(self) -> list[Stages]:
-        """The stages of each block that was calibrated, the widest last, each with its share of the time."""
-        record: Any = self.source.record if self.source and self.engine is None else None
-        widths: Sequence[int] = getattr(record, "widths", ())
-        wanted = replace(self.wanted, time_limit_s=self.wanted.time_limit_s / max(len(widths), 1))
-        each = [(self.session.at(width), source_of(record.at(width)), f"-block-{width}") for width in widths]
-        return [replace(self, session=a, wanted=wanted, source=b, block=c, found={}) for a, b, c in each] or [self]
 
     def measure(self) -> None:
         """Stage one at every setting, or at half its batch size where memory runs out; then stage two."""
@@ -272,7 +257,7 @@ class Stages:
         }
         held = "" if context is None else f"-context-{context}"
         of = "" if stepper.name == OURS else f"{stepper.name}-"
-        journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}{self.block}", known)
+        journal = Journal(self.run.partial("profile") / f"{of}batch-size-{batch_size}{held}{stage}", known)
         with closing(visits):
             return all_rounds(visits, at, limit_s, self.wanted.precision, journal)
 

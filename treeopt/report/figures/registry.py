@@ -15,7 +15,7 @@ from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, changed, of_block, read_grown_on, stale, stale_plan, timed_elsewhere
+from treeopt.records.inputs import Accuracies, changed, read_grown_on, stale, stale_plan, timed_elsewhere
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -49,16 +49,11 @@ class Inputs:
 
     @cached_property
     def trace(self) -> RankTrace:
-        """The trace of the block that was planned, else of the widest."""
-        found = self._read(self.run.trace, self.run.read_trace, "calibrate")
-        width = self.plan.width if found.widths and self.run.plan.exists() else None
-        return found.at(width) if width and width in found.widths else found
+        return self._read(self.run.trace, self.run.read_trace, "calibrate")
 
     @cached_property
     def profile(self) -> LatencyProfile:
-        found = self._read(self.run.profile, self.run.read_profile, "profile")
-        width = self.plan.width if found.narrower and self.run.plan.exists() else None
-        return found.at(width, width) if width else found
+        return self._read(self.run.profile, self.run.read_profile, "profile")
 
     @cached_property
     def plan(self) -> Plan:
@@ -77,7 +72,7 @@ class Inputs:
     @cached_property
     def grown_on(self) -> Accuracies | None:
         """What the plan was made from: a file of the run or a shipped one, unless it has changed since."""
-        return of_block(self.plan.width, read_grown_on(self.run, self.plan.inputs))[0]
+        return read_grown_on(self.run, self.plan.inputs)
 
     @cached_property
     def source(self) -> Accuracies:
@@ -87,7 +82,7 @@ class Inputs:
         if self.plan.objective == COVERAGE:
             raise OutOfRange(f"The plan was made from another probe than the one in {self.run.path}: search again.")
         if self.run.trace.exists():
-            return of_block(self.plan.width, self.trace)[0]
+            return self.trace
         if self.run.calibration.exists():
             return self.run.read_calibration()
         names = ", ".join(self.plan.inputs) or "files that it does not name"

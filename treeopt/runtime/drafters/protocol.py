@@ -15,10 +15,9 @@ P tokens of a prompt · N states, or of an answer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -252,13 +251,6 @@ class Drafter:
         MISS from top_k on and for guesses past EOS, NO_TRIAL past any other end and at the last state.
         """
         raise NotImplementedError
-
-
-def of_width(drafter: Any, width: int) -> Any:
-    """The drafter of the same weights whose block guesses so many tokens."""
-    found = copy(drafter)
-    found.num_heads = width
-    return found
 
 
 def top_candidates(logits: Tensor, width: int) -> Tensor:

@@ -24,7 +24,7 @@ from treeopt.records.pools import NO_PLACE, RANKS_ALONE, Counts, columns_of
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import AnswerRow, Decoder, Setup
 from treeopt.runtime.drafters.levels import LevelDraft, Pool
-from treeopt.runtime.drafters.protocol import GivenText, of_width
+from treeopt.runtime.drafters.protocol import GivenText
 from treeopt.runtime.drafters.states import ranks_among, states_at_once
 from treeopt.runtime.prompts.chat import Tokens
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
@@ -207,8 +207,7 @@ def arrays_of(rows: Sequence[AnswerRow]) -> dict[str, Any]:
         "starts": np.cumsum([0, *(len(row.tokens) for row in rows)]),
         "end": np.array([row.end for row in rows]),
         "tokens": np.concatenate([np.array(row.tokens) for row in rows]),
-        **{name: array for name, array in found.items() if "-" not in name},
-        "narrower": {name: array for name, array in found.items() if "-" in name},
+        **found,
     }
 
 
@@ -217,14 +216,12 @@ class RankCounter:
 
     Every row, once flushed, has under ``found`` arrays of its N states: "ranks" (N, K), the last state has no trial;
     of ``given`` answers "target_rank" (N,), which the target itself had; those of `PoolRecorder`, see `treeopt.records.pools`.
-    Those of a narrower block, read from the same states, are "ranks-4", ...
     """
 
     def __init__(self, setup: Setup, counts: Counts, given: bool) -> None:
         assert setup.drafter is not None, "ranks are those of a drafter"
         self.setup, self.drafter, self.counts, self.given = setup, setup.drafter, counts, given
-        drafters = {"": setup.drafter} | {f"-{width}": of_width(setup.drafter, width) for width in counts.narrower}
-        self.blocks = {beside: (one, PoolRecorder(one, counts)) for beside, one in drafters.items()}
+        self.recorder = PoolRecorder(setup.drafter, counts)
         self._pending: list[AnswerRow] = []
 
     def add(self, row: AnswerRow) -> None:
@@ -236,12 +233,9 @@ class RankCounter:
 
     def flush(self) -> None:
         answers = [row.text() for row in self._pending]
-        for beside, (drafter, recorder) in self.blocks.items():
-            ranks = drafter.ranks(answers, self.counts.top_k) if answers else []
-            for row, answer, of_row in zip(self._pending, answers, ranks, strict=True):
-                found = {"ranks": of_row, **recorder.record(answer)}
-                row.found |= {name + beside: array for name, array in found.items()}
-        for row, answer in zip(self._pending, answers, strict=True):
+        every = self.drafter.ranks(answers, self.counts.top_k) if answers else []
+        for row, answer, ranks in zip(self._pending, answers, every, strict=True):
+            row.found = {"ranks": ranks, **self.recorder.record(answer)}
             if self.given:
                 states, tokens = answer.state_hidden, torch.tensor(answer.tokens, device=answer.hidden.device)
                 own = ranks_among(self._logits, states, tokens, self.counts.top_k, self.drafter.vocab_size)
