@@ -133,18 +133,6 @@ def test_a_guess_depends_on_the_one_before_and_rnn_on_all():
         assert (far > 1) == ("markov_head.joint_proj.weight" in heads.weights)
 
 
-def test_confidence_is_of_the_row_and_the_token_before():
-    hidden = torch.randn(6, 96, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for width in (WIDTH, WIDTH + RANK):
-        heads = random_dspark(confidence=width, guesses=4)
-        pairs = slow_path(heads, hidden, 7, [3, 4, 5])
-        rows, before = torch.stack([row for row, _ in pairs]), torch.tensor([token for _, token in pairs])
-        weight, bias = (heads.weights[f"confidence_head.proj.{part}"] for part in ("weight", "bias"))
-        known = heads.weights["markov_head.markov_w1.weight"]
-        for found, (row, token) in zip(heads.confidences(rows, before), pairs, strict=True):
-            torch.testing.assert_close(found, weight[0] @ torch.cat([row, known[token]])[:width] + bias[0])
-
-
 # Files.
 
 SELECTOR = {"conv_kernel_size": 2, "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": KEPT}

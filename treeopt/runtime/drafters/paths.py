@@ -3,7 +3,7 @@
 h is the normed row of the block that makes a guess, u = lm_head h its logits as DFlash's, and a the token before it on its path.
 DSpark adds W2 z to u. z is W1[a] (vanilla), sigmoid(G [h; W1[a]]) * W1[a] (gated), or comes of a state s that goes along
 the path: [g; n; o] = J [s; W1[a]; h], s' = sigmoid(g) * s + (1 - sigmoid(g)) * tanh(n), z = tanh(o) (rnn). Its confidence
-head says from h, or [h; W1[a]], how likely the guess is accepted (DSpark, deepspec/modeling/dspark).
+head reads h, or [h; W1[a]]; it is kept, and no guess depends on it (DSpark, deepspec/modeling/dspark).
 DFlash2 keeps the likeliest tokens by u, and adds <A[a] * H h, B[b]> to the logit of each such b. Its layers have
 convolutions over the rows of a block before and behind attention and MLP (NeMo Automodel, draft_qwen3_dflash2.py).
 
@@ -118,12 +118,6 @@ class DSparkHeads(PathHeads):
     def logits(self, states: Tensor) -> Tensor:
         rows, z = states[..., : -self.rank], states[..., -self.rank :]
         return F.linear(rows, self.lm_head) + self.markov_head["markov_w2"](z)
-
-    def confidences(self, rows: Tensor, before: Tensor) -> Tensor:
-        """(...,) logits that guesses are accepted if those before them are, by (..., d) normed rows and the tokens before."""
-        head = self.confidence_head["proj"]
-        read = rows if head.in_features == rows.shape[-1] else torch.cat([rows, self.known(before)], -1)
-        return head(read)[..., 0]
 
 
 class DFlash2Heads(PathHeads):
