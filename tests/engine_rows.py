@@ -427,13 +427,13 @@ def read_openvino_tree(files: Files) -> Settings:
     return ((1, None, DynamicTree(settings["tree_depth"], settings["branching_factor"], nodes + 1)),)
 
 
-def read_onnx(files: Files, adapts: bool = False) -> Lengths:
+def read_onnx(files: Files) -> Lengths:
     """The chain length of ONNX Runtime GenAI's fixed width; with min_adaptive_k it would follow timings."""
     options = json.loads(files["options.json"])["speculative"]
     assert "params.set_speculative_options" in program_calls(files)
     if not options:
         return NO_CHAIN
-    assert adapts or not options["min_adaptive_k"]
+    assert not options["min_adaptive_k"]
     assert options.get("ngram_size", 0) in (0, *range(2, 17))
     assert 1 <= options["max_draft_tokens"] <= 16
     return ((1, None, options["max_draft_tokens"]),)
@@ -453,14 +453,10 @@ SUFFIX = "num_speculative_tokens=12 suffix_decoding_max_tree_depth=32 suffix_dec
 ARCTIC = (
     "suffix_speculative_tokens=12 suffix_cache_max_depth=32 suffix_cache_max_requests=500 suffix_max_spec_factor=2.0"
 )
-TRIE = "speculative_num_draft_tokens=8 speculative_ngram_max_trie_depth=12 speculative_ngram_capacity=1000"
-BREADTHS = "speculative_ngram_min_bfs_breadth=1 speculative_ngram_max_bfs_breadth=2 speculative_ngram_match_type=PROB"
-POOL = "max_draft_len=8 max_matching_ngram_size=3 is_keep_all=false is_use_oldest=false is_public_pool=false"
 SIMPLE, MOD = (
     "spec_ngram_simple_size_n=4 spec_ngram_simple_size_m=8",
     "spec_ngram_mod_n_match=16 spec_ngram_mod_n_min=2",
 )
-CORPUS = "speculative_ngram_external_corpus_path=it's-$HOME.jsonl speculative_ngram_external_sam_budget=11"
 K4V = "spec_ngram_map_k4v_size_n=4 spec_ngram_map_k4v_size_m=8 spec_ngram_map_k4v_min_hits=2"
 COPIED: dict[str, list[CopiedText]] = {
     "vllm": [
@@ -472,24 +468,9 @@ COPIED: dict[str, list[CopiedText]] = {
     ],
     "transformers": [of_pairs("transformers:prompt-lookup", "prompt_lookup_num_tokens=8 max_matching_ngram_size=3")],
     "openvino": [of_pairs("openvino:prompt-lookup", "num_assistant_tokens=8 max_ngram_size=4")],
-    "onnx-genai": [
-        of_pairs("onnx-genai:ngram", "max_draft_tokens=8 ngram_size=4 ngram_chained_lookup=true"),
-        of_pairs("onnx-genai:ngram", "ngram_size=4", 5),
-        of_pairs("onnx-genai:ngram", "ngram_size=4 min_adaptive_k=2 cooldown=true", 5),
-    ],
     "exllamav3": [
         of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3"),
         of_pairs("exllamav3:ngram", "num_draft_tokens=8 ngram_match_min=3 dynamic_draft=true"),
-    ],
-    "tensorrt-llm": [
-        of_pairs("tensorrt-llm:ngram", POOL),
-        of_pairs("tensorrt-llm:sa", "max_draft_len=8 max_matching_ngram_size=-1"),
-        of_pairs("tensorrt-llm:sa", "max_draft_len=8 enable_global_pool=true global_pool_size=128"),
-    ],
-    "sglang": [
-        of_pairs("sglang:ngram", f"{TRIE} {BREADTHS}"),
-        of_pairs("sglang:ngram", ""),
-        of_pairs("sglang:ngram", f"{CORPUS} speculative_ngram_external_corpus_max_tokens=20000000"),
     ],
     "llama-cpp": [
         of_pairs("llama.cpp:ngram-simple,ngram-mod", f"{SIMPLE} {MOD} spec_ngram_mod_n_max=8"),
@@ -539,25 +520,6 @@ def copied_llama(files: Files) -> tuple[str, dict[str, Any]]:
     return types and f"llama.cpp:{types}", options
 
 
-def copied_sglang(files: Files) -> tuple[str, dict[str, Any]]:
-    options = options_of_flags(files, "--speculative")
-    kind = options.pop("speculative_algorithm", "")
-    return kind and f"sglang:{kind.lower()}", options
-
-
-def copied_tensorrt(files: Files) -> tuple[str, dict[str, Any]]:
-    config = yaml.safe_load(files.get(tensorrt_llm.FILE, "speculative_config: {}"))["speculative_config"]
-    kind = config.pop("decoding_type", "")
-    return kind and f"tensorrt-llm:{kind.lower()}", config
-
-
-def copied_onnx(files: Files) -> tuple[str, dict[str, Any]]:
-    read_onnx(files, adapts=True)
-    given = json.loads(files["options.json"])["speculative"]
-    options = {name: value for name, value in given.items() if value or name not in ("cooldown", "min_adaptive_k")}
-    return "onnx-genai:ngram" if options.get("ngram_size") else "", options
-
-
 def copied_settings(engine: str, file: str = "generation_config.json") -> Callable[[Files], tuple[str, dict[str, Any]]]:
     def read(files: Files) -> tuple[str, dict[str, Any]]:
         settings = json.loads(files[file])
@@ -574,8 +536,7 @@ def copied_exllama(files: Files) -> tuple[str, dict[str, Any]]:
 
 
 READ_COPIED: dict[str, Callable[[Files], tuple[str, dict[str, Any]]]] = {
-    "vllm": copied_vllm, "llama-cpp": copied_llama, "sglang": copied_sglang, "tensorrt-llm": copied_tensorrt,
-    "onnx-genai": copied_onnx, "exllamav3": copied_exllama,
+    "vllm": copied_vllm, "llama-cpp": copied_llama, "exllamav3": copied_exllama,
     "transformers": copied_settings("transformers"), "openvino": copied_settings("openvino"),
 }  # fmt: skip
 
@@ -669,7 +630,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("neuron-medusa", "medusa-tree"): read_neuron_medusa,
     ("neuron-token-tree", "token-tree"): read_token_tree,
     ("tensorrt-llm", "medusa"): read_tensorrt_trees,
-    **dict.fromkeys((("tensorrt-llm", name) for name in ("draft-len", "with-copied-text")), read_tensorrt_llm),
+    ("tensorrt-llm", "draft-len"): read_tensorrt_llm,
     ("tensorrt-llm", "ngram"): read_tensorrt_llm,
     ("tensorrt-llm", "block"): read_tensorrt_llm,
     ("edge-llm", "chain"): read_edge_llm,
@@ -685,7 +646,7 @@ READERS: dict[tuple[str, str], Reader] = {
     **dict.fromkeys((("sglang", name) for name in ("adaptive", "steps", "dflash", "dspark")), read_sglang),
     ("sglang", "dynamic-tree"): read_sglang_tree,
     ("fastrl", "dynamic-tree"): read_fastrl,
-    **dict.fromkeys((("llama-cpp", name) for name in ("number", "with-copied-text")), read_llama_cpp),
+    ("llama-cpp", "number"): read_llama_cpp,
     **{(name, "number"): BY_FLAG[name] for name in ("lmdeploy", "rtp-llm", "mlx-lm")},
     ("rtp-llm", "block"): BY_FLAG["rtp-llm"],
     ("redrafter", "beam"): BY_FLAG["redrafter"],
@@ -703,8 +664,7 @@ def check_read_back(request, engine, method, files):
     """Fail where the engine's reader makes something else of the files than was asked."""
     read = READERS[engine, method](files)
     if read is None or isinstance(read, CopiedText):
-        told = request.copied and {"max_draft_tokens": 4} if engine == "onnx-genai" else {}
-        wanted = request.copied and (request.copied.drafter, {**(told or {}), **request.copied.options})
+        wanted = request.copied and (request.copied.drafter, request.copied.options)
         assert (read and (read.drafter, read.options)) == wanted
         return
     if isinstance(read, Tree):

@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 
 def earlier(text: list[int], n: int) -> list[int]:
     """Where the last n tokens stood before, as starts."""
@@ -30,80 +28,6 @@ def transformers(text, k, longest, _, left, end):
 def openvino(text, k, longest, _, left, end):
     k = min(k, left - 1)
     return vllm_v1(text, k, len(text) // 2 if longest >= len(text) else longest, 1) if k > 0 else []
-
-
-def onnx(text, k, n, _, left, end):
-    return vllm_v1(text, min(k, left), n, n, which=-1)
-
-
-def onnx_chained(text, k, n, _, left, end):
-    found, context = [], text[-n:]
-    while len(found) < min(k, left) and len(context) == n:
-        starts = [i for i in range(len(text) - n) if text[i : i + n] == context]
-        if not starts:
-            break
-        found.append(text[starts[-1] + n])
-        context = [*context[1:], found[-1]]
-    return found
-
-
-def onnx_passes(prompt, answer, limit, setting):
-    """Passes of ONNX Runtime GenAI as (guesses, rows, accepted, emitted), those before the first token left out."""
-    k, n, chained, least, cooldown = setting
-    text, at, passes, known = list(prompt), 0, [], True  # whether the last token went through the target
-    width, origin, stable, tried, wait, failed, rest = least or k, None, 0, 0, 0, 0, False
-    means, samples, one = {}, {}, np.float32
-    while at < len(answer):
-        budget = min(width, limit - at)
-        guesses = [] if rest else (onnx_chained if chained else onnx)(text, budget, n, None, limit - at, None)
-        rest, right, true = False, 0, answer[at:]
-        while right < min(len(guesses), len(true)) and guesses[right] == true[right]:
-            right += 1
-        new = true[: right + 1]
-        if not guesses:
-            passes.append((0, 1, 0, 1))
-        elif known:
-            passes += [(0, 1, 0, 1), (len(guesses), len(guesses), right, len(new) - 1)]
-        else:
-            passes.append((len(guesses), 1 + len(guesses), right, len(new)))
-        known = len(guesses) < 2
-        if guesses:
-            judged = right if right == len(guesses) else right + 1
-            if cooldown and right == 0 and len(guesses) == (least or k):
-                failed += 1
-                rest = failed == 3
-                failed = 0 if rest else failed
-            else:
-                failed = 0
-            if least and len(guesses) == width:
-                sample = [one(len(new)), one(2 if width == 1 else 1), one(right) / one(judged)]
-                old = means.setdefault(width, sample)
-                means[width] = [a + one(0.25) * (b - a) for a, b in zip(old, sample, strict=True)]
-                samples[width] = samples.get(width, 0) + 1
-                tokens, ms, acceptance = means[width]
-                if origin is not None:
-                    tried += 1
-                    before = means[origin][0] / means[origin][1]
-                    success = None
-                    if tokens / ms < before * one(0.8):
-                        success = False
-                    elif tried >= 2:
-                        success = tokens / ms >= before * one(0.97) and (width < origin or acceptance >= one(0.75))
-                    if success is not None:
-                        width, wait = (width, 1) if success else (origin, 6)
-                        origin, tried, stable = None, 0, 0
-                else:
-                    stable += 1
-                    if wait:
-                        wait -= 1
-                    elif samples[width] >= 2:
-                        if acceptance < one(0.5) and width > least:
-                            origin, width, tried, stable = width, width - 1, 0, 0
-                        elif acceptance >= one(0.75) and width < 16 and stable >= 2:
-                            origin, width, tried, stable = width, width + 1, 0, 0
-        text += new
-        at += len(new)
-    return passes[1:]
 
 
 class Windows:
@@ -147,19 +71,6 @@ class Windows:
 def longest_suffix(text, k, _, shortest, left, end):
     """ExLlamaV3, and with ``shortest`` 1 TensorRT-LLM's suffix automaton."""
     return vllm_v1(text, k, len(text), shortest)
-
-
-def shared_suffix(text, texts, k, most):
-    """TensorRT-LLM's global pool: what any of the best matches drafts; ``text`` is one of the texts."""
-    found = []
-    for other in texts:
-        for n in range(1, min(most, len(text)) + 1):
-            starts = [i for i in range(len(other) - n) if other[i : i + n] == text[len(text) - n :]]
-            if starts:
-                end = starts[0] + n
-                found.append(((n, other is text, len(other) - end), other[end : end + k]))
-    best = max((value for value, _ in found), default=None)
-    return [draft for value, draft in found if value == best] or [[]]
 
 
 def slot(gram, factor, slots):
@@ -350,38 +261,6 @@ class Cache(Stateless):
         return None
 
 
-class MatchPool:
-    """TensorRT-LLM's NGram: sets are lists, from which what is deleted while walking lets the next one be passed over."""
-
-    def __init__(self, k, n, keep_all, oldest):
-        self.k, self.n, self.keep_all, self.oldest, self.pool = k, n, keep_all, oldest, {}
-
-    def start(self):
-        self.first = 0
-
-    def draft(self, text, left):
-        if left <= 1:
-            return []
-        sizes = range(min(self.n, len(text) - 1), 0, -1)
-        sequence = text[self.first :]
-        for size in sizes:
-            for at in range(len(sequence) - size):
-                match = sequence[at + size :][: self.k]
-                matches = self.pool.get(tuple(sequence[at : at + size]))
-                if matches is None or (not self.keep_all and len(match) > len(matches[0])):
-                    self.pool[tuple(sequence[at : at + size])] = [match]
-                elif match not in matches:
-                    i = 0
-                    while i < len(matches):
-                        if len(matches[i]) < len(match):
-                            del matches[i]
-                        i += 1
-                    matches.append(match)
-        self.first = max(0, len(text) - (self.k + self.n - 1))
-        found = next((self.pool[tuple(text[-size:])] for size in sizes if tuple(text[-size:]) in self.pool), None)
-        return found[0 if self.oldest else -1][: left - 1] if found else []
-
-
 class SuffixTrie:
     """A counted trie of all suffixes of sequences, cut at a depth: nodes are [count, {token: node}, ordered tokens]."""
 
@@ -447,131 +326,3 @@ class SuffixTrie:
             if total >= score:
                 best, score = found, total
         return best, score
-
-
-class RecentTrie:
-    """SGLang's trie: nodes are {token: node}, with time of use, frequency and whether they are still there."""
-
-    def __init__(self, rows, depth, least, most, order, capacity):
-        self.rows, self.depth, self.least, self.most, self.order = rows, depth, least, most, order
-        self.room, self.clock, self.root = capacity - 1, 0, self.node(None, None)
-
-    def node(self, parent, token):
-        return {"children": {}, "parent": parent, "token": token, "freq": 0, "used": 0, "recent": 0, "gone": False}
-
-    def all(self, node):
-        return [one for child in node["children"].values() for one in [child, *self.all(child)]]
-
-    def insert(self, window):
-        for first in range(len(window)):
-            path = window[first : first + self.depth]
-            while self.room < len(path):
-                oldest = min(self.all(self.root), key=lambda one: one["used"])
-                assert not oldest["children"]
-                del oldest["parent"]["children"][oldest["token"]]
-                oldest["gone"], self.room = True, self.room + 1
-            node, nodes = self.root, []
-            for token in path:
-                if token not in node["children"]:
-                    node["children"][token] = self.node(node, token)
-                    self.room -= 1
-                node = node["children"][token]
-                node["freq"] += 1
-                self.clock += 1
-                node["recent"] = self.clock
-                nodes.append(node)
-            for node in reversed(nodes):
-                self.clock += 1
-                node["used"] = self.clock
-
-    def start(self):
-        self.anchors, self.known = [], 0
-
-    def walk(self, path):
-        node = self.root
-        for token in path:
-            node = node and node["children"].get(token)
-        return node
-
-    def draft(self, text):
-        window = text[-self.depth :]
-        new = len(text) - self.known
-        if not self.known or new > len(window) or any(node and node["gone"] for node in self.anchors):
-            self.anchors = [self.walk(window[len(window) - d :]) for d in range(1, len(window) + 1)]
-        else:
-            for token in text[len(text) - new :]:
-                nodes = [self.root, *self.anchors][: self.depth]
-                self.anchors = [node and node["children"].get(token) for node in nodes]
-        self.known = len(text)
-        self.tree = [(None, None)]  # of every row its parent and token
-        for d in range(len(self.anchors), 0, -1):
-            if self.anchors[d - 1]:
-                (self.bfs if self.order == "BFS" else self.prob)(self.anchors[d - 1], d)
-        return self.tree[1:] + [(0, 0)] * (self.rows - len(self.tree))
-
-    def row(self, parent, token):
-        if (parent, token) not in self.tree:
-            self.tree.append((parent, token))
-        return self.tree.index((parent, token))
-
-    def bfs(self, node, depth):
-        levels = max(1, self.depth - 1)
-        scale = (self.most - self.least) / levels
-        queue = [(0, (levels - depth) * scale + self.least, node)]
-        for parent, breadth, node in queue:
-            children = sorted(node["children"].values(), key=lambda one: one["recent"], reverse=True)
-            for child in children[: max(1, int(breadth))]:
-                if len(self.tree) < self.rows:
-                    queue.append((self.row(parent, child["token"]), breadth - scale, child))
-
-    def prob(self, node, depth):
-        """Of equally likely paths any may come first: `ties` says that some were."""
-        heap = self.children(0, node, 1.0)
-        while heap and len(self.tree) < self.rows:
-            best = max(heap, key=lambda one: one[0])
-            self.ties = self.ties or [one[0] for one in heap].count(best[0]) > 1
-            heap.remove(best)
-            p, parent, child = best
-            heap += self.children(self.row(parent, child["token"]), child, p)
-
-    ties = False
-
-    def children(self, parent, node, p):
-        order = sorted(node["children"].values(), key=lambda one: (-one["freq"], one["token"]))[: self.most]
-        total = sum(one["freq"] for one in order)
-        return [(one["freq"] / total * p, parent, one) for one in order]
-
-
-class Corpus(RecentTrie):
-    """SGLang's tree from a corpus: a node has all places of the documents behind its text, which are looked for at every step."""
-
-    class Node(dict):
-        def __init__(self, documents, places, token=None):
-            super().__init__(token=token, freq=len(places), recent=max(places, default=None))
-            self.documents, self.places = documents, places
-
-        def __missing__(self, key):
-            assert key == "children"
-            following = {}
-            for document, at in self.places:
-                for token in self.documents[document][at : at + 1]:
-                    following.setdefault(token, []).append((document, at + 1))
-            return {token: Corpus.Node(self.documents, places, token) for token, places in following.items()}
-
-    def __init__(self, documents, rows, depth, least, most, order):
-        super().__init__(rows, depth, least, most, order, 1)
-        self.documents = documents
-
-    def places(self, text):
-        ends = [(d, at) for d, one in enumerate(self.documents) for at in range(len(text), len(one) + 1)]
-        return [(d, at) for d, at in ends if self.documents[d][at - len(text) : at] == text]
-
-    def draft(self, text):
-        self.tree, before = [(None, None)], []
-        for depth in range(min(len(text), self.depth), 0, -1):
-            places = self.places(text[-depth:])
-            if places != [] and len(places) > len(before):
-                node = self.Node(self.documents, places)
-                (self.bfs if self.order == "BFS" else self.prob)(node, depth)
-            before = places
-        return self.tree[1:]

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 
 from tests.engine_rows import COPIED, READERS
 from treeopt.engines.base import COMMANDS, Request
@@ -58,7 +57,6 @@ def test_every_drafter_of_every_engine_and_each_of_its_options_is_in_the_example
         (SUFFIX, """MODEL --speculative-config '{"method": "suffix", "num_speculative_tokens": 12}'"""),
         (COPIED["vllm"][4], "ARCTIC_INFERENCE_ENABLED=1 vllm serve MODEL"),
         (COPIED["llama-cpp"][0], "llama-server --model MODEL.gguf --spec-type ngram-simple,ngram-mod --spec-ngram-mod-n-match 16 "),
-        (COPIED["sglang"][0], "--speculative-algorithm NGRAM --speculative-ngram-capacity 1000 --speculative-ngram-match-type PROB "),
         (COPIED["exllamav3"][0], "--ngram_match_min 3 --num_draft_tokens 8 --prompt PROMPT"),
         (COPIED["exllamav3"][1], "--dynamic_draft --ngram_match_min 3 --num_draft_tokens 8 --prompt PROMPT"),
     ],
@@ -75,13 +73,6 @@ def test_files_of_settings_have_the_options_as_the_engine_types_them():
         "transformers:prompt-lookup", {"prompt_lookup_num_tokens": 8, "eos_token_id": [0, 2]}, 9, 8
     )
     assert "eos" not in told(with_ends).files["generation_config.json"]  # the model's own
-    assert json.loads(told(COPIED["onnx-genai"][0]).files["options.json"])["speculative"] == {
-        "max_draft_tokens": 8, "min_adaptive_k": 0, "cooldown": False, "ngram_size": 4, "ngram_chained_lookup": True
-    }  # fmt: skip
-    assert yaml.safe_load(told(COPIED["tensorrt-llm"][0]).files["llm_api_options.yml"])["speculative_config"] == {
-        "decoding_type": "NGram", "max_draft_len": 8, "max_matching_ngram_size": 3,
-        "is_keep_all": False, "is_use_oldest": False, "is_public_pool": False,
-    }  # fmt: skip
 
 
 WRONG = [
@@ -97,19 +88,8 @@ WRONG = [
     ("arctic:suffix", {"suffix_max_spec_offset": True}, "takes numbers, but the plan has True"),
     ("transformers:prompt-lookup", {"max_matching_ngram_size": 2}, "drafts with prompt_lookup_num_tokens only"),
     ("openvino:prompt-lookup", {"num_assistant_tokens": 4}, "drafts with max_ngram_size only"),
-    ("onnx-genai:ngram", {"ngram_size": 1}, "takes whole numbers from 2 to 16"),
-    ("onnx-genai:ngram", {"ngram_size": 3, "max_draft_tokens": 17}, "takes whole numbers from 1 to 16"),
-    ("onnx-genai:ngram", {"ngram_size": 3, "ngram_chained_lookup": 1}, "takes False or True"),
-    ("onnx-genai:ngram", {"ngram_size": 3, "min_adaptive_k": 17}, "takes whole numbers from 0 to 16"),
     ("exllamav3:ngram", {"num_draft_tokens": 4}, "drafts with ngram_match_min only"),
-    ("tensorrt-llm:ngram", {"max_draft_len": 4, "max_matching_ngram_size": -1}, "takes whole numbers from 1 on"),
-    ("tensorrt-llm:sa", {"max_draft_len": 4, "max_matching_ngram_size": 0}, "takes -1 and whole numbers from 1 on"),
-    ("tensorrt-llm:sa", {"max_draft_len": 4, "global_pool_size": 1025}, "takes whole numbers from 1 to 1024"),
-    ("sglang:ngram", {"speculative_num_draft_tokens": 1}, "takes whole numbers from 2 on"),
-    ("sglang:ngram", {"speculative_ngram_match_type": "DFS"}, "takes BFS or PROB"),
-    ("sglang:ngram", {"speculative_ngram_min_bfs_breadth": 11}, "breadths from least 1 up to most"),
-    ("sglang:ngram", {"speculative_ngram_external_corpus_path": "c.jsonl"}, "a SAM budget of 1 to 11, .* but got 0"),
-    ("sglang:ngram", {"speculative_ngram_external_corpus_path": "", "speculative_ngram_external_sam_budget": 3}, "takes names of files"),
+    ("exllamav3:ngram", {"ngram_match_min": 2, "dynamic_draft": 1}, "takes False or True, but the plan has 1"),
     ("llama.cpp:ngram-simple", {"spec_ngram_simple_size_n": 1025}, "takes whole numbers from 1 to 1024"),
     ("llama.cpp:ngram-mod", {"spec_ngram_mod_n_match": 0}, "takes whole numbers from 1 to 1024"),
     ("llama.cpp:ngram-map-k", {"spec_ngram_map_k_min_hits": 2}, "takes the options .*size_m.*, but got"),
@@ -147,11 +127,7 @@ def test_engines_without_such_drafters_name_those_that_have_them():
     ("draft", "kept"),
     [
         (SUFFIX, "the answers of the latest requests"),
-        (COPIED["sglang"][1], "one trie of all answers"),
         (COPIED["llama-cpp"][0], "the text of every slot"),
-        (COPIED["tensorrt-llm"][0], "a pool of all requests"),
-        (COPIED["tensorrt-llm"][1], None),
-        (COPIED["tensorrt-llm"][2], "the texts of requests that finished"),
         (COPIED["vllm"][2], None),
         (COPIED["transformers"][0], None),
     ],
@@ -165,7 +141,6 @@ def test_what_is_kept_between_requests_is_said(draft, kept):
 
 def test_more_sequences_than_slots_get_theirs():
     assert "--parallel 8 --kv-unified --spec-type ngram-map-k " in told(COPIED["llama-cpp"][1], batch_size=8).command
-    assert any("--max-running-requests 64" in note for note in told(COPIED["sglang"][0], batch_size=64).notes)
 
 
 @pytest.mark.parametrize("engine", sorted(COPIED))

@@ -19,16 +19,12 @@ from treeopt.pipeline.logged import some_requests
 from treeopt.planning.copied import RowCosts
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
-from treeopt.records.requestlog import Request, RequestLog
+from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
-from treeopt.text.corpus import automaton_of, joined
 from treeopt.text.engines import KINDS, text_drafter
-from treeopt.text.replay import replay
-from treeopt.text.settings import GRIDS, SAM_BUDGET, drafters_of, fits, sought, usual
+from treeopt.text.settings import GRIDS, drafters_of, fits, sought, usual
 
 from . import slow_text
-from .engine_rows import READ_COPIED
-from .test_logs import merged
 
 METHOD = {"engine": "transformers", "method": "prompt-lookup"}
 
@@ -240,7 +236,7 @@ def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
 
 def test_the_best_of_separate_options_is_found():
     rng = np.random.default_rng(0)
-    for name in ("vllm:suffix", "llama.cpp:ngram-mod", "tensorrt-llm:ngram"):
+    for name in ("vllm:suffix", "llama.cpp:ngram-mod", "vllm:ngram-v1"):
         peaks = {option: rng.integers(len(of)) for option, of in GRIDS[name][1].items()}
 
         def value(settings, name=name, peaks=peaks):
@@ -277,7 +273,8 @@ def test_every_group_gets_a_plan_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"engine": "tgi"}, "Engines that copy text are"),
+        ({"engine": "sglang"}, "No drafter of sglang that copies text is replayed: search for one of arctic, .*vllm"),
+        ({"engine": "tgi"}, "No drafter of tgi that copies text is replayed"),
         ({"engine": "vllm", "method": "eagle3"}, "must be ngram-v1, ngram-v2, suffix"),
         ({**METHOD, "shape": "chain"}, "shape is for trees"),
         ({**METHOD, "batch_sizes": {1: 0.5, 2: 0.5}}, "leave the shares out"),
@@ -315,10 +312,7 @@ def test_the_file_says_what_it_shows(run, capsys):
     assert drafters_of("transformers") == [plan.drafter["id"]]
 
 
-@pytest.mark.parametrize(
-    "engine",
-    ["vllm", "sglang", "llama-cpp", "tensorrt-llm", "openvino", "transformers", "onnx-genai", "exllamav3", "arctic"],
-)
+@pytest.mark.parametrize("engine", ["vllm", "llama-cpp", "openvino", "transformers", "exllamav3", "arctic"])
 def test_what_is_planned_goes_to_its_engine(tmp_path, monkeypatch, engine):
     monkeypatch.setattr(copied, "MOST_TRIED", 8)
     monkeypatch.setattr(copied, "FEWEST_TRIED", 4)
@@ -330,7 +324,7 @@ def test_what_is_planned_goes_to_its_engine(tmp_path, monkeypatch, engine):
     for option, value in plan.entries[0].draft.settings:
         assert option.replace("_", "-") in said.replace("_", "-"), option
         assert str(value).lower() in said.lower()
-    other = "exllamav3" if engine != "exllamav3" else "sglang"
+    other = "exllamav3" if engine != "exllamav3" else "vllm"
     with pytest.raises(TreeoptError):
         pipeline.export(RunDirectory(tmp_path), other)
 
@@ -381,7 +375,7 @@ def test_logs_with_little_in_them(tmp_path, row_ms):
     few = {"steps": [[5, 1, 2, 3, 1, 2, 3], [9]], "copies": [[11, 12, 13, 14]] * 3, "alone": [[5, 1, 2, 3, 1, 2, 3]]}
     for name, answers in few.items():
         log_of_answers(answers).save(tmp_path / "requests.npz")
-        for engine in ("transformers", "vllm", "sglang"):
+        for engine in ("transformers", "vllm"):
             entry = treeopt.search(run=tmp_path, engine=engine).entries[0]
             assert entry.chosen.tokens_per_step >= 1
             assert any("single conversation" in said for said in entry.warnings) is (name in ("alone", "steps"))
@@ -390,71 +384,9 @@ def test_logs_with_little_in_them(tmp_path, row_ms):
         treeopt.search(run=tmp_path, **METHOD)
 
 
-@pytest.fixture
-def corpus_run(tmp_path):
-    """A log whose answers are cut from documents that stand in no other answer, and these documents, as token ids and as texts."""
-    rng = random.Random(0)
-    documents = [[rng.randrange(6) for _ in range(80)] for _ in range(24)]
-    answers = [document[at : at + 40] for document in documents for at in (0, 20)]
-    log = RequestLog.of(Request([rng.randrange(6) for _ in range(9)], answer) for answer in answers)
-    log.meta["source"] = {"tokenizer": str(merged(tmp_path))}
-    log.save(tmp_path / "requests.npz")
-    for name, rows in (("of ids.jsonl", documents), ("texts.jsonl", ["", "abc", "dd"])):
-        (tmp_path / name).write_text("\n\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return RunDirectory(tmp_path), documents
-
-
-def test_a_corpus_takes_some_of_the_rows_and_goes_to_the_server(corpus_run, monkeypatch, capsys):
-    run, documents = corpus_run
-    file = run.path / "of ids.jsonl"
-    plan = treeopt.search(run=run, engine="sglang", corpus=file)
-    (entry,), log, path = plan.entries, RequestLog.load(run.requests), copied.CORPUS
-    options = entry.draft.options
-    assert options[path] == str(file)
-    assert 0 < options[SAM_BUDGET] < options.get("speculative_num_draft_tokens", 12)
-    assert path not in entry.others["usual"].draft.options
-    assert entry.chosen.tokens_per_step > 1.5 * entry.others["usual"].tokens_per_step
-    corpus = automaton_of(joined(documents))
-    found = replay(log.requests(), lambda: text_drafter("sglang:ngram", options | {path: corpus}))
-    judged = np.repeat(copied.halves(log) == 1, np.diff(found.starts))
-    assert entry.chosen.tokens_per_step == pytest.approx(found.emitted[judged].mean())
-    assert "SGLang reads no token ids" in capsys.readouterr().err
-    (files, *_), _ = pipeline.export(RunDirectory(run.path), "sglang")
-    told = {one.name: one.read_text(encoding="utf-8") for one in files.parent.iterdir()}
-    assert READ_COPIED["sglang"](told) == ("sglang:ngram", options)
-    assert Plan.load(run.plan) == plan
-    monkeypatch.setattr(copied, "IN_PROCESS", 0)
-    assert treeopt.search(run=run, engine="sglang", corpus=file) == plan
-
-
-def test_texts_of_a_corpus_are_tokenised_as_the_server_does(corpus_run, monkeypatch, capsys):
-    run, _ = corpus_run
-    file, log = run.path / "texts.jsonl", run.read_requests()
-    corpus, wanted = copied.read_corpus(file, log), automaton_of(joined([[4, 2], [3, 3]]))
-    assert corpus.automaton.states.tolist() == wanted.states.tolist()
-    assert corpus.automaton.edges.nodes.tolist() == wanted.edges.nodes.tolist()
-    assert corpus.told == {copied.CORPUS: str(file)}
-    monkeypatch.setattr(copied, "USUAL_CORPUS_TOKENS", 4)
-    assert copied.read_corpus(file, log).told["speculative_ngram_external_corpus_max_tokens"] == 5
-    assert not capsys.readouterr().err
-    log.meta.clear()
-    with pytest.raises(InvalidInput, match="the log has no tokenizer"):
-        copied.read_corpus(file, log)
-
-
-@pytest.mark.parametrize(
-    ("rows", "options", "said"),
-    [
-        ('"a"', {"engine": "vllm"}, "corpus is for SGLang's NGRAM alone"),
-        ('"a', {}, "Line 1 of corpus .* cannot be read"),
-        ('"a"\n[1, true]', {}, "list of token ids in every line, but .* has neither in line 2"),
-        ("{}", {}, "neither in line 1"),
-        ('""\n[]', {}, "must have at least one token"),
-        ('"a"', {"calibration": "vicuna-7b-medusa1"}, "corpus is for drafters that copy text"),
-    ],
-)
-def test_what_is_no_corpus_is_refused(corpus_run, rows, options, said):
-    run, _ = corpus_run
-    (run.path / "corpus.jsonl").write_text(rows, encoding="utf-8")
-    with pytest.raises(InvalidInput, match=said):
-        treeopt.search(run=run, corpus=run.path / "corpus.jsonl", **{"engine": "sglang", **options})
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_plan_of_copied_text_is_not_compared(run, others):
+    """Neither its groups nor another log: the sentence says what to do."""
+    treeopt.search(run=run, **METHOD)
+    with pytest.raises(InvalidInput, match=r"has a plan of copied text, .*: search for the other log anew"):
+        treeopt.compare(*[run] * (1 + others))

@@ -27,7 +27,7 @@ WAYS = [
     (name, way, kind)
     for name, engine in ENGINES.items()
     for way in engine.methods
-    if not way.dynamic and not way.copies and way.shape != "copied"
+    if not way.dynamic and way.shape != "copied"
     for kind in way.drafters
 ]
 

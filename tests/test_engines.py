@@ -229,9 +229,7 @@ def test_options_that_make_no_difference_are_refused():
 def test_names_that_are_not_known_are_refused_with_the_known_ones():
     with pytest.raises(Unsupported, match="eagle1, eagle2, edge-llm, exllamav3"):
         method_of("other")
-    with pytest.raises(
-        Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree, copied-text, with-copied-text, eagle"
-    ):
+    with pytest.raises(Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree, eagle"):
         method_of("tensorrt-llm", method="other")
 
 

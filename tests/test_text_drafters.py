@@ -7,17 +7,13 @@ import pytest
 
 from treeopt.errors import InvalidInput
 from treeopt.records.requestlog import Request
-from treeopt.text.adaptive import RoundLookup, WindowLookup
-from treeopt.text.corpus import automaton_of, joined
+from treeopt.text.adaptive import WindowLookup
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
-from treeopt.text.match_pool import MatchPool
 from treeopt.text.prompt_lookup import PromptLookup
 from treeopt.text.replay import replay
-from treeopt.text.rules import MANY, Draft
-from treeopt.text.sglang import RecentTrie
+from treeopt.text.rules import MANY
 from treeopt.text.suffix import SuffixDecoding
-from treeopt.text.text_pool import TextPool
 
 from . import slow_text
 
@@ -43,9 +39,8 @@ def steps(drafter, prompt, answer, limit=MANY):
     while at < len(answer):
         draft = drafter.draft(state, limit - at)
         accepted = draft.accepted(answer[at:])
-        if draft.parents is None:
-            assert list(draft.tokens[:accepted]) == answer[at : at + accepted]
-            assert draft.tokens[accepted : accepted + 1] != answer[at + accepted :][:1] or at + accepted == len(answer)
+        assert list(draft.tokens[:accepted]) == answer[at : at + accepted]
+        assert draft.tokens[accepted : accepted + 1] != answer[at + accepted :][:1] or at + accepted == len(answer)
         yield prompt + answer[:at], limit - at, draft, accepted
         drafter.commit(state, answer[at : at + accepted + 1], accepted)
         at += accepted + 1
@@ -60,13 +55,7 @@ LOOKUPS = {
         slow_text.transformers,
     ),
     "openvino": (lambda k, n, *_: PromptLookup(k, n, fill="blank", cut="spare", halved=True), slow_text.openvino),
-    "onnx": (lambda k, n, *_: RoundLookup(k, n, n, latest=True), slow_text.onnx),
-    "onnx-chained": (lambda k, n, *_: RoundLookup(k, n, n, latest=True, chained=True), slow_text.onnx_chained),
     "exllamav3": (lambda k, _, m, end: WindowLookup(k, None, m), slow_text.longest_suffix),
-    "tensorrt-sa": (
-        lambda k, *_: PromptLookup(k, None, fill="blank"),
-        lambda text, k, *_: slow_text.longest_suffix(text, k, None, 1, None, None),
-    ),
 }
 
 
@@ -83,20 +72,6 @@ def test_look_ups_copy_what_their_definitions_say(name):
             wanted = slow(text, k, n, m, left, end)
             assert draft.tokens == wanted, (seed, text)
             assert draft.rows == (1 + len(wanted) if drafter.fill == "nothing" else 1 + k)
-
-
-def test_rounds_are_as_long_as_their_definition_says():
-    """Every pass, from the prompt's on: adaptive K, rests, and the last token before the guesses or in a pass of its own."""
-    for seed in range(CASES):
-        rng, prompt, answer = texts(seed)
-        answer = answer * rng.randrange(1, 5)
-        k, n, chained, cooldown = rng.randrange(1, 7), rng.randrange(1, 4), rng.random() < 0.5, rng.random() < 0.5
-        least, limit = rng.choice((0, 1, 2, 3, 16)), len(answer) + rng.randrange(9)
-        drafter = RoundLookup(k, n, n, latest=True, chained=chained, least_k=least, cooldown=cooldown)
-        run = replay([Request(prompt, answer, limit)], lambda drafter=drafter: drafter)
-        wanted = slow_text.onnx_passes(prompt, answer, limit, (k, n, chained, least, cooldown))
-        found = zip(run.drafted, run.rows, run.accepted, run.emitted, strict=True)
-        assert [tuple(map(int, one)) for one in found] == wanted, seed
 
 
 def test_windows_of_requests_that_run_at_once_are_as_wide_as_their_definition_says():
@@ -184,71 +159,6 @@ def test_of_several_the_first_that_drafts_wins():
         check_llama_cpp(rules, [slow(*setting) for _, slow, setting in settings], requests, seed)
 
 
-def test_a_pool_drafts_what_its_definition_says():
-    for seed in range(CASES):
-        rng, requests = requests_of(seed, most=25)
-        k, n, keep_all, oldest = rng.randrange(1, 6), rng.randrange(1, 5), rng.random() < 0.5, rng.random() < 0.5
-        public = rng.random() < 0.7
-        drafter, slow = MatchPool(k, n, keep_all, oldest, public), slow_text.MatchPool(k, n, keep_all, oldest)
-        for prompt, answer in requests:
-            slow.start()
-            if not public:
-                slow.pool = {}
-            for text, left, draft, _ in steps(drafter, prompt, answer, len(answer) + rng.randrange(9)):
-                wanted = slow.draft(text, left)
-                assert list(draft.tokens) == wanted, (seed, text)
-                assert draft.rows == 1 + len(wanted)
-
-
-def test_a_pool_of_texts_drafts_what_its_definition_says():
-    """Requests that run at once, and finished ones, of which the oldest gives its slot up."""
-    for seed in range(CASES):
-        rng = random.Random(seed)
-        k, n, slots, letters = (
-            rng.randrange(1, 6),
-            rng.choice((None, 1, 2, 4)),
-            rng.randrange(1, 5),
-            rng.choice((1, 2, 3, 6)),
-        )
-        drafter, live, pool = TextPool(k, n, slots), [], []  # the pool's texts, running or not, the first to go first
-        for _ in range(rng.randrange(5, 25)):
-            if live and rng.random() < 0.2:
-                state, text = live.pop(rng.randrange(len(live)))
-                drafter.stop(state)
-                pool.append(text)
-            if len(live) < slots and (not live or rng.random() < 0.3):
-                del pool[: max(len(live) + len(pool) + 1 - slots, 0)]
-                text = [rng.randrange(letters) for _ in range(rng.randrange(12))]
-                live.append((drafter.start(text), text))
-            state, text = rng.choice(live)
-            draft, every = drafter.draft(state, MANY), [*pool, *(one for _, one in live)]
-            assert draft.tokens in slow_text.shared_suffix(text, every, k, n or 64), (seed, text, every)
-            assert draft.rows == 1 + k
-            new = [rng.randrange(letters) for _ in range(rng.randrange(1, 5))]
-            drafter.commit(state, new, 0)
-            text += new
-    with pytest.raises(InvalidInput, match="has 1 slots, but more requests ran at once"):
-        [one.start([1]) for one in [TextPool(2, slots=1)] for _ in range(2)]
-
-
-def test_a_pool_of_requests_that_take_turns():
-    for seed in range(CASES // 4):
-        rng, requests = requests_of(seed, most=25)
-        k, n, keep_all, oldest = rng.randrange(1, 6), rng.randrange(1, 5), rng.random() < 0.5, rng.random() < 0.5
-        drafter, slow, pool = MatchPool(k, n, keep_all, oldest), [], {}
-        for _ in requests:
-            slow.append(slow_text.MatchPool(k, n, keep_all, oldest))
-            slow[-1].start()
-            slow[-1].pool = pool
-        running = [steps(drafter, *one, MANY) for one in requests]
-        while running:
-            i = rng.randrange(len(running))
-            if (found := next(running[i], None)) is None:
-                del running[i], slow[i]
-            else:
-                assert list(found[2].tokens) == slow[i].draft(*found[:2]), seed
-
-
 SUFFIX = (
     ((1, 2, 3, 1, 2, 4, 1, 2), 1.0, [3, 1]),
     ((1, 2, 3, 1, 2, 4, 1, 2), 2.0, [3, 1, 2, 4]),
@@ -312,75 +222,6 @@ def test_suffix_decoding_drafts_what_its_definition_says():
                 live.remove(request)
 
 
-def paths(tokens, parents):
-    found = []
-    for token, parent in zip(tokens, parents, strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return sorted(found)
-
-
-@pytest.mark.parametrize("order", ["BFS", "PROB"])
-def test_a_trie_drafts_what_its_definition_says(order):
-    compared = 0
-    for seed in range(CASES // 8):
-        rng, requests = requests_of(seed, most=20)
-        rows, depth, least = rng.choice((2, 3, 6, 12)), rng.choice((2, 3, 5, 9)), rng.randrange(1, 4)
-        setting = rows, depth, least, least + rng.randrange(8), order, depth + rng.choice((2, 9, 40, 9999))
-        drafter, slow = RecentTrie(*setting), slow_text.RecentTrie(*setting)
-        for prompt, answer in requests:
-            slow.start()
-            for text, _, draft, _ in steps(drafter, prompt, answer):
-                slow.ties = False
-                wanted = slow.draft(text)
-                assert draft.rows == rows == 1 + len(wanted)
-                mine = paths(draft.tokens, draft.parents)
-                same = mine == paths([token for _, token in wanted], [parent - 1 for parent, _ in wanted])
-                assert same or slow.ties, (seed, text)
-                compared += not slow.ties
-                slow.insert(text[-depth:])
-    assert compared > 1000
-
-
-def documents_of(rng, requests):
-    """Documents that share some of the requests' texts; some are empty, and some stand twice."""
-    found = [[]]
-    for text in (part for request in requests for part in request):
-        at = rng.randrange(len(text))
-        found.append(text[at : at + rng.randrange(20)] + [rng.choice(text) for _ in range(rng.randrange(6))])
-    return [rng.choice(found) for _ in range(rng.randrange(1, 6))] + [requests[0][0]]
-
-
-@pytest.mark.parametrize("order", ["BFS", "PROB"])
-def test_a_corpus_adds_to_the_trie_what_its_definition_says(order):
-    compared = more = 0
-    for seed in range(CASES // 2):
-        rng, requests = requests_of(seed, most=16)
-        rows, depth, least = rng.choice((2, 3, 6, 12)), rng.choice((2, 3, 5, 9)), rng.randrange(1, 4)
-        shape, own, documents = (depth, least, least + rng.randrange(8), order), rng.randrange(1, rows), []
-        documents = documents_of(rng, requests)
-        drafter = RecentTrie(rows, *shape, depth + rng.choice((9, 999)), own, automaton_of(joined(documents)))
-        trie = slow_text.RecentTrie(rows - own, *shape, drafter.capacity)
-        corpus = slow_text.Corpus(documents, own + 1, *shape)
-        for prompt, answer in requests:
-            trie.start()
-            for text, _, draft, _ in steps(drafter, prompt, answer):
-                trie.ties = corpus.ties = False
-                trie.draft(text), corpus.draft(text)
-                trees = [
-                    paths([t for _, t in one.tree[1:]], [at - 1 for at, _ in one.tree[1:]]) for one in (trie, corpus)
-                ]
-                wanted = {path for tree in trees for path in tree}
-                mine = paths(draft.tokens, draft.parents)
-                same = mine == sorted([*wanted, *[(0,)] * (rows - 1 - len(wanted))])
-                assert same or trie.ties or corpus.ties, (seed, text)
-                assert draft.rows == rows
-                compared += not (trie.ties or corpus.ties)
-                more += len(wanted) > len(trees[0])
-                trie.insert(text[-depth:])
-    assert compared > 5000
-    assert more > 3000
-
-
 def test_a_published_example():
     """vLLM's own: n-grams of 2 to 3, the earliest match."""
     state = PromptLookup(4, longest=3, shortest=2).start([1, 2, 3, 4, 2, 3])
@@ -432,15 +273,14 @@ def test_transformers_verifies_a_draft_with_the_prompt_and_that_is_no_step():
         assert found.emitted.tolist() == emitted
 
 
-def test_the_longest_path_of_a_tree_is_accepted():
-    draft = Draft([5, 5, 6, 6, 7], 6, parents=[-1, 0, 0, -1, 3])
-    assert [draft.accepted(true) for true in ([5, 6, 1], [6, 7], [7], [5, 5, 5])] == [2, 2, 0, 2]
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_opens_by_its_options_and_refuses_others(name):
-    needed = {"num_speculative_tokens": 3, "max_draft_len": 3, "prompt_lookup_num_tokens": 3, "num_assistant_tokens": 3}
-    needed |= {"max_ngram_size": 3, "ngram_size": 3, "speculative_ngram_capacity": 50}
+    needed = {
+        "num_speculative_tokens": 3,
+        "prompt_lookup_num_tokens": 3,
+        "num_assistant_tokens": 3,
+        "max_ngram_size": 3,
+    }
     drafter = text_drafter(name, {option: value for option, value in needed.items() if option in KINDS[name].options})
     run = replay([Request([1, 2, 3], [1, 2, 3, 1, 2, 3])], lambda: drafter, state="serial")
     assert run.emitted.sum() == 5 + (drafter.first == "step")

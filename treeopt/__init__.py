@@ -203,7 +203,6 @@ def search(
     measured_only: bool = False,
     sample: Count | None = None,
     for_groups: Literal["shared", "own"] = "shared",
-    corpus: str | Path | None = None,
 ) -> Plan:
     """Choose the tree with the best throughput for each batch size, or for all with their shares: {1: 0.7, 8: 0.3}.
 
@@ -227,7 +226,6 @@ def search(
     measured_only : choose among sizes that were timed, without estimates between
     sample      : plan with so many conversations of the trace, drawn at random; by default all
     for_groups  : shared, one plan for all; own, beside it a plan for each group, in RUN/groups/
-    corpus      : texts that SGLang's NGRAM drafts from as well, for a run of a log: a JSON string, or a list of token ids, a line
     """
     asked = dict(locals())
     from treeopt import pipeline
@@ -313,8 +311,7 @@ def compare(
     (True, 0, 2.04)
 
     first, others : run directories, results, files of them, or shipped names; the last may be what an engine counted, in
-                    several files. Run directories of several drafters are compared by what their plans reach, and a
-                    plan of copied text by replay of the second run's log
+                    several files. Run directories of several drafters are compared by what their plans reach
     profile       : a profile, or the name of a shipped one; by default the first source's, or the second's
     batch_size    : only of this batch size; by default all of the plan's
     budget        : most rows, where the first source has no plan and one is made

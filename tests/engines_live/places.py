@@ -62,7 +62,6 @@ PLACES: dict[str, dict[str, Place]] = {
         "flag": {"sglang/srt/arg_groups/fields/*.py sglang/srt/server_args.py": options_of_fields},
         "key": {"sglang/srt/speculative/adaptive_spec_params.py": strings},
         "variable": {"sglang/srt/environ.py": fields_of("Envs")},
-        "value of --speculative-ngram-match-type": {"sglang/srt/arg_groups/fields/spec.py": strings},
         "value of --speculative-algorithm": {
             "sglang/srt/speculative/spec_info.py": fields_of("SpeculativeAlgorithm"),
             "sglang/srt/speculative/spec_registry.py": strings,

@@ -96,16 +96,13 @@ def written_by(engine: str, method: Method, drafter: str) -> Iterator[Written]:
             yield export_request(request, engine, method=method.name)
 
 
-FILES = ("--speculative-ngram-external-corpus-path",)  # flags whose values are names of files, which anyone gives
-
-
 def words_of(written: Written) -> Iterator[Word]:
     """The words of an export; those of a file by its ending."""
     own = {flag for name, text in written.files.items() if name.endswith(".py") for flag in argparse_flags(text)}
     for name, text in {**written.files, "command.sh": written.command}.items():
         if name.endswith(".sh"):
             words = _words_of_commands(text, written.files)
-            yield from (word for word in words if word.text not in own and word.of not in own and word.of not in FILES)
+            yield from (word for word in words if word.text not in own and word.of not in own)
         elif name.endswith((".json", ".yml", ".yaml")):
             yield from _words_of_config(yaml.safe_load(text), name)  # JSON is YAML
         elif name.endswith(".py"):

@@ -34,7 +34,7 @@ Built = tuple[list[click.Parameter], str]
 # Headings of --help and the parameters below them; what is in none of them comes after the usual ones.
 GROUPS = {
     "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
-    "Trees and engine": ("budget", "sizes", "engine", "engine_python", "method", "corpus", "version", "shape", "max_rank", "max_depth", "tree", "heads",
+    "Trees and engine": ("budget", "sizes", "engine", "engine_python", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
                          "max_draft_len", "beyond", "for_groups", "tolerance"),
     "Latencies from elsewhere": ("from_csv", "launch", "within_s", "runtime", "analytical", "num_heads", "overwrite"),
     "Model and drafter": ("random_weights", "start", "draft_depth", "revision", "dtype", "device", "device_map",
@@ -53,7 +53,7 @@ WORDS = {
     "chat_template": "--no-chat-template", "output": "-o/--output", "as_json": "--json",
 }  # fmt: skip
 METAVARS = {
-    "shard": "I/N", "random_weights": "CONFIG", "gb_per_s": "GB_PER_S", "from_csv": "FILE", "from_logs": "FILE", "corpus": "FILE", "tokenizer": "FOLDER",
+    "shard": "I/N", "random_weights": "CONFIG", "gb_per_s": "GB_PER_S", "from_csv": "FILE", "from_logs": "FILE", "tokenizer": "FOLDER",
     "runtime": "NAME", "analytical": "DEVICE", "launch": "COMMAND", "present": "OPTIONS", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
     "topic": "[TOPIC]", "name": "[NAME]",
 }  # fmt: skip
@@ -62,7 +62,7 @@ TOPICS = {
     "calibration": "calibrations", "profile": "profiles", "tree": "trees", "trees": "trees", "drafter": "drafters",
     "acceptance": "acceptance", "objective": "objectives", "layout": "layouts", "names": "figures", "name": "engines",
 }  # fmt: skip
-FILES = ("calibration", "profile", "tree", "trees", "drafter", "model", "prompts", "sources", "from_csv", "from_logs", "corpus")  # fmt: skip
+FILES = ("calibration", "profile", "tree", "trees", "drafter", "model", "prompts", "sources", "from_csv", "from_logs")  # fmt: skip
 FOLDERS = ("run", "runs", "tokenizer")
 RUNTIMES = ("profile", "bench")  # commands whose --engine is a runtime on this machine
 SHARED = {

@@ -190,7 +190,6 @@ def compare(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     A and B are run directories, or a trace, calibration or plan. B may also be
     what an engine counted: scrapes of its metrics, its log, its responses.
     It says which depths moved, beyond noise or not, and what A's plan loses on B.
-    Runs of logs: what A's setting of a drafter that copies text loses on B's log.
     A alone            its groups: what each would gain by a plan of its own
     A B ... of several drafters, for one model on one machine: which is fastest
 

@@ -32,7 +32,7 @@ class Request:
     """The drafts to write for an engine. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate).
 
     For methods of dynamic trees it is ``dynamic`` for every batch size, ``settings`` by batch size, or lengths of chains; for
-    those of drafters that copy text it is ``copied``, None where the plan is not to speculate; beside lengths, of a pair.
+    those of drafters that copy text it is ``copied``, None where the plan is not to speculate.
 
     widest         guesses of the widest block that the drafter was trained for; None where it has no such, or it is not known
     max_draft_len  of an engine that has been built already; None where it is built for this tree
@@ -128,7 +128,6 @@ class Method:
     wider          what it does with a chain that is longer than the block that a drafter was trained for; empty where it drafts it
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
-    copies         drafters of text, by the names of `treeopt.text`, that it asks before the chain; none for most
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
     """
 
@@ -159,7 +158,6 @@ class Method:
     status: str = "live"
     source: str
     checked: str
-    copies: tuple[str, ...] = ()
     write: Callable[[Request], Written]
 
     @property

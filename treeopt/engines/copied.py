@@ -10,11 +10,10 @@ from math import inf
 from typing import Any, NamedTuple
 
 from treeopt.engines.base import Method, Request, Written
-from treeopt.engines.chains import only_length
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.shell import shell_word
-from treeopt.text.pairs import drafter_of
-from treeopt.trees.draft import CopiedOr, CopiedText
+from treeopt.text.engines import text_drafter
+from treeopt.trees.draft import CopiedText
 
 Writer = Callable[[Request], Written]
 KIND, SHAPE = "copied-text", "copied"
@@ -41,10 +40,6 @@ def number(least: float = -inf, most: float = inf) -> Takes:
     return Takes(words, lambda value: type(value) in (int, float) and least <= value <= most and abs(value) < inf)
 
 
-def one_of(*values: Any) -> Takes:
-    return Takes(" or ".join(map(str, values)), lambda value: type(value) is type(values[0]) and value in values)
-
-
 def at_most_1024(drafter: str, **least: int) -> dict[str, Takes]:
     return {f"spec_ngram_{drafter}_{option}": whole(low, 1024) for option, low in least.items()}
 
@@ -52,16 +47,11 @@ def at_most_1024(drafter: str, **least: int) -> dict[str, Takes]:
 TAKES: Mapping[str, Takes] = {
     "suffix_decoding_max_cached_requests": whole(0), "suffix_decoding_max_spec_factor": number(0),
     "suffix_decoding_min_token_prob": number(0, 1), "suffix_cache_max_requests": whole(0), "suffix_max_spec_factor": number(0),
-    "suffix_max_spec_offset": number(), "suffix_min_token_prob": number(0, 1), "max_draft_tokens": whole(1, 16),
-    "ngram_size": whole(2, 16), "min_adaptive_k": whole(0, 16), "speculative_ngram_match_type": one_of("BFS", "PROB"), "speculative_num_draft_tokens": whole(2),
-    **dict.fromkeys(("ngram_chained_lookup", "cooldown", "dynamic_draft", "enable_global_pool", "is_keep_all", "is_use_oldest", "is_public_pool"), one_of(False, True)),
+    "suffix_max_spec_offset": number(), "suffix_min_token_prob": number(0, 1),
+    "dynamic_draft": Takes("False or True", lambda value: type(value) is bool),
     **at_most_1024("simple", size_n=1, size_m=1), **at_most_1024("map_k", size_n=1, size_m=1),
     **at_most_1024("map_k4v", size_n=1, size_m=1), **at_most_1024("mod", n_match=1, n_min=0, n_max=0),
-    "speculative_ngram_external_sam_budget": whole(0),
-    "speculative_ngram_external_corpus_path": Takes("names of files", lambda value: isinstance(value, str) and value != ""),
     "eos_token_id": Takes("lists of tokens", lambda value: isinstance(value, tuple)),
-    "global_pool_size": whole(1, 1024),
-    "tensorrt-llm:sa max_matching_ngram_size": Takes("-1 and whole numbers from 1 on", lambda n: n == -1 or whole().holds(n)),
 }  # fmt: skip
 # Options without which a drafter does not start, or does not draft.
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -69,20 +59,13 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "vllm:ngram-v2": ("num_speculative_tokens",),
     "transformers:prompt-lookup": ("prompt_lookup_num_tokens",),
     "openvino:prompt-lookup": ("num_assistant_tokens", "max_ngram_size"),
-    "onnx-genai:ngram": ("ngram_size",),
     "exllamav3:ngram": ("ngram_match_min",),
-    "tensorrt-llm:ngram": ("max_draft_len",),
-    "tensorrt-llm:sa": ("max_draft_len",),
 }
-PAIR = "with-copied-text"  # the method of a drafter and copied text, of which one is verified
 KEPT: Mapping[str, str] = {
     "vllm:suffix": "the answers of the latest requests, as many as suffix_decoding_max_cached_requests",
     "arctic:suffix": "the answers of the latest requests, as many as suffix_cache_max_requests",
-    "sglang:ngram": "one trie of all answers, which flush_cache empties",
-    "tensorrt-llm:ngram": "a pool of all requests, unless is_public_pool is false",
-    "tensorrt-llm:sa enable_global_pool=True": "the texts of requests that finished, as far as global_pool_size, 64, is above max_batch_size",
     "llama.cpp": "the text of every slot for that slot, and of ngram-mod one table for all",
-}  # by what a drafter's name, and its options behind it, begin with
+}  # by what a drafter's name begins with
 
 
 def told(request: Request, title: str, engines: tuple[str, ...], length: str = "") -> tuple[Request, dict[str, Any]]:
@@ -106,16 +89,15 @@ def check(draft: CopiedText, title: str, engines: tuple[str, ...]) -> None:
             f"{title} has no {draft.drafter}, and its own drafters find other text, so the plan's figures do not hold there: "
             f"export --to {EXPORTED.get(own, own)}, or plan for {title}."
         )
-    needed = NEEDED.get(draft.drafter, ()) if draft.kind == SHAPE else ()
-    if missing := [option for option in needed if option not in options]:
+    if missing := [option for option in NEEDED.get(draft.drafter, ()) if option not in options]:
         raise InvalidInput(f"{draft.drafter} drafts with {' and '.join(missing)} only, but the plan does not say it.")
     for option, value in options.items():
-        takes = TAKES.get(f"{draft.drafter} {option}") or TAKES.get(option) or whole()
+        takes = TAKES.get(option, whole())
         if not takes.holds(value):
             raise InvalidInput(
                 f"{option} of {draft.drafter} takes {takes.words}, but the plan has {quoted(value)}: search again."
             )
-    drafter_of(draft)
+    text_drafter(draft.drafter, options)
 
 
 def flags(options: Mapping[str, Any], between: str = "-") -> str:
@@ -132,7 +114,7 @@ def keeping(write: Writer) -> Writer:
     """A writer whose notes say what drafters that copy text keep between requests."""
 
     def noted(request: Request) -> Written:
-        written, name = write(request), request.copied.name if request.copied else ""
+        written, name = write(request), request.copied.drafter if request.copied else ""
         kept = next((what for begin, what in KEPT.items() if name.startswith(begin)), "")
         said = (
             f"It keeps {kept}: the plan's figures hold for a server that is not restarted, and had requests such as those "
@@ -146,15 +128,3 @@ def keeping(write: Writer) -> Writer:
 def method(write: Writer, *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
     about = {"drafters": (KIND,), "shape": SHAPE, "rules": ("greedy", "sample"), **others}
     return Method(name=KIND, carrier=carrier, syntax=syntax, source=source, write=keeping(write), **about)
-
-
-def either(pair: Writer, alone: Writer, chain: Writer) -> Writer:
-    """A writer of a drafter with copied text, or of one of the two where that was planned alone."""
-
-    def written(request: Request) -> Written:
-        if request.copied is not None and not isinstance(request.copied, CopiedOr):
-            return alone(replace(request, drafter=KIND))
-        only_length(request, "A drafter with copied text")
-        return keeping(pair)(request) if request.copied else chain(request)
-
-    return written

@@ -31,7 +31,6 @@ from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.vllm import COUNTERS, from_counters
 from treeopt.errors import InvalidInput
-from treeopt.text.settings import drafters_of
 
 OF_DRAFTERS = (
     "llama.cpp stops before the first guess of which its drafter is less sure than --spec-draft-p-min: at 0 it drafts to the end.",
@@ -66,15 +65,6 @@ def write_copied(request: Request) -> Written:
     request, options = copied.told(request, "llama.cpp", ("llama.cpp",))
     types = request.copied.drafter.partition(":")[2] if request.copied else ""
     return replace(write, options={copied.KIND: f"--spec-type {types}{copied.flags(options)}"})(request)
-
-
-def write_pair(request: Request) -> Written:
-    """A drafter behind drafters of text, which llama.cpp asks first, in whatever order they are named."""
-    assert request.copied is not None
-    copied.check(request.copied, "llama.cpp", ("llama.cpp",))
-    types = request.copied.drafter.partition(":")[2]
-    own = write.options[request.kind].replace("--spec-type ", f"--spec-type {types},")
-    return replace(write, options={request.kind: own + copied.flags(request.copied.options)})(request)
 
 
 # Kinds of drafter by the names of --spec-type, which the lines 'statistics' have.
@@ -234,11 +224,6 @@ ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-p
            wider="would draft no more than the block, with a warning in its log",
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
-    Method(name=copied.PAIR, checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=("draft-model", "eagle3", "mtp"),
-           copies=tuple(drafters_of("llama.cpp")), rules=("greedy", "sample"), carrier="--spec-type, and options of the types",
-           syntax="--spec-type ngram-mod,draft-simple --spec-ngram-mod-n-match 16 --spec-draft-n-max 3",
-           derived=("rows of a chain's step = n-max + 1",), source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp",
-           write=copied.either(write_pair, write_copied, write)),
     copied.method(write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
                   syntax="--spec-type ngram-simple,ngram-mod --spec-ngram-simple-size-n 4 --spec-ngram-mod-n-match 16",
                   source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp"),

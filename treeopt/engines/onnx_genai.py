@@ -8,10 +8,8 @@ model.draft       in MODEL's genai_config.json: the draft model's decoder, besid
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from treeopt.engines import copied
-from treeopt.engines.base import Method, Request, ServingEngine, Written
+from treeopt.engines.base import Method, Request, ServingEngine
 from treeopt.engines.chains import Flags, Library, Way
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import LOOKED_UP
@@ -46,10 +44,6 @@ DRAFT = (
     "genai_config.json of MODEL must have the draft model's decoder as model.draft, of the same vocabulary, tokenizer and "
     "execution providers. Without it, and for plain decoding, MODEL is the target alone."
 )
-ADAPTS = (
-    "Above 0 min_adaptive_k lets it choose lengths by its own times. The plan took every pass to last alike, so where rows cost much it "
-    "drafts less than the plan says."
-)
 LOOKUP = f"It looks the last {LOOKED_UP} tokens up and no fewer, and the latest place wins."
 draft, lookup = (
     Library(
@@ -65,12 +59,6 @@ draft, lookup = (
         ("ngram", {**FIXED, "ngram_size": LOOKED_UP + 1, "ngram_chained_lookup": False}, LOOKUP),
     )
 )
-
-
-def write_copied(request: Request) -> Written:
-    request, options = copied.told(request, "ONNX Runtime GenAI", ("onnx-genai",), "max_draft_tokens")
-    notes = (ADAPTS,) * bool(options.get("min_adaptive_k"))
-    return replace(lookup, ways={copied.KIND: Way("max_draft_tokens", {**FIXED, **options})}, notes=notes)(request)
 
 
 def two_or_more(request: Request, length: int) -> Sequence[str]:
@@ -110,9 +98,6 @@ ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="o
            syntax='{"ngram_size": 4, "max_draft_tokens": 3}', derived=("min_adaptive_k = 0", "ngram_size = 4"),
            looks_up="from the latest place of n-grams of one size",
            source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=lookup),
-    copied.method(write_copied, checked="0.18.0", max_batch_size=1, carrier=OPTIONS,
-                  syntax='{"ngram_size": 3, "max_draft_tokens": 8, "ngram_chained_lookup": true}',
-                  source="microsoft/onnxruntime-genai src/config.cpp"),
     Method(name="block", drafters=tuple(blocks.options), checked="0.18.0", max_depth=MOST_LENGTH, carrier="--extra_options of its model builder",
            syntax="dspark_path=DRAFTER dspark_num_draft_tokens=3 max_draft_tokens=3",
            derived=("aux_hidden_state_layers = target_layer_ids + 1", "max_draft_tokens = num_draft_tokens"),

@@ -144,7 +144,7 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 
     def takes(draft: Draft) -> bool:
         others = ["tree"] * (way.shape != "chain")
-        if way.shape == SHAPE or (way.copies and isinstance(draft, CopiedText)):
+        if way.shape == SHAPE:
             return isinstance(draft, CopiedText)
         fixed = draft.kind in ("plain", "chain", *others)
         if isinstance(draft, DDTree):  # over the whole block, whose width is another drafter
@@ -166,11 +166,8 @@ def _served(plan: Plan, way: Method, engine: str) -> tuple[Plan, list[str]]:
 
 def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
     request = replace(request, batch_size=entry.batch_size)
-    copied = entry.draft if isinstance(entry.draft, CopiedText) else None
     if way.shape == SHAPE:
-        return replace(request, copied=copied)
-    if copied is not None:
-        return replace(request, copied=copied, tree=Tree.chain(copied.length))
+        return replace(request, copied=entry.draft if isinstance(entry.draft, CopiedText) else None)
     if isinstance(tree := entry.draft, DDTree):
         return replace(request, lengths=((1, None, tree.depth),), marginals=tree)
     return replace(request, dynamic=entry.setting) if way.dynamic else replace(request, tree=entry.tree)
@@ -183,7 +180,7 @@ def _of_all(request: Request, plan: Plan, way: Method) -> Request:
     if way.dynamic:
         ranges = each_its_own([entry.batch_size for entry in plan.entries])
         return replace(request, settings=tuple((r.first, r.last, plan.entries[r.entry].setting) for r in ranges))
-    if way.shape == SHAPE or way.copies:
+    if way.shape == SHAPE:
         return _of_one(request, plan.entries[-1], way)
     if way.shape != "chain":
         return replace(request, tree=plan.entries[plan.schedule[0].entry].tree)

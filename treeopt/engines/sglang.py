@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from treeopt.engines import chains, copied
+from treeopt.engines import chains
 from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
@@ -89,16 +89,6 @@ def write_tree(request: Request) -> Written:
         return chains.plain(SERVE, "tree")
     notes = (ONE_SETTING, *tree_notes([tree]), *_notes(request))
     return chains.launch(f"{SERVE}{drafter_flags(request.kind)}{tree_flags(tree)}", notes)
-
-
-def write_copied(request: Request) -> Written:
-    """The options of NGRAM as the plan has them, one setting for all batch sizes."""
-    request, options = copied.told(request, "SGLang", ("sglang",))
-    if request.copied is None:
-        return chains.plain(SERVE)
-    pages = "With a breadth above 1 SGLang takes a --page-size above 1 with flashinfer only."
-    notes = [*[pages] * (options.get("speculative_ngram_max_bfs_breadth", 10) > 1), *_notes(request)]
-    return chains.launch(f"{SERVE}{drafter_flags('ngram')}{copied.flags(options)}", notes)
 
 
 def write_ranges(request: Request) -> Written:
@@ -308,7 +298,5 @@ ENGINES = (
                derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
         Method(name="dspark", checked="0.5.23", drafters=("dspark",), carrier="--speculative-dspark-block-size",
                syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write),
-        copied.method(write_copied, checked="0.5.23", carrier="options of --speculative-algorithm NGRAM", source=HOOK,
-                      syntax="--speculative-algorithm NGRAM --speculative-num-draft-tokens 8 --speculative-ngram-max-trie-depth 12"),
     )),
 )  # fmt: skip

@@ -18,7 +18,6 @@ choices[].speculative_decoding.acceptance_histogram                  with per_re
 have means only. Of drafts of one token a mean is all there is to know, so those are read.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.engines import chains, copied, tensorrt_trees
+from treeopt.engines import chains, tensorrt_trees
 from treeopt.engines.base import Kind, Lengths, Method, Request, ServingEngine, Written
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
@@ -36,7 +35,6 @@ from treeopt.errors import InvalidInput
 from treeopt.files.bounds import parse_literal
 from treeopt.files.storage import typed
 from treeopt.records.drafters import LOOKED_UP
-from treeopt.text.pairs import AUTOMATON, THRESHOLD
 
 FILE = "llm_api_options.yml"
 IN_BLOCKS = {"dflash": "DFlash", "dspark": "DSpark", "pard": "PARD"}
@@ -78,9 +76,6 @@ def write(request: Request) -> Written:
             )
         options["use_rejection_sampling"] = "true" if request.rule == "reject" else "false"
         notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
-    if request.copied is not None:
-        copied.check(request.copied, "TensorRT-LLM", ("tensorrt-llm",))
-        options["sa_config"] = f"{{threshold: {request.copied.options[THRESHOLD]}}}"
     comment = ""
     if len(lengths) > 1:
         schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
@@ -110,14 +105,6 @@ def write_tree(request: Request) -> Written:
         "speculative_model": "DRAFTER",
     }
     return _launch(options | ({} if request.rule == "greedy" else {"use_rejection_sampling": "false"}), TREE_NOTES)
-
-
-def write_copied(request: Request) -> Written:
-    request, options = copied.told(request, "TensorRT-LLM", ("tensorrt-llm",))
-    if request.copied is None:
-        return chains.plain("trtllm-serve MODEL")
-    kind = {"tensorrt-llm:ngram": "NGram", "tensorrt-llm:sa": "SA"}[request.copied.drafter]
-    return _launch({"decoding_type": kind, **{option: json.dumps(value) for option, value in options.items()}}, ())
 
 
 def meaning_of(version: str | None) -> str:
@@ -275,12 +262,6 @@ ENGINE = ServingEngine(
            derived=("max_draft_len = levels", "max_total_draft_tokens = rows - 1", "levels <= rows - 1 <= topk x levels"),
            versions="PR #13081 on; not for targets with sliding windows or MLA",
            source=f"{ARGS}, tensorrt_llm/_torch/speculative/eagle3_dynamic_tree.py", write=write_tree),
-    copied.method(write_copied, checked=MAIN, carrier="speculative_config in the YAML of trtllm-serve --config", rules=("greedy",),
-                  syntax="decoding_type: SA, max_draft_len: 4, max_matching_ngram_size: 3", source=ARGS),
-    Method(name=copied.PAIR, checked=MAIN, drafters=("eagle3", "mtp", "pard"), copies=(AUTOMATON,), syntax="sa_config: {threshold: 4}",
-           carrier="speculative_config in the YAML of trtllm-serve --config", derived=("max_draft_len = length",),
-           versions="1.3.0rc27 on; before it was use_sa_spec and sa_spec_threshold",
-           source=f"{ARGS}, tensorrt_llm/_torch/speculative/sa_enhancer.py", write=copied.either(write, write_copied, write)),
     Method(name="eagle", checked="main before PR #18210", drafters=("eagle",), shape="sibling-closed", max_nodes=63,
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
            carrier="eagle_choices: YAML of the LLM API, --eagle_choices", syntax="[[0], [1], [0, 0]]",

@@ -37,16 +37,12 @@ class TreeRates:
     joint         : averaged over all states; None where there is no trace
     steps, tokens : (C,) replayed steps of every conversation (or of every sequence), and the tokens that they emit; None
                     without trace or probe. The first token of a sequence is emitted without a step
-    rows, accepted, drafting : of a draft that copies text (N+1,) shares of steps by rows, (D+1,) by guesses accepted, and of drafted ones
     """
 
     product: float | None = None
     joint: float | None = None
     steps: IntArray | None = None
     tokens: IntArray | None = None
-    rows: NDArray[np.float64] | None = None
-    accepted: NDArray[np.float64] | None = None
-    drafting: float = 0.0
 
     @property
     def replayed(self) -> float | None:

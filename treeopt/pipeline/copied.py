@@ -12,15 +12,12 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from time import process_time
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from treeopt.engines.copied import EXPORTED, KEPT, KIND
 from treeopt.errors import InvalidInput
-from treeopt.files.bounds import loads
-from treeopt.files.places import located
-from treeopt.files.storage import read_text
 from treeopt.pipeline.groups import plan_groups
 from treeopt.planning.candidates import Floats
 from treeopt.planning.copied import Tried, plan_copied, worth
@@ -30,10 +27,10 @@ from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.terminal import note, progress
+from treeopt.report.terminal import progress
 from treeopt.text.engines import text_drafter
 from treeopt.text.replay import State, replay
-from treeopt.text.settings import BUDGETS, SAM_BUDGET, Settings, drafters_of, sought, usual
+from treeopt.text.settings import Settings, drafters_of, sought, usual
 from treeopt.trees.draft import CopiedText
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray
@@ -51,9 +48,7 @@ MEANS: dict[State, str] = {
 }
 UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "replay", "measured_only": False, "sample": None}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
-_WORKERS: list[tuple[RequestLog, list[BoolArray], Corpus | None]] = []  # a process's log, its halves, and a corpus
-SGLANG, EXTERNAL = "sglang:ngram", "speculative_ngram_external_corpus_"
-CORPUS, USUAL_CORPUS_TOKENS = f"{EXTERNAL}path", 10_000_000
+_WORKERS: list[tuple[RequestLog, list[BoolArray]]] = []  # a process's log and its halves
 
 
 def search_copied(
@@ -69,19 +64,15 @@ def search_copied(
     **options: Any,
 ) -> Plan:
     """The best setting of an engine's drafters of text, or of all engines', for each batch size; options as of `search`."""
-    corpus_file = options.pop("corpus", None)
     check_options(options, batch_sizes, for_groups)
     log = run.read_requests()
     timed, latencies = find_latencies(run, profile, own=True) or (None, None)
     sizes = list(batch_sizes or (latencies.batch_sizes if latencies else (1,)))
     drafters = asked_drafters(engine, method)
-    if corpus_file is not None and SGLANG not in drafters:
-        raise InvalidInput("`corpus` is for SGLang's NGRAM alone: search for sglang, or leave it out.")
-    corpus = read_corpus(Path(located(str(corpus_file))), log) if corpus_file is not None else None
     named = PlannedEngine(name=EXPORTED.get(engine, engine), method=KIND) if engine else None
     request = PlanRequest(Limits(budget), sizes, context=context or log.usual_context, engine=named)
-    inputs = inputs_of(*(file for file in (run.requests, timed, Path(corpus.told[CORPUS]) if corpus else None) if file))
-    plan = replace(planned(run.requests, log, latencies, request, drafters, corpus), inputs=inputs)
+    inputs = inputs_of(*(file for file in (run.requests, timed) if file))
+    plan = replace(planned(run.requests, log, latencies, request, drafters), inputs=inputs)
     if for_groups == "own":
         if not log.group_names:
             raise InvalidInput(
@@ -90,7 +81,7 @@ def search_copied(
 
         def plan_part(own: RunDirectory, part: RequestLog) -> tuple[Path, Plan]:
             own.replace_requests(part)
-            return own.requests, planned(own.requests, part, latencies, request, drafters, corpus)
+            return own.requests, planned(own.requests, part, latencies, request, drafters)
 
         of = {name: np.flatnonzero(log.group == number) for number, name in enumerate(log.group_names)}
         parts = {name: log.select(which) for name, which in of.items() if len(which)}
@@ -113,7 +104,9 @@ def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     every = drafters_of(engine) or drafters_of(next((own for own, said in EXPORTED.items() if said == engine), engine))
     engines = sorted({name.partition(":")[0] for name in drafters_of(None)})
     if not every:
-        raise InvalidInput(f"Engines that copy text are {', '.join(engines)}, but got {engine}.")
+        raise InvalidInput(
+            f"No drafter of {engine} that copies text is replayed: search for one of {', '.join(engines)}."
+        )
     names = [name for name in every if method in (None, name.partition(":")[2])]
     if not names:
         known = ", ".join(name.partition(":")[2] for name in every)
@@ -121,67 +114,22 @@ def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     return names
 
 
-class Corpus(NamedTuple):
-    """What SGLang is told of texts that it drafts from as well, and their automaton."""
-
-    told: dict[str, Any]
-    automaton: Any
-
-
-def read_corpus(file: Path, log: RequestLog) -> Corpus:
-    """A file with a JSON string, or a list of token ids, in every line; strings by the tokenizer of the log. Else InvalidInput."""
-    from treeopt.runtime.prompts.tokenizer import Tokenizer
-    from treeopt.text.corpus import automaton_of, joined
-
-    folder, tokenizer, documents = (log.meta.get("source") or {}).get("tokenizer"), None, list[list[int]]()
-    for number, line in enumerate(read_text(file).split("\n"), 1):
-        try:
-            row = loads(line) if line.strip() else []
-        except ValueError as error:
-            raise InvalidInput(f"Line {number} of `corpus` {file} cannot be read: {error}.") from None
-        if isinstance(row, str):
-            if folder is None:
-                raise InvalidInput(
-                    "`corpus` has texts, but the log has no tokenizer: calibrate with one, or give token ids."
-                )
-            tokenizer = tokenizer or Tokenizer(Path(folder), chat_template=False)
-            row = tokenizer.encode(row)
-        if not isinstance(row, list) or not all(type(one) is int and 0 <= one < 2**31 for one in row):
-            raise InvalidInput(
-                f"`corpus` must have a JSON string or a list of token ids in every line, but {file} has neither in line {number}."
-            )
-        documents.append(row)
-    if not any(documents):
-        raise InvalidInput(f"`corpus` must have at least one token, but {file} has none.")
-    if tokenizer is None:
-        note(f"SGLang reads no token ids: start it with the texts of {file}, a JSON string a line.")
-    tokens = joined(documents)
-    more = {f"{EXTERNAL}max_tokens": len(tokens)} if len(tokens) > USUAL_CORPUS_TOKENS else {}
-    return Corpus({CORPUS: str(file), **more}, automaton_of(tokens))
-
-
 def planned(
-    file: Path,
-    log: RequestLog,
-    latencies: LatencyProfile | None,
-    request: PlanRequest,
-    drafters: Sequence[str],
-    corpus: Corpus | None = None,
+    file: Path, log: RequestLog, latencies: LatencyProfile | None, request: PlanRequest, drafters: Sequence[str]
 ) -> Plan:
     """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting."""
-    state = known_state(log)
+    state: State = "overlapped" if log.has_times else "serial"
     all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
     first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
     each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
-    with _replays(file, log, corpus) as many, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
+    with _replays(file, log) as many, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
 
         def value(name: str, settings: Sequence[Settings]) -> Floats:
             return worth([own for own, _ in many([(name, one, state, first) for one in settings])], latencies, request)
 
         tried, said = dict[str, list[Tried]](), list[str]()
         for name in drafters:
-            more = BUDGETS if corpus and name == SGLANG else {}
-            found = sought(name, partial(value, name), most=each, more=more)
+            found = sought(name, partial(value, name), most=each)
             advance(each)
             best = [sorted(found, key=lambda s: -found[s][b])[:FINALISTS] for b in range(len(request.sizes))]
             wanted = dict.fromkeys([usual(name), *(one for some in best for one in some)])
@@ -204,11 +152,6 @@ def planned(
         brackets = _bracket(many, plan, state)
     entries = (replace(e, warnings=[*e.warnings, *brackets.get(e.batch_size, [])]) for e in plan.entries)
     return replace(plan, entries=tuple(entries))
-
-
-def known_state(log: RequestLog) -> State:
-    """What of earlier requests a drafter has in a replay of a log, as well as is known."""
-    return "overlapped" if log.has_times else "serial"
 
 
 def beyond(usual: Tried, budget: int) -> str:
@@ -249,25 +192,25 @@ def halves(log: RequestLog) -> IntArray:
 
 
 @contextmanager
-def _replays(file: Path, log: RequestLog, corpus: Corpus | None = None) -> Iterator[Any]:
+def _replays(file: Path, log: RequestLog) -> Iterator[Any]:
     """A function from jobs to what each found on the two halves; in several processes where that pays."""
     if len(log.tokens) < IN_PROCESS:
         parts = _parts(log)
-        yield lambda jobs: [tried_on(log, job, parts, corpus) for job in jobs]
+        yield lambda jobs: [tried_on(log, job, parts) for job in jobs]
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("spawn"), _load, (file, corpus)) as pool:
+    with ProcessPoolExecutor(min(cores, MOST_PROCESSES), get_context("spawn"), _load, (file,)) as pool:
         yield lambda jobs: list(pool.map(_job, jobs))
 
 
-def _load(file: Path, corpus: Corpus | None) -> None:
+def _load(file: Path) -> None:
     log = first_answers(RequestLog.load(file), JUDGED_TOKENS)
-    _WORKERS[:] = [(log, _parts(log), corpus)]
+    _WORKERS[:] = [(log, _parts(log))]
 
 
 def _job(job: Job) -> list[Tried]:
-    log, parts, corpus = _WORKERS[0]
-    return tried_on(log, job, parts, corpus)
+    log, parts = _WORKERS[0]
+    return tried_on(log, job, parts)
 
 
 def _parts(log: RequestLog) -> list[BoolArray]:
@@ -276,17 +219,14 @@ def _parts(log: RequestLog) -> list[BoolArray]:
     return [(half == number) | (half == 2) for number in (0, 1)]
 
 
-def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray], corpus: Corpus | None = None) -> list[Tried]:
+def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Tried]:
     """What a setting did on the conversations of each part, which are marked: (C,) each."""
     name, settings, state, first = job
-    given = options = dict(settings)
-    if corpus and options.get(SAM_BUDGET):
-        options, given = options | corpus.told, options | {CORPUS: corpus.automaton}
     begun = process_time()
-    found = replay(islice(log.requests(), first), lambda: text_drafter(name, given), state=state)
+    found = replay(islice(log.requests(), first), lambda: text_drafter(name, dict(settings)), state=state)
     us = 1e6 * (process_time() - begun) / max(len(found.rows), 1)
     rows = int(found.rows.max(initial=1))
-    draft = CopiedText.of(name, options, rows, min(int(found.drafted.max(initial=0)), rows - 1))
+    draft = CopiedText.of(name, dict(settings), rows, min(int(found.drafted.max(initial=0)), rows - 1))
     own = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
     each, count = list[Tried](), log.num_conversations
     for of in parts:
@@ -305,7 +245,7 @@ def _bracket(many: Any, plan: Plan, state: State) -> dict[int, list[str]]:
     chosen = {e.draft: e.chosen.tokens_per_step for e in plan.entries if e.speculates}
     for draft, rate in chosen.items():
         assert isinstance(draft, CopiedText)
-        if not draft.name.startswith(tuple(KEPT)):
+        if not draft.drafter.startswith(tuple(KEPT)):
             continue
         states: list[State] = [one for one in MEANS if one in ("cold", "serial") and one != state]
         held = many([(draft.drafter, draft.settings, one, None) for one in states])

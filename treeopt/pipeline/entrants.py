@@ -20,7 +20,7 @@ from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import PUBLISHED
-from treeopt.trees.draft import ANEW, COPYING, Draft
+from treeopt.trees.draft import ANEW, Draft
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -58,10 +58,6 @@ def own_entrants(
 
     A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
     """
-    if entry.draft.kind in COPYING:
-        raise Unsupported(
-            f"treeopt's own decoder copies no text, but the plan has {entry.draft.name}: search without `method`."
-        )
     limits = plan.limits(Limits(entry.chosen.size, drafter.num_heads))
     whole = source.crossfit(limits, objective_for(source, plan.objective or "replay"))
     most, chain_of = len(whole.family), entry.best("chain")
@@ -89,7 +85,7 @@ def engine_entrants(
         entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
     lengths = sorted({1, source.num_heads, best})
-    if entry.draft.kind in ("tree", *ANEW, *COPYING) and not (entry.draft.kind == "dynamic" and takes_dynamic):
+    if entry.draft.kind in ("tree", *ANEW) and not (entry.draft.kind == "dynamic" and takes_dynamic):
         del entrants["chosen"]
         lengths.sort(key=lambda length: length != best)
         plans = engine.name in runners((plan.drafter or {}).get("kind"))

@@ -15,7 +15,6 @@ from treeopt.growth.source import source_of
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.pipeline.copied import search_copied
 from treeopt.pipeline.groups import plan_groups
-from treeopt.pipeline.pairs import with_pairs
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
@@ -96,10 +95,6 @@ def search(
     if calibration is None and run.requests.exists():
         plan = search_copied(run, profile=profile, sample=sample, for_groups=for_groups, **options)
         return _kept(run, plan)
-    if options.pop("corpus", None) is not None:
-        raise InvalidInput(
-            "`corpus` is for drafters that copy text, which are planned from a log (calibrate --from-logs): leave it out."
-        )
     used, record = read_planned(run, calibration)
     check_works(record, used)
     record, drawn = sampled(record, sample)
@@ -111,9 +106,6 @@ def search(
     request, warnings = request_of(record, latencies, **options)
     if latencies is not None and timed is not None:
         check_latencies(record, latencies, run, timed, request.sizes)
-    request = with_pairs(run, record, latencies, request, session)
-    if request.copying and for_groups == "own":
-        raise InvalidInput("Copied text beside a drafter is planned for all groups: leave `for_groups` out.")
     with progress("Searching", None):
         plan = plan_trees(record, latencies, request)
         if for_groups == "own":

@@ -7,14 +7,12 @@ grown    the best fixed tree of every size under every depth limit, judged on an
 chain    the likeliest guess of each head: fixed beforehand, so that its replay is held-out
 dynamic  three numbers, fixed beforehand too, as those of a ddtree are; of very many those that are fastest by estimate
          are in the table
-copied   text, and paired, text or a chain: what a step costs see `copied_steps`
 
 n candidates · C conversations · B bootstrap draws
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -37,9 +35,6 @@ from treeopt.trees.tree import BoolArray, IntArray, Tree
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
 MOST_ANEW = 64  # dynamic trees, or those over marginals, the fastest by estimate, that are in the table
 UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
-COPIED_UNTIMED = (
-    "No profile was used, so this is what emits the most tokens per step. What a step costs was not considered."
-)
 PASSES = 4096  # random ones, whose mean rows say what a pass verifies
 
 Floats = NDArray[np.float64]
@@ -203,11 +198,6 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         if within.marginals and source.pooled is not None:
             trees = marginal_rates(source.pooled, depth=deepest, rows=rows).items()
             found += _anew([one for one in trees if one[0].ranks <= within.width], costs)
-    found += [
-        Candidate(draft.kind, draft.rows, draft.depth, None, rates, draft)
-        for draft, rates in request.copying.items()
-        if 1 < draft.rows <= limits.budget
-    ]
     if request.whole_blocks:
         found = [one for one in found if one.size == 1 or one.depth == source.num_heads]
     twins = (AS_IT_COMES, "as_it_comes"), (IDLE, "idle")
@@ -217,8 +207,7 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
     for batch_size in request.sizes:
         ms, shape = np.full(len(found), 1e3 * batch_size), (len(found), _count(draws))
         ms_draws, known = np.broadcast_to(ms[:, None], shape), np.ones(len(found), dtype=bool)
-        said = UNTIMED if not request.copying else COPIED_UNTIMED
-        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, known, known, (said,))
+        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, known, known, (UNTIMED,))
         tables.append(_priced(table, costs[batch_size], deepest, request) if costs else table)
     return tables
 
@@ -252,23 +241,7 @@ def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCost
 
 def shares_of(one: Candidate, batch_size: int) -> dict[Timed, float]:
     """The timed steps that one with a candidate costs as much as, and the share of each in that."""
-    if one.rates.rows is not None:
-        return copied_steps(one.rates, getattr(one.anew, "length", 0), batch_size)
     return {(one.size, one.depth, one.drafted): 1.0}
-
-
-def copied_steps(rates: TreeRates, length: int, batch_size: int) -> dict[Timed, float]:
-    """Timed steps that one which copies text, or drafts a chain of a length, costs as much as, and the share of each.
-
-    Rows were drafted at one level, the least that was timed. If the drafter drafts for any sequence, its other levels are added.
-    """
-    assert rates.rows is not None
-    each = row_shares(rates.rows, batch_size)
-    steps = Counter({(rows, min(rows - 1, 1), 0): share for rows, share in enumerate(each.tolist()) if share > 0})
-    if length and (drafting := 1 - (1 - rates.drafting) ** batch_size):
-        steps.update({(1 + length, length, 0): drafting})
-        steps.subtract({(1 + length, 1, 0): drafting})
-    return {step: share for step, share in steps.items() if abs(share) > ROUNDING}
 
 
 def row_shares(steps: Floats, batch_size: int) -> Floats:

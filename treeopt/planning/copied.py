@@ -21,7 +21,7 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn
 from treeopt.growth.replay import TreeRates
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import COPIED_UNTIMED, Candidate, Candidates, Floats, row_shares
+from treeopt.planning.candidates import Candidate, Candidates, Floats, row_shares
 from treeopt.planning.entries import figure_of, groups_of, tied_sizes
 from treeopt.planning.planner import schedule_of
 from treeopt.planning.request import PlanRequest
@@ -36,6 +36,7 @@ from treeopt.trees.tree import IntArray
 
 PLAIN = "grown"  # group of the lone root, as of other drafters
 USUAL = "usual"  # how an engine's usual setting is called
+UNTIMED = "No profile was used, so this is what emits the most tokens per step. What a step costs was not considered."
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +155,7 @@ def table_of(tried: Sequence[Tried], costs: RowCosts | None, batch_size: int) ->
     rates, draws = np.array([one.rates.tokens_per_step for one in every]), drawn([one.rates for one in every])
     ms_draws = np.broadcast_to(ms[:, None], draws.shape)
     c = Candidates(
-        batch_size, None, every, rates, draws, ms, ms_draws, known, known, known, () if costs else (COPIED_UNTIMED,)
+        batch_size, None, every, rates, draws, ms, ms_draws, known, known, known, () if costs else (UNTIMED,)
     )
     c = costs.priced(c, [one.rows for one in tried]) if costs else c
     if len(c.all) == 1:

@@ -12,11 +12,11 @@ from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.figure import Errors, Figure, Intervals
 from treeopt.records.plan import EXACT, Basis, PlanEntry
 from treeopt.records.trace import Answers
-from treeopt.trees.draft import ANEW, COPYING, TreeSize
+from treeopt.trees.draft import ANEW, TreeSize
 from treeopt.trees.tree import Choice, Tree
 
 # kind of draft to groups of candidates
-KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), **{kind: (kind,) for kind in (*ANEW, *COPYING)}}
+KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), **{kind: (kind,) for kind in ANEW}}
 
 
 def figure_of(c: Candidates, i: int, *, chosen: int | None = None) -> Figure:
@@ -41,7 +41,6 @@ def figure_of(c: Candidates, i: int, *, chosen: int | None = None) -> Figure:
         tokens_per_step=float(c.rates[i]),
         step_ms=float(c.ms[i]) if is_timed else None,
         plain_ms=float(c.ms[c.plain]) if is_timed else None,
-        rows_per_step=None if one.rates.rows is None else float(one.rates.rows @ np.arange(len(one.rates.rows))),
         stderr=Errors(
             step_ms=float(c.ms_stderr[i]) if is_timed and c.sure[i] else None,
             **{name: stderr(values, n) for name, values in samples.items()},
@@ -62,8 +61,7 @@ def entry_of(
     one, rates, runner_up = c.all[i], c.all[i].rates, selection.runner_up
     best = i if one.held_out else c.best_of("grown")  # of the fixed trees
     order, tree, most = _growth_order(None if best is None else c.all[best])
-    if (shares := rates.accepted) is None:
-        shares = source.held_out_shares(one.held_out, one.size) if one.held_out else source.guess_shares(one.draft)
+    shares = source.held_out_shares(one.held_out, one.size) if one.held_out else source.guess_shares(one.draft)
     chosen = figure_of(c, i)
     return PlanEntry(
         batch_size=c.batch_size,

@@ -1,13 +1,12 @@
 """What a plan is asked for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.objectives import check_objective
-from treeopt.growth.replay import TreeRates
 from treeopt.records.plan import PlannedEngine
-from treeopt.trees.draft import CopiedText, DynamicLimits
+from treeopt.trees.draft import DynamicLimits
 from treeopt.trees.shapes import Limits
 
 LIMITS, DYNAMIC = Limits(), DynamicLimits(marginals=True)
@@ -27,7 +26,6 @@ class PlanRequest:
     takes         shape of the trees that the engine takes, one of `SHAPES`: grown trees of another are left out
     whole_blocks  take chains as long as the drafter guesses alone, for an engine whose length is the block's width
     dynamic       what dynamic trees may be beside those limits; None for an engine that takes none
-    copying       drafts that copy text, alone or where they find some, and what each reaches
     """
 
     limits: Limits = LIMITS
@@ -39,7 +37,6 @@ class PlanRequest:
     takes: str = "sibling-closed"
     whole_blocks: bool = False
     dynamic: DynamicLimits | None = DYNAMIC
-    copying: Mapping[CopiedText, TreeRates] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.context is not None and self.context < 1:

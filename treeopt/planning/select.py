@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treeopt.planning.candidates import Candidates, Floats
-from treeopt.trees.draft import COPYING
 from treeopt.trees.tree import IntArray
 
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
@@ -58,7 +57,7 @@ def select(c: Candidates, *, has_drafter: bool = False) -> Selection:
     has_drafter : whether what decodes has one at any rate, so that the idle root stands for plain decoding
     """
     if c.context is None:  # nothing says what a step costs: the whole budget
-        most = c.rates if np.isin(c.groups, COPYING).any() else np.where(c.groups == "grown", c.sizes, 0)
+        most = np.where(c.groups == "grown", c.sizes, 0)
         chosen = int(most.argmax())
         return Selection(chosen, np.array([chosen]), None)
     root, barred = (c.idle, c.plain) if has_drafter and c.idle is not None else (c.plain, c.idle)

@@ -18,7 +18,7 @@ from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
-from treeopt.trees.draft import COPYING, MOST_LEVELS, Draft, DynamicTree, draft_tree
+from treeopt.trees.draft import MOST_LEVELS, Draft, DynamicTree, draft_tree
 from treeopt.trees.shapes import GROWN, Limits
 from treeopt.trees.tree import Choice, Tree
 
@@ -230,7 +230,7 @@ class Plan(Kept):
             object.__setattr__(self, "schedule", each_its_own([e.batch_size for e in self.entries]))
         check_schedule(self.schedule, len(self.entries))
         own = [figure for e in self.entries for figure in (e.chosen, *e.others.values())]
-        deepest = max((f.draft.depth for f in own if f.draft.kind not in COPYING), default=0)
+        deepest = max((figure.draft.depth for figure in own), default=0)
         if self.width is not None and deepest > self.width:
             raise InvalidInput(
                 f"Drafts may be as deep as num_heads of the drafter, {self.width}, but one is {deepest} deep."

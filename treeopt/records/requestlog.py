@@ -6,7 +6,7 @@ R requests · P tokens of all of them
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
@@ -30,7 +30,6 @@ class Request(NamedTuple):
     prompt, answer : token ids
     limit : most tokens of the answer that were asked for; None where unknown
     begin_s, end_s : when it was asked and when answered [s], on one clock; NaN where unknown
-    neural : behind each token of the answer, how many guesses of a neural drafter's longest chain are accepted; empty without one
     """
 
     prompt: list[int]
@@ -38,7 +37,6 @@ class Request(NamedTuple):
     limit: int | None = None
     begin_s: float = float("nan")
     end_s: float = float("nan")
-    neural: Sequence[int] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

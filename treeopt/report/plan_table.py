@@ -14,7 +14,7 @@ from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
 from treeopt.report.wording import count, draft_words, kinds_of, percent, percentages, pm, ranges, setting_name, told
-from treeopt.trees.draft import ANEW, COPYING
+from treeopt.trees.draft import ANEW
 from treeopt.trees.tree import Choice, Tree
 
 
@@ -49,7 +49,7 @@ def trees_table(plan: Plan, caption: str = "", *, details: bool = False) -> Tabl
 def _cells(e: PlanEntry, details: bool, *, is_part: bool) -> tuple[str, ...]:
     """The cells of an entry; ``is_part``: of its steps a part alone was timed."""
     f, others = e.chosen, (e.basis.product, e.basis.joint) if details else ()
-    widths = setting_name(e.draft) if e.draft.topk or e.draft.kind in COPYING else " ".join(map(str, e.tree.widths()))
+    widths = setting_name(e.draft) if e.draft.topk else " ".join(map(str, e.tree.widths()))
     return (
         *map(str, (e.batch_size, f.size, f.depth)),
         widths if e.speculates else "do not speculate",
@@ -71,13 +71,12 @@ def kinds_table(plan: Plan) -> Table | None:
         Column("speedup", lambda row: told(row[2], "speedup")),
         Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
     ]
-    entries = [e for e in plan.entries if any(map(e.best, (*ANEW, "paired")))]
+    entries = [e for e in plan.entries if any(map(e.best, ANEW))]
     rows = [(e, kind, best) for e in entries for kind, best in kinds_of(e).items()]
     caption = (
         "A dynamic tree is drafted anew at every step: the topk likeliest nodes of each level are expanded, and the best "
         "rows of all are verified. With topk 1 it is a chain. Its setting is levels/topk/rows. A ddtree takes the likeliest paths "
-        "as if depths were independent; its setting is depth/ranks/rows. Copied text is what "
-        "the engine's rule finds; paired, it is verified where some is found, and a chain elsewhere."
+        "as if depths were independent; its setting is depth/ranks/rows."
     )
     title = "Fixed and dynamic trees, predicted"
     return Table(title, columns, rows, caption=caption, bold=lambda row: row[2] is row[0].chosen) if rows else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.text.adaptive import RoundLookup, WindowLookup
+from treeopt.text.adaptive import WindowLookup
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
 from treeopt.text.prompt_lookup import PromptLookup
 from treeopt.text.rules import TextDrafter
@@ -32,29 +32,6 @@ def suffix(**settings: Any) -> TextDrafter:
     return SuffixDecoding(**settings)
 
 
-def trie(**settings: Any) -> TextDrafter:
-    """The trie of SGLang; numba comes with it, too."""
-    from treeopt.text.sglang import RecentTrie
-
-    return RecentTrie(**settings)
-
-
-def match_pool(**settings: Any) -> TextDrafter:
-    """TensorRT-LLM's pool; numba comes with it, too."""
-    from treeopt.text.match_pool import MatchPool
-
-    return MatchPool(**settings)
-
-
-def automaton(length: int, longest: int | None = None, shared: bool = False, **pool: Any) -> TextDrafter:
-    """SA looks in the request's own text, or in all of a pool; numba comes with that."""
-    if not shared:
-        return PromptLookup(length, longest, fill="blank")
-    from treeopt.text.text_pool import TextPool
-
-    return TextPool(length, longest, **pool)
-
-
 def vllm_ngram(length: int, longest: int | None = None, shortest: int | None = None, **fixed: Any) -> PromptLookup:
     """With one bound alone it is both."""
     return PromptLookup(length, longest or shortest or 5, shortest or longest or 5, **fixed)
@@ -70,18 +47,6 @@ SUFFIX = {
 ARCTIC = {
     "speculative_tokens": "length", "cache_max_depth": "depth", "cache_max_requests": "cached",
     "max_spec_factor": "factor", "max_spec_offset": "offset", "min_token_prob": "least",
-}  # fmt: skip
-POOL = {
-    "max_matching_ngram_size": "longest",
-    "is_keep_all": "keep_all",
-    "is_use_oldest": "oldest",
-    "is_public_pool": "public",
-}
-TRIE = {
-    "num_draft_tokens": "rows", "ngram_max_trie_depth": "depth", "ngram_capacity": "capacity",
-    "ngram_min_bfs_breadth": "least", "ngram_max_bfs_breadth": "most", "ngram_match_type": "order",
-    "ngram_external_corpus_path": "corpus", "ngram_external_sam_budget": "budget",
-    "ngram_external_corpus_max_tokens": lambda most: {},  # larger ones do not start
 }  # fmt: skip
 
 
@@ -103,22 +68,9 @@ KINDS = {
     "openvino:prompt-lookup": Kind(
         PromptLookup, {"num_assistant_tokens": "length", "max_ngram_size": "longest"}, {"fill": "blank", "cut": "spare", "halved": True}
     ),
-    "onnx-genai:ngram": Kind(
-        RoundLookup,
-        {"max_draft_tokens": "length", "ngram_size": lambda n: {"longest": n - 1, "shortest": n - 1},
-         "ngram_chained_lookup": "chained", "min_adaptive_k": "least_k", "cooldown": "cooldown"},
-        {"length": 4, "latest": True},
-    ),
     "exllamav3:ngram": Kind(
         WindowLookup, {"num_draft_tokens": "length", "ngram_match_min": "shortest", "dynamic_draft": "dynamic"}, {"length": 4}
     ),
-    "tensorrt-llm:ngram": Kind(match_pool, {"max_draft_len": "length"} | POOL),
-    "tensorrt-llm:sa": Kind(
-        automaton,
-        {"max_draft_len": "length", "max_matching_ngram_size": lambda n: {"longest": n if n > 0 else None},
-         "enable_global_pool": "shared", "global_pool_size": "slots"},
-    ),
-    "sglang:ngram": Kind(trie, prefixed("speculative_", TRIE)),
     "llama.cpp:ngram-simple": Kind(Simple, prefixed("spec_ngram_simple_", {"size_n": "n", "size_m": "m"})),
     "llama.cpp:ngram-map-k": Kind(Map, prefixed("spec_ngram_map_k_", {"size_n": "n", "size_m": "m"})),
     "llama.cpp:ngram-map-k4v": Kind(
@@ -132,7 +84,7 @@ KINDS = {
 def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
     """A fresh drafter by an engine's own options; of llama.cpp's several, with a comma between them.
 
-    >>> text_drafter("sglang:ngram", {"speculative_num_draft_tokens": 8, "speculative_ngram_capacity": 100}).rows
+    >>> text_drafter("exllamav3:ngram", {"num_draft_tokens": 8}).length
     8
     """
     engine, _, kinds = name.partition(":")

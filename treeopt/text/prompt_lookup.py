@@ -5,13 +5,10 @@ vLLM, runner V1           min to max      earliest   less is verified
 vLLM, runner V2           min to max      latest     the last token fills up, and is verified as a guess
 transformers              1 to max        earliest   less is verified; nothing behind an end of sequence is drafted; with the prompt too
 OpenVINO GenAI            1 to max        earliest   blanks fill up; one token is spared where the limit is near
-ONNX Runtime GenAI        N - 1           latest     less is verified; chained: each token is looked up behind the one before
 ExLlamaV3                 min to any      earliest   less is verified; adaptive.py has how much of both
-TensorRT-LLM, SA          1 to max, any   earliest   blanks fill up
 
 Sources: vllm 0.33.0 v1/spec_decode/ngram_proposer.py and v1/worker/gpu/spec_decode/ngram/speculator.py · transformers 5.23.0
-generation/candidate_generator.py · openvino.genai prompt_lookup/ · onnxruntime-genai ngram_lookup.h · exllamav3 generator ·
-TensorRT-LLM suffixPlaces.h
+generation/candidate_generator.py · openvino.genai prompt_lookup/ · exllamav3 generator
 """
 
 from __future__ import annotations
@@ -39,7 +36,6 @@ class PromptLookup(TextDrafter):
     length   : K
     shortest, longest : tokens of the n-grams that are looked up, the longest first; None for matches of any length
     latest   : of several matches the latest, not the earliest
-    chained  : every guess is looked up behind those before
     fill     : what stands where less than K was found, up to K rows; nothing, blanks or the last token
     cut      : of `CUTS`
     halved   : longer n-grams than the text are looked up from half the text on
@@ -50,7 +46,6 @@ class PromptLookup(TextDrafter):
     longest: int | None = None
     shortest: int = 1
     latest: bool = False
-    chained: bool = False
     fill: Literal["nothing", "blank", "last"] = "nothing"
     cut: str = "never"
     halved: bool = False
@@ -90,10 +85,6 @@ class PromptLookup(TextDrafter):
         whole = self.halved and text.longest >= len(tokens)
         n, end = text.match(len(tokens) // 2 if whole else text.longest)
         found = tokens[end : end + length] if n >= self.shortest else []
-        if self.chained and isinstance(text, Ngrams):
-            del found[1:]
-            while found and len(found) < length and (end := text.ends.get(tuple((tokens[-n:] + found)[-n:]), 0)):
-                found.append(tokens[end])
         if not self.ends.isdisjoint(found):
             found = found[: next(i for i, token in enumerate(found) if token in self.ends)]
         return found

@@ -31,7 +31,7 @@ class Replay:
     """What a drafter did at every step of every request.
 
     starts   : (R+1,) the steps of request r are starts[r] to starts[r+1]
-    drafted  : (S,) guesses · neural : (S,) of them, a neural drafter's
+    drafted  : (S,) guesses
     rows     : (S,) rows verified, the root and all padding included
     accepted : (S,) guesses accepted
     emitted  : (S,) tokens, one more unless a guess ended the answer
@@ -42,7 +42,6 @@ class Replay:
     rows: Counts
     accepted: Counts
     emitted: Counts
-    neural: Counts
 
     @property
     def tokens_per_step(self) -> float:
@@ -70,9 +69,9 @@ def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, stat
             found.append(steps := array("i"))
             for _ in _steps(drafter, request, steps):
                 pass
-    starts = np.cumsum([0, *(len(steps) // 5 for steps in found)])
+    starts = np.cumsum([0, *(len(steps) // 4 for steps in found)])
     together = np.concatenate([np.frombuffer(steps, np.int32) for steps in found] or [np.zeros(0, np.int32)])
-    return Replay(starts, *together.reshape(-1, 5).T)
+    return Replay(starts, *together.reshape(-1, 4).T)
 
 
 def _overlapped(requests: Iterable[Request], drafter: TextDrafter) -> list[array[int]]:
@@ -95,22 +94,16 @@ def _overlapped(requests: Iterable[Request], drafter: TextDrafter) -> list[array
 
 
 def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterator[int]:
-    """Take the steps of one request, five numbers each, and say after every one how many tokens of the answer there are."""
+    """Take the steps of one request, four numbers each, and say after every one how many tokens of the answer there are."""
     answer, most, at = request.answer, request.limit or MANY, 0
     state = drafter.start(request.prompt)
     while at < len(answer):
         draft = drafter.draft(state, most - at) if at or drafter.first != "no draft" else NO_DRAFT
         guesses = len(draft.tokens)
         accepted = draft.accepted(answer[at : at + guesses])
-        if draft.neural:
-            accepted = min(draft.neural, request.neural[at - 1])
         emitted = answer[at : at + accepted + 1]
-        if draft.apart and guesses:
-            if at:  # else the root is the prompt's
-                steps.extend((0, 1, 0, 1, 0))
-            steps.extend((guesses, guesses, accepted, len(emitted) - 1, 0))
-        elif at or drafter.first == "step":
-            steps.extend((guesses or draft.neural, draft.rows, accepted, len(emitted), draft.neural))
+        if at or drafter.first == "step":
+            steps.extend((guesses, draft.rows, accepted, len(emitted)))
         drafter.commit(state, emitted, accepted)
         at += len(emitted)
         yield at

@@ -19,34 +19,21 @@ class Draft(NamedTuple):
 
     tokens  : guesses, those that an engine pads with included where they can be accepted
     rows    : verified, the root and all padding included
-    parents : place of each guess's parent among the guesses, -1 for the root; None for a chain
-    apart   : whether the guesses have a pass of their own, behind one of the root
-    neural  : guesses of a neural drafter that are verified instead; of them it is recorded how many are accepted, not what they are
     """
 
     tokens: Sequence[int]
     rows: int
-    parents: Sequence[int] | None = None
-    apart: bool = False
-    neural: int = 0
 
     def accepted(self, true: Sequence[int]) -> int:
-        """How many guesses greedy verification accepts: the longest path that the coming tokens go.
+        """How many guesses greedy verification accepts.
 
-        >>> Draft([7, 8, 7, 9], 5, parents=[-1, 0, -1, 2]).accepted([7, 8, 9])
+        >>> Draft([7, 8, 9], 4).accepted([7, 8, 6])
         2
         """
-        if self.parents is None:
-            for depth, (guess, token) in enumerate(zip(self.tokens, true, strict=False)):
-                if guess != token:
-                    return depth
-            return min(len(self.tokens), len(true))
-        rows, at = list(zip(self.parents, self.tokens, strict=True)), -1
-        for depth, token in enumerate(true):
-            if (at, token) not in rows:
+        for depth, (guess, token) in enumerate(zip(self.tokens, true, strict=False)):
+            if guess != token:
                 return depth
-            at = rows.index((at, token))
-        return len(true)
+        return min(len(self.tokens), len(true))
 
 
 NO_DRAFT = Draft([], 1)

@@ -49,41 +49,9 @@ GRIDS: dict[str, tuple[Mapping[str, Any], Values]] = {
         {"num_assistant_tokens": 5, "max_ngram_size": 3},
         {"num_assistant_tokens": SHORT, "max_ngram_size": MATCHED},
     ),
-    "onnx-genai:ngram": (
-        {"ngram_size": 4},
-        {
-            "max_draft_tokens": SHORT[1:],  # a single one takes two passes
-            "ngram_size": (2, 3, 4, 5, 6, 8, 12, 16),
-            "ngram_chained_lookup": (False, True),
-            "min_adaptive_k": (0, 2, 4, 8),
-            "cooldown": (False, True),
-        },
-    ),
     "exllamav3:ngram": (
         {"ngram_match_min": 2},
         {"num_draft_tokens": SHORT, "ngram_match_min": MATCHED, "dynamic_draft": (False, True)},
-    ),
-    "tensorrt-llm:ngram": (
-        {"max_draft_len": 5, "max_matching_ngram_size": 3},
-        {
-            "max_draft_len": SHORT,
-            "max_matching_ngram_size": MATCHED,
-            "is_use_oldest": (True, False),
-            "is_public_pool": (True, False),
-        },
-    ),
-    "tensorrt-llm:sa": (
-        {"max_draft_len": 5},
-        {"max_draft_len": SHORT, "max_matching_ngram_size": (-1, *MATCHED), "enable_global_pool": (False, True)},
-    ),
-    "sglang:ngram": (
-        {},
-        {
-            "speculative_num_draft_tokens": (2, 3, 4, 6, 8, 12, 16, 24, 32),
-            "speculative_ngram_max_trie_depth": (4, 8, 12, 18, 24),
-            "speculative_ngram_match_type": ("BFS", "PROB"),
-            "speculative_ngram_max_bfs_breadth": (1, 4, 10),
-        },
     ),
     **{
         f"llama.cpp:{kind}": ({}, {f"spec_{kind.replace('-', '_')}_size_{x}": of for x, of in zip("nm", SIMPLE, strict=True)})
@@ -95,8 +63,6 @@ GRIDS: dict[str, tuple[Mapping[str, Any], Values]] = {
     ),
     "llama.cpp:ngram-cache": ({}, {}),
 }  # fmt: skip
-SAM_BUDGET = "speculative_ngram_external_sam_budget"
-BUDGETS: Values = {SAM_BUDGET: (0, 1, 2, 4, 8, 16)}  # of SGLang's rows, for a corpus
 BOUNDS = (("prompt_lookup_min", "prompt_lookup_max"), ("spec_ngram_mod_n_min", "spec_ngram_mod_n_max"))
 
 
@@ -111,30 +77,24 @@ def usual(drafter: str) -> Settings:
 
 
 def fits(settings: Mapping[str, Any]) -> bool:
-    """Whether no least number is above its greatest, and a corpus leaves a row to the root."""
-    rows = settings.get("speculative_num_draft_tokens", 12)
-    bounded = (settings[low] <= settings[high] for low, high in BOUNDS if {low, high} <= settings.keys())
-    return all(bounded) and settings.get(SAM_BUDGET, 0) < rows
+    """Whether no least number is above its greatest."""
+    return all(settings[low] <= settings[high] for low, high in BOUNDS if {low, high} <= settings.keys())
 
 
 def sought(
-    drafter: str,
-    value: Callable[[Sequence[Settings]], NDArray[np.float64]],
-    *,
-    most: int = 60,
-    more: Values | None = None,
+    drafter: str, value: Callable[[Sequence[Settings]], NDArray[np.float64]], *, most: int = 60
 ) -> dict[Settings, NDArray[np.float64]]:
     """The settings that were tried, and what each is worth at every batch size: first far apart, then beside the best ones.
 
-    value : (n, B) of n settings at B batch sizes, higher is better · more : values of further options
+    value : (n, B) of n settings at B batch sizes, higher is better
 
     >>> def length_of(settings):
-    ...     return np.array([[-abs(dict(one).get("max_draft_len", 9) - 6.0)] for one in settings])
-    >>> found = sought("tensorrt-llm:sa", length_of)
-    >>> dict(max(found, key=lambda one: found[one][0]))["max_draft_len"], len(found) <= 60
+    ...     return np.array([[-abs(dict(one)["prompt_lookup_num_tokens"] - 6.0)] for one in settings])
+    >>> found = sought("transformers:prompt-lookup", length_of)
+    >>> dict(max(found, key=lambda one: found[one][0]))["prompt_lookup_num_tokens"], len(found) <= 60
     (6, True)
     """
-    values, found = {**GRIDS[drafter][1], **(more or {})}, dict[Settings, NDArray[np.float64]]()
+    values, found = GRIDS[drafter][1], dict[Settings, NDArray[np.float64]]()
     ends = product(*(sorted({0, len(of) // 2, len(of) - 1}) for of in values.values()))
     coarse = [tuple(sorted((o, values[o][i]) for o, i in zip(values, place, strict=True))) for place in ends]
     coarse = [one for one in coarse if fits(dict(one))]
@@ -153,7 +113,7 @@ def _beside(settings: Settings, values: Values) -> Iterator[Settings]:
     known = dict(settings)
     for option, of in values.items():
         now = known.get(option, of[len(of) // 2])
-        if isinstance(now, bool | str):
+        if isinstance(now, bool):
             others = [one for one in of if one != now]
         else:
             below, above = [one for one in of if one < now], [one for one in of if one > now]

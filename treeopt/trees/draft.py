@@ -14,7 +14,6 @@ drafter's file. In files a draft is an object:
     {"levels": 3, "topk": 4, "rows": 16}   a dynamic tree
     {"depth": 5, "width": 8, "rows": 16}   a tree over marginals
     {"copies": "vllm:suffix", "settings": {...}, "rows": 13, "depth": 12}    what a drafter that copies text finds, at most
-    {"copies": ..., "settings": ..., "rows": ..., "depth": ..., "length": 3}    the same, and a chain where it finds nothing
     {"rows": 16, "depth": 3}               a tree of which only the size is known
 """
 
@@ -32,8 +31,6 @@ from treeopt.trees.tree import Tree
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
 OVER_MARGINALS = -1  # how a tree over marginals is drafted, beside topks
 COPIED = -4  # how text is copied: nothing is computed
-PAIRED = -5  # how text is copied, or a chain is drafted
-COPYING = ("copied", "paired")  # kinds of drafts that copy text
 ANEW = ("dynamic", "ddtree")  # kinds of drafts that are built anew at every step
 MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
@@ -45,10 +42,10 @@ class Draft(Protocol):
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
     topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
-    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS`, `COPIED` or `PAIRED`
+    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS` or `COPIED`
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
-    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree", "copied" or "paired"; for display
+    kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree" or "copied"; for display
     record     : the object that files have for it; `draft_of` reads it
     expanding  : nodes of depth 0, 1, ... whose children are drafted
     """
@@ -180,13 +177,13 @@ class CopiedText(Numbers):
     rows: int
     depth: int
 
-    kind, topk, drafted, length = "copied", None, COPIED, 0
+    kind, topk, drafted = "copied", None, COPIED
 
     @classmethod
-    def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int, *length: int) -> Self:
+    def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int) -> Self:
         """A draft by the engine's name for its drafter and its options, whose lists become tuples."""
         values = {option: tuple(value) if isinstance(value, list) else value for option, value in settings.items()}
-        return cls(drafter, tuple(sorted(values.items())), rows, depth, *length)
+        return cls(drafter, tuple(sorted(values.items())), rows, depth)
 
     def __post_init__(self) -> None:
         TreeSize(self.rows, self.depth)
@@ -199,24 +196,8 @@ class CopiedText(Numbers):
     )
 
     def expanding(self) -> list[int]:
-        """One node of each depth of a chain; text is not computed."""
-        return [1] * self.length
-
-
-@dataclass(frozen=True)
-class CopiedOr(CopiedText):
-    """Copied text where an engine's rule finds some, else a chain of so many guesses of the drafter.
-
-    >>> CopiedOr.of("tensorrt-llm:sa", {"threshold": 4}, 4, 3, 3).name
-    'tensorrt-llm:sa threshold=4, or a chain of 3'
-    """
-
-    length: int
-
-    kind, drafted = "paired", PAIRED
-
-    name = property(lambda self: f"{super().name}, or a chain of {self.length}")
-    record = property(lambda self: {**super().record, "length": self.length})
+        """No nodes: nothing is computed to draft."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -305,7 +286,6 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("medusa_choices",): Tree.from_choices,
     ("levels", "topk", "rows"): DynamicTree,
     ("depth", "width", "rows"): DDTree,
-    ("copies", "settings", "rows", "depth", "length"): CopiedOr.of,
     ("copies", "settings", "rows", "depth"): CopiedText.of,
     ("rows", "depth"): TreeSize,
     # In older files: chains that their drafter cuts.
