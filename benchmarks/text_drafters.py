@@ -42,12 +42,7 @@ OPTIONS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "arctic:suffix": ("suffix_speculative_tokens suffix_cache_max_depth", [(), (4, 8), (32, 64)]),
     "transformers:prompt-lookup": ("prompt_lookup_num_tokens max_matching_ngram_size", [(5,), (3, 2), (16, 8)]),
     "openvino:prompt-lookup": ("num_assistant_tokens max_ngram_size", [(5, 3), (3, 2), (16, 8)]),
-    "onnx-genai:ngram": ("max_draft_tokens ngram_size min_adaptive_k", [(5, 3), (3, 2), (16, 8), (4, 4, 2)]),
     "exllamav3:ngram": ("num_draft_tokens ngram_match_min dynamic_draft", [(5,), (3, 2), (16, 8), (8, 2, True)]),
-    "tensorrt-llm:ngram": ("max_draft_len max_matching_ngram_size", [(5,), (3, 2), (8, 4)]),
-    "tensorrt-llm:sa": ("max_draft_len max_matching_ngram_size enable_global_pool", [(5,), (3, 2), (16, 8), (5, -1, True)]),
-    "sglang:ngram": ("speculative_ngram_match_type speculative_ngram_max_trie_depth speculative_num_draft_tokens", [
-        (order, *rest) for order in ("BFS", "PROB") for rest in ((), (8, 4), (32, 32))]),
     "llama.cpp:ngram-simple": ("spec_ngram_simple_size_n spec_ngram_simple_size_m", [(), (4, 8), (24, 64)]),
     "llama.cpp:ngram-map-k": ("spec_ngram_map_k_size_n spec_ngram_map_k_size_m", [(), (4, 8), (24, 64)]),
     "llama.cpp:ngram-map-k4v": ("spec_ngram_map_k4v_size_n spec_ngram_map_k4v_size_m", [(), (4, 8), (24, 64)]),
@@ -179,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--answer-tokens", type=int, default=1_000_000)
     parser.add_argument("--only", default="", help="Kinds whose names have this part.")
-    parser.add_argument("--search", default="", help="Engines whose settings are searched, as vllm,sglang.")
+    parser.add_argument("--search", default="", help="Engines whose settings are searched, as vllm,openvino.")
     parser.add_argument("--run", help="A run directory whose log is searched on.")
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0, help="Processes that replay; one for each core if 0.")

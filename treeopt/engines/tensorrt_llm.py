@@ -232,7 +232,7 @@ ENGINE = ServingEngine(
     name="tensorrt-llm", title="TensorRT-LLM", server="trtllm-serve",
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
                                   is_of_drafts, read_drafts, takes_others=True)},
-    unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO"},
+    unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO", "SA": "decoding_type: SA"},
     methods=(
     Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), shape="any", first_depth_closed=True,
            max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
