@@ -35,7 +35,6 @@ from treeopt.trees.tree import BoolArray, IntArray, Tree
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
 MOST_ANEW = 64  # dynamic trees, or those over marginals, the fastest by estimate, that are in the table
 UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
-PASSES = 4096  # random ones, whose mean rows say what a pass verifies
 
 Floats = NDArray[np.float64]
 AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
@@ -242,22 +241,6 @@ def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCost
 def shares_of(one: Candidate, batch_size: int) -> dict[Timed, float]:
     """The timed steps that one with a candidate costs as much as, and the share of each in that."""
     return {(one.size, one.depth, one.drafted): 1.0}
-
-
-def row_shares(steps: Floats, batch_size: int) -> Floats:
-    """(N+1,) share of the passes that verify 0, 1, ... rows a sequence, where (N,) is that of a sequence's steps.
-
-    A pass verifies the rows of all sequences, so their mean counts; one between two numbers is split between these.
-    """
-    means, found = np.arange(len(steps), dtype=float), steps
-    if batch_size > 1:
-        means = np.random.default_rng(SEED).choice(len(means), (PASSES, batch_size), p=found).mean(axis=1)
-        found = np.full(PASSES, 1 / PASSES)
-    low = means.astype(int)
-    each = np.zeros(len(steps) + 1)
-    np.add.at(each, low, found * (1 - means + low))
-    np.add.at(each, low + 1, found * (means - low))
-    return each
 
 
 def latencies_of(

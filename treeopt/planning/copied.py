@@ -21,7 +21,7 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn
 from treeopt.growth.replay import TreeRates
 from treeopt.latency.estimate import StepCosts
-from treeopt.planning.candidates import Candidate, Candidates, Floats, row_shares
+from treeopt.planning.candidates import Candidate, Candidates, Floats
 from treeopt.planning.entries import figure_of, groups_of, tied_sizes
 from treeopt.planning.planner import schedule_of
 from treeopt.planning.request import PlanRequest
@@ -35,8 +35,25 @@ from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.tree import IntArray
 
 PLAIN = "grown"  # group of the lone root, as of other drafters
+PASSES = 4096  # random ones, whose mean rows say what a pass verifies
 USUAL = "usual"  # how an engine's usual setting is called
 UNTIMED = "No profile was used, so this is what emits the most tokens per step. What a step costs was not considered."
+
+
+def row_shares(steps: Floats, batch_size: int) -> Floats:
+    """(N+1,) share of the passes that verify 0, 1, ... rows a sequence, where (N,) is that of a sequence's steps.
+
+    A pass verifies the rows of all sequences, so their mean counts; one between two numbers is split between these.
+    """
+    means, found = np.arange(len(steps), dtype=float), steps
+    if batch_size > 1:
+        means = np.random.default_rng(SEED).choice(len(means), (PASSES, batch_size), p=found).mean(axis=1)
+        found = np.full(PASSES, 1 / PASSES)
+    low = means.astype(int)
+    each = np.zeros(len(steps) + 1)
+    np.add.at(each, low, found * (1 - means + low))
+    np.add.at(each, low + 1, found * (means - low))
+    return each
 
 
 @dataclass(frozen=True, eq=False)
