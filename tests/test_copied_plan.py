@@ -12,17 +12,19 @@ from hypothesis import strategies as st
 
 import treeopt
 from treeopt import pipeline
-from treeopt.errors import InvalidInput, TreeoptError
+from treeopt.errors import InvalidInput, OutOfRange, TreeoptError
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import copied
 from treeopt.pipeline.logged import some_requests
-from treeopt.planning.copied import RowCosts
+from treeopt.planning.copied import RowCosts, costs_of
+from treeopt.planning.request import PlanRequest
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.settings import GRIDS, drafters_of, fits, sought, usual
+from treeopt.trees.shapes import Limits
 
 from . import slow_text
 
@@ -115,10 +117,60 @@ def test_dear_rows_are_verified_less_and_at_last_not_at_all(run, row_ms):
         assert figure.interval95.speedup[0] <= figure.speedup <= figure.interval95.speedup[1]
 
 
-def test_a_profile_that_says_nothing_of_such_steps_is_refused(run):
+README_STEPS = "batch_size,size,step_ms\n1,1,8.9\n1,4,11.1\n32,1,15.3\n32,4,30.9\n"
+DEEP_STEPS = "batch_size,size,depth,step_ms\n1,1,,9\n1,2,1,9.5\n1,18,1,12\n1,64,4,20\n"
+
+
+@pytest.mark.parametrize(("steps", "most_rows"), [(README_STEPS, 4), (DEEP_STEPS, 64)], ids=["readme", "deep"])
+def test_steps_of_any_depth_price_copied_text(run, monkeypatch, steps, most_rows):
+    """Copied text has no depth: what lies between two timed sizes is known, whatever depths these have."""
+    (table := run.path / "steps.csv").write_text(steps, encoding="utf-8")
+    pipeline.profile_from_file(run, table)
+    latencies = run.read_profile()
+    for batch_size, costs in costs_of(latencies, PlanRequest(Limits(), latencies.batch_sizes)).items():
+        timed = sorted(
+            (p.size, p.step_ms[0]) for p in (*latencies.points, *latencies.autoregressive) if p.batch_size == batch_size
+        )
+        ms = RowCosts(costs, most_rows + 1).ms
+        assert ms[:-1] == pytest.approx(np.interp(np.arange(1, most_rows + 1), *zip(*timed, strict=True)), rel=0.05)
+        assert np.isnan(ms[-1])
+    monkeypatch.setattr(copied, "MOST_TRIED", 12)
+    plan = treeopt.search(run=run, engine="vllm", method="ngram-v1")
+    assert plan.entries[0].speculates
+    assert all(entry.chosen.draft.rows <= most_rows for entry in plan.entries)
+
+
+def test_a_profile_of_plain_steps_is_refused_before_the_replay(run, monkeypatch):
+    """Without rows to price, nothing is replayed."""
+    monkeypatch.setattr(copied, "replay", None)
     profile_of(0.1, rows=2).save(run.profile)
-    with pytest.raises(TreeoptError):
+    with pytest.raises(OutOfRange, match="at batch size 1 the profile has plain steps alone: time larger sizes"):
         treeopt.search(run=run, **METHOD)
+    with pytest.raises(OutOfRange, match="covers batch sizes 1, 4, but 2 was asked"):
+        treeopt.search(run=run, batch_sizes=[2], **METHOD)
+
+
+@pytest.mark.parametrize("engine", ["openvino", "vllm"])
+def test_settings_beyond_what_was_timed_are_left_out_with_what_was_timed(run, engine):
+    """Steps of 3 rows: a usual setting that verifies more is said, and a drafter of which all do is left out."""
+    profile_of(0.1, batch_sizes=(1,), rows=4).save(run.profile)
+    (entry,) = treeopt.search(run=run, engine=engine).entries
+    said = " ".join(entry.warnings)
+    assert entry.chosen.draft.rows <= 3
+    assert "is not compared: it verifies up to 6 rows, more than were timed" in said
+    unpriced = (
+        "At batch size 1 every setting of vllm:suffix verifies more than the 3 rows that were timed. It is left out."
+    )
+    assert (unpriced in said) == (engine == "vllm")
+
+
+def test_where_every_setting_verifies_more_than_was_timed_the_largest_is_said(run, monkeypatch):
+    """An engine that pads verifies all of its rows at every step."""
+    grid = {"num_assistant_tokens": (5, 8), "max_ngram_size": (2, 3)}
+    monkeypatch.setitem(GRIDS, "openvino:prompt-lookup", (GRIDS["openvino:prompt-lookup"][0], grid))
+    profile_of(0.1, batch_sizes=(1,), rows=4).save(run.profile)
+    with pytest.raises(OutOfRange, match=r"verifies more than the 3 rows that were timed\. Time larger sizes\."):
+        treeopt.search(run=run, engine="openvino")
 
 
 def test_steps_cost_what_their_rows_do_on_average():

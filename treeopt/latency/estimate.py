@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.latency.interpolation import Between, between, reach_ms, rising_line, size_weights, way_to
+from treeopt.latency.interpolation import Between, Curve, between, reach_ms, rising_line, size_weights, way_to
 from treeopt.latency.measurements import Latency, Measurements, by_kind, paired_latency, pooled
 from treeopt.records.profile import LatencyProfile, Setting
 from treeopt.trees.draft import OVER_MARGINALS
@@ -66,8 +66,8 @@ class StepCosts:
     below_plain    : whether a tree was timed noticeably faster than that, which is noise
 
     With ``as_measured`` latencies below those stay as they are, and are not taken to another time; with ``redrafts``
-    the drafter reads the nodes of all levels above again, so that level i costs what i x topk nodes cost. Raises OutOfRange for
-    a batch size that was not measured.
+    the drafter reads the nodes of all levels above again, so that level i costs what i x topk nodes cost; with ``any_depth``
+    trees of all depths tell what rows cost. Raises OutOfRange for a batch size that was not measured.
 
     >>> from treeopt.records.profile import StepTiming
     >>> point, plain = StepTiming(1, 128, 9, 2, (4.0,)), StepTiming(1, 128, 1, 0, (2.0,))
@@ -84,12 +84,13 @@ class StepCosts:
         *,
         as_measured: bool = False,
         redrafts: bool = False,
+        any_depth: bool = False,
     ) -> None:
         contexts = [tokens for batch, tokens in profile.settings if batch == batch_size]
         if not contexts:
             known = ", ".join(map(str, profile.batch_sizes))
             raise OutOfRange(f"The profile covers batch sizes {known}, but {batch_size} was asked.")
-        self.profile, self.batch_size, self._redrafts = profile, batch_size, redrafts
+        self.profile, self.batch_size, self._redrafts, self._any_depth = profile, batch_size, redrafts, any_depth
         self.context_tokens = int(min(max(context or 0, contexts[0]), contexts[-1]))
         low = max(tokens for tokens in contexts if tokens <= self.context_tokens)
         high = min(tokens for tokens in contexts if tokens >= self.context_tokens)
@@ -152,7 +153,7 @@ class StepCosts:
         for costs, mine in self._parts(topks):
             n, d = sizes[mine], depths[mine]
             # On a straight line: along stairs a size between two may cost as much as one of them, and have its weight alone.
-            tables = [size_weights(n, d, m.sizes, m.depths, m.plain_ends) for m in costs._near]
+            tables = [costs._weights_in(m, n, d) for m in costs._near]
             timed = np.all([(table > 0).sum(1) == 1 for table in tables], axis=0) | (n == 1)
             used, once = (costs._weights(n, d) > 0) | (costs._plain > 0), np.concatenate([m.once for m in costs._near])
             found[:, mine] = costs._was_timed(n, d), timed, ~(used & once).any(1)
@@ -231,10 +232,13 @@ class StepCosts:
     def _tables_of(self, sizes: ArrayLike, depths: ArrayLike) -> list[Floats]:
         """(n, A) weights at each of the contexts next to that asked for; profiles that timed everything need no curve."""
         asked = np.asarray(sizes), np.asarray(depths)
-        found = [size_weights(*asked, m.sizes, m.depths, m.plain_ends) for m in self._near]
+        found = [self._weights_in(m, *asked) for m in self._near]
         if all(((table > 0).sum(1) < 2).all() for table in found) or not (curve := self.between.curve(self.batch_size)):
             return found
-        return [size_weights(*asked, m.sizes, m.depths, m.plain_ends, curve=curve) for m in self._near]
+        return [self._weights_in(m, *asked, curve) for m in self._near]
+
+    def _weights_in(self, m: Measurements, sizes: IntArray, depths: IntArray, curve: Curve | None = None) -> Floats:
+        return size_weights(sizes, depths, m.sizes, m.depths, m.plain_ends, any_depth=self._any_depth, curve=curve)
 
     def _parts(self, topks: IntArray) -> Iterator[tuple[StepCosts, BoolArray]]:
         """What tells the costs of (n,) drafts as if they were fixed trees, and of which of them."""

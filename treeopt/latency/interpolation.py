@@ -71,6 +71,7 @@ def size_weights(
     measured_depths: IntArray,
     plain_ends: bool = False,
     *,
+    any_depth: bool = False,
     curve: Curve | None = None,
 ) -> Floats:
     """(n, A) weights of the two measured trees about each one asked for.
@@ -79,6 +80,7 @@ def size_weights(
     shorter and the next longer chain. Size 1 is the plain step.
 
     plain_ends : whether the plain step, too, is a measured tree of every depth
+    any_depth  : whether what nothing encloses lies between the least deep trees of each size, the plain step among them
     curve      : how the way from one size to the next goes; by default straight
 
     >>> measured_sizes, measured_depths = np.array([1, 4, 8]), np.array([0, 2, 2])
@@ -99,6 +101,10 @@ def size_weights(
         enclosed = (sizes == depths + 1) & (depths >= known.min()) & (depths <= known.max())
         rows = np.flatnonzero(enclosed & ~weights.any(1))
         _share(weights, rows, chains, depths[rows], known, None)
+    if any_depth:
+        known, columns = np.unique(measured_sizes, return_index=True)  # the least deep stands first of its size
+        rows = np.flatnonzero((sizes <= known.max()) & ~weights.any(1))
+        _share(weights, rows, columns, sizes[rows], known, curve)
     return weights
 
 

@@ -20,7 +20,7 @@ from treeopt.engines.copied import EXPORTED, KEPT, KIND
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.groups import plan_groups
 from treeopt.planning.candidates import Floats
-from treeopt.planning.copied import Tried, plan_copied, worth
+from treeopt.planning.copied import Tried, costs_of, plan_copied, worth
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import find_latencies, inputs_of
 from treeopt.records.plan import Plan, PlannedEngine
@@ -117,15 +117,16 @@ def asked_drafters(engine: str | None, method: str | None) -> list[str]:
 def planned(
     file: Path, log: RequestLog, latencies: LatencyProfile | None, request: PlanRequest, drafters: Sequence[str]
 ) -> Plan:
-    """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting."""
+    """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting,
+    OutOfRange where too few rows were timed."""
     state: State = "overlapped" if log.has_times else "serial"
     all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
     first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
-    each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
+    each, costs = max(MOST_TRIED // len(drafters), FEWEST_TRIED), costs_of(latencies, request)
     with _replays(file, log) as many, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
 
         def value(name: str, settings: Sequence[Settings]) -> Floats:
-            return worth([own for own, _ in many([(name, one, state, first) for one in settings])], latencies, request)
+            return worth([own for own, _ in many([(name, one, state, first) for one in settings])], costs, request)
 
         tried, said = dict[str, list[Tried]](), list[str]()
         for name in drafters:
@@ -148,7 +149,9 @@ def planned(
             said.append(
                 f"Replayed were the first {log.num_sequences:,} of {all_requests:,} requests, {JUDGED_TOKENS:,} tokens of answers."
             )
-        plan = plan_copied({name: some for name, some in tried.items() if some}, held_out, latencies, request, said)
+        plan = plan_copied(
+            {name: some for name, some in tried.items() if some}, held_out, latencies, costs, request, said
+        )
         brackets = _bracket(many, plan, state)
     entries = (replace(e, warnings=[*e.warnings, *brackets.get(e.batch_size, [])]) for e in plan.entries)
     return replace(plan, entries=tuple(entries))

@@ -135,17 +135,27 @@ def plan_copied(
     tried: Mapping[str, Sequence[Tried]],
     log: RequestLog,
     profile: LatencyProfile | None,
+    costs: Mapping[int, StepCosts],
     request: PlanRequest,
     warnings: Sequence[str] = (),
 ) -> Plan:
     """The plan of the drafter whose settings are the fastest at all batch sizes together, of those that were ``tried``.
 
-    log : of the held-out conversations
+    log   : of the held-out conversations
+    costs : as of `costs_of`
+
+    Raises OutOfRange where the latency of no setting is known.
     """
-    costs = costs_of(profile, request, max(one.draft.rows for each in tried.values() for one in each))
-    tables = {name: [table_of(each, costs.get(b), b) for b in request.sizes] for name, each in tried.items()}
+    most = max(one.draft.rows for each in tried.values() for one in each)
+    by_rows = {b: RowCosts(each, most) for b, each in costs.items()}
+    tables = {name: [table_of(each, by_rows.get(b), b) for b in request.sizes] for name, each in tried.items()}
+    unpriced = _unpriced(tables, costs)
+    tables = {name: each for name, each in tables.items() if name not in unpriced}
+    if not tables:
+        raise OutOfRange(f"{' '.join(unpriced.values())} Time larger sizes.")
+    warnings = [*warnings, *(f"{sentence} It is left out." for sentence in unpriced.values())]
     selections = {name: [_selected(c) for c in each] for name, each in tables.items()}
-    speed = {name: prod(_speed(*pair) for pair in zip(tables[name], selections[name], strict=True)) for name in tried}
+    speed = {name: prod(_speed(*pair) for pair in zip(tables[name], selections[name], strict=True)) for name in tables}
     best = max(speed, key=speed.__getitem__)
     entries = [_entry(best, tables, selections, b, log, tried, warnings) for b in range(len(request.sizes))]
     return Plan(
@@ -159,13 +169,23 @@ def plan_copied(
     )
 
 
-def costs_of(profile: LatencyProfile | None, request: PlanRequest, most: int) -> dict[int, RowCosts]:
-    """What steps of at most so many rows cost at each batch size; empty without a profile."""
-    return {b: RowCosts(StepCosts(profile, b, request.context), most) for b in request.sizes if profile}
+def costs_of(profile: LatencyProfile | None, request: PlanRequest) -> dict[int, StepCosts]:
+    """What steps cost at each batch size, by those of all depths; empty without a profile.
+
+    Raises OutOfRange for a batch size at which none of two rows or more was timed.
+    """
+    found = {b: StepCosts(profile, b, request.context, any_depth=True) for b in request.sizes if profile}
+    for batch_size, costs in found.items():
+        if costs.reach[0] < 2:
+            raise OutOfRange(
+                f"Copied text takes steps of 2 rows or more, but at batch size {batch_size} the profile has plain steps alone: "
+                "time larger sizes."
+            )
+    return found
 
 
 def table_of(tried: Sequence[Tried], costs: RowCosts | None, batch_size: int) -> Candidates:
-    """Plain decoding and the settings of one drafter; OutOfRange where the latency of none is known."""
+    """Plain decoding and those settings of one drafter whose latency is known."""
     plain = Candidate(PLAIN, 1, 0, None, TreeRates(steps=tried[0].tokens, tokens=tried[0].tokens))
     every = [plain, *(one.candidate for one in tried)]
     ms, known = np.full(len(every), 1e3 * batch_size), np.ones(len(every), bool)
@@ -174,13 +194,20 @@ def table_of(tried: Sequence[Tried], costs: RowCosts | None, batch_size: int) ->
     c = Candidates(
         batch_size, None, every, rates, draws, ms, ms_draws, known, known, known, () if costs else (UNTIMED,)
     )
-    c = costs.priced(c, [one.rows for one in tried]) if costs else c
-    if len(c.all) == 1:
-        raise OutOfRange(
-            f"The profile must have steps of as many rows as {tried[0].draft.drafter} verifies, but at batch size {batch_size} it "
-            f"has none beyond {len(costs.ms[~np.isnan(costs.ms)]) if costs else 1}: time larger sizes."
-        )
-    return c
+    return costs.priced(c, [one.rows for one in tried]) if costs else c
+
+
+def _unpriced(tables: Mapping[str, Sequence[Candidates]], costs: Mapping[int, StepCosts]) -> dict[str, str]:
+    """The drafters of which no setting has a known latency at some batch size, each with a sentence that says so."""
+    found: dict[str, str] = {}
+    for name, each in tables.items():
+        for c in each:
+            if len(c.all) == 1:
+                timed = costs[c.batch_size].reach[0]
+                found[name] = (
+                    f"At batch size {c.batch_size} every setting of {name} verifies more than the {timed} rows that were timed."
+                )
+    return found
 
 
 def _selected(c: Candidates) -> Selection:
@@ -218,6 +245,11 @@ def _entry(
     others = {n: figure(other, selections[n][b].chosen) for n, other in every.items() if n != best}
     if usual := [j for j, each in enumerate(c.all) if (t := known.get(each.draft)) and t.is_usual]:
         others[USUAL] = figure(c, usual[0], chosen=i)
+    elif rows := [one.draft.rows for one in tried[best] if one.is_usual]:
+        untimed = (
+            f"The usual setting of {best} is not compared: it verifies up to {rows[0]} rows, more than were timed."
+        )
+        warnings = [*warnings, untimed]
     accepted = known[one.draft].accepted if one.draft in known else np.array([1])
     return PlanEntry(
         batch_size=c.batch_size,
@@ -238,16 +270,16 @@ def _entry(
     )
 
 
-def worth(tried: Sequence[Tried], profile: LatencyProfile | None, request: PlanRequest) -> Floats:
+def worth(tried: Sequence[Tried], costs: Mapping[int, StepCosts], request: PlanRequest) -> Floats:
     """(n, B) what settings are worth at each batch size: log tokens per second, or per step where no latency is known.
 
     Of equal ones that with fewer rows is worth a little more; of what was not timed, or is beyond the budget, nothing.
     """
-    costs = costs_of(profile, request, max(one.draft.rows for one in tried))
+    by_rows = {b: RowCosts(each, max(one.draft.rows for one in tried)) for b, each in costs.items()}
     found = np.full((len(tried), len(request.sizes)), -np.inf)
     for i, one in enumerate(tried):
         for j, b in enumerate(request.sizes):
-            ms = costs[b].step_ms(one.rows) if costs else 1.0
+            ms = by_rows[b].step_ms(one.rows) if by_rows else 1.0
             if one.draft.rows <= request.limits.budget and not np.isnan(ms):
                 found[i, j] = log(one.candidate.rates.tokens_per_step / ms) - 1e-6 * one.rows_per_step
     return found
