@@ -220,7 +220,8 @@ class Mod:
         if self.drafted:
             self.low = self.low + 1 if accepted / self.drafted < 0.25 else 0
             if self.low == 5:
-                self.table, self.low, self.last = {}, 0, 0
+                self.table.clear()
+                self.low = self.last = 0
 
 
 class Cache(Stateless):

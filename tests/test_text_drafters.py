@@ -13,7 +13,7 @@ from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
 from treeopt.text.prompt_lookup import PromptLookup
 from treeopt.text.replay import replay
 from treeopt.text.rules import MANY
-from treeopt.text.suffix import SuffixDecoding
+from treeopt.text.suffix import AT_ONCE, SuffixDecoding
 
 from . import slow_text
 
@@ -250,6 +250,83 @@ def test_requests_that_overlap_see_each_other_and_those_that_do_not_are_serial()
     overlapped = replay([first, second], make, state="overlapped")
     assert overlapped.accepted[overlapped.starts[1] :].max() > 0
     assert replay([second], make).accepted.max() == 0
+
+
+SMALL = {
+    "num_speculative_tokens": 4, "prompt_lookup_num_tokens": 4, "num_assistant_tokens": 4, "max_ngram_size": 3, "num_draft_tokens": 4,
+    "suffix_decoding_max_cached_requests": 0, "suffix_cache_max_requests": 0,
+    **{f"spec_ngram_{rule}_size_{x}": n for rule in ("simple", "map_k", "map_k4v") for x, n in zip("nm", (2, 4), strict=True)},
+    "spec_ngram_mod_n_match": 2, "spec_ngram_mod_n_min": 1, "spec_ngram_mod_n_max": 4,
+}  # fmt: skip
+SHARED = {"llama.cpp:ngram-mod", "exllamav3:ngram"}  # a table of all requests; a width of those that run at once
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_overlapped_requests_keep_their_own_text(name):
+    """At once they are as alone, and one after the other as in order. What requests share is held against the slow rules."""
+    settings = {option: value for option, value in SMALL.items() if option in KINDS[name].options}
+    accepted = 0
+    for seed in range(80):
+        rng, texts_of = requests_of(seed)
+        apart = [Request(*pair, None, 2.0 * r, 2.0 * r + 1) for r, pair in enumerate(texts_of)]
+        together = [request._replace(begin_s=0.0, end_s=1.0 + rng.random()) for request in apart]
+        pairs = [(apart, "serial")] + [(together, "cold")] * (name not in SHARED)
+        for requests, state in pairs:
+            found, wanted = (
+                replay(requests, lambda: text_drafter(name, settings), state=one) for one in ("overlapped", state)
+            )
+            for counts in ("starts", "drafted", "rows", "accepted", "emitted"):
+                assert getattr(found, counts).tolist() == getattr(wanted, counts).tolist(), (seed, state)
+            accepted += found.accepted.sum()
+    assert accepted > 100
+
+
+def test_slots_of_llama_cpp_share_the_table_of_mod_alone():
+    """Requests that all begin before any ends, and then take turns, against slow rules with one table."""
+    drafted = 0
+    for seed in range(CASES // 4):
+        rng, requests = requests_of(seed)
+        setting = rng.randrange(1, 5), rng.randrange(4), rng.randrange(1, 9)
+        drafter, table, running, accepted = LlamaCpp([Mod(*setting)]), {}, {}, {}
+        for number, (prompt, answer) in enumerate(requests):
+            slow = slow_text.Mod(*setting)
+            slow.table = table
+            running[number] = slow, steps(drafter, prompt, answer)
+        turns = list(running)
+        while running:
+            number = turns.pop(0) if turns else rng.choice(list(running))
+            slow, taken = running[number]
+            if number not in accepted:
+                slow.begin(requests[number][0])
+            elif accepted[number] is not None:
+                slow.accept(accepted[number])
+            if (step := next(taken, None)) is None:
+                del running[number]
+                continue
+            text, _, draft, right = step
+            wanted = slow.draft(text)
+            assert draft.tokens == wanted, (seed, text)
+            accepted[number] = right if wanted else None
+            drafted += len(wanted)
+    assert drafted > 1000
+
+
+def test_a_request_takes_the_free_slot_whose_text_it_repeats():
+    """Else the one that is free for the longest, as llama.cpp's server chooses."""
+    drafter = LlamaCpp([Simple(2, 4)])
+    first, second = drafter.start([1, 2, 3, 4]), drafter.start([5, 6, 7, 8])
+    assert first is not second
+    for slot in (first, second):
+        drafter.stop(slot)
+    assert drafter.start([5, 6, 9]) is second
+    drafter.stop(second)
+    assert drafter.start([7, 7, 7]) is first
+
+
+def test_more_requests_run_at_once_than_suffixes_have_room_for_at_first():
+    requests = [Request([n, 1, 2], [3, n, 1, 2, 3], None, 0.0, 1.0) for n in range(AT_ONCE + 9)]
+    found = replay(requests, lambda: SuffixDecoding(8), state="overlapped")
+    assert found.emitted.sum() == 4 * len(requests)
 
 
 def test_a_replay_emits_every_answer_whatever_is_drafted():

@@ -1,20 +1,22 @@
 """llama.cpp's drafters of text: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, and several at once.
 
 Of several the first that drafts wins, in this order; those behind are not asked, and only the winner hears how
-many of its guesses were accepted. What they keep, they keep for the slot, over requests: here there is one slot. They are
-copied with their defects (the tokens around the end of a prompt are in no map, ngram-cache does not see n-grams over the
+many of its guesses were accepted. What they keep, they keep for the slot, over requests, but for ngram-mod's table, which all slots
+share. Here there are as many slots as requests that run at once. The rules are copied with their defects (the tokens around the end of a prompt are in no map, ngram-cache does not see n-grams over the
 borders of steps, k4v drafts what followed the match and not the value that it counted).
 
 tokens : the slot's text, the token that was just sampled last; L tokens stand before that one
 n, m   : tokens of the key that is looked up, and of the value that is copied, at most
 
-Source: llama.cpp 0c1e57098, common/ngram-map.cpp, common/ngram-cache.cpp, common/speculative.cpp
+Source: llama.cpp 0c1e57098, common/ngram-map.cpp, common/ngram-cache.cpp, common/speculative.cpp, tools/server/server-context.cpp
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from operator import eq
 
 from treeopt.errors import InvalidInput
 from treeopt.text.matches import Gram, Hashes, Ngrams
@@ -26,11 +28,15 @@ MOD_FACTOR, MOD_BITS = 6364136223846793005, 22
 MOD_CHUNK, MOD_FULL = 32, 0.25  # tokens behind which new ones are taken in; how full a table is emptied
 LOW, MOST_LOW = 0.25, 5  # accepted guesses of a draft; how many such drafts on end empty the table
 CACHED, CACHE_DRAFT, BUCKETS = 4, 8, 13  # tokens of n-grams; guesses; buckets of a small std::unordered_map
+SIMILAR = 0.1  # share of a prompt with which another text must begin for its slot to be preferred
 SAMPLES, PERCENT = (2, 2, 1, 1), (66, 50, 50, 50)  # least, by the tokens of the n-gram
 
 
 class SlotRule:
-    """One of the five, in one slot. place: in the order in which they are asked; n, m: 1 where it has none."""
+    """One of the five, in one slot; `dataclasses.replace` makes it for another, with what slots share.
+
+    place : in the order in which they are asked · n, m : 1 where it has none
+    """
 
     place: int
     n = m = 1
@@ -52,34 +58,58 @@ class SlotRule:
         """Hear how many guesses of the last draft were accepted."""
 
 
-@dataclass
-class LlamaCpp(TextDrafter):
-    """One slot of a llama.cpp server, with those of the five rules that it was started with; the first that drafts is taken."""
+@dataclass(eq=False)
+class Slot:
+    """The state of a request: the rules of its slot, its text, and the rule whose draft is verified."""
 
     rules: Sequence[SlotRule]
+    tokens: list[int] = field(default_factory=list)
     winner: SlotRule | None = None
+
+
+@dataclass
+class LlamaCpp(TextDrafter):
+    """A llama.cpp server with those of the five rules that it was started with; the first that drafts is taken.
+
+    free : slots without a request, the one that is free for the longest first
+    """
+
+    rules: Sequence[SlotRule]
+    free: list[Slot] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rules = sorted(self.rules, key=lambda rule: rule.place)
 
-    def start(self, prompt: Sequence[int]) -> list[int]:
-        tokens, self.winner = list(prompt), None
-        for rule in self.rules:
-            rule.begin(tokens)
-        return tokens
+    def start(self, prompt: Sequence[int]) -> Slot:
+        slot = self._slot_for(prompt)
+        slot.tokens, slot.winner = list(prompt), None
+        for rule in slot.rules:
+            rule.begin(slot.tokens)
+        return slot
 
-    def draft(self, state: list[int], left: int) -> Draft:
-        self.winner = None
-        for rule in self.rules if left > 1 else ():
-            if found := rule.draft(state)[: left - 1]:
-                self.winner = rule
+    def _slot_for(self, prompt: Sequence[int]) -> Slot:
+        """The free slot whose text the prompt repeats for the longest, else that which is free for the longest, else a new one."""
+        if not self.free:
+            return Slot([replace(rule) for rule in self.rules])  # type: ignore[type-var]  # all are dataclasses
+        common = [sum(1 for _ in takewhile(bool, map(eq, slot.tokens, prompt))) for slot in self.free]
+        most = max(common)
+        return self.free.pop(common.index(most) if most > SIMILAR * len(prompt) else 0)
+
+    def draft(self, state: Slot, left: int) -> Draft:
+        state.winner = None
+        for rule in state.rules if left > 1 else ():
+            if found := rule.draft(state.tokens)[: left - 1]:
+                state.winner = rule
                 return Draft(found, 1 + len(found))
         return NO_DRAFT
 
-    def commit(self, state: list[int], tokens: Sequence[int], accepted: int) -> None:
-        state += tokens
-        if self.winner:
-            self.winner.accept(accepted)
+    def commit(self, state: Slot, tokens: Sequence[int], accepted: int) -> None:
+        state.tokens += tokens
+        if state.winner:
+            state.winner.accept(accepted)
+
+    def stop(self, state: Slot) -> None:
+        self.free.append(state)
 
 
 @dataclass
@@ -132,12 +162,12 @@ class Map(SlotRule):
     m: int = 48
     least_hits: int = 1
     counts: bool = False
-    table: dict[int, int] = field(default_factory=dict)
-    keys: list[Key] = field(default_factory=list)
-    indexed: int = 0  # the last start that is in the table
-    begun: int = 0  # tokens of the last prompt
-    seen: int = 0  # L at the last draft
-    last: Value | None = None
+    table: dict[int, int] = field(default_factory=dict, init=False)
+    keys: list[Key] = field(default_factory=list, init=False)
+    indexed: int = field(default=0, init=False)  # the last start that is in the table
+    begun: int = field(default=0, init=False)  # tokens of the last prompt
+    seen: int = field(default=0, init=False)  # L at the last draft
+    last: Value | None = field(default=None, init=False)
 
     @property
     def place(self) -> int:  # type: ignore[override]
@@ -217,16 +247,16 @@ class Map(SlotRule):
 class Mod(SlotRule):
     """ngram-mod: a table from hashes of n-grams to the token that followed last; equal hashes are not told apart.
 
-    least, m : tokens of a draft
+    least, m : tokens of a draft · table : of all slots
     """
 
     n: int = 24
     least: int = 48
     m: int = 64
     table: dict[int, int] = field(default_factory=dict)
-    indexed: int = 0
-    drafted: int = 0
-    low: int = 0
+    indexed: int = field(default=0, init=False)
+    drafted: int = field(default=0, init=False)
+    low: int = field(default=0, init=False)
     place = 3
 
     def begin(self, tokens: list[int]) -> None:
@@ -235,7 +265,7 @@ class Mod(SlotRule):
         if len(tokens) >= self.n:
             self._add(tokens, len(tokens) - self.n)
             if len(self.table) > MOD_FULL * 2**MOD_BITS:
-                self.table = {}
+                self.table.clear()
 
     def _add(self, tokens: list[int], stop: int) -> None:
         codes = self.hashes.first(stop)[self.indexed : stop]
@@ -258,16 +288,17 @@ class Mod(SlotRule):
     def accept(self, accepted: int) -> None:
         self.low = self.low + 1 if accepted < LOW * self.drafted else 0
         if self.low == MOST_LOW:
-            self.table, self.low, self.indexed = {}, 0, 0
+            self.table.clear()
+            self.low = self.indexed = 0
 
 
 @dataclass
 class Cache(SlotRule):
     """ngram-cache without files: tokens counted behind n-grams of up to 4; of equally frequent ones the first of its hash map."""
 
-    counts: dict[Gram, dict[int, int]] = field(default_factory=dict)
-    likeliest: dict[Gram, int | None] = field(default_factory=dict)  # since the n-gram was counted last
-    seen: int = 0
+    counts: dict[Gram, dict[int, int]] = field(default_factory=dict, init=False)
+    likeliest: dict[Gram, int | None] = field(default_factory=dict, init=False)  # since the n-gram was counted last
+    seen: int = field(default=0, init=False)
     place = 4
 
     def draft(self, tokens: list[int]) -> list[int]:

@@ -32,7 +32,7 @@ from treeopt.text.tries import Ints
 TAIL = tries.A  # of a leaf, the place of its token, plus 1; 0 for other nodes
 ONES = tries.B  # the first child with count 1
 CHUNK = 256  # tokens for which there is room at a time
-AT_ONCE = 256  # requests that run at once, at most
+AT_ONCE = 256  # requests that run at once for which there is room at first
 FLOAT = np.float32
 
 
@@ -255,6 +255,13 @@ class SuffixTree:
             append(self.tree, sequence, part, self.places, self.most)
             self.places += len(part)
 
+    def make_room(self) -> None:
+        """Have twice as many sequences at a time."""
+        cursors, opened = self.tree.cursors, self.tree.open
+        opened = np.concatenate([opened, np.full_like(opened, -1)])
+        opened[len(cursors) :, 0] = 0
+        self.tree = self.tree._replace(cursors=np.concatenate([cursors, np.zeros_like(cursors)]), open=opened)
+
 
 @dataclass
 class SuffixDecoding(TextDrafter):
@@ -296,7 +303,9 @@ class SuffixDecoding(TextDrafter):
         self.started += 1
         if self.cached:
             self.begun[own.number] = -1
-            self.running[own.number] = min(set(range(AT_ONCE)) - set(self.running.values()))
+            if len(self.running) == len(self.others.tree.open):
+                self.others.make_room()
+            self.running[own.number] = min(set(range(len(self.others.tree.open))) - set(self.running.values()))
         while len(self.begun) > self.cached:
             oldest = next(iter(self.begun))
             self._close(oldest)
