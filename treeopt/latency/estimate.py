@@ -44,7 +44,6 @@ NOTICEABLE = 0.005  # share by which a step is shorter than a plain one before t
 # (standard deviation, all trees alike). Profiles and later benchmarks were 4 % apart (root mean square of 14; docs/log.md).
 ANOTHER_TIME = 0.03
 Floats = NDArray[np.float64]
-Timed = tuple[int, int, int]  # rows, depth, how it is drafted
 
 
 class Extra(NamedTuple):

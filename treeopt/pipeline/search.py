@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from treeopt.engines.base import Method
 from treeopt.engines.plans import check_rule_of
@@ -39,9 +39,6 @@ from treeopt.report.terminal import note, progress
 from treeopt.report.wording import by_batch_size, count
 from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import MAX_RANK
-
-if TYPE_CHECKING:
-    from treeopt.runtime.session import Session
 
 
 def search_in_memory(
@@ -83,7 +80,6 @@ def search(
     profile: str | None = None,
     sample: int | None = None,
     for_groups: str = "shared",
-    session: Session | None = None,
     **options: Any,
 ) -> Plan:
     """Choose the best tree per batch size from the run's trace, or from a calibration by path or name.

@@ -25,7 +25,7 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut, drawn
 from treeopt.growth.replay import TreeRates, marginal_rates
 from treeopt.growth.source import Source, objective_for
-from treeopt.latency.estimate import StepCosts, Timed
+from treeopt.latency.estimate import StepCosts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.trees.draft import Draft
@@ -238,30 +238,15 @@ def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCost
     return [Candidate(tree.kind, tree.rows, tree.depth, None, reached, tree) for tree, reached in taken]
 
 
-def shares_of(one: Candidate, batch_size: int) -> dict[Timed, float]:
-    """The timed steps that one with a candidate costs as much as, and the share of each in that."""
-    return {(one.size, one.depth, one.drafted): 1.0}
-
-
 def latencies_of(
     found: Sequence[Candidate], costs: StepCosts, count: int, rng: np.random.Generator
 ) -> tuple[IntArray, Floats, Floats, BoolArray]:
     """Places of the n candidates whose latency is known, (n,) latencies, (n, B) draws, and (3, n) how each is judged."""
-    shares = [shares_of(one, costs.batch_size) for one in found]
-    steps = np.array(list(dict.fromkeys(step for each in shares for step in each)))
-    steps = steps[~np.isnan(costs.ms(*steps.T))]
-    at = {step: i for i, step in enumerate(map(tuple, steps.tolist()))}
-    known = [i for i, each in enumerate(shares) if each.keys() <= at.keys()]
-    sizes, depths, drafted = steps.T
+    steps = np.array([(one.size, one.depth, one.drafted) for one in found]).T
+    known = np.flatnonzero(~np.isnan(costs.ms(*steps)))
+    sizes, depths, drafted = steps[:, known]
     ms, draws = costs.ms(sizes, depths, drafted), costs.draws_ms(sizes, depths, count, rng, drafted)
-    judged, parts = costs.judged(sizes, depths, drafted), [[at[step] for step in shares[i]] for i in known]
-    weights = [np.array([*shares[i].values()]) for i in known]
-    each_ms, each_draws = (
-        # Differences of noisy latencies are no less than the least of them.
-        np.array([np.maximum(w @ of[part], of[part].min(0)) for w, part in zip(weights, parts, strict=True)])
-        for of in (ms, draws)
-    )
-    return np.array(known), each_ms, each_draws, np.array([judged[:, part].all(1) for part in parts]).T
+    return known, ms, draws, costs.judged(sizes, depths, drafted)
 
 
 def _count(draws: Floats) -> int:
