@@ -7,7 +7,7 @@ candidates lie in one row: the root's token, then ten of every head. A node poin
 
 import ast
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from treeopt.engines.base import Request, Written
@@ -51,47 +51,23 @@ def the_list(text: str) -> Choices | None:
     >>> the_list("mine = [(0,), (0, 0)]")
     [(0,), (0, 0)]
     """
-    lists = list[Choices]()
-    names, is_code = list[str](), False
+    lists, names = list[Choices](), list[str]()
     try:
         for statement in parse_python(text).body:
-            value = getattr(statement, "value", None)
-            if isinstance(value, ast.List) and not (isinstance(statement, ast.AugAssign) or _uses(value)):
-                lists.append(ast.literal_eval(value))
-                names.append(_name_of(statement))
-            elif _makes_a_list(statement, names):
-                is_code = True
-                names.append(_name_of(statement))
+            variables = [part for part in ast.walk(statement) if isinstance(part, ast.Name)]
+            is_literal = not any(isinstance(variable.ctx, ast.Load) for variable in variables)
+            if is_literal and isinstance(statement, ast.Assign | ast.Expr) and isinstance(statement.value, ast.List):
+                lists.append(ast.literal_eval(statement.value))
+            elif not any(variable.id in names for variable in variables):
+                continue
+            target = next(iter(getattr(statement, "targets", [])), None)
+            names.append(target.id if isinstance(target, ast.Name) else f"line {statement.lineno}")
     except (ValueError, TypeError, MemoryError, RecursionError):
         return None
     if len(names) > 1:
-        cure = "code is not run, so write out the one that is meant" if is_code else "keep one of them"
+        cure = "keep one of them" if len(lists) == len(names) else "code is not run, so write out the one that is meant"
         raise InvalidInput(f"it must hold one list of choices, but has {', '.join(names)}: {cure}.")
     return lists[0] if lists else None
-
-
-def _name_of(statement: ast.stmt) -> str:
-    """The name that a statement gives to a list, or its place."""
-    target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
-    return (
-        target.id if isinstance(target, ast.Name) and not isinstance(statement, ast.For) else f"line {statement.lineno}"
-    )
-
-
-def _uses(node: ast.AST, names: Collection[str] | None = None) -> bool:
-    """Whether a name stands in a part of a program, one of ``names`` where they are given."""
-    return any(isinstance(part, ast.Name) and (names is None or part.id in names) for part in ast.walk(node))
-
-
-def _makes_a_list(statement: ast.stmt, names: Collection[str]) -> bool:
-    """Whether a statement makes a list of others, or changes one of the lists of these names."""
-    if not _uses(statement, names):
-        return False
-    if isinstance(statement, ast.Assign | ast.AnnAssign):
-        return isinstance(statement.value, ast.BinOp | ast.List | ast.ListComp | ast.Subscript)
-    if isinstance(statement, ast.Expr | ast.For):
-        return any(isinstance(part, ast.Attribute | ast.Subscript) for part in ast.walk(statement))
-    return isinstance(statement, ast.AugAssign)
 
 
 def in_order(paths: Iterable[P]) -> list[P]:
