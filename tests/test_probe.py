@@ -10,7 +10,7 @@ from hypothesis import given
 from treeopt.errors import InvalidInput
 from treeopt.growth.probed import probe_tree
 from treeopt.records.calibration import Calibration
-from treeopt.records.probe import _ARRAYS, Probe, is_probe
+from treeopt.records.probe import FORMS, Probe, is_probe
 from treeopt.trees.shapes import sibling_closed
 from treeopt.trees.tree import Tree
 
@@ -26,7 +26,7 @@ def probe():
 
 
 def same(one: Probe, other: Probe) -> bool:
-    arrays = ("accepted", "ends", *_ARRAYS)
+    arrays = ("accepted", "ends", *FORMS)
     return (one.tree, one.policy, one.meta) == (other.tree, other.policy, other.meta) and all(
         np.array_equal(getattr(one, name), getattr(other, name)) for name in arrays
     )
@@ -68,7 +68,7 @@ def test_sequences_can_be_taken_apart_and_put_together(probe):
         (lambda p: {"starts": p.starts[::-1]}, "rise from 0"),
         (lambda p: {"lengths": p.lengths[1:]}, "lengths must have"),
         (lambda p: {"group": p.group[1:]}, "group must have"),
-        (lambda p: {"accepted": p.accepted[:, 1:]}, "accepted and ends must be"),
+        (lambda p: {"accepted": p.accepted[:, 1:]}, "along nodes"),
         (lambda p: {"accepted": ~p.accepted}, "only where its parent is"),
         (lambda p: {"ends": ~p.accepted}, "Only an accepted guess"),
         (lambda p: {"ends": p.accepted}, "Only an accepted guess"),
@@ -76,7 +76,7 @@ def test_sequences_can_be_taken_apart_and_put_together(probe):
         (lambda p: {"log_likelihood": -p.log_likelihood + 1}, "at most 0"),
         (lambda p: {"log_likelihood": p.log_likelihood * np.nan}, "at most 0"),
         (lambda p: {"policy": Tree.chain(4)}, "every node of the policy"),
-        (lambda p: {"tree": Tree.from_choices([])}, "accepted and ends must be"),
+        (lambda p: {"tree": Tree.from_choices([])}, "nodes, but have"),
     ],
 )
 def test_bad_probes_are_refused_by_rule(probe, change, message):
@@ -103,7 +103,7 @@ def rewrite(path, **changes):
         ({"meta": np.array(json.dumps({"tree": [["a"]], "policy": []}))}, "non-empty list of ranks"),
         ({"ends": np.zeros((60, 9), bool)}, "bytes per step"),
         ({"ends": np.zeros((60, 3), np.uint8)}, "bytes per step"),
-        ({"ends": np.zeros((59, 2), np.uint8)}, "ends must be"),
+        ({"ends": np.zeros((59, 2), np.uint8)}, "ends must have 60 entries"),
         ({"starts": np.array([0.0, 60.0])}, "of type float64"),
         ({"log_likelihood": np.array([1, 2])}, "of type int64"),
     ],

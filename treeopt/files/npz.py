@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -77,7 +77,39 @@ def json_of(array: NDArray[Any], source: object) -> Any:
         raise InvalidInput(f"{source} must be JSON, but cannot be read: {error}; was it cut off?") from None
 
 
-def fitting(array: NDArray[Any], kind: type[np.generic], name: str) -> NDArray[Any]:
+class Form(NamedTuple):
+    """What an array of a record must be.
+
+    kind : type of its numbers
+    axes : a name for each. Axes of one name have one length in all arrays of a record; "steps+1" is one longer than "steps"
+    """
+
+    kind: type[np.generic]
+    axes: str
+
+
+def fitting(arrays: Mapping[str, NDArray[Any]], forms: Mapping[str, Form]) -> dict[str, NDArray[Any]]:
+    """Those of a record's arrays that are in its table of forms; InvalidInput where one does not fit its form."""
+    found = {name: _in_kind(arrays[name], form.kind, name) for name, form in forms.items() if name in arrays}
+    check_shapes(found, forms)
+    return found
+
+
+def check_shapes(arrays: Mapping[str, NDArray[Any]], forms: Mapping[str, Form]) -> None:
+    """Raise InvalidInput where arrays have other axes than their forms, or the same axis has two lengths."""
+    lengths = dict[str, int]()
+    for name, array in arrays.items():
+        axes = forms[name].axes.split()
+        if array.ndim != len(axes):
+            raise InvalidInput(f"{name} must have the axes ({', '.join(axes)}), but has shape {array.shape}.")
+        for axis, length in zip(axes, array.shape, strict=True):
+            more = axis.endswith("+1")
+            wanted = lengths.setdefault(axis.removesuffix("+1"), length - more) + more
+            if length != wanted:
+                raise InvalidInput(f"{name} must have {wanted} entries along {axis}, but has shape {array.shape}.")
+
+
+def _in_kind(array: NDArray[Any], kind: type[np.generic], name: str) -> NDArray[Any]:
     """The array, whose numbers all fit into a type; InvalidInput where they do not, or are not of its kind."""
     wanted = np.dtype(kind)
     if array.dtype.kind not in ("f" if wanted.kind == "f" else "iu"):

@@ -63,18 +63,13 @@ class Probe(Answers):
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, array in self._arrays(*_BITS, *_ARRAYS).items():
-            object.__setattr__(self, name, read_only(array, (_BITS | _ARRAYS)[name]))
-        steps, starts, nodes = len(self.accepted), self.starts, len(self.tree)
-        if not self.accepted.shape == self.ends.shape == (steps, nodes):
-            shapes = f"{self.accepted.shape} and {self.ends.shape}"
-            raise InvalidInput(f"accepted and ends must be (steps, nodes), {steps, nodes}, but are {shapes}.")
-        rises = starts.ndim == 1 and len(starts) > 1 and (np.diff(starts) >= 0).all()
+        self._take_forms(FORMS | BITS)
+        (steps, nodes), starts = self.accepted.shape, self.starts
+        if nodes != len(self.tree):
+            raise InvalidInput(f"accepted and ends must have {len(self.tree)} nodes, but have {nodes}.")
+        rises = len(starts) > 1 and (np.diff(starts) >= 0).all()
         if not rises or starts[0] != 0 or starts[-1] != steps:
             raise InvalidInput(f"starts must rise from 0 to the number of steps, {steps}.")
-        for name, array in self._arrays(*PER_SEQUENCE).items():
-            if array.shape != (self.num_sequences,):
-                raise InvalidInput(f"{name} must have {self.num_sequences} entries, but has shape {array.shape}.")
         if nodes < 2 or not set(self.policy.paths) <= set(self.tree.paths):
             raise InvalidInput("A probe tree must have guesses, and hold every node of the policy.")
         above = self.accepted[:, self.tree.parents[1:]]
@@ -140,18 +135,19 @@ class Probe(Answers):
 
     def save(self, path: str | Path) -> None:
         meta = {**self.meta, "schema": SCHEMA, "tree": self.tree.choices, "policy": self.policy.choices}
-        bits = {n: np.packbits(a[:, 1:], axis=1, bitorder="little") for n, a in self._arrays(*_BITS).items()}
-        npz.write(path, {**self._arrays(*_ARRAYS), **bits, "meta": np.array(json.dumps(meta, allow_nan=False))})
+        bits = {n: np.packbits(a[:, 1:], axis=1, bitorder="little") for n, a in self._arrays(*BITS).items()}
+        npz.write(path, {**self._arrays(*FORMS), **bits, "meta": np.array(json.dumps(meta, allow_nan=False))})
 
     @classmethod
     def load(cls, path: str | Path) -> Probe:
-        arrays = npz.read(path, (*_BITS, "log_likelihood", "starts", "lengths", "meta"), tuple(_ARRAYS))
+        arrays = npz.read(path, (*BITS, "log_likelihood", "starts", "lengths", "meta"), tuple(FORMS))
         meta = read_meta(path, arrays, SCHEMA)
         try:
             tree, policy = (_tree(meta.pop(name, None)) for name in ("tree", "policy"))
-            own = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
-            own |= {name: _unpacked(name, arrays[name], len(tree)) for name in _BITS}
-            probe = cls(tree, policy, **own, meta={k: v for k, v in meta.items() if k != "schema"})
+            own = {name: _unpacked(name, arrays[name], len(tree)) for name in BITS}
+            probe = cls(
+                tree, policy, **npz.fitting(arrays, FORMS), **own, meta={k: v for k, v in meta.items() if k != "schema"}
+            )
             probe.check()
             return probe
         except InvalidInput as error:
@@ -184,9 +180,14 @@ def _unpacked(name: str, packed: NDArray[Any], n_nodes: int) -> BoolArray:
     return np.concatenate([root, bits], axis=1)
 
 
-_BITS: dict[str, type[np.generic]] = {"accepted": np.bool_, "ends": np.bool_}
-_ARRAYS: dict[str, type[np.generic]] = {
-    "log_likelihood": np.float32, "starts": np.int64, "lengths": np.int32, "prompt_tokens": np.int32, "end": np.uint8,
-    "group": np.int16, "cluster": np.int32,
-}  # fmt: skip
-PER_SEQUENCE = ("lengths", "prompt_tokens", "end", "group", "cluster")
+BITS = {"accepted": npz.Form(np.bool_, "steps nodes"), "ends": npz.Form(np.bool_, "steps nodes")}
+FORMS = {
+    "log_likelihood": npz.Form(np.float32, "accepted"),
+    "starts": npz.Form(np.int64, "sequences+1"),
+    "lengths": npz.Form(np.int32, "sequences"),
+    "prompt_tokens": npz.Form(np.int32, "sequences"),
+    "end": npz.Form(np.uint8, "sequences"),
+    "group": npz.Form(np.int16, "sequences"),
+    "cluster": npz.Form(np.int32, "sequences"),
+}
+PER_SEQUENCE = tuple(name for name, form in FORMS.items() if form.axes == "sequences")

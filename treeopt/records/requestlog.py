@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.files import npz, storage
 from treeopt.records.trace import Answers, check_answers, read_meta
-from treeopt.trees.tree import IntArray, read_only
+from treeopt.trees.tree import IntArray
 
 SCHEMA = storage.schema("requests")
 
@@ -68,16 +68,12 @@ class RequestLog(Answers):
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, array in self._arrays(*_ARRAYS).items():
-            object.__setattr__(self, name, read_only(array, _ARRAYS[name]))
+        self._take_forms(FORMS)
         starts = self.starts
-        if starts.ndim != 1 or len(starts) < 2 or (np.diff(starts) < 2).any() or starts[0] != 0:
+        if len(starts) < 2 or (np.diff(starts) < 2).any() or starts[0] != 0:
             raise InvalidInput("starts must rise from 0, by 2 or more for a prompt and an answer.")
         if starts[-1] != len(self.tokens):
             raise InvalidInput(f"starts must end at the number of tokens, {len(self.tokens)}, but end at {starts[-1]}.")
-        for name, array in self._arrays(*_ARRAYS).items():
-            if name not in ("tokens", "starts") and array.shape != (self.num_sequences,):
-                raise InvalidInput(f"{name} must have {self.num_sequences} entries, but has shape {array.shape}.")
         if not ((self.prompt_tokens >= 1) & (self.answer_tokens >= 1)).all():
             raise InvalidInput(
                 "prompt_tokens must leave a token or more to the prompt and to the answer of each request."
@@ -147,21 +143,21 @@ class RequestLog(Answers):
         """The log of some requests, by ascending place."""
         lengths = np.diff(self.starts)
         kept = np.repeat(np.isin(np.arange(self.num_sequences), requests), lengths)
-        own = {name: a[requests] for name, a in self._arrays(*_ARRAYS).items() if name not in ("tokens", "starts")}
+        own = {name: a[requests] for name, a in self._arrays(*PER_REQUEST).items()}
         starts = np.concatenate([[0], np.cumsum(lengths[requests])])
         return RequestLog(self.tokens[kept], starts, **own, meta=self.meta)
 
     def save(self, path: str | Path | BytesIO) -> None:
         text = np.array(json.dumps({"schema": SCHEMA, **self.meta}, allow_nan=False))
         # Requests that are alike would unpack to more times the file than is read.
-        npz.write(path, {**self._arrays(*_ARRAYS), "meta": text}, compressed=False)
+        npz.write(path, {**self._arrays(*FORMS), "meta": text}, compressed=False)
 
     @classmethod
     def load(cls, path: str | Path) -> RequestLog:
-        arrays = npz.read(path, ("tokens", "starts", "prompt_tokens"), (*_ARRAYS, "meta"))
+        arrays = npz.read(path, ("tokens", "starts", "prompt_tokens"), (*FORMS, "meta"))
         meta = read_meta(path, arrays, SCHEMA)
         try:
-            log = cls(**{n: npz.fitting(arrays[n], kind, n) for n, kind in _ARRAYS.items() if n in arrays}, meta=meta)
+            log = cls(**npz.fitting(arrays, FORMS), meta=meta)
             check_answers(log, log.answer_tokens)
             if log.tokens.min() < 0:
                 raise InvalidInput(f"tokens must be ids from 0 on, but one is {log.tokens.min()}.")
@@ -179,7 +175,14 @@ def is_log(path: str | Path) -> bool:
     return {"tokens", "starts", "prompt_tokens"} <= names and "ranks" not in names
 
 
-_ARRAYS: dict[str, type[np.generic]] = {
-    "tokens": np.int32, "starts": np.int64, "prompt_tokens": np.int32, "group": np.int16, "cluster": np.int32,
-    "limit": np.int32, "begin_s": np.float64, "end_s": np.float64,
-}  # fmt: skip
+FORMS = {
+    "tokens": npz.Form(np.int32, "tokens"),
+    "starts": npz.Form(np.int64, "requests+1"),
+    "prompt_tokens": npz.Form(np.int32, "requests"),
+    "group": npz.Form(np.int16, "requests"),
+    "cluster": npz.Form(np.int32, "requests"),
+    "limit": npz.Form(np.int32, "requests"),
+    "begin_s": npz.Form(np.float64, "requests"),
+    "end_s": npz.Form(np.float64, "requests"),
+}
+PER_REQUEST = tuple(name for name, form in FORMS.items() if form.axes == "requests")

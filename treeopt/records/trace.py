@@ -77,6 +77,12 @@ class Answers(Drawn):
         """The arrays of these names that there are."""
         return {name: array for name in names if (array := getattr(self, name)) is not None}
 
+    def _take_forms(self, forms: Mapping[str, npz.Form]) -> None:
+        """Make the arrays read-only and of their types; InvalidInput where their shapes do not fit together."""
+        for name, array in self._arrays(*forms).items():
+            object.__setattr__(self, name, read_only(array, forms[name].kind))
+        npz.check_shapes(self._arrays(*forms), forms)
+
     @property
     def num_sequences(self) -> int:
         return len(self.starts) - 1
@@ -144,26 +150,20 @@ class RankTrace(Answers):
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, array in self._arrays(*_ARRAYS).items():
-            object.__setattr__(self, name, read_only(array, _ARRAYS[name]))
-        if self.ranks.ndim != 2 or 0 in self.ranks.shape or self.ranks.min() < NO_TRIAL:
+        self._take_forms(FORMS)
+        if 0 in self.ranks.shape or self.ranks.min() < NO_TRIAL:
             raise InvalidInput(
                 f"ranks must be a (states, heads) table of ranks, -1 or -2, but has shape "
                 f"{self.ranks.shape} and least value {self.ranks.min(initial=0)}."
             )
         starts, states = self.starts, len(self.ranks)
-        rises = starts.ndim == 1 and len(starts) > 1 and (np.diff(starts) >= 1).all()
+        rises = len(starts) > 1 and (np.diff(starts) >= 1).all()
         if not rises or starts[0] != 0 or starts[-1] != states:
             raise InvalidInput(f"starts must rise from 0 to the number of states, {states}.")
         if self.ranks.max(initial=0) >= self.top_k:
             raise InvalidInput(f"ranks must be below top_k, {self.top_k}, but reach {self.ranks.max()}.")
         if self.top_k > MOST_RANK + 1:
             raise InvalidInput(f"top_k must be at most {MOST_RANK + 1}, as ranks have 16 bits, but is {self.top_k}.")
-        for name, array in self._arrays(*PER_STATE, *PER_SEQUENCE).items():
-            want, ndim = self.num_sequences, NDIM.get(name, 1)
-            want = states if name in PER_STATE else want
-            if array.ndim != ndim or len(array) != want:
-                raise InvalidInput(f"{name} must have {want} entries, but has shape {array.shape}.")
 
     def check(self) -> None:
         """Raise InvalidInput where what a file says of its sequences contradicts them."""
@@ -275,11 +275,11 @@ class RankTrace(Answers):
     def save(self, path: str | Path | BytesIO) -> None:
         meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
         text = np.array(json.dumps(meta, allow_nan=False))
-        npz.write(path, {**self._arrays(*_ARRAYS), "meta": text})
+        npz.write(path, {**self._arrays(*FORMS), "meta": text})
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
-        arrays = npz.read(path, ("ranks", "starts"), (*_ARRAYS, "meta"))
+        arrays = npz.read(path, ("ranks", "starts"), (*FORMS, "meta"))
         meta = read_meta(path, arrays, SCHEMA)
         if meta.get("narrower"):
             raise InvalidInput(
@@ -287,8 +287,7 @@ class RankTrace(Answers):
                 "with `draft_depth`, and compare the runs with treeopt compare."
             )
         try:
-            kinds = {name: npz.fitting(arrays[name], kind, name) for name, kind in _ARRAYS.items() if name in arrays}
-            trace = cls(**kinds, meta=meta)
+            trace = cls(**npz.fitting(arrays, FORMS), meta=meta)
             trace.check()
             alike = trace.weight is not None and len(np.unique(trace.weight)) == 1
             return replace(trace, weight=None) if alike else trace  # whatever all count, they count the same
@@ -342,11 +341,19 @@ def folds_of(clusters: IntArray) -> IntArray:
     return (np.random.default_rng(0).permutation(int(clusters.max()) + 1) % FOLDS)[clusters]
 
 
-_ARRAYS: dict[str, type[np.generic]] = {
-    "ranks": np.int16, "starts": np.int64, "tokens": np.int32, "prompt_tokens": np.int32, "end": np.uint8, "group": np.int16,
-    "cluster": np.int32, "weight": np.float32, "target_rank": np.int16, "pool_places": np.uint8, "marginal_places": np.uint8,
-}  # fmt: skip
+FORMS = {
+    "ranks": npz.Form(np.int16, "states heads"),
+    "starts": npz.Form(np.int64, "sequences+1"),
+    "tokens": npz.Form(np.int32, "states"),
+    "prompt_tokens": npz.Form(np.int32, "sequences"),
+    "end": npz.Form(np.uint8, "sequences"),
+    "group": npz.Form(np.int16, "sequences"),
+    "cluster": npz.Form(np.int32, "sequences"),
+    "weight": npz.Form(np.float32, "sequences"),
+    "target_rank": npz.Form(np.int16, "states"),
+    "pool_places": npz.Form(np.uint8, "states topks places"),
+    "marginal_places": npz.Form(np.uint8, "states widths marginal-places"),
+}
 OF_GUESSES = ("ranks", "pool_places", "marginal_places")  # what is recorded of a drafter's guesses
-PER_STATE = ("ranks", "tokens", "target_rank", "pool_places", "marginal_places")
-NDIM = {"ranks": 2, "pool_places": 3, "marginal_places": 3}  # of arrays with more than one
-PER_SEQUENCE = ("prompt_tokens", "end", "group", "cluster", "weight")
+PER_STATE = tuple(name for name, form in FORMS.items() if form.axes.startswith("states"))
+PER_SEQUENCE = tuple(name for name, form in FORMS.items() if form.axes == "sequences")

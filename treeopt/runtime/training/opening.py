@@ -46,6 +46,12 @@ from treeopt.runtime.training.batches import Text
 from treeopt.runtime.training.recipe import Recipe
 
 HEADS = "heads"  # the folder of Medusa-2's heads, within that of its base
+ANSWERS = {
+    "tokens": npz.Form(np.int32, "tokens"),
+    "starts": npz.Form(np.int64, "answers+1"),
+    "prompt_tokens": npz.Form(np.int32, "answers"),
+    "conversation": npz.Form(np.int32, "answers"),
+}
 LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
 
 
@@ -323,7 +329,7 @@ def given_texts(target: Target, prompts: PromptSet, asking: Asking) -> list[Text
 
 
 def _read_block(file: Path, block: Sequence[Conversation], most_tokens: int) -> Iterator[Text]:
-    arrays = npz.read(file, ("tokens", "starts", "prompt_tokens", "conversation"))
+    arrays = npz.fitting(npz.read(file, tuple(ANSWERS)), ANSWERS)
     turns = zip(pairwise(arrays["starts"]), arrays["prompt_tokens"], arrays["conversation"], strict=True)
     for (begin, end), prompt_tokens, i in turns:
         yield from _texts(arrays["tokens"][begin:end], int(prompt_tokens), block[i], most_tokens)
