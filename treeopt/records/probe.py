@@ -144,10 +144,8 @@ class Probe(Answers):
         meta = read_meta(path, arrays, SCHEMA)
         try:
             tree, policy = (_tree(meta.pop(name, None)) for name in ("tree", "policy"))
-            own = {name: _unpacked(name, arrays[name], len(tree)) for name in BITS}
-            probe = cls(
-                tree, policy, **npz.fitting(arrays, FORMS), **own, meta={k: v for k, v in meta.items() if k != "schema"}
-            )
+            own = npz.fitting(arrays, FORMS) | {name: _unpacked(name, arrays[name], len(tree)) for name in BITS}
+            probe = cls(tree, policy, **own, meta={k: v for k, v in meta.items() if k != "schema"})
             probe.check()
             return probe
         except InvalidInput as error:
