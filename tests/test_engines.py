@@ -384,25 +384,23 @@ IN_DOCS = FACTS | {
     "engine": lambda e, m: f"`{e.name}`",
     "method": lambda e, m: m.name,
     "shape": lambda e, m: "dynamic" if m.dynamic else m.shape,
-    "which": lambda e, m: f"`{e.name}` {m.name}",
-    "syntax": lambda e, m: f"`{m.syntax}`",
 }
 HEADS = ("engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions", "checked")
-DETAILS = {"method": "which", "carrier": "goes to", "syntax": "syntax", "must match": "must match", "source": "read in"}
 
 
 def refreshed(page):
-    """docs/engines.md with its tables made anew: all methods, then how each is written and where that was read."""
+    """docs/engines.md with its tables made anew: all methods, and what is not planned for."""
     before, _, rest = page.partition(BEGIN)
-    tables = f"{in_markdown(HEADS, HEADS)}\n{in_markdown(list(DETAILS), list(DETAILS.values()))}"
-    tables += "\n| engine | known, and not planned for | how it is asked for |\n| --- | --- | --- |\n"
+    tables = (
+        f"{in_markdown(HEADS)}\n| engine | known, and not planned for | how it is asked for |\n| --- | --- | --- |\n"
+    )
     others = [(one.name, *other) for one in ENGINES.values() for other in one.unplanned.items()]
     tables += "".join(f"| `{engine}` | {name} | {asked} |\n" for engine, name, asked in others)
     return f"{before}{BEGIN}\n\n{tables}\n{END}\n" + rest.partition(f"{END}\n")[2]
 
 
-def in_markdown(heads, facts):
-    rows = [[IN_DOCS[fact](engine, m) for fact in facts] for engine in ENGINES.values() for m in engine.methods]
+def in_markdown(heads):
+    rows = [[IN_DOCS[head](engine, m) for head in heads] for engine in ENGINES.values() for m in engine.methods]
     lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in [heads, ["---"] * len(heads), *rows]]
     return "".join(f"| {line} |\n" for line in lines).replace("<=", "≤")
 
