@@ -61,8 +61,8 @@ def test_a_log_whose_acceptance_fell_is_compared(run):
     fallen.write_text(vllm_line(70, [4, 0, 0, 0, 0, 0, 0]))
     found = json.loads(invoke("compare", run.path, fallen, "--json", code=3).stdout)
     (loss,) = found["losses"]
-    assert loss["reached"]["tokens_per_step"] == pytest.approx(1 + 4 / 70)
-    assert loss["over_plain"]["share"] == pytest.approx(1 - (1 + 4 / 70) * 40 / 60)
+    assert loss["served"]["tokens_per_step"] == pytest.approx(1 + 4 / 70)
+    assert loss["share"] == pytest.approx(1 - (1 + 4 / 70) * 40 / 60)
     assert [shift["after"] for shift in found["shifts"]][1:] == [0] * 6
 
 
@@ -78,3 +78,35 @@ def test_a_drafter_that_is_never_right_is_not_planned(run, steps):
     assert "The drafter does not work: " in invoke("search", "--run", run.path, code=1).stderr
     invoke("export", "--to", "vllm", "--run", run.path, code=1)
     assert not run.plan.exists()
+
+
+GUESSES = "head,rank,hits,trials\n" + "".join(f"{head},0,9000,10000\n" for head in range(1, 7))
+COMMANDS = (("profile", "--from-csv", "steps.csv"), ("import", "guesses.csv"))
+
+
+@pytest.mark.parametrize(
+    "commands", [COMMANDS, COMMANDS[::-1], (*COMMANDS, COMMANDS[0])], ids=["steps first", "last", "twice"]
+)
+def test_the_order_of_commands_does_not_decide_the_plan(run, commands):
+    """Steps without depths were taken to be 4 deep before the drafter's 6 guesses were known, and stayed so."""
+    folder = run.path.parent
+    (folder / "steps.csv").write_text("batch_size,size,step_ms\n1,1,10\n1,3,12\n1,7,15\n")
+    (folder / "guesses.csv").write_text(GUESSES)
+    for *words, file in commands:
+        invoke(*words, folder / file, "--run", run.path)
+    invoke("search", "--run", run.path)
+    (entry,) = Plan.load(run.plan).entries
+    tokens = sum(0.9**depth for depth in range(7))
+    assert (entry.chosen.size, entry.chosen.depth) == (7, 6)
+    assert entry.chosen.speedup == pytest.approx(tokens * 10 / 15)
+    assert not [warning for warning in entry.warnings if "depths up to" in warning]
+    assert [(point.size, point.depth) for point in run.read_profile().points] == [(3, 2), (7, 6)]
+
+
+def test_a_depth_that_is_said_stays(run):
+    """With --heads 4 a tree of 7 rows is 4 deep, whatever the drafter guesses."""
+    (table := run.path.parent / "steps.csv").write_text("batch_size,size,step_ms\n1,1,10\n1,7,15\n")
+    (guesses := run.path.parent / "guesses.csv").write_text(GUESSES)
+    invoke("profile", "--from-csv", table, "--heads", 4, "--run", run.path)
+    invoke("import", guesses, "--run", run.path)
+    assert [(point.size, point.depth) for point in run.read_profile().points] == [(7, 4)]

@@ -56,6 +56,7 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     [[0], [0, 0]]
     """
     source, mix = source_of(record), request.mix
+    profile = profile and profile.as_deep_as(source.num_heads)
     context = request.context if request.context is not None else source.usual_context
     costs = {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes if profile}
     limits = _useful(request.limits, source, costs)

@@ -216,6 +216,7 @@ def _options(
     request, costs = PlanRequest(limits, [entry.batch_size], plan.objective or "replay", dynamic=dynamic), None
     if profile is not None:
         context = source.usual_context or entry.context_tokens
+        profile = profile.as_deep_as(plan.width or source.num_heads)
         costs = StepCosts(profile, entry.batch_size, context, redrafts=request.redrafts)
         limits = replace(limits, budget=min(limits.budget, max(costs.reach[0], 2)))
     (found,) = tables_of(source, limits, request, {} if costs is None else {entry.batch_size: costs})

@@ -49,6 +49,7 @@ class StepTiming(AtSetting):
     topk          : of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
     over_marginals: whether it is a tree over marginals
     as_it_comes   : whether it is a plain step of an engine with nothing forced, beside an exact one
+    depth_assumed : whether nobody said the depth, so that the tree is as deep as the drafter guesses and its size allows
     """
 
     size: Positive
@@ -61,6 +62,7 @@ class StepTiming(AtSetting):
     topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
     over_marginals: bool | None = None
     as_it_comes: bool | None = None
+    depth_assumed: bool | None = None
 
     @property
     def drafted(self) -> int:
@@ -166,6 +168,13 @@ class LatencyProfile(Kept):
                     "Every point of a profile must have a plain timing beside it, but batch size "
                     f"{point.batch_size} at context {point.context_tokens} has none."
                 )
+
+    def as_deep_as(self, num_heads: int) -> LatencyProfile:
+        """The profile for a drafter of so many heads: depths that were assumed are those of its trees."""
+        if not any(point.depth_assumed for point in self.points):
+            return self
+        points = [replace(p, depth=min(p.size - 1, num_heads)) if p.depth_assumed else p for p in self.points]
+        return replace(self, points=tuple(points))
 
     @property
     def fixed(self) -> list[StepTiming]:

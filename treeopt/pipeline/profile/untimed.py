@@ -98,19 +98,19 @@ def profile_from_file(
     Batch sizes and contexts are added to those that the run's profile has of the same runtime.
 
     contexts   the one of rows that do not say theirs
-    num_heads  depth of trees that do not say theirs, so far as their size allows; by default the calibrated one
+    num_heads  depth of trees that do not say theirs, so far as their size allows; by default that of the drafter that is planned
     """
     if len(contexts) > 1:
         raise InvalidInput("`from_csv` takes one `contexts`, that of rows which do not say theirs.")
     rows = read_rows(file)
     if not contexts and any(row.context_tokens is None for row in rows):
         note(f"Some rows do not say their context. It is written as {UNKNOWN_CONTEXT}; pass it with `contexts`.")
-    deepest = NUM_HEADS
-    if any(row.depth is None for row in rows):
-        deepest = num_heads or calibrated_heads(run) or NUM_HEADS
-        if any(row.size > 2 for row in rows):
-            note(f"The file has no depths: trees are taken to be {deepest} deep where they can; `num_heads` says.")
-    result = profile_of(rows, str(file), contexts[0] if contexts else UNKNOWN_CONTEXT, deepest)
+    if num_heads is None and any(row.depth is None and row.size > 2 for row in rows):
+        note(
+            "The file has no depths: its trees are taken to be as deep as the drafter guesses; `num_heads` says otherwise."
+        )
+    result = profile_of(rows, str(file), contexts[0] if contexts else UNKNOWN_CONTEXT, num_heads)
+    result = result.as_deep_as(calibrated_heads(run) or NUM_HEADS)
     made = provenance() | dict.fromkeys(UNREAD)
     result.runtime["name"] = runtime or file.stem
     check_can_join(run, result.runtime, made, overwrite=overwrite)
@@ -124,12 +124,16 @@ def profile_from_file(
     return finish(run, result, None if few else PRECISION, remedy="more rows of them help", alone=overwrite)
 
 
-def profile_of(rows: Sequence[LatencyRow], name: str, context: int, deepest: int) -> LatencyProfile:
-    """Rows as a profile, with the context and the depth of those that say none; InvalidInput without a plain row."""
-    groups: dict[tuple[int, ...], list[LatencyRow]] = {}
+def profile_of(rows: Sequence[LatencyRow], name: str, context: int, deepest: int | None) -> LatencyProfile:
+    """Rows as a profile, with the context and the depth of those that say none; InvalidInput without a plain row.
+
+    Without ``deepest`` the depth of those is assumed to be all that their size allows.
+    """
+    groups: dict[tuple[int, int, int, int, bool], list[LatencyRow]] = {}
     for row in rows:
-        depth = min(row.size - 1, deepest) if row.depth is None else row.depth
-        groups.setdefault((row.batch_size, row.context_tokens or context, row.size, depth), []).append(row)
+        depth = min(row.size - 1, deepest or row.size) if row.depth is None else row.depth
+        assumed = row.depth is None and deepest is None and row.size > 1
+        groups.setdefault((row.batch_size, row.context_tokens or context, row.size, depth, assumed), []).append(row)
     plain = {key[:2] for key in groups if key[2] == 1}
     for batch_size, at, *_ in sorted(groups):
         if (batch_size, at) not in plain:
@@ -138,9 +142,10 @@ def profile_of(rows: Sequence[LatencyRow], name: str, context: int, deepest: int
                 f"{batch_size}{f' at context {at}' if at else ''} has none: time plain decoding too."
             )
     timed: dict[bool, list[StepTiming]] = {True: [], False: []}  # plain, and with trees
-    for (batch_size, at, size, depth), group in sorted(groups.items()):
+    for (batch_size, at, size, depth, assumed), group in sorted(groups.items()):
         samples, rounds = tuple(row.step_ms for row in group), tuple(r.round for r in group if r.round is not None)
-        timed[size == 1].append(StepTiming(batch_size, at, size, depth, samples, round=rounds or None))
+        point = StepTiming(batch_size, at, size, depth, samples, round=rounds or None, depth_assumed=assumed or None)
+        timed[size == 1].append(point)
     settings = [ProfileSetting(batch_size=t.batch_size, context_tokens=t.context_tokens) for t in timed[True]]
     return LatencyProfile(tuple(timed[False]), tuple(timed[True]), {}, {"settings": settings})
 
