@@ -14,7 +14,6 @@ from treeopt.pipeline import compare
 from treeopt.pipeline.search import request_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.plan import Plan
 from treeopt.records.pools import USUAL
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
@@ -115,15 +114,6 @@ def test_old_files_of_several_widths_are_refused_with_what_to_do(runs, tmp_path)
     (tmp_path / "profile.json").write_text(json.dumps(document))
     with pytest.raises(InvalidInput, match=rf"^\S*profile.json has the steps of blocks of {said}"):
         LatencyProfile.load(tmp_path / "profile.json")
-
-
-def test_a_plan_deeper_than_its_block_is_refused(tmp_path):
-    plan_trees(traced(4), None, PlanRequest(Limits(5, shape="chain"))).save(tmp_path / "plan.json")
-    document = json.loads((tmp_path / "plan.json").read_text())
-    document["drafter"]["num_heads"] = 3
-    (tmp_path / "plan.json").write_text(json.dumps(document))
-    with pytest.raises(InvalidInput, match="may be as deep as num_heads of the drafter, 3, but one is 4 deep"):
-        Plan.load(tmp_path / "plan.json")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama-cpp", "lmdeploy"])

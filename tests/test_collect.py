@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from treeopt.growth.heldout import folds, rates_by_group
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.calibration import Calibration, prefix_states
+from treeopt.records.calibration import Calibration
 from treeopt.records.trace import End, RankTrace
 from treeopt.runtime.decode import Setup, decode
 from treeopt.runtime.measure.bench import blocks_of
@@ -140,13 +140,6 @@ def test_blocks_hold_whole_conversations_of_one_group(batch_size, seed):
     where = [{prompts[i].cluster for i in block} for block in blocks]
     assert sum(map(len, where)) == 9
     assert all(len({prompts[i].group for i in block}) == 1 for block in blocks)
-
-
-def test_states_of_a_path_begin_with_it():
-    trace = random_trace(np.random.default_rng(3), [20] * 4, 3, 3)
-    for path, states in prefix_states(trace, [(0,), (0, 0), (1, 0)]).items():
-        assert states
-        assert all(tuple(trace.ranks[t, : len(path)]) == path for t in states)
 
 
 def test_speedups_of_groups_are_of_their_own_blocks(tmp_path):

@@ -1,7 +1,6 @@
 """Trees over marginals against all paths sorted, their records against plain loops, and damage that is refused."""
 
 import itertools
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -175,28 +174,6 @@ def test_records_are_selected_and_joined_and_asked_for():
     assert record_for(wanted).fitting(few) == Counts(1, 2, (4,), 4, (4,))
     few.has_marginals = False
     assert record_for(wanted).fitting(few) == Counts(1, 2, (4,))
-
-
-DAMAGES = {  # where, what, and how it is refused
-    "a place beyond the nodes": ((0, 1, 0), 2, "places in marginals of 1 levels with width 2 must be below 2"),
-    "a child before its parent": ((0, 3, slice(1, 3)), [3, 2], "behind its parent's"),
-    "a place that gets better with depth": ((0, 3, slice(0, 3)), [4, 3, 5], "better in a pool of more levels"),
-    "a place that gets better with width": ((0, slice(2, 4), 0), [2, 1], "better with a larger width"),
-    "a guess behind the end": ((-1, 3, [0, 1, 3, 6]), 0, "marginal_places must be 255 where"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_records_are_refused(tmp_path, damage):
-    where, what, message = DAMAGES[damage]
-    trace, _ = recorded(9, [3, 2], WIDTHS)
-    places = np.full_like(trace.marginal_places, NO_PLACE)
-    replace(trace, marginal_places=places).save(tmp_path / "t.npz")
-    assert RankTrace.load(tmp_path / "t.npz").marginals is not None
-    places[where] = what
-    replace(trace, marginal_places=places).save(tmp_path / "t.npz")
-    with pytest.raises(InvalidInput, match=message):
-        RankTrace.load(tmp_path / "t.npz")
 
 
 def test_a_draft_is_read_from_its_record_and_has_limits():

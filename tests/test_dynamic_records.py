@@ -8,7 +8,7 @@ import pytest
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay_dynamic
-from treeopt.records.pools import NO_PLACE, Counts, Pools, columns_of
+from treeopt.records.pools import Counts, Pools
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import MOST_LEVELS, MOST_TOPK
 
@@ -56,15 +56,6 @@ def test_a_trace_without_pools_loads_and_has_none(tmp_path):
     assert Counts(levels=3, topks=TOPKS).record["pools"] == POOLS
 
 
-def put(place, value):
-    """Put a value at a place of the places."""
-
-    def damage(arrays):
-        arrays["pool_places"][place] = value
-
-    return damage
-
-
 def of(*place, dtype=np.uint8):
     """Keep a part of the places, as another type."""
     return lambda arrays: arrays.update(pool_places=arrays["pool_places"][place].astype(dtype))
@@ -80,7 +71,6 @@ def says(**pools):
     return lambda arrays: arrays.update(meta=np.array(json.dumps({"pools": POOLS | pools})))
 
 
-LAST = columns_of(LEVELS).stop - 1  # of the deepest node in the largest pool
 DAMAGES = {
     "no meta": (lambda a: a.pop("meta"), "must have a number of levels and a list of topks, but is None"),
     "meta of a list": (lambda a: a.update(meta=np.array('{"pools": [3, [1]]}')), "'pools'"),
@@ -90,12 +80,6 @@ DAMAGES = {
     "places beyond bytes": (of(..., dtype=np.int64), None),
     "places below bytes": (moved(-256), "pool_places must fit into uint8"),
     "places above bytes": (moved(256), "pool_places must fit into uint8"),
-    "a place beyond the pool": (put((0, 0, 0), 1), "must be below 1 or 255, but reach 1"),
-    "a place beyond any tree": (put((0, 2, LAST), 254), "must be below 36 or 255, but reach 254"),
-    "a child at its parent's place": (put((0, 2, slice(3, 6)), [0, 0, 255]), "behind its parent's"),
-    "a child without its parent": (put((0, 2, slice(3, 6)), [NO_PLACE, 1, 2]), "behind its parent's"),
-    "a place that gets better": (put((0, 2, slice(6)), [2, 1, 2, 2, 3, 4]), "better in a pool of more"),
-    "a guess behind the end": (put((3, 2, [0, 1, 3]), 0), "255 where a sequence has no token to guess"),
     "other levels": (says(levels=2), "places of the pools must be"),
     "no levels": (says(levels=0), "1 to 8 levels"),
     "levels with a point": (says(levels=3.0), "must have a number of levels"),

@@ -2,10 +2,8 @@
 
 import json
 import runpy
-import shlex
 import shutil
 import sys
-from dataclasses import replace
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -207,18 +205,6 @@ def test_openvino_decodes_in_the_precision_that_was_planned_in(run_program, runt
     library.draft_model.assert_called_once_with("DRAFTER", "CPU", **forced)
     library.LLMPipeline.assert_called_once_with("MODEL", "CPU", draft_model=library.draft_model(), **forced)
     assert ("# All is computed in float32" if exact else "# The precision is the CPU's own") in files[SCRIPT]
-
-
-def test_openvino_is_pointed_to_the_folders_that_were_converted(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
-    runtime = {"name": "openvino", "converted": {"MODEL": "abc-fp32", "DRAFTER": "def-eagle3"}}
-    plan = replace(planned("eagle3"), runtime=runtime)
-    assert "MODEL DRAFTER PROMPT" in export_plan(plan, "openvino").command
-    folders = [tmp_path / "my cache" / "treeopt" / "openvino" / name for name in runtime["converted"].values()]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    assert shlex.split(export_plan(plan, "openvino").command) == ["python", SCRIPT, *map(str, folders), "PROMPT"]
-    assert "MODEL DRAFTER PROMPT" in export_plan(replace(plan, runtime={**runtime, "name": "vllm"}), "openvino").command
 
 
 def planned(drafter, depth=3):

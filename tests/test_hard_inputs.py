@@ -12,9 +12,8 @@ import pytest
 import treeopt as api
 from treeopt import demo
 from treeopt.errors import InvalidInput
-from treeopt.files.fields import Shares
 from treeopt.files.journal import Journal
-from treeopt.files.storage import sha256_of, typed, write_json
+from treeopt.files.storage import sha256_of, write_json
 from treeopt.files.writing import write_text
 from treeopt.pipeline.session import resolve
 from treeopt.records.rundir import RunDirectory
@@ -157,10 +156,3 @@ def test_a_file_that_is_written_again_keeps_its_mode(tmp_path):
             assert stat.S_IMODE((tmp_path / "new.json").stat().st_mode) == mode
     finally:
         os.umask(before)
-
-
-def test_shares_add_up():
-    assert typed(Shares, [0.5, 0.5], "plan.json") == [0.5, 0.5]
-    assert typed(Shares, [], "plan.json") == []
-    with pytest.raises(InvalidInput, match=r"must add up to 1, but add up to 0\.9"):
-        typed(Shares, [0.5, 0.4], "plan.json")

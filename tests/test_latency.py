@@ -305,11 +305,6 @@ def test_a_point_without_a_plain_step_is_refused():
         LatencyProfile((StepTiming(2, 100, 8, 2, (1.0,)),), (StepTiming(1, 100, 1, 0, (1.0,)),))
 
 
-def test_a_lone_root_that_differs_from_plain_is_refused():
-    with pytest.raises(InvalidInput, match="size 1 is the plain step and must have its samples"):
-        LatencyProfile((StepTiming(1, 100, 1, 0, (3.0,)),), (StepTiming(1, 100, 1, 0, (2.0,)),))
-
-
 def test_a_chain_between_two_timed_chains_costs_between_them():
     points = (StepTiming(1, 128, 4, 3, (4.0,)), StepTiming(1, 128, 6, 5, (5.0,)))
     profile = LatencyProfile(points, (StepTiming(1, 128, 1, 0, (3.0,)),))

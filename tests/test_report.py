@@ -61,8 +61,6 @@ def whole_run(text, batch_sizes, groups) -> tempfile.TemporaryDirectory:
     meta |= {"answers": {"given": True, "temperature": None, "is_estimate": True}}
     trace = replace(trace, meta=meta, group=np.arange(24) % len(names))
     calibration = Calibration.from_trace(trace, provenance=source)
-    paths, texts = calibration.prefix_counts["paths"], [[f"before {text}", f"guess {text}\n"]]
-    calibration.meta["examples"] = [{"path": list(path), "texts": texts} for path in paths]
     profile = some_profile(batch_sizes)
     profile.info["provenance"] = {**source, "command": f"treeopt profile {text}"}
     trace.save(run.trace)
@@ -279,10 +277,9 @@ def test_the_same_run_gives_the_same_bytes(no_pictures, tmp_path):
     assert write_report(run).read_bytes() == write_report(run).read_bytes()
 
 
-@pytest.mark.parametrize(("key", "value"), [("examples", [{"path": "0"}]), ("skipped", 3)])
-def test_a_calibration_whose_texts_are_damaged_is_named(no_pictures, tmp_path, key, value):
+def test_a_calibration_with_damaged_notes_is_named(no_pictures, tmp_path):
     run = make_run(tmp_path)
-    run.calibration.write_text(json.dumps({**json.loads(run.calibration.read_text()), key: value}))
+    run.calibration.write_text(json.dumps({**json.loads(run.calibration.read_text()), "skipped": 3}))
     with pytest.raises(InvalidInput, match=r"calibration\.json"):
         write_report(run)
 
@@ -368,11 +365,11 @@ def title(page, mark: str) -> str:
 
 
 def test_marks_have_titles(visit, report):
-    """A node says its path, share, visits, gain and texts; a size its depth, tokens and latency."""
+    """A node says its path, share, visits and gain; a size its depth, tokens and latency."""
     page = visit(report)
     node = title(page, "[id$='-node-0'] use")
     assert re.match(r"path \[0\]\naccepted in \d+\.\d\d% of steps\nvisits [\d,]+ of [\d,]+ steps\n", node)
-    assert re.search(r"gain \+0\.\d+ tokens per step\n…before calm\[guess calm⏎\]$", node)
+    assert re.search(r"gain \+0\.\d+ tokens per step$", node)
     assert title(page, "[id$='-node-root'] use").startswith("root")
     entry = Plan.load(report.parent / "plan.json")[4]
     for place, point in enumerate(sorted(entry.curve, key=lambda point: point.size)):
@@ -396,7 +393,6 @@ def test_texts_of_others_are_inert(visit, hostile, bypass_csp):
     for start in ("prompts ", "heads ", "mine ", "beware ", "treeopt bench ", "code ", "chat "):
         assert f"{start}{EVIL}" in told, start
     assert f"empty {EVIL}" in told
-    assert f"…before {EVIL}".replace("\n", "⏎") in title(page, "[id$='-node-0'] use")
 
 
 def test_the_policy_lets_no_script_run(visit, report):

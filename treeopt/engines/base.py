@@ -39,7 +39,6 @@ class Request:
     acceptance     record of the rule that the tree was chosen for; None for greedy decoding
     drafter_id     which drafter of its kind, as records name it
     runtime        whose latencies it was planned with
-    folders        what stands for a model or a drafter in commands, to the folder that it was converted into
     groups         by group of prompts, what differs there, for methods that take settings by request
     marginals      a tree over marginals, for methods of chains that build such; its depth is the length
     """
@@ -59,7 +58,6 @@ class Request:
     max_draft_len: int | None = None
     acceptance: Mapping[str, Any] | None = None
     runtime: Runtime | None = None
-    folders: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, "Request"] = field(default_factory=dict)
     marginals: DDTree | None = None
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from treeopt.engines import chains, copied
 from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine, Written
 from treeopt.engines.chains import SCRIPT, Keys, sampling
-from treeopt.files.shell import shell_word
 from treeopt.records.drafters import LOOKED_UP
 
 FILE, GROUPS = "generation_config.json", "groups.json"
@@ -60,7 +59,7 @@ def write(request: Request, lookup: Keys = LOOKUP) -> Written:
     guessing = [one for one in every if LENGTH in one]
     trees = any("tree_depth" in one for one in every)
     words = ["MODEL", *["DRAFTER"] * bool(guessing and not looks_up), "PROMPT"]
-    command = " ".join(shell_word(request.folders[word]) if word in request.folders else word for word in words)
+    command = " ".join(words)
     exact = trees or is_exact(request)
     files = {FILE: settings, **({GROUPS: groups} if groups else {})}
     texts = {name: f"{json.dumps(content)}\n" for name, content in files.items()}
@@ -72,7 +71,7 @@ def write(request: Request, lookup: Keys = LOOKUP) -> Written:
         precision=json.dumps(EXACT if exact else {}),
         pipeline=_pipeline(words[-2] if "DRAFTER" in words else "PROMPT", len(guessing) / len(every)),
     )
-    notes = [*[IR] * ("DRAFTER" in words and not request.folders), EXACTLY if exact else ROUNDING]
+    notes = [*[IR] * ("DRAFTER" in words), EXACTLY if exact else ROUNDING]
     notes += [ONE_BY_ONE] * trees
     if groups:
         notes.append(f"Settings by group: python {SCRIPT} {command} GROUP, with one of {', '.join(groups)}.")

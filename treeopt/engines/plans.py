@@ -13,7 +13,6 @@ from treeopt.engines.chains import BLOCKS, LAST, merged
 from treeopt.engines.copied import KIND, SHAPE
 from treeopt.engines.registry import ENGINES, method_of, removal_notes, search_for, tree_method_of
 from treeopt.errors import InvalidInput
-from treeopt.files.places import user_cache
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Beyond, Plan, PlanEntry, each_its_own, is_setting
 from treeopt.records.rules import marked_rule, option_of, rule_of
@@ -87,7 +86,6 @@ def ask(
         batch_size=plan.entries[-1].batch_size,
         acceptance=plan.acceptance,
         runtime=plan.runtime,
-        folders=_converted(plan, engine),
     )
     timed = served.entries[-1].chosen.step_ms is not None
     whole, said = served, list[str]()
@@ -103,14 +101,6 @@ def ask(
             for size, one in asked.items()
         }
     return Asked(way, served, asked, tuple(notes), tuple(said))
-
-
-def _converted(plan: Plan, engine: str) -> dict[str, str]:
-    """The folders that the engine's model and drafter were converted into when it was timed, where they are still there."""
-    runtime = plan.runtime or {}
-    names = (runtime.get("converted") or {}) if str(runtime.get("name")).startswith(engine) else {}
-    folders = {word: user_cache() / engine / name for word, name in names.items()}
-    return {word: str(folder) for word, folder in folders.items() if folder.is_dir()}
 
 
 def _ended(plan: Plan, way: Method, engine: str, beyond: Beyond) -> tuple[Plan, list[str]]:

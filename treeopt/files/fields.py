@@ -10,24 +10,15 @@ checked                        a pydantic model from a row, whose cells may be t
 import re
 from collections.abc import Mapping
 from functools import cache
-from math import fsum, inf
+from math import inf
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from treeopt.errors import InvalidInput
 
 MOST = 2**53  # whole numbers that a float tells apart
-ROUNDING = 1e-6  # of shares that add up
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -49,16 +40,6 @@ Positive = Annotated[int, Field(ge=1, le=MOST), rule("a whole number of at least
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), rule("a number above 0")]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), rule("a number of at least 0")]
 Share = Annotated[float, Field(ge=0, le=1), rule("a share from 0 to 1")]
-
-
-def add_up(shares: list[float]) -> list[float]:
-    """The shares of all of something; ValueError where there are some, and they are not all of it."""
-    if shares and abs(fsum(shares) - 1) > ROUNDING:
-        raise ValueError(f"must add up to 1, but add up to {fsum(shares):.6g}")
-    return shares
-
-
-Shares = Annotated[list[Share], AfterValidator(add_up)]
 
 
 def within(low: float, high: float = inf, /, **numbers: float | None) -> None:

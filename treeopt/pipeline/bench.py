@@ -17,7 +17,7 @@ from treeopt.pipeline.logged import copied_entrants, some_requests, tried_drafts
 from treeopt.records.benchmark import FEWEST_LAUNCHES
 from treeopt.records.inputs import inputs_of, not_a_check, stale_plan, timed_elsewhere
 from treeopt.records.plan import Plan, PlanEntry
-from treeopt.records.rules import check_rule, marked_rule, rule_of
+from treeopt.records.rules import check_drafter, check_rule, marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
@@ -68,6 +68,7 @@ def bench(
     check_rule(plan.acceptance, rule, "the plan holds", command=run.command("search"))
     of_probe = plan.objective == COVERAGE
     found = (probe or run.read_probe()) if of_probe else trace
+    check_drafter(found.meta.get("drafter"), session.drafter_record, "Bench decodes")
     entry = _entry(run, plan, opened, batch_size)
     source, folder = source_of(found), run.partial("bench" if engine is None else f"bench-{engine}")
     if opened is None:

@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from treeopt.errors import InvalidInput
 from treeopt.files import npz
 from treeopt.files.journal import Advance, Journal, Say
@@ -27,7 +25,7 @@ from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
-from treeopt.records.calibration import Calibration, prefix_states
+from treeopt.records.calibration import Calibration
 from treeopt.records.merging import WHOLE, Shard, digest, join, shard_record
 from treeopt.records.origins import ProvenanceRecord, differing
 from treeopt.records.pools import USUAL, Counts
@@ -37,7 +35,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.prompts.order import MOST_DRAWN
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, Tree
+from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
     from treeopt.runtime.cluster import DoBlock
@@ -53,7 +51,6 @@ GROUP_BUDGET = 64  # rows of the trees that groups are compared by
 BLOCK_WAVES = 8
 UNASKED = {"source": None, "provenance": None}  # what follows from the other keys
 SAME_TARGET = 0.98  # share of greedy answers' tokens that their target chooses again, rounding aside
-EXAMPLE_PATHS, EXAMPLE_CONTEXT = 256, 12  # paths with examples; tokens shown before the guesses
 
 
 def calibrate(
@@ -93,7 +90,6 @@ def calibrate(
         raise InvalidInput(
             f"`temperature=0` is for the target's own `responses`: it chose {agreement:.1%} of these tokens."
         )
-    calibration.meta["examples"] = examples(session, trace, calibration)
     probe = collect_probes(run, session, trace, batch_size=batch_size, rounds=probe_rounds) if is_typical else None
     run.replace_accuracies(calibration, trace, probe)
     discard(run.partial("probe"))
@@ -132,22 +128,6 @@ def check_unmeasured(
             f"{there[0]} is another measurement and is not replaced unasked; they differ in "
             f"{', '.join(dict.fromkeys(differs))}. Pass another `run`, or `overwrite`."
         )
-
-
-def examples(session: Session, trace: RankTrace, calibration: Calibration) -> list[dict[str, object]]:
-    """Real texts in which the most frequent paths were accepted: what came before, and the accepted guesses."""
-    assert trace.tokens is not None
-    assert calibration.prefix_counts is not None
-    decode, tokens = session.target.tokenizer.decode, trace.tokens
-    paths = [tuple(path) for path in calibration.prefix_counts["paths"][:EXAMPLE_PATHS] if max(path) <= MAX_RANK]
-    begins = np.repeat(trace.starts[:-1], trace.lengths)
-    found: list[dict[str, object]] = []
-    for path, states in prefix_states(trace, paths).items():
-        # The root is the token of state t, the guesses are those after it.
-        spans = [(max(begins[t], t - EXAMPLE_CONTEXT), t + 1, t + 1 + len(path)) for t in states]
-        texts = [[decode(tokens[first:root].tolist()), decode(tokens[root:end].tolist())] for first, root, end in spans]
-        found.append({"path": list(path), "texts": texts})
-    return found
 
 
 def first_conversations(session: Session, num_prompts: int) -> tuple[Conversation, ...]:

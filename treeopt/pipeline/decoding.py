@@ -24,7 +24,7 @@ from treeopt.records.contender import Answer, Block, Contender, Quality
 from treeopt.records.origins import ProvenanceRecord
 from treeopt.records.pools import Counts
 from treeopt.records.requestlog import Request, RequestLog
-from treeopt.records.rules import SAME_TEXT, check_drafter, check_rule
+from treeopt.records.rules import SAME_TEXT
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import OF_GUESSES, Answers, RankTrace
 from treeopt.report.terminal import note, progress
@@ -61,10 +61,6 @@ class Decoding:
     max_new_tokens: int
     folder: Path
     engine: Stepper | None = None
-
-    def __post_init__(self) -> None:
-        check_drafter(self.source.meta.get("drafter"), self.session.drafter_record, "Bench decodes")
-        check_rule(self.source.meta.get("acceptance"), self.rule, "the run's calibration holds")
 
     @property
     def rule(self) -> Mapping[str, Any]:

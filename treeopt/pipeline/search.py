@@ -28,7 +28,7 @@ from treeopt.records.inputs import (
     read_planned,
     sampled,
 )
-from treeopt.records.origins import OURS, ProvenanceRecord, provenance
+from treeopt.records.origins import ProvenanceRecord, provenance
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
@@ -300,23 +300,9 @@ def check_latencies(
         note(f"The profile measures {profile.part} alone: the speedups are upper bounds.")
     if missing := sorted(set(sizes) - set(profile.batch_sizes)):
         have, lacking = (",".join(map(str, several)) for several in (profile.batch_sizes, missing))
-        remedy = to_add(profile, run, lacking) if own else "Plan for those, or pass another `profile`."
-        raise OutOfRange(f"The profile covers batch sizes {have.replace(',', ', ')}, but {lacking} was asked. {remedy}")
-
-
-def to_add(profile: LatencyProfile, run: RunDirectory, sizes: str) -> str:
-    """How to add batch sizes, by where the run's latencies came from: the words of that source, and its command."""
-    name = profile.runtime.get("name")
-    roofline = profile.info.get("roofline") or {}
-    device, devices = (roofline.get("device") or {}).get("name"), (roofline.get("model") or {}).get("devices", 1)
-    file, said = next(iter(profile.info.get("inputs") or {}), "TABLE"), "Add what is missing with"
-    if device:
-        every = ",".join(map(str, sorted({*map(int, sizes.split(",")), *profile.batch_sizes})))
-        where = f"{devices}x{device}" if devices > 1 else device
-        words: tuple[object, ...] = ("--analytical", where, "--model", file, "--batch-size", every)
-    elif name == OURS:
-        words = ("--batch-size", sizes)
-    else:
-        words = ("--from-csv", file, "--runtime", name or "NAME")
-        said = "Time them there too, and add the table with"
-    return f"{said}: {run.command('profile', *words)}"
+        remedy = (
+            "Measure them as the others were (treeopt profile)" if own else "Plan for those, or pass another `profile`"
+        )
+        raise OutOfRange(
+            f"The profile covers batch sizes {have.replace(',', ', ')}, but {lacking} was asked. {remedy}."
+        )

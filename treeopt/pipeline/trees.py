@@ -34,8 +34,10 @@ def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
 
     Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
     """
-    if planned := _planned(path, batch_size):
-        return planned
+    if (plan := read_plan(path)) is not None:
+        return plan.entry(batch_size).tree
+    if batch_size is not None:
+        raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {path} is no plan: leave it out.")
     try:
         return tree_in(read_text(path))
     except InvalidInput as error:
@@ -46,15 +48,6 @@ def read_plan(path: Path) -> Plan | None:
     document = load_json(path) if path.suffix == ".json" else None
     is_plan = isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.plan/")
     return Plan.load(path) if is_plan else None
-
-
-def _planned(path: Path, batch_size: int | None) -> Tree | None:
-    """The tree of a plan; None for another file, which has no batch sizes to choose from."""
-    if (plan := read_plan(path)) is not None:
-        return plan.entry(batch_size).tree
-    if batch_size is not None:
-        raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {path} is no plan: leave it out.")
-    return None
 
 
 def score(

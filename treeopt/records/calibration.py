@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,19 +215,3 @@ def prefix_counts(ranks: NDArray[np.int16], *, most: int = KEPT_PREFIXES) -> tup
         alive = following
     found = sorted(found, key=lambda item: (item[0], len(item[1]), item[1]))[:most]
     return [p for _, p, _ in found], [-n for n, _, _ in found], [v for _, _, v in found]
-
-
-def prefix_states(trace: RankTrace, paths: Sequence[Choice], *, most: int = 3) -> dict[Choice, list[int]]:
-    """States at which each path is the beginning of the ranks, at most a few, from different sequences first.
-
-    >>> trace = RankTrace(np.array([[0, 1], [0, -1], [-2, -2]]), np.array([0, 3]))
-    >>> prefix_states(trace, [(0,), (0, 1), (2,)])
-    {(0,): [0, 1], (0, 1): [0], (2,): []}
-    """
-    sequence = np.repeat(np.arange(trace.num_sequences), trace.lengths)
-    found = {}
-    for path in paths:
-        states = np.flatnonzero((trace.ranks[:, : len(path)] == path).all(1) & trace.has_step)
-        first = np.unique(sequence[states], return_index=True)[1]
-        found[path] = np.concatenate([states[first], np.delete(states, first)])[:most].tolist()
-    return found

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from treeopt.files.fields import Count, NotNegative, Positive, Share, Shares
+from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.figure import AnyDraft, Rate
 
@@ -108,7 +108,7 @@ class Contender:
     predicted: Predicted = Predicted()
     accepted: list[Count] = field(default_factory=list)
     replayed_accepted: list[Count] = field(default_factory=list)
-    predicted_accepted: Shares = field(default_factory=list)
+    predicted_accepted: list[Share] = field(default_factory=list)
     stopped: bool = False
     spread: bool = False
 

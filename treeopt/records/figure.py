@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from math import log
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator
+from pydantic import Field, PlainSerializer, PlainValidator
 
-from treeopt.errors import InvalidInput
 from treeopt.files.fields import Amount, NotNegative, Positive, rule
 from treeopt.trees.draft import Draft, draft_of
 
@@ -20,13 +19,7 @@ AnyDraft = Annotated[Draft, PlainValidator(draft_of), PlainSerializer(lambda dra
 Rate = Annotated[float, Field(ge=1, allow_inf_nan=False), rule("a number of at least 1")]  # tokens per step
 
 
-def _rising(ends: tuple[float, float]) -> tuple[float, float]:
-    if ends[0] > ends[1]:
-        raise ValueError(f"an interval must have its lower end first, but is {list(ends)}.")
-    return ends
-
-
-Interval = Annotated[tuple[Amount, Amount], AfterValidator(_rising)]
+Interval = tuple[Amount, Amount]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +98,6 @@ class Figure:
     replay_us: Amount | None = field(default=None, compare=False)
     stderr: Errors = Errors()
     interval95: Intervals = Intervals()
-
-    def __post_init__(self) -> None:
-        if self.tokens_per_step > 1.000001 * (1 + self.depth):
-            raise InvalidInput(
-                f"A step emits one token more than the draft is deep at most, {1 + self.depth}, but tokens_per_step is "
-                f"{self.tokens_per_step:.6g}."
-            )
 
     @property
     def size(self) -> int:

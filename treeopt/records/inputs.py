@@ -167,14 +167,10 @@ def made_from(run: RunDirectory, file: Path, inputs: Mapping[str, str] | None) -
     return found
 
 
-def stale(run: RunDirectory, file: Path, inputs: Mapping[str, str] | None, *command: object) -> list[str]:
-    """The sentences of `made_from`, each with the command that makes the result again, by its words."""
-    return [f"{said} Make it again with: {run.command(*command)}" for said in made_from(run, file, inputs)]
-
-
 def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
     """Why the run's plan is stale, in sentences with the command that makes it again."""
-    return stale(run, run.plan, plan.inputs, "search")
+    again = run.command("search")
+    return [f"{said} Make it again with: {again}" for said in made_from(run, run.plan, plan.inputs)]
 
 
 def timed_elsewhere(run: RunDirectory, plan: Plan, bench: Benchmark) -> str:

@@ -69,8 +69,7 @@ class RuleRecord(TypedDict, total=False):
 class Runtime(TypedDict, total=False):
     """The software that decoded: its name, version, and how it was set up.
 
-    launches  : whether every round was a launch of the engine, a process of its own
-    converted : what stands for a model or a drafter in exported commands, to the name of its folder in the user's cache
+    launches : whether every round was a launch of the engine, a process of its own
     """
 
     name: str | None
@@ -82,7 +81,6 @@ class Runtime(TypedDict, total=False):
     command: str | None
     about: str | None
     launches: bool | None
-    converted: dict[str, str] | None
 
 
 class ProvenanceRecord(TypedDict, total=False):
@@ -186,6 +184,6 @@ def differing(there: Any, here: Any, name: str = "") -> list[str]:
     ['threads (1 there, 2 here)']
     """
     if isinstance(there, Mapping) and isinstance(here, Mapping):
-        keys = [key for key in dict.fromkeys((*there, *here)) if key not in ("version", "versions", "converted")]
+        keys = [key for key in dict.fromkeys((*there, *here)) if key not in ("version", "versions")]
         return [said for key in keys for said in differing(there.get(key), here.get(key), f"{name} {key}".strip())]
     return [] if there == here else [f"{name.replace('_', ' ')} ({quoted(there)} there, {quoted(here)} here)"]

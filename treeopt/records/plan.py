@@ -13,7 +13,7 @@ from pydantic import Field
 
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import parameters
-from treeopt.files.fields import Amount, Count, Positive, Shares
+from treeopt.files.fields import Amount, Count, Positive, Share
 from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
@@ -84,7 +84,7 @@ class PlanEntry:
     basis: Basis = Basis()
     tied_sizes: list[Positive] = field(default_factory=list)
     runner_up: Figure | None = None
-    accepted: Shares = field(default_factory=list)
+    accepted: list[Share] = field(default_factory=list)
     own: Figure | None = None
     groups: dict[str, Figure] = field(default_factory=dict)
     curve: list[Figure] = field(default_factory=list)
@@ -229,12 +229,6 @@ class Plan(Kept):
         if not self.schedule:
             object.__setattr__(self, "schedule", each_its_own([e.batch_size for e in self.entries]))
         check_schedule(self.schedule, len(self.entries))
-        own = [figure for e in self.entries for figure in (e.chosen, *e.others.values())]
-        deepest = max((figure.draft.depth for figure in own), default=0)
-        if self.width is not None and deepest > self.width:
-            raise InvalidInput(
-                f"Drafts may be as deep as num_heads of the drafter, {self.width}, but one is {deepest} deep."
-            )
 
     @property
     def width(self) -> int | None:

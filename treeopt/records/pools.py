@@ -9,7 +9,6 @@ P states · L levels at most · n numbers of expanded nodes ("topk"), or of rank
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.trees.draft import MOST_BLOCK, MOST_LEVELS, MOST_ROWS, MOST_TOPK, MOST_WIDTH, pool_size, product_size
+from treeopt.trees.draft import MOST_BLOCK, MOST_LEVELS, MOST_TOPK, MOST_WIDTH, pool_size, product_size
 
 NO_PLACE = 255  # the true path is not in the pool, or too far behind for any tree
 
@@ -101,8 +100,6 @@ class Pools:
         shape = (len(self.places), len(self.topks), columns_of(self.levels).stop)
         if self.places.shape != shape:
             raise InvalidInput(f"places of the {self.name} must be {shape}, but are {self.places.shape}.")
-        for topk, levels in product(self.topks, range(1, self.levels + 1)):
-            self._check_places(levels, topk)
 
     @classmethod
     def of(cls, about: object, places: NDArray[np.uint8]) -> Self:
@@ -114,38 +111,12 @@ class Pools:
             )
         return cls(levels, tuple(topks), places)
 
-    def _check_places(self, levels: int, topk: int) -> None:
-        """Raise InvalidInput for places that no pool of so many levels has."""
-        places, most = self.places_in(levels, topk), min(self.size(levels, topk), MOST_ROWS - 1)
-        known, number = places != NO_PLACE, f"{self.key[:-1]} {topk}"
-        if (known & (places >= most)).any():
-            reach = places[known].max()
-            raise InvalidInput(
-                f"places in {self.name} of {levels} levels with {number} must be below {most} or {NO_PLACE}, but reach {reach}."
-            )
-        if (known[:, 1:] & (places[:, 1:] <= places[:, :-1])).any():
-            raise InvalidInput(f"a place in a pool must be behind its parent's, but with {number} some are not.")
-        if levels > 1 and (places[:, :-1] < self.places_in(levels - 1, topk)).any():
-            raise InvalidInput(f"a place must not be better in a pool of more levels, but with {number} some are.")
-
     def places_in(self, levels: int, topk: int) -> NDArray[np.uint8]:
         """(P, levels) place of the true path's node of each depth in the pool of so many levels."""
         return self.places[:, self.topks.index(topk), columns_of(levels)]
-
-    def deepest(self) -> NDArray[np.int64]:
-        """(P,) depth of the deepest guess of each state that has a place in any pool."""
-        first = [columns_of(depth).stop - 1 for depth in range(1, self.levels + 1)]  # the smallest pool with that depth
-        found: NDArray[np.int64] = (self.places[:, :, first] != NO_PLACE).sum(2).max(1)
-        return found
 
 
 class Marginals(Pools):
     """The trees over marginals of every state, for each width: places of the nodes of s depths, in the order they are taken."""
 
     name, key, most, size = "marginals", "widths", (MOST_BLOCK, MOST_WIDTH), staticmethod(product_size)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for narrow, wide in pairwise(np.moveaxis(self.places, 1, 0)):
-            if ((narrow != NO_PLACE) & (wide < narrow)).any():
-                raise InvalidInput("a place must not be better with a larger width, but some are.")

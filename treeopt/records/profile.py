@@ -74,11 +74,6 @@ class StepTiming(AtSetting):
             raise InvalidInput(
                 f"A timing needs 1 <= depth < size (depth 0 for size 1), but got depth {self.depth} and size {self.size}."
             )
-        if self.round is not None and len(self.round) != len(self.step_ms):
-            raise InvalidInput(f"round must be one for each of {len(self.step_ms)} samples, but has {len(self.round)}.")
-        counts = {len(samples) for samples in (self.parts_ms or {}).values()}
-        if len(counts) > 1 or 0 in counts:
-            raise InvalidInput(f"parts_ms must have as many samples of every part, but has {sorted(counts)}.")
 
     def by_round(self) -> dict[int, float]:
         """Median sample of every round; empty where rounds are not known."""
@@ -97,7 +92,9 @@ class StepTiming(AtSetting):
         found: dict[str, list[float]] = {}
         for name, samples in (self.parts_ms or {}).items():
             part = name.split(" ")[0]
-            found[part] = [a + b for a, b in zip(found[part], samples, strict=True)] if part in found else list(samples)
+            found[part] = (
+                [a + b for a, b in zip(found[part], samples, strict=False)] if part in found else list(samples)
+            )
         return found
 
 
@@ -156,13 +153,7 @@ class LatencyProfile(Kept):
     info: dict[str, Any] = field(default_factory=dict)  # the file's other keys
 
     def __post_init__(self) -> None:
-        plain = [p.step_ms for p in self.autoregressive]
         for point in self.points:
-            if point.size == 1 and not point.as_it_comes and point.step_ms not in plain:
-                raise InvalidInput(
-                    "A point of size 1 is the plain step and must have its samples, but the point of batch size "
-                    f"{point.batch_size} has others: leave it out."
-                )
             if point.setting not in self.settings:
                 raise InvalidInput(
                     "Every point of a profile must have a plain timing beside it, but batch size "

@@ -168,6 +168,7 @@ class RankTrace(Answers):
     def check(self) -> None:
         """Raise InvalidInput where what a file says of its sequences contradicts them."""
         check_answers(self, self.lengths)
+        _ = self.pools, self.marginals  # which raise where they do not fit together
         left = np.repeat(self.starts[1:], self.lengths) - np.arange(len(self.ranks))  # (P,) tokens from a state on
         ended = np.arange(1, self.num_heads + 1) >= left[:, None]  # (P, K) no token is left to guess
         for state, head in np.argwhere((self.ranks >= 0) & ended)[:1].tolist():
@@ -175,21 +176,11 @@ class RankTrace(Answers):
                 f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left[state]} before "
                 f"the end, has rank {self.ranks[state, head]} at head {head + 1}."
             )
-        for name, pools in {"pool_places": self.pools, "marginal_places": self.marginals}.items():
-            if pools is not None and (pools.deepest() > left - 1).any():
-                raise InvalidInput(f"{name} must be 255 where a sequence has no token to guess, but some are not.")
         for name, low in (("tokens", 0), ("target_rank", MISS)):
             for array in self._arrays(name).values():
                 within(low, **{name: int(array.min())})
         if self.weight is not None and not (np.isin(self.weight, np.arange(1, MOST_WEIGHT + 1))).all():
             raise InvalidInput(f"weight must be whole numbers from 1 to {MOST_WEIGHT}, but some are not.")
-        if self.tokens is not None and self.end is not None and self.meta.get("eos_ids"):
-            last = self.tokens[self.starts[1:] - 1]
-            for s in np.flatnonzero(np.isin(last, self.meta["eos_ids"]) != (self.end == End.EOS))[:1].tolist():
-                raise InvalidInput(
-                    f"end must be {End.EOS.value} where a sequence ends with one of eos_ids, but sequence {s} ends with "
-                    f"token {last[s]}, and its end is {self.end[s]}."
-                )
 
     @property
     def num_heads(self) -> int:

@@ -29,7 +29,7 @@ from treeopt.report.bench_table import about_rule, bench_tables, group_table, ha
 from treeopt.report.figures import Picture, pictures, svg_element
 from treeopt.report.figures.registry import Inputs
 from treeopt.report.plan_table import certainty, kinds_table, mixture, schedule, trees_table
-from treeopt.report.titles import Texts, titles_of
+from treeopt.report.titles import titles_of
 from treeopt.report.verdict import (
     BY_DEFAULT,
     NO_TREE_PAYS,
@@ -44,7 +44,6 @@ from treeopt.report.verdict import (
     weighed,
 )
 from treeopt.report.wording import count, told
-from treeopt.trees.tree import Choice
 
 SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
 SEARCHED = ("objective", "drafter", "acceptance", "runtime", "sample")  # what a plan says of its search
@@ -52,18 +51,9 @@ BENCH_NOTES = ("prompts", "max_new_tokens", "inputs", "loop_share", "skipped", "
 
 
 @dataclass(frozen=True)
-class Example:
-    """Real texts in which a path was accepted: (what came before, accepted guesses)."""
-
-    path: Choice
-    texts: Texts
-
-
-@dataclass(frozen=True)
 class FileNotes:
-    """Examples, provenance and other notes that a file holds beside its figures."""
+    """Provenance and other notes that a file holds beside its figures."""
 
-    examples: list[Example] | None = None
     skipped: list[Mapping[str, Any]] | None = None
     inputs: dict[str, str] | None = None
     provenance: Mapping[str, Any] | None = None
@@ -100,10 +90,6 @@ class ReportSources:
     def add_bench(self, file: Path, bench: Benchmark) -> None:
         self.add(file, {name: getattr(bench, name) for name in BENCH_NOTES}, dtype=bench.dtype, rounds=bench.rounds)
         self.caveats += [f"{file.name}: {said}" for said in decoding_caveats(bench)]
-
-    def examples(self) -> dict[Choice, Texts]:
-        """Path -> real texts in which it was accepted."""
-        return {example.path: example.texts for notes in self.notes.values() for example in notes.examples or ()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +173,6 @@ def write_report(
     if drawn is None:
         drawn = list(pictures(run))
     shown = [picture for picture in drawn if isinstance(picture, Picture)]
-    examples = sources.examples()
     elsewhere = sorted({section.elsewhere for section in sections} - {""})
     origin, rule = origin_rows(sources.records), rule_of(plan.acceptance)
     left_out = [_text(row) for notes in sources.notes.values() for row in notes.skipped or ()]
@@ -205,7 +190,7 @@ def write_report(
         rule=rule,
         asked="" if rule == "greedy" else option_of(plan.acceptance or {}),
         subject={key: ", ".join(value for value, _ in values) for key, values in origin},
-        pictures=[(p, svg_element(p.svg, f"figure-{i}-", titles_of(p, plan, examples))) for i, p in enumerate(shown)],
+        pictures=[(p, svg_element(p.svg, f"figure-{i}-", titles_of(p, plan))) for i, p in enumerate(shown)],
         skipped=list(dict.fromkeys(left_out)),
     )
     writing.write_text(run.report, page)

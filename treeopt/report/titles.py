@@ -12,23 +12,18 @@ from treeopt.report.figures.tree import TreeData, node_gid
 from treeopt.report.wording import pm
 from treeopt.trees.tree import Choice
 
-Texts = list[tuple[str, str]]  # (text that came before, accepted guesses)
 
-
-def titles_of(picture: Picture, plan: Plan, examples: Mapping[Choice, Texts]) -> dict[str, list[str]]:
-    """Id of an element of a picture -> the titles of the marks in it.
-
-    examples : real texts in which a path was accepted, by path
-    """
+def titles_of(picture: Picture, plan: Plan) -> dict[str, list[str]]:
+    """Id of an element of a picture -> the titles of the marks in it."""
     data = picture.data
     if isinstance(data, TreeData):
         gains = {(): 1.0, **dict(plan.entry(picture.batch_size).growth_order)}
-        return {node_gid(path): [_node(data, i, gains, examples)] for i, path in enumerate(data.tree.paths)}
+        return {node_gid(path): [_node(data, i, gains)] for i, path in enumerate(data.tree.paths)}
     named = [series for row in data.panels for panel in row for series in panel.series if "gid" in series.look]
     return {s.look["gid"]: size_titles(plan[int(s.label)], is_part=plan.part is not None) for s in named}
 
 
-def _node(data: TreeData, i: int, gains: Mapping[Choice, float], examples: Mapping[Choice, Texts]) -> str:
+def _node(data: TreeData, i: int, gains: Mapping[Choice, float]) -> str:
     path = data.tree.paths[i]
     lines = [f"path {list(path)}" if path else "root: the target's own token"]
     lines.append(f"accepted in {data.probabilities[i]:.2%} of steps")
@@ -36,8 +31,6 @@ def _node(data: TreeData, i: int, gains: Mapping[Choice, float], examples: Mappi
         lines.append(f"visits {data.visits[i]:,} of {data.steps:,} steps")
     if path in gains:
         lines.append(f"gain {gains[path]:+.4f} tokens per step")
-    for before, guesses in examples.get(path, []):
-        lines.append(f"…{before}[{guesses}]".replace("\t", "⇥").replace("\n", "⏎"))
     return "\n".join(lines)
 
 

@@ -75,7 +75,6 @@ class Stepper(ABC):
     by_width    : whether a chain is all of a block, so that chains of other lengths than the drafter's have other guesses
     without_own : why its own settings are not decoded, in a sentence; empty where they are, or there are none
     about       : what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
-    converted   : as `Runtime` has it
     first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
     by_parts    : set to have the next steps say what their parts took, where the engine can tell
     as_it_comes : the same engine with nothing forced, where this one is told to be exact
@@ -93,7 +92,6 @@ class Stepper(ABC):
     by_width: bool = False
     without_own: str = ""
     about: str = ""
-    converted: Mapping[str, str] = {}
     first_is_slow: bool = False
     by_parts: bool = False
     as_it_comes: Stepper | None = None

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from treeopt.errors import InvalidInput, TreeoptError, quoted
@@ -11,7 +10,7 @@ from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.latency.measurements import median_latency
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
-from treeopt.latency.rounds import drift, precision_reached
+from treeopt.latency.rounds import drift
 from treeopt.records.origins import OURS, differing
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -59,18 +58,12 @@ def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance:
 def finish(
     run: RunDirectory, result: LatencyProfile, precision: float | None, *, remedy: str = LONGER, alone: bool = False
 ) -> LatencyProfile:
-    """The result, with what the run had measured before of the same thing, as the run's profile; ``alone`` without it.
-
-    In the file are its precision, where it is known, and drift for readers of JSON.
-    """
+    """The result, with what the run had measured before of the same thing, as the run's profile; ``alone`` without it."""
     if precision is not None:
         result.info["precision"] = precision
         tell(result, remedy)
     whole = result if alone else with_earlier(run, result)
-    shown: dict[str, object] = {"drift": [round(drift(plain), 4) for plain in whole.autoregressive]}
-    if "precision" in whole.info:
-        shown["precision"] = vars(precision_reached(whole, whole.info["precision"]))
-    replace(whole, info={**whole.info, "shown": shown}).save(run.profile)
+    whole.save(run.profile)
     discard(run.partial("profile"))
     return whole
 

@@ -105,8 +105,6 @@ def profile(
             runtime["launches"] = True
         check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
         stages.measure()
-        if opened and opened.converted:
-            runtime["converted"] = dict(opened.converted)
         points, plain = all_timings(stages.found)
         info = _info(session, stages, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
         return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)

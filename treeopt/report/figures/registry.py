@@ -15,10 +15,10 @@ from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, changed, read_grown_on, stale, stale_plan, timed_elsewhere
+from treeopt.records.inputs import Accuracies, changed, read_grown_on, timed_elsewhere
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.rundir import RunDirectory
+from treeopt.records.rundir import RunDirectory, maker
 from treeopt.records.trace import RankTrace
 from treeopt.report.figures import style
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
@@ -90,19 +90,11 @@ class Inputs:
             f"The plan was made from {names}, not in {self.run.path}. Run: {self.run.command('calibrate')}"
         )
 
-    def stale(self, figure: FigureKind, batch_size: int | None) -> list[str]:
-        """A sentence on each file that the plan or the benchmark of a figure was made from and that is another now."""
-        if self.run.plan.name in figure.needs:
-            return stale_plan(self.run, self.plan)
-        if self.run.bench.name in figure.needs:
-            return stale(self.run, self.run.bench, self.bench(batch_size).inputs, *_to_bench(batch_size))
-        return []
-
     def bench(self, batch_size: int | None) -> Benchmark:
         """The benchmark of a batch size (the last one made, if None)."""
         if batch_size not in self._benches:
             own = self.run.bench if batch_size is None else self.run.bench_of(batch_size)
-            file, command = own if own.exists() else self.run.bench, _to_bench(batch_size)
+            file, command = own if own.exists() else self.run.bench, maker(own.name)
             found = self._read(file, lambda: Benchmark.load(file), *command)
             if file == self.run.bench and batch_size not in (None, found.contenders[0].batch_size):
                 raise OutOfRange(
@@ -120,11 +112,6 @@ class Inputs:
                 if not changed(self.run, bench.inputs or {}) and not timed_elsewhere(self.run, self.plan, bench):
                     found[size] = bench
         return found
-
-
-def _to_bench(batch_size: int | None) -> tuple[object, ...]:
-    """The words of the command that measures a batch size."""
-    return ("bench",) if batch_size is None else ("bench", "--batch-size", batch_size)
 
 
 @dataclass(frozen=True)
@@ -151,7 +138,6 @@ class Picture:
     batch_size: int | None
     data: Chart | TreeData
     drawing: Drawing
-    stale: tuple[str, ...] = ()  # what its files were made from that is another now
 
     @cached_property
     def svg(self) -> bytes:
@@ -219,7 +205,7 @@ def pictures(
             try:
                 data = figure.compute(inputs, size)
                 drawing = draw_tree(data) if isinstance(data, TreeData) else draw_chart(data)
-                yield Picture(figure, stem, size, data, drawing, tuple(inputs.stale(figure, size)))
+                yield Picture(figure, stem, size, data, drawing)
             except OutOfRange as reason:
                 yield f"{stem} was left out: {reason}"
 
@@ -245,7 +231,6 @@ def draw(
         if isinstance(picture, str):
             notes.append(picture)
             continue
-        notes += [said for said in picture.stale if said not in notes]
         for kind in formats:
             files.append(run.figures / f"{picture.stem}.{kind}")
             with atomic_writer(files[-1]) as stream:

@@ -150,13 +150,6 @@ class OpenVino(Stepper):
             return {"num_assistant_tokens": tree.depth, **lookup}
         return {"num_assistant_tokens": tree.rows - 1, "tree_depth": tree.depth, "branching_factor": tree.topk}
 
-    @property
-    def converted(self) -> dict[str, str]:  # type: ignore[override]
-        folders = {"MODEL": converted(self.target, self.weights)}
-        if isinstance(self.drafter, DraftModel | Eagle3Heads):
-            folders["DRAFTER"] = converted_drafter(self.drafter, self.target)
-        return {word: folder.name for word, folder in folders.items()}
-
     def _pipeline(self, guesses: bool) -> Any:
         with_: dict[str, object] = {"prompt_lookup": True} if guesses else {}
         if guesses and isinstance(self.drafter, DraftModel | Eagle3Heads):
