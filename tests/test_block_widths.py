@@ -9,7 +9,6 @@ import pytest
 from treeopt.engines.base import Request
 from treeopt.engines.plans import export_plan, export_request
 from treeopt.errors import InvalidInput
-from treeopt.files import npz
 from treeopt.pipeline import compare
 from treeopt.pipeline.search import request_of
 from treeopt.planning.planner import plan_trees
@@ -96,24 +95,6 @@ def test_runs_of_several_widths_are_compared_as_drafters_are(tmp_path):
     assert {one.drafter: one.speedup.value for one in compared.settings} == pytest.approx(speedups)
     (winner,) = compared.winners
     assert winner.drafter == max(speedups, key=speedups.__getitem__)
-
-
-def test_old_files_of_several_widths_are_refused_with_what_to_do(runs, tmp_path):
-    said = (
-        "several widths, which are no longer read: .* in a run of its own, with draft_depth, and .* treeopt compare.$"
-    )
-    with np.load(runs[5].trace) as file:
-        arrays = {name: file[name] for name in file}
-    meta = json.loads(str(arrays["meta"])) | {"narrower": [3]}
-    npz.write(tmp_path / "trace.npz", arrays | {"meta": np.array(json.dumps(meta)), "ranks-3": arrays["ranks"][:, :3]})
-    with pytest.raises(InvalidInput, match=rf"^\S*trace.npz has blocks of {said}"):
-        RankTrace.load(tmp_path / "trace.npz")
-    timed(7).save(tmp_path / "profile.json")
-    document = json.loads((tmp_path / "profile.json").read_text())
-    document["narrower"] = {"3": {name: document[name] for name in ("points", "autoregressive")}}
-    (tmp_path / "profile.json").write_text(json.dumps(document))
-    with pytest.raises(InvalidInput, match=rf"^\S*profile.json has the steps of blocks of {said}"):
-        LatencyProfile.load(tmp_path / "profile.json")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama-cpp", "lmdeploy"])

@@ -230,13 +230,12 @@ CHOSEN = ("entries", 0, "chosen")
     [
         ("plan.json", ("entries", 0, "batch_size"), 0, "a whole number of at least 1"),
         ("plan.json", (*CHOSEN, "tokens_per_step"), 0.5, "a number of at least 1"),
-        ("plan.json", (*CHOSEN, "tokens_per_step"), 99.0, "one token more"),
         ("plan.json", ("schedule", 0, "first"), 2, "ranges from 1 on that follow"),
         ("plan.json", (*CHOSEN, "step_ms"), 0.0, "chosen.step_ms"),
         ("plan.json", (*CHOSEN, "draft", "medusa_choices"), None, "chosen.draft: medusa_choices"),
         ("plan.json", (*CHOSEN, "draft"), {"levels": 9, "topk": 1, "rows": 3}, "levels"),
         ("plan.json", (*CHOSEN, "draft"), {}, "must have medusa_choices"),
-        ("plan.json", (*CHOSEN, "interval95"), {"speedup": [2.0, 1.0]}, "interval95.speedup"),
+        ("plan.json", (*CHOSEN, "interval95"), {"speedup": [2.0]}, "interval95.speedup"),
         ("bench.json", ("contenders", 0, "blocks", 0, "decode_s"), -1.0, "a number of at least 0"),
         ("profile.json", ("points", 0, "step_ms", 0), 0.0, "points.0.step_ms.0"),
         ("profile.json", ("points", 0, "step_ms"), [], "at least 1 item"),
@@ -254,13 +253,6 @@ def test_what_cannot_be_is_refused_by_rule(tmp_path, name, place, value, said):
     (tmp_path / name).write_text(json.dumps(whole))
     with pytest.raises(InvalidInput, match=said):
         KINDS[name].load(tmp_path / name)
-
-
-@pytest.mark.parametrize(("kind", "command"), [("plan", "search"), ("bench", "bench")])
-def test_a_file_of_an_earlier_form_names_the_command_that_makes_it_anew(tmp_path, kind, command):
-    (tmp_path / "x.json").write_text(json.dumps({"schema": f"treeopt.{kind}/1"}))
-    with pytest.raises(InvalidInput, match=f"is of an earlier treeopt .* treeopt {command}$"):
-        KINDS[f"{kind}.json"].load(tmp_path / "x.json")
 
 
 HAND_WRITTEN = {

@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.files.storage import schema
 from treeopt.records.calibration import Calibration, prefix_counts
-from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import End, Meta, RankTrace
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
-from treeopt.trees.draft import TreeSize, draft_of
 
 from .conftest import traces
 
@@ -165,18 +162,3 @@ def test_a_trace_with_confidences_of_an_older_version_is_read(tmp_path):
     assert trace.ranks.tolist() == arrays["ranks"].tolist()
     trace.save(tmp_path / "again.npz")
     assert "confidences" not in np.load(tmp_path / "again.npz").files
-
-
-def test_a_profile_leaves_out_the_confident_chains_of_an_older_version(tmp_path):
-    """Of one whose guesses were all cut the size was 1: it is no plain step."""
-    step = {"batch_size": 1, "context_tokens": 64, "size": 4, "depth": 3, "step_ms": [3.0]}
-    cut = {**step, "size": 1, "depth": 0, "step_ms": [2.5], "confident": 3}
-    plain = {"batch_size": 1, "context_tokens": 64, "step_ms": [2.0]}
-    document = {"schema": schema("profile"), "points": [step, {**step, "confident": 3}, cut], "autoregressive": [plain]}
-    (tmp_path / "profile.json").write_text(json.dumps(document))
-    assert [point.size for point in LatencyProfile.load(tmp_path / "profile.json").points] == [4]
-
-
-@pytest.mark.parametrize("cut_by", ["threshold", "survival"])
-def test_of_a_confident_chain_of_an_older_version_the_size_is_read(cut_by):
-    assert draft_of({"length": 3, cut_by: 0.4}) == TreeSize(4, 3)

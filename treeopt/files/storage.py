@@ -17,7 +17,6 @@ from treeopt.files.bounds import MOST_BYTES, MOST_VALUES, SEPARATORS, loads, ope
 from treeopt.files.writing import write_text
 
 VERSIONS = {"plan": 2, "bench": 2, "profile": 2}  # of kinds whose form has changed
-MAKERS = {"plan": "treeopt search", "bench": "treeopt bench", "profile": "treeopt profile"}
 T = TypeVar("T")
 LONG = (str, list, tuple, Mapping, np.ndarray)  # what has a line of its own in a list
 
@@ -81,8 +80,6 @@ def read_json(path: str | Path, kind: str) -> dict[str, Any]:
     """The document at ``path``. Raises InvalidInput for a file that is missing, cut off, of another type, or not finite."""
     document = load_json(path)
     found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-    if kind in VERSIONS and found == f"treeopt.{kind}/{VERSIONS[kind] - 1}":
-        raise InvalidInput(f"{path} is of an earlier treeopt and cannot be read. Make it again with: {MAKERS[kind]}")
     if found != schema(kind):
         raise InvalidInput(f'{path} must have "schema": "{schema(kind)}", but it has {quoted(found)}.')
     known: dict[str, Any] = document

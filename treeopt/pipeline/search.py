@@ -19,15 +19,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import (
-    Accuracies,
-    find_latencies,
-    inputs_of,
-    is_ever_right,
-    other_origins,
-    read_planned,
-    sampled,
-)
+from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
 from treeopt.records.origins import ProvenanceRecord, provenance
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
@@ -113,7 +105,11 @@ def search(
 
 def check_works(record: Accuracies, file: Path) -> None:
     """Raise InvalidInput for a drafter of which no guess was right: no tree of its guesses can be worth a step."""
-    if not is_ever_right(record):
+    if isinstance(record, Calibration):
+        right = record.hits
+    else:
+        right = record.accepted[:, 1:] if isinstance(record, Probe) else record.ranks >= 0
+    if not right.any():
         raise InvalidInput(
             f"The drafter does not work: {file} counts {count(*source_of(record).observed)} and no right guess. It was made for "
             "another model, or loaded wrongly. Nothing is planned: serve without it until some guesses are right."

@@ -186,7 +186,10 @@ def _plan(
 ) -> str | None:
     """Write the profile, the plan, the report and the engine's files; the command that starts it, where there is one."""
     length = calibration.meta["draft_length"]
-    if calibration.meta["ends_are_misses"] or _are_nearly_full(stretch, calibration.num_heads):
+    drafts, drafted = (stretch.rise(f"spec_decode_{of}_total") for of in COUNTERS[:2])
+    # The last drafts of answers are shorter, where fewer tokens are left.
+    are_full = 0 < NEARLY * calibration.num_heads * drafts <= drafted
+    if calibration.meta["ends_are_misses"] or are_full:
         length = calibration.num_heads
     if length is None:
         unknown.append("Drafts had several lengths, and steps are not timed by length: nothing is planned.")
@@ -207,12 +210,6 @@ def _plan(
     except TreeoptError as error:
         unknown.append(f"No launch options were written. {error}")
         return None
-
-
-def _are_nearly_full(stretch: Stretch, length: int) -> bool:
-    """Whether drafts had that length but for some, as the last ones of answers, where fewer tokens are left."""
-    drafts, drafted = (stretch.rise(f"spec_decode_{of}_total") for of in COUNTERS[:2])
-    return 0 < NEARLY * length * drafts <= drafted
 
 
 def _timing(pace: Pace, size: int) -> StepTiming:

@@ -68,7 +68,8 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
         selections = select_all(options)
         schedule = schedule_of(options, selections)
     else:
-        alone = [_best_alone(c) for c in options]
+        own = map(select, options)
+        alone = [figure_of(judged(c, selection), selection.chosen) for c, selection in zip(options, own, strict=True)]
         options = common(options)
         whole = mixed(options, [mix[c.batch_size] / sum(mix.values()) for c in options])
         selections = [select(whole)] * len(options)
@@ -104,12 +105,6 @@ def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> L
     most, heads = max((c.reach[0] for c in costs.values()), default=limits.budget) + 1, source.num_heads
     depth = min(limits.max_depth or heads, heads)
     return replace(limits, max_depth=depth, budget=min(limits.budget, max(most, LEAST_GROWN)))
-
-
-def _best_alone(c: Candidates) -> Figure:
-    """What the best draft for one batch size alone reaches."""
-    selection = select(c)
-    return figure_of(judged(c, selection), selection.chosen)
 
 
 def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[BatchRange]:

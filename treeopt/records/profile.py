@@ -210,14 +210,7 @@ class LatencyProfile(Kept):
     @classmethod
     def load(cls, path: str | Path) -> LatencyProfile:
         document = storage.read_json(path, "profile")
-        if document.get("narrower"):
-            raise InvalidInput(
-                f"{path} has the steps of blocks of several widths, which are no longer read: profile each width in a run of "
-                "its own, with `draft_depth`, and compare the runs with treeopt compare."
-            )
-        points, plain = document.get("points"), document.get("autoregressive")
-        if isinstance(points, list):  # older files time more kinds
-            document["points"] = [p for p in points if not (isinstance(p, dict) and p.get("confident"))]
+        plain = document.get("autoregressive")
         for timing in plain if isinstance(plain, list) else ():
             if isinstance(timing, dict):
                 timing |= {"size": 1, "depth": 0, **timing}

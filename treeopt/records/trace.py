@@ -272,11 +272,6 @@ class RankTrace(Answers):
     def load(cls, path: str | Path) -> RankTrace:
         arrays = npz.read(path, ("ranks", "starts"), (*FORMS, "meta"))
         meta = read_meta(path, arrays, SCHEMA)
-        if meta.get("narrower"):
-            raise InvalidInput(
-                f"{path} has blocks of several widths, which are no longer read: calibrate each width in a run of its own, "
-                "with `draft_depth`, and compare the runs with treeopt compare."
-            )
         try:
             trace = cls(**npz.fitting(arrays, FORMS), meta=meta)
             trace.check()

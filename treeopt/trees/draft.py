@@ -288,9 +288,6 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("depth", "width", "rows"): DDTree,
     ("copies", "settings", "rows", "depth"): CopiedText.of,
     ("rows", "depth"): TreeSize,
-    # In older files: chains that their drafter cuts.
-    ("length", "threshold"): lambda length, _: TreeSize(1 + length, length),
-    ("length", "survival"): lambda length, _: TreeSize(1 + length, length),
 }
 
 

@@ -62,9 +62,6 @@ class Wanted:
         contexts: list[int | C] = [*sorted(set(self.contexts))] or [usual]
         return [(batch_size, context) for batch_size in sorted(set(self.batch_sizes)) for context in contexts]
 
-    def sizes_at(self, batch_size: int) -> Sequence[int]:
-        return self.sizes or placed_sizes(batch_size, self.budget)
-
 
 def placed_sizes(batch_size: int, budget: int) -> tuple[int, ...]:
     """About 14 sizes up to ``budget``, ascending: 2, 3, 4, edges of tiles and one above each, the largest.

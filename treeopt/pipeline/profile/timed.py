@@ -28,6 +28,7 @@ from treeopt.pipeline.profile.placement import (
     anew_trees,
     check_sizes,
     engine_trees,
+    placed_sizes,
     rivals,
     shaped,
     timing_trees,
@@ -186,7 +187,8 @@ class Stages:
                 trees = engine_trees(source, wanted.budget, dynamic=self.engine.takes_trees and batch_size == 1)
                 trees += [Tree.chain(0)] if self.engine.twin else []
         else:
-            trees = [*timing_trees(self.families, wanted.sizes_at(batch_size), given=bool(wanted.sizes))]
+            sizes = wanted.sizes or placed_sizes(batch_size, wanted.budget)
+            trees = [*timing_trees(self.families, sizes, given=bool(wanted.sizes))]
             trees += () if wanted.sizes else anew_trees(source.pooled if source else None, wanted.budget)
         self.found[at] = self._rounds(at, trees, limit_s)
 

@@ -208,7 +208,10 @@ def latency_chart(profile: LatencyProfile) -> Chart:
         ratio = ms / plain.ms
         spread = ratio * np.hypot(error / np.maximum(ms, 1e-12), plain.stderr_ms / plain.ms)
         left += [_timed("", sizes, ms, error, look), plain_line(plain.ms, look["color"])]
-        right.append(_timed(f"batch size {_label(profile, *setting)}", sizes, ratio, spread, look))
+        batch_size, context = setting
+        alone = [c for b, c in profile.settings if b == batch_size] == [context]
+        label = f"batch size {batch_size}" + ("" if alone else f", context {context:,}")
+        right.append(_timed(label, sizes, ratio, spread, look))
         for size, depth in others:
             if step := costs.step(size, depth):
                 mark = _mark(depth, look["color"])
@@ -239,11 +242,6 @@ def _trees(profile: LatencyProfile, batch_size: int, context: int) -> tuple[Size
     most = max((depth for _, depth in here), default=0)
     deepest = [(size, depth) for size, depth in here if depth == min(most, size - 1)]
     return deepest, [tree for tree in here if tree not in deepest]
-
-
-def _label(profile: LatencyProfile, batch_size: int, context: int) -> str:
-    alone = [c for b, c in profile.settings if b == batch_size] == [context]
-    return str(batch_size) if alone else f"{batch_size}, context {context:,}"
 
 
 def _caption(profile: LatencyProfile) -> str:

@@ -119,10 +119,6 @@ def node_gid(path: tuple[int, ...]) -> str:
     return "node-" + ("-".join(map(str, path)) or "root")
 
 
-def shape_words(tree: Tree) -> str:
-    return f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
-
-
 @style.look()
 def draw_tree(data: TreeData) -> Figure:
     """Nodes dark where they are often accepted, edges thick where decoding often goes."""
@@ -152,7 +148,9 @@ def draw_tree(data: TreeData) -> Figure:
         assert bar.solids is not None
         bar.solids.set_rasterized(False)  # a page takes no image from within an SVG
         bar.set_label("share of steps in which the node is accepted")
-    title = shape_words(tree) if len(tree) > 1 else "Do not speculate: one row, no guess"
+    title = "Do not speculate: one row, no guess"
+    if len(tree) > 1:
+        title = f"{len(tree)} rows, depth {tree.depth}, widths {' '.join(map(str, tree.widths()))}"
     never = "white: never accepted" if (data.probabilities == 0).any() else None
     rate = f"{data.tokens_per_step:.2f} tokens per step"
     style.heading(figure, title, style.sentence(rate, data.caption, "numbers are ranks" if labelled else None, never))

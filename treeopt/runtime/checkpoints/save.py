@@ -4,7 +4,7 @@ Every file appears whole or not at all, config.json last. What a layout cannot h
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,7 +73,10 @@ def save_heads(heads: Heads, layout: str, folder: Path, *, base: str, lm_head: T
     # Heads without a config.json of their own lie in the base's folder, beside its weights.
     check_folder(folder, {made.file}, HEAD_FILES if made.config is None else WEIGHTS)
     written = [write_tensors(folder / made.file, made.tensors)]
-    return written if made.config is None else [*written, _write_json(folder / CONFIG, made.config)]
+    if made.config is None:
+        return written
+    write_text(folder / CONFIG, json.dumps(made.config, indent=2) + "\n")
+    return [*written, folder / CONFIG]
 
 
 def check_kind(kind: str, layout: str) -> None:
@@ -136,11 +139,6 @@ def by_libraries(file: Path) -> Iterator[None]:
         if "os error" not in str(error):  # as Rust calls the system's
             raise
         raise InvalidInput(f"{file} cannot be written: {first_line(error)}.") from None
-
-
-def _write_json(file: Path, document: Mapping[str, object]) -> Path:
-    write_text(file, json.dumps(document, indent=2) + "\n")
-    return file
 
 
 def check_folder(folder: Path, names: Iterable[str] = (), clashing: tuple[str, ...] = WEIGHTS) -> None:
