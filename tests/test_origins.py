@@ -92,7 +92,7 @@ def test_another_batch_size_is_added_by_profile(run, monkeypatch):
     monkeypatch.chdir(run.path.parent)
     table = Path("steps.csv")
     table.write_text(table.read_text() + rows(16))
-    assert invoke("profile", "--from-csv", table, "--run", run.path).exit_code == 0
+    assert invoke("profile", "--from-csv", table, "--runtime", "vllm 0.11", "--run", run.path).exit_code == 0
     assert run.read_profile().batch_sizes == [1, 16]
     assert {entry.batch_size for entry in search(run, 1, 16)} == {1, 16}
 
