@@ -105,11 +105,7 @@ def search(
 
 def check_works(record: Accuracies, file: Path) -> None:
     """Raise InvalidInput for a drafter of which no guess was right: no tree of its guesses can be worth a step."""
-    if isinstance(record, Calibration):
-        right = record.hits
-    else:
-        right = record.accepted[:, 1:] if isinstance(record, Probe) else record.ranks >= 0
-    if not right.any():
+    if not is_ever_right(record):
         raise InvalidInput(
             f"The drafter does not work: {file} counts {count(*source_of(record).observed)} and no right guess. It was made for "
             "another model, or loaded wrongly. Nothing is planned: serve without it until some guesses are right."

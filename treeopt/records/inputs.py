@@ -93,6 +93,14 @@ def read_planned(run: RunDirectory, given: str | None = None) -> tuple[Path, Acc
     return read_accuracies(run, given)
 
 
+def is_ever_right(record: Accuracies) -> bool:
+    """Whether any guess of the drafter was right."""
+    if isinstance(record, Calibration):
+        return bool(record.hits.any())
+    guesses = record.accepted[:, 1:] if isinstance(record, Probe) else record.ranks >= 0
+    return bool(guesses.any())
+
+
 def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, Sample | None]:
     """So many conversations of a record, drawn at random, the same ones every time; all, and None, where it has no more."""
     if conversations is None:
