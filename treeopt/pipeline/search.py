@@ -19,7 +19,15 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import Accuracies, find_latencies, inputs_of, other_origins, read_planned, sampled
+from treeopt.records.inputs import (
+    Accuracies,
+    find_latencies,
+    inputs_of,
+    is_ever_right,
+    other_origins,
+    read_planned,
+    sampled,
+)
 from treeopt.records.origins import ProvenanceRecord, provenance
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
