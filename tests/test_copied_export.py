@@ -170,10 +170,3 @@ def test_one_setting_for_all_batch_sizes_is_written_once(tmp_path):
     plan_of(SUFFIX, SUFFIX).save(run.plan)
     paths, _ = export(run, "vllm")
     assert {path.parent for path in paths} == {run.export / "vllm"}
-
-
-def test_a_plan_is_read_as_it_was_written(tmp_path):
-    draft = CopiedText.of("transformers:prompt-lookup", {"prompt_lookup_num_tokens": 8, "eos_token_id": [0, 2]}, 9, 8)
-    plan_of(draft, draft).save(tmp_path / "plan.json")
-    assert [entry.draft for entry in Plan.load(tmp_path / "plan.json").entries] == [draft, draft]
-    assert export_plan(Plan.load(tmp_path / "plan.json"), "transformers", batch_size=1).files

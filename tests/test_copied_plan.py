@@ -1,6 +1,5 @@
 """Settings of drafters that copy text: what is chosen, against every setting replayed by a reference, and what steps cost."""
 
-import json
 import random
 from dataclasses import replace
 from itertools import pairwise, product
@@ -12,7 +11,10 @@ from hypothesis import strategies as st
 
 import treeopt
 from treeopt import pipeline
-from treeopt.errors import InvalidInput, OutOfRange, TreeoptError
+from treeopt.engines.base import Request
+from treeopt.engines.copied import EXPORTED, KIND
+from treeopt.engines.plans import export_request
+from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import copied
 from treeopt.pipeline.logged import some_requests
@@ -23,7 +25,8 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.text.engines import KINDS, text_drafter
-from treeopt.text.settings import GRIDS, drafters_of, fits, sought, usual
+from treeopt.text.settings import GRIDS, fits, sought, usual
+from treeopt.trees.draft import CopiedText
 from treeopt.trees.shapes import Limits
 
 from . import slow_text
@@ -272,7 +275,7 @@ def test_processes_find_what_one_does(run, monkeypatch):
 def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
     assert set(GRIDS) == set(KINDS)
     for name in KINDS:
-        tried = []
+        tried, engine = [], name.partition(":")[0]
 
         def value(settings, tried=tried):
             tried.extend(settings)
@@ -284,6 +287,8 @@ def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
         for one in found:
             assert fits(dict(one))
             text_drafter(name, dict(one))
+            told = Request(copied=CopiedText.of(name, dict(one), 9, 8), num_heads=1, drafter=KIND)
+            assert export_request(told, EXPORTED.get(engine, engine)).files
 
 
 def test_the_best_of_separate_options_is_found():
@@ -354,31 +359,6 @@ def test_what_is_kept_between_requests_is_bracketed(tmp_path):
     )
     assert cold < serial
     assert plan.entries[0].chosen.tokens_per_step == pytest.approx(serial, abs=0.006)
-
-
-def test_the_file_says_what_it_shows(run, capsys):
-    plan = treeopt.search(run=run, **METHOD)
-    document = json.loads(run.plan.read_text(encoding="utf-8"))
-    assert document["drafter"]["id"] == "transformers:prompt-lookup"
-    assert document["entries"][0]["chosen"]["draft"]["copies"] == "transformers:prompt-lookup"
-    assert drafters_of("transformers") == [plan.drafter["id"]]
-
-
-@pytest.mark.parametrize("engine", ["vllm", "llama-cpp", "openvino", "transformers", "exllamav3", "arctic"])
-def test_what_is_planned_goes_to_its_engine(tmp_path, monkeypatch, engine):
-    monkeypatch.setattr(copied, "MOST_TRIED", 8)
-    monkeypatch.setattr(copied, "FEWEST_TRIED", 4)
-    log_of(conversations=4).save(tmp_path / "requests.npz")
-    plan = treeopt.search(run=tmp_path, engine=engine)
-    to = {"arctic": "vllm"}.get(engine, engine)
-    (files, *_), written = pipeline.export(RunDirectory(tmp_path), to)
-    said = written.command + "".join(file.read_text(encoding="utf-8") for file in files.parent.iterdir())
-    for option, value in plan.entries[0].draft.settings:
-        assert option.replace("_", "-") in said.replace("_", "-"), option
-        assert str(value).lower() in said.lower()
-    other = "exllamav3" if engine != "exllamav3" else "vllm"
-    with pytest.raises(TreeoptError):
-        pipeline.export(RunDirectory(tmp_path), other)
 
 
 def test_nothing_beyond_the_budget_is_planned_and_the_usual_setting_is_said(run):

@@ -128,12 +128,6 @@ def test_coverage_is_its_definition(probe):
     assert replay_probe(probe, tree).tokens_per_step <= coverage(probe, tree) + 1e-9
 
 
-@given(probes(), trees())
-def test_without_ends_coverage_is_what_is_emitted(probe, tree):
-    free = replace(probe, ends=np.zeros_like(probe.ends))
-    assert replay_probe(free, tree).tokens_per_step == pytest.approx(coverage(free, tree))
-
-
 @given(probes(), st.sampled_from(GROWN), st.integers(1, 4), st.integers(0, 3))
 def test_grown_trees_have_the_shape_and_the_gains_that_they_claim(probe, shape, max_depth, max_rank):
     family = grow_coverage(probe, Limits(15, max_depth=max_depth, max_rank=max_rank, shape=shape))
@@ -203,16 +197,6 @@ def test_growth_looks_past_a_node_that_gains_nothing():
     probe = one_answer(tree, accepted)
     assert grow_coverage(probe, Limits(5)).tree(5) == Tree.from_choices([[0], [1], [1, 0], [1, 0, 0]])
     assert plain_greedy(probe, 5)[-1] < coverage(probe, grow_coverage(probe, Limits(5)).tree(5))
-
-
-def test_siblings_that_pass_together_count_once():
-    tree = Tree.from_choices([[0], [1], [2]])
-    accepted = np.ones((4, 4), dtype=bool)
-    accepted[3, 1:] = [False, False, True]
-    probe = one_answer(tree, accepted)
-    family = grow_coverage(probe, Limits(4))
-    assert family.paths == ((), (0,), (1,), (2,))
-    assert family.gains.tolist() == [1.0, 0.75, 0.0, 0.25]
 
 
 @pytest.fixture(scope="module")

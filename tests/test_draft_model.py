@@ -11,7 +11,7 @@ import torch
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.records.trace import MISS, End
+from treeopt.records.trace import End
 from treeopt.runtime.drafters import states
 from treeopt.runtime.drafters.draft_model import (
     DraftModel,
@@ -66,36 +66,6 @@ def test_no_guess_and_no_rank_where_the_slow_way_has_none():
     assert slow_model(DRAFTERS["short context"](), [7] * 13, None, 7, []) == []
     assert max(slow_model(DRAFTERS["fewer tokens"](), [7], None, 7, [])) == 29
     assert max(slow_model(DRAFTERS["more tokens"](), [7], None, 7, [])) == VOCABULARY - 1
-
-
-def test_a_text_beyond_the_context_has_misses_and_no_guesses():
-    drafter = DRAFTERS["short context"]()
-    known = DRAFTERS["other"]()  # the same weights but for the places
-    answer = GivenText([7] * 10, list(range(10, 20)), End.LIMIT, torch.zeros(10, 5))
-    (ranks,) = drafter.ranks([answer], VOCABULARY)
-    # Token i of the answer is guessed after the one at place 10 + i - 1, of 13 places.
-    assert [(rank >= 0) for rank in ranks[:, 0].tolist()] == [True] * 3 + [False] * 7
-    assert ranks[0].tolist()[3:] == [MISS, MISS]
-    assert (known.ranks([answer], VOCABULARY)[0][:5] >= 0).all()
-    draft, plan = drafter.start(2, 40), TreeTensors.of(Tree.dense([2, 1, 1]), CPU)
-    draft.prefill([[7] * 11, [7] * 20], torch.zeros(2, 20, 5))
-    inside, beyond = draft.propose(plan, torch.tensor([1, 2]), lambda part: None).tolist()
-    assert [token >= 0 for token in inside] == [True] * 5 + [False] * 2  # the root is at place 11
-    assert beyond == [2, -1, -1, -1, -1, -1, -1]
-
-
-def test_tokens_beyond_the_targets_are_neither_proposed_nor_counted():
-    model = other_model(vocab_size=45)
-    with torch.no_grad():  # the draft would say nothing but its padding
-        model.transformer.wte.weight[VOCABULARY:] *= 50
-    drafter = DraftModel(Target(model), VOCABULARY)
-    assert drafter.draft_vocab_size == VOCABULARY
-    tree = Tree.dense([VOCABULARY])
-    draft = drafter.start(1, 90)
-    draft.prefill([[1, 2, 3]], torch.zeros(1, 3, 5))
-    (tokens,) = draft.propose(TreeTensors.of(tree, CPU), torch.tensor([4]), lambda part: None).tolist()
-    assert sorted(tokens[1:]) == list(range(VOCABULARY))
-    assert drafter.ranks([GivenText([1], list(range(30)), End.LIMIT, torch.zeros(30, 5))], 99)[0].max() < VOCABULARY
 
 
 def test_a_proposal_takes_one_pass_per_level():

@@ -303,26 +303,6 @@ def test_random_counts_come_back_from_the_line_they_print(imported, drafts, rate
         assert [count / drafts for count in hits] == approx(printed, abs=0.0005 + 1e-8)
 
 
-@st.composite
-def chains(draw):
-    reached = sorted(draw(st.lists(st.integers(0, 700), min_size=1, max_size=8)), reverse=True)
-    return draw(st.integers(max(reached[0], 1), 900)), reached
-
-
-@SAME
-@given(st.lists(chains(), min_size=1, max_size=4))
-def test_random_requests_come_back_from_the_lines_they_print(imported, requests):
-    """Three decimals tell counts of up to 900 drafts."""
-    depth = max(len(reached) for _, reached in requests)
-    pairs = [llama_pair(drafts, reached, slot=n) for n, (drafts, reached) in enumerate(requests)]
-    calibration, _ = imported(lines(*[first for first, _ in pairs], *[second for _, second in pairs]))
-    expected = [sum(reached[j] for _, reached in requests if j < len(reached)) for j in range(depth)]
-    kept = calibration.num_heads
-    assert calibration.meta["drafts"] == sum(drafts for drafts, _ in requests)
-    assert calibration.hits[:, 0].tolist() == expected[:kept]
-    assert not any(expected[kept:])
-
-
 # Totals of six digits, as C++ prints them; counters by position stay whole.
 
 

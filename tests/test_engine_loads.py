@@ -1,6 +1,5 @@
 """Plans for several batch sizes on their whole way into an engine: search --for, then export --to."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,11 +136,3 @@ class TestPlansForEveryEngine:
         for line, size in zip(lines[::2], SIZES, strict=True):
             assert line.startswith(f"# Batch size {size}, in ")
             assert line.rstrip("'").endswith(f"/batch-size-{size}")
-
-
-def test_vllm_gets_a_length_of_suffix_decoding_for_each_batch_size(run):
-    measured("suffix").save(run.calibration)
-    search(run, engine="vllm")
-    export(run, "vllm")
-    config = json.loads((run.export / "vllm" / "batch-size-1" / "speculative_config.json").read_text())
-    assert config == {"method": "suffix", "num_speculative_tokens": 3}

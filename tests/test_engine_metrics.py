@@ -230,20 +230,3 @@ def test_those_at_risk_are_counted_as_one_counts_draft_by_draft(rows):
     for j in range(1, max(rows) + 1):
         assert drafts.tried[1, 0, j - 1] == sum(k >= j and a >= j - 1 for k, a in steps)
         assert drafts.passed[0, j - 1] == sum(k >= j and a >= j for k, a in steps)
-
-
-def test_mixed_lengths_come_back_to_the_survival_they_were_drawn_from():
-    """Drafts cut at random lengths; the naive share of depth 4 would be off by a factor of 2.
-
-    20,000 drafts: the error of depth 4 is below .006, so that .03 is passed by chance less than once in 10^6.
-    """
-    rng = np.random.default_rng(0)
-    rates = np.array([0.8, 0.75, 0.7, 0.65])
-    lengths = rng.choice([2, 4], 20_000)
-    taken = np.minimum(np.logical_and.accumulate(rng.random((20_000, 4)) < rates, axis=1).sum(1), lengths)
-    rows = {k: np.bincount(taken[lengths == k], minlength=k + 1).tolist() for k in (2, 4)}
-    drafts = Drafts.of(rows)
-    survival = np.cumprod(drafts.passed[0] / drafts.tried[1, 0])
-    assert survival == pytest.approx(np.cumprod(rates), abs=0.03)
-    naive = (taken >= 4).mean()
-    assert naive < 0.6 * survival[3]
