@@ -442,10 +442,10 @@ def read_onnx(files: Files) -> Lengths:
 # Drafters that copy text: examples with every option of every one, and each read back by its engine
 
 
-def of_pairs(drafter: str, pairs: str, rows: int = 9) -> CopiedText:
+def of_pairs(drafter: str, pairs: str) -> CopiedText:
     """A drafter with options as in "a=1 b=true"."""
     settings = {name: yaml.safe_load(value) for name, _, value in (pair.partition("=") for pair in pairs.split())}
-    return CopiedText.of(drafter, settings, rows, rows - 1)
+    return CopiedText.of(drafter, settings, 9, 8)
 
 
 NGRAM = "num_speculative_tokens=8 prompt_lookup_max=4 prompt_lookup_min=2"
@@ -520,9 +520,9 @@ def copied_llama(files: Files) -> tuple[str, dict[str, Any]]:
     return types and f"llama.cpp:{types}", options
 
 
-def copied_settings(engine: str, file: str = "generation_config.json") -> Callable[[Files], tuple[str, dict[str, Any]]]:
+def copied_settings(engine: str) -> Callable[[Files], tuple[str, dict[str, Any]]]:
     def read(files: Files) -> tuple[str, dict[str, Any]]:
-        settings = json.loads(files[file])
+        settings = json.loads(files["generation_config.json"])
         options = {name: value for name, value in settings.items() if re.search("assistant|lookup|ngram", name)}
         ((_, _, length),) = {"transformers": read_transformers, "openvino": read_openvino}[engine](files)
         return f"{engine}:prompt-lookup" if length else "", options

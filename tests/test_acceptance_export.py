@@ -21,7 +21,8 @@ from treeopt.records.trace import MISS, NO_TRIAL, RankTrace
 from treeopt.report.engine_table import runs_here
 from treeopt.report.status import status
 
-GOLDEN = [0.816, 0.634, 0.475]  # of MiniMax-M2.7-DFlash on MT-bench, as Model Optimizer publishes it
+from .conftest import traces
+
 HALF = 0.5e-4  # by which rounding moves a number
 SURVIVALS = st.lists(st.floats(0, 1), min_size=1, max_size=9).map(lambda rates: np.cumprod(rates).tolist())
 
@@ -74,46 +75,7 @@ def test_every_form_means_the_survival_that_was_written(survival):
     assert {k: 1 + sum(survivals["vllm"][:k]) for k in by_length} == pytest.approx(by_length, abs=0.00501)
 
 
-def test_drawn_as_each_engine_draws_the_mean_is_the_one_that_was_written():
-    """200,000 steps each; an error of 4.5 standard errors would be a false alarm once in 150,000 seeds."""
-    steps, rng = 200_000, np.random.default_rng(7)
-    survivals, conditionals, accepted, _ = read(GOLDEN)
-
-    def to_first_miss(rates):
-        return np.logical_and.accumulate(rng.random((steps, len(rates))) < rates, axis=1).sum(1)
-
-    def by_ratio(rates):  # vLLM and llama.cpp make the ratios themselves
-        return to_first_miss([b / a if a else 0 for a, b in pairwise([1.0, *rates])])
-
-    def whole_and_chance(mean):
-        return int(mean) + (rng.random(steps) < mean % 1)
-
-    drawn = {
-        "vllm": by_ratio(survivals["vllm"]),
-        "llama.cpp": by_ratio(survivals["llama.cpp"]),
-        "dynamo": to_first_miss(conditionals["dynamo"]),
-        "tensorrt-llm": whole_and_chance(accepted["tensorrt-llm"]),
-        "sglang": whole_and_chance(accepted["sglang"] + 1) - 1,
-    }
-    for engine, guesses in drawn.items():
-        assert abs(guesses.mean() - 1.925) < 4.5 * guesses.std() / np.sqrt(steps) + HALF, engine
-    assert drawn["vllm"].std() == pytest.approx(1.178, abs=0.01)  # of the measured list
-    assert drawn["sglang"].std() < 0.3  # a mean alone hides how steps differ
-
-
 # From records
-
-
-@st.composite
-def traces(draw):
-    """Answers of 1 to 9 tokens: right, wrong, or without a trial where no token is left to guess."""
-    heads, lengths = draw(st.integers(1, 4)), draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
-    rows = []
-    for n in lengths:
-        end = draw(st.sampled_from([MISS, NO_TRIAL]))
-        ranks = draw(st.lists(st.sampled_from([0, 0, 1, MISS]), min_size=n * heads, max_size=n * heads))
-        rows += [[ranks[t * heads + k] if t + k + 1 < n else end for k in range(heads)] for t in range(n)]
-    return RankTrace(np.array(rows), np.cumsum([0, *lengths]), meta={"top_k": 2})
 
 
 @given(traces())

@@ -61,9 +61,9 @@ def load(path, lm_head=None, dtype=None):
     return load_heads(str(path), Base(lm_head, dtype=dtype))
 
 
-def random_heads(num_heads=3, num_layers=1, width=WIDTH, vocab=VOCAB, *, seed=0, biases=True, **options):
+def random_heads(num_heads=3, num_layers=1, vocab=VOCAB, *, seed=0, biases=True, **options):
     torch.manual_seed(seed)
-    heads = MedusaHeads(num_heads, num_layers, width, vocab, **options).requires_grad_(False)
+    heads = MedusaHeads(num_heads, num_layers, WIDTH, vocab, **options).requires_grad_(False)
     torch.nn.init.normal_(heads.blocks)
     if biases:
         torch.nn.init.normal_(heads.biases)

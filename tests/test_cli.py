@@ -28,10 +28,10 @@ def line(own_demo_run):
     return own_demo_run
 
 
-def benched(run, *options, batch_size=1):
+def benched(run, *options):
     """The contenders of treeopt bench."""
-    treeopt("bench", "--run", run, "--rounds", "1", "--batch-size", batch_size, *options)
-    return Benchmark.load(RunDirectory(run).bench_of(batch_size)).contenders
+    treeopt("bench", "--run", run, "--rounds", "1", "--batch-size", 1, *options)
+    return Benchmark.load(RunDirectory(run).bench_of(1)).contenders
 
 
 def test_the_line_writes_its_files_and_predicts(line):

@@ -10,7 +10,6 @@ import pytest
 from treeopt.cli import cli
 from treeopt.files import places
 from treeopt.files.storage import to_json
-from treeopt.files.writing import atomic_writer
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile
 
@@ -64,23 +63,6 @@ def test_only_the_runtime_imports_torch():
             if isinstance(node, ast.Import | ast.ImportFrom):
                 heavy = r"(import|from) (torch|transformers|datasets|matplotlib|scipy|networkx)\b"
                 assert not re.match(heavy, ast.unparse(node)), path
-
-
-def test_files_appear_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "deep" / "file.json"
-
-    def half():
-        with atomic_writer(path) as stream:
-            stream.write(b"half")
-            raise RuntimeError("power cut")
-
-    with pytest.raises(RuntimeError, match="power cut"):
-        half()
-    assert list(path.parent.iterdir()) == []
-    with atomic_writer(path) as stream:
-        stream.write(b"whole")
-    assert path.read_bytes() == b"whole"
-    assert path.stat().st_mode & 0o444 == 0o444
 
 
 def test_json_refuses_what_is_not_finite():

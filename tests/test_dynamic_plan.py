@@ -88,16 +88,11 @@ def test_a_record_of_no_draft_is_refused(record, message):
 # Latencies
 
 
-def timings(extra_ms, contexts=(100,)) -> LatencyProfile:
+def timings(extra_ms) -> LatencyProfile:
     """Steps of 2 ms + 0.1 a row, plain ones of 2; dynamic trees of 12 rows take so much more."""
-    points, plain = [], []
-    for context in contexts:
-        plain.append(StepTiming(2, context, 1, 0, (2.0,) * 9))
-        points += [StepTiming(2, context, n, d, (2 + 0.1 * n,) * 9) for n in (2, 12, 40) for d in (1, 2, 6) if d < n]
-        points += [
-            StepTiming(2, context, 12, levels, (3.2 + ms,) * 9, topk=topk) for (topk, levels), ms in extra_ms.items()
-        ]
-    return LatencyProfile(tuple(points), tuple(plain))
+    points = [StepTiming(2, 100, n, d, (2 + 0.1 * n,) * 9) for n in (2, 12, 40) for d in (1, 2, 6) if d < n]
+    points += [StepTiming(2, 100, 12, levels, (3.2 + ms,) * 9, topk=topk) for (topk, levels), ms in extra_ms.items()]
+    return LatencyProfile(tuple(points), (StepTiming(2, 100, 1, 0, (2.0,) * 9),))
 
 
 def test_dynamic_steps_cost_the_line_through_those_that_were_timed():

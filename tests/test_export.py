@@ -21,7 +21,7 @@ from treeopt.cli import cli
 from treeopt.engines import eagle, neuron
 from treeopt.engines.base import Request
 from treeopt.engines.plans import export_plan, export_request
-from treeopt.engines.registry import ENGINES, method_of, runners
+from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import export_all
 from treeopt.pipeline.export import export_to
@@ -168,16 +168,6 @@ def test_eagles_tree_has_its_golden_values():
     assert readers.drafting_levels(tree.choices) == [4, 4, 1, 1]
 
 
-def test_the_small_case():
-    choices = [[0], [1], [0, 0], [0, 1]]
-    buffers = medusa_buffers(choices)
-    assert buffers.tree_indices.tolist() == [0, 1, 2, 11, 12]
-    assert buffers.attention_mask.shape == (5, 5)
-    files = export(Tree.from_choices(choices), "neuron-token-tree").files
-    assert json.loads(files["token_tree.json"]) == {"0": ["1", "2"], "1": ["3", "4"]}
-    assert export(Tree.from_choices(choices), "triton").files["config.pbtxt"].count("{0},{1},{0, 0},{0, 1}") == 1
-
-
 def test_tensorrt_llm_writes_one_list_three_ways():
     tree = published_tree()
     files = export(tree, "tensorrt-llm", num_heads=5, num_layers=2).files
@@ -248,14 +238,6 @@ def test_more_choices_than_were_built_are_refused_and_fewer_save_nothing():
     small = export(Tree.dense([2, 2]), "tensorrt-llm", max_draft_len=63)
     assert any("save nothing" in note for note in small.notes)
     assert "max_draft_len: 63" in small.files["llm_api_options.yml"]
-
-
-def test_fill_template_fails_on_a_comma_that_is_not_escaped():
-    written = export(Tree.dense([2, 1]), "triton")
-    with pytest.raises(InvalidInput, match="no pair"):
-        readers.filled_in("medusa_choices:{0},{1}")
-    argument = shlex.split(written.command)[-1]
-    assert readers.filled_in(argument)["medusa_choices"] == "{0},{1},{0, 0},{1, 0}"
 
 
 # Warnings
@@ -356,19 +338,6 @@ def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
     nothing, said = exported(plan_of("nobody's"))
     assert not nothing
     assert "No engine that treeopt knows runs drafters of the kind nobody's" in " ".join(said.split())
-
-
-@pytest.mark.parametrize(
-    "kind", ["draft-model", "medusa", "eagle", "eagle3", "ngram", "dflash", "dflash2", "dspark", "p-eagle", "pard"]
-)
-def test_a_plan_that_is_not_to_speculate_is_every_engines_plain_command(tmp_path, kind):
-    """All that can run the drafter get it, but for those that take a list of choices and nothing else."""
-    run, plan = RunDirectory(tmp_path), plan_of(kind, shape="chain", batch_sizes=(1, 4))
-    alone = replace(plan, entries=tuple(replace(e, chosen=e.plain, others={}) for e in plan.entries), schedule=[])
-    alone.save(run.plan)
-    assert {*runners(kind)} - {*export_all(run, alone)} <= {"eagle1", "medusa", "modelopt", "triton"}
-    for file in run.export.rglob("commands.sh"):
-        assert not re.search(r"^[^#]*(specul|draft|HEADS)", file.read_text(), re.M), file
 
 
 def test_a_refusal_names_what_an_earlier_export_left(tmp_path):

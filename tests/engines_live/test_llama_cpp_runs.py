@@ -15,7 +15,7 @@ from treeopt.records.trace import RankTrace
 
 from ..conftest import treeopt
 from .gguf_model import write_gguf
-from .llama_server import Served, answered, built, said
+from .llama_server import Served, answered, built
 from .started import LENGTH, PROMPTS, exported, greedy_answers, predicted
 
 pytestmark = pytest.mark.slow
@@ -55,12 +55,6 @@ def test_it_answers_as_transformers_does(served):
     assert same >= 0.9 * len(tokens)  # another order of sums may turn a near tie
 
 
-def test_it_speculates(served):
-    drafted, accepted = served.counted("draft_n"), served.counted("draft_n_accepted")
-    print(f"{accepted} of {drafted} guesses accepted")
-    assert 0 < accepted < drafted
-
-
 def test_its_log_and_its_metrics_are_imported(served, run, tmp_path):
     """The log has three digits of a rate, and only the sum of the drafts' lengths: the last of an answer is shorter."""
     log = survival(served.log, into=tmp_path / "log")
@@ -73,16 +67,6 @@ def test_its_log_and_its_metrics_are_imported(served, run, tmp_path):
     tokens = 1 + sum(metrics)
     print(f"survival {metrics}: {tokens:.2f} tokens per step, where the plan says {predicted(run):.2f}")
     assert tokens == pytest.approx(predicted(run), rel=0.1)
-
-
-def test_it_looks_up(server, lookup_run, models, tmp_path):
-    asked = greedy_answers()[:4]
-    folder = exported(lookup_run, "llama-cpp", models)
-    found = answered(server, folder, [prompt for prompt, _ in asked], tmp_path)
-    drafted, accepted = found.counted("draft_n"), found.counted("draft_n_accepted")
-    print(f"{accepted} of {drafted} guesses that were looked up accepted")
-    assert 0 < accepted < drafted
-    assert [answer["tokens"] for answer in found.answers] == [tokens for _, tokens in asked]
 
 
 ANSWER, TIMES = 200, 10  # tokens of an answer at most; how often each is drawn
@@ -153,10 +137,3 @@ def counted(served: Served) -> tuple[int, list[int]]:
         r"^llamacpp:spec_decode_num_(?:drafts|accepted_tokens_per_pos)_total\S* (\d+)$", text, re.M
     )
     return int(drafts), [int(number) for number in accepted]
-
-
-@pytest.mark.parametrize("option", ["--draft-max", "--draft-min"])
-def test_options_that_were_exported_before_are_refused(server, option):
-    code, text = said(server, option, "3")
-    assert code != 0
-    assert "has been removed" in text

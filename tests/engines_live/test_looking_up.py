@@ -8,7 +8,7 @@ from tests.engines_live.archives import NotThereError, Release
 from tests.engines_live.check import Report, facts_of, place_of, report_of
 from tests.engines_live.finders import cpp_format, cpp_logged, cpp_sum, filled, llama_flags, python_format
 from tests.engines_live.places import NOT_THERE
-from tests.engines_live.readings import READINGS, words_read
+from tests.engines_live.readings import words_read
 from tests.engines_live.written import words_of, words_of_engine
 from treeopt.engines.base import Written
 from treeopt.engines.registry import ENGINES
@@ -110,35 +110,6 @@ def test_formats_are_taken_out_of_sources():
     )
     assert cpp_sum(CPP, "tail") == ", mean = %s, rates = (%s)"
     assert python_format('log("a" "b: %d", n)', "b: ") == "ab: %d"
-
-
-LLAMA = {
-    "vendor/llama.cpp/tools/server/server-common.h": """
-#define SLT_INF(slot, fmt, ...) LOG_INF("slot %12.*s: id %2d | task %d | " fmt, 12, __func__, (slot).id, __VA_ARGS__)
-#define SLT_TRC(slot, fmt, ...) LOG_TRC("slot %12.*s: id %2d | task %d | " fmt, 12, __func__, (slot).id, __VA_ARGS__)
-""",
-    "vendor/llama.cpp/tools/server/server-context.cpp": """
-SLT_INF(*this,
-    "draft acceptance = %0.5f (%5d accepted / %5d generated), mean len = %5.2f\\n", a, b, c, d);
-SLT_TRC(*this, "     acc per pos = (%s)\\n", rates.c_str());
-""",
-    "vendor/llama.cpp/common/log.cpp": """
-common_json obj = {
-    {"type",  "log"},
-    {"time",  timestamp},
-    {"msg",   msg.data()},
-};
-""",
-}
-
-
-@pytest.mark.parametrize("what", ["log line 'draft acceptance'", "line of --log-jsonl"])
-def test_lines_of_llama_cpp_are_read_with_their_slots_and_as_json(what):
-    (reading,) = [one for one in READINGS["llama-cpp"] if one.what == what]
-    release = Release("1", LLAMA)
-    assert reading.problem(release.matching(reading.where)) is None
-    for word in reading.words:
-        assert reading.problem(fake.renamed(release, reading.where, word).texts), word
 
 
 @pytest.fixture
