@@ -1,7 +1,6 @@
 """The last words of `treeopt run`: right whatever was found, for a demo and for a model of one's own, and to be copied."""
 
 import shlex
-import sys
 from dataclasses import replace
 
 import click.testing
@@ -68,15 +67,11 @@ def test_few_prompts_and_no_engine_are_said_right():
     assert "bench --num-prompts" in following
 
 
-def test_the_demo_says_that_its_figures_are_the_demos(monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name: None)
+def test_the_demo_says_that_its_figures_are_the_demos():
     for speed in (1.5, 1.0, None):
-        monkeypatch.setattr(sys, "argv", [".venv/bin/treeopt"])
         said, following = told([speed], is_demo=True)
         assert "This holds for the demo model on this machine. Your own model and heads need a run of their own" in said
-        assert following.startswith(".venv/bin/treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --run")
-        monkeypatch.setattr(sys, "argv", ["/x/__main__.py"])
-        assert told([speed], is_demo=True)[1].startswith("treeopt run ")
+        assert following.startswith("treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --run")
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.isprintable()])

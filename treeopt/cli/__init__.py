@@ -106,7 +106,6 @@ def _left(command: str) -> str:
 
 
 def _refused(error: OSError) -> str:
-    """A sentence on what the system refused, and on which file."""
     if error.filename is not None:
         return f"{error.filename} cannot be read or written: {error.strerror}."
     # What is written to files names them.

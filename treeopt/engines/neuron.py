@@ -22,7 +22,6 @@ RUN = (
 
 
 def write_medusa(request: Request) -> Written:
-    """The list for ``--medusa-tree-json``."""
     if (tree := request.paying_tree) is None:
         return plain(f"{RUN} {request.batch_size}", "tree")
     command = (

@@ -92,7 +92,6 @@ def write_copied(request: Request) -> Written:
 
 
 def _settings(request: Request, looked_up: Keys) -> Keys:
-    """The generation config of a request."""
     settings = sampling(request)
     if request.lengths or request.tree is not None:
         length = request.tree.depth if request.tree is not None else chains.only_length(request, "OpenVINO GenAI")

@@ -164,7 +164,6 @@ def _of_one(request: Request, entry: PlanEntry, way: Method) -> Request:
 
 
 def _of_all(request: Request, plan: Plan, way: Method) -> Request:
-    """The request for the one draft of all batch sizes, or for that of every range of them."""
     if way.dynamic and (plan.mix or not way.by_batch_size):
         return replace(request, dynamic=plan.entries[0].setting)
     if way.dynamic:

@@ -105,7 +105,6 @@ def _document(text: str) -> Any:
 
 
 def in_document(document: Any) -> Choices | None:
-    """The choices of a JSON or YAML document."""
     if isinstance(document, str) and document.startswith("["):
         return _literal(document)
     if isinstance(document, list):
@@ -122,7 +121,6 @@ def in_document(document: Any) -> Choices | None:
 
 
 def _values(document: Mapping[str, Any], keys: tuple[str, ...], depth: int = 3) -> Iterator[Any]:
-    """Values under one of the keys, in the document or in objects of it."""
     for key in keys:
         if key in document:
             yield document[key]
@@ -132,7 +130,6 @@ def _values(document: Mapping[str, Any], keys: tuple[str, ...], depth: int = 3) 
 
 
 def _children(document: Mapping[str, list[Any]]) -> Choices:
-    """Neuron's lists of children by number."""
     try:
         choices = neuron.token_tree(document).choices
     except (ValueError, TypeError) as error:

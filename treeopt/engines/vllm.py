@@ -113,7 +113,6 @@ STARTED = {  # what starts a drafter that copies text as it was planned for, and
 
 
 def config_of(draft: CopiedText) -> dict[str, Any]:
-    """The speculative config of a drafter that copies text."""
     copied.check(draft, "vLLM", ("vllm", "arctic"))
     return {"method": draft.drafter.partition(":")[2].partition("-")[0], **draft.options}
 

@@ -49,7 +49,6 @@ class Journal:
         return next(number for number in count() if not self.is_finished(number))
 
     def is_finished(self, number: int) -> bool:
-        """Whether a block is there as it was finished."""
         with suppress(OSError, ValueError):
             if number not in self._whole and storage.read_text(self._hash_file(number)) == self._hash(number):
                 self._whole.add(number)
@@ -85,7 +84,6 @@ class Journal:
         self.write(self.finished(), storage.to_json(document).encode())
 
     def documents(self) -> list[Any]:
-        """All finished blocks of a journal of JSON."""
         return [storage.load_json(self.block(number)) for number in range(self.finished())]
 
     def _hash_file(self, number: int) -> Path:

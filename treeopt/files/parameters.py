@@ -137,7 +137,6 @@ def texts_of(docstring: str) -> dict[str, str]:
 
 
 def without_table(docstring: str, names: Sequence[str]) -> str:
-    """The docstring without its rows of these names."""
     return "\n".join(line for of, line in _lines(docstring) if not of or not set(of) <= set(names)).strip()
 
 
@@ -212,7 +211,6 @@ def declared(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def given_files(arguments: Mapping[str, Any]) -> Iterator[object]:
-    """The arguments that may be files to read, one by one."""
     for name, value in arguments.items():
         if name not in OUTPUTS:
             yield from value if isinstance(value, list | tuple) else (value,)

@@ -52,7 +52,6 @@ class HeldOut:
         return np.array([one.tokens_per_step for one in self.every])
 
     def rates(self, size: int) -> TreeRates:
-        """The held-out figures of one size."""
         return self.every[min(size, len(self.every)) - 1]
 
 
@@ -92,7 +91,6 @@ class Reached(NamedTuple):
     states: int = 0
 
     def rates(self, answers: Answers, n: int) -> list[TreeRates]:
-        """The rates of each tree on the sequences of some answers."""
         counts = (by_conversation(answers, rows) for rows in (self.steps, self.tokens))
         steps, tokens = (np.broadcast_to(each, (n, each.shape[-1])) for each in counts)
         known = [(sums / self.states).tolist() if self.states else [None] * n for sums in self[2:4]]

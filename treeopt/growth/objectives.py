@@ -60,7 +60,6 @@ class GrowingFamily:
         self.joint = by_frequencies(self.known, self.limits.budget).paths
 
     def seen(self, counts: IntArray) -> IntArray:
-        """The sum over the parts that it is grown on."""
         return np.asarray(counts.sum(0) - (0 if self.left_out is None else counts[self.left_out]))
 
     def next_path(self, decoded: WalkState) -> Choice:

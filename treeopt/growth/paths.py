@@ -181,13 +181,11 @@ class Tally:
         return tallies(ranks, starts, np.ones(len(ranks), dtype=bool), Paths.of_ranks(ranks, top), part[None])[0]
 
     def without(self, part: int) -> Tally:
-        """All parts but one, as one."""
         whole = self.whole
         return Tally(self.paths, whole.counts - self.counts[part], whole.heads - self.heads[part])
 
     @property
     def whole(self) -> Tally:
-        """All parts together, as one."""
         return Tally(self.paths, self.counts.sum(0, keepdims=True), self.heads.sum(0, keepdims=True))
 
     @cached_property

@@ -54,7 +54,6 @@ class TreeRates:
 
     @cached_property
     def stderr(self) -> float | None:
-        """Standard error of the replayed figure."""
         if self.steps is None or self.tokens is None:
             return None
         count = len(self.steps)

@@ -67,7 +67,6 @@ class Score(Displayed):
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, object]:
-        """The document of ``treeopt score --json``."""
         return {
             **self.given.document(),
             "unknown_nodes": self.unknown_nodes,

@@ -104,7 +104,6 @@ class Walk:
             order = order[some:]
 
     def alone(self) -> WalkState:
-        """Decoding with a lone root."""
         ranks, cells, segments = self.paths.ranks, (self.parts, self.most, self.paths.top + 2), len(self.part)
         counts, inside, saved = np.zeros((3, *cells), dtype=np.int64)
         steps, leaving, ahead = np.zeros((3, segments), dtype=np.int32)

@@ -322,7 +322,6 @@ def _beyond(sizes: ArrayLike, depths: ArrayLike, drafted: int) -> IntArray:
 
 @lru_cache(maxsize=4)
 def measured_by(profile: LatencyProfile) -> dict[Setting, Measurements]:
-    """Everything measured, by batch size and context."""
     return {setting: Measurements.at(profile, setting) for setting in profile.settings}
 
 

@@ -99,7 +99,6 @@ def check_block(plan: Plan, session: Session) -> None:
 
 
 def _kept(run: RunDirectory, plan: Plan, decoding: Decoding, result: Benchmark) -> Benchmark:
-    """The benchmark, kept in the run, with notes on what it does not show."""
     run.replace_bench(result, plan, decoding.batch_size, decoding.engine.name if decoding.engine else None)
     discard(decoding.folder)
     plain = result.contender("plain")

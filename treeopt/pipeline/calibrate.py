@@ -98,7 +98,6 @@ def calibrate(
 
 
 def summary(trace: RankTrace, provenance: ProvenanceRecord) -> Calibration:
-    """The counts of a trace, with what each group's conversations reach."""
     calibration = Calibration.from_trace(trace, provenance=provenance)
     if trace.group_names and trace.num_conversations > 1:
         whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")

@@ -68,7 +68,6 @@ class Decoding:
 
     @property
     def origin(self) -> ProvenanceRecord:
-        """Provenance of a benchmark, with the engine that decoded."""
         known, engine = self.session.provenance(seed=0), self.engine
         if engine is not None:
             about, launches = engine.about or None, engine.is_launched or None

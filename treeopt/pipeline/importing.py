@@ -108,7 +108,6 @@ def _is_same(one: RankTrace, other: RankTrace) -> bool:
 
 
 def _told(trace: RankTrace) -> list[str]:
-    """What was merged, and what is missing."""
     told = [f"Merged {trace.num_conversations:,} conversations, {int(trace.has_step.sum()):,} states."]
     if shard := trace.meta.get("shard"):
         here = {part["key"] for part in shard["blocks"]}

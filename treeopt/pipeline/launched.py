@@ -233,7 +233,6 @@ class Contest:
 
     @cached_property
     def log(self) -> RequestLog | None:
-        """What the run was planned for, where that is a log."""
         return self.run.read_requests() if self.run.requests.exists() else None
 
     @cached_property
@@ -369,7 +368,6 @@ def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, ent
 
 
 def _timing(visits: Sequence[Visit], name: str, batch_size: int, draft: Draft | None) -> StepTiming:
-    """The mean step of every launch."""
     assert draft is not None
     found, step_ms = [visit for visit in visits if (visit.name, visit.batch_size) == (name, batch_size)], []
     for visit in found:
@@ -395,5 +393,4 @@ def _about_texts(bench: Benchmark) -> list[str]:
 
 
 def _without(words: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
-    """The words without some flags and their values."""
     return tuple(word for before, word in pairwise(["", *words]) if not {before, word} & {*flags})

@@ -190,7 +190,6 @@ class Gathered:
         return RequestLog(tokens, lengths, **own, cluster=self.clusters(order), meta=meta)
 
     def clusters(self, order: IntArray) -> NDArray[np.int32]:
-        """(R,) the conversation of each request, in this order."""
         begun, ends = self.arrays["begun"], self.arrays["begun_ends"]
         keys = np.array(self.arrays["keys"]).reshape(-1, 2)
         keys[~np.isin(keys, np.array(begun))] = 0  # nothing begins so

@@ -253,7 +253,6 @@ class TrainingJob:
         return tuple(files), {"steps": loop.position.step, "seconds": seconds, "held_out": held_out}
 
     def _key(self) -> dict[str, object]:
-        """All that the weights of a run depend on."""
         from treeopt.runtime.training.batches import digest_of
         from treeopt.runtime.training.opening import weights_digest
 
@@ -364,7 +363,6 @@ def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str 
 
 
 def _command(source: Mapping[str, Any], folder: Path, recipe: Recipe) -> str:
-    """The line that uses the result."""
     model = source.get("model", demo.NAME)
     trains_base = recipe.defaults.trains_base
     if not trains_base and model == demo.NAME:

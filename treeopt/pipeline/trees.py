@@ -17,7 +17,6 @@ from treeopt.trees.tree import Tree
 
 
 def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
-    """A tree by file, or by the name of a published one."""
     if Path(tree).is_file():
         return read_tree(Path(tree), batch_size=batch_size)
     if tree not in PUBLISHED_TREES:

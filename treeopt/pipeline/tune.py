@@ -154,7 +154,6 @@ def _prompts(file: str) -> list[Prompt]:
 
 
 def _plain(others: Sequence[Scrape], source: str, engine: str, unknown: list[str]) -> dict[int, Pace]:
-    """The pace of a server without a drafter, from its scrapes."""
     stretch, notes = last_stretch(others, source)
     unknown += [f"Of plain: {note}" for note in notes]
     theirs, found = stretch.engine, stretch.paces()

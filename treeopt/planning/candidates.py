@@ -59,7 +59,6 @@ class Candidate:
 
     @property
     def drafted(self) -> int:
-        """How it is drafted, as latencies are told apart."""
         return self.anew.drafted if self.anew else 0
 
     @property
@@ -69,14 +68,12 @@ class Candidate:
 
     @cached_property
     def draft(self) -> Draft:
-        """What is decoded with."""
         if self.held_out is not None:
             return self.held_out.family.tree(self.size)
         return self.anew or Tree.chain(self.depth)
 
     @cached_property
     def rates(self) -> TreeRates:
-        """Its tokens per step."""
         return self.held_out.rates(self.size) if self.held_out else self.reached
 
     @property
@@ -112,22 +109,18 @@ class Candidates:
 
     @cached_property
     def sizes(self) -> IntArray:
-        """(n,) rows."""
         return np.array([candidate.size for candidate in self.all], dtype=np.int64)
 
     @cached_property
     def groups(self) -> NDArray[np.str_]:
-        """(n,) the group of each."""
         return np.array([candidate.group for candidate in self.all])
 
     @cached_property
     def anew(self) -> BoolArray:
-        """(n,) whether it is built anew at every step."""
         return np.array([candidate.anew is not None for candidate in self.all])
 
     @cached_property
     def places(self) -> dict[Key, int]:
-        """Where each candidate is."""
         return {candidate.key: i for i, candidate in enumerate(self.all)}
 
     @cached_property
@@ -143,7 +136,6 @@ class Candidates:
 
     @cached_property
     def ms_stderr(self) -> Floats:
-        """(n,) standard errors of the latencies."""
         spread = self.ms_draws.std(axis=1)
         return np.asarray(np.where(spread > ROUNDING * self.ms, spread, 0.0))
 
@@ -163,12 +155,10 @@ class Candidates:
         return np.asarray(1e3 * self.batch_size * self.rate_draws / self.ms_draws)
 
     def only(self, which: IntArray) -> Candidates:
-        """The table of some of the candidates."""
         names = ("rates", "rate_draws", "ms", "ms_draws", "timed", "exact", "sure")
         return replace(self, all=[self.all[i] for i in which], **{name: getattr(self, name)[which] for name in names})
 
     def without(self, i: int) -> Candidates:
-        """The table of all but one."""
         return self.only(np.delete(np.arange(len(self.all)), i))
 
     def best_of(self, *groups: str) -> int | None:

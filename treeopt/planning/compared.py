@@ -31,7 +31,6 @@ class Compared(Displayed):
 
     @property
     def moved(self) -> tuple[Shift, ...]:
-        """The depths that differ beyond noise."""
         return tuple(shift for shift in self.shifts if shift.moved)
 
     @property
@@ -50,7 +49,6 @@ class Compared(Displayed):
         return 0 if self.keep else PLAN_ANEW
 
     def document(self) -> dict[str, object]:
-        """What ``treeopt compare --json`` says."""
         found = {"shifts": [], "losses": [], **document(self)}
         return {**found, "different": bool(self.moved), "keep": self.keep, "status": self.status}
 
@@ -71,7 +69,6 @@ class GroupsCompared(Displayed):
         return tuple(group for group in self.groups if group.exceeds(self.tolerance))
 
     def document(self) -> dict[str, object]:
-        """What ``treeopt compare --json`` says."""
         return dict(document(self))
 
 
@@ -90,7 +87,6 @@ class DrafterFigure:
 
     @property
     def batch_size(self) -> int:
-        """Sequences decoded at once."""
         return self.figure.batch_size
 
     @property
@@ -125,12 +121,10 @@ class DraftersCompared(Displayed):
 
     @property
     def winners(self) -> tuple[Winner, ...]:
-        """The fastest drafter of every batch size."""
         sizes = sorted({one.batch_size for one in self.settings})
         return tuple(winner([one for one in self.settings if one.batch_size == size]) for size in sizes)
 
     def document(self) -> dict[str, object]:
-        """What ``treeopt compare --json`` says."""
         return {**document(self), "winners": document(self.winners)}
 
 

@@ -75,12 +75,10 @@ class Tried:
 
     @property
     def rows_per_step(self) -> float:
-        """Mean rows verified."""
         return float(self.rows @ np.arange(len(self.rows)) / max(self.rows.sum(), 1))
 
     @cached_property
     def candidate(self) -> Candidate:
-        """It as something to choose."""
         rates = TreeRates(steps=self.steps, tokens=self.tokens)
         return Candidate(self.draft.drafter, self.draft.rows, self.draft.depth, None, rates, self.draft)
 

@@ -119,7 +119,6 @@ def _growth_order(best: Candidate | None) -> tuple[list[tuple[Choice, float]], T
 
 
 def _curve(c: Candidates) -> list[Figure]:
-    """The best grown tree of every size."""
     best: dict[int, int] = {}
     for i in np.flatnonzero(c.groups == "grown").tolist():
         size = c.all[i].size
@@ -138,5 +137,4 @@ def _curve(c: Candidates) -> list[Figure]:
 
 
 def tied_sizes(c: Candidates, selection: Selection) -> list[int]:
-    """Sizes that the data cannot tell from the fastest."""
     return sorted({int(size) for size in c.sizes[selection.tied]})

@@ -155,7 +155,6 @@ def _losses(c: Candidates, selection: Selection, chosen: list[Key]) -> dict[int,
 
 
 def _some(first: int, last: int) -> IntArray:
-    """Batch sizes from the first to the last, at most `MOST` of them."""
     return np.asarray(np.linspace(first, last, min(max(last - first + 1, 0), MOST)).round().astype(np.int64))
 
 

@@ -75,7 +75,6 @@ class Loss:
 
     @property
     def batch_size(self) -> int:
-        """Sequences decoded at once."""
         return self.best.batch_size
 
     @property
@@ -101,7 +100,6 @@ class Taken:
     ms: Floats
 
     def on(self, among: IntArray) -> Taken:
-        """What is taken on some of the conversations."""
         return replace(self, steps=self.steps[among], tokens=self.tokens[among], which=self.which[among])
 
     def rates(self) -> Floats:

@@ -39,8 +39,6 @@ class PlanRequest:
     dynamic: DynamicLimits | None = DYNAMIC
 
     def __post_init__(self) -> None:
-        if self.context is not None and self.context < 1:
-            raise InvalidInput(f"`context` must be at least 1, but got {self.context}.")
         check_objective(self.objective)
         for size, share in (self.mix or {}).items():
             if not 0 < share < float("inf"):
@@ -52,7 +50,6 @@ class PlanRequest:
 
     @property
     def sizes(self) -> list[int]:
-        """The batch sizes, ascending."""
         return sorted(set(self.batch_sizes))
 
     @property

@@ -66,12 +66,10 @@ class Benchmark(Kept):
 
     @property
     def stopped(self) -> list[Contender]:
-        """Contenders that lost by far, and stopped early."""
         return [contender for contender in self.contenders if contender.stopped]
 
     @property
     def groups(self) -> list[str]:
-        """Groups of the prompts, in order; empty where they are not grouped."""
         names = dict.fromkeys(block.group for block in self.contenders[0].blocks)
         return list(names) if any(names) else []
 

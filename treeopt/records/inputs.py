@@ -107,8 +107,6 @@ def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, 
         return record, None
     if isinstance(record, Calibration):
         raise InvalidInput("`sample` draws conversations of a trace, but a calibration has none: leave `sample` out.")
-    if conversations < 1:
-        raise InvalidInput(f"`sample` must be at least 1, but got {conversations}.")
     count = record.num_conversations
     if conversations >= count:
         return record, None

@@ -19,28 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.errors import InvalidInput, quoted
-from treeopt.records.origins import Part, ShardRecord
-from treeopt.records.rules import same_drafter
+from treeopt.errors import InvalidInput
+from treeopt.records.origins import Part, ShardRecord, differing
 from treeopt.records.trace import RankTrace
 
-# What traces must have in common, and where their meta says it.
-MUST_AGREE = {
-    "numbers of heads": ("num_heads",),
-    "models": ("provenance", "model"),
-    "revisions of the model": ("provenance", "revision"),
-    "number formats": ("provenance", "dtype"),
-    "acceptance rules": ("acceptance",),
-    "kinds of answers": ("answers",),
-    "numbers of ranks": ("top_k",),
-    "longest answers": ("max_new_tokens",),
-    "tokens that end an answer": ("eos_ids",),
-    "dynamic trees": ("pools",),
-    "trees over marginals": ("marginals",),
-    "prompts that are divided among shards": ("shard", "prompts"),
-    "blocks of shards": ("shard", "block_prompts"),
-    "numbers of blocks": ("shard", "num_blocks"),
-}
 OF_FILES = ("schema", "num_heads")  # keys that saving adds
 Named = tuple[str, RankTrace]  # under which name a trace was given
 
@@ -76,7 +58,6 @@ WHOLE = Shard()
 
 
 def digest(hashes: Iterable[str]) -> str:
-    """One digest of the prompts with these hashes, in this order."""
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
@@ -106,7 +87,11 @@ def merge(traces: Sequence[Named]) -> RankTrace:
             )
         _check_alike(traces[0], (name, trace))
     blocks = sorted((block for named in traces for block in _blocks(*named)), key=lambda block: block.part["key"])
-    _check_distinct(blocks)
+    for one, other in pairwise(blocks):
+        if one.part["key"] == other.part["key"]:
+            raise InvalidInput(
+                f"A prompt counts once, but block {1 + one.part['key']} is in {one.name} and in {other.name}: leave one out."
+            )
     meta = reduce(_agreed, [{k: v for k, v in b.trace.meta.items() if k not in OF_FILES} for b in blocks])
     meta["shard"] |= {"blocks": [block.part for block in blocks]}
     if len(blocks) == meta["shard"]["num_blocks"]:
@@ -116,25 +101,26 @@ def merge(traces: Sequence[Named]) -> RankTrace:
 
 
 def _check_alike(one: Named, other: Named) -> None:
-    """Raise InvalidInput, with both names, unless two traces were measured by the same rule on the same model."""
-    metas = [{**t.meta, "top_k": t.top_k, "num_heads": t.num_heads} for _, t in (one, other)]
-    found = {what: [_at(meta, place) for meta in metas] for what, place in MUST_AGREE.items()}
-    drafters = [meta.get("drafter") or {} for meta in metas]
-    if not same_drafter(*drafters):
-        found["drafters"] = drafters
-    for what, (ours, theirs) in found.items():
-        if ours != theirs:
-            raise InvalidInput(
-                f"Traces with different {what} cannot be merged: {one[0]} has {quoted(ours, 200)}, {other[0]} "
-                f"{quoted(theirs, 200)}."
-            )
+    """Raise InvalidInput, with both names, unless two traces are shards of one calibration."""
+    if said := differing(_measured(one[1]), _measured(other[1])):
+        raise InvalidInput(
+            f"Shards of one calibration are merged, but {one[0]} (there) and {other[0]} (here) differ in {', '.join(said)}."
+        )
 
 
-def _at(meta: Mapping[str, Any], place: Sequence[str]) -> Any:
-    found: Any = meta
-    for key in place:
-        found = (found or {}).get(key)
-    return found
+def _measured(trace: RankTrace) -> dict[str, object]:
+    """What all shards of a calibration have in common."""
+    meta, made, drafter = trace.meta, trace.meta.get("provenance") or {}, trace.meta.get("drafter") or {}
+    rules = ("acceptance", "answers", "max_new_tokens", "eos_ids", "pools", "marginals")
+    weights = "id" if drafter.get("sha256") is None else "sha256"
+    return {
+        **{key: made.get(key) for key in ("model", "revision", "dtype")},
+        **{key: meta.get(key) for key in rules},
+        "drafter": {key: drafter.get(key) for key in ("kind", "num_heads", "num_layers", weights)},
+        "ranks": trace.top_k,
+        "heads": trace.num_heads,
+        "shard": {key: value for key, value in meta["shard"].items() if key != "blocks"},
+    }
 
 
 def _blocks(name: str, trace: RankTrace) -> list[_Block]:
@@ -145,19 +131,6 @@ def _blocks(name: str, trace: RankTrace) -> list[_Block]:
         raise InvalidInput(f"{name} contradicts itself: the parts that it says it was made of are not what it holds.")
     alone = replace(trace, meta=trace.meta | {"skipped": []})
     return [_Block(part, alone.select(np.arange(*at)), name) for part, at in zip(parts, pairwise(ends), strict=True)]
-
-
-def _check_distinct(blocks: Sequence[_Block]) -> None:
-    """Raise InvalidInput where two blocks answered the same prompt."""
-    holders: dict[str, str] = {}
-    for block in blocks:
-        here = dict.fromkeys(block.trace.meta["prompt_sha256"], block.name)
-        if both := [sha for sha in here if sha in holders]:
-            raise InvalidInput(
-                f"A prompt counts once, but {len(both):,} prompts are in {holders[both[0]]} and in {block.name}, the first "
-                f"of them {both[0]}. Leave one of the two out."
-            )
-        holders |= here
 
 
 def _agreed(one: Any, other: Any) -> Any:

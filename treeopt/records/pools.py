@@ -62,7 +62,6 @@ class Counts:
         return {"top_k": self.top_k, **kept}
 
     def fitting(self, drafter: Any) -> Counts:
-        """What of it there is with a drafter."""
         tokens, guesses = drafter.draft_vocab_size, drafter.num_heads
         topks = tuple(topk for topk in self.topks if topk <= tokens and drafter.has_probabilities)
         widths = tuple(width for width in self.widths if width <= tokens and drafter.has_marginals)

@@ -115,7 +115,6 @@ class BandwidthFloor(AtSetting):
 
     @property
     def floor_ms(self) -> float:
-        """The least time of the step."""
         return 1e-6 * (self.weight_bytes + self.cache_bytes) / self.gb_per_s
 
     @property

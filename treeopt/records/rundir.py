@@ -78,7 +78,6 @@ class RunDirectory:
 
     @classmethod
     def of(cls, path: str | Path | RunDirectory) -> RunDirectory:
-        """The run directory of a path, or the one that is given."""
         return path if isinstance(path, RunDirectory) else cls(path)
 
     @classmethod
@@ -161,11 +160,9 @@ class RunDirectory:
         replace_together({file: record.save for file, record in records.items() if record is not None}, old)
 
     def replace_requests(self, log: RequestLog) -> None:
-        """Replace what was measured before by the requests of a log."""
         replace_together({self.requests: log.save}, [self.calibration, self.probe, self.trace])
 
     def accuracies(self) -> list[Path]:
-        """The files of what was calibrated that there are."""
         return [file for file in (self.trace, self.probe, self.calibration, self.requests) if file.exists()]
 
     def read_trace(self) -> RankTrace:

@@ -74,7 +74,6 @@ class Answers(Drawn):
     meta: dict[str, Any]
 
     def _arrays(self, *names: str) -> dict[str, NDArray[Any]]:
-        """The arrays of these names that there are."""
         return {name: array for name in names if (array := getattr(self, name)) is not None}
 
     def _take_forms(self, forms: Mapping[str, npz.Form]) -> None:

@@ -262,7 +262,6 @@ def origin_rows(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, lis
 
 
 def _answers(answers: Mapping[str, Any]) -> str:
-    """How the answers of a calibration came about."""
     if not answers.get("given"):
         return "decoded by the target"
     sampled = f"sampled at temperature {answers.get('temperature')}"

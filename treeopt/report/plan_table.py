@@ -170,7 +170,6 @@ def slower_than_without(plan: Plan) -> str:
 
 
 def _range(part: BatchRange) -> str:
-    """The batch sizes of a range, "5 on" for the last."""
     return f"{part.first} on" if part.last is None else ranges(range(part.first, part.last + 1))
 
 

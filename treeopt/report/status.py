@@ -110,7 +110,6 @@ def _age(changed: Sequence[str]) -> dict[str, str]:
 
 
 def _journals(run: RunDirectory) -> Iterator[FileStatus]:
-    """A row for every measurement that was stopped."""
     for folder in sorted(run.path.glob("*.partial")):
         blocks = [file for file in folder.rglob("*") if file.is_file() and file.stem.isdecimal()]
         why = f"stopped after {count(len(blocks), 'block')}"

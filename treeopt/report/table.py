@@ -144,5 +144,4 @@ def _words(cell: str) -> list[str]:
 
 
 def _line(header: str) -> str:
-    """A header on one line."""
     return " ".join(header.split())

@@ -207,7 +207,6 @@ Result = Compared | GroupsCompared | DraftersCompared
 
 
 def verdict(result: Result) -> str:
-    """A comparison's verdict in a sentence or two."""
     return COMPARED[type(result)][0](result)
 
 
@@ -216,7 +215,6 @@ def compared_table(result: Result) -> RenderableType:
 
 
 def per_cent(loss: Loss) -> str:
-    """A loss with its standard error."""
     return pm(100 * loss.share, 100 * loss.stderr, 1).replace("-0.0 ", "0.0 ")
 
 
@@ -275,7 +273,6 @@ def _groups_verdict(result: GroupsCompared) -> str:
 
 
 def _won(one: Winner) -> str:
-    """Who is fastest at a batch size."""
     if one.pays is False:
         return f"Batch size {one.batch_size}: none is shown to beat plain decoding; {one.drafter} comes nearest."
     tied = f", tied with {', '.join(one.tied)}" if one.tied else ""

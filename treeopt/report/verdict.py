@@ -6,10 +6,7 @@ chosen   the contender with the plan's draft
 rivals   the other contenders, plain decoding aside
 """
 
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from treeopt.files.shell import command_line
 from treeopt.latency.rounds import busy, precision_reached
@@ -269,13 +266,10 @@ def ending(
     words += ["--run", run.path]
     if is_demo:
         holds, why, words = "the demo model", "Your own model and heads need a run of their own", [*OWN_RUN]
-    # by its path, where it was started by that and a shell does not find it by its name
-    program = sys.argv[0] if Path(sys.argv[0]).name == "treeopt" and not shutil.which("treeopt") else "treeopt"
-    return f"Found: {'; '.join(each)}. This holds for {holds} on this machine. {why}:", command_line(program, *words)
+    return f"Found: {'; '.join(each)}. This holds for {holds} on this machine. {why}:", command_line("treeopt", *words)
 
 
 def _found(entry: PlanEntry, bench: Benchmark) -> str:
-    """What a benchmark comes to at one batch size."""
     if not entry.speculates:
         return "no tree is predicted to beat plain decoding, so not speculating is the plan"
     speedup = speedup_over(bench)

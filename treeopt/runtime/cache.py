@@ -151,7 +151,6 @@ class TreeCache(Cache):
         self.lengths = [self.lengths[old] for old in order]
 
     def clear(self) -> None:
-        """Forget all rows; the memory stays."""
         self.lengths.clear()
 
 

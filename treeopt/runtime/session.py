@@ -74,7 +74,6 @@ class Session:
         )
 
     def runtime(self) -> Runtime:
-        """The runtime that latencies are measured in, for a profile."""
         known: Runtime = {
             "name": "treeopt",
             "version": __version__,

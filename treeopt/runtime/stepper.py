@@ -231,7 +231,6 @@ class StepVisits(Visitor):
         )
 
     def close(self) -> None:
-        """End what is being answered."""
         if self._passes is not None:
             self._passes.close()
         self._passes = None

@@ -73,7 +73,6 @@ class PromptLookup(TextDrafter):
         state.extend(tokens)
 
     def text_of(self, prompt: Sequence[int]) -> Ngrams | Places:
-        """A text in which is looked up."""
         keep: Literal["latest", "earliest"] = "latest" if self.latest else "earliest"
         text = Places() if self.longest is None else Ngrams(self.shortest, self.longest, keep)
         text.extend(prompt)

@@ -67,7 +67,6 @@ BOUNDS = (("prompt_lookup_min", "prompt_lookup_max"), ("spec_ngram_mod_n_min", "
 
 
 def drafters_of(engine: str | None) -> list[str]:
-    """The drafters of text of an engine, or of all."""
     return [name for name in KINDS if engine in (None, name.partition(":")[0])]
 
 

@@ -45,7 +45,6 @@ def new_trie(rows: int) -> Trie:
 
 
 def grown(trie: Trie, rows: int) -> Trie:
-    """The trie with room for more rows."""
     trie.nodes.resize((rows, 9), refcheck=False)
     if len(trie.table) > rows * 3 // 2:
         return trie

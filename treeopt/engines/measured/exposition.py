@@ -123,7 +123,6 @@ def counters_among(
 
 
 def _rounded(counters: Counters) -> list[str]:
-    """Notes on what was rounded, and by how much."""
     slacks = {name: [s for _, s in counters.of(name).values() if s] for name, _ in counters.rises}
     notes = []
     if parts := [name for name, found in slacks.items() if any(slack % 1 for slack in found)]:

@@ -152,7 +152,6 @@ def is_recall(content: Any) -> bool:
 
 
 def read_recall(content: Any, path: Path, *, trials: int | None = None) -> Found:
-    """Counts of recall@k, differenced."""
     table = content["recall"] if "recall" in content else _named_heads(content)
     if isinstance(table, list):
         rows = typed(list[list[float]], table, path)
@@ -208,7 +207,6 @@ def is_vector(content: Any) -> bool:
 
 
 def read_vector(content: Any, path: Path, *, trials: int | None = None, heads: int | None = None) -> Found:
-    """Counts of one vector of shares at every depth."""
     if heads is None:
         raise InvalidInput(f"{path} is one vector for all depths: pass the number of depths with `heads`.")
     if not 1 <= heads <= MOST_DEPTH:
@@ -245,7 +243,6 @@ def is_table(content: Any) -> bool:
 
 
 def read_table(content: Any, path: Path, *, trials: int | None = None) -> Found:
-    """Counts of a table, long or wide."""
     header = _cells(content.partition("\n")[0])
     if len(set(header)) < len(header) or len(header) > MOST_COLUMNS:
         raise InvalidInput(f"{path} must name up to {MOST_COLUMNS:,} columns, each once, but has {quoted(header)}.")

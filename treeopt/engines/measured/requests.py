@@ -72,7 +72,6 @@ def _bodies(content: Any) -> Iterator[Body | None]:
 
 
 def choices(body: Body) -> list[Body]:
-    """The choices of a response, those that are objects."""
     found = body.get("choices")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 

@@ -100,7 +100,6 @@ class Drafts:
 
     @classmethod
     def joined(cls, groups: Sequence[Drafts]) -> Drafts:
-        """All rows of groups below each other."""
         depth = max((group.passed.shape[1] for group in groups), default=0)
         if len(groups) * depth > MOST_COUNTS:
             raise InvalidInput(

@@ -137,7 +137,6 @@ def _compiled(session: Session) -> Iterator[None]:
 
 
 def all_timings(found: Mapping[Place, Rounds]) -> tuple[tuple[StepTiming, ...], tuple[StepTiming, ...]]:
-    """The points of several settings, and the plain step of each."""
     timed = [each for (_, context), rounds in found.items() for each in rounds.timings(context)]
     return tuple(point for points, _ in timed for point in points), tuple(plain for _, plain in timed)
 

@@ -149,7 +149,6 @@ def training_chart(log: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) 
 
 
 def _recipe(record: Mapping[str, Any]) -> str:
-    """The recipe, its steps and its texts, from the record of a run."""
     recipe, trials = record.get("recipe"), record["held_out"]["after"]["trials"]
     return style.sentence(
         f"{recipe['kind']}, {recipe['num_heads']} heads" if recipe else None,

@@ -98,7 +98,6 @@ def contenders_chart(bench: Benchmark) -> Chart:
 
 
 def _to(ratios: Sequence[Ratio | None], height: float) -> Look:
-    """The size of a panel of ratios, from 0 to the greatest."""
     top = max([1.0, *(ratio.high or ratio.value for ratio in ratios if ratio)])
     return {"xlim": (0, 1.06 * top), "height": height}
 

@@ -74,7 +74,6 @@ class Estimates:
         return Estimates(self.value[part], np.stack([end[part] for end in self.ends]))
 
     def over(self, label: str, x: ArrayLike, **look: Any) -> Series:
-        """Points on a line over x, with their intervals."""
         return Series(label, x, self.value, self.ends, look)
 
     def along(self, label: str, rows: ArrayLike, **look: Any) -> Series:

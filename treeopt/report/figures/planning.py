@@ -255,6 +255,5 @@ def _caption(profile: LatencyProfile) -> str:
 
 
 def _mark(depth: int, colour: str) -> Look:
-    """The look of a tree that is shallower than its rows allow."""
     marker = style.MARKERS[(depth - 1) % len(style.MARKERS)]
     return {"marker": marker, "markersize": 3.5, "linestyle": "none", "alpha": 0.6, "color": colour}

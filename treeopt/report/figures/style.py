@@ -184,12 +184,10 @@ def about(info: Mapping[str, Any], counted: str, *more: str | None) -> str:
 
 
 def rule(acceptance: Mapping[str, Any] | None) -> str:
-    """The acceptance rule as the command line has it; empty where it is not known."""
     return option_of(acceptance) if acceptance else ""
 
 
 def span(numbers: Sequence[int]) -> str:
-    """From the least to the greatest: 512–2,048."""
     return "–".join(f"{end:,}" for end in sorted({min(numbers), max(numbers)}))
 
 

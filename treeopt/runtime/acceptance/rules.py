@@ -234,7 +234,6 @@ def _shifted(z: Tensor, bits: int) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """The int64 of the same 64 bits."""
     return (number + 2**63) % 2**64 - 2**63
 
 

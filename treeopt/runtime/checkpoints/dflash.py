@@ -93,7 +93,6 @@ def recognise_block(stored: StoredTensors) -> Checkpoint | None:
 
 
 def _added(kind: str, names: Container[str], told: Settings, count: int) -> list[str]:
-    """The names of what a kind has beside DFlash's layers."""
     if kind == "dflash2":
         return [*CODEBOOKS, *(f"layers.{i}.{name}" for i in range(count) for name in CONVOLUTIONS)]
     if kind == "dflash":

@@ -47,7 +47,6 @@ class Settings(dict[str, Any]):
         self.origin = origin
 
     def wrong(self, key: str, rule: str, error: type[TreeoptError] = InvalidInput) -> TreeoptError:
-        """The error for what is said under a key."""
         return error(f"{key} must be {rule}, but config.json of {self.origin} says {quoted(self.get(key))}.")
 
     def number(self, key: str, least: float = 1, most: float = MOST_TOKENS, kind: Any = int) -> Any:
@@ -95,7 +94,6 @@ class StoredTensors:
 
     @cached_property
     def config(self) -> Settings:
-        """config.json beside the files; empty where there is none."""
         file = self.folder / "config.json"
         return Settings(self.origin, read_object(file) if file.is_file() else {})
 

@@ -140,7 +140,6 @@ class Reading:
         self.dtype = base.dtype or reduce(torch.promote_types, stored_as)
 
     def said(self, name: str) -> str:
-        """A tensor in messages."""
         return f"{quoted(self.names[name])} in {self.stored.origin}"
 
     def floats(self, names: Iterable[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:

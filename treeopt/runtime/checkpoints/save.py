@@ -91,7 +91,6 @@ def check_kind(kind: str, layout: str) -> None:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """On the CPU, with a storage of its own."""
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 

@@ -152,7 +152,6 @@ def pad(parts: Sequence[Tensor]) -> Tensor:
 
 
 def states_at_once(vocab_size: int) -> int:
-    """How many states' logits are computed together."""
     return max(LOGITS_AT_ONCE // vocab_size, FEWEST_STATES)
 
 

@@ -261,7 +261,6 @@ def name_layers(folder: Path, outputs: Sequence[int]) -> None:
 
 
 def _words(tokenizer: Any) -> str:
-    """All that a tokenizer is saved as."""
     with tempfile.TemporaryDirectory() as place:
         tokenizer.save_pretrained(place)
         return "".join(file.read_text(encoding="utf-8") for file in sorted(Path(place).rglob("*")) if file.is_file())

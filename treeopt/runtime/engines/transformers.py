@@ -75,7 +75,6 @@ class Transformers(Stepper):
     def answer(
         self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
     ) -> Generator[Pass, Draft | None, None]:
-        """The passes, prompt after prompt."""
         for place, prompt in enumerate(prompts):
             options = draft.options if isinstance(draft, CopiedText) else {}
             stream, began = self._answer(prompt, None if draft is None else draft.depth or len(options), options)

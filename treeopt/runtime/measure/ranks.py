@@ -122,7 +122,6 @@ class Turns:
                 yield [prompt for prompt, _ in found.values()], [answer for _, answer in found.values()]
 
     def end(self, row: AnswerRow) -> None:
-        """Take an answer to one of the last prompts."""
         i = self._asked[row.id]
         self.answered[i].append(row)
         self.progress(len(self.answered[i]) == self.prompts.conversations[i].num_turns)

@@ -120,7 +120,6 @@ def role_of(message: Any, i: int, roles: Mapping[str, str] = ROLES) -> str:
 
 
 def joined(content: Any) -> Any:
-    """The text of a content that comes in parts."""
     if not isinstance(content, list):
         return content
     if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content):
@@ -129,7 +128,6 @@ def joined(content: Any) -> Any:
 
 
 def text_of(value: Any, name: str, kinds: str = "a text") -> str:
-    """A text that can be tokenised."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be {kinds}, but is {kind_of(value)}")
     if not value.strip():
@@ -156,7 +154,6 @@ def _answers(value: Any, name: str, n_turns: int) -> tuple[str, ...]:
 
 
 def read_group(record: Mapping[str, Any], group_by: str | None) -> str:
-    """The group of a record by a column's value; "" for all where none is asked for."""
     if group_by is None:
         return ""
     value = record.get(group_by)

@@ -86,7 +86,6 @@ class PromptSet:
     seed: int | None = None
 
     def without(self, hashes: Iterable[str]) -> PromptSet:
-        """The conversations whose hash is not among ``hashes``."""
         seen = set(hashes)
         kept = tuple(c for c in self.conversations if c.sha256 not in seen)
         return replace(self, conversations=kept)

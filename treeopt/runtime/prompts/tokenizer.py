@@ -134,7 +134,6 @@ class _Generation(Extension):
 
 
 def _compiled(text: str) -> Any:
-    """A template, compiled as transformers compiles it."""
 
     def refuse(message: str) -> None:
         raise TemplateError(message)

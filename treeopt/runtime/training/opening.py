@@ -165,7 +165,6 @@ def _started(target: Target, recipe: Recipe, kind: str, new: Any) -> Any:
 
 
 def size_of_heads(target: Target, recipe: Recipe) -> Size:
-    """The parameters that heads would have, without making them."""
     made = _begun(target, recipe, torch.empty_like(target.lm_head.weight, device="meta"), (), lambda: 1.0)
     named = {"projection": "projections", "lm_head": "projections", "prefix": "prefix layer"}
     parts: Counter[str] = Counter()
@@ -256,7 +255,6 @@ def own_texts(
 
 
 def answers_key(target: Target, prompts: PromptSet, asking: Asking) -> dict[str, object]:
-    """All that the answers depend on."""
     return {
         "max_new_tokens": asking.stop.max_new_tokens,
         "eos_ids": sorted(asking.stop.eos_ids),

@@ -90,12 +90,10 @@ class Recipe:
 
     @property
     def guessed(self) -> int:
-        """Tokens of the vocabulary that a layer guesses at most."""
         return self.draft_vocab or DRAFT_VOCAB
 
     @property
     def peak_rate(self) -> float:
-        """Learning rate of the heads at its highest."""
         return self.learning_rate or self.defaults.learning_rate
 
     def is_over(self, step: int, seconds: float) -> bool:
