@@ -24,6 +24,7 @@ from treeopt.records.bootstrap import conversation_draws
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.figure import Figure, Intervals
 from treeopt.records.inputs import group_plans
+from treeopt.records.plan import PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.report.tables import verdict
@@ -198,6 +199,25 @@ def test_the_best_is_grown_on_other_conversations_and_chosen_by_others(seed):
     assert found.share == pytest.approx(1 - spent / (ours.steps.sum() * ms[entry.chosen.size]))
     assert found.interval95[0] <= found.interval95[1]
     assert found.served.tokens_per_step == pytest.approx(ours.tokens_per_step)
+
+
+@pytest.mark.parametrize(
+    ("engine", "best"),
+    [
+        (PlannedEngine(name="hydra", method="choices"), [[0], [1]]),
+        (PlannedEngine(name="medusa", method="choices"), [[0], [1], [1, 0]]),
+        (None, [[0], [1], [1, 0]]),
+    ],
+)
+def test_the_best_is_a_tree_that_the_engine_takes(engine, best):
+    """The second guess is right, then the first. A child of [1] alone pays, but Hydra takes no such tree."""
+    trace, steps = constant([1, 0]), ((2, 1), (3, 1), (3, 2), (4, 1), (4, 2))
+    points = tuple(StepTiming(1, 64, size, depth, (10.0,)) for size, depth in steps)
+    profile = LatencyProfile(points, (StepTiming(1, 64, 1, 0, (10.0,)),))
+    plan = plan_trees(trace, profile, PlanRequest(Limits(4), takes="low-rank-expands", engine=engine))
+    result = treeopt.compare(plan, trace, profile=profile)
+    assert result.losses[0].best.draft.medusa_choices == best
+    assert result.keep == (best == plan.entries[0].tree.medusa_choices)
 
 
 def test_counts_without_conversations_give_a_loss_with_an_interval():

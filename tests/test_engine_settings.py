@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine_rows import READERS
 from treeopt.engines.chains import merged
-from treeopt.engines.plans import batch_sizes_to_export, export_plan, method_for_plan, planned_trees
+from treeopt.engines.plans import batch_sizes_to_export, export_plan, method_for_plan, planned_method
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates, replay
 from treeopt.latency.estimate import StepCosts
@@ -113,7 +113,7 @@ def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits
     of_tensorrt = engine == "tensorrt-llm"
     limits = DynamicLimits(rows=12, within_levels=of_tensorrt, redrafts=of_tensorrt, chains=True)
     assert [entry.batch_size for entry in plan] == list(SIZES)
-    assert planned_trees(plan).dynamic
+    assert planned_method(plan).dynamic
     chosen = {}
     for entry in plan:
         speed, plain = rates_of(entry.batch_size, limits)
@@ -213,7 +213,7 @@ class TestWithoutDynamicTrees:
         plan = planned(run, "sglang", method="adaptive")
         assert plan.constraint.engine.method == "adaptive"
         assert all(entry.best("dynamic") is None for entry in plan)
-        assert not planned_trees(plan)
+        assert not planned_method(plan).dynamic
 
     def test_openvino_decodes_trees_one_by_one_and_gets_chains_for_more(self, run):
         assert planned(run, "openvino").constraint.engine.method == "draft-model"

@@ -185,17 +185,19 @@ def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Metho
     if method is None and planned is not None and planned.name == engine:
         method = planned.method
     usual = method_of(engine, kind, method)
-    chains = plan.constraint is not None and plan.constraint.shape == "chain" and planned_trees(plan) is None
+    planned_for = planned_method(plan)
+    takes_trees = planned_for is not None and planned_for.dynamic
+    chains = plan.constraint is not None and plan.constraint.shape == "chain" and not takes_trees
     if method is not None or chains or not all(entry.best("dynamic") for entry in plan.entries):
         return usual
     return tree_method_of(engine, kind, rule_of(plan.acceptance), (e.batch_size for e in plan.entries)) or usual
 
 
-def planned_trees(plan: Plan) -> Method | None:
-    """The method of dynamic trees that the plan was made for; None where it was made for none."""
+def planned_method(plan: Plan) -> Method | None:
+    """The engine's method that the plan was made for; None where it was made for no engine."""
     planned = plan.constraint.engine if plan.constraint else None
     methods = ENGINES[planned.name].methods if planned and planned.name in ENGINES else ()
-    return next((one for one in methods if planned and one.dynamic and one.name == planned.method), None)
+    return next((method for method in methods if planned and method.name == planned.method), None)
 
 
 def batch_sizes_to_export(plan: Plan, way: Method, *, grouped: bool = False) -> list[int | None]:

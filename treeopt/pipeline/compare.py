@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from treeopt.engines.imports import read_measurement
-from treeopt.engines.plans import planned_trees
+from treeopt.engines.plans import planned_method
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import places, storage
 from treeopt.files.places import distinct
 from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import Source, source_of
-from treeopt.pipeline.search import request_of
+from treeopt.pipeline.search import drafts_of, request_of
 from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_losses, plan_losses
-from treeopt.planning.request import DYNAMIC
+from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.drafters import COUNTED
 from treeopt.records.inputs import Accuracies, Result, changed, load_result, read_grown_on, read_planned, read_timed
@@ -104,8 +104,7 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
     with progress("Comparing", None):
         plan = planned(a, latencies, batch_size, budget)
         check_alike(a, b)
-        way = planned_trees(plan)
-        losses = plan_losses(plan, b.record, latencies, way.dynamic_limits if way else DYNAMIC)
+        losses = plan_losses(plan, b.record, latencies, taken_by_engine(plan))
         moved = shifts(a.record, b.record) if a.record is not None else []
     tells_chains = source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
     said = {
@@ -133,6 +132,12 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
     )
 
 
+def taken_by_engine(plan: Plan) -> PlanRequest:
+    """A request for all drafts that the plan's engine takes; for all drafts where it was planned for none."""
+    method = planned_method(plan)
+    return REQUEST if method is None else replace(REQUEST, **drafts_of(method))
+
+
 def planned(side: Side, latencies: LatencyProfile | None, batch_size: int | None, budget: int) -> Plan:
     """The plan of a side, or the one that a search would make; of the batch size that is asked for."""
     if side.plan is None:
@@ -156,8 +161,7 @@ def compare_groups(
     trace = cast(RankTrace, source.answers)
     with progress("Comparing groups", None):
         plan = planned(side, side.profile, batch_size, budget)
-        way = planned_trees(plan)
-        losses = group_losses(plan, trace, side.profile, way.dynamic_limits if way else DYNAMIC)
+        losses = group_losses(plan, trace, side.profile, taken_by_engine(plan))
     return GroupsCompared(name=side.name, groups=tuple(losses), tolerance=tolerance)
 
 

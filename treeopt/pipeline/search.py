@@ -211,10 +211,13 @@ def request_of(
             f"{engine} takes the length as the width of the block, so chains that end before the block does were left out. To "
             "compare widths, calibrate each in a run of its own (`draft_depth`), and: treeopt compare"
         )
-    planned = PlannedEngine(name=engine, method=way.name)
-    takes = Limits.shape if way.shape == "any" else way.shape
-    options |= {"engine": planned, "takes": takes, "dynamic": way.dynamic_limits, "whole_blocks": whole}
+    options |= {"engine": PlannedEngine(name=engine, method=way.name), "whole_blocks": whole, **drafts_of(way)}
     return PlanRequest(limits, kept, **options), warnings
+
+
+def drafts_of(way: Method) -> dict[str, Any]:
+    """The drafts that an engine's method takes, as options of a `PlanRequest`."""
+    return {"takes": Limits.shape if way.shape == "any" else way.shape, "dynamic": way.dynamic_limits}
 
 
 def way_for(

@@ -25,7 +25,7 @@ from treeopt.latency.estimate import StepCosts
 from treeopt.latency.interpolation import between_batch_sizes
 from treeopt.planning.candidates import Candidates, Floats, Key, common, mixed, tables_of
 from treeopt.planning.entries import entry_of, figure_of
-from treeopt.planning.request import PlanRequest
+from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import Selection, judged, select, select_all
 from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies
@@ -35,7 +35,6 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray
 
-REQUEST = PlanRequest()
 ONE_FOR_ALL = BatchRange(first=1, last=None, entry=0)  # the schedule of a single draft, whatever it costs anywhere
 MOST_UNTIMED = 1024  # rows of a tree where nothing was timed
 LEAST_GROWN = 8  # rows, so that a profile without trees can be told which to time

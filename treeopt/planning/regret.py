@@ -26,7 +26,7 @@ from treeopt.growth.source import Source, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates, Floats, latencies_of, tables_of
 from treeopt.planning.entries import figure_of
-from treeopt.planning.request import DYNAMIC, PlanRequest
+from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import select
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.calibration import Calibration
@@ -35,7 +35,7 @@ from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace, fold_numbers
-from treeopt.trees.draft import Draft, DynamicLimits, draft_tree
+from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, Tree
 
@@ -112,14 +112,14 @@ class Taken:
 
 
 def plan_losses(
-    plan: Plan, record: Accuracies, profile: LatencyProfile | None = None, dynamic: DynamicLimits | None = DYNAMIC
+    plan: Plan, record: Accuracies, profile: LatencyProfile | None = None, engine: PlanRequest = REQUEST
 ) -> list[Loss]:
     """What each of a plan's trees loses on a record, within the limits that the plan had.
 
     Without latencies the best has as many rows as the plan's tree at most. Where a record tells of chains alone, the
     plan's best chain is judged, among chains.
 
-    dynamic : what dynamic trees the plan's engine takes
+    engine : a request for what the plan's engine takes; the best is one of these drafts
 
     >>> from treeopt.planning.planner import plan_trees
     >>> before, after = (Calibration(np.array([[60, 20]]), np.array([100])), Calibration(np.array([[60, 30]]), np.array([100])))
@@ -131,7 +131,7 @@ def plan_losses(
     for entry in plan.entries:
         draft, limits = _judged(entry, source, plan.limits(Limits()))
         limits = limits if profile else replace(limits, budget=len(draft))
-        options, costs = _options(source, plan, entry, limits, profile, dynamic)
+        options, costs = _options(source, plan, entry, limits, profile, engine)
         rates, best = source.rate(draft), int(options.throughput.argmax())
         ms = _ms_of(draft, rates, options, costs)
         if rates.steps is None or rates.tokens is None:
@@ -171,17 +171,20 @@ def group_parts(trace: RankTrace) -> dict[str, RankTrace]:
 
 
 def group_losses(
-    plan: Plan, trace: RankTrace, profile: LatencyProfile | None, dynamic: DynamicLimits | None = DYNAMIC
+    plan: Plan, trace: RankTrace, profile: LatencyProfile | None, engine: PlanRequest = REQUEST
 ) -> list[Loss]:
-    """What each group loses at each batch size with the best tree for all, within the limits of the shared ``plan``."""
+    """What each group loses at each batch size with the best tree for all, within the limits of the shared ``plan``.
+
+    engine : as of `plan_losses`
+    """
     parts, limits, found = group_parts(trace), plan.limits(Limits()), []
     whole, sources = source_of(trace), {name: source_of(part) for name, part in parts.items()}
     names = np.array(trace.conversation_groups())
     for entry in plan.entries:
-        options, _ = _options(whole, plan, entry, limits, profile, dynamic)
+        options, _ = _options(whole, plan, entry, limits, profile, engine)
         shared, served = best_of(options, whole), figure_of(options, select(options).chosen)
         for name, part in sources.items():
-            own, _ = _options(part, plan, entry, limits, profile, dynamic)
+            own, _ = _options(part, plan, entry, limits, profile, engine)
             among = np.flatnonzero(names == name)
             ratios = shared.on(among).rates() / best_of(own, part).rates()
             best = figure_of(own, select(own).chosen)
@@ -202,16 +205,12 @@ def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Li
 
 
 def _options(
-    source: Source,
-    plan: Plan,
-    entry: PlanEntry,
-    limits: Limits,
-    profile: LatencyProfile | None,
-    dynamic: DynamicLimits | None,
+    source: Source, plan: Plan, entry: PlanEntry, limits: Limits, profile: LatencyProfile | None, engine: PlanRequest
 ) -> tuple[Candidates, StepCosts | None]:
     """All drafts that could be chosen for a source at an entry's batch size, in the source's context or else the entry's."""
     limits = replace(limits, max_depth=limits.depth(source.num_heads))
-    request, costs = PlanRequest(limits, [entry.batch_size], plan.objective or "replay", dynamic=dynamic), None
+    objective, costs = plan.objective or "replay", None
+    request = replace(engine, limits=limits, batch_sizes=[entry.batch_size], objective=objective)
     if profile is not None:
         context = source.usual_context or entry.context_tokens
         profile = profile.as_deep_as(plan.width or source.num_heads)

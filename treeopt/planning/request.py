@@ -61,3 +61,6 @@ class PlanRequest:
     def redrafts(self) -> bool:
         """Whether drafters of dynamic trees read the nodes of all levels above again."""
         return self.dynamic is not None and self.dynamic.redrafts
+
+
+REQUEST = PlanRequest()
