@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.trees.draft import MOST_BLOCK, MOST_LEVELS, MOST_TOPK, MOST_WIDTH, pool_size, product_size
+from treeopt.trees.draft import MOST_BLOCK, MOST_LEVELS, MOST_TOPK, MOST_WIDTH
 
 NO_PLACE = 255  # the true path is not in the pool, or too far behind for any tree
 
@@ -87,7 +87,7 @@ class Pools:
     levels: int
     topks: tuple[int, ...]
     places: NDArray[np.uint8]
-    name, key, most, size = "pools", "topks", (MOST_LEVELS, MOST_TOPK), staticmethod(pool_size)
+    name, key, most = "pools", "topks", (MOST_LEVELS, MOST_TOPK)
 
     def __post_init__(self) -> None:
         rising = [topk for topk in range(1, self.most[1] + 1) if topk in self.topks]
@@ -118,4 +118,4 @@ class Pools:
 class Marginals(Pools):
     """The trees over marginals of every state, for each width: places of the nodes of s depths, in the order they are taken."""
 
-    name, key, most, size = "marginals", "widths", (MOST_BLOCK, MOST_WIDTH), staticmethod(product_size)
+    name, key, most = "marginals", "widths", (MOST_BLOCK, MOST_WIDTH)

@@ -1,4 +1,4 @@
-"""Train heads for a model that has none: Medusa-1, Medusa-2, Hydra, Hydra++, EAGLE-3, P-EAGLE, DFlash, DSpark.
+"""Train heads for a model that has none: Medusa-1, Medusa-2, Hydra, Hydra++, EAGLE-3, DFlash.
 
 recipe.py     what is trained and how: schedules of the learning rate and of the loss's parts
 batches.py    texts as tensors: which states there are, and which tokens are to be guessed there
