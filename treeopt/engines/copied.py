@@ -6,21 +6,18 @@ engine's file names its drafters and writes them.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from treeopt.engines.base import Method, Request, Written
+from treeopt.engines.base import Method, Request
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.shell import shell_word
 from treeopt.text.engines import text_drafter
 from treeopt.trees.draft import CopiedText
 
-Writer = Callable[[Request], Written]
 KIND, SHAPE = "copied-text", "copied"
-EXPORTED = {
-    "arctic": "vllm",
-    "llama.cpp": "llama-cpp",
-}  # how --to names an engine, where a drafter's name begins otherwise
+EXPORTED = {"arctic": "vllm", "llama.cpp": "llama-cpp"}  # by how a drafter's name begins, what --to calls the engine
 
 
 class Takes(NamedTuple):
@@ -110,21 +107,13 @@ def flags(options: Mapping[str, Any], between: str = "-") -> str:
     return "".join(name if value is True else f"{name} {shell_word(value)}" for name, value in said.items())
 
 
-def keeping(write: Writer) -> Writer:
-    """A writer whose notes say what drafters that copy text keep between requests."""
-
-    def noted(request: Request) -> Written:
-        written, name = write(request), request.copied.drafter if request.copied else ""
-        kept = next((what for begin, what in KEPT.items() if name.startswith(begin)), "")
-        said = (
-            f"It keeps {kept}: the plan's figures hold for a server that is not restarted, and had requests such as those "
-            "that were replayed before."
-        )
-        return replace(written, notes=(*written.notes, *[said] * bool(kept)))
-
-    return noted
+def notes_on(draft: CopiedText) -> list[str]:
+    """A note on what a drafter that copies text keeps between requests."""
+    kept = [what for begin, what in KEPT.items() if draft.drafter.startswith(begin)]
+    held = (
+        "the plan's figures hold for a server that is not restarted, and had requests such as those that were replayed"
+    )
+    return [f"It keeps {what}: {held} before." for what in kept]
 
 
-def method(write: Writer, *, carrier: str, syntax: str, source: str, **others: Any) -> Method:
-    about = {"drafters": (KIND,), "shape": SHAPE, "rules": ("greedy", "sample"), **others}
-    return Method(name=KIND, carrier=carrier, syntax=syntax, source=source, write=keeping(write), **about)
+method = partial(Method, name=KIND, drafters=(KIND,), shape=SHAPE, rules=("greedy", "sample"))

@@ -11,7 +11,6 @@ from treeopt.engines.base import Method, Request, ServingEngine, Written
 from treeopt.engines.chains import plain
 from treeopt.engines.lists import TOPK, listed
 from treeopt.errors import InvalidInput, quoted
-from treeopt.files.shell import shell_word
 from treeopt.trees.tree import MAX_RANK, Choice, Tree, check_size
 
 MEDUSA_FILE, TREE_FILE = "medusa_tree.json", "token_tree.json"
@@ -25,7 +24,7 @@ def write_medusa(request: Request) -> Written:
     if (tree := request.paying_tree) is None:
         return plain(f"{RUN} {request.batch_size}", "tree")
     command = (
-        f"{RUN} 1 --is-medusa --medusa-speculation-length {len(tree)} --num-medusa-heads {shell_word(request.num_heads)} "
+        f"{RUN} 1 --is-medusa --medusa-speculation-length {len(tree)} --num-medusa-heads {request.num_heads} "
         f"--medusa-tree-json {MEDUSA_FILE} --global-topk {TOPK}"
     )
     notes = (

@@ -122,6 +122,6 @@ ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvin
            carrier="generation_config.json, prompt_lookup of LLMPipeline()",
            syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), looks_up=EARLIEST,
            source=SOURCE, write=write),
-    copied.method(write_copied, checked="2026.4.1.0", carrier="generation_config.json, prompt_lookup of LLMPipeline()",
+    copied.method(write=write_copied, checked="2026.4.1.0", carrier="generation_config.json, prompt_lookup of LLMPipeline()",
                   syntax='{"num_assistant_tokens": 8, "max_ngram_size": 3}', source=SOURCE),
 ))  # fmt: skip

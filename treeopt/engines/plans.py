@@ -10,7 +10,7 @@ from typing import Any
 from treeopt import __version__
 from treeopt.engines.base import COMMANDS, EARLIEST, Method, Request, Settings, Written
 from treeopt.engines.chains import BLOCKS, LAST, merged
-from treeopt.engines.copied import KIND, SHAPE
+from treeopt.engines.copied import KIND, SHAPE, notes_on
 from treeopt.engines.registry import ENGINES, method_of, removal_notes, search_for, tree_method_of
 from treeopt.errors import InvalidInput
 from treeopt.records.origins import DrafterRecord
@@ -21,11 +21,11 @@ from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
 COMMENTED = (".sh", ".py", ".yml", ".pbtxt")  # files that can hold a comment
-TAKEN = {
+TAKEN = {  # by shape
     "sibling-closed": "trees whose siblings have ranks without a gap",
     "low-rank-expands": "trees in which the likeliest siblings have the children, without a gap",
     "chain": "chains",
-}  # by shape
+}
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def write_request(request: Request, way: Method, engine: str) -> Written:
 
 def _notes_on(request: Request, way: Method, engine: str, longest: int) -> list[str]:
     """Notes on a request that an engine can take: what differs there, and what the plan leaves open."""
-    notes = []
+    notes = notes_on(request.copied) if request.copied else []
     if request.drafter == "ngram":
         said = f"{engine} looks n-grams up in its own way{way.looks_up and f', {way.looks_up}'}, so its tokens per step differ. "
         said += "Measure them in the engine, and read them with treeopt import."

@@ -74,7 +74,7 @@ def _choices_in(text: str) -> Choices | None:
         if found := form.search(text):
             return _braces(found[1].replace("\\,", ","))
     document = _document(text)
-    if isinstance(document, dict) and all(isinstance(row, list) for row in document.values()) and "0" in document:
+    if isinstance(document, dict) and document and all(isinstance(key, str) and key.isdigit() for key in document):
         return _children(document)
     for read in (partial(in_document, document), partial(the_list, text), partial(_flag, text), partial(_length, text)):
         choices = read()
@@ -111,8 +111,6 @@ def in_document(document: Any) -> Choices | None:
         return document if all(isinstance(item, list) for item in document) else None
     if not isinstance(document, dict):
         return None
-    if document and all(isinstance(key, str) and key.isdigit() for key in document):
-        raise InvalidInput("A token tree must give the root, 0, at least one child, and all nodes lists of numbers.")
     listed = (the_list(found) if isinstance(found, str) else in_document(found) for found in _values(document, KEYS))
     tuples = (_literal(found) for found in _values(document, ("speculative_token_tree",)) if isinstance(found, str))
     trees = _the_one([*listed, *tuples])

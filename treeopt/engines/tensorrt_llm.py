@@ -21,6 +21,7 @@ have means only. Of drafts of one token a mean is all there is to know, so those
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -228,6 +229,9 @@ def _literal(line: str) -> Any:
 
 
 MAIN, ARGS = "main 0004396, reference of 1.4.0rc1", "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
+SMALLEST = ("max_draft_len = length at the smallest key",)
+CARRIER = "speculative_config in the YAML of trtllm-serve --config"
+chains_by = partial(Method, checked=MAIN, carrier=CARRIER, derived=SMALLEST, by_batch_size=True, write=write)
 ENGINE = ServingEngine(
     name="tensorrt-llm", title="TensorRT-LLM", server="trtllm-serve",
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
@@ -242,22 +246,17 @@ ENGINE = ServingEngine(
            source="NVIDIA/TensorRT-LLM tensorrt_llm/runtime/medusa_utils.py, "
                   "cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp",
            write=tensorrt_trees.write),
-    Method(name="draft-len", checked=MAIN, drafters=("eagle3", "mtp", "draft-model"), rules=("greedy", "sample", "reject"),
-           carrier="speculative_config in the YAML of trtllm-serve --config", syntax="draft_len_schedule: {4: 4, 8: 2}",
-           derived=("max_draft_len = length at the smallest key",), by_version=True, by_batch_size=True,
-           versions="PR #8194 on; keys are upper bounds since PR #10860, lower bounds before",
-           source=f"{ARGS}, PRs #8194, #10860, #12262, #12588", write=write),
-    Method(name="block", checked=MAIN, drafters=tuple(IN_BLOCKS), carrier="speculative_config in the YAML of trtllm-serve --config",
-           syntax="decoding_type: DFlash, max_draft_len: 3", derived=("max_draft_len = length at the smallest key",),
-           by_batch_size=True, wider="does not start with them", versions="DFlash and PARD in 1.3.0rc27, DSpark in 1.4.0rc1",
-           source=f"{ARGS}, tensorrt_llm/_torch/speculative/dflash.py", write=write),
-    Method(name="ngram", checked=MAIN, drafters=("ngram",), rules=("greedy", "sample"), looks_up="in a pool of all requests",
-           carrier="speculative_config in the YAML of trtllm-serve --config", syntax="decoding_type: NGram, max_draft_len: 3",
-           derived=("max_draft_len = length at the smallest key",), by_version=True, by_batch_size=True,
-           versions="PR #8194 on; it refuses use_rejection_sampling", source=f"{ARGS}, tensorrt_llm/_torch/speculative/ngram.py",
-           write=write),
+    chains_by(name="draft-len", drafters=("eagle3", "mtp", "draft-model"), rules=("greedy", "sample", "reject"),
+              syntax="draft_len_schedule: {4: 4, 8: 2}", by_version=True,
+              versions="PR #8194 on; keys are upper bounds since PR #10860, lower bounds before",
+              source=f"{ARGS}, PRs #8194, #10860, #12262, #12588"),
+    chains_by(name="block", drafters=tuple(IN_BLOCKS), syntax="decoding_type: DFlash, max_draft_len: 3", wider="does not start with them",
+              versions="DFlash and PARD in 1.3.0rc27, DSpark in 1.4.0rc1", source=f"{ARGS}, tensorrt_llm/_torch/speculative/dflash.py"),
+    chains_by(name="ngram", drafters=("ngram",), rules=("greedy", "sample"), syntax="decoding_type: NGram, max_draft_len: 3", by_version=True,
+              looks_up="in a pool of all requests", versions="PR #8194 on; it refuses use_rejection_sampling",
+              source=f"{ARGS}, tensorrt_llm/_torch/speculative/ngram.py"),
     Method(name="dynamic-tree", checked=MAIN, dynamic=True, within_levels=True, redrafts=True, fills_levels="all", drafters=("eagle3",),
-           rules=("greedy", "sample"), carrier="speculative_config in the YAML of trtllm-serve --config",
+           rules=("greedy", "sample"), carrier=CARRIER,
            syntax="use_dynamic_tree: true, dynamic_tree_max_topK: 4, max_draft_len: 5, max_total_draft_tokens: 15",
            derived=("max_draft_len = levels", "max_total_draft_tokens = rows - 1", "levels <= rows - 1 <= topk x levels"),
            versions="PR #13081 on; not for targets with sliding windows or MLA",

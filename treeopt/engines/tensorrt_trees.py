@@ -29,14 +29,13 @@ def write(request: Request) -> Written:
         )
     built, notes = _draft_len(request, tree)
     literal = listed(tree)
-    heads, layers, rows = map(shell_word, (request.num_heads, request.num_layers, built))
     build = f"""\
 # Build for exactly this tree: a step costs max_draft_len + 1 rows, used or not.
 python examples/medusa/convert_checkpoint.py --model_dir MODEL --medusa_model_dir HEADS \\
-    --num_medusa_heads {heads} --num_medusa_layers {layers} --max_medusa_token_len {rows} \\
+    --num_medusa_heads {request.num_heads} --num_medusa_layers {request.num_layers} --max_medusa_token_len {built} \\
     --output_dir CHECKPOINT
 trtllm-build --checkpoint_dir CHECKPOINT --output_dir ENGINE \\
-    --speculative_decoding_mode medusa --max_batch_size {shell_word(request.batch_size)}
+    --speculative_decoding_mode medusa --max_batch_size {request.batch_size}
 """
     run = (
         "python examples/run.py --engine_dir ENGINE --tokenizer_dir MODEL --temperature 1.0 "

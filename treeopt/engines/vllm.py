@@ -134,9 +134,8 @@ MEAN = re.compile(r"SpecDecoding metrics: (?:(?!SpecDecoding).)*?Mean acceptance
 COUNTS = re.compile(
     r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)"
 )
-METHOD = re.compile(
-    r"speculative_config=SpeculativeConfig\(method='(\w+)'"
-)  # in the line that says how the engine starts
+# In the line that says how the engine starts.
+METHOD = re.compile(r"speculative_config=SpeculativeConfig\(method='(\w+)'")
 ANY_LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: ")
 OLD_LINE = (
     "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
@@ -325,7 +324,7 @@ ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm s
     Method(name="suffix", checked="0.33.0", drafters=("suffix",), rules=("greedy", "sample"), carrier=CONFIG,
            syntax='{"method": "suffix", "num_speculative_tokens": 3}',
            source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write),
-    copied.method(write_copied, checked="0.33.0, arctic-inference 0.1.1", carrier="--speculative-config",
+    copied.method(write=write_copied, checked="0.33.0, arctic-inference 0.1.1", carrier="--speculative-config",
                   syntax='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
                   source="vllm-project/vllm vllm/config/speculative.py, snowflakedb/ArcticInference arctic_inference/vllm/config.py"),
     Method(name="medusa", checked="0.32.0", drafters=("medusa",), rules=("greedy", "sample"), carrier=CONFIG,

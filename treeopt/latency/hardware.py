@@ -37,15 +37,6 @@ class Device:
     fitted: bool = False
     link_gb_per_s: float = 32  # PCIe 4.0 of 16 lanes
 
-    @property
-    def ridge(self) -> float:
-        """Operations per byte [FLOP/byte] above which it is computing that takes the time.
-
-        >>> round(DEVICES["A100-80GB-PCIe"].ridge, 1)
-        161.2
-        """
-        return self.tflops / self.tb_per_s
-
 
 DEVICES = {
     device.name: device
@@ -68,8 +59,8 @@ DEVICES = {
 def device_of(text: str) -> tuple[Device, int]:
     """A device by its name, or any by its two roofs, "312:1.935" [TFLOP/s:TB/s]; and how many: "4xH100-SXM".
 
-    >>> device_of("312:2")[0].ridge, device_of("4xH100-SXM")[1]
-    (156.0, 4)
+    >>> device_of("312:2")[0].tb_per_s, device_of("4xH100-SXM")[1]
+    (2.0, 4)
     """
     known = {name.lower(): device for name, device in DEVICES.items()}
     count, times, name = text.lower().partition("x")

@@ -16,12 +16,12 @@ class Kind(NamedTuple):
     """A drafter of an engine.
 
     make    : the rule
-    options : the engine's options, and what the rule calls them, or what it takes for a value
+    options : the engine's options, and what the rule calls them
     fixed   : what the engine does, or takes by default
     """
 
     make: Callable[..., Any]
-    options: Mapping[str, str | Callable[[Any], dict[str, Any]]]
+    options: Mapping[str, str]
     fixed: Mapping[str, Any] = {}
 
 
@@ -62,7 +62,7 @@ KINDS = {
     "arctic:suffix": Kind(suffix, prefixed("suffix_", ARCTIC), {"length": 16, "depth": 64, "cached": 100_000}),
     "transformers:prompt-lookup": Kind(
         PromptLookup,
-        {"prompt_lookup_num_tokens": "length", "max_matching_ngram_size": "longest", "eos_token_id": lambda ids: {"ends": frozenset(ids)}},
+        {"prompt_lookup_num_tokens": "length", "max_matching_ngram_size": "longest", "eos_token_id": "ends"},
         {"longest": 2, "cut": "last", "first": "draft"},
     ),
     "openvino:prompt-lookup": Kind(
@@ -99,10 +99,7 @@ def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
         raise InvalidInput(f"{name} takes the options {', '.join(sorted(known))}, but got {', '.join(wrong)}.")
     made: list[Any] = []
     for kind in (KINDS[one] for one in names):
-        given = dict(kind.fixed)
-        for option in kind.options.keys() & settings:
-            means, value = kind.options[option], settings[option]
-            given |= {means: value} if isinstance(means, str) else means(value)
-        made.append(kind.make(**given))
+        given = {parameter: settings[option] for option, parameter in kind.options.items() if option in settings}
+        made.append(kind.make(**{**kind.fixed, **given}))
     drafter: TextDrafter = LlamaCpp(made) if engine == "llama.cpp" else made[0]
     return drafter

@@ -13,8 +13,9 @@ generation/candidate_generator.py · openvino.genai prompt_lookup/ · exllamav3 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from treeopt.errors import InvalidInput
@@ -49,7 +50,7 @@ class PromptLookup(TextDrafter):
     fill: Literal["nothing", "blank", "last"] = "nothing"
     cut: str = "never"
     halved: bool = False
-    ends: frozenset[int] = frozenset()
+    ends: Collection[int] = ()
     first: First = "no draft"
 
     def __post_init__(self) -> None:
@@ -84,6 +85,4 @@ class PromptLookup(TextDrafter):
         whole = self.halved and text.longest >= len(tokens)
         n, end = text.match(len(tokens) // 2 if whole else text.longest)
         found = tokens[end : end + length] if n >= self.shortest else []
-        if not self.ends.isdisjoint(found):
-            found = found[: next(i for i, token in enumerate(found) if token in self.ends)]
-        return found
+        return list(takewhile(lambda token: token not in self.ends, found))

@@ -27,10 +27,8 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.text import tries
 from treeopt.text.rules import Draft, TextDrafter
-from treeopt.text.tries import Ints
+from treeopt.text.tries import ONES, TAIL, Ints
 
-TAIL = tries.A  # of a leaf, the place of its token, plus 1; 0 for other nodes
-ONES = tries.B  # the first child with count 1
 CHUNK = 256  # tokens for which there is room at a time
 AT_ONCE = 256  # requests that run at once for which there is room at first
 FLOAT = np.float32

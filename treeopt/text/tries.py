@@ -3,6 +3,8 @@
 Without numba the same functions run as they are: the same drafts, some 50 times slower.
 
 node  : a row of ``nodes``; the root is row 0, and 0 says "none" wherever another node is named
+TAIL  : of a leaf, the place of its token in the text, plus 1; 0 for other nodes
+ONES  : the first child with count 1
 table : hash table of all nodes but the root, by parent and token, with open addressing
 spare : what is free: the number of rows that were ever used, and the first of those given back, chained by NEXT
 """
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int32]
 F = TypeVar("F", bound=Callable[..., Any])
 
-TOKEN, PARENT, COUNT, FIRST, LAST, PREVIOUS, NEXT, A, B = range(9)  # columns; A and B are of the kind of trie
+TOKEN, PARENT, COUNT, FIRST, LAST, PREVIOUS, NEXT, TAIL, ONES = range(9)  # columns
 FACTORS = 1540483477, 1181783497
 
 
