@@ -48,7 +48,7 @@ POLICY_ROWS = 16  # of the tree that is followed, before latencies say better
 GROUP_BUDGET = 64  # rows of the trees that groups are compared by
 # Conversations of a block, per row of the batch: a killed run loses one block at most, and at its end
 # fewer rows than the batch are live.
-BLOCK_WAVES = 8
+BLOCK_WAVES = 4
 UNASKED = {"source": None, "provenance": None}  # what follows from the other keys
 SAME_TARGET = 0.98  # share of greedy answers' tokens that their target chooses again, rounding aside
 
