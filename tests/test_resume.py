@@ -363,7 +363,7 @@ def test_an_interrupted_calibration_says_that_its_blocks_are_kept(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module("treeopt.pipeline.calibrate")
     options = ("calibrate", "--num-prompts", "2", "--max-new-tokens", "8")
-    said = interrupted(monkeypatch, module, "examples", *options)
+    said = interrupted(monkeypatch, module, "join", *options)
     assert said.splitlines()[-1] == (
         "treeopt: interrupted. What was finished is kept. The same treeopt calibrate command continues."
     )
