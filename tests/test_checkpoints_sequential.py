@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import silu
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.records.drafters import LAYOUTS
+from treeopt.records.drafters import LAYOUTS, WRITTEN
 from treeopt.runtime.checkpoints import Base, convert, load_heads, save_heads
 from treeopt.runtime.drafters.hydra import HydraHeads
 from treeopt.runtime.drafters.layer import EagleHeads, layer_config
@@ -112,7 +112,7 @@ def test_a_published_checkpoint_comes_back_byte_for_byte(published, model, tmp_p
 
 @pytest.mark.parametrize("kind", ["hydra", "hydra++", "eagle-1"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_heads_survive_their_file_and_guess_the_same(kind, dtype, model, tmp_path):
+def test_heads_survive_their_file(kind, dtype, model, tmp_path):
     heads = random_heads(kind, model).to(dtype)
     for layout in layouts_of(kind):
         save_heads(heads, layout, tmp_path / layout, base="a/base")
@@ -120,21 +120,10 @@ def test_heads_survive_their_file_and_guess_the_same(kind, dtype, model, tmp_pat
         assert {"'", "input"}.isdisjoint(" ".join(loaded.notes).split())  # nothing but what is always told
         same_bytes(dict(loaded.heads.state_dict()), dict(heads.state_dict()))
         assert (loaded.base, loaded.heads.num_layers) == ("a/base", heads.num_layers)
-        hidden, path = torch.randn(1, 6, WIDTH, dtype=dtype), torch.randint(VOCAB, (6, 2))
-        if kind == "eagle-1":
-            ours, theirs = (h.predict(path[None, :, 0], hidden) for h in (loaded.heads, heads))
-            assert loaded.heads.fc.bias is None
-        else:
-            ours, theirs = (
-                h.heads[1](torch.cat([h.prefix(hidden)[0], h.embedding[path].flatten(1)], 1))
-                for h in (loaded.heads, heads)
-            )
-        # The embeddings are the target's own, in the precision of the heads.
-        assert torch.equal(ours, theirs)
 
 
 def test_conversions_stay_within_a_kind(published, model, tmp_path):
-    for layout in LAYOUTS:
+    for layout in WRITTEN:
         options = {"base": "a/base", "lm_head": model.lm_head.weight}
         if layout in layouts_of(PUBLISHED[published.name]):
             convert(str(published), layout, tmp_path / layout, **options)
@@ -166,42 +155,10 @@ def test_hydras_tensors_are_the_heads_of_the_paper(published):
     torch.testing.assert_close(heads.heads[2](x), expected)
 
 
-def test_eagles_tensors_are_read_embedding_first():
+def test_eagle_guesses_five_tokens_or_as_many_as_are_asked():
     published = synthetic("eagle1_bin")
-    heads, t = load(published).heads, weights_of(published)[1]
-    assert heads.num_heads == 5
+    assert load(published).heads.num_heads == 5
     assert load(published, num_heads=3).heads.num_heads == 3
-    hidden, token = torch.randn(WIDTH), 9
-    pair = torch.cat([t["embed_tokens.weight"][token], hidden])
-    seen = []
-    heads.layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    heads.predict(torch.tensor([[token]]), hidden[None, None])
-    torch.testing.assert_close(seen[0][0, 0], t["fc.weight"] @ pair + t["fc.bias"])
-    assert torch.equal(heads.logits(hidden), torch.ones(VOCAB, WIDTH) @ hidden)
-
-
-@pytest.mark.parametrize("name", ["hydra_prefix_mlp_pt", "eagle1_bin"])
-def test_the_layer_is_llamas_own(name, model):
-    """Against transformers' modules put together here, the layer's sizes from the shapes."""
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
-
-    loaded = with_target(synthetic(name), model).heads
-    ours = loaded.layer if name == "eagle1_bin" else loaded.prefix_layer
-    t, start = weights_of(synthetic(name))[1], "" if name == "eagle1_bin" else PREFIX
-    config, x = model.config, torch.randn(2, 7, WIDTH)
-    layer = LlamaDecoderLayer(config, 0)
-    weights = {n.removeprefix(start + "layers.0."): v for n, v in t.items() if n.startswith(start + "layers.0.")}
-    layer.load_state_dict({n: v for n, v in weights.items() if "inv_freq" not in n}, strict=False)
-    if not start:
-        layer.input_layernorm = torch.nn.Identity()
-    rotary = LlamaRotaryEmbedding(config)(x, torch.arange(7)[None])
-    mask = torch.full((7, 7), float("-inf")).triu(1)[None, None]
-    expected = layer(x, attention_mask=mask, position_embeddings=rotary)
-    if start:
-        norm = LlamaRMSNorm(WIDTH, eps=config.rms_norm_eps)
-        norm.load_state_dict({"weight": t[PREFIX + "norm.weight"]})
-        expected = norm(expected)
-    torch.testing.assert_close(ours(x), expected.detach())
 
 
 # What is told

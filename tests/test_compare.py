@@ -78,26 +78,15 @@ def as_counted(trace: RankTrace) -> Calibration:
 
 @given(traces(sequences=6))
 def test_what_guesses_reach_is_that_of_plain_loops(trace):
+    """Survival has its loops in test_acceptance_export."""
     hits, trials = np.zeros(trace.num_heads), np.zeros(trace.num_heads)
-    passed, tried = np.zeros(trace.num_heads), np.zeros(trace.num_heads)
     for first, end in zip(trace.starts[:-1], trace.starts[1:], strict=True):
         for state in range(first, end - 1):
             hits += trace.ranks[state] == 0
             trials += trace.ranks[state] != NO_TRIAL
-        state = first
-        while state < end - 1:
-            accepted = 0
-            while accepted < trace.num_heads and trace.ranks[state, accepted] == 0:
-                accepted += 1
-            for d in range(min(accepted + 1, trace.num_heads)):
-                tried[d] += trace.ranks[state, d] != NO_TRIAL
-                passed[d] += d < accepted
-            state += 1 + accepted
     found = reach(trace, TOP_1, trace.num_heads)
     assert found.shares == pytest.approx(hits / np.maximum(trials, 1))
     assert found.conversations == trace.num_sequences
-    chain = reach(trace, SURVIVAL, trace.num_heads).shares
-    assert chain == pytest.approx(np.cumprod(passed / np.maximum(tried, 1)))
 
 
 def test_errors_are_those_of_the_bootstrap_over_conversations():

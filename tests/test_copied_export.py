@@ -1,11 +1,9 @@
 """Plans of drafters that copy text, on their way into engines: what each is told, and what is refused before the engine would."""
 
-import json
-
 import pytest
 
 from tests.engine_rows import COPIED, READERS
-from treeopt.engines.base import COMMANDS, Request
+from treeopt.engines.base import Request
 from treeopt.engines.copied import EXPORTED, KIND, NEEDED, TAKES
 from treeopt.engines.plans import export_plan, export_request
 from treeopt.engines.registry import method_of, runners
@@ -49,26 +47,7 @@ def test_every_drafter_of_every_engine_and_each_of_its_options_is_in_the_example
     assert all(set(needed) <= set(KINDS[name].options) for name, needed in NEEDED.items())
 
 
-@pytest.mark.parametrize(
-    ("draft", "said"),
-    [
-        (COPIED["vllm"][2], "VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL --speculative-config '"),
-        (COPIED["vllm"][3], "VLLM_USE_V2_MODEL_RUNNER=1 vllm serve MODEL --speculative-config '"),
-        (SUFFIX, """MODEL --speculative-config '{"method": "suffix", "num_speculative_tokens": 12}'"""),
-        (COPIED["vllm"][4], "ARCTIC_INFERENCE_ENABLED=1 vllm serve MODEL"),
-        (COPIED["llama-cpp"][0], "llama-server --model MODEL.gguf --spec-type ngram-simple,ngram-mod --spec-ngram-mod-n-match 16 "),
-        (COPIED["exllamav3"][0], "--ngram_match_min 3 --num_draft_tokens 8 --prompt PROMPT"),
-        (COPIED["exllamav3"][1], "--dynamic_draft --ngram_match_min 3 --num_draft_tokens 8 --prompt PROMPT"),
-    ],
-    ids=lambda draft: getattr(draft, "drafter", ""),
-)  # fmt: skip
-def test_what_starts_the_engine(draft, said):
-    assert said in told(draft).files[COMMANDS]
-
-
-def test_files_of_settings_have_the_options_as_the_engine_types_them():
-    settings = json.loads(told(COPIED["transformers"][0]).files["generation_config.json"])
-    assert settings == {"do_sample": False, "prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}
+def test_end_tokens_of_the_replay_are_not_written():
     with_ends = CopiedText.of(
         "transformers:prompt-lookup", {"prompt_lookup_num_tokens": 8, "eos_token_id": [0, 2]}, 9, 8
     )

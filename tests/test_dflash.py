@@ -296,7 +296,6 @@ def test_layers_of_the_target_that_are_not_said_are_spread_evenly(tmp_path):
     told = {"dflash_config": {"mask_token_id": 2}, "num_target_layers": 64}
     folder = write(tmp_path, "z-lab", random_dflash(guesses=4), **told)
     assert load(folder).heads.form.layers == (2, 62)  # behind layers 1 and N - 3, by the issue's own example of five
-    assert [round(1 + i * 60 / 4) for i in range(5)] == [1, 16, 31, 46, 61]
 
 
 def test_without_the_target_there_is_nothing_to_read(tmp_path):

@@ -10,7 +10,6 @@ import re
 import tarfile
 import threading
 import tokenize
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -116,14 +115,6 @@ def sdist(texts: Mapping[str, str]) -> bytes:
             entry = tarfile.TarInfo(f"top-1.0/{path}")
             entry.size = len(text.encode())
             archive.addfile(entry, io.BytesIO(text.encode()))
-    return stream.getvalue()
-
-
-def wheel(texts: Mapping[str, str]) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for path, text in texts.items():
-            archive.writestr(path, text)
     return stream.getvalue()
 
 
