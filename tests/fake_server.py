@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from asyncio import StreamReader, StreamWriter
 
 HOLD = """
@@ -47,7 +46,7 @@ class Fake:
         self.asked, self.answered = asked, 0
         self.accepted = [int(n) for n in asked.accepted.split(",")] if asked.spec_length else [0]
         self.drafts, self.reached = 0, [0] * asked.spec_length
-        self.step_s = 1e-3 * asked.step_ms * (1 + asked.dearer * bool(asked.spec_length)) * asked.luck
+        self.step_s = 1e-3 * asked.step_ms * (1 + asked.dearer * bool(asked.spec_length))
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -68,18 +67,16 @@ class Fake:
             return self.say(writer, 200, json.dumps({"data": [{"id": "fake"}]}))
         if path == "/metrics":
             return self.say(writer, 200, self.metrics())
-        if path not in ("/v1/completions", "/v1/chat/completions"):
+        if path != "/v1/completions":
             return self.say(writer, 404, "")
         self.answered += 1
         if self.answered == self.asked.dies_at:
             print("it fell over", flush=True)
             os._exit(7)
-        chat = "messages" in body
-        prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         other = self.asked.other_text and self.asked.spec_length
-        words = words_of(prompt, body["max_tokens"], salt="other" if other else "")
+        words = words_of(body["prompt"], body["max_tokens"], salt="other" if other else "")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
-        self.event(writer, words[0], chat)
+        self.event(writer, words[0])
         place = 1
         for n in itertools.cycle(self.accepted):
             if place >= len(words):
@@ -87,16 +84,15 @@ class Fake:
             await asyncio.sleep(self.step_s)
             self.drafts += bool(self.reached)
             self.reached = [count + (i < n) for i, count in enumerate(self.reached)]
-            self.event(writer, "".join(words[place : place + 1 + n]), chat)
+            self.event(writer, "".join(words[place : place + 1 + n]))
             place += 1 + n
         writer.write(f"data: {json.dumps(FINISHED)}\n\n".encode())
         usage = {"choices": [], "usage": {"completion_tokens": len(words)}}
         writer.write(f"data: {json.dumps(usage)}\n\ndata: [DONE]\n\n".encode())
         return await writer.drain()
 
-    def event(self, writer: StreamWriter, text: str, chat: bool) -> None:
-        choice = {"delta": {"content": text}} if chat else {"text": text}
-        writer.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+    def event(self, writer: StreamWriter, text: str) -> None:
+        writer.write(f"data: {json.dumps({'choices': [{'text': text}]})}\n\n".encode())
 
     def say(self, writer: StreamWriter, status: int, text: str) -> None:
         data = text.encode()
@@ -123,7 +119,6 @@ async def main() -> None:
     parser.add_argument("--accepted", default="0")
     parser.add_argument("--step-ms", type=float, default=2.0)
     parser.add_argument("--dearer", type=float, default=0.0, help="share by which a step that speculates takes longer")
-    parser.add_argument("--slower", type=float, default=0.0, help="share by which a launch may be slower than another")
     parser.add_argument("--dies-at", type=int)
     parser.add_argument("--never-healthy", action="store_true")
     parser.add_argument("--other-text", action="store_true")
@@ -131,7 +126,6 @@ async def main() -> None:
     parser.add_argument("--record")
     asked = parser.parse_args()
     asked.spec_length = asked.speculative_config.get("num_speculative_tokens", 0)
-    asked.luck = 1 + asked.slower * (time.time_ns() // 1000 % 1000 / 1000)
     if asked.record:
         with open(asked.record, "a", encoding="utf-8") as file:
             file.write(json.dumps([os.getpid(), asked.port, sys.argv[1:]]) + "\n")

@@ -10,7 +10,6 @@ from hypothesis import given
 
 from tests.conftest import random_trace, traces, trees
 from tests.test_coverage import random_probe, replay_probe
-from treeopt import pipeline
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.objectives import grow
 from treeopt.growth.probed import COVERAGE
@@ -429,13 +428,6 @@ def test_an_empty_run_says_which_command_makes_each_input(run):
         (note,) = [note for note in notes if note.startswith(f"{name} was left out")]
         assert note.endswith(f"Make it with: {run.command(command)}")
     assert len(notes) == len(figures.FIGURES)
-
-
-def test_a_published_calibration_gives_its_tree_and_accuracy(run):
-    pipeline.search(run, batch_sizes=(1,), calibration="vicuna-7b-medusa1")
-    files, notes = figures.draw(run, formats=["png"])
-    assert [file.stem for file in files] == ["tree", "accuracy"]
-    assert len(notes) == len(figures.FIGURES) - 2
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from treeopt.records.trace import RankTrace
 from treeopt.runtime.training import opening
 from treeopt.trees.tree import Tree
 
-from .conftest import invoke
 from .test_coverage import random_probe
 from .test_ddtree import recorded
 from .test_dynamic import with_pools
@@ -81,14 +80,3 @@ def test_an_answer_to_learn_from_of_another_form_is_refused(tmp_path, name):
     np.savez(tmp_path / "x.npz", **{**arrays, name: arrays[name][:, None]})
     with pytest.raises(InvalidInput, match=name):
         list(opening._read_block(tmp_path / "x.npz", [], 9))
-
-
-def test_search_of_a_log_says_which_array_is_wrong(run):
-    """Tokens in a column ended in a traceback."""
-    log = whole_log()
-    arrays = {name: getattr(log, name) for name in requestlog.FORMS}
-    run.path.mkdir(exist_ok=True)
-    np.savez(run.requests, **{**arrays, "tokens": log.tokens[:, None]})
-    assert (
-        "tokens must have the axes (tokens), but has shape (8, 1)" in invoke("search", "--run", run.path, code=1).stderr
-    )

@@ -153,15 +153,6 @@ def test_an_engine_gets_a_grown_tree_that_it_takes():
     assert taken.entries[0].tree.choices == [[0], [1]]
 
 
-@given(st.integers(0, 2**32))
-def test_independent_takes_the_largest_products(seed):
-    accept = -np.sort(-np.random.default_rng(seed).dirichlet(np.ones(5), 3)[:, :4], axis=1)
-    family = grow_independent(accept, Limits(25))
-    paths = [p for d in (1, 2, 3) for p in itertools.product(range(4), repeat=d)]
-    best = np.sort(product_values(accept, tuple(paths)))[::-1][:24]
-    np.testing.assert_allclose(family.gains[1:], best)
-
-
 @pytest.mark.parametrize("seeds", [8, pytest.param(40, marks=pytest.mark.long)])
 def test_replay_growth_is_close_to_brute_force_at_every_size(seeds):
     losses = []

@@ -168,12 +168,6 @@ def test_rotary_frequencies_keep_their_precision():
     assert torch.equal(heads.prefix_layer.model.rotary_emb.inv_freq, exact)
 
 
-def test_a_row_padded_on_the_right_is_read_as_alone():
-    heads = random_hydra(prefix=True)
-    hidden = torch.randn(2, 9, heads.width, dtype=torch.float64)
-    torch.testing.assert_close(heads.prefix(hidden)[:1, :5], heads.prefix(hidden[:1, :5]), rtol=1e-6, atol=1e-6)
-
-
 # The target's states between its layers
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from treeopt.engines.imports import KINDS, read_measurement
+from treeopt.engines.imports import read_measurement
 from treeopt.engines.measured.rates import CUMULATIVE, LEFT_OUT, PER_RANK
 from treeopt.engines.measured.traces import NO_BLOCKS
 from treeopt.errors import InvalidInput
@@ -20,7 +20,7 @@ from treeopt.records.plan import Plan
 from treeopt.records.trace import End, RankTrace
 from treeopt.trees.tree import Tree
 
-from .conftest import invoke, random_trace, traces
+from .conftest import invoke, traces
 
 FILE = Path("file")
 
@@ -322,19 +322,3 @@ def test_imported_accuracies_are_searched_by_products_and_assumptions_are_kept(t
         assert "100 trials a head were assumed" in said
     invoke("search", "--run", run, "--budget", "3")
     assert Plan.load(run / "plan.json").entries[0].tree.choices == [[0], [0, 0]]
-
-
-def test_a_measured_run_is_replaced_when_asked_and_then_whole(tmp_path):
-    random_trace(np.random.default_rng(0), [9] * 4, 2, 3).save(tmp_path / "trace.npz")
-    before = (tmp_path / "trace.npz").read_bytes()
-    path = write(tmp_path / "t.csv", "head,top1\n1,0.6\n")
-    assert "--overwrite" in invoke("import", path, "--run", tmp_path, "--trials", "5", code=1).stderr
-    assert (tmp_path / "trace.npz").read_bytes() == before
-    invoke("import", path, "--run", tmp_path, "--trials", "5", "--overwrite")
-    assert not (tmp_path / "trace.npz").exists()  # of other numbers
-    assert Calibration.load(tmp_path / "calibration.json").hits.tolist() == [[3]]
-
-
-def test_the_help_names_every_kind():
-    said = invoke("import", "-h").stdout
-    assert all(kind in said for kind in KINDS)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.files.places import shipped
-from treeopt.latency.estimate import ANOTHER_TIME, StepCosts, between_of, measured_by
+from treeopt.latency.estimate import ANOTHER_TIME, StepCosts, between_of
 from treeopt.latency.interpolation import Staircase
 from treeopt.records.profile import LatencyProfile, StepTiming
 
@@ -95,45 +94,6 @@ def test_what_a_row_costs_besides_is_no_stair():
     stairs_of = [between_of(known).stairs for known in (plain, offset)]
     curves = [curve(rows) - curve(rows[:1]) for curve in stairs_of]
     assert curves[0] == pytest.approx(curves[1], abs=0.15)
-
-
-def left_out(known: LatencyProfile) -> np.ndarray:
-    """(n, 4) of every timed step that the others enclose: what it took and its error, and what the profile without it says.
-
-    Errors are without the plain step's, which both share.
-    """
-    found = []
-    for setting, here in measured_by(known).items():
-        for i, (size, depth) in enumerate(zip(here.sizes[1:], here.depths[1:], strict=True), 1):
-            same = [p for p in known.points if p.setting == setting and (p.size, p.depth) == (size, depth)]
-            rest = tuple(p for p in known.points if p not in same)
-            costs = StepCosts(LatencyProfile(rest, known.autoregressive), *setting, as_measured=True)
-            if step := costs.step(size, depth):
-                shared = costs.plain.stderr_ms * step.ms / costs.plain.ms if len(here.plain_rounds) else 0.0
-                own = np.sqrt(max(step.stderr_ms**2 - shared**2, 0.0))
-                found.append((here.ms[i], here.own_ms[i], step.ms, own))
-    return np.array(found)
-
-
-def covered(steps: np.ndarray) -> float:
-    ms, error, estimate, stated = steps.T
-    return float((np.abs(estimate - ms) <= 1.96 * np.hypot(error, stated) + 1e-12).mean())
-
-
-SHIPPED = {
-    "a100-80gb--llama-33b-linear-layers": (True, (0.017, 0.101), 42),
-    "demo--amd-epyc-2-cores-bfloat16": (False, (0.044, 0.039), 85),
-}
-
-
-@pytest.mark.parametrize("name", [next(iter(SHIPPED)), pytest.param([*SHIPPED][1], marks=pytest.mark.long)])
-def test_timed_sizes_that_are_left_out_are_covered_as_often_as_is_stated(name):
-    """They were in 69 and 84 % of the cases. Each is left out of the whole, choice of the way and error with it."""
-    known, (is_stairs, errors, number) = LatencyProfile.load(shipped("profiles")[name]), SHIPPED[name]
-    way = between_of(known)
-    assert (way.is_stairs, way.left_out) == (is_stairs, number)
-    assert way.errors == pytest.approx(errors, abs=5e-4)
-    assert 0.93 <= covered(left_out(known)) <= 0.97
 
 
 TRUTHS = {

@@ -2,11 +2,8 @@
 
 import json
 import math
-import os
 import random
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +18,12 @@ from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.prompts import logged
 from treeopt.runtime.prompts.tokenizer import Tokenizer
+from treeopt.runtime.waiting import RUNS_MODELS
 
 from .conftest import examples, invoke
 from .conftest import treeopt as command
 from .prompt_files import BRACKETS, CHATML, byte_tokenizer
+from .test_no_models import run as lacking
 
 TOOLED = (
     "{%- if tools %}{{ tools | tojson(indent=1) }}{% endif %}{%- for m in messages %}{%- if m.role == 'skip' %}{% continue %}"
@@ -456,39 +455,18 @@ def test_ids_of_another_text_are_said_and_a_text_alone_is_too(folders, tmp_path)
 
 # The command
 
-BLOCKED = """
-import sys
-class Blocked:
-    def find_spec(self, name, *rest):
-        if name.partition(".")[0] in {absent!r}:
-            raise ImportError("blocked: " + name)
-sys.meta_path.insert(0, Blocked())
-from treeopt.cli import main
-main()
-"""
-
-
-def blocked(absent: tuple[str, ...], *words: object, cwd: Path) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    program = BLOCKED.format(absent=absent)
-    return subprocess.run([sys.executable, "-c", program, *map(str, words)], cwd=cwd, capture_output=True, text=True, env=env, check=False)  # fmt: skip
-
 
 def test_neither_torch_nor_transformers_is_imported_and_ids_need_no_tokenizer(folders, tmp_path):
     write(tmp_path, [GOOD, GOOD])
     write(tmp_path, [{"messages": [USER, REPLY]}], "texts.jsonl")
-    heavy = ("torch", "transformers", "datasets", "safetensors")
-    done = blocked((*heavy, "tokenizers"), "calibrate", "--from-logs", "logs.jsonl", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["requests"] == 2
+    none = (*RUNS_MODELS, "tokenizers")
+    assert (
+        json.loads(lacking(tmp_path, "calibrate", "--from-logs", "logs.jsonl", "--json", absent=none))["requests"] == 2
+    )
     assert treeopt.load(tmp_path / "treeopt-run" / "requests.npz").num_sequences == 2
-    words = ("calibrate", "--from-logs", "texts.jsonl", "--tokenizer", folders["chat"], "--run", "other")
-    done = blocked(heavy, *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "treeopt search --for ENGINE --run other" in done.stderr
-    done = blocked((*heavy, "tokenizers"), *words, cwd=tmp_path)
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-    assert "pip install 'treeopt[text]'" in done.stderr
+    words = ("calibrate", "--from-logs", "texts.jsonl", "--tokenizer", str(folders["chat"]), "--run", "other")
+    assert "requests" in lacking(tmp_path, *words)
+    assert "pip install 'treeopt[text]'" in lacking(tmp_path, *words, absent=none, code=1)
 
 
 def test_the_command_shows_groups_and_names_are_only_names(folders, tmp_path, monkeypatch):

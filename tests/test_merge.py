@@ -1,9 +1,6 @@
 """Merging: shards are one calibration again, to the byte."""
 
 import json
-import random
-import signal
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +13,6 @@ from treeopt.records.merging import Shard, digest, join, merge, shard_record
 from treeopt.records.trace import RankTrace
 
 from .conftest import examples, invoke, random_trace, treeopt
-from .test_resume import finish, start
 
 BLOCK = 4  # prompts of a block
 META = {
@@ -195,20 +191,3 @@ def test_a_merge_that_is_not_whole_says_which_blocks_are_missing(tmp_path, monke
         shard(blocks, hashes, Shard(i, 3).places(5)).save(tmp_path / f"part-{i}" / "trace.npz")
     said = invoke("merge", "part-1", "part-2").stderr.replace("\n", " ")
     assert "1 of 5 blocks of prompts are missing: 3." in said
-
-
-@pytest.mark.long
-def test_a_shard_that_was_killed_and_continued_is_the_same_bytes(tmp_path):
-    rng = random.Random(0)
-    options = [*map(str, (*CALIBRATE, *OPTIONS))]
-    finish(tmp_path, *options, "--run", "whole")
-    finish(tmp_path, *options, "--shard", "2/2", "--run", "part-2")
-    process = start(tmp_path, *options, "--shard", "1/2", "--run", "part-1")
-    partial = tmp_path / "part-1" / "calibrate.partial"
-    while process.poll() is None and not list(partial.glob("0*.sha256")):
-        time.sleep(0.005)
-    process.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM]))
-    process.communicate(timeout=60)
-    finish(tmp_path, *options, "--shard", "1/2", "--run", "part-1")
-    finish(tmp_path, "merge", "part-1", "part-2", "--run", "merged")
-    assert (tmp_path / "merged" / "trace.npz").read_bytes() == (tmp_path / "whole" / "trace.npz").read_bytes()

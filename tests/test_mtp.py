@@ -7,22 +7,18 @@ from functools import cache
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.cache_utils import DynamicCache
 from transformers.modeling_layers import MtpModel
 
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.records.pools import Counts
-from treeopt.runtime.acceptance.rules import Greedy
-from treeopt.runtime.decode import Setup, decode
+from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.mtp import MTP, PRE_NORM, MtpHeads, load_mtp
 from treeopt.runtime.drafters.open import open_drafter
-from treeopt.runtime.measure.ranks import collect_trace
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target, load_target
 from treeopt.trees.tree import Tree
 
-from .conftest import CONTEXT, HEADS, VOCABULARY, asked, random_prompts, tiny_model
+from .conftest import CONTEXT, HEADS, VOCABULARY, random_prompts, tiny_model
 from .slow_drafters import check_ranks, in_order
 
 KINDS = ["deepseek_v3", "glm4_moe"]
@@ -91,26 +87,6 @@ def slow_mtp(heads, text, hidden, root, path):
         tokens.append(token)
     hook.remove()
     return in_order(heads.lm_head @ after)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_fed_back_changes_the_guesses_behind_the_first(kind):
-    prompts, stop = random_prompts(3), StopRule(frozenset(), 24, at_loops=False)
-    post, pre = (
-        collect_trace(Setup(target, heads, stop, Greedy()), asked(prompts), batch_size=3, counts=Counts(10))
-        for target, heads in (drafting(kind), drafting(kind, pre_norm=True))
-    )
-    assert all((post.ranks[:, k] != pre.ranks[:, k]).any() for k in range(1, HEADS))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("pre_norm", "start", "is_read"), [(True, 0, False), (True, 4, True), (False, 0, True)])
-def test_only_vllms_way_leaves_out_the_first_embedding_of_a_text(kind, pre_norm, start, is_read):
-    _, heads = drafting(kind, pre_norm=pre_norm)
-    hidden = torch.randn((1, 3, 32), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    positions = torch.arange(start, start + 3)[None]
-    found = [heads.predict(torch.tensor([[i, 2, 3]]), hidden, positions, DynamicCache()) for i in (1, 7)]
-    assert (not torch.equal(*found)) == is_read
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,14 @@ from treeopt.runtime.waiting import RUNS_MODELS
 from .lying_server import Engine, lying
 from .test_merge import calibration, shard
 
-PROGRAM = f"""
+PROGRAM = """
 import json, shlex, sys
+absent = sys.argv.pop(1).split()
 class Without:
     def __init__(self, finder):
         self.finder = finder
     def find_spec(self, name, *rest):
-        return None if name.partition(".")[0] in {RUNS_MODELS!r} else self.finder.find_spec(name, *rest)
+        return None if name.partition(".")[0] in absent else self.finder.find_spec(name, *rest)
     def __getattr__(self, name):
         return getattr(self.finder, name)
 sys.meta_path[:] = map(Without, sys.meta_path)
@@ -51,10 +53,10 @@ def folder(tmp_path_factory) -> Path:
     return place
 
 
-def run_all(place: Path, lines: Sequence[str], code: int = 0) -> list[str]:
-    """What each of the commands prints, or says where it could not, one after the other in one process."""
+def run_all(place: Path, lines: Sequence[str], code: int = 0, absent: Sequence[str] = RUNS_MODELS) -> list[str]:
+    """What each of the commands prints, or says where it could not, one after the other in a process that lacks packages."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *lines],
+        [sys.executable, "-c", PROGRAM, " ".join(absent), *lines],
         cwd=place, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -64,8 +66,8 @@ def run_all(place: Path, lines: Sequence[str], code: int = 0) -> list[str]:
     return [out if code == 0 else said for _, out, said, _ in found]
 
 
-def run(place: Path, *words: str, code: int = 0) -> str:
-    return run_all(place, [shlex.join(words)], code)[0]
+def run(place: Path, *words: str, **options: Any) -> str:
+    return run_all(place, [shlex.join(words)], **options)[0]
 
 
 LIGHT = (

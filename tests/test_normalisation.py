@@ -1,14 +1,8 @@
-"""No estimate depends on how much was measured: not on prompts, steps, or the trials that a head happened to get.
-
-Medusa's gen_results.py divides every head's hits by the literal 16100, which is right for head 1 of 805
-prompts of 20 steps and for nothing else; the last tests compute what that does to the tree.
-"""
+"""No estimate depends on how much was measured: not on prompts, steps, or the trials that a head happened to get."""
 
 import itertools
-import sys
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,8 +18,6 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import random_trace
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 BUDGET, CONVERSATIONS = 24, 20
 LIMITS = Limits(BUDGET, max_depth=3, max_rank=5)
@@ -124,6 +116,3 @@ def test_the_chosen_size_stays(pair):
     assert 1 < before.draft.rows < BUDGET
     assert before.draft == after.draft
     assert before.chosen.tokens_per_step == pytest.approx(after.chosen.tokens_per_step)
-
-
-# The literal divisor, computed as its authors do: their counts, their division, their growth.

@@ -177,18 +177,6 @@ def test_the_least_that_is_timed_encloses_most_sizes():
     assert [(len(trees[i]), trees[i].depth) for i in planned.kept] == [(5, 4), (64, 4)]
 
 
-def test_interruptions_do_not_reach_the_latency_and_stay_in_the_file(measured):
-    rng = np.random.default_rng(0)
-
-    def latency(clock, tree):
-        return (10.0 if rng.random() < 0.1 else 1.0) * (1e-3 if tree is None else 2e-3)
-
-    rounds, (point,), plain = measured(latency)
-    assert len(rounds) <= 10
-    assert StepCosts(LatencyProfile((point,), (plain,)), 1, 9).step(2, 1).ms == pytest.approx(2.0, rel=0.02)
-    assert max(point.step_ms) == pytest.approx(20.0)
-
-
 def test_a_machine_that_slows_down_is_told_and_corrected(measured):
     def latency(clock, tree):
         return (1.0 + 0.01 * clock.now) * (1e-3 if tree is None else 2e-3)
@@ -244,14 +232,10 @@ def test_timed_trees_have_their_size_and_depth_and_no_gaps(seed):
     assert (len(shaped(families[3], 7, 4)), shaped(families[3], 7, 4).depth) == (7, 4)
 
 
-def flat_profile(sizes, depth, batch_sizes=(1,), context=9):
-    plain = [StepTiming(b, context, 1, 0, (1.0, 1.0)) for b in batch_sizes]
-    points = [StepTiming(b, context, s, depth, (1.0 + 0.02 * s,) * 2) for b in batch_sizes for s in sizes]
-    return LatencyProfile(tuple(points), tuple(plain))
-
-
 def test_what_a_plan_would_choose_between_is_timed_for_itself():
-    entry = plan_trees(CALIBRATION, flat_profile(range(5, 33), 4), PlanRequest(Limits(32))).entries[0]
+    points = tuple(StepTiming(1, 9, size, 4, (1.0 + 0.02 * size,) * 2) for size in range(5, 33))
+    profile = LatencyProfile(points, (StepTiming(1, 9, 1, 0, (1.0, 1.0)),))
+    entry = plan_trees(CALIBRATION, profile, PlanRequest(Limits(32))).entries[0]
     curve = {point.size: point.depth for point in entry.curve}
     found = rivals(entry, set())
     size = entry.chosen.size

@@ -27,47 +27,25 @@ def demo_target():
 
 # What people have
 
-# Rows with the columns of well-known data sets, texts of our own.
-KNOWN = {
-    "mt_bench": lambda i: {
-        "id": 81 + i,
-        "category": f"kind {i % 8}",
-        "turns": [f"Write a letter to {i} friends.", "Now in one sentence."],
-        **({"reference": ["Dear friends,", "Greetings."]} if i % 2 else {}),
-    },
-    "gsm8k_test": lambda i: {
-        "id": i,
-        "question": f"Ann’s {i} hens lay 2 eggs each. How many are these?",
-        "answer": f"{i} hens lay {i} x 2 = <<{i}*2={2 * i}>>{2 * i} eggs.\n#### {2 * i}",
-    },
-    "dolly_2000": lambda i: {
-        "id": i,
-        "instruction": f"What is the square of {i}?",
-        "input": "" if i % 3 else "A square is a number times itself.",
-        "output": f"It is {i * i}.",
-    },
-}
-
 
 @pytest.mark.parametrize(
-    ("name", "options", "rows", "groups"),
+    ("row", "options", "group", "answer"),
     [
-        ("mt_bench", {"group_by": "category"}, 80, 8),
-        ("gsm8k_test", {"responses": "answer"}, 130, 1),
-        ("dolly_2000", {"responses": "output"}, 200, 1),
+        ({"category": "letters", "turns": ["Write a letter.", "In one sentence."]}, {"group_by": "category"}, "letters", None),
+        ({"question": "Ann’s 3 hens lay 2 eggs each. How many?", "answer": "#### 6"}, {"responses": "answer"}, "", "#### 6"),
+        ({"instruction": "Square 3.", "input": "", "output": "It is 9."}, {"responses": "output"}, "", "It is 9."),
     ],
-)
-def test_known_datasets_load_without_an_option_for_their_column(demo_target, tmp_path, name, options, rows, groups):
-    path = tmp_path / f"{name}.jsonl"
-    path.write_text("\n".join(json.dumps(KNOWN[name](i)) for i in range(rows)), encoding="utf-8")
+    ids=["mt-bench", "gsm8k", "dolly"],
+)  # fmt: skip
+def test_known_datasets_load_without_an_option_for_their_column(demo_target, tmp_path, row, options, group, answer):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row), encoding="utf-8")
     prompts = load_prompts(demo_target, str(path), **options)
-    assert len(prompts.conversations) > 0.98 * rows
-    assert len({c.group for c in prompts.conversations}) == groups
-    assert all(c.num_turns == (2 if name == "mt_bench" else 1) for c in prompts.conversations)
-    if "responses" in options:
-        c, record = prompts.conversations[-1], [json.loads(line) for line in path.open()]
-        assert c.answers == (record[c.row - 1][options["responses"]],)
-        assert prompts.given_answer(c, 0) == (*ids(demo_target, c.answers[0]), 0)
+    (c,) = prompts.conversations
+    assert (c.group, c.num_turns) == (group, len(row.get("turns", "1")))
+    if answer:
+        assert c.answers == (answer,)
+        assert prompts.given_answer(c, 0) == (*ids(demo_target, answer), 0)
     assert prompts.name == path.name
     assert prompts.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
 

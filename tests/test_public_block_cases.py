@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treeopt.engines.plans import export_plan
 from treeopt.pipeline import compare, search
 from treeopt.records.plan import Plan
 from treeopt.records.pools import NO_PLACE
@@ -63,18 +62,6 @@ def planned(run, trace, profile=None, engine="vllm", **options) -> Plan:
 # A length beyond the block.
 
 # DeepSeek-V4-Flash's DSpark has a block of 5, and its card said 7. Share of the steps that accept each guess. vllm-project/vllm#41834
-TOO_LONG = {5: (0.579, 0.447, 0.316, 0.237, 0.158), 7: (0.181, 0.067, 0.039, 0.014, 0.009, 0.0, 0.0)}
-
-
-def test_7_guesses_on_a_block_of_5_bring_half_the_tokens(run):
-    """34.7 % of the guesses accepted against 4.4 %: 2.74 tokens per step against 1.31, in steps that are no faster."""
-    plans = {width: planned(run, trace_of(width, reached, "dspark")) for width, reached in TOO_LONG.items()}
-    tokens = {width: plan.entries[0].chosen.tokens_per_step for width, plan in plans.items()}
-    assert tokens == pytest.approx({5: 2.74, 7: 1.31}, rel=0.01)
-    assert {width: (one - 1) / width for width, one in tokens.items()} == pytest.approx({5: 0.347, 7: 0.044}, abs=0.005)
-    assert '"num_speculative_tokens": 5' in export_plan(plans[5], "vllm").command
-
-
 # Widths. Tokens per second without a drafter, None where they were not published; of each K accept length and tokens per second; the best.
 
 WIDTHS = {
@@ -114,18 +101,6 @@ def test_compare_finds_the_width_that_was_fastest_whatever_the_default(name, tmp
 
 
 # Off.
-
-
-def test_off_from_8_requests_on(run):
-    """Kimi-K3 with DSpark, K = 7, accept length 2.2: of each batch size tokens per second and request. vllm-project/vllm#50851"""
-    published, accept = {1: (1e3 / 19.4, 108.5), 8: (51.4, 39.6)}, 2.2
-    plain, steps = (
-        {b: 1e3 * tokens / pair[i] for b, pair in published.items()} for i, tokens in enumerate((1.0, accept))
-    )
-    plan = planned(run, trace_of(7, accept, "dspark"), profile_of(7, plain, steps), batch_sizes=(1, 8))
-    assert [entry.chosen.size for entry in plan.entries] == [8, 1]
-    assert plan.entries[0].chosen.speedup == pytest.approx(2.1, abs=0.03)
-    assert [one.entry for one in plan.schedule] == [0, 1]
 
 
 # What a step with DSpark's 4 guesses of Kimi-K3 costs over a plain one: accept lengths above it pay. vllm-project/vllm#54691

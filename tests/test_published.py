@@ -1,12 +1,10 @@
 """Published trees, accuracies and latencies: what others found, treeopt finds again."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 
-from treeopt.cli import cli
 from treeopt.files.places import shipped
 from treeopt.growth.objectives import grow_independent
 from treeopt.records.calibration import Calibration
@@ -16,7 +14,7 @@ from treeopt.report.titles import size_titles
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import Limits
 
-from .conftest import in_new_python, published_data, treeopt
+from .conftest import published_data, treeopt
 
 MEDUSA = [name for name in PUBLISHED_TREES if not name.startswith("eagle")]
 PROFILE = "a100-80gb--llama-33b-linear-layers"
@@ -57,13 +55,6 @@ def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
     family = grow_independent(accept, Limits(64))
     wanted = record["check"]["expected_tokens_per_step"]
     assert family.tokens_per_step(64) == pytest.approx(wanted, abs=1e-4)
-
-
-def test_published_accuracies_grow_the_nodes_of_mc_sim_that_they_cover_in_order():
-    accept = Calibration.load(shipped("calibration")["vicuna-7b-medusa1"]).accept
-    covered = [path for path in PUBLISHED_TREES["mc_sim_7b_63"].choices if max(path) < 5]
-    assert len(covered) == 38
-    assert grown(accept, 39) == covered
 
 
 def test_accuracies_of_ten_ranks_grow_all_of_mc_sim_in_order():
@@ -134,41 +125,3 @@ def test_sequoias_demo_vector_gives_its_published_chain():
     assert tree.choices == [[0], [0, 0], [0, 0, 0]]  # their Successors: [[1], [2], [3], []]
     assert len(tree) == demo["published_output"]["size"]
     assert speedup == pytest.approx(found["speedup"], abs=1e-6)
-
-
-@pytest.fixture(scope="module")
-def search_sizes(tmp_path_factory):
-    """Size chosen per batch size by a search on shipped files, in a process that must not import torch."""
-
-    def run(batch_sizes: tuple[int, ...], *options: str) -> dict[int, int]:
-        arguments = ["search", "--calibration", "vicuna-33b-medusa1", "--profile", PROFILE, "--budget", "112", "--json"]
-        arguments += ["--batch-size", ",".join(map(str, batch_sizes)), *options]
-        arguments += ["--run", str(tmp_path_factory.mktemp("search"))]
-        code = (
-            "import sys; from treeopt.cli import cli\n"
-            "cli(sys.argv[1:], standalone_mode=False)\n"
-            "sys.exit('torch was imported' if 'torch' in sys.modules else 0)"
-        )
-        found = json.loads(in_new_python(code, *arguments))
-        return {entry["batch_size"]: entry["chosen"]["shown"]["size"] for entry in found["entries"]}
-
-    return run
-
-
-@pytest.mark.long
-def test_sizes_pooled_by_rows_shrink_as_the_published_staircase_says(search_sizes):
-    """Linear layers cost a step up just above 128 and 384 rows, so larger batches want smaller trees."""
-    bars = {1: (32, 80), 4: (16, 32), 8: (8, 16), 32: (3, 5)}
-    sizes = search_sizes(tuple(bars))
-    assert {batch: low <= sizes[batch] <= high for batch, (low, high) in bars.items()} == dict.fromkeys(bars, True), (
-        sizes
-    )
-
-
-def test_sizes_that_were_measured_are_chosen_alone_where_that_is_asked(search_sizes):
-    assert "--measured-only" in {option for p in cli.commands["search"].params for option in p.opts}
-    sizes = search_sizes((1, 4, 8, 16, 32), "--measured-only")
-    assert 32 <= sizes[1] <= 64
-    assert 16 <= sizes[4] <= 32
-    assert sizes[8] == sizes[16] == 16
-    assert sizes[32] == 1  # do not speculate

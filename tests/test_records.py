@@ -18,7 +18,6 @@ from treeopt.pipeline.session import resolve
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.figure import Figure
-from treeopt.records.inputs import changed, inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import check_drafter, same_drafter
@@ -106,15 +105,6 @@ def test_an_import_replaces_the_probe_too(run, tmp_path):
         import_file(run, tmp_path / "rates.csv", trials=1000)
     import_file(run, tmp_path / "rates.csv", trials=1000, overwrite=True)
     assert not run.probe.exists()
-
-
-def test_a_plan_whose_trace_is_gone_is_stale(run):
-    trace_of(MEDUSA).save(run.trace)
-    inputs = inputs_of(run.trace)
-    assert not changed(run, inputs, or_gone=True)
-    run.trace.unlink()
-    assert changed(run, inputs, or_gone=True) == ["trace.npz"]
-    assert not changed(run, inputs)
 
 
 def test_a_draft_models_weights_are_counted():

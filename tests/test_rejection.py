@@ -251,35 +251,6 @@ def test_the_teacher_forced_trace_has_the_law_of_decoding(target):
 # The theory: its formulas, and its rate against decoding.
 
 
-def constant_model(logits: torch.Tensor) -> Target:
-    """Says the same whatever the text: all tokens have one embedding."""
-    model = tiny_model()
-    model.model.embed_tokens.weight[:] = model.model.embed_tokens.weight[1].clone()
-    hidden = model.model(torch.tensor([[0]])).last_hidden_state[0, 0]
-    model.lm_head.weight[:] = logits[:, None] * hidden / hidden.square().sum()
-    return Target(model)
-
-
-def test_a_constant_pair_gives_the_tokens_per_step_of_the_theory():
-    """Acceptance is independent from token to token here, so the formula is exact."""
-    rng, chain, sampling = torch.Generator().manual_seed(3), 3, Sampling(1.0, top_p=0.95)
-    first = torch.randn(VOCABULARY, generator=rng, dtype=torch.float64)
-    target = constant_model(first)
-    draft = constant_model(first + torch.randn(VOCABULARY, generator=rng, dtype=torch.float64))
-    overlap = overlap_of(target, draft, [1, 2, 3], sampling)
-    rate = overlap[0]
-    assert overlap == pytest.approx([rate] * 3)
-    stop = StopRule(frozenset(), 80, at_loops=False)
-    rows = decode_by_rejection(
-        target, draft, [[i] for i in range(32)], chain=chain, batch_size=32, stop=stop, sampling=sampling
-    )
-    emitted = np.array([1 + count for row in rows for count in row.accepted[:18]])  # as many of each: none is cut
-    assert len(emitted) == 18 * len(rows)
-    expected = chain_tokens_per_step(rate, chain)
-    assert 0.3 < rate < 0.9
-    assert abs(emitted.mean() - expected) < STANDARD_ERRORS * emitted.std() / math.sqrt(len(emitted))
-
-
 def test_the_overlap_along_a_text_is_the_chance_of_every_trial(target):
     """Accepted tokens less their chances are a martingale, whatever models and texts are: no bias to forgive."""
     draft, sampling, chain, limit = shaken("llama", 0.5), Sampling(2.5, top_k=20, seed=4), 4, 60

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from treeopt.growth.objectives import grow_joint
 from treeopt.growth.replay import replay, replay_trees
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import Tree
 
 from .conftest import random_trace, traces, trees
 
@@ -37,18 +36,6 @@ def test_all_sizes_at_once_are_one_by_one(trace, tree):
     steps = replay_trees(trace, tree.paths, np.arange(1, len(tree) + 1))
     for size in range(1, len(tree) + 1):
         assert steps[size - 1].tolist() == slow_steps(trace, tree.paths[:size])
-
-
-@given(traces())
-def test_a_lone_root_gives_one_token_per_step(trace):
-    assert replay(trace, Tree.chain(0)).tokens_per_step == 1.0
-
-
-@given(traces())
-def test_a_dense_tree_of_all_ranks_accepts_every_hit(trace):
-    everything = replay(trace, Tree.dense([4, 4, 4]))
-    assert (everything.steps <= replay(trace, Tree.dense([4])).steps).all()
-    assert (everything.tokens == trace.lengths - 1).all()
 
 
 def test_long_sequences_and_many_sizes():

@@ -99,17 +99,6 @@ def test_a_killed_calibration_continues_to_the_same_bytes(tmp_path, undisturbed,
     assert sorted(p.name for p in run.iterdir()) == [".lock", "calibration.json", "trace.npz"]
 
 
-@pytest.mark.slow
-def test_ten_random_kills_end_byte_equal(tmp_path, undisturbed):
-    rng = random.Random(1)
-    for _ in range(10):
-        done = len(list((tmp_path / "treeopt-run" / "calibrate.partial").glob("0*.npz")))
-        number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-        kill_and_continue(tmp_path, number, rng.choice([done, min(done + 1, 4)]), rng)
-    finish(tmp_path, *CALIBRATE)
-    assert (tmp_path / "treeopt-run" / "trace.npz").read_bytes() == undisturbed
-
-
 def test_a_run_directory_has_one_writer(tmp_path):
     search = ("search", "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "run")
     with RunDirectory(tmp_path / "run").writing():

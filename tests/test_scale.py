@@ -18,7 +18,7 @@ from treeopt.growth import paths as paths_module
 from treeopt.growth import walk as walk_module
 from treeopt.growth.objectives import grow, grow_replay
 from treeopt.growth.paths import Paths, Tally
-from treeopt.growth.shrinkage import Fit, PathCounts, Strengths
+from treeopt.growth.shrinkage import NONE, Fit, PathCounts, Strengths
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -135,21 +135,30 @@ def test_a_tree_that_depends_on_the_order_of_segments_is_none():
     assert grow_replay(trace, Limits(24)).paths == grow_replay(mixed, Limits(24)).paths
 
 
+STRENGTHS = [NONE, Strengths(1.0, 2.0, 3.0), Strengths(1e12, 1e12, 1e12)]
+
+
 @given(traces(), st.integers(1, 3))
-def test_counts_of_paths_are_those_of_states(trace, top):
+def test_counts_and_chances_of_paths_are_those_of_states(trace, top):
+    """Without strengths, mixed with the levels above, and with these alone."""
     ranks = trace.ranks[trace.has_step]
     if not len(ranks):
         return
     part = np.arange(len(ranks)) % 2
     tally, slow = Tally.of_ranks(ranks, part, top), slow_growth.PathCounts(ranks, top)
     known, open_paths = PathCounts(tally), [()]
+    mixed = [(PathCounts(tally, s), slow_growth.PathCounts(ranks, top, s)) for s in STRENGTHS]
     for path in open_paths:
+        for fast, definition in mixed:
+            chances = fast.chances(path)
+            assert chances == pytest.approx(definition.chances(path))
+            assert chances.sum() <= 1 + 1e-9
         assert known.counts(path).tolist() == slow.counts(path).tolist()
         assert known.trial_share(path) == slow.trial_share(path)
         if len(path) + 1 < ranks.shape[1]:
             for rank in range(top):
-                known.open(path, rank)
-                slow.open(path, rank)
+                for one in (known, *(fast for fast, _ in mixed)):
+                    one.open(path, rank)
                 open_paths.append((*path, rank))
     grid = [0.1, 1.0, 10.0]
     assert Fit(tally, grid).strengths(ranks.shape[1]).depth == slow_growth.fit_strengths(ranks, part, top, grid).depth

@@ -238,14 +238,6 @@ def engine_log(kind: str | None = "eagle3") -> Calibration:
     return Calibration(np.array([[800], [600], [420]]), np.array([1000, 800, 600]), meta=info)
 
 
-def test_an_engines_log_plans_chains_and_says_so():
-    plan = plan_trees(engine_log(), request=PlanRequest(Limits(16)))
-    (entry,) = plan.entries
-    assert entry.tree.choices == [[0], [0, 0], [0, 0, 0]]
-    assert entry.chosen.tokens_per_step == pytest.approx(2.82)
-    assert any("chains only" in warning for warning in entry.warnings)
-
-
 def request_for(record=None, **options):
     return request_of(record or calibration(), None, **{"batch_sizes": [1], **options})
 

@@ -5,14 +5,13 @@ The look-up rules are ports of the engines' own; what they are to give is comput
 
 import json
 import random
-import shlex
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine_rows import READERS, length_at, ranges_of, up_to
+from tests.engine_rows import READERS, length_at, up_to
 from treeopt.engines.base import Request
 from treeopt.engines.chains import merged
 from treeopt.engines.plans import export_request
@@ -57,25 +56,6 @@ def test_engines_look_up_what_was_asked(lengths, row):
     read = READERS[engine, method](export_request(request, engine, method=method).files)
     assert read == merged(lengths)
     assert [intended(read, size) for size in BATCH_SIZES] == [intended(lengths, size) for size in BATCH_SIZES]
-
-
-@given(schedules())
-def test_merging_keeps_every_length(lengths):
-    assert [intended(merged(lengths), size) for size in BATCH_SIZES] == [intended(lengths, s) for s in BATCH_SIZES]
-    assert ranges_of(lambda batch_size: intended(lengths, batch_size)) == merged(lengths)
-
-
-def test_vllm_gets_the_documented_form():
-    found = written("vllm", (16, 3), (128, 2), (None, 0), drafter="mtp")
-    config = json.loads(found.files["speculative_config.json"])
-    assert config == {
-        "method": "mtp",
-        "num_speculative_tokens": 3,
-        "num_speculative_tokens_per_batch_size": [[1, 16, 3], [17, 128, 2], [129, 4096, 0]],
-    }
-    words = shlex.split(found.command)
-    assert words[:4] == ["vllm", "serve", "MODEL", "--speculative-config"]
-    assert json.loads(words[4]) == config
 
 
 def test_sglang_gets_the_documented_form_and_no_schedule_where_it_stays_static():

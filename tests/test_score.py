@@ -114,19 +114,3 @@ def test_files_that_say_not_to_speculate_are_read_as_a_lone_root(calibration, tm
     for file, text in written.files.items():
         (tmp_path / file).write_text(text)
         assert len(read_tree(tmp_path / file)) == 1, file
-
-
-def test_the_command_prints_a_document_with_its_schema(tmp_path):
-    arguments = ("score", "eagle_mc_sim_7b_63", "--calibration", "vicuna-7b-medusa1", "--run", tmp_path / "run")
-    document = json.loads(treeopt(*arguments, "--json"))
-    assert document["schema"] == "treeopt.score/1"
-    assert (document["size"], document["depth"], document["best"]["size"]) == (26, 5, 26)
-    assert document["predicted"]["replayed"] is None
-    assert not (tmp_path / "run").exists()  # it only reads
-
-
-def test_a_run_is_scored_by_its_trace(trace, tmp_path):
-    trace.save(tmp_path / "trace.npz")
-    document = json.loads(treeopt("score", "mc_sim_7b_63", "--run", tmp_path, "--json"))
-    assert document["predicted"]["replayed"] == document["tokens_per_step"]
-    assert document["distance_stderr"] is not None

@@ -1,14 +1,11 @@
 """The choice under noise, against the choice by the truth."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from treeopt.files.places import shipped
 from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import source_of
-from treeopt.latency.estimate import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -106,15 +103,6 @@ def test_sizes_of_one_stair_are_tied_and_others_are_not(trace):
     assert set(exact.tied_sizes) <= {14, 15, 16}
 
 
-def test_more_conversations_tie_fewer_sizes(trace):
-    few = plan_trees(trace.select(np.arange(20)), recorded(truth), PlanRequest(Limits(32))).entries[0]
-    many = plan_trees(trace, recorded(truth), PlanRequest(Limits(32))).entries[0]
-    assert len(many.tied_sizes) <= len(few.tied_sizes)
-    assert many.chosen.interval95.tokens_per_s[1] - many.chosen.interval95.tokens_per_s[0] < (
-        few.chosen.interval95.tokens_per_s[1] - few.chosen.interval95.tokens_per_s[0]
-    )
-
-
 def test_a_mix_of_loads_has_one_tree_with_the_most_tokens(trace):
     profile = recorded(truth, batch_sizes=(1, 4, 8))
     mix = {1: 0.5, 4: 0.3, 8: 0.2}
@@ -137,43 +125,6 @@ def test_a_mix_of_one_load_is_that_load(trace):
 
 
 RECORDED = "demo--amd-epyc-2-cores-bfloat16"
-
-
-def again(profile: LatencyProfile, seed: int) -> LatencyProfile:
-    """The recording as it might have been: its rounds drawn again, the same for all trees of a setting."""
-
-    def drawn(point: StepTiming) -> StepTiming:
-        rounds: dict[int, list[float]] = {}
-        for number, ms in zip(point.round, point.step_ms, strict=True):
-            rounds.setdefault(number, []).append(ms)
-        known = list(rounds.values())
-        rng = np.random.default_rng([point.batch_size, point.context_tokens, len(known), seed])
-        samples = [(i, ms) for i, pick in enumerate(rng.integers(0, len(known), len(known))) for ms in known[pick]]
-        return replace(point, step_ms=tuple(ms for _, ms in samples), round=tuple(i for i, _ in samples), parts_ms=None)
-
-    return LatencyProfile(tuple(map(drawn, profile.points)), tuple(map(drawn, profile.autoregressive)))
-
-
-@pytest.mark.slow
-def test_the_choice_from_recorded_latencies_drawn_again_is_nearly_the_best():
-    """200 trials on the shipped profile of the demo model, at each of its batch sizes."""
-    recorded, calibration = (
-        load(shipped(kind)[name])
-        for kind, name, load in (("profiles", RECORDED, LatencyProfile.load), ("calibration", "demo", Calibration.load))
-    )
-    batch_sizes = recorded.batch_sizes
-    exact = plan_trees(calibration, recorded, PlanRequest(Limits(32), batch_sizes=batch_sizes))
-    lost = []
-    for seed in range(200):
-        plan = plan_trees(calibration, again(recorded, seed), PlanRequest(Limits(32), batch_sizes=batch_sizes))
-        for entry, truth in zip(plan.entries, exact.entries, strict=True):
-            step = StepCosts(recorded, entry.batch_size, truth.context_tokens).step(
-                entry.chosen.size, entry.chosen.depth
-            )
-            reached = 1e3 * entry.batch_size * entry.chosen.tokens_per_step / step.ms
-            lost.append(1 - reached / max(point.tokens_per_s for point in truth.curve))
-    assert np.median(lost) <= 0.005
-    assert np.quantile(lost, 0.95) <= 0.02
 
 
 def test_only_measured_sizes_of_the_shipped_profile_can_be_chosen():

@@ -1,62 +1,20 @@
-"""Back-off against plain counts, and what it must not do."""
+"""Back-off: how strong it is, and that it helps. Its chances are compared with their definition in test_scale."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from treeopt.growth.objectives import grow_joint, grow_replay
 from treeopt.growth.paths import Tally
 from treeopt.growth.replay import replay
-from treeopt.growth.shrinkage import NONE, Fit, PathCounts, Strengths, strengths_of
+from treeopt.growth.shrinkage import NONE, Fit, Strengths, strengths_of
 from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
 
-from .conftest import random_trace, traces
-
-
-def opened(ranks, top, strengths=NONE, depth=3) -> dict:
-    """Chances after every path up to a depth."""
-    tally = Tally.of_ranks(ranks, np.zeros(len(ranks), dtype=np.int64), top)
-    counts, found, paths = PathCounts(tally, strengths), {}, [()]
-    for path in paths:
-        found[path] = counts.chances(path)
-        if len(path) + 1 < min(depth, ranks.shape[1]):
-            for rank in range(top):
-                counts.open(path, rank)
-                paths.append((*path, rank))
-    return found
+from .conftest import random_trace
 
 
 def fit_strengths(ranks, part, top, grid) -> Strengths:
     return Fit(Tally.of_ranks(ranks.astype(np.int16), part, top), grid).strengths(ranks.shape[1])
-
-
-@given(traces(), st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4))
-def test_children_never_sum_to_more_than_their_parent(trace, depth, previous, path):
-    states = trace.ranks[trace.has_step]
-    for chances in opened(states, 3, Strengths(depth, previous, path)).values():
-        assert (chances >= 0).all()
-        assert chances.sum() <= 1 + 1e-9
-
-
-@given(traces())
-def test_without_strengths_they_are_plain_counts(trace):
-    states = trace.ranks[trace.has_step].astype(int)
-    for path, chances in opened(states.astype(np.int16), 4).items():
-        here = states[(states[:, : len(path)] == path).all(1)][:, len(path)]
-        tried = here[here != -2]
-        if len(tried):
-            assert chances == pytest.approx([np.mean(tried == rank) for rank in range(4)])
-
-
-def test_strong_shrinkage_is_the_level_above():
-    rng = np.random.default_rng(0)
-    states = random_trace(rng, rng.integers(20, 40, 30), 3, 4).ranks
-    states = states[(states >= -1).all(1)]
-    strong = opened(states, 4, Strengths(1e12, 1e12, 1e12))
-    for path, chances in strong.items():
-        assert chances == pytest.approx([np.mean(states[:, len(path)] == rank) for rank in range(4)], abs=1e-6)
 
 
 def test_strengths_find_out_whether_paths_matter():

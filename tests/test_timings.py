@@ -3,15 +3,13 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.cli import cli
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
 from treeopt.latency.estimate import StepCosts
-from treeopt.pipeline.profile.untimed import LatencyRow, ms_of_speed, profile_from_file, profile_of, read_rows
+from treeopt.pipeline.profile.untimed import LatencyRow, profile_from_file, profile_of, read_rows
 from treeopt.records.profile import LatencyProfile
 
 
@@ -43,11 +41,6 @@ def test_speeds_become_latencies_and_nodes_become_sizes(tmp_path):
     plain, tree = read_rows(file)
     assert (plain.size, plain.step_ms) == (1, pytest.approx(10.0))
     assert (tree.size, tree.depth, tree.step_ms) == (64, 4, pytest.approx(12.5))
-
-
-@given(batch=st.integers(1, 512), ms=st.floats(0.01, 1e4), tokens=st.floats(1, 20))
-def test_latency_to_speed_and_back(batch, ms, tokens):
-    assert ms_of_speed(batch, 1e3 * batch * tokens / ms, tokens) == pytest.approx(ms)
 
 
 @given(
@@ -158,10 +151,3 @@ def test_missing_and_binary_files_are_refused(run, tmp_path):
         profile_from_file(run, tmp_path / "b.csv")
     with pytest.raises(InvalidInput, match="one context"):
         profile_from_file(run, tmp_path / "b.csv", contexts=(1, 2))
-
-
-def test_the_table_of_the_help_is_understood(run, tmp_path):
-    file = table(tmp_path, "batch_size,size,step_ms\n1,1,10\n1,8,11\n")
-    result = CliRunner().invoke(cli, ["profile", "--run", str(run.path), "--from-csv", str(file), "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["runtime"] == {"name": "steps"}

@@ -74,8 +74,6 @@ def test_a_hand_written_trace_needs_ranks_and_starts_only(tmp_path):
         ({"ranks": [[0]], "starts": [1]}, "rise from 0"),
         ({"ranks": [[-3]], "starts": [0, 1]}, "least value -3"),
         ({"ranks": [[0.5]], "starts": [0, 1]}, "must be whole numbers"),
-        ({"ranks": [0], "starts": [0, 1]}, r"ranks must have the axes \(states, heads\)"),
-        ({"ranks": [[0]], "starts": [0, 1], "tokens": [1, 2]}, "tokens must have 1 entries"),
         *(
             ({"ranks": [[-2], [-2]], "starts": [0, 1, 2], "weight": [w, w]}, "weight must be whole numbers from 1")
             for w in (1.5, 0.0, -1.0, np.nan)

@@ -10,13 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import CohereConfig, CohereForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.errors import InvalidInput
 from treeopt.report.figures.accuracy import training_chart
 from treeopt.report.figures.chart import draw
 from treeopt.report.figures.style import to_bytes
-from treeopt.runtime.drafters.layer import layer_config
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import (
     NO_LABEL,
@@ -37,24 +36,14 @@ from .slow_drafters import slow_eagle3_logits
 K = 3
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """These models are too small for two threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def small_target(*, vocab: int = 37, layers: int = 1, dtype=torch.float64, kind=LlamaForCausalLM, **options) -> Target:
+def small_target(*, vocab: int = 37, layers: int = 1, dtype=torch.float64, **options) -> Target:
     """A random model; unless told otherwise of one layer, in float64 and with logits well apart."""
     torch.manual_seed(0)
-    make = CohereConfig if kind is CohereForCausalLM else LlamaConfig
     sizes = {"vocab_size": vocab, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
     others = {"initializer_range": 0.5, "eos_token_id": 3, "bos_token_id": None, "pad_token_id": 0}
-    config = make(**sizes, **others, **options)
-    return Target(kind(config).to(dtype).eval().requires_grad_(False), name="small")
+    config = LlamaConfig(**sizes, **others, **options)
+    return Target(LlamaForCausalLM(config).to(dtype).eval().requires_grad_(False), name="small")
 
 
 @torch.no_grad()
@@ -93,12 +82,6 @@ def test_the_learning_rate_rises_in_a_line_and_falls_by_half_a_cosine(kind):
         expected = min((step + 1) / 20, 1) * (0.5 + 0.5 * math.cos(math.pi * share))
         assert recipe.rate(step, share) == pytest.approx(expected)
     assert recipe.rate(199, 1.0) == 0
-
-
-def test_a_run_by_the_clock_ends_by_the_clock_with_a_rate_of_zero():
-    recipe = Recipe(minutes=2.0)
-    assert [recipe.share(999, s) for s in (0, 30, 120, 500)] == [0, 0.25, 1, 1]
-    assert [recipe.is_over(10**6, s) for s in (0, 119.9, 120)] == [False, False, True]
 
 
 def test_the_base_of_medusa_2_waits_a_quarter_and_the_heads_weight_rises_by_a_sine():
@@ -280,14 +263,6 @@ def test_the_loss_of_a_step_is_that_of_slow_loops(kind, draft_vocab):
     assert loss.item() == close(sum(decay**k * sums[k - 1] / trials[k] for k in range(1, K + 1)))
 
 
-def test_the_teacher_has_the_scale_of_the_model_itself():
-    """Cohere's logits are scaled: without it the teacher's distribution would be another."""
-    target = small_target(kind=CohereForCausalLM, logit_scale=0.25)
-    tokens = torch.arange(6, 16)[None]
-    output = target.model(tokens, output_hidden_states=True)
-    torch.testing.assert_close(scores_of(target)(output.hidden_states[-1]), output.logits)
-
-
 # Heads
 
 
@@ -315,36 +290,17 @@ def test_untrained_hydra_plus_heads_order_tokens_as_the_model_does():
     assert float(read.detach().square().mean().sqrt()) == pytest.approx(rms, rel=0.2)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("eagle3", "dflash")])
-def test_the_size_that_is_announced_is_that_of_the_heads(kind):
-    target, recipe = small_target(), Recipe(kind, K, num_layers=2, steps=1)
-    size = size_of_heads(target, recipe)
-    assert size.total == sum(p.numel() for p in make_heads(target, recipe).parameters() if p.requires_grad)
-    d, v = target.width, target.vocab_size
-    if kind.startswith("medusa"):
-        own = {} if kind == "medusa-shared" else {"projections": K * d * v}
-        assert size.parameters == {"blocks": K * 2 * (d * d + d), **own}
-        return
-    # A head reads the state and i + 1 embeddings, twice: its block and the skip beside it.
-    first = sum(2 * ((i + 2) * d * d + d) for i in range(K))
-    assert size.parameters["blocks"] == first + K * (d + 1) * d
-    assert size.parameters["projections"] == K * (d + 1) * v
-    if kind == "hydra++":
-        layer = layer_config(target.config, d)
-        rows = (layer.num_attention_heads + layer.num_key_value_heads) * layer.head_dim
-        attention, mlp, norms = 2 * rows * d, 3 * layer.intermediate_size * d, 3 * d
-        assert size.parameters["prefix layer"] == attention + mlp + norms
-    assert f"{size.total * 8 / 1e6:,.1f} MB" in str(size)
+SIZED = [(kind, None) for kind in KINDS if kind != "dflash"] + [("eagle3", 20)]
 
 
-@pytest.mark.parametrize("draft_vocab", [None, 20])
-def test_the_size_that_is_announced_is_that_of_the_layer(draft_vocab):
-    target, recipe = small_target(), Recipe("eagle3", K, steps=1, draft_vocab=draft_vocab)
-    size = size_of_heads(target, recipe)
+@pytest.mark.parametrize(("kind", "draft_vocab"), SIZED)
+def test_the_size_that_is_announced_is_that_of_what_is_trained(kind, draft_vocab):
+    target, layers = small_target(), 1 if kind == "eagle3" else 2
+    recipe = Recipe(kind, K, num_layers=layers, steps=1, draft_vocab=draft_vocab)
     heads = make_heads(target, recipe, texts=random_texts(np.random.default_rng(0), 3))
-    assert size.total == sum(p.numel() for p in heads.parameters())
-    assert size.parameters["projections"] == (draft_vocab or 37) * 16
-    assert set(size.parameters) == {"layer", "projections"}
+    size = size_of_heads(target, recipe)
+    assert size.total == sum(p.numel() for p in heads.parameters() if p.requires_grad)
+    assert f"{size.total * 8 / 1e6:,.1f} MB" in str(size)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

@@ -37,7 +37,7 @@ from treeopt.runtime.training.trainees import Trainee
 from treeopt.trees.tree import Tree
 
 from .conftest import asked, invoke, some_long, treeopt
-from .test_train import one_thread, random_texts, scores_of, small_target  # noqa: F401  a fixture
+from .test_train import random_texts, scores_of, small_target
 
 K = 2
 

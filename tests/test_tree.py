@@ -9,7 +9,7 @@ from treeopt.errors import InvalidInput
 from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree, TreeFamily
 
-from .conftest import published_data, trees
+from .conftest import trees
 
 
 @given(trees())
@@ -57,12 +57,6 @@ def test_arrays_cannot_be_written():
     tree = Tree.chain(2)
     with pytest.raises(ValueError, match="read-only"):
         tree.parents[1] = 0
-
-
-def test_every_published_valid_tree_loads():
-    for record in published_data("trees")["trees"]:
-        tree = Tree.from_choices(record["paths"])
-        assert (len(tree), tree.depth, tree.widths()) == (record["with_root"], record["depth"], record["width"])
 
 
 def test_cut_keeps_parents():

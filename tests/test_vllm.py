@@ -99,7 +99,7 @@ def place(tmp_path):
     return tmp_path
 
 
-def opened(place, kind="ngram"):
+def opened(place):
     target = Target(tiny_model(), name=str(place / "model"))
     drafter = PromptLookup(target.vocab_size, earliest=True)
     return open_stepper("vllm", Setup(target, drafter, STOP), python=str(place / "python"))
