@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.trace import End
-from treeopt.runtime.acceptance.rules import follow
+from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.protocol import GivenText, top_candidates
@@ -96,7 +96,7 @@ def test_acceptance_follows_the_targets_choices(tree, seed):
         siblings = np.flatnonzero(tree.parents == tree.parents[node])
         tokens[:, siblings] = np.arange(len(siblings))
     choices = rng.integers(0, 4, (3, len(tree)))
-    last = follow(tree, tokens.tolist(), choices.tolist())
+    last = Greedy().accept(tree, tokens.tolist(), choices.tolist(), torch.empty(0))
     for row in range(3):
         node = 0
         while True:

@@ -17,7 +17,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stdout
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ class Work(Protocol):
         """Load what is needed, once for every worker."""
 
 
-class Cluster:
+class Cluster(ExitStack):
     """The workers of a pool, from the first call to the end of the ``with`` block.
 
     number  : of workers
@@ -49,20 +49,12 @@ class Cluster:
     """
 
     def __init__(self, number: int, gpus: float = 0, address: str | None = None) -> None:
-        self.number, self.gpus, self.address = number, gpus, address
-        self.cpus, self._ours = 1, False
-        self._talk = redirect_stdout(sys.stderr)  # Ray prints there what becomes of workers
+        super().__init__()
+        self.number, self.gpus, self.address, self.cpus = number, gpus, address, 1
 
     def __enter__(self) -> Cluster:
-        self._talk.__enter__()
+        self.enter_context(redirect_stdout(sys.stderr))  # Ray prints on stdout what becomes of workers
         return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._ours:
-            import ray
-
-            ray.shutdown()
-        self._talk.__exit__(None, None, None)
 
     def start(self, cpus: int = 1) -> None:
         """Connect, or make a cluster, for workers of so many processors each.
@@ -97,7 +89,7 @@ class Cluster:
             finally:
                 if handler is not None and signal.getsignal(signal.SIGTERM) != handler:
                     signal.signal(signal.SIGTERM, handler)
-            self._ours = True
+            self.callback(ray.shutdown)
         check_room(self.number, cpus, self.gpus, [node["Resources"] for node in ray.nodes() if node["Alive"]])
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -27,7 +27,7 @@ from treeopt.runtime.acceptance.rules import Greedy, sequence_key
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.levels import Drafting, drafting_of
 from treeopt.runtime.drafters.protocol import Drafter, DrafterState, GivenText
-from treeopt.runtime.stepper import Pass, Stepper
+from treeopt.runtime.stepper import Pass, Passes, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
@@ -149,16 +149,14 @@ class Decoder(Stepper):
             self.draft.clear()
         self.waiting, self.live, self.finished = deque(prompts), [], []
 
-    def answer(
-        self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
-    ) -> Generator[Pass, Draft | None, None]:
+    def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         """The passes; reading prompts is one of its own."""
         if self.batch_size != rows:
             self.prepare(prompts, [draft] if draft else [], rows)
         self.start(enumerate(prompts))
         yield from self.passes(draft)
 
-    def passes(self, draft: Draft | None = None) -> Generator[Pass, Draft | None, None]:
+    def passes(self, draft: Draft | None = None) -> Passes:
         """Decode what has begun to its end; a draft that is sent is that of the steps to come."""
         while self.live or self.waiting:
             if self.waiting and len(self.live) < self.batch_size:
@@ -211,7 +209,7 @@ class Decoder(Stepper):
         ends = torch.tensor(list(map(len, prompts)), device=device)
         last = hidden[torch.arange(len(prompts), device=device), ends - 1]  # (rows, d)
         keys = torch.tensor([sequence_key(prompt) for prompt in prompts], device=device)
-        roots = self.setup.acceptance.choose(target.scores(target.logits(last)), keys, ends)
+        roots = self.setup.acceptance.choose(target.scored(last), keys, ends)
         self._roots = torch.cat([self._roots, roots]) if self.live else roots
         self._keys = torch.cat([self._keys, keys]) if self.live else keys
         for i, (row, root) in enumerate(zip(rows, roots.tolist(), strict=True)):
@@ -231,7 +229,7 @@ class Decoder(Stepper):
         if draft is None or len(draft) == 1:
             hidden, places = self._verify(self._roots[:, None], self._zero, self._one, 0)
             last = hidden[:, 0]
-            self._roots = choose(target.scores(target.logits(last)), self._keys, places[:, 0] + 1)
+            self._roots = choose(target.scored(last), self._keys, places[:, 0] + 1)
             self._mark("target")
             committed, paths, roots = [row.tokens[-1:] for row in rows], [[0]] * len(rows), self._roots.tolist()
             if self.records:
@@ -240,7 +238,7 @@ class Decoder(Stepper):
         else:
             nodes = self._drafting_of(draft)(self._roots, self._mark)
             hidden, places = self._verify(nodes.tokens.clamp_min(0), nodes.depths, nodes.ancestors, draft.depth)
-            logits = target.scores(target.logits(hidden))
+            logits = target.scored(hidden)
             choices = choose(logits, self._keys[:, None], places + 1)
             self._mark("target")
             known, chosen, paths = nodes.accepted(choices, logits)

@@ -44,9 +44,8 @@ class Session:
     cluster: Cluster | None = None  # whose workers hold it, where this is an outline
     engine_python: str | None = None  # of the environment that has the engine that decodes
     known: ProvenanceRecord | None = None  # of an outline: where its figures come from, as the worker tells it
-    limits: Mapping[tuple[int, ...], int] | None = (
-        None  # of answers of a log, by prompt; as a server's they go on in loops
-    )
+    # Of answers of a log, by prompt; as a server's they go on in loops.
+    limits: Mapping[tuple[int, ...], int] | None = None
 
     __repr__ = one_line
 
@@ -167,9 +166,11 @@ def _skipped_note(prompts: PromptSet) -> tuple[str, ...]:
     )
 
 
-TARGET = ("name", "revision", "device", "dtype", "tokenizer", "eos_ids", "vocab_size", "context")
-DRAFTER = ("num_heads", "widest", "draft_vocab_size", "has_probabilities", "has_marginals")
-RULE = ("record",)
+OUTLINE = {
+    "target": ("name", "revision", "device", "dtype", "tokenizer", "eos_ids", "vocab_size", "context"),
+    "drafter": ("num_heads", "widest", "draft_vocab_size", "has_probabilities", "has_marginals"),
+    "acceptance": ("record",),
+}
 
 
 def open_outline(source: Mapping[str, Any], threads: int) -> Session:
@@ -181,7 +182,7 @@ def open_outline(source: Mapping[str, Any], threads: int) -> Session:
     session = open_in_worker(source, threads)
     parts: dict[str, Any] = {
         part: SimpleNamespace(**{name: getattr(getattr(session, part), name) for name in names})
-        for part, names in {"target": TARGET, "drafter": DRAFTER, "acceptance": RULE}.items()
+        for part, names in OUTLINE.items()
     }
     return replace(session, **parts, known=session.provenance())
 

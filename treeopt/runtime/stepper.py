@@ -64,6 +64,9 @@ class Pass:
         return self.accepted.get(place, len(self.emitted[place]) - 1)
 
 
+Passes = Generator[Pass, Draft | None, None]  # a draft that is sent is that of those to come
+
+
 class Stepper(ABC):
     """A decoder or an engine with a target, a drafter, and a rule that says where answers end. Subclasses say what differs.
 
@@ -106,19 +109,14 @@ class Stepper(ABC):
         """The other kind of plain decoding that is timed and decoded beside this one's; None where there is none."""
         return self.as_it_comes or self.idle
 
-    def prepare(  # noqa: B027 - most engines make room by themselves
-        self, prompts: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: int
-    ) -> None:
+    def prepare(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: int) -> None:  # noqa: B027 - most engines make room by themselves
         """Make room for answering some of these prompts with any of these drafts, so many prompts at a time."""
 
     @abstractmethod
-    def answer(
-        self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
-    ) -> Generator[Pass, Draft | None, None]:
+    def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         """The passes that answer some prompts, so many at a time. A generator that is closed leaves nothing running.
 
-        draft : of the steps; None for the engine's own settings. One that is sent to treeopt's own decoder is that of the passes
-                to come
+        draft : of the steps; None for the engine's own settings. Only treeopt's own decoder takes another one that is sent
         """
 
 
@@ -188,8 +186,8 @@ class StepVisits(Visitor):
         self, stepper: Stepper, prompts: Sequence[Sequence[int]], trees: Sequence[Draft], batch_size: int
     ) -> None:
         super().__init__(trees, batch_size)
-        self.stepper, self._prompts = stepper, prompts
-        self._passes: Generator[Pass, Draft | None, None] | None = None
+        self.stepper, self._prompts, self.drafts = stepper, prompts, [*trees, PLAIN]
+        self._passes: Passes | None = None
         self._texts: list[int] = []  # tokens of every prompt and its answer so far
         self._is_new = self._gave_steps = False
         stepper.prepare(prompts, trees, batch_size)
@@ -197,7 +195,7 @@ class StepVisits(Visitor):
     def warm_up(self) -> tuple[list[float], float]:
         """Seconds of a step with each tree, and of a plain one; of two, since the first finds nothing warm."""
         found, began = [], time.perf_counter()
-        for place in range(len(self.trees) + 1):
+        for place in range(len(self.drafts)):
             seconds = self.visit(place, (0, 1), 0).step_ms[0] / 1e3
             if seconds < LONG_STEP_S or self.stepper.first_is_slow:
                 seconds = min(seconds, self.visit(place, (0, 1), 0).step_ms[0] / 1e3)
@@ -206,7 +204,7 @@ class StepVisits(Visitor):
 
     def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
         """Some steps with a tree; the last of the untimed ones is by parts."""
-        draft = self.trees[place] if place < len(self.trees) else PLAIN
+        draft = self.drafts[place]
         (untimed, timed), began, worked = steps, time.perf_counter(), time.process_time()
         if self._passes is None:
             self._open(draft, number)
@@ -290,13 +288,11 @@ class StretchVisits(StepVisits):
         self.texts, self.contexts, self.answer_tokens = texts, len(texts), answer_tokens
         self.per_launch = ROUNDS_OF_LAUNCH if stepper.is_launched else 1
         self._launch = 0  # the number of the one that is up
-        self.taken = np.zeros(
-            (len(trees) + 1, 2)
-        )  # steps with each tree, and the tokens of a sequence that they emitted
+        self.taken = np.zeros((len(self.drafts), 2))  # steps with each tree, and tokens of a sequence that they emitted
 
     def warm_up(self) -> tuple[list[float], float]:
         """Seconds of a visit at each context with each tree, and of plain ones: these, and what steps on short texts add."""
-        places = range(len(self.trees) + 1)
+        places = range(len(self.drafts))
         self._warm()
         began = time.perf_counter()
         steps = [min(one.seconds for _, one in self._stretch(place, 0, 1, SHORT)) for place in places]
@@ -335,7 +331,7 @@ class StretchVisits(StepVisits):
 
         most : tokens of the texts that are read, the last ones; 0 for all
         """
-        draft, stepper, rows = self.trees[place] if place < len(self.trees) else PLAIN, self.stepper, self.batch_size
+        draft, stepper, rows = self.drafts[place], self.stepper, self.batch_size
         if place < len(self.trees) and len(draft) == 1:
             stepper = stepper.twin or stepper
         some = self.texts[number % self.contexts]
@@ -374,6 +370,6 @@ def rows_at(context_tokens: int, prompts: Sequence[Sequence[int]], target: Targe
     found = []
     for i, prompt in enumerate(prompts):
         length = max(1, end - 2 * half + round(i * 0.618 % 1 * (half // 2)))
-        found.append([token for token, _ in zip(itertools.cycle(prompt), range(length), strict=False)])
+        found.append(list(itertools.islice(itertools.cycle(prompt), length)))
     longest = max(map(len, found))
     return found, StopRule(frozenset(), end - longest, at_loops=False)

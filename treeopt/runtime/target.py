@@ -132,6 +132,10 @@ class Target:
             logits = logits * factor
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
+    def scored(self, hidden: Tensor) -> Tensor:
+        """(..., d) to the (..., V) `scores`."""
+        return self.scores(self.logits(hidden))
+
     def mask(self, cache: TreeCache, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
         """The attention mask of a pass in the form that this model takes; None for plain causal."""
         masks = {}

@@ -128,7 +128,7 @@ class SampledChain(DraftModel):
         for drafts, hidden, token, level in zip(
             *(part.split(rows_at_once(self.vocab_size)) for part in each), strict=True
         ):
-            p = self.sampling.probabilities(self.target.scores(self.target.logits(hidden)))
+            p = self.sampling.probabilities(self.target.scored(hidden))
             passes.append((level * p.gather(1, token) < self.probabilities(drafts).gather(1, token)).cpu())
         return torch.where(torch.cat(passes)[:, 0], 0, MISS)
 

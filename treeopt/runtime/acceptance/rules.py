@@ -77,17 +77,7 @@ class Greedy:
         choices : the target's token after every node; a rule may change that after the last accepted one
         logits  : (b, T, V)
         """
-        return follow(tree, tokens, choices)
-
-
-def follow(tree: Tree, tokens: Nodes, choices: Nodes) -> list[int]:
-    """Follow the target's own choices down the tree as far as they were guessed.
-
-    >>> follow(Tree.chain(2), [[7, 8, 9]], [[8, 5, 1]])
-    [1]
-    """
-    parents = tree.parents.tolist()
-    return [path[-1] for path in follow_each([parents] * len(tokens), tokens, choices)]
+        return [path[-1] for path in follow_each([tree.parents.tolist()] * len(tokens), tokens, choices)]
 
 
 def follow_each(parents: Nodes, tokens: Nodes, choices: Nodes) -> Nodes:

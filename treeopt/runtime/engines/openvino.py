@@ -20,7 +20,7 @@ import json
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable
-from treeopt.runtime.stepper import Pass, Prompts, Stepper
+from treeopt.runtime.stepper import Pass, Passes, Prompts, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import CopiedText, Draft
@@ -86,9 +86,7 @@ class OpenVino(Stepper):
         )
         self._pipelines: dict[bool, Any] = {}
 
-    def answer(
-        self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
-    ) -> Generator[Pass, Draft | None, None]:
+    def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         """The passes. Who stops asking leaves the pipeline empty."""
         guesses = draft is None or draft.kind != "plain"
         with loadable(f"`engine={self.name}` must be able to answer", self.target.name):
@@ -104,7 +102,7 @@ class OpenVino(Stepper):
 
     def _passes(
         self, pipeline: Any, requests: dict[int, Any], prompts: Prompts, settings: Mapping[str, Any], rows: int
-    ) -> Generator[Pass, None, None]:
+    ) -> Passes:
         """The passes; ``requests`` are those that are being answered, by the prompt's place."""
         from openvino import Tensor
 

@@ -7,7 +7,7 @@ generation/utils.py (`_assisted_decoding`), generation/candidate_generator.py, m
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable
-from treeopt.runtime.stepper import Pass, Stepper
+from treeopt.runtime.stepper import Pass, Passes, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import CopiedText, Draft
@@ -72,9 +72,7 @@ class Transformers(Stepper):
             else:
                 self.without_own = UNBOUNDED.format(self._own[SETTINGS[1]])
 
-    def answer(
-        self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
-    ) -> Generator[Pass, Draft | None, None]:
+    def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         for place, prompt in enumerate(prompts):
             options = draft.options if isinstance(draft, CopiedText) else {}
             stream, began = self._answer(prompt, None if draft is None else draft.depth or len(options), options)

@@ -36,7 +36,7 @@ from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable, other_environment
-from treeopt.runtime.stepper import Pass, Stepper
+from treeopt.runtime.stepper import Pass, Passes, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import CopiedText, Draft
@@ -94,7 +94,7 @@ class Vllm(Stepper):
 
     def answer(
         self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1, *, idle: bool = False
-    ) -> Generator[Pass, Draft | None, None]:
+    ) -> Passes:
         """The passes. Who stops asking leaves the engine empty."""
         assert draft is not None, "it has no settings of its own for a drafter"
         length = None if isinstance(draft, CopiedText) else draft.depth
@@ -151,7 +151,7 @@ class Vllm(Stepper):
             self.python, log, self._arguments(length, table), dict(word.split("=") for word in runner)
         )
 
-    def _arguments(self, length: Key, table: Mapping[str, object] = MappingProxyType({})) -> dict[str, Any]:
+    def _arguments(self, length: Key, table: Mapping[str, object]) -> dict[str, Any]:
         """The arguments of `vllm.LLM` that an engine is told; all others are its own.
 
         length : guesses of a step at most, or the setting of a drafter that copies text; None for an engine without a drafter
@@ -208,9 +208,7 @@ class Idle(Stepper):
     def __init__(self, engine: Vllm) -> None:
         self.engine = engine
 
-    def answer(
-        self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1
-    ) -> Generator[Pass, Draft | None, None]:
+    def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         yield from self.engine.answer(prompts, draft, rows, idle=True)
 
 
@@ -219,26 +217,19 @@ class Worker:
 
     has_ended = has_answered = False  # and that it ended was said
 
-    def __init__(
-        self, python: str, log: Path, arguments: Mapping[str, object], told: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
-        told = {"OMP_NUM_THREADS": str(torch.get_num_threads()), **told}
+    def __init__(self, python: str, log: Path, arguments: Mapping[str, object], told: Mapping[str, str]) -> None:
         self._log, pipe = log, subprocess.PIPE
-        words = [
-            python,
-            "-c",
-            WORKER.read_text(encoding="utf-8"),
-        ]  # as a file it would find the modules beside it first
+        program = WORKER.read_text(encoding="utf-8")  # as a file it would find the modules beside it first
         try:
             with log.open("wb") as said:
                 self._process = subprocess.Popen(
-                    words,
+                    [python, "-c", program],
                     stdin=pipe,
                     stdout=pipe,
                     stderr=said,
                     encoding="utf-8",
                     cwd=log.parent,
-                    env={**other_environment(), **told},
+                    env={**other_environment(), "OMP_NUM_THREADS": str(torch.get_num_threads()), **told},
                 )
         except OSError as error:
             raise InvalidInput(

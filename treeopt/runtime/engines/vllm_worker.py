@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-TABLE = (
-    "dynamic_sd_lookup"  # of the scheduler: guesses by the number of requests in a step; internal, so it may be missing
-)
+# Of the scheduler: guesses by the number of requests in a step; internal, so it may be missing.
+TABLE = "dynamic_sd_lookup"
 
 
 def main() -> None:

@@ -130,7 +130,7 @@ def logit_gap(
     if at >= min(len(ours), len(theirs)):
         return None
     hidden = target.read([[*prompt, *theirs[:at]]])
-    logits = target.scores(target.logits(hidden[0, -1])).float()
+    logits = target.scored(hidden[0, -1]).float()
     return float((logits[theirs[at]] - logits[ours[at]]).abs())
 
 
@@ -184,6 +184,6 @@ def log_likelihoods(
         hidden = row.text().hidden
         said = torch.tensor(row.tokens, device=hidden.device)
         for states, tokens in zip(hidden.split(at_once), said.split(at_once), strict=True):
-            log_p = target.scores(target.logits(states)).float().log_softmax(-1)
+            log_p = target.scored(states).float().log_softmax(-1)
             found[row.id] += float(log_p.gather(1, tokens[:, None]).double().sum())
     return found

@@ -66,23 +66,19 @@ def collect_trace(
     counter.flush()
     stop = setup.stop
     about = {"eos_ids": sorted(stop.eos_ids), "max_new_tokens": stop.max_new_tokens, **counts.record, **(meta or {})}
-    return _trace_of(turns, about)
-
-
-def _trace_of(turns: Turns, meta: Mapping[str, Any]) -> RankTrace:
-    rows = [row for answered in turns.answered for row in answered]
-    of = [c for c, answered in zip(turns.prompts.conversations, turns.answered, strict=True) for _ in answered]
+    counted = [row for answered in turns.answered for row in answered]
+    of = [c for c, answered in zip(prompts.conversations, turns.answered, strict=True) for _ in answered]
     groups = list(dict.fromkeys(conversation.group for conversation in of))
     return RankTrace(
-        **arrays_of(rows),
-        prompt_tokens=np.array([len(row.prompt) for row in rows]),
+        **arrays_of(counted),
+        prompt_tokens=np.array([len(row.prompt) for row in counted]),
         group=np.array([groups.index(conversation.group) for conversation in of]),
         cluster=np.repeat(np.arange(len(turns.answered)), [len(answered) for answered in turns.answered]),
         meta={
             "prompt_sha256": [conversation.sha256 for conversation in of],
             "group_names": groups,
             "skipped": turns.skipped,
-            **meta,
+            **about,
         },
     )
 
@@ -237,12 +233,9 @@ class RankCounter:
             row.found = {"ranks": ranks, **self.recorder.record(answer)}
             if self.given:
                 states, tokens = answer.state_hidden, torch.tensor(answer.tokens, device=answer.hidden.device)
-                own = ranks_among(self._logits, states, tokens, self.counts.top_k, self.drafter.vocab_size)
+                own = ranks_among(self.setup.target.scored, states, tokens, self.counts.top_k, self.drafter.vocab_size)
                 row.found["target_rank"] = own.to("cpu", torch.int16).numpy()
         self._pending.clear()
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.setup.target.scores(self.setup.target.logits(hidden))
 
 
 class PoolRecorder:

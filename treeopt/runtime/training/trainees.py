@@ -79,27 +79,23 @@ class Trainee(nn.Module):
             hidden = self.target.states(input_ids=batch.tokens, use_cache=False)
         if self.recipe.defaults.teacher:
             with torch.no_grad():
-                teacher = self.scores(batch.states(hidden))
+                teacher = self.target.scored(batch.states(hidden))
         head_loss, hits = count(self.heads, hidden, batch, teacher)
         loss = self.recipe.joint_weight(share) * heads_loss(head_loss, trials, self.recipe)
         if alone:
             return loss, counts_of(head_loss, hits)
-        labels, logits = batch.ahead[:, 0], self.scores(batch.states(hidden))
+        labels, logits = batch.ahead[:, 0], self.target.scored(batch.states(hidden))
         base_loss, base_kl = text_loss(logits, labels), torch.zeros_like(loss)
         if self.own_answers or not self.training:
             base_kl = kl_to_base(logits, self.original(batch), labels)
         loss = loss + (base_kl if self.own_answers else base_loss) / trials[0]
         return loss, counts_of(head_loss, hits, base_loss, base_kl)
 
-    def scores(self, hidden: Tensor) -> Tensor:
-        """(..., d) to the (..., V) logits of the base: the teacher of Hydra++ and EAGLE-3."""
-        return self.target.scores(self.target.logits(hidden))
-
     @torch.no_grad()
     def original(self, batch: Batch) -> Tensor:
         """(n, V) logits of the base as it was."""
         with self.base.disable_adapter():
-            return self.scores(batch.states(self.target.states(input_ids=batch.tokens, use_cache=False)))
+            return self.target.scored(batch.states(self.target.states(input_ids=batch.tokens, use_cache=False)))
 
 
 def _adapted(model: Any, seed: int) -> Any:
