@@ -53,6 +53,7 @@ CASES = {
     "dflash-sglang": Case("dflash", ("search --for sglang --budget 8 --batch-size 4", "export --to sglang")),
     # A log of requests, for drafters that copy text.
     "log-vllm": Case("log", ("search --for vllm", "export --to vllm")),
+    "log-vllm-timed": Case("log", (f"{ROWS} vllm", "search --for vllm --batch-size 1,8", "export --to vllm")),
     "log-llama": Case("log", ("search --for llama-cpp", "export --to llama-cpp")),
     "log-transformers": Case("log", (f"{ROWS} transformers", "search --for transformers", "export --to transformers")),
     "log-openvino": Case("log", ("search --for openvino", "export --to openvino")),
@@ -72,6 +73,10 @@ CASES = {
                                     f"search --for tensorrt-llm {CHAINS}", "export --to tensorrt-llm")),
     "llama": Case("", ("import @counters/llama.log --drafter draft-model", f"{STEPS} llama-cpp",
                        "search --for llama-cpp --budget 7 --batch-size 1", "export --to llama-cpp")),
+    "steps-then-rates": Case("", ("profile --from-csv @steps/order.csv --runtime vllm", "import @counters/rates.csv --drafter eagle3",
+                                  "search --for vllm --batch-size 1", "export --to vllm")),
+    "rates-then-steps": Case("", ("import @counters/rates.csv --drafter eagle3", "profile --from-csv @steps/order.csv --runtime vllm",
+                                  "search --for vllm --batch-size 1", "export --to vllm")),
     "table-of-heads": Case("", ("import @counters/heads.csv --drafter medusa", "profile --from-csv @steps/trees.csv",
                                 "search --budget 32 --batch-size 1,4", "export --to medusa")),
     # Trees that users bring.
