@@ -12,7 +12,7 @@ import importlib.util
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -98,6 +98,15 @@ def loadable(must: str, name: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise InvalidInput(f"{must}, but {name}: {reason_of(error, path=name)}") from None
+
+
+def check_weights(missing: Collection[str], option: str, name: str, advice: str = "") -> None:
+    """InvalidInput for a model without some of its weights."""
+    if missing:
+        raise InvalidInput(
+            f"{option} must have all weights of its model, but {name} lacks {len(missing)} of them, first of all "
+            f"{quoted(min(missing))}.{advice}"
+        )
 
 
 def other_environment() -> dict[str, str]:
@@ -196,11 +205,8 @@ def _dequantise(file: Path, folder: Path, option: str) -> None:
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     with redirect_stderr(StringIO()), loadable(f"{option} must be a GGUF file that transformers reads", str(file)):
         model, found = AutoModelForCausalLM.from_pretrained(file.parent, output_loading_info=True, **where)
-        if missing := sorted(found["missing_keys"]):
-            raise InvalidInput(
-                f"{option} must have all weights of its model, but {file} lacks {len(missing)} of them, first of all "
-                f"{quoted(missing[0])}. A file of several parts has to be made one first (llama-gguf-split --merge)."
-            )
+        advice = " A file of several parts has to be made one first (llama-gguf-split --merge)."
+        check_weights(found["missing_keys"], option, str(file), advice)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **where)
     model.hf_quantizer = None  # the weights are plain numbers now
     if hasattr(model.config, "quantization_config"):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from treeopt import demo
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.cache import TreeCache, tree_mask
-from treeopt.runtime.folder import check_folder, find_model, loadable
+from treeopt.runtime.folder import check_folder, check_weights, find_model, loadable
 
 ATTENTION = ("sdpa", "eager")  # the implementations that take a tree mask
 LAYERS = {"full_attention", "sliding_attention"}
@@ -203,11 +203,7 @@ def load_target(
         model, found = AutoModelForCausalLM.from_pretrained(
             place, dtype=wanted, output_loading_info=True, **placed, **common
         )
-        if missing := sorted(found["missing_keys"]):
-            raise InvalidInput(
-                f"{option} must have all weights of its model, but {path_or_id} lacks {len(missing)} of them, first of "
-                f"all {quoted(missing[0])}."
-            )
+        check_weights(found["missing_keys"], option, path_or_id)
         model = model if placed else model.to(device)
         model.eval().requires_grad_(False)
         if model.dtype == torch.float64:  # which grouped products of experts do not take

@@ -107,8 +107,7 @@ class SampledChain(DraftModel):
 
     def probabilities(self, hidden: Tensor) -> Tensor:
         """(..., d) of the draft model to (..., V): nothing for tokens that only the target has."""
-        logits = self.model.logits(hidden)[..., : self.known]
-        shares = self.sampling.probabilities(self.model.scores(logits))
+        shares = self.sampling.probabilities(self.model.scored(hidden)[..., : self.known])
         return F.pad(shares, (0, self.vocab_size - self.known))
 
     def token_ranks(self, answer: GivenText, states: Tensor, top_k: int) -> Tensor:

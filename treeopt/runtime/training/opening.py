@@ -167,12 +167,10 @@ def _started(target: Target, recipe: Recipe, kind: str, new: Any) -> Any:
 def size_of_heads(target: Target, recipe: Recipe) -> Size:
     made = _begun(target, recipe, torch.empty_like(target.lm_head.weight, device="meta"), (), lambda: 1.0)
     named = {"projection": "projections", "lm_head": "projections", "prefix": "prefix layer"}
-    parts: Counter[str] = Counter()
+    parts, own = Counter[str](), "layer" if recipe.defaults.own_vocab else "blocks"
     for name, weight in made.named_parameters():
-        own = "layer" if recipe.defaults.own_vocab else "blocks"
-        parts[next((part for mark, part in named.items() if mark in name), own)] += (
-            weight.numel() * weight.requires_grad
-        )
+        part = next((part for mark, part in named.items() if mark in name), own)
+        parts[part] += weight.numel() * weight.requires_grad
     return Size({part: size for part, size in parts.items() if size}, target.dtype.itemsize)
 
 
