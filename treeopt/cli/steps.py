@@ -251,7 +251,8 @@ def profile(
     With --random-weights nothing is loaded: a dense model of that shape is made on the device, and how many guesses are accepted is
     drawn from --calibration. With --engine the steps are those of another runtime on this machine, with chains and dynamic trees.
 
-    Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is plain decoding). Before there is hardware, --analytical estimates them, for --drafter of a kind or a config.json.
+    Latencies of another engine come from a table (--from-csv: batch_size, size, step_ms, ...; size 1 is plain decoding).
+    Before there is hardware, --analytical estimates them, for --drafter of a kind or a config.json.
 
     \b
     Example:
