@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treeopt.runtime.cache import tree_mask
-from treeopt.runtime.drafters.layer import TAKEN, begin_weights, layer_config, rarest, zero_linear
+from treeopt.runtime.drafters.layer import begin_weights, layer_config, zero_linear
 from treeopt.runtime.drafters.marginals import MarginalDraft
 from treeopt.runtime.drafters.medusa import check_bias
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
@@ -71,20 +72,13 @@ class Form:
 class DFlashHeads(Heads):
     """A DFlash drafter that guesses ``num_heads`` tokens in one pass, in a block just as wide.
 
-    config    : a Qwen3Config of its layers
-    embedding : (V, d) input embeddings, whose storage is used
-    lm_head   : (V, d) the target's, whose storage is used; None where the drafter has its own
-    token_ids : see `Heads`
-    placed    : dtype and device
-
-    All weights are zero at first. Those of the target are neither trained nor in the state dict.
+    config  : a Qwen3Config of its layers
+    lm_head : the target's; None where the drafter has its own
     """
 
     kind = "dflash"
     reads_prompt = has_marginals = True
     sizes: Mapping[str, object] = {}  # of what a kind adds, as config.json says them
-    embedding: Tensor
-    lm_head: Tensor
     layers: Any
     rotary: Any
 
@@ -104,9 +98,7 @@ class DFlashHeads(Heads):
         super().__init__()
         self.config, self.form, self.num_heads, self.num_layers = config, form, num_heads, config.num_hidden_layers
         self.width, self.vocab_size, device = form.width, form.vocab_size, placed.get("device") or "cpu"
-        self.shares_projection = lm_head is not None
-        self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
-        self.register_buffer("token_ids", None if token_ids is None else token_ids.to(device), persistent=False)
+        self.register_vocabulary(embedding, lm_head, token_ids, config.hidden_size, **placed)
         with torch.device("meta"):
             self.hidden_norm, self.norm = (Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(2))
             self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(config.num_hidden_layers))
@@ -118,19 +110,10 @@ class DFlashHeads(Heads):
         self.fc = zero_linear(len(form.layers) * form.width, config.hidden_size, bias=False, **placed)
         # Outside the modules, so that its frequencies stay float32.
         self.__dict__["rotary"] = Qwen3RotaryEmbedding(config).to(device)
-        if lm_head is None:
-            rows = form.vocab_size if token_ids is None else len(token_ids)
-            self.lm_head = nn.Parameter(torch.zeros((rows, config.hidden_size), **placed))
-        else:
-            self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
 
     @property
     def widest(self) -> int:
         return 0 if all(self.form.causal) else self.form.most_guesses
-
-    @property
-    def drafts(self) -> type[BlockState]:
-        return BlockDraft
 
     @property
     def block_rows(self) -> int:
@@ -194,7 +177,7 @@ class DFlashHeads(Heads):
         return F.linear(self.norm(states), self.lm_head)
 
     def start(self, batch_size: int, capacity: int) -> BlockState:
-        return self.drafts(self, len(self.layers), batch_size, capacity + self.block_rows, self.embedding.device)
+        return BlockDraft(self, batch_size, capacity)
 
     def taught(self, hidden: Tensor, batch: Batch) -> Iterator[tuple[Tensor, Logits]]:
         rows = self.rows(hidden, batch)
@@ -240,6 +223,10 @@ class BlockState(CausalDraft):
     """The rows of a decoder: keys and values of the committed tokens' states, and the block's behind them, which are not kept."""
 
     _last: tuple[Any, Any] = None, None  # the roots that rows were asked for last, and these
+
+    def __init__(self, drafter: DFlashHeads, batch_size: int, capacity: int) -> None:
+        room = capacity + drafter.block_rows
+        super().__init__(drafter, drafter.num_layers, batch_size, room, drafter.embedding.device)
 
     def rows(self, roots: Tensor) -> Tensor:
         """(b, K, d) the guessing rows of the block behind the (b,) roots; one pass, though a record asks for them again."""
@@ -326,12 +313,10 @@ def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[T
     from transformers import Qwen3Config
 
     check_bias(target)
-    like, width, count = layer_config(target.config, target.width), target.width, recipe.layers
-    rope = {key: like.rope_parameters[key] for key in ("rope_type", "rope_theta") if key in like.rope_parameters}
-    sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", *TAKEN)
-    given = {key: getattr(like, key) for key in sizes} | {"rope_parameters": rope}
-    config = Qwen3Config(vocab_size=1, num_hidden_layers=count, attn_implementation="sdpa", **given)
-    mask_id = rarest(texts, target.vocab_size)
+    width, count = target.width, recipe.layers
+    config = layer_config(target.config, width, layers=count, family=Qwen3Config)
+    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *(text.tokens for text in texts)])
+    mask_id = int(np.bincount(tokens, minlength=target.vocab_size).argmin())
     layers, block, none = layers_to_read(target.num_layers), recipe.num_heads + 1, (None,) * count
     form = Form(width, target.vocab_size, layers, mask_id, block, False, (False,) * count, none)
     heads = DFlashHeads(

@@ -63,19 +63,12 @@ class Form:
 
 
 class Eagle3Heads(UnrolledHeads):
-    """EAGLE-3's drafter; it guesses ``num_heads`` tokens ahead.
+    """EAGLE-3's drafter, by its `layer_config`; it guesses ``num_heads`` tokens ahead.
 
-    config    : of the layer, see `layer_config`
-    embedding : (V, d) input embeddings, whose storage is used; None for a drafter that is only written again
-    lm_head   : (V, d) the target's, whose storage is used; None where the drafter has its own
-    token_ids : see `Heads`
-    placed    : dtype and device
-
-    All weights are zero at first. Those of the target are neither trained nor in the state dict.
+    lm_head : the target's; None where the drafter has its own
     """
 
     kind = "eagle3"
-    lm_head: Tensor
 
     def __init__(
         self,
@@ -92,26 +85,19 @@ class Eagle3Heads(UnrolledHeads):
 
         super().__init__()
         self.form, self.num_heads, self.width, self.vocab_size = form, num_heads, form.width, form.vocab_size
-        self.shares_projection = lm_head is not None
-        d, device = config.hidden_size, placed.get("device")
+        d = config.hidden_size
 
         def norm(width: int) -> nn.Module:
             made = LlamaRMSNorm(width, eps=config.rms_norm_eps).to(**placed)
             nn.init.zeros_(made.weight)
             return made
 
-        given = None if embedding is None else embedding.detach().to(**placed)
-        self.register_buffer("embedding", given, persistent=False)
-        self.register_buffer("token_ids", None if token_ids is None else token_ids.to(device), persistent=False)
+        self.register_vocabulary(embedding, lm_head, token_ids, d, **placed)
         self.fc = zero_linear(form.states * form.width, d, bias=form.fc_bias, **placed)
         self.input_norm = norm(form.states * form.width) if form.fuse_norm else None
         self.fc_norm = nn.ModuleList(norm(form.width) for _ in range(form.states * form.state_norms))
         self.layer = OneLayer(config, normed=False, make=partial(layer_at, form=form), **placed)
         self.norm = norm(d)
-        if lm_head is None:
-            self.lm_head = nn.Parameter(torch.zeros((self.draft_vocab_size, d), **placed))
-        else:
-            self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
 
     @property
     def weights(self) -> dict[str, nn.Parameter]:

@@ -55,15 +55,12 @@ class HydraHead(nn.Module):
 
 
 class HydraHeads(Heads):
-    """K heads that read the path before their guess; with a prefix layer they are Hydra++. All weights are zero at first.
+    """K heads that read the path before their guess; with a prefix layer they are Hydra++.
 
-    embedding : (V or more, d)  the target's input embeddings, whose storage is used; neither trained nor in the state dict
+    embedding : (V or more, d) the target's input embeddings
     prefix    : config of the prefix layer (see `layer_config`); None for plain Hydra
-    placed    : dtype and device
     unused    : tensors of a checkpoint that no guess depends on, kept on the CPU for writing it again
     """
-
-    embedding: Tensor
 
     def __init__(
         self, num_heads: int, num_layers: int, vocab_size: int, *, embedding: Tensor, prefix: Any = None, **placed: Any

@@ -10,13 +10,13 @@ b, B rows or texts · T their tokens · n vectors per row · A states of each ·
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import LlamaConfig
 from transformers.cache_utils import DynamicCache
 
 from treeopt.errors import InvalidInput
@@ -24,7 +24,7 @@ from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.drafters.states import CausalDraft, Heads, Logits
 from treeopt.runtime.target import Target
-from treeopt.runtime.training.batches import Batch, Text
+from treeopt.runtime.training.batches import Batch
 
 TAKEN = ("max_position_embeddings", "rms_norm_eps", "hidden_act")  # of the model that the layer is like
 
@@ -107,14 +107,14 @@ class OneLayer(nn.Module):
         return dict(self.model.named_parameters())
 
 
-def layer_config(like: Any, width: int, *, layers: int = 1, **given: int) -> Any:
-    """A LlamaConfig of one layer of this width, in all that is not given as a layer of the model ``like`` is.
+def layer_config(like: Any, width: int, *, layers: int = 1, family: Any = LlamaConfig, **given: int) -> Any:
+    """The config of one layer of this width, in all that is not given as a layer of the model ``like`` is.
 
-    like   : the config of a transformers model; None where all sizes are given: then the rest is Llama's default
+    like   : the config of a transformers model; None where all sizes are given: then the rest is the family's default
     layers : how many there are of it
+    family : the class of config
     given  : num_attention_heads, num_key_value_heads, head_dim, intermediate_size
     """
-    from transformers import LlamaConfig
 
     def size(name: str, usual: int | None = None) -> Any:
         return given.get(name) or getattr(like, name, None) or usual
@@ -126,7 +126,7 @@ def layer_config(like: Any, width: int, *, layers: int = 1, **given: int) -> Any
     rope.pop("partial_rotary_factor", None)
     if "rope_theta" in rope:
         taken["rope_parameters"] = rope
-    return LlamaConfig(
+    return family(
         vocab_size=1,
         bos_token_id=None,
         eos_token_id=None,
@@ -154,21 +154,11 @@ def begin_weights(heads: Any, target: Target) -> None:
         heads.norm.weight.copy_(last(torch.ones(target.width, dtype=target.dtype, device=target.device)))
 
 
-def rarest(texts: Sequence[Text], vocab_size: int) -> int:
-    """The token that texts have least often, which stands for a mask where the target has none."""
-    tokens = np.concatenate([np.zeros(0, dtype=np.int64), *(text.tokens for text in texts)])
-    return int(np.bincount(tokens, minlength=vocab_size).argmin())
-
-
 class UnrolledHeads(Heads):
-    """One layer that reads its own predictions: the base of EAGLE-1, EAGLE-3 and MTP heads.
-
-    embedding : (V, d) input embeddings
-    """
+    """One layer that reads its own predictions: the base of EAGLE-1, EAGLE-3 and MTP heads."""
 
     reads_prompt = True
     num_layers = 1
-    embedding: Tensor
 
     def logits(self, states: Tensor) -> Tensor:
         """Logits of the token after predicted states: (..., d) to (..., Vt)."""
@@ -202,16 +192,9 @@ class UnrolledHeads(Heads):
 
 
 class EagleHeads(UnrolledHeads):
-    """EAGLE-1's layer; it guesses ``num_heads`` tokens ahead. All weights are zero at first.
-
-    config             : of the layer, see `layer_config`
-    embedding, lm_head : (V, d)  the target's, whose storage is used; they are neither trained nor in the state dict
-    placed             : dtype and device
-    """
+    """EAGLE-1's layer, by its `layer_config`; it guesses ``num_heads`` tokens ahead."""
 
     kind = "eagle"
-    shares_projection = True
-    lm_head: Tensor
 
     def __init__(
         self,
@@ -224,10 +207,8 @@ class EagleHeads(UnrolledHeads):
         **placed: Any,
     ) -> None:
         super().__init__()
-        self.num_heads, self.token_ids = num_heads, None
-        self.vocab_size, self.width = lm_head.shape
-        self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
-        self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
+        self.num_heads, (self.vocab_size, self.width) = num_heads, lm_head.shape
+        self.register_vocabulary(embedding, lm_head, None, self.width, **placed)
         self.fc = zero_linear(2 * self.width, self.width, bias=bias, **placed)
         self.layer = OneLayer(config, normed=False, **placed)
 

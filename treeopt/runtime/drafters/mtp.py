@@ -43,14 +43,13 @@ class MtpHeads(UnrolledHeads):
     """
 
     kind = "mtp"
-    lm_head: Tensor
 
     def __init__(self, mtp: MtpModel, target: Target, *, num_heads: int = DRAFT_DEPTH, pre_norm: bool = False) -> None:
         super().__init__()
-        self.num_heads, self.pre_norm, self.token_ids = num_heads, pre_norm, None
+        self.num_heads, self.pre_norm = num_heads, pre_norm
         self.vocab_size, self.width = target.vocab_size, target.width
-        self.register_buffer("embedding", target.model.get_input_embeddings().weight.detach(), persistent=False)
-        self.register_buffer("lm_head", target.lm_head.weight.detach(), persistent=False)
+        embedding = target.model.get_input_embeddings().weight
+        self.register_vocabulary(embedding, target.lm_head.weight, None, self.width)
         mtp.config._attn_implementation = "sdpa"  # which is causal without a mask
         (self.layer,), self.rotary = mtp.layers, mtp.rotary_emb
 

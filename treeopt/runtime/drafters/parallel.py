@@ -51,10 +51,7 @@ class MaskedDraft(MarginalDraft, CausalDraft):
 
 
 class PEagleHeads(Eagle3Heads):
-    """A P-EAGLE drafter, whose config says how many layers there are; all weights are zero at first.
-
-    options : see `Eagle3Heads`
-    """
+    """A P-EAGLE drafter, whose config says how many layers there are. ``options`` are those of `Eagle3Heads`."""
 
     kind = "p-eagle"
     has_marginals = True
@@ -78,10 +75,7 @@ class PEagleHeads(Eagle3Heads):
 
 
 class PardModel(DraftModel):
-    """A PARD drafter.
-
-    mask_id : the token that stands for what is to be guessed
-    """
+    """A PARD drafter; ``mask_id`` is the token that stands for what is to be guessed."""
 
     has_marginals = True
 

@@ -36,9 +36,8 @@ class PathHeads(DFlashHeads):
     has_marginals = False
     rank: int
 
-    @property
-    def drafts(self) -> type[BlockState]:
-        return PathDraft
+    def start(self, batch_size: int, capacity: int) -> BlockState:
+        return PathDraft(self, batch_size, capacity)
 
     def joined(self, rows: Tensor, before: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(..., d + r) what guesses are read from, by (..., d) normed rows and the (...,) tokens before the guesses.

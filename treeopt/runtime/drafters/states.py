@@ -43,11 +43,33 @@ class Heads(nn.Module, Drafter):
     width             : of the target's states
     shares_projection : whether guesses are made with the target's own lm_head
     token_ids         : (Vt,) target id of each token that they guess, ascending; None where they guess all
+    embedding         : (V, d) input embeddings of those that read tokens; None for a drafter that is only written again
+    lm_head           : (V, d) the target's, or (Vt, d) of their own
+
+    All weights are zero at first. The storage of the target's tensors is used; they are neither trained nor in the state
+    dict. A constructor's ``placed`` are dtype and device.
     """
 
     width: int
     token_ids: Tensor | None
+    embedding: Tensor
+    lm_head: Tensor
     shares_projection = False
+
+    def register_vocabulary(
+        self, embedding: Tensor | None, lm_head: Tensor | None, token_ids: Tensor | None, width: int, **placed: Any
+    ) -> None:
+        """Take the embeddings, and a lm_head: the target's, or where that is None one of their own that reads (..., width)."""
+        given = None if embedding is None else embedding.detach().to(**placed)
+        known = None if token_ids is None else token_ids.to(placed.get("device"))
+        self.register_buffer("embedding", given, persistent=False)
+        self.register_buffer("token_ids", known, persistent=False)
+        self.shares_projection = lm_head is not None
+        if lm_head is None:
+            rows = self.vocab_size if token_ids is None else len(token_ids)
+            self.lm_head = nn.Parameter(torch.zeros((rows, width), **placed))
+        else:
+            self.register_buffer("lm_head", lm_head.detach().to(**placed), persistent=False)
 
     @property
     def draft_vocab_size(self) -> int:
@@ -203,15 +225,8 @@ class CausalDraft(LevelDraft):
         self._waiting: list[tuple[Sequence[Sequence[int]], Tensor]] = []
         self.starts = torch.empty(0)  # (b, 1) the cache's lengths since `catch_up`
 
-    def feed(self, following: Tensor, hidden: Any, positions: Tensor, mask: Any) -> Tensor:
-        """One pass over (b, n) states: (b, n, ...) whatever guesses are read from.
-
-        following : (b, n) the token after each state; hidden : (b, n, d) the target's, or in a tree the drafter's own
-        """
-        return self.drafter.predict(following, hidden, positions, self.cache, mask)
-
     def mask(self, starts: Tensor, ancestors: Tensor, depths: Tensor) -> Any:
-        """The attention mask of a pass in the form that `feed` takes; None for plain causal."""
+        """The attention mask of a pass in the form that `predict` takes; None for plain causal."""
         return tree_mask(self.cache, starts, ancestors, depths, None)
 
     def prefill(self, prompts: Sequence[Sequence[int]], hidden: Tensor) -> None:
@@ -221,7 +236,8 @@ class CausalDraft(LevelDraft):
         if n := max(counts):
             self.cache.begin_prefill(counts)
             positions = torch.arange(n, device=self.device).expand(len(counts), -1)
-            self.feed(tokens[:, self.ahead : self.ahead + n], self.drafter.fused(hidden[:, :n]), positions, None)
+            following, states = tokens[:, self.ahead : self.ahead + n], self.drafter.fused(hidden[:, :n])
+            self.drafter.predict(following, states, positions, self.cache, None)
         else:
             self.cache.lengths += counts
         self._merge(
@@ -245,12 +261,12 @@ class CausalDraft(LevelDraft):
         self._waiting = [(tokens, pad(hidden))]
 
     def catch_up(self, roots: Tensor) -> Tensor:
-        """Feed the waiting states, now that the (b,) roots are known: (b, ...) output of `feed` at each row's last state."""
+        """Feed the waiting states, now that the (b,) roots are known: (b, ...) output of `predict` at each row's last state."""
         made, waiting = self.feed_waiting(roots)
         return one_of_each(made, [count - 1 for count in waiting])
 
     def feed_waiting(self, roots: Tensor) -> tuple[Tensor, list[int]]:
-        """Feed the waiting states: (b, n, ...) outputs of `feed`, and how many of them each row has.
+        """Feed the waiting states: (b, n, ...) outputs of `predict`, and how many of them each row has.
 
         A long row beside one with more to feed may lack the room for all at once: then there are several passes.
         """
@@ -266,7 +282,8 @@ class CausalDraft(LevelDraft):
             starts = torch.tensor(self.cache.lengths, device=self.device)[:, None]
             self.cache.begin_step(size, starts)
             mask = self.mask(starts, torch.ones((size, size), dtype=torch.bool, device=self.device).tril(), steps)
-            made.append(self.feed(following[:, part], self.drafter.fused(hidden[:, part]), starts + steps, mask))
+            states = self.drafter.fused(hidden[:, part])
+            made.append(self.drafter.predict(following[:, part], states, starts + steps, self.cache, mask))
             for i, count in enumerate(waiting):
                 self.cache.lengths[i] += min(max(count - fed, 0), size)
             fed += size
@@ -288,7 +305,8 @@ class CausalDraft(LevelDraft):
         """
         self.cache.begin_step(level.nodes, self.starts, after=level.first - 1)
         mask = self.mask(self.starts, level.ancestors, level.beyond)
-        return self.feed(tokens, hidden, (self.starts + (level.depth - 1)).expand(-1, level.nodes), mask)
+        positions = (self.starts + (level.depth - 1)).expand(-1, level.nodes)
+        return self.drafter.predict(tokens, hidden, positions, self.cache, mask)
 
     def read(self, answer: GivenText) -> None:
         self.clear()
