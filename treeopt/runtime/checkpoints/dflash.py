@@ -11,17 +11,27 @@ from collections.abc import Container, Iterable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
-from treeopt.runtime.checkpoints.eagle3 import EMBEDDING, HEAD, KNOWN, OFFSETS, settings, token_ids_of
+from treeopt.runtime.checkpoints.eagle3 import (
+    EMBEDDING,
+    HEAD,
+    KNOWN,
+    OFFSETS,
+    checked_layers,
+    settings,
+    target_sizes,
+    token_ids_of,
+    vocabulary_tensors,
+)
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, short
+from treeopt.runtime.checkpoints.layer import layers_record
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
 from treeopt.runtime.drafters.paths import MARKOV as OF_MARKOV
 from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
-from treeopt.runtime.folder import MOST_LAYERS, loadable
+from treeopt.runtime.folder import loadable
 
 ARCHITECTURES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
 MOST_BLOCK = 64
@@ -109,15 +119,13 @@ def _added(kind: str, names: Container[str], told: Settings, count: int) -> list
 def _build(
     told: Settings, kind: str, count: int, reading: Reading
 ) -> tuple[DFlashHeads, Iterable[tuple[str, nn.Parameter]]]:
-    stored, base, tensors = reading.stored, reading.base, reading.tensors
+    stored, base = reading.stored, reading.base
     reading.config = told
     d = reading.most_common_size(r"o_proj\.weight$|down_proj\.weight$|layernorm\.weight$")
-    width = d if base.lm_head is None else base.lm_head.shape[1]
-    vocab_size = told.number("vocab_size") if base.lm_head is None else len(base.lm_head)
+    width, vocab_size, columns = target_sizes(reading, told, d)
     token_ids = token_ids_of(reading, vocab_size)
     rows = vocab_size if token_ids is None else len(token_ids)
-    fc = tensors["fc.weight"]
-    states, rest = divmod(fc.shape[1] if fc.ndim == 2 else 0, width)
+    states, rest = divmod(columns, width)
     if rest or not states:
         raise InvalidInput(
             f"{reading.said('fc.weight')} must fuse states of width {width}: pass the `model` that it was trained for."
@@ -138,7 +146,7 @@ def _build(
         )
     made, sizes = _kind(reading, told, kind, d, vocab_size)
     heads = made(
-        config := _config(told, d, count, form),
+        config := _config(told, count),
         form,
         **sizes,
         embedding=embedding,
@@ -187,7 +195,7 @@ def _kind(
     return DSparkHeads, {"rank": rank, "markov": markov, "confidence": confidence}
 
 
-def _config(told: Settings, d: int, count: int, form: Form) -> Any:
+def _config(told: Settings, count: int) -> Any:
     """The Qwen3Config of the layers: sizes that transformers has by default must be said."""
     from transformers import Qwen3Config
 
@@ -261,38 +269,19 @@ def _layers(told: Settings, target: Any, states: int, *, embedded: bool) -> tupl
     """At whose inputs the target is read. Most files say the layers whose output is, one less; -1 is the embeddings."""
     said, entered = told.get("target_layer_ids"), told.get(SPECULATORS)
     key, beyond = (SPECULATORS, 0) if entered is not None else ("target_layer_ids", 1)
-    least = -beyond if embedded else 0
     if (found := entered if entered is not None else said) is None:
         count = told.get("num_target_layers", getattr(target, "num_hidden_layers", None))
         if count is None:
             raise told.wrong("target_layer_ids", "said, or num_target_layers")
         last = count - 3
         found = [count // 2] if states == 1 else [round(1 + i * (last - 1) / (states - 1)) for i in range(states)]
-    if not isinstance(found, list) or not all(type(i) is int and least <= i < MOST_LAYERS for i in found):
-        raise told.wrong(key, f"a list of layers from {least} to {MOST_LAYERS - 1}")
-    if len(found) != states:
-        raise told.wrong(key, f"a list of the {states} layers that fc reads")
-    return tuple(i + beyond for i in found)
+    return tuple(i + beyond for i in checked_layers(told, key, found, states, -beyond if embedded else 0))
 
 
 def publish_block(heads: DFlashHeads, layout: str, base: str, lm_head: Tensor | None = None) -> Published:
     """z-lab's files, with the rows and directions that its readers would else have to guess."""
-    config, form = heads.config, heads.form
-    tensors: dict[str, Tensor] = dict(heads.weights)
-    if heads.token_ids is not None:
-        ids = heads.token_ids.cpu()
-        tensors[OFFSETS] = ids - torch.arange(len(ids))
-        tensors[KNOWN] = torch.zeros(heads.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
-    rope = dict(config.rope_parameters)
-    theta = rope.pop("rope_theta")
-    said: dict[str, object] = {
-        "architectures": [ARCHITECTURES[layout]],
-        "model_type": "qwen3",
-        **{key: getattr(config, key) for key in (*SIZES, "max_position_embeddings", "rms_norm_eps", "hidden_act")},
-        "num_hidden_layers": config.num_hidden_layers,
-        "rope_theta": theta,
-        **({} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}),
-        "vocab_size": heads.vocab_size,
+    form, said = heads.form, layers_record(heads, heads.config, ARCHITECTURES[layout], base)
+    said |= {
         "block_size": form.block,
         "sample_from_anchor": form.from_anchor,
         **({"is_causal": form.causal[0]} if len(set(form.causal)) == 1 else {"sliding_window_non_causal": False}),
@@ -301,11 +290,8 @@ def publish_block(heads: DFlashHeads, layout: str, base: str, lm_head: Tensor | 
             "mask_token_id": form.mask_id,
             **heads.sizes,
         },
-        "tie_word_embeddings": False,
-        "torch_dtype": short(heads.fc.weight.dtype),
-        "base_model_name_or_path": base,
     }
     if any(form.windows):
         said["layer_types"] = [f"{'full' if window is None else 'sliding'}_attention" for window in form.windows]
         said["sliding_window"] = max(window or 0 for window in form.windows)
-    return Published(MODEL_FILES[0], tensors, said)
+    return Published(MODEL_FILES[0], {**heads.weights, **vocabulary_tensors(heads)}, said)

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, Unsupported, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.layer import ATTENTION, LAYER, build_layer_config, described, layer_record, layer_sizes
+from treeopt.runtime.checkpoints.layer import (
+    ATTENTION,
+    LAYER,
+    build_layer_config,
+    described,
+    layer_sizes,
+    layers_record,
+)
 from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names
 from treeopt.runtime.drafters.eagle3 import PROJECTIONS, Eagle3Heads, Form, layer_at
 from treeopt.runtime.drafters.layer import OneLayer
@@ -157,16 +164,20 @@ def _checked(stored: StoredTensors, names: dict[str, str], count: int, layout: s
     return dict(zip(common, expected, strict=True))
 
 
+def target_sizes(reading: Reading, told: Settings, d: int) -> tuple[int, int, int]:
+    """w and V, and how many numbers fc reads; without the target w is d, and V is said."""
+    lm_head, fc = reading.base.lm_head, reading.tensors["fc.weight"]
+    width, vocab_size = (d, told.number("vocab_size")) if lm_head is None else (lm_head.shape[1], len(lm_head))
+    return width, vocab_size, fc.shape[1] if fc.ndim == 2 else 0
+
+
 def _build(told: Settings, count: int, reading: Reading) -> tuple[Eagle3Heads, Iterable[tuple[str, nn.Parameter]]]:
     stored, base, names, tensors = reading.stored, reading.base, reading.names, reading.tensors
     reading.config = told
     d = reading.most_common_size(WIDE)
-    width = d if base.lm_head is None else base.lm_head.shape[1]
-    vocab_size = told.number("vocab_size") if base.lm_head is None else len(base.lm_head)
+    width, vocab_size, columns = target_sizes(reading, told, d)
     token_ids = token_ids_of(reading, vocab_size)
     rows = vocab_size if token_ids is None else len(token_ids)
-    fc = tensors["fc.weight"]
-    columns = fc.shape[1] if fc.ndim == 2 else 0
     if columns % width or columns < 2 * width:
         raise InvalidInput(
             f"{reading.said('fc.weight')} must fuse two or more of the target's states of width {width}, but it reads "
@@ -325,42 +336,48 @@ def _layers(told: Settings, states: int) -> tuple[int, ...] | None:
     said = told.get(LAYERS) or None  # Model Optimizer may say []
     if said is None and states == len(("low", "mid", "high")):
         return None
-    if not isinstance(said, list) or len(said) != states:
-        raise told.wrong(LAYERS, f"a list of the {states} layers that fc reads")
-    if not all(type(i) is int and 0 <= i < MOST_LAYERS for i in said):
-        raise told.wrong(LAYERS, f"a list of layers from 0 to {MOST_LAYERS - 1}")
-    return tuple(i + (said[0] == 1) for i in said)
+    layers = checked_layers(told, LAYERS, said, states)
+    return tuple(i + (layers[0] == 1) for i in layers)
+
+
+def checked_layers(told: Settings, key: str, layers: Any, states: int, least: int = 0) -> list[int]:
+    """The layers of the target that are said under a key, which must be one for each state."""
+    if not isinstance(layers, list) or not all(type(i) is int and least <= i < MOST_LAYERS for i in layers):
+        raise told.wrong(key, f"a list of layers from {least} to {MOST_LAYERS - 1}")
+    if len(layers) != states:
+        raise told.wrong(key, f"a list of the {states} layers that fc reads")
+    return layers
+
+
+def vocabulary_tensors(heads: Any) -> dict[str, Tensor]:
+    """What says which of the target's tokens are guessed; nothing where they are all."""
+    if heads.token_ids is None:
+        return {}
+    ids = heads.token_ids.cpu()
+    known = torch.zeros(heads.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
+    return {OFFSETS: ids - torch.arange(len(ids)), KNOWN: known}
 
 
 def publish_eagle3(heads: Eagle3Heads, layout: str, base: str, lm_head: Tensor | None = None) -> Published:
-    return Published(MODEL_FILES[0], eagle3_tensors(heads), eagle3_config(heads, base))
+    """SafeAILab's names of tensors, NeMo's for P-EAGLE, and its config.json with what SGLang and vLLM read beside it.
 
-
-def eagle3_tensors(heads: Eagle3Heads) -> dict[str, Tensor]:
-    """All tensors under SafeAILab's names, NeMo's for P-EAGLE; the embeddings where they are not the target's."""
+    The embeddings are there where they are not the target's.
+    """
     tensors: dict[str, Tensor] = {HEAD: heads.lm_head}
     first = "midlayer." if heads.form.mask_id is None else FIRST
     for name, weight in heads.weights.items():
         tensors[first + name.removeprefix(FIRST) if name.startswith(FIRST) else name] = weight
     if heads.form.own_embedding:
         tensors[EMBEDDING] = heads.embedding
-    if heads.token_ids is not None:
-        ids = heads.token_ids.cpu()
-        tensors[OFFSETS] = ids - torch.arange(len(ids))
-        tensors[KNOWN] = torch.zeros(heads.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
-    return tensors
-
-
-def eagle3_config(heads: Eagle3Heads, base: str) -> dict[str, object]:
-    """SafeAILab's config.json, and what SGLang and vLLM read beside it."""
-    form = heads.form
+    form, layer = heads.form, heads.layer.config
     special: dict[str, object] = {key: True for field, (key, _) in FLAGS.items() if key and getattr(form, field)}
     if form.layers is not None:
         assert form.layers[0] != 1, "readers would take it for an output"
         special["eagle_config"] = {LAYERS: list(form.layers)}
-    if form.width != heads.layer.config.hidden_size:
+    if form.width != layer.hidden_size:
         special["target_hidden_size"] = form.width
     if form.mask_id is not None:
-        special |= {"num_hidden_layers": heads.num_layers, "parallel_drafting": True, MASK_ID: form.mask_id}
-    said = layer_record(heads, "LlamaForCausalLMEagle3", base)
-    return {**said, "draft_vocab_size": heads.draft_vocab_size, **special}
+        special |= {"parallel_drafting": True, MASK_ID: form.mask_id}
+    said = layers_record(heads, layer, "LlamaForCausalLMEagle3", base)
+    said |= {"draft_vocab_size": heads.draft_vocab_size, **special}
+    return Published(MODEL_FILES[0], tensors | vocabulary_tensors(heads), said)

@@ -104,16 +104,15 @@ def layer_sizes(layer: Any, names: Any) -> dict[str, tuple[int, str]]:
     return {key: (getattr(layer, key), names[name]) for key, name in SIZES.items()}
 
 
-def layer_record(heads: Any, architecture: str, base: str) -> dict[str, object]:
-    """What config.json says of a drafter of one layer, for readers that know it by this architecture."""
-    layer = heads.layer.config
-    rope = dict(layer.rope_parameters)
+def layers_record(heads: Any, config: Any, architecture: str, base: str) -> dict[str, object]:
+    """What config.json says of a drafter with layers of this config, for readers that know it by this architecture."""
+    rope = dict(config.rope_parameters)
     theta = rope.pop("rope_theta")
     return {
         "architectures": [architecture],
-        "model_type": "llama",
-        **{key: getattr(layer, key) for key in ("hidden_size", "intermediate_size", "num_key_value_heads", *TOLD)},
-        "num_hidden_layers": 1,
+        "model_type": config.model_type,
+        **{key: getattr(config, key) for key in ("hidden_size", "intermediate_size", "num_key_value_heads", *TOLD)},
+        "num_hidden_layers": config.num_hidden_layers,
         "rope_theta": theta,
         **({} if rope.get("rope_type", "default") == "default" else {"rope_scaling": rope}),
         "vocab_size": heads.vocab_size,
@@ -123,7 +122,6 @@ def layer_record(heads: Any, architecture: str, base: str) -> dict[str, object]:
     }
 
 
-EAGLE_1 = "eagle-1"
 EMBEDDING = "embed_tokens.weight"
 NOTE = "EAGLE-1 and EAGLE-2 share this layout: a static tree, as EAGLE-1 has, is measured and planned."
 WIDE = r"(o_proj|down_proj|norm|fc)\.(weight|bias)$"  # tensors whose rows are as many as the layer is wide
@@ -134,8 +132,8 @@ def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
     if not all(any(name.startswith(start) for name in stored.parts) for start in ("fc.", "layers.0.")):
         return None
     names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
-    check_names(stored, names, f"a drafter in the layout {EAGLE_1!r}", known=names)
-    return Checkpoint(stored, EAGLE_1, {name: name for name in names}, _build_eagle, shares=True)
+    check_names(stored, names, "a drafter in the layout 'eagle-1'", known=names)
+    return Checkpoint(stored, "eagle-1", {name: name for name in names}, _build_eagle, shares=True)
 
 
 def _build_eagle(reading: Reading) -> tuple[EagleHeads, Iterable[tuple[str, nn.Parameter]]]:
@@ -171,5 +169,5 @@ def _eagle_weights(heads: EagleHeads) -> dict[str, nn.Parameter]:
 
 
 def publish_eagle(heads: EagleHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
-    config = {**layer_record(heads, "LlamaForCausalLM", base), "bias": heads.fc.bias is not None}
+    config = layers_record(heads, heads.layer.config, "LlamaForCausalLM", base) | {"bias": heads.fc.bias is not None}
     return Published(MODEL_FILES[0], {EMBEDDING: heads.embedding, **_eagle_weights(heads)}, config)

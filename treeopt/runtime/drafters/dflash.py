@@ -97,7 +97,8 @@ class DFlashHeads(Heads):
 
         super().__init__()
         self.config, self.form, self.num_heads, self.num_layers = config, form, num_heads, config.num_hidden_layers
-        self.width, self.vocab_size, device = form.width, form.vocab_size, placed.get("device") or "cpu"
+        self.width, self.vocab_size, self.placed = form.width, form.vocab_size, placed
+        device = placed.get("device") or "cpu"
         self.register_vocabulary(embedding, lm_head, token_ids, config.hidden_size, **placed)
         with torch.device("meta"):
             self.hidden_norm, self.norm = (Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(2))

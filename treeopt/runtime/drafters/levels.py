@@ -256,8 +256,14 @@ def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Greedy, de
 
 
 def drafting_by(grow: Callable[[Tensor, Mark], Pool], draft: Draft, acceptance: Greedy) -> Drafting:
-    """What drafts the best nodes of a pool that is grown anew at every step, behind the (b,) roots."""
-    check_rule(acceptance)
+    """What drafts the best nodes of a pool that is grown anew at every step, behind the (b,) roots.
+
+    Raises InvalidInput for a rule that depends on how guesses were drafted.
+    """
+    if (rule := acceptance.record["rule"]) not in SAME_TEXT:
+        raise InvalidInput(
+            f"A draft built anew at every step needs greedy decoding or sampling, but the rule is {rule}."
+        )
 
     def drafted(roots: Tensor, mark: Mark) -> Drafted:
         tokens, parents, depths, ancestors = chosen_tree(grow(roots, mark), roots, len(draft))
@@ -270,14 +276,6 @@ def drafting_by(grow: Callable[[Tensor, Mark], Pool], draft: Draft, acceptance: 
         return Drafted(tokens, depths, ancestors, accepted)
 
     return drafted
-
-
-def check_rule(acceptance: Greedy) -> None:
-    """Raise InvalidInput for a rule that depends on how guesses were drafted."""
-    if (rule := acceptance.record["rule"]) not in SAME_TEXT:
-        raise InvalidInput(
-            f"A draft built anew at every step needs greedy decoding or sampling, but the rule is {rule}."
-        )
 
 
 def check_fits(drafter: Drafter, depth: int, max_rank: int) -> None:

@@ -81,10 +81,10 @@ class DSparkHeads(PathHeads):
         self, config: Any, form: Form, *, rank: int, markov: str = "vanilla", confidence: int = 0, **options: Any
     ) -> None:
         super().__init__(config, form, **options)
-        d, placed, known = config.hidden_size, placed_by(options), form.vocab_size
-        self.rank, guessed = rank, self.draft_vocab_size
-        parts = {"markov_w1": zero_linear(rank, known, bias=False, **placed)}  # (V, r), whose rows are looked up
-        parts["markov_w2"] = zero_linear(rank, guessed, bias=False, **placed)
+        d, placed, self.rank = config.hidden_size, self.placed, rank
+        # (V, r) whose rows are looked up, and (Vt, r)
+        rows = {"markov_w1": form.vocab_size, "markov_w2": self.draft_vocab_size}
+        parts = {name: zero_linear(rank, count, bias=False, **placed) for name, count in rows.items()}
         if name := MARKOV[markov]:
             states = 2 if markov == "rnn" else 1
             parts[name] = zero_linear(states * rank + d, (2 * states - 1) * rank, **placed)
@@ -135,7 +135,7 @@ class DFlash2Heads(PathHeads):
         self, config: Any, form: Form, *, rank: int, kept: int, taps: int = 2, group: int = 16, **options: Any
     ) -> None:
         super().__init__(config, form, **options)
-        d, placed = config.hidden_size, placed_by(options)
+        d, placed = config.hidden_size, self.placed
         self.rank, self.kept = rank, kept
         self.candidate_selector = Selector(d, rank, form.vocab_size, **placed)
         for layer in self.layers:
@@ -197,7 +197,3 @@ def mixed(rows: Tensor, kernels: Tensor) -> Tensor:
     """(b, B, d) sums of each row and those before it, times its (b, B, t, d) kernels; there are zeros before the first."""
     back = [F.pad(rows, (0, 0, i, 0))[:, : rows.shape[1]] for i in range(kernels.shape[2])]
     return (torch.stack(back, 2) * kernels).sum(2)
-
-
-def placed_by(options: dict[str, Any]) -> dict[str, Any]:
-    return {key: options[key] for key in ("dtype", "device") if key in options}

@@ -141,9 +141,6 @@ class TreeTensors:
 
     @classmethod
     def of(cls, tree: Tree, device: torch.device) -> TreeTensors:
-        paths = [[0]]
-        for node in range(1, len(tree)):
-            paths.append([*paths[tree.parents[node]], node])
         return cls(
             tree,
             tree.max_rank + 1,
@@ -151,7 +148,7 @@ class TreeTensors:
             torch.tensor(tree.ranks[1:], device=device),
             torch.tensor(tree.depths, device=device),
             torch.tensor(tree.mask, device=device),
-            paths,
+            [np.flatnonzero(seen).tolist() for seen in tree.mask],
             tuple(_levels(tree, device)),
         )
 

@@ -34,7 +34,7 @@ from treeopt.files.places import user_cache
 from treeopt.files.shell import command_line
 from treeopt.files.writing import folder_made_once
 from treeopt.records.drafters import LOOKED_UP
-from treeopt.runtime.checkpoints.eagle3 import eagle3_config, eagle3_tensors
+from treeopt.runtime.checkpoints.eagle3 import publish_eagle3
 from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
@@ -207,8 +207,8 @@ def converted_drafter(drafter: DraftModel | Eagle3Heads, target: Target) -> Path
         )
     # GenAI reads outputs where the authors' code reads inputs, so it has to be told (docs/engines.md).
     outputs = [layer - 1 for layer in read]
-    config = {key: value for key, value in eagle3_config(drafter, target.name).items() if key != "eagle_config"}
-    tensors = eagle3_tensors(drafter)
+    _, tensors, said = publish_eagle3(drafter, "eagle-3", target.name)
+    config = {key: value for key, value in (said or {}).items() if key != "eagle_config"}
     if drafter.token_ids is None:
         tensors |= {"d2t": torch.zeros(form.vocab_size, dtype=torch.long), "t2d": torch.ones(form.vocab_size) > 0}
 
