@@ -20,15 +20,17 @@ from treeopt.runtime.checkpoints.eagle3 import (
     KNOWN,
     OFFSETS,
     checked_layers,
+    count_layers,
     settings,
     target_sizes,
     token_ids_of,
     vocabulary_tensors,
 )
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.layer import layers_record
+from treeopt.runtime.checkpoints.layer import ROPE, layers_record
 from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names
 from treeopt.runtime.drafters.dflash import DFlashHeads, Form
+from treeopt.runtime.drafters.layer import TAKEN
 from treeopt.runtime.drafters.paths import MARKOV as OF_MARKOV
 from treeopt.runtime.drafters.paths import DFlash2Heads, DSparkHeads
 from treeopt.runtime.folder import loadable
@@ -53,15 +55,7 @@ CONVOLUTIONS = tuple(
 OTHERS = r"^(aux_hidden_norms|mask_embedding)|qkv_proj|g_proj|attention_sink"  # tensors of drafters that are not read
 SPECULATORS = "aux_hidden_state_layer_ids"  # its layers are those that are entered; others' are those that are left
 SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "intermediate_size")
-TOLD = (
-    *SIZES,
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "hidden_act",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-)
+TOLD = (*SIZES, *TAKEN, *ROPE)
 
 
 def recognise_block(stored: StoredTensors) -> Checkpoint | None:
@@ -85,8 +79,7 @@ def recognise_block(stored: StoredTensors) -> Checkpoint | None:
         kind = "dflash2"
     elif any(name.startswith((MARKOV, CONFIDENCE)) for name in names):
         kind = "dspark"
-    places = [int(place[1]) for name in names if (place := re.match(r"layers\.(\d{1,3})\.", name))]
-    count = 1 + max(places, default=0)
+    count = count_layers(names)
     common = [
         *OUTSIDE,
         *(f"layers.{i}.{name}" for i in range(count) for name in OF_LAYER),
@@ -107,13 +100,15 @@ def _added(kind: str, names: Container[str], told: Settings, count: int) -> list
         return [*CODEBOOKS, *(f"layers.{i}.{name}" for i in range(count) for name in CONVOLUTIONS)]
     if kind == "dflash":
         return []
-    pairs = {f"{MARKOV}gate_proj": False, f"{MARKOV}joint_proj": False}
-    pairs[f"{CONFIDENCE}proj"] = told.get("enable_confidence_head") is True
-    both = [[f"{name}.weight", f"{name}.bias"] for name in pairs]
-    there = [
-        pair for pair, needed in zip(both, pairs.values(), strict=True) if needed or any(name in names for name in pair)
-    ]
-    return [f"{MARKOV}markov_w1.weight", f"{MARKOV}markov_w2.weight", *(name for pair in there for name in pair)]
+    added, has_confidence = (
+        [f"{MARKOV}markov_w1.weight", f"{MARKOV}markov_w2.weight"],
+        told.get("enable_confidence_head"),
+    )
+    for part in (f"{MARKOV}gate_proj", f"{MARKOV}joint_proj", f"{CONFIDENCE}proj"):
+        pair = [f"{part}.weight", f"{part}.bias"]
+        if any(name in names for name in pair) or (part.startswith(CONFIDENCE) and has_confidence is True):
+            added += pair
+    return added
 
 
 def _build(

@@ -124,12 +124,16 @@ def recognise_eagle3(stored: StoredTensors) -> Checkpoint | None:
                     f"An EAGLE-3 drafter is read if it is one layer with plain attention, but {quoted(name)} in "
                     f"{stored.origin} is of {what}."
                 )
-    places = [int(place[1]) for name in names if (place := re.match(r"layers\.(\d{1,3})\.", name, re.ASCII))]
-    count, layout = 1 + max(places, default=0), PARALLEL if parallel else LAYOUT
+    count, layout = count_layers(names), PARALLEL if parallel else LAYOUT
     checked = _checked(stored, names, count, layout)
     check_flags(told, count, NEEDED if parallel else NEEDED | ALONE)
     build = partial(_build, told, count)
     return Checkpoint(stored, layout, checked, build, (OFFSETS, KNOWN), shares=HEAD not in names)
+
+
+def count_layers(names: Iterable[str]) -> int:
+    places = (re.match(r"layers\.(\d{1,3})\.", name, re.ASCII) for name in names)
+    return 1 + max((int(place[1]) for place in places if place), default=0)
 
 
 def is_parallel(told: Settings, names: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
 from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, most_common, short
-from treeopt.runtime.drafters.layer import EagleHeads, OneLayer, layer_config
+from treeopt.runtime.drafters.layer import TAKEN, EagleHeads, OneLayer, layer_config
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import loadable
 
@@ -25,7 +25,7 @@ LAYER = (
     "layers.0.post_attention_layernorm.weight",
 )
 FREQUENCIES = ATTENTION + "rotary_emb.inv_freq"
-TOLD = ("num_attention_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act")  # not by tensors
+TOLD = ("num_attention_heads", "head_dim", *TAKEN)  # not by tensors
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 DESCRIBES = "config.json must describe a Llama layer"
 SIZES = {"num_attention_heads": LAYER[0], "num_key_value_heads": LAYER[1], "intermediate_size": LAYER[4]}

@@ -98,6 +98,8 @@ class DFlashHeads(Heads):
         super().__init__()
         self.config, self.form, self.num_heads, self.num_layers = config, form, num_heads, config.num_hidden_layers
         self.width, self.vocab_size, self.placed = form.width, form.vocab_size, placed
+        self.block_rows = num_heads + form.first  # B, as wide as its guesses need
+        self.widest = 0 if all(form.causal) else form.most_guesses
         device = placed.get("device") or "cpu"
         self.register_vocabulary(embedding, lm_head, token_ids, config.hidden_size, **placed)
         with torch.device("meta"):
@@ -111,15 +113,6 @@ class DFlashHeads(Heads):
         self.fc = zero_linear(len(form.layers) * form.width, config.hidden_size, bias=False, **placed)
         # Outside the modules, so that its frequencies stay float32.
         self.__dict__["rotary"] = Qwen3RotaryEmbedding(config).to(device)
-
-    @property
-    def widest(self) -> int:
-        return 0 if all(self.form.causal) else self.form.most_guesses
-
-    @property
-    def block_rows(self) -> int:
-        """B, as wide as its guesses need."""
-        return self.num_heads + self.form.first
 
     @property
     def weights(self) -> dict[str, nn.Parameter]:

@@ -216,17 +216,14 @@ class Drafter:
     vocab_size   : V, the target's
     reads_prompt : whether `ranks` needs the states of the prompt too
     has_marginals : whether its guesses at all depths are there at once, so that its drafts are `MarginalDraft`s
+    widest        : guesses of the widest block, where every guess depends on how many there are; else 0
     """
 
     kind: str
     num_heads: int
     vocab_size: int
     reads_prompt = has_marginals = False
-
-    @property
-    def widest(self) -> int:
-        """Guesses of the widest block, where every guess depends on how many there are; else 0."""
-        return 0
+    widest = 0
 
     @property
     def draft_vocab_size(self) -> int:
