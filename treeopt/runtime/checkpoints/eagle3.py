@@ -346,10 +346,10 @@ def _layers(told: Settings, states: int) -> tuple[int, ...] | None:
 
 def checked_layers(told: Settings, key: str, layers: Any, states: int, least: int = 0) -> list[int]:
     """The layers of the target that are said under a key, which must be one for each state."""
-    if not isinstance(layers, list) or not all(type(i) is int and least <= i < MOST_LAYERS for i in layers):
-        raise told.wrong(key, f"a list of layers from {least} to {MOST_LAYERS - 1}")
-    if len(layers) != states:
+    if not isinstance(layers, list) or len(layers) != states:
         raise told.wrong(key, f"a list of the {states} layers that fc reads")
+    if not all(type(i) is int and least <= i < MOST_LAYERS for i in layers):
+        raise told.wrong(key, f"a list of layers from {least} to {MOST_LAYERS - 1}")
     return layers
 
 
