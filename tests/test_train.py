@@ -314,6 +314,14 @@ def test_an_untrained_layer_says_what_the_model_says_next(layers):
     torch.testing.assert_close(logits(read), own, rtol=1e-5, atol=1e-5)
 
 
+def test_the_rotation_of_the_target_is_taken():
+    """Layers of DFlash take a target's scaled frequencies whole, as Llama 3's: making them ended in a KeyError."""
+    scaled = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    target = small_target(layers=2, rope_parameters={"rope_type": "llama3", "rope_theta": 500.0, **scaled})
+    made = make_heads(target, Recipe("dflash", K), random_texts(np.random.default_rng(0), 3))
+    assert made.config.rope_parameters == target.config.rope_parameters
+
+
 def test_a_layer_guesses_the_tokens_that_answers_have_most_often():
     texts = random_texts(np.random.default_rng(3), 30)
     answered = Counter(token for text in texts for token in text.tokens[text.prompt_tokens :].tolist())
