@@ -7,7 +7,7 @@ from functools import reduce
 from operator import or_
 
 from tests.medusa_buffers import medusa_buffers
-from treeopt.engines.lists import TOPK, in_order
+from treeopt.engines.lists import TOPK
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.tree import Choice, Tree
 
@@ -22,7 +22,7 @@ def verified(choices: Sequence[Sequence[int]]) -> Tree:
     treeopt.errors.InvalidInput: EAGLE-1 would verify rank 0 below [0] for [10].
     """
     medusa_buffers(choices)  # the mask is Medusa's, and fails where that does
-    ordered = list(map(tuple, in_order(choices)))
+    ordered = sorted(map(tuple, choices), key=lambda path: (len(path), path))
     parents = list(dict.fromkeys(path[:-1] for path in ordered))  # each has ten candidates
     for path in ordered:
         block, rank = divmod(parents.index(path[:-1]) * TOPK + path[-1], TOPK)
@@ -44,7 +44,7 @@ def drafting_levels(choices: Sequence[Sequence[int]]) -> list[int]:
     IndexError: EAGLE-1 has no buffers for a tree of depth 1
     """
     paths = {(), *map(tuple, choices)}
-    for path in in_order(paths):
+    for path in sorted(paths, key=lambda path: (len(path), path)):
         if path[:-1] not in paths:
             raise KeyError(path[:-1])
     expanding = {path[:-1] for path in paths} - {()}

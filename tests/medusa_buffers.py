@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.engines.lists import TOPK, in_order
+from treeopt.engines.lists import TOPK
 from treeopt.errors import InvalidInput
 from treeopt.trees.tree import Choice, Tree
 
@@ -37,7 +37,7 @@ def medusa_buffers(choices: Sequence[Sequence[int]]) -> Buffers:
     >>> medusa_buffers([[0], [10], [0, 0]]).tree_indices.tolist()  # the last two are one token
     [0, 1, 11, 11]
     """
-    paths = in_order(choices)
+    paths = sorted(choices, key=lambda path: (len(path), path))
     if not paths:
         raise ValueError("the list is empty")
     depths = [0, *map(len, paths)]

@@ -34,9 +34,8 @@ def grown(accept: np.ndarray, budget: int) -> list[tuple[int, ...]]:
 def test_published_trees_are_the_lists_of_their_authors_in_order(name):
     listed = {t["name"]: t for t in published_data("trees")["trees"]}
     record = listed[name.replace("eagle_", "eagle/") if name.startswith("eagle") else f"medusa/{name}"]
-    assert [list(path) for path in PUBLISHED_TREES[name].choices] == record["paths"]
+    assert [list(path) for path in PUBLISHED_TREES[name]] == record["paths"]
     assert (len(published_tree(name)), published_tree(name).depth) == (record["with_root"], record["depth"])
-    assert PUBLISHED_TREES[name].source == f"{record['source']}, {record['path']}, commit {record['commit'][:7]}"
 
 
 RECONSTRUCTED = [  # not of every tree a table was found that fits measured figures too
@@ -51,7 +50,7 @@ RECONSTRUCTED = [  # not of every tree a table was found that fits measured figu
 def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
     record = published_data("figures")["reconstructed_tables"][f"medusa/{name}"][kind]
     accept = table_of(record)
-    assert grown(accept, 64) == PUBLISHED_TREES[name].choices
+    assert grown(accept, 64) == PUBLISHED_TREES[name]
     family = grow_independent(accept, Limits(64))
     wanted = record["check"]["expected_tokens_per_step"]
     assert family.tokens_per_step(64) == pytest.approx(wanted, abs=1e-4)
@@ -59,7 +58,7 @@ def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
 
 def test_accuracies_of_ten_ranks_grow_all_of_mc_sim_in_order():
     accept = table_of(published_data("figures")["mc_sim_7b_63_from_csv"])
-    assert grown(accept, 64) == PUBLISHED_TREES["mc_sim_7b_63"].choices
+    assert grown(accept, 64) == PUBLISHED_TREES["mc_sim_7b_63"]
     family = grow_independent(accept, Limits(64))
     assert family.tokens_per_step(64) == pytest.approx(2.5141, abs=5e-5)
 

@@ -148,8 +148,9 @@ def test_operators_of_a_step_by_hand(tmp_path):
 def test_weights_are_those_of_the_linear_layers_of_a_plain_step():
     for shape in SHAPES.values():
         layers = [op for op in step_operators(shape, batch_size=1, size=1, context_tokens=9) if op.product]
-        assert shape.weights == sum(op.times * op.product[1] * op.product[2] for op in layers)
-    assert SHAPES["llama-7b"].weights == pytest.approx(6.6e9, rel=0.01)
+        weights = sum(op.times * op.product[1] * op.product[2] for op in layers)
+        assert shape.gigabytes == pytest.approx(2 * weights / 1e9)
+    assert SHAPES["llama-7b"].gigabytes == pytest.approx(13.2, rel=0.01)
 
 
 def test_a_step_is_the_sum_of_its_operators_at_the_roofs():
@@ -157,7 +158,7 @@ def test_a_step_is_the_sum_of_its_operators_at_the_roofs():
     device = Device("memory", tflops=1e9, tb_per_s=2.0)
     shape = SHAPES["llama-7b"]
     found = step_ms(shape, device, batch_size=1, size=1, context_tokens=0)
-    assert found == pytest.approx(2 * shape.weights / 2e12 * 1e3 / EFFICIENCY.linear, rel=2e-3)
+    assert found == pytest.approx(shape.gigabytes * 1e9 / 2e12 * 1e3 / EFFICIENCY.linear, rel=2e-3)
 
 
 @given(rows=st.integers(1, 4000), inner=st.integers(1, 64), columns=st.integers(1, 4000))
@@ -327,7 +328,7 @@ def test_each_drafter_costs_what_its_weights_say(tmp_path):
     small = config(tmp_path, hidden_size=512, intermediate_size=1024, vocab_size=vocabulary, num_hidden_layers=2)
     draft = shape_of(small)[0]
     assert drafting_of(small, LLAMA3).kind == "draft-model"
-    assert moved(LLAMA3, small, 3, 4) == pytest.approx(3 * 2 * draft.weights, rel=0.02)
+    assert moved(LLAMA3, small, 3, 4) == pytest.approx(3e9 * draft.gigabytes, rel=0.02)
     layer = config(tmp_path, num_hidden_layers=1, draft_vocab_size=50)
     assert (drafting_of(layer, LLAMA3).kind, drafting_of(layer, LLAMA3).shape.vocab_size) == ("eagle3", 50)
     with pytest.raises(Unsupported, match="knows what drafting costs with medusa"):

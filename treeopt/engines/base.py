@@ -4,9 +4,6 @@ engine   a serving engine, by the name that --to and --for take
 method   one way in which it speculates: a carrier for the tree, the chain length or the schedule, and its limits
 request  what is to be written · written  the files, the launch command and what the user has to know
 kind     a kind of files that are imported, of an engine or of another tool
-
-A tree method gets a tree; a chain method gets lengths by batch size, of which those without a schedule take one; a method
-of dynamic trees gets settings by batch size, three numbers each.
 """
 
 from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from treeopt.engines import chains
 from treeopt.engines.base import Method, Request, ServingEngine, Written
-from treeopt.engines.lists import in_order, listed
+from treeopt.engines.lists import listed
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import shell_word
 from treeopt.trees.tree import MAX_RANK, Choice
@@ -65,7 +65,7 @@ def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
     >>> misdrafted([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
     [(1, 0)]
     """
-    expanding = in_order({tuple(p[:-1]) for p in choices if len(p) > 1})
+    expanding = sorted({tuple(p[:-1]) for p in choices if len(p) > 1}, key=lambda path: (len(path), path))
     wrong = []
     for depth in range(2, 1 + max(map(len, expanding), default=0)):
         above = [path for path in expanding if len(path) == depth - 1]

@@ -7,8 +7,7 @@ candidates lie in one row: the root's token, then ten of every head. A node poin
 
 import ast
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from treeopt.engines.base import Request, Written
 from treeopt.errors import InvalidInput
@@ -16,7 +15,6 @@ from treeopt.files.bounds import parse_python
 from treeopt.files.shell import shell_word
 from treeopt.trees.tree import MAX_RANK, Tree
 
-P = TypeVar("P", bound=Sequence[int])
 Choices = list[Any]  # of lists or tuples of ranks, or of anything else: a list of a user's
 TOPK = MAX_RANK + 1  # candidates of a head, and the stride between heads
 
@@ -68,8 +66,3 @@ def the_list(text: str) -> Choices | None:
         cure = "keep one of them" if len(lists) == len(names) else "code is not run, so write out the one that is meant"
         raise InvalidInput(f"it must hold one list of choices, but has {', '.join(names)}: {cure}.")
     return lists[0] if lists else None
-
-
-def in_order(paths: Iterable[P]) -> list[P]:
-    """Paths by depth, those of a depth by rank: the order that engines sort them into."""
-    return sorted(paths, key=lambda path: (len(path), path))

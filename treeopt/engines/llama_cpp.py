@@ -183,9 +183,7 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     printed = [_printed(one, path) for one in requests if one.mean is not None and one.rates]
     if printed:
         lines = [(f"{path}, draft line {n},", line) for n, line in enumerate(printed, 1) if line.drafted]
-        groups, notes = pooled(lines)
-        left = len(requests) - len(printed)
-        return groups, [*notes, *[f"{left} lines without rates by position were left out."] * bool(left)]
+        return pooled(lines, len(requests) - len(printed))
     if PROCESS.search(text) and not drafting and not requests:
         raise InvalidInput(NONE.format(path))
     for found in drafting.values():

@@ -6,6 +6,7 @@ beside the root. Every request may ask for its own: where a plan has groups, `GR
 
 import json
 from dataclasses import replace
+from functools import partial
 
 from treeopt.engines import chains, copied
 from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine, Written
@@ -110,18 +111,16 @@ def is_exact(request: Request) -> bool:
 
 SOURCE = "openvinotoolkit/openvino.genai src/cpp/src/generation_config.cpp, src/cpp/src/sampling/sampler.cpp"
 DRAFT_MODEL = "generation_config.json, draft_model of LLMPipeline()"
+PROMPT_LOOKUP = "generation_config.json, prompt_lookup of LLMPipeline()"
+method = partial(Method, checked="2026.4.1.0", by_request=True, source=SOURCE, write=write)
 ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvino-genai", methods=(
-    Method(name="draft-model", checked="2026.4.1.0", drafters=("draft-model", "eagle3"), by_request=True, carrier=DRAFT_MODEL,
-           syntax='{"num_assistant_tokens": 3}', derived=("assistant_confidence_threshold = 0",), source=SOURCE, write=write),
-    Method(name="dynamic-tree", checked="2026.4.1.0", dynamic=True, fills_levels="all", drafters=("eagle3",), max_batch_size=1,
-           by_request=True, carrier=DRAFT_MODEL,
+    method(name="draft-model", drafters=("draft-model", "eagle3"), carrier=DRAFT_MODEL, syntax='{"num_assistant_tokens": 3}',
+           derived=("assistant_confidence_threshold = 0",)),
+    method(name="dynamic-tree", dynamic=True, fills_levels="all", drafters=("eagle3",), max_batch_size=1, carrier=DRAFT_MODEL,
            syntax='{"num_assistant_tokens": 15, "tree_depth": 5, "branching_factor": 4}',
-           derived=("num_assistant_tokens = rows - 1 >= tree_depth", "KV_CACHE_PRECISION = INFERENCE_PRECISION_HINT = f32"),
-           source=SOURCE, write=write),
-    Method(name="prompt-lookup", checked="2026.4.1.0", drafters=("ngram",), rules=("greedy", "sample"), by_request=True,
-           carrier="generation_config.json, prompt_lookup of LLMPipeline()",
-           syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), looks_up=EARLIEST,
-           source=SOURCE, write=write),
-    copied.method(write=write_copied, checked="2026.4.1.0", carrier="generation_config.json, prompt_lookup of LLMPipeline()",
+           derived=("num_assistant_tokens = rows - 1 >= tree_depth", "KV_CACHE_PRECISION = INFERENCE_PRECISION_HINT = f32")),
+    method(name="prompt-lookup", drafters=("ngram",), rules=("greedy", "sample"), carrier=PROMPT_LOOKUP,
+           syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), looks_up=EARLIEST),
+    copied.method(write=write_copied, checked="2026.4.1.0", carrier=PROMPT_LOOKUP,
                   syntax='{"num_assistant_tokens": 8, "max_ngram_size": 3}', source=SOURCE),
 ))  # fmt: skip

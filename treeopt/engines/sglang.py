@@ -20,6 +20,7 @@ trees are drafted: neither is read. Log, Prometheus and benchmarks have means on
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,7 @@ CHAIN_FLAGS = ("eagle-topk = 1", "num-draft-tokens = steps + 1")
 UNPLANNED = {"UNO": "--speculative-algorithm UNO", "Domino": "a drafter of DFlash's kind, with projector_type: domino",
              "block verification": "where it samples; how it is asked for was not seen",
              "adaptive verification of DSpark": "--speculative-dspark-confidence-sts-path, --speculative-dspark-sps-table-path"}  # fmt: skip
+method = partial(Method, checked="0.5.23")
 ENGINES = (
     ServingEngine(name="fastrl", title="fastrl", methods=(
         Method(name="dynamic-tree", checked="main bce3df7 of 2026-02", dynamic=True, by_batch_size=True, drafters=("eagle3", "eagle"),
@@ -280,23 +282,21 @@ ENGINES = (
     )),
     ServingEngine(name="sglang", title="SGLang", package="sglang", server="python -m sglang.launch_server", imports={"sglang": KIND},
                   unplanned=UNPLANNED, methods=(
-        Method(name="adaptive", checked="0.5.23", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
+        method(name="adaptive", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
                carrier="--speculative-adaptive-config", syntax='{"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [3]}}',
                derived=CHAIN_FLAGS, by_batch_size=True,
                source=f"sgl-project/sglang {PACKAGE}/adaptive_spec_params.py, {PACKAGE}/eagle_utils.py", write=write_adaptive),
-        Method(name="steps", checked="0.5.23", drafters=tuple(ALGORITHMS), rules=("greedy", "sample"), carrier=FLAGS,
+        method(name="steps", drafters=tuple(ALGORITHMS), rules=("greedy", "sample"), carrier=FLAGS,
                looks_up="in a trie of all answers, with the last 18 tokens of every prompt",
                syntax="--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
                derived=CHAIN_FLAGS, source=HOOK, write=write),
-        Method(name="dynamic-tree", checked="0.5.23", dynamic=True, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS,
+        method(name="dynamic-tree", dynamic=True, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS, write=write_tree,
                syntax="--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16",
-               derived=("num-draft-tokens = rows", "num-draft-tokens - 1 <= pool"), source=f"{HOOK}, {PACKAGE}/spec_utils.py",
-               write=write_tree),
-        Method(name="dflash", checked="0.5.23", drafters=("dflash", "dflash2"), rules=("greedy", "sample"),
-               carrier="--speculative-num-draft-tokens",
+               derived=("num-draft-tokens = rows", "num-draft-tokens - 1 <= pool"), source=f"{HOOK}, {PACKAGE}/spec_utils.py"),
+        method(name="dflash", drafters=("dflash", "dflash2"), rules=("greedy", "sample"), carrier="--speculative-num-draft-tokens",
                syntax="--speculative-algorithm DFLASH --speculative-num-draft-tokens 4",
                derived=("num-draft-tokens = length + 1",), source=f"{HOOK}, {PACKAGE}/dflash_utils.py", write=write),
-        Method(name="dspark", checked="0.5.23", drafters=("dspark",), carrier="--speculative-dspark-block-size",
+        method(name="dspark", drafters=("dspark",), carrier="--speculative-dspark-block-size",
                syntax="--speculative-algorithm DSPARK --speculative-dspark-block-size 3", source=HOOK, write=write),
     )),
 )  # fmt: skip

@@ -79,7 +79,9 @@ def write(request: Request) -> Written:
         notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
     comment = ""
     if len(lengths) > 1:
-        schedule = upper_bounds(lengths) if meaning == UPPER else {begin: k for begin, _, k in lengths}
+        schedule = {begin: length for begin, _, length in lengths}
+        if meaning == UPPER:  # a last range without speculation needs no key
+            schedule = {end or chains.LAST: length for _, end, length in lengths if end or length}
         comment, options["draft_len_schedule"] = f"# draft_len_schedule: {meaning}\n", schedule
         notes += _notes(lengths, meaning, kind)
     return _launch(options, notes, "--config" if meaning == UPPER else "--extra_llm_api_options", comment)
@@ -122,15 +124,6 @@ def meaning_of(version: str | None) -> str:
     if release is None or int(release[1]) < 1:
         raise InvalidInput(f"A TensorRT-LLM version must be {UPPER}, {LOWER} or 1.0 and later, but is {version!r}.")
     return LOWER if (int(release[1]), int(release[2])) <= (1, 2) else UPPER
-
-
-def upper_bounds(lengths: Lengths) -> dict[int, int]:
-    """Last batch size of a range to its length; a last range without speculation needs no key.
-
-    >>> upper_bounds(((1, 4, 4), (5, 8, 2), (9, None, 0)))
-    {4: 4, 8: 2}
-    """
-    return {end or chains.LAST: length for _, end, length in lengths if end is not None or length}
 
 
 def _notes(lengths: Lengths, meaning: str, kind: str) -> list[str]:

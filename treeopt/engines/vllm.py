@@ -211,8 +211,7 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
             lines.append((f"{path}, line {place},", Printed(rates, whole(counts[1]), whole(counts[2]), length)))
     if not lines:
         raise InvalidInput(f"{path} has {OLD_LINE if old else 'no interval with drafts'}.")
-    groups, notes = pooled(lines)
-    return groups, [*notes, *[f"{old} lines without rates by position were left out."] * bool(old)]
+    return pooled(lines, old)
 
 
 class Run(BaseModel):

@@ -313,7 +313,7 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[Dynamic
     if limits.chains and 1 not in trace.pools.topks and longest > 0:
         trees += [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
         steps.append(replay_trees(trace, Tree.chain(longest).paths, np.arange(2, longest + 2)))
-    topks = [topk for topk in trace.pools.topks if topk <= limits.topk and (topk > 1 or limits.chains)]
+    topks = [topk for topk in trace.pools.topks if topk > 1 or limits.chains]
     for topk, levels in product(topks, range(1, deepest + 1)):
         if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):
             trees += [DynamicTree(levels, topk, n) for n in rows]

@@ -124,11 +124,6 @@ class ModelShape:
         return self.layers * attention + dense + sparse
 
     @property
-    def weights(self) -> int:
-        """All weights but the embedding, norms left out: what a plain step reads, if there are no experts."""
-        return self.layer_weights + self.width * self.vocab_size
-
-    @property
     def gigabytes(self) -> float:
         """Size of all weights but the embedding, in the formats that they are stored in [GB]."""
         return (self.layer_weights * self.weight_bytes + self.width * self.vocab_size * ITEMSIZE) / 1e9

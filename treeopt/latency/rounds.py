@@ -4,9 +4,8 @@ visit  a turn of one kind of step: its samples
 round  a visit to every kind that is compared, in random order, so that a slow minute of the machine falls on all alike
 block  a part of a round: a few trees with a plain visit in their middle, so that a slow second falls on these alike
 
-No sample is thrown away. A tree's latency is the plain one's median times the median over blocks of the ratio of the two
-within a block (`treeopt.latency.measurements`): an interruption is one sample of a block's median, a slow block one ratio of many.
-A profile calls both rounds: what is compared has the same number.
+No sample is thrown away: `treeopt.latency.measurements` compares within a block. A profile calls both rounds: what is compared
+has the same number.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class WindowLookup(PromptLookup):
     first: First = "step"
 
     def start(self, prompt: Sequence[int]) -> Job:
-        self.running.append(Job(self.text_of(prompt), self.length))
+        self.running.append(Job(super().start(prompt), self.length))
         return self.running[-1]
 
     def draft(self, state: Job, left: int) -> Draft:

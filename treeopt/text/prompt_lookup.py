@@ -61,7 +61,10 @@ class PromptLookup(TextDrafter):
             )
 
     def start(self, prompt: Sequence[int]) -> Any:
-        return self.text_of(prompt)
+        keep: Literal["latest", "earliest"] = "latest" if self.latest else "earliest"
+        text = Places() if self.longest is None else Ngrams(self.shortest, self.longest, keep)
+        text.extend(prompt)
+        return text
 
     def draft(self, state: Any, left: int) -> Draft:
         found = self.behind(state, max(CUTS[self.cut](self.length, left), 0))
@@ -72,12 +75,6 @@ class PromptLookup(TextDrafter):
 
     def commit(self, state: Any, tokens: Sequence[int], accepted: int) -> None:
         state.extend(tokens)
-
-    def text_of(self, prompt: Sequence[int]) -> Ngrams | Places:
-        keep: Literal["latest", "earliest"] = "latest" if self.latest else "earliest"
-        text = Places() if self.longest is None else Ngrams(self.shortest, self.longest, keep)
-        text.extend(prompt)
-        return text
 
     def behind(self, text: Ngrams | Places, length: int) -> list[int]:
         """What followed the match, up to a length."""

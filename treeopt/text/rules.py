@@ -8,6 +8,8 @@ committed without a draft before it, unless an engine drafts behind the prompt a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
 from typing import Any, Literal, NamedTuple
 
 First = Literal["no draft", "draft", "step"]  # before the first token: none, one behind the prompt's pass, or a step
@@ -30,10 +32,7 @@ class Draft(NamedTuple):
         >>> Draft([7, 8, 9], 4).accepted([7, 8, 6])
         2
         """
-        for depth, (guess, token) in enumerate(zip(self.tokens, true, strict=False)):
-            if guess != token:
-                return depth
-        return min(len(self.tokens), len(true))
+        return sum(1 for _ in takewhile(bool, map(eq, self.tokens, true)))
 
 
 NO_DRAFT = Draft([], 1)

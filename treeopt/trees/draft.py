@@ -202,7 +202,7 @@ class CopiedText(Numbers):
 
 @dataclass(frozen=True)
 class DynamicLimits:
-    """Limits of dynamic trees: at most so many levels, topk and rows.
+    """Limits of dynamic trees: at most so many levels and rows.
 
     within_levels : whether it may have ``topk`` nodes for each level, fewer than its pool has (TensorRT-LLM)
     redrafts      : whether the drafter reads the expanded nodes of all levels above again on each level (TensorRT-LLM)
@@ -215,7 +215,6 @@ class DynamicLimits:
     """
 
     levels: int = MOST_LEVELS
-    topk: int = MOST_TOPK
     rows: int = MOST_ROWS
     within_levels: bool = False
     redrafts: bool = False

@@ -1,19 +1,16 @@
 """Trees that others published, in the order of their lists; a word is a path of ranks, the root left out.
 
+Sources: FasterDecoding/Medusa medusa/model/medusa_choices.py, commit e2a5d20 · SafeAILab/EAGLE eagle/model/choices.py, commit cb7e084
+
 mc_sim_7b_63         the default of the Medusa authors; Hydra, TensorRT-LLM's README and others reuse it for every model
 vicuna_..., zephyr_  the lists for their other heads, by greedy insertion; stage 1 is Medusa-1, stage 2 Medusa-2
 eagle_mc_sim_7b_63   EAGLE-1's tree of 25 nodes, which kept the name of the one that it replaced
 """
 
-from dataclasses import dataclass
-
 from treeopt.errors import InvalidInput
 from treeopt.trees.tree import Choice, Tree
 
-MEDUSA = "FasterDecoding/Medusa, medusa/model/medusa_choices.py, commit e2a5d20"
-EAGLE = "SafeAILab/EAGLE, eagle/model/choices.py, commit cb7e084"
-
-_MEDUSA_WORDS = {
+_WORDS = {
     "mc_sim_7b_63": (
         "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 0000 011 "
         "006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"
@@ -50,25 +47,12 @@ _MEDUSA_WORDS = {
         "0 00 1 01 2 000 10 02 3 03 4 20 001 04 5 05 010 11 6 002 30 06 7 07 08 003 100 09 020 12 40 8 9 21 011 004 0000 50 "
         "030 13 005 006 60 200 101 012 040 14 31 22 007 70 021 008 013 050 15 009 110 0001 0010 41 23"
     ),
+    "eagle_mc_sim_7b_63": (
+        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+    ),
 }
-_EAGLE_WORDS = "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
-
-
-@dataclass(frozen=True)
-class PublishedTree:
-    """A published list of choices in the order of the list, and where it stands."""
-
-    choices: list[Choice]
-    source: str
-
-
-def _published(words: str, source: str) -> PublishedTree:
-    return PublishedTree([tuple(map(int, word)) for word in words.split()], source)
-
-
-PUBLISHED_TREES = {
-    **{name: _published(words, MEDUSA) for name, words in _MEDUSA_WORDS.items()},
-    "eagle_mc_sim_7b_63": _published(_EAGLE_WORDS, EAGLE),
+PUBLISHED_TREES: dict[str, list[Choice]] = {
+    name: [tuple(map(int, word)) for word in words.split()] for name, words in _WORDS.items()
 }
 
 
@@ -80,4 +64,4 @@ def published_tree(name: str = "mc_sim_7b_63") -> Tree:
     """
     if name not in PUBLISHED_TREES:
         raise InvalidInput(f"A published tree must be one of {', '.join(PUBLISHED_TREES)}, but got {name!r}.")
-    return Tree.from_choices(PUBLISHED_TREES[name].choices)
+    return Tree.from_choices(PUBLISHED_TREES[name])

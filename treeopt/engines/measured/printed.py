@@ -100,14 +100,15 @@ class Printed:
         return fits and (is_cut or self.accepted <= sum(most))
 
 
-def pooled(lines: Sequence[tuple[str, Printed]]) -> tuple[list[Drafts], list[str]]:
-    """The drafts of each line, which stands at a place that errors name; and what else to know of them."""
+def pooled(lines: Sequence[tuple[str, Printed]], left_out: int = 0) -> tuple[list[Drafts], list[str]]:
+    """The drafts of each line, which stands at a place that errors name; and what else to know of them and of lines left out."""
     groups: list[Drafts] = []
     notes: list[str] = []
     for where, line in lines:
         drafts, reached = line.counts(where)
         notes += [CUT] * (line.accepted > sum(reached))
         groups.append(group_of(drafts, reached, line.drafted, where))
+    notes += [f"{left_out} lines without rates by position were left out."] * bool(left_out)
     return groups, notes
 
 
