@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
+from treeopt.files.storage import schema
 from treeopt.records.calibration import Calibration, prefix_counts
+from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import End, Meta, RankTrace
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 
@@ -160,3 +162,16 @@ def test_a_trace_with_confidences_of_an_older_version_is_read(tmp_path):
     assert trace.ranks.tolist() == arrays["ranks"].tolist()
     trace.save(tmp_path / "again.npz")
     assert "confidences" not in np.load(tmp_path / "again.npz").files
+
+
+def test_a_profile_leaves_out_the_confident_chains_of_an_older_version(tmp_path):
+    """Read as fixed chains they would spoil the latencies of these."""
+    step = {"batch_size": 1, "context_tokens": 9, "size": 4, "depth": 3, "step_ms": [3.0]}
+    document = {
+        "schema": schema("profile"),
+        "points": [step, {**step, "step_ms": [30.0], "confident": 3}, {**step, "size": 1, "depth": 0, "confident": 3}],
+        "autoregressive": [{"batch_size": 1, "context_tokens": 9, "step_ms": [2.0]}],
+    }
+    (tmp_path / "profile.json").write_text(json.dumps(document))
+    (point,) = LatencyProfile.load(tmp_path / "profile.json").points
+    assert (point.size, point.step_ms) == (4, (3.0,))

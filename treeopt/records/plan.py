@@ -19,7 +19,7 @@ from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
 from treeopt.trees.draft import MOST_LEVELS, Draft, DynamicTree, draft_tree
-from treeopt.trees.shapes import Limits
+from treeopt.trees.shapes import GROWN, Limits
 from treeopt.trees.tree import Choice, Tree
 
 ROOT = Tree.chain(0)
@@ -252,6 +252,8 @@ class Plan(Kept):
     def limits(self, default: Limits) -> Limits:
         """The limits of the search; where the plan does not say, those of ``default``."""
         known = {name: getattr(self.constraint, name, None) for name in Limits.__dataclass_fields__}
+        if known["shape"] not in GROWN:  # an older plan for an engine that takes such trees
+            del known["shape"]
         return replace(default, **{name: limit for name, limit in known.items() if limit is not None})
 
     @property

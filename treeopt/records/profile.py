@@ -209,7 +209,9 @@ class LatencyProfile(Kept):
     @classmethod
     def load(cls, path: str | Path) -> LatencyProfile:
         document = storage.read_json(path, "profile")
-        plain = document.get("autoregressive")
+        points, plain = document.get("points"), document.get("autoregressive")
+        if isinstance(points, list):  # older files have chains that their drafter cuts, too
+            document["points"] = [p for p in points if not (isinstance(p, dict) and p.get("confident"))]
         for timing in plain if isinstance(plain, list) else ():
             if isinstance(timing, dict):
                 timing |= {"size": 1, "depth": 0, **timing}
