@@ -153,7 +153,7 @@ GOLDEN = {  # nodes per depth, leaves, largest tree index, whether leaves come l
 def test_medusas_buffers_have_their_golden_values(name):
     widths, leaves, largest, leaf_last = GOLDEN[name]
     tree = published_tree(name)
-    buffers = medusa_buffers([list(choice) for choice in PUBLISHED_TREES[name].choices])
+    buffers = medusa_buffers([list(choice) for choice in PUBLISHED_TREES[name]])
     assert np.bincount(buffers.position_ids)[1:].tolist() == widths
     assert (buffers.attention_mask.sum(0) == 1).sum() == leaves
     assert buffers.tree_indices.max() == largest
