@@ -272,7 +272,7 @@ def test_a_drafter_learns_a_language_and_its_file_has_the_same_ranks(tmp_path):
     target, texts = small_target(dtype=torch.float32), cyclic_texts()
     recipe = Recipe("eagle3", K, steps=60, batch_size=6, learning_rate=0.02, draft_vocab=16)
     loop = make_loop(tmp_path / "run", target, recipe, texts)
-    loop.trainee.scores = lambda hidden: certain_scores(target, hidden)
+    target.scored = lambda hidden: certain_scores(target, hidden)
     before = loop.count(loop.texts)
     run(loop)
     after = loop.count(loop.texts)
