@@ -291,8 +291,6 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
     folder = tmp_path / "run"
     with pytest.raises(Unsupported, match="one sequence at a time, but got batch_size=4"):
         bench(batch_size=4)
-    with pytest.raises(InvalidInput, match="held-out prompts, but got prompts='trace'"):
-        bench(prompts="trace", num_prompts=None)
     with pytest.raises(Unsupported, match="decodes greedily, but the plan is for acceptance='sample'"):
         api.bench(None, replace(session, acceptance=Sampling(temperature=0.7)), run=folder, engine="transformers")
     for name, choices in {"fork": [[0], [1]], "second": [[1]], "turn": [[0], [0, 1]]}.items():

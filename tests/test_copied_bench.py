@@ -109,7 +109,6 @@ def test_the_answers_are_as_long_as_is_asked_and_as_many(run):
         ({}, "engine must say which engine decodes"),
         ({"engine": "transformers", "drafter": "ngram"}, "drafter does not go with a run of a log"),
         ({"engine": "openvino"}, "has no drafter of the plan's, which is of transformers"),
-        ({"engine": "transformers", "prompts": "trace"}, "decodes held-out prompts"),
         ({"engine": "transformers", "trees": ["mc_sim_7b_63"]}, "pass one alone"),
     ],
     ids=str,

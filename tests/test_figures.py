@@ -31,7 +31,7 @@ from treeopt.report import figures
 from treeopt.report.figures.accuracy import accuracy_chart, groups_chart
 from treeopt.report.figures.bench import accepted_chart, contenders_chart, drafters_chart
 from treeopt.report.figures.chart import wilson
-from treeopt.report.figures.planning import bands, dense_widths, latency_chart, sizes_chart, throughput_chart
+from treeopt.report.figures.planning import bands, latency_chart, sizes_chart, throughput_chart
 from treeopt.report.figures.tree import columns, tree_data
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.published import published_tree
@@ -235,30 +235,16 @@ def test_groups_go_by_the_accuracy_of_head_1():
         groups_chart({"a": {"hits": [[3]]}})
 
 
-def test_dense_widths_are_all_within_the_budget():
-    brute = {
-        widths
-        for depth in (1, 2, 3)
-        for widths in itertools.product(range(1, 6), repeat=depth)
-        if len(Tree.dense(widths)) <= 17
-    }
-    found = dense_widths(17, 3, 5)
-    assert len(found) == len(set(found))
-    assert set(found) == brute
-
-
-def test_sizes_are_cross_fitted_and_dense_trees_replayed():
+def test_sizes_are_cross_fitted_and_chains_replayed():
     trace, limits = long_trace(3), Limits(12, max_depth=3)
-    panel = sizes_chart(trace, Limits(12), most_dense=15)[0]
+    panel = sizes_chart(trace, Limits(12))[0]
     for objective in source_of(trace).objectives:
         want = source_of(trace).crossfit(limits, objective).tokens_per_step
         assert panel[f"grown: {objective}"].y == pytest.approx(want)
     (area,) = [one for one in panel.series if one.kind == "area"]
     assert (area.ends[0] <= area.y).all() & (area.y <= area.ends[1]).all()
-    (dense,) = [one for one in panel.series if one.label.startswith("dense trees\n(15 of ")]
-    by_widths = {(len(Tree.dense(w)), replay(trace, Tree.dense(w)).tokens_per_step) for w in dense_widths(12, 3, 10)}
-    assert len(dense.x) == 15
-    assert set(zip(dense.x, dense.y, strict=True)) <= by_widths
+    chains = [replay(trace, Tree.chain(depth)).tokens_per_step for depth in (1, 2, 3)]
+    assert panel["chains of top-1"].y == pytest.approx(chains)
 
 
 def test_sizes_of_a_probe_are_those_of_its_steps():
@@ -271,10 +257,6 @@ def test_sizes_of_a_probe_are_those_of_its_steps():
     limits = Limits(8, max_depth=2, max_rank=9)
     assert curve.y == pytest.approx(source_of(probe).crossfit(limits, COVERAGE).tokens_per_step)
     assert "--acceptance typical" in chart.caption
-    widths = [(1,), (2,), (3,), (1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]
-    dense = sorted((len(Tree.dense(w)), replay_probe(probe, Tree.dense(w)).tokens_per_step) for w in widths)
-    found = sorted(zip(chart[0]["dense trees"].x, chart[0]["dense trees"].y, strict=True))
-    assert np.array(found) == pytest.approx(np.array(dense))
     chains = [replay_probe(probe, Tree.chain(d)).tokens_per_step for d in (1, 2)]
     assert chart[0]["chains of top-1"].y == pytest.approx(chains)
 

@@ -4,7 +4,6 @@ import json
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treeopt
-from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.decoding import held_out_conversations
 from treeopt.pipeline.session import open_session, resolve
@@ -130,19 +128,6 @@ def test_prompts_of_bench_stand_for_all_that_are_left_of_a_file_in_order(tmp_pat
     trace = trace_of(prompts.conversations[::20])
     found = held_out_conversations(RunDirectory(tmp_path), FakeSession(prompts), trace, 26)
     assert set(Counter(SORTED[c.row - 1]["kind"] for c in found).values()) == {2}
-
-
-def test_a_bench_of_other_groups_says_so(tmp_path, capsys):
-    prompts = load(tmp_path, SORTED, group_by="kind", order=Order(0))
-    in_file_order = sorted(prompts.conversations, key=lambda c: c.row)
-    for calibrated, words in (
-        (prompts.conversations[:96], ""),
-        (in_file_order[:96], "The prompts are of other groups than the calibration's: category 0 0% (calibrated: 21%)"),
-    ):
-        decoding = SimpleNamespace(session=FakeSession(prompts), batch_size=1)
-        held_out(RunDirectory(tmp_path), decoding, trace_of(calibrated), 24)
-        said = capsys.readouterr().err.replace("\n", " ")
-        assert said.startswith(words) if words else not said
 
 
 def rows_of(path, n):

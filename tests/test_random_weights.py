@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.worth import product_values
-from treeopt.records.profile import StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, Setup, decode
-from treeopt.runtime.memory import bandwidth_floor, weight_bytes
+from treeopt.runtime.memory import weight_bytes
 from treeopt.runtime.random_weights import DrawnAcceptance, last_node_shares, open_random_session
 from treeopt.runtime.stepper import rows_at
 from treeopt.runtime.stop import StopRule
@@ -76,7 +75,6 @@ def test_random_weights_are_profiled_and_named(config, tmp_path, capsys):
         batch_sizes=(2,),
         contexts=(48,),
         sizes=(2, 8),
-        gb_per_s=10.0,
         calibration=str(config / "calibration.json"),
         **QUICK,
     )
@@ -84,7 +82,6 @@ def test_random_weights_are_profiled_and_named(config, tmp_path, capsys):
     assert result.runtime["weights"] == "random weights"
     assert result.info["provenance"]["model"].startswith("random weights of")
     assert result.info["inputs"].keys() == {"calibration.json"}
-    assert result.info["bandwidth_floor"][0].floor_ms > 0
     assert "Weights: 0.00 GB" in capsys.readouterr().err
 
 
@@ -117,10 +114,6 @@ def test_bytes_of_a_plain_step_leave_out_the_embedding(target, heads):
     embedding = VOCABULARY * 32 * 8
     assert found["target"] == sum(p.nbytes for p in target.model.parameters())
     assert found["plain_step"] == found["target"] - embedding
-    plain = StepTiming(2, 10, 1, 0, (3.0, 3.0))
-    floor = bandwidth_floor(target, plain, weights=10**6, gb_per_s=1.0)
-    assert floor.cache_bytes == 2 * 3 * 2 * 8 * 8 * 2 * 10  # k and v, layers, heads, width, bytes, rows, tokens
-    assert floor.floor_ms == pytest.approx(1e3 * (10**6 + 15360) / 1e9)
 
 
 def test_compiling_without_a_compiler_is_refused(monkeypatch):

@@ -17,7 +17,6 @@ import torch
 from treeopt import demo
 from treeopt.cli.steps import NOT_FOR_TRAIN
 from treeopt.errors import InvalidInput, OutOfRange, Unsupported
-from treeopt.pipeline.train import by_heart
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rules import Greedy, Sampling
 from treeopt.runtime.checkpoints import Base, load_heads
@@ -525,22 +524,6 @@ def test_train_has_the_options_of_calibrate_that_it_heeds():
     assert {"--acceptance", "--model", "--kind"} <= has - refused
     assert not refused & has
     assert refused <= others
-
-
-@pytest.mark.parametrize(
-    ("learned", "held_out", "figures"),
-    [
-        ([0.97, 0.95], [0.16, 0.14], ("0.96", "0.15")),
-        ([0.97, None], [0.15, 0.4], ("0.97", "0.15")),
-        ([0.54, 0.51], [0.45, 0.41], None),
-        ([0.09, 0.05], [0.01, 0.0], None),
-        ([0.97], [None], None),
-    ],
-)
-def test_heads_that_know_their_texts_by_heart_are_told(learned, held_out, figures):
-    log = [{"accuracy": [0.0] * len(learned)}] * 36 + [{"accuracy": learned}] * 4
-    said = by_heart(log, {"accuracy": held_out})
-    assert said is None if figures is None else re.findall(r"0\.\d\d", said) == list(figures)
 
 
 def test_an_interrupted_command_says_where_it_goes_on(tmp_path, monkeypatch):

@@ -155,7 +155,6 @@ def profile(
     precision: Annotated[float, Range(0, above=True, percent=True)] = 0.02,
     time_limit_s: Positive = 60,
     calibration: str | None = None,
-    gb_per_s: Positive | None = None,
     compiled: bool = False,
     engine: str | None = None,
     overwrite: bool = False,
@@ -172,7 +171,6 @@ def profile(
     precision    : wanted margin of error of every latency: half of its 95 % interval
     time_limit_s : seconds in all, for all batch sizes and contexts
     calibration  : calibration that timed trees are grown on: a file or a name; by default the run's
-    gb_per_s     : memory bandwidth to compare plain steps with
     compiled     : compile the target (on CUDA with CUDA graphs)
     engine       : time another runtime's own steps, with chains and dynamic trees: openvino, openvino-int8, either with -default;
                    vllm
@@ -266,8 +264,7 @@ def bench(
                      batch sizes, of which the first is returned
     present        : with ``launch``, the options of speculation that you serve with now
     within_s       : with ``launch``, seconds that a server may take to be healthy
-    options        : those of `open`, on top of those that the run was calibrated with; prompts="trace" decodes those of
-                     the run's own trace
+    options        : those of `open`, on top of those that the run was calibrated with
     """
     asked = dict(locals())
     from treeopt import pipeline
@@ -285,10 +282,6 @@ def bench(
         }
         with directory.writing():
             return pipeline.bench_launched(directory, engine=engine, within_s=within_s, **told, **options)[0]
-    if options.get("prompts") == "trace":
-        if num_prompts is not None:
-            raise InvalidInput("`prompts=trace` decodes all prompts of the trace: leave out `num_prompts`.")
-        asked["num_prompts"] = options.pop("prompts")
     for name in ("plan", "launch", "present", "within_s"):
         del asked[name]
     return pipeline.with_session(pipeline.bench, **{**asked, "run": directory})

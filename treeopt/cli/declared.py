@@ -43,17 +43,17 @@ GROUPS = {
     "Prompts and answers": ("from_logs", "tokenizer", "column", "group_by", "responses", "split", "chat_template", "bench_prompts", "max_new_tokens",
                             "tokens", "answers"),
     "How guesses are accepted": ("acceptance", "temperature", "top_p", "top_k", "epsilon", "delta", "seed"),
-    "Files and output": ("calibration", "profile", "run", "output", "picture", "details", "as_json", "_click_default_help"),
+    "Files and output": ("calibration", "profile", "run", "output", "picture", "as_json", "_click_default_help"),
 }  # fmt: skip
 # Words of options that are not the parameter's name.
 WORDS = {
     "batch_sizes": "--batch-size", "contexts": "--context", "topks": "--topk", "trees": "--tree", "formats": "--format",
     "num_heads": "--heads", "num_layers": "--layers", "time_limit_s": "--time-limit",
-    "gb_per_s": "--bandwidth", "within_s": "--healthy-within", "compiled": "--compile", "layout": "--to", "kind": "--from", "version": "--engine-version",
+    "within_s": "--healthy-within", "compiled": "--compile", "layout": "--to", "kind": "--from", "version": "--engine-version",
     "chat_template": "--no-chat-template", "output": "-o/--output", "as_json": "--json",
 }  # fmt: skip
 METAVARS = {
-    "shard": "I/N", "random_weights": "CONFIG", "gb_per_s": "GB_PER_S", "from_csv": "FILE", "from_logs": "FILE", "tokenizer": "FOLDER",
+    "shard": "I/N", "random_weights": "CONFIG", "from_csv": "FILE", "from_logs": "FILE", "tokenizer": "FOLDER",
     "runtime": "NAME", "analytical": "DEVICE", "launch": "COMMAND", "present": "OPTIONS", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
     "topic": "[TOPIC]", "name": "[NAME]",
 }  # fmt: skip

@@ -32,7 +32,7 @@ ELSEWHERE = {
 
 
 @command(treeopt.open, "treeopt.pipeline.run:LineOptions")
-def run(run: RunDirectory, as_json: bool, *, details: bool = False, **options: Any) -> None:
+def run(run: RunDirectory, as_json: bool, **options: Any) -> None:
     """Do everything, from calibrate to report.
 
     The steps are calibrate, profile, search, bench, export, plot and report, on the demo model or on your own.
@@ -46,8 +46,6 @@ def run(run: RunDirectory, as_json: bool, *, details: bool = False, **options: A
         treeopt run --model MODEL --drafter HEADS --prompts prompts.jsonl --batch-size 1,4
         treeopt run --drafter medusa,hydra,ngram,draft --batch-size 1,4
         treeopt run --model smollm2 --drafter eagle3 --prompts prompts.jsonl --engine openvino
-
-    details : show other predictions of the tokens per step too, and their replay
     """
     from treeopt import pipeline
     from treeopt.report.terminal import note
@@ -61,12 +59,10 @@ def run(run: RunDirectory, as_json: bool, *, details: bool = False, **options: A
         note(f"The picture is {files[0]}.")
         show_comparison(found, as_json)
     else:
-        _run_one(run, as_json, details, source, wanted)
+        _run_one(run, as_json, source, wanted)
 
 
-def _run_one(
-    run: RunDirectory, as_json: bool, details: bool, source: Mapping[str, Any], wanted: pipeline.LineOptions
-) -> None:
+def _run_one(run: RunDirectory, as_json: bool, source: Mapping[str, Any], wanted: pipeline.LineOptions) -> None:
     from treeopt import demo, pipeline
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.plan_table import plan_table
@@ -80,9 +76,9 @@ def _run_one(
         found = {"plan": plan.document(), "bench": [r.document() for r in results]}
         show_result({**found, "groups": groups.document() if groups else None}, None, as_json)
         return
-    out(plan_table(plan, details=details))
+    out(plan_table(plan))
     for entry, result in zip(plan.entries, results, strict=True):
-        out(bench_table(result, details=details))
+        out(bench_table(result))
         if compared := closing(entry, result):
             out(compared)
     note((f"For your engine: {run.export}/. " if engines else "") + f"To look at it all, open {run.report}")
@@ -129,7 +125,7 @@ def calibrate(run: RunDirectory, as_json: bool, **options: Any) -> None:
 
 
 @command(treeopt.search, words={"engine": "--for"})
-def search(run: RunDirectory, as_json: bool, *, details: bool = False, **options: Any) -> None:
+def search(run: RunDirectory, as_json: bool, **options: Any) -> None:
     """Choose the tree with the best throughput for each batch size.
 
     Figures are held out, with error bars over conversations and over rounds of timing. Sizes that the
@@ -142,22 +138,20 @@ def search(run: RunDirectory, as_json: bool, *, details: bool = False, **options
         treeopt search --for vllm --batch-size 1,8,32
         treeopt search --sample 5000
         treeopt search --calibration vicuna-7b-medusa1 --budget 39
-
-    details : show other predictions of the tokens per step too
     """
     from treeopt.report.plan_table import plan_table
 
     plan = treeopt.search(run=run, **options)
-    show_result(plan.document(), plan_table(plan, details=details), as_json)
+    show_result(plan.document(), plan_table(plan), as_json)
 
 
 @command(treeopt.bench, without=("plan",))
-def bench(run: RunDirectory, as_json: bool, *, details: bool = False, **options: Any) -> None:
+def bench(run: RunDirectory, as_json: bool, **options: Any) -> None:
     """Decode held-out prompts for real, with trees and without.
 
     The chosen tree is compared with plain decoding, the published tree, a chain and the largest tree. Of the other trees,
     those that are shown to be slower than the chosen one stop early, and that is said.
-    --prompts trace decodes the prompts of the run's own trace instead. --engine decodes the plan's chain or dynamic tree in another
+    --engine decodes the plan's chain or dynamic tree in another
     runtime, beside its own plain decoding; bench.json stays. --launch starts servers by your own command, with the plan's
     options and without, several times in turn, and stops all that they started.
 
@@ -167,9 +161,7 @@ def bench(run: RunDirectory, as_json: bool, *, details: bool = False, **options:
         treeopt bench --launch 'vllm serve MODEL --port {port} {options}' --engine vllm --drafter DRAFTER --prompts prompts.jsonl
         treeopt bench --engine transformers
         treeopt bench --engine openvino --model MODEL --run RUN-OF-A-LOG
-        treeopt bench --prompts trace --tree my_tree.json --dtype float64
-
-    details : show other predictions of the tokens per step too, and their replay
+        treeopt bench --tree my_tree.json --dtype float64
     """
     from treeopt.records.rundir import LAUNCHED
     from treeopt.report.bench_table import bench_table, closing
@@ -178,7 +170,7 @@ def bench(run: RunDirectory, as_json: bool, *, details: bool = False, **options:
     result, plan = treeopt.bench(run=run, **options), run.read_plan()
     sizes = [e.batch_size for e in plan.entries] if "launch" in options and "batch_size" not in options else []
     for found in [type(result).load(run.bench_of(size, LAUNCHED)) for size in sizes[1:] and sizes] or [result]:
-        show_result(found.document(), bench_table(found, details=details), as_json)
+        show_result(found.document(), bench_table(found), as_json)
         note(*filter(None, [plan.copies and closing(plan.entry(found.contenders[0].batch_size), found)]))
 
 
@@ -258,7 +250,7 @@ def profile(
     Example:
         treeopt profile --batch-size 1,4 --time-limit 120
         treeopt profile --engine openvino --time-limit 300
-        treeopt profile --random-weights config.json --dtype bfloat16 --bandwidth 3350
+        treeopt profile --random-weights config.json --dtype bfloat16
         treeopt profile --from-csv steps.csv --runtime vllm-0.11
         treeopt profile --launch 'llama-server -m MODEL.gguf --port {port} {options}' --engine llama-cpp --prompts prompts.jsonl
         treeopt profile --analytical 4xH100-SXM --model config.json --drafter eagle3 --batch-size 1,8

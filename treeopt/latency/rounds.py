@@ -47,7 +47,6 @@ class Visit:
 
     place       : of the kind: its tree's, plain steps stand behind the last tree
     seconds     : of the whole visit · processor_s : of them those that this process computed, None where others did
-    accepted    : guesses accepted per row, of each timed step
     lengths     : of the rows before each step [tokens]
     parts_ms    : of one step more, part by part
     """
@@ -56,7 +55,6 @@ class Visit:
     seconds: float
     step_ms: list[float]
     processor_s: float | None = None
-    accepted: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     parts_ms: dict[str, float] = field(default_factory=dict)
 
@@ -173,7 +171,6 @@ class Rounds:
 
     def _timing(self, visits: Sequence[tuple[int, Visit]], place: int, tree: Draft, context: int) -> StepTiming:
         turns = [one for one in visits if one[1].place == place]
-        accepted = [n for _, visit in turns for n in visit.accepted]
         parts = turns[0][1].parts_ms
         return StepTiming(
             self.batch_size,
@@ -181,7 +178,6 @@ class Rounds:
             len(tree),
             tree.depth,
             step_ms=tuple(ms for _, visit in turns for ms in visit.step_ms),
-            accepted_mean=round(sum(accepted) / len(accepted), 4) if accepted else None,
             round=tuple(n for n, visit in turns for _ in visit.step_ms),
             parts_ms={part: tuple(visit.parts_ms[part] for _, visit in turns) for part in parts} or None,
             expanding=tuple(tree.expanding()) if "draft 0" in parts else None,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.writing import discard
 from treeopt.growth.probed import COVERAGE
 from treeopt.growth.source import source_of
-from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, other_groups, usual_prompts
+from treeopt.pipeline.decoding import Decoding, decode, held_out_conversations, usual_prompts
 from treeopt.pipeline.entrants import engine_entrants, own_entrants
 from treeopt.pipeline.logged import copied_entrants, some_requests, tried_drafts
 from treeopt.records.benchmark import FEWEST_LAUNCHES
@@ -35,7 +35,7 @@ def bench(
     *,
     engine: str | None = None,
     batch_size: int | None = None,
-    num_prompts: int | Literal["trace"] | None = None,
+    num_prompts: int | None = None,
     max_new_tokens: int | None = None,
     rounds: int | None = None,
     trees: Sequence[str | Path] = (),
@@ -43,18 +43,13 @@ def bench(
     """Decode for real with every contender.
 
     engine      : another runtime that decodes; by default treeopt's own decoder does
-    num_prompts : held-out prompts; "trace" takes all those that were calibrated on
     trees       : more contenders, by file or published name
     """
-    if num_prompts == "trace" and engine is not None:
-        raise InvalidInput("`engine` decodes held-out prompts, but got `prompts=trace`.")
     plan = run.read_plan()
     note(*stale_plan(run, plan))
     if run.requests.exists():
-        if engine is None or trees or num_prompts == "trace":
-            raise InvalidInput(
-                "A run of a log is proved by an `engine`, on its requests: pass one alone, no trees or prompts."
-            )
+        if engine is None or trees:
+            raise InvalidInput("A run of a log is proved by an `engine`, on its requests: pass one alone, no trees.")
         asked = {"num_prompts": num_prompts, "max_new_tokens": max_new_tokens, "rounds": rounds}
         return _bench_log(run, session, plan, engine, batch_size, **asked)
     trace, rule = run.read_trace(), session.acceptance.record
@@ -76,13 +71,9 @@ def bench(
     else:
         entrants = engine_entrants(run, plan, entry, source, opened, trees)
     decoding = Decoding(session, found, entrants, entry.batch_size, rounds, most, folder, opened)
-    if num_prompts == "trace":
-        conversations = trace_conversations(session, trace)
-    else:
-        conversations = held_out(run, decoding, trace, num_prompts)
     result = replace(
-        decode(decoding, conversations),
-        prompts="trace" if num_prompts == "trace" else "held out",
+        decode(decoding, held_out(run, decoding, trace, num_prompts)),
+        prompts="held out",
         inputs=inputs_of(run.plan, run.probe if of_probe else run.trace),
     )
     return _kept(run, plan, decoding, result)
@@ -173,19 +164,4 @@ def held_out(
     conversations = held_out_conversations(run, decoding.session, trace, wanted)
     if len(conversations) < wanted:
         note(f"Only {len(conversations)} held-out prompts are left, fewer than the {wanted} asked for.")
-    groups = [conversation.group for conversation in conversations]
-    if any(groups) and (names := trace.conversation_groups()):
-        note(other_groups(names, groups))
     return conversations
-
-
-def trace_conversations(session: Session, trace: RankTrace) -> tuple[Conversation, ...]:
-    """The conversations that a trace answered; InvalidInput where the session's prompts lack some."""
-    known = {conversation.sha256: conversation for conversation in session.prompts.conversations}
-    wanted = list(dict.fromkeys(trace.meta.get("prompt_sha256") or []))
-    missing = [sha for sha in wanted if sha not in known]
-    if missing or not wanted:
-        raise InvalidInput(
-            f"The prompts of the run's trace are needed, but {len(missing)} are not in {session.prompts.name}."
-        )
-    return tuple(known[sha] for sha in wanted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from treeopt.runtime.target import Target
 
 ANSWERED_AT_ONCE = 16  # prompts, where plain answers are wanted alone
-OTHER_GROUPS = 0.1  # share of the prompts that may be of other groups than those calibrated on
 
 
 @dataclass(frozen=True)
@@ -347,22 +345,3 @@ def evenly(conversations: Sequence[Conversation], wanted: int) -> tuple[Conversa
     """So many of the conversations, or all: of every group its share, to one, evenly spaced over the group's own order."""
     ordered, wanted = sorted(conversations, key=lambda one: one.group), min(wanted, len(conversations))
     return tuple(ordered[i * len(ordered) // wanted] for i in range(wanted))
-
-
-def other_groups(calibrated: Sequence[str], decoded: Sequence[str]) -> str | None:
-    """Says so where prompts are of other groups than those calibrated on; None where their shares are alike.
-
-    Each of them is the group of a conversation. Shares may differ by a conversation of every group.
-
-    >>> other_groups(["a", "b"] * 8, ["a", "b", "a"])
-    >>> other_groups(["a"] * 9 + ["b"], ["b"] * 8)
-    "The prompts are of other groups than the calibration's: b 100% (calibrated: 10%), a 0% (calibrated: 90%)."
-    """
-    ours, theirs, n = Counter(decoded), Counter(calibrated), len(decoded)
-    expected = {group: n * theirs[group] / len(calibrated) for group in (*ours, *theirs)}
-    too_many = {group: ours[group] - expected[group] for group in expected}
-    if sum(max(more - 1, 0) for more in too_many.values()) <= OTHER_GROUPS * n:
-        return None
-    most = sorted(too_many, key=lambda group: -abs(too_many[group]))[:3]
-    shares = [f"{g or '(none)'} {ours[g] / n:.0%} (calibrated: {theirs[g] / len(calibrated):.0%})" for g in most]
-    return f"The prompts are of other groups than the calibration's: {', '.join(shares)}."

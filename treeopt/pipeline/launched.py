@@ -377,9 +377,8 @@ def _timing(visits: Sequence[Visit], name: str, batch_size: int, draft: Draft | 
             sum(values) for values in zip(*((t.decode_s, t.tokens - 1) for t in timed.values()), strict=True)
         )
         step_ms.append(1e3 * visit.tokens_per_step * seconds / tokens)
-    accepted = sum(visit.tokens_per_step for visit in found) / len(found) - 1
     launches = tuple(visit.launch for visit in found)
-    return StepTiming(batch_size, UNKNOWN_CONTEXT, len(draft), draft.depth, tuple(step_ms), accepted, launches)
+    return StepTiming(batch_size, UNKNOWN_CONTEXT, len(draft), draft.depth, tuple(step_ms), launches)
 
 
 def _about_texts(bench: Benchmark) -> list[str]:

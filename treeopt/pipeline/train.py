@@ -7,7 +7,7 @@ curves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 RULE_OPTIONS = ("acceptance", "temperature", "top_p", "top_k")
 FEW_HELD_OUT = 10  # texts; fewer cannot tell how good heads are
 CHECKPOINT = "checkpoint.partial"
-BY_HEART = (1.5, 0.1)  # times and more by which accuracy on learned texts exceeds that on others
 
 
 @dataclass(frozen=True)
@@ -292,7 +291,7 @@ class TrainingJob:
         return {"recipe": recipe.record(), "heads": heads, "texts": texts, "provenance": made}
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        """training.json and the curves of the log; says where heads learned their texts by heart.
+        """training.json and the curves of the log.
 
         The last step of the run: its checkpoint is deleted when all is written.
         """
@@ -306,8 +305,6 @@ class TrainingJob:
             log = [loads(line) for line in storage.read_text(file).splitlines()]
         except ValueError as error:
             raise InvalidInput(f"The heads are whole, but {file} cannot be read: {error}.") from None
-        if said := by_heart(log, record["held_out"]["after"]):
-            note(said)
         if log:
             save(draw(training_chart(log, record)), self.work / "curves.png")
         writing.discard(self.work / CHECKPOINT)
@@ -341,25 +338,6 @@ class AnswerBlocks:
             )
         answers = opening.AnswerWriter(target, self.prompts, self.asking)
         return answers.block
-
-
-def by_heart(log: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> str | None:
-    """Says so where heads are right on the texts they learn from far more often than on held-out ones."""
-    last = log[-max(1, len(log) // 10) :]
-    pairs = [
-        (sum(seen) / len(seen), held_out)
-        for k, held_out in enumerate(after["accuracy"])
-        if held_out is not None and (seen := [a for line in last if (a := line["accuracy"][k]) is not None])
-    ]
-    learned, held_out = (sum(values) / max(1, len(pairs)) for values in zip(*pairs or [(0.0, 0.0)], strict=True))
-    ratio, difference = BY_HEART
-    if learned <= ratio * held_out or learned <= held_out + difference:
-        return None
-    return (
-        f"At the end the first choice is right in {learned:.2f} of the states of texts that were learned from, but in "
-        f"{held_out:.2f} of those of held-out texts. The heads have memorised the texts: use more prompts, or train for "
-        "a shorter time."
-    )
 
 
 def _command(source: Mapping[str, Any], folder: Path, recipe: Recipe) -> str:

@@ -43,7 +43,7 @@ class AtSetting:
 class StepTiming(AtSetting):
     """Samples of one kind of step: drafts of ``size`` rows and ``depth``, for ``batch_size`` sequences.
 
-    accepted_mean : guesses accepted per row and step · round : in which each sample was taken
+    round         : in which each sample was taken
     parts_ms      : samples of draft, target, verify and commit
     expanding     : of each depth, how many nodes of the tree have children
     topk          : of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
@@ -55,7 +55,6 @@ class StepTiming(AtSetting):
     size: Positive
     depth: Count
     step_ms: Annotated[tuple[Amount, ...], Field(min_length=1)]
-    accepted_mean: NotNegative | None = None
     round: tuple[Count, ...] | None = None
     parts_ms: dict[str, tuple[NotNegative, ...]] | None = None
     expanding: tuple[Positive, ...] | None = None
@@ -105,23 +104,6 @@ class ProfileSetting(AtSetting):
     nominal: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class BandwidthFloor(AtSetting):
-    """The bytes that a plain step of a setting reads at least, and the memory bandwidth."""
-
-    gb_per_s: Amount
-    weight_bytes: Count
-    cache_bytes: Count
-
-    @property
-    def floor_ms(self) -> float:
-        return 1e-6 * (self.weight_bytes + self.cache_bytes) / self.gb_per_s
-
-    @property
-    def shown(self) -> dict[str, object]:
-        return {"floor_ms": self.floor_ms}
-
-
 class ProfileInfo(Origins, total=False):
     """Types of what a file says beside its timings.
 
@@ -130,7 +112,6 @@ class ProfileInfo(Origins, total=False):
 
     precision: NotNegative | None
     settings: list[ProfileSetting] | None
-    bandwidth_floor: list[BandwidthFloor] | None
     weight_bytes: dict[str, Count] | None
     processor_share: Share | None
 

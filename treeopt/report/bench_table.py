@@ -16,28 +16,17 @@ from treeopt.report.terminal import together
 from treeopt.report.verdict import decoding_caveats, label, measured, subject
 from treeopt.report.wording import percentages, pm, told
 
-OTHERS = (  # of a contender's tokens per step, for those who ask for details
-    Column("tokens/step\nproduct", lambda c: pm(c.predicted.product, None), spare=4),
-    Column("tokens/step\njoint", lambda c: pm(c.predicted.joint, None), spare=3),
-    Column("tokens/step\nreplayed", lambda c: pm(c.replayed_tokens_per_step, None), spare=2),
-)
 
-
-def bench_table(bench: Benchmark, *, details: bool = False) -> RenderableType:
+def bench_table(bench: Benchmark) -> RenderableType:
     said = measured(bench)
-    tables = bench_tables(bench, details=details)
-    return together(*tables, group_table(None, bench), headline=[said] if said else [])
+    return together(*bench_tables(bench), group_table(None, bench), headline=[said] if said else [])
 
 
-def bench_tables(bench: Benchmark, *, details: bool = False) -> list[Table]:
-    """Predicted and measured, contender by contender; then what the target thinks of their texts.
-
-    details : whether other predictions stand there, and what replay of the benchmark's own answers gives
-    """
+def bench_tables(bench: Benchmark) -> list[Table]:
+    """Predicted and measured, contender by contender; then what the target thinks of their texts."""
     columns = [
         Column("contender", lambda c: label(bench, c.name), names=True),
         Column("rows", lambda c: f"≤{c.size}" if bench.engine and c.name == "defaults" else str(c.size)),
-        *(OTHERS if details else ()),
         Column("tokens/step\npredicted", lambda c: pm(c.predicted.replayed, None), spare=1),
         Column("tokens/step\nmeasured", lambda c: pm(c.tokens_per_step, c.stderr)),
         Column("\ntokens/s", lambda c: pm(c.tokens_per_s, None, 0)),

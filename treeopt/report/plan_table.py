@@ -18,24 +18,23 @@ from treeopt.trees.draft import ANEW
 from treeopt.trees.tree import Choice, Tree
 
 
-def plan_table(plan: Plan, *, details: bool = False) -> RenderableType:
+def plan_table(plan: Plan) -> RenderableType:
     """One row per batch size: the chosen draft and what to expect of it; the other kinds; then how sure the choice is."""
     parts = (mixture, schedule, drawn)
     said = [*map(certainty, plan.entries), *(part(plan) for part in parts if not plan.copies)]
-    trees = trees_table(plan, "\n".join(filter(None, said)), details=details)
+    trees = trees_table(plan, "\n".join(filter(None, said)))
     return together(trees, kinds_table(plan), headline=doubts(plan))
 
 
-def trees_table(plan: Plan, caption: str = "", *, details: bool = False) -> Table:
-    """The draft of every entry, and a row for the mix over all; with the other predictions for who asks for ``details``."""
+def trees_table(plan: Plan, caption: str = "") -> Table:
+    """The draft of every entry, and a row for the mix over all."""
     if plan.copies:
         return settings_table(plan, caption)
-    others = ["tokens/step\nproduct", "tokens/step\njoint"] if details else []
     rates = (
         ["step over\nplain"] if plan.part else ["step ms", "tokens/s"]
     )  # of a part of a step a ratio alone means something
-    headers = ("batch", "rows", "depth", "widths", *others, "tokens/step", *rates, "speedup")
-    rows = [_cells(entry, details, is_part=plan.part is not None) for entry in plan.entries]
+    headers = ("batch", "rows", "depth", "widths", "tokens/step", *rates, "speedup")
+    rows = [_cells(entry, is_part=plan.part is not None) for entry in plan.entries]
     if plan.mix:
         shares = percentages([plan.mix[entry.batch_size] for entry in plan.entries])
         rows = [(f"{cells[0]} ({share})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
@@ -43,17 +42,16 @@ def trees_table(plan: Plan, caption: str = "", *, details: bool = False) -> Tabl
         of_mix = [] if plan.part else [pm(total, None, 0)]
         rows.append(("mix", *rows[0][1 : -2 - len(of_mix)], "–", *of_mix, pm(plan.mix_speedup, None)))
     title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
-    return Table(title, texts(*headers, wraps=("batch", "widths"), spare=others), rows, caption=caption)
+    return Table(title, texts(*headers, wraps=("batch", "widths")), rows, caption=caption)
 
 
-def _cells(e: PlanEntry, details: bool, *, is_part: bool) -> tuple[str, ...]:
+def _cells(e: PlanEntry, *, is_part: bool) -> tuple[str, ...]:
     """The cells of an entry; ``is_part``: of its steps a part alone was timed."""
-    f, others = e.chosen, (e.basis.product, e.basis.joint) if details else ()
+    f = e.chosen
     widths = setting_name(e.draft) if e.draft.topk else " ".join(map(str, e.tree.widths()))
     return (
         *map(str, (e.batch_size, f.size, f.depth)),
         widths if e.speculates else "do not speculate",
-        *(pm(value, None) for value in others),
         told(f, "tokens_per_step"),
         *([pm(f.overhead, None)] if is_part else [told(f, "step_ms"), told(f, "tokens_per_s", 0)]),
         told(f, "speedup"),

@@ -1,8 +1,4 @@
-"""Memory: the batch is halved where it runs out; and the bytes that a plain step has to read.
-
-Decoding few rows is bound by memory, so a step cannot be faster than its weights and its rows' keys and values over the
-bandwidth; how near a plain step comes tells a fast runtime from a slow one.
-"""
+"""Memory: the batch is halved where it runs out; and the bytes of the weights."""
 
 import gc
 from collections.abc import Callable
@@ -12,7 +8,6 @@ import torch
 from torch import nn
 
 from treeopt.errors import OutOfRange
-from treeopt.records.profile import BandwidthFloor, StepTiming
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.target import Target
 
@@ -69,21 +64,6 @@ def weight_bytes(target: Target, drafter: Drafter) -> dict[str, int]:
     embedding = target.model.get_input_embeddings().weight
     tied = embedding.data_ptr() == target.lm_head.weight.data_ptr()
     return {"target": whole, "heads": sum(own.values()), "plain_step": whole if tied else whole - embedding.nbytes}
-
-
-def bandwidth_floor(target: Target, plain: StepTiming, *, weights: int, gb_per_s: float) -> BandwidthFloor:
-    """The bytes that a plain step reads at least, and the bandwidth that they are read at."""
-    config, itemsize = target.config, target.lm_head.weight.element_size()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * target.num_layers * heads * width * itemsize
-    return BandwidthFloor(
-        batch_size=plain.batch_size,
-        context_tokens=plain.context_tokens,
-        gb_per_s=gb_per_s,
-        weight_bytes=weights,
-        cache_bytes=per_token * plain.batch_size * plain.context_tokens,
-    )
 
 
 def _storages(owner: Any) -> dict[int, int]:

@@ -208,14 +208,13 @@ class StepVisits(Visitor):
         (untimed, timed), began, worked = steps, time.perf_counter(), time.process_time()
         if self._passes is None:
             self._open(draft, number)
-        step_ms, accepted, lengths, parts_ms = [], [], [], {}
+        step_ms, lengths, parts_ms = [], [], {}
         for n in range(untimed + timed):
             self.stepper.by_parts = n == untimed - 1
             length, one = self._step(draft, number)
             lengths.append(length)
             if n >= untimed:
                 step_ms.append(round(1e3 * one.seconds, 5))
-                accepted.append(sum(map(one.guesses, one.emitted)) / self.batch_size)
             elif one.parts_ms:
                 parts_ms = {part: round(ms, 5) for part, ms in one.parts_ms.items()}
         return Visit(
@@ -223,7 +222,6 @@ class StepVisits(Visitor):
             seconds=time.perf_counter() - began,
             processor_s=time.process_time() - worked,
             step_ms=step_ms,
-            accepted=accepted,
             lengths=lengths,
             parts_ms=parts_ms,
         )
@@ -322,7 +320,6 @@ class StretchVisits(StepVisits):
             seconds=time.perf_counter() - began,
             processor_s=None if self.stepper.is_launched else time.process_time() - worked,
             step_ms=[round(1e3 * mean_s, 5)],
-            accepted=[sum(map(one.guesses, one.emitted)) / self.batch_size for _, one in found],
             lengths=[length for length, _ in found],
         )
 

@@ -8,7 +8,6 @@ from treeopt.errors import InvalidInput, TreeoptError, quoted
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
-from treeopt.latency.measurements import median_latency
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.latency.rounds import drift
 from treeopt.records.origins import OURS, differing
@@ -70,18 +69,16 @@ def finish(
 
 def tell(result: LatencyProfile, remedy: str) -> None:
     note(*timing_caveats(result, remedy))
-    floors = {floor.setting: floor for floor in result.info.get("bandwidth_floor") or ()}
-    if floors or "weights" in result.runtime:
+    if "weights" in result.runtime:
         weights = result.info["weight_bytes"]
         note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
     for plain in result.autoregressive:
-        step, slower, floor = f"Plain steps at batch size {plain.batch_size}", drift(plain), floors.get(plain.setting)
-        if abs(slower) > TOLD_DRIFT:
+        if abs(slower := drift(plain)) > TOLD_DRIFT:
             how = percent(1 / (1 + slower), None, "slower", "faster")
-            note(f"{step} became {how} while they were timed; trees are compared with those of their own round.")
-        if floor:
-            least = f"{floor.floor_ms:.2f} ms that {floor.gb_per_s:g} GB/s need for weights and cache"
-            note(f"{step} take {median_latency(plain.step_ms).ms / floor.floor_ms:.2f} times the {least}.")
+            note(
+                f"Plain steps at batch size {plain.batch_size} became {how} while they were timed; trees are compared with "
+                "those of their own round."
+            )
 
 
 def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
@@ -110,9 +107,8 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
 
     then, now = earlier.info, later.info
     info = {**now, "inputs": {**(then.get("inputs") or {}), **(now.get("inputs") or {})}}
-    info |= {
-        key: both(then.get(key), now.get(key)) for key in ("settings", "bandwidth_floor") if key in {**then, **now}
-    }
+    if "settings" in {**then, **now}:
+        info["settings"] = both(then.get("settings"), now.get("settings"))
     if "precision" not in then:  # some latencies have one sample
         info.pop("precision", None)
     shares = [one.get("processor_share") for one in ((now, then) if kept else (now,))]

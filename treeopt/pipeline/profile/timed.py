@@ -71,14 +71,13 @@ def profile(
     engine: str | None = None,
     max_new_tokens: int = 128,
     calibration: str | None = None,
-    gb_per_s: float | None = None,
     compiled: bool = False,
     overwrite: bool = False,
     **options: Any,
 ) -> LatencyProfile:
     """Time decoding steps at each batch size and context, until every latency is known well enough.
 
-    engine       whose own steps are timed; by default treeopt's decoder · gb_per_s: bandwidth to compare with
+    engine       whose own steps are timed; by default treeopt's decoder
     calibration  what trees are grown on, a path or a name; by default the run's own
     overwrite    whether a profile of something else may be replaced
     options      those of `Wanted`; with ``sizes`` there is no second stage
@@ -90,7 +89,7 @@ def profile(
         wanted = replace(wanted, contexts=(RANDOM_CONTEXT,))
     if engine is not None:
         own = {"contexts": wanted.contexts, "sizes": wanted.sizes, "compiled": compiled, "calibration": calibration}
-        opened = _opened(engine, session, max_new_tokens, wanted, {**own, "gb_per_s": gb_per_s})
+        opened = _opened(engine, session, max_new_tokens, wanted, own)
         _ = run.requests.exists() or run.read_trace()
     usual = RANDOM_CALIBRATION if is_random else None
     used, record = find_accuracies(run, calibration, otherwise=usual) or (None, None)
@@ -107,7 +106,7 @@ def profile(
         check_can_join(run, runtime, session.provenance(seed=0), overwrite=overwrite)
         stages.measure()
         points, plain = all_timings(stages.found)
-        info = _info(session, stages, plain, gb_per_s) | {"inputs": inputs_of(used) if used else {}}
+        info = _info(session, stages) | {"inputs": inputs_of(used) if used else {}}
         return finish(run, LatencyProfile(points, plain, runtime, info), wanted.precision)
 
 
@@ -338,8 +337,8 @@ def _acceptance(session: Session, source: Source | None) -> Greedy:
     return DrawnAcceptance(accuracies.accept, np.random.default_rng(0))
 
 
-def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_s: float | None) -> dict[str, Any]:
-    from treeopt.runtime.memory import bandwidth_floor, weight_bytes
+def _info(session: Session, stages: Stages) -> dict[str, Any]:
+    from treeopt.runtime.memory import weight_bytes
 
     info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0)}
     info["settings"] = [
@@ -350,9 +349,6 @@ def _info(session: Session, stages: Stages, plain: Sequence[StepTiming], gb_per_
     if session.target.device.type == "cpu":
         visits = [visit for rounds in stages.found.values() for visit in rounds.visits]
         info["processor_share"] = processor_share([(visit.seconds, visit.processor_s) for visit in visits])
-    weights = weight_bytes(session.target, session.drafter)
-    info |= {"weight_bytes": weights} if stages.engine is None else {}
-    if gb_per_s is not None:
-        floor = partial(bandwidth_floor, session.target, weights=weights["plain_step"], gb_per_s=gb_per_s)
-        info["bandwidth_floor"] = [floor(timing) for timing in plain]
+    if stages.engine is None:
+        info["weight_bytes"] = weight_bytes(session.target, session.drafter)
     return info

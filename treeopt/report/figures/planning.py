@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn
-from treeopt.growth.source import Source, objective_for, source_of
+from treeopt.growth.source import objective_for, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
@@ -31,19 +31,15 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 LIMITS = Limits()
-MOST_DENSE = 200  # dense trees that are replayed
 MOST_LINEAR = 6  # ratio of the throughputs above which their axis is logarithmic
 FloatArray = NDArray[np.float64]
 Sizes = list[tuple[int, int]]  # (size, depth)
-Widths = tuple[int, ...]
 ROWS = "rows per step (tree size)"
 MOST_MS = 8  # ratio of the latencies above which their axis is logarithmic
 
 
-def sizes_chart(
-    record: Accuracies, limits: Limits = LIMITS, *, objective: str = "replay", most_dense: int = MOST_DENSE
-) -> Chart:
-    """Cross-fitted tokens per step of every size for all objectives, beside chains and dense trees (a sample of many).
+def sizes_chart(record: Accuracies, limits: Limits = LIMITS, *, objective: str = "replay") -> Chart:
+    """Cross-fitted tokens per step of every size for all objectives, beside chains and the published tree.
 
     A probe has one objective, coverage; of the other trees those are shown that were probed.
     Raises OutOfRange for a record with a single sequence, which has nothing to hold out.
@@ -57,18 +53,12 @@ def sizes_chart(
         sizes, rates = np.arange(1, len(held_out.tokens_per_step) + 1), held_out.tokens_per_step
         line = banded(f"grown: {name}", sizes, rates, drawn(held_out.every), look)
         series += line if name == objective else line[:1]
-    widths = dense_widths(limits.budget, depth, min(limits.num_ranks, source.num_ranks))
-    known = [w for w in widths if _is_known(w, source)]
-    dense = [Tree.dense(w) for w in _sample(known, most_dense)]
     chains = [Tree.chain(d) for d in range(1, min(depth, limits.budget - 1) + 1)]
     published = published_tree().cut(max_depth=depth)
     star = {"marker": "*", "markersize": 10, "color": "black", "linestyle": "none"}
-    cross = {"marker": "x", "markersize": 3, "color": "#A0A0A0", "linestyle": "none", "zorder": 1}
-    sample = "" if len(dense) == len(known) else f"\n({len(dense)} of {len(known):,})"
     others = (
         ("chains of top-1", chains, style.series(4)),
         (PUBLISHED, [published] if len(published) <= limits.budget else [], star),
-        (f"dense trees{sample}", dense, cross),
     )
     for name, trees, look in others:
         if trees := [tree for tree in trees if source.knows(tree)]:
@@ -85,43 +75,6 @@ def sizes_chart(
     rows = "rows per step and sequence (tree size)"
     panel = Panel(series, rows, "tokens per step", scale="sizes", ylim=(0.95, None))
     return Chart("Tokens per step over tree size", caption, [[panel]])
-
-
-def _is_known(widths: Widths, source: Source) -> bool:
-    """Whether the source tells a dense tree's nodes apart: its last corner, and of a probe all the others too."""
-    corner = [width - 1 for width in widths]
-    last = Tree.from_choices([corner[:depth] for depth in range(1, len(corner) + 1)])
-    return source.knows(last) and (source.is_exact or source.knows(Tree.dense(widths)))
-
-
-def _sample(every: list[Widths], most: int) -> list[Widths]:
-    """At most so many dense trees, about as many of every size, though most dense trees are large."""
-    if len(every) <= most:
-        return every
-    sizes = np.array([1 + np.cumprod(widths).sum() for widths in every])
-    share = 1 / np.bincount(sizes)[sizes]
-    picked = np.random.default_rng(0).choice(len(every), most, replace=False, p=share / share.sum())
-    return [every[i] for i in np.sort(picked)]
-
-
-def dense_widths(budget: int, max_depth: int, max_width: int) -> list[Widths]:
-    """The widths [s1 ... sd] of every dense tree of 2 to ``budget`` rows.
-
-    >>> dense_widths(4, 2, 3)
-    [(1,), (1, 1), (1, 2), (2,), (3,)]
-    """
-    found: list[Widths] = []
-
-    def extend(widths: Widths, size: int, leaves: int) -> None:
-        for width in range(1, max_width + 1):
-            if size + leaves * width > budget:
-                return
-            found.append((*widths, width))
-            if len(widths) + 1 < max_depth:
-                extend((*widths, width), size + leaves * width, leaves * width)
-
-    extend((), 1, 1)
-    return found
 
 
 def throughput_chart(plan: Plan) -> Chart:

@@ -169,7 +169,7 @@ FIGURES: dict[str, FigureKind] = {
                    lambda i, b: accuracy_chart(i.calibration)),
         FigureKind("groups", "Top-1 accuracy at each depth by group of prompts", _MEASURED,
                    lambda i, b: _groups(i)),
-        FigureKind("sizes", "Tokens per step over tree size: the objectives against dense trees",
+        FigureKind("sizes", "Tokens per step over tree size: the objectives against chains",
                    ("trace.npz or probe.npz",),
                    lambda i, b: _sizes(i)),
         FigureKind("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),
