@@ -218,6 +218,8 @@ REFUSED = {
     "a table with broken lists": ([sweep(bench()).replace("0.42]", "")], "lists of rates"),
     "two sums over requests": ([POOLED, POOLED], "import it alone"),
     **{f"a request with {next(iter(change))} {next(iter(change.values()))}": ([response(**change)], message) for change, message in (
+        ({"num_spec_steps": 99}, "as many steps"), ({"num_accepted_draft_tokens": 183}, "as many accepted tokens"),
+        ({"mean_acceptance_length": 1.82}, "as many tokens a step as its histogram counts, 2.82"),
         ({"num_spec_tokens": 2}, "0 to 2 tokens taken"), ({"num_spec_tokens": 4}, "0 to 4 tokens taken"),
         ({"num_spec_tokens": 10**9}, "num_spec_tokens: must be less than or equal to 256"),
         ({"num_draft_tokens": 1000}, "the nodes of trees"),
@@ -233,6 +235,7 @@ REFUSED = {
     "a gauge of SGLang": (['sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.82\n'], SGLANG_MEANS),
     "an SGLang without histograms": ([{"meta_info": {k: v for k, v in meta_info(names=OLDER).items() if "histogram" not in k}}],
                                      "no histograms"),
+    "a histogram of other steps": ([{"meta_info": {**meta_info(), "spec_verify_ct": 101}}], "as many steps"),
     "a restart of TensorRT-LLM": ([trtllm(), trtllm([9] * 3, [8, 7, 6])], "without a restart"),
     "more at a deeper position": ([trtllm([500, 1000, 1000], [400, 300, 200])], "never rise"),
     "more than was drafted": ([trtllm([1000, 500, 500], [800, 600, 420])], "at most what was drafted"),

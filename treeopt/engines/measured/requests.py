@@ -1,7 +1,7 @@
 """Drafts of requests, as engines say them: how many of them had 0, 1, ... guesses taken.
 
 Requests are independent, and so the errors of survival are bootstrapped over them. The engines' own
-names are brought to those of `RequestDrafts`, which are vLLM's.
+names are brought to those of `RequestDrafts`, which are vLLM's; means are read for checks only.
 """
 
 from collections import Counter
@@ -49,8 +49,11 @@ class RequestDrafts:
     """The drafts of one request; all may be missing. The histogram is as long as it comes."""
 
     acceptance_histogram: Histogram = field(default_factory=list)
+    num_spec_steps: Drafted | None = None
+    num_accepted_draft_tokens: Drafted | None = None
     num_draft_tokens: Drafted | None = None
     num_spec_tokens: Length | None = None
+    mean_acceptance_length: float | None = None
     per_step_accepted: list[int] | None = None
     per_step_drafted: list[int] | None = None
 
@@ -125,7 +128,17 @@ def check_request(one: RequestDrafts, where: str, *, is_whole: bool) -> None:
     is_whole : whether the histogram has an entry for every number of tokens that a draft has
     """
     histogram, length = one.acceptance_histogram, one.num_spec_tokens
-    steps = sum(histogram)
+    steps, taken = sum(histogram), sum(a * n for a, n in enumerate(histogram))
+    mean = 1 + taken / steps
+    for name, said, counted, slack in (
+        ("steps", one.num_spec_steps, steps, 0),
+        ("accepted tokens", one.num_accepted_draft_tokens, taken, 0),
+        ("tokens a step", one.mean_acceptance_length, mean, 0.01),
+    ):
+        if said is not None and not abs(said - counted) <= slack:
+            raise InvalidInput(
+                f"{where} must have as many {name} as its histogram counts, {counted:.10g}, but has {said:.10g}."
+            )
     if length is not None and (len(histogram) > length + 1 or (is_whole and len(histogram) <= length)):
         raise InvalidInput(
             f"{where} must have a histogram of 0 to {length} tokens taken, as many as are drafted, but it has "
