@@ -179,7 +179,8 @@ class Walk:
 
         places, which : (n,) of each its place in the block, ascending, and its tree
 
-        Returns (m, F, M, R + 2) counts and inside, and (n,) steps, leaving and ahead, all as of `WalkState`. Steps to the end are worked out backwards, a row of states of all segments at once; then all go forwards.
+        Returns (m, F, M, R + 2) counts and inside, and (n,) steps, leaving and ahead, all as of `WalkState`. Steps to the
+        end are worked out backwards, a row of states of all segments at once; then all go forwards.
         """
         n, lengths = len(places), block.lengths[places]
         height, ends = int(lengths.max()), n - np.bincount(lengths).cumsum()  # how many are longer than 0, 1, ...

@@ -7,13 +7,14 @@ A step with a tree does all that a plain step does, so a shorter latency is nois
 with a drafter was timed guessing nothing, that may be the shorter one, and is the least in its place.
 
 Trees of one size and depth are taken to cost the same. Between measured sizes a latency is interpolated along a straight
-line, or along a staircase that is fitted to all batch sizes of the profile together: whichever errs less at timed sizes that
-are left out (`between`). A depth that was not measured costs as much as the next deeper one that was. Between two contexts the interpolation is linear. Sizes and depths beyond the measured ones give NaN.
+line, or along a staircase that is fitted to all batch sizes of the profile together: whichever errs less at timed sizes
+that are left out (`between`). A depth that was not measured costs as much as the next deeper one that was. Between two
+contexts the interpolation is linear. Sizes and depths beyond the measured ones give NaN.
 
 A dynamic tree costs as much as a fixed one of its rows and levels and an *extra*: what drafting ``topk`` nodes a level and
 ranking the pool adds, taken to rise evenly with the levels, fitted for each topk to those that were timed. A tree over
-marginals has one too, which rises with its rows. An engine that verifies chains and dynamic trees alone has no fixed trees to begin with: there the trees of each topk are a *table* of
-their own. A chain is a fixed tree.
+marginals has one too, which rises with its rows. An engine that verifies chains and dynamic trees alone has no fixed trees
+to begin with: there the trees of each topk are a *table* of their own. A chain is a fixed tree.
 
 n steps asked for · A steps measured, at the one or two contexts next to that asked for · B bootstrap draws
 """

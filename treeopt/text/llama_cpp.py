@@ -1,9 +1,10 @@
 """llama.cpp's drafters of text: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, and several at once.
 
-Of several the first that drafts wins, in this order; those behind are not asked, and only the winner hears how
-many of its guesses were accepted. What they keep, they keep for the slot, over requests, but for ngram-mod's table, which all slots
-share. Here there are as many slots as requests that run at once. The rules are copied with their defects (the tokens around the end of a prompt are in no map, ngram-cache does not see n-grams over the
-borders of steps, k4v drafts what followed the match and not the value that it counted).
+Of several the first that drafts wins, in this order; those behind are not asked, and only the winner hears how many of its
+guesses were accepted. What they keep, they keep for the slot, over requests, but for ngram-mod's table, which all slots
+share. Here there are as many slots as requests that run at once. The rules are copied with their defects (the tokens around
+the end of a prompt are in no map, ngram-cache does not see n-grams over the borders of steps, k4v drafts what followed the
+match and not the value that it counted).
 
 tokens : the slot's text, the token that was just sampled last; L tokens stand before that one
 n, m   : tokens of the key that is looked up, and of the value that is copied, at most

@@ -1,7 +1,7 @@
 """The module that a step trains, which turns a batch into a loss and into counts; the losses.
 
-The base is frozen: its hidden states are computed without gradients. Losses are sums over states: a step divides them once, however many passes it takes. Head k (from 1) guesses the
-token at p + k + 1 of a state at place p.
+The base is frozen: its hidden states are computed without gradients. Losses are sums over states: a step divides them once,
+however many passes it takes. Head k (from 1) guesses the token at p + k + 1 of a state at place p.
 
 In Medusa-2 the base and its heads learn together, the base through LoRA: L = L_base + lambda_0 L_heads (Medusa, section
 2.2.2). On the model's own answers L_base is the distance to the original base, KL(original || now) (section 2.3.2), and the
