@@ -166,7 +166,7 @@ def test_a_plan_is_stale_by_what_changed_and_by_what_is_gone(run):
     assert "made from profile.json, which is not here any more" in stale_plan(run, plan)[0]
 
 
-@pytest.mark.parametrize("command", [("show",), ("plot", "throughput", "--format", "svg"), ("report",)])
+@pytest.mark.parametrize("command", [("show",), ("report",)])
 def test_what_people_look_at_says_what_is_stale(run, command, monkeypatch):
     monkeypatch.setattr("treeopt.report.page.pictures", lambda *rest, **options: [])
     search(run, 1)

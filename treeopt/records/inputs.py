@@ -19,6 +19,7 @@ from treeopt.records.bootstrap import SEED
 from treeopt.records.calibration import Calibration
 from treeopt.records.origins import elsewhere
 from treeopt.records.plan import Plan, Sample
+from treeopt.records.pools import NO_PLACE
 from treeopt.records.probe import Probe, is_probe
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog, is_log
@@ -97,8 +98,10 @@ def is_ever_right(record: Accuracies) -> bool:
     """Whether any guess of the drafter was right."""
     if isinstance(record, Calibration):
         return bool(record.hits.any())
-    guesses = record.accepted[:, 1:] if isinstance(record, Probe) else record.ranks >= 0
-    return bool(guesses.any())
+    if isinstance(record, Probe):
+        return bool(record.accepted[:, 1:].any())
+    places = record.pool_places
+    return bool((record.ranks >= 0).any() or (places is not None and (places < NO_PLACE).any()))
 
 
 def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, Sample | None]:
