@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from treeopt.cli import cli
 from treeopt.engines.imports import read_measurement
+from treeopt.errors import Unsupported
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.drafters.medusa import MedusaHeads
@@ -58,6 +59,17 @@ def examples(in_suite: int) -> settings:
 def some_long(*values: object) -> list:
     """Cases that ``make test-long`` has, and the suite has not."""
     return [pytest.param(value, marks=pytest.mark.long) for value in values]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A test in OpenVINO is skipped, with the command to run, where the model that it decodes with is not converted."""
+    try:
+        return (yield)
+    except Unsupported as error:
+        if "optimum-cli" in str(error):
+            pytest.skip(str(error))
+        raise
 
 
 @cache

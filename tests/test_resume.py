@@ -292,7 +292,7 @@ def test_a_calibration_goes_on_with_half_the_batch(tmp_path, monkeypatch, capsys
     from treeopt.runtime.session import open_session
 
     session = open_session({"dtype": "float64"})
-    options = {"num_prompts": 20, "max_new_tokens": 6, "batch_size": 2}
+    options = {"num_prompts": 12, "max_new_tokens": 6, "batch_size": 2}
     pipeline.calibrate(RunDirectory(tmp_path / "one"), session, **options)
     original, calls = module.collect_trace, []
 
