@@ -241,7 +241,7 @@ def _groups(data: RooflineData) -> list[tuple[list[str], float, float]]:
 def _roofs(axes: Axes, device: Device, intensities: Sequence[FloatArray]) -> None:
     """The roofs over the range of what was drawn, and the axes."""
     values = np.concatenate(intensities)
-    low, high = float(values.min()) / 1.6, max(float(values.max()) * 1.6, device.ridge * 1.6)
+    low, high = float(values.min()) / 1.6, max(float(values.max()) * 1.6, device.tflops / device.tb_per_s * 1.6)
     x = np.geomspace(low, high, 200)
     axes.plot(x, np.minimum(x * device.tb_per_s, device.tflops), color=GREY, linewidth=2, zorder=1)
     axes.set_xscale("log")
