@@ -72,6 +72,9 @@ def pytest_runtest_call(item):
         raise
 
 
+pytest_runtest_setup = pytest_runtest_call  # fixtures open the engine too
+
+
 @cache
 def published_data(name: str):
     """Published ``trees`` or ``figures``: see data/README.md."""

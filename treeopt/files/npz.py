@@ -89,7 +89,7 @@ class Form(NamedTuple):
 
 
 def fitting(arrays: Mapping[str, NDArray[Any]], forms: Mapping[str, Form]) -> dict[str, NDArray[Any]]:
-    """Those of a record's arrays that are in its table of forms; InvalidInput where one does not fit its form."""
+    """The arrays of a record that its table of forms names; InvalidInput where one does not fit its form."""
     found = {name: _in_kind(arrays[name], form.kind, name) for name, form in forms.items() if name in arrays}
     check_shapes(found, forms)
     return found
