@@ -122,20 +122,6 @@ def test_halvings_are_seldom_called_different(measure, few, many):
     assert called <= 13
 
 
-@pytest.mark.parametrize("measure", [TOP_1, SURVIVAL])
-def test_traffic_of_just_these_weights_is_not_called_different(measure):
-    """An easy and a hard half, weighed 4 to 1, beside traffic of four easy ones to a hard one. The seed is fixed."""
-    rng = np.random.default_rng(8)
-    for _ in range(5):
-        merged = RankTrace.concatenate([conversations(rng, 40, best=p) for p in (0.7, 0.3)], {"top_k": 8})
-        merged = replace(merged, weight=np.repeat([4, 1], 40))
-        traffic = RankTrace.concatenate(
-            [conversations(rng, n, best=p) for n, p in ((80, 0.7), (20, 0.3))], {"top_k": 8}
-        )
-        found = shifts(merged, traffic) if measure == TOP_1 else shifts(merged, as_counted(traffic))
-        assert not any(shift.moved for shift in found)
-
-
 def test_other_traffic_is_called_different():
     rng = np.random.default_rng(6)
     found = shifts(conversations(rng, 100, best=0.5), conversations(rng, 100, best=0.4))

@@ -22,7 +22,7 @@ def whole_trace() -> RankTrace:
     """Two answers of 4 tokens, with all arrays that a trace can have."""
     pools = with_pools(np.random.default_rng(0), [4, 4], 2, (1, 2))
     marginals, _ = recorded(0, [4, 4], (2,), depth=2)
-    each, ones = np.array([1, 2]), np.ones(2)
+    each = np.array([1, 2])
     return replace(
         pools,
         tokens=np.arange(8),
@@ -30,7 +30,6 @@ def whole_trace() -> RankTrace:
         end=0 * each,
         group=0 * each,
         cluster=each,
-        weight=ones + each,
         target_rank=np.arange(8),
         marginal_places=marginals.marginal_places,
         meta={**pools.meta, **marginals.meta, "group_names": ["all"]},

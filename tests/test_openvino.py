@@ -195,6 +195,7 @@ def test_layers_of_other_forms_are_refused_by_name(target, drafter):
 def test_a_missing_conversion_names_the_command_to_run(target, drafter, tmp_path, monkeypatch):
     """What optimum-intel reads is saved, and the command of the refusal names it and the folder to write."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
     engine = open_stepper("openvino", Setup(target, drafter, STOP))
     with pytest.raises(Unsupported, match="then the same command again: optimum-cli export openvino") as refused:
         engine.answer([[1, 2, 3]], Tree.chain(1)).send(None)

@@ -76,10 +76,7 @@ def test_a_hand_written_trace_needs_ranks_and_starts_only(tmp_path):
         ({"ranks": [[0]], "starts": [1]}, "rise from 0"),
         ({"ranks": [[-3]], "starts": [0, 1]}, "least value -3"),
         ({"ranks": [[0.5]], "starts": [0, 1]}, "must be whole numbers"),
-        *(
-            ({"ranks": [[-2], [-2]], "starts": [0, 1, 2], "weight": [w, w]}, "weight must be whole numbers from 1")
-            for w in (1.5, 0.0, -1.0, np.nan)
-        ),
+        ({"ranks": [[-2]], "starts": [0, 1], "weight": [2.0]}, "calibrate on the traffic itself"),
         ({"ranks": np.array([{}], dtype=object), "starts": [0, 1]}, "without pickles"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": '{"schema": "treeopt.trace/9"}'}, "schema"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": '{"a'}, "cut off"),

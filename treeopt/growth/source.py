@@ -381,7 +381,7 @@ def source_of(record: Accuracies) -> Source:
     raise TypeError(f"Trees are grown on a trace, a probe or a calibration, but got {type(record).__name__}.")
 
 
-source_of.register(RankTrace, lambda trace: TraceSource(trace.repeated(), int(trace.has_step.sum())))
+source_of.register(RankTrace, lambda trace: TraceSource(trace, int(trace.has_step.sum())))
 source_of.register(Probe, ProbeSource)
 source_of.register(Calibration, CalibrationSource)
 

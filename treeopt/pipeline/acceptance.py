@@ -60,7 +60,6 @@ def survivals(calibration: Any, path: Path) -> Told:
 @survivals.register
 def _(trace: RankTrace, path: Path) -> Told:
     """Survival at the steps that decoding takes with each length, which visits other states the longer the chain is."""
-    trace = trace.repeated()
     owns = {f"group {name}": np.flatnonzero(trace.group == g) for g, name in enumerate(trace.group_names)}
     parts = {ALL: trace, **{name: trace.select(own) for name, own in owns.items() if len(own)}}
     depth, groups = min(trace.num_heads, MOST_DEPTH), dict[str, acceptance.Survivals]()

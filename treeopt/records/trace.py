@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from io import BytesIO
@@ -32,7 +32,6 @@ from treeopt.records.origins import Origins, ShardRecord
 from treeopt.records.pools import Marginals, Pools
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
-MOST_WEIGHT = 1000  # times that a sequence may count
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
 FOLDS = 5  # of cross-validation
 SCHEMA = storage.schema("trace")
@@ -122,7 +121,6 @@ class RankTrace(Answers):
     end           : (S,)   uint8  why each sequence ended (`End`)
     group         : (S,)   int16  index into meta["group_names"]
     cluster       : (S,)   int32  conversation that a sequence is a turn of; absent: each is its own
-    weight        : (S,)   float32  how many times each counts, a whole number; absent: once (`repeated`)
     target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
     pool_places   : (P, n, L (L + 1) / 2) uint8  of dynamic trees, as meta["pools"] says: see `Pools`
     marginal_places : (P, n, L (L + 1) / 2) uint8  of trees over marginals, as meta["marginals"] says
@@ -142,7 +140,6 @@ class RankTrace(Answers):
     end: NDArray[np.uint8] | None = None
     group: NDArray[np.int16] | None = None
     cluster: NDArray[np.int32] | None = None
-    weight: NDArray[np.float32] | None = None
     target_rank: NDArray[np.int16] | None = None
     pool_places: NDArray[np.uint8] | None = None
     marginal_places: NDArray[np.uint8] | None = None
@@ -178,8 +175,6 @@ class RankTrace(Answers):
         for name, low in (("tokens", 0), ("target_rank", MISS)):
             for array in self._arrays(name).values():
                 within(low, **{name: int(array.min())})
-        if self.weight is not None and not (np.isin(self.weight, np.arange(1, MOST_WEIGHT + 1))).all():
-            raise InvalidInput(f"weight must be whole numbers from 1 to {MOST_WEIGHT}, but some are not.")
 
     @property
     def num_heads(self) -> int:
@@ -228,20 +223,6 @@ class RankTrace(Answers):
         own |= {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
         return RankTrace(starts=np.cumsum([0, *self.lengths[sequences]]), **own, meta=meta)
 
-    def repeated(self) -> RankTrace:
-        """The trace in which every sequence stands as often as its weight says, in the same conversations as before.
-
-        So all that is summed over states counts them by their weight, and conversations stay what is drawn again.
-
-        >>> one = RankTrace(np.array([[0], [-2], [1], [-2]]), np.array([0, 2, 4]), weight=np.array([1, 2]))
-        >>> one.repeated().ranks[:, 0].tolist(), one.repeated().clusters.tolist()
-        ([0, -2, 1, -2, 1, -2], [0, 1, 1])
-        """
-        if self.weight is None:
-            return self
-        sequences = np.repeat(np.arange(self.num_sequences), self.weight.astype(np.int64))
-        return replace(self.select(sequences), cluster=self.clusters[sequences].astype(np.int32), weight=None)
-
     @classmethod
     def concatenate(cls, traces: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
         """All sequences of several traces of the same kind; their conversations stay apart.
@@ -269,15 +250,18 @@ class RankTrace(Answers):
 
     @classmethod
     def load(cls, path: str | Path) -> RankTrace:
-        arrays = npz.read(path, ("ranks", "starts"), (*FORMS, "meta"))
+        arrays = npz.read(path, ("ranks", "starts"), (*FORMS, "meta", "weight"))
+        if "weight" in arrays:
+            raise InvalidInput(
+                f"{path} weighs its conversations, which this version does not: calibrate on the traffic itself."
+            )
         meta = read_meta(path, arrays, SCHEMA)
         try:
             trace = cls(**npz.fitting(arrays, FORMS), meta=meta)
             trace.check()
-            alike = trace.weight is not None and len(np.unique(trace.weight)) == 1
-            return replace(trace, weight=None) if alike else trace  # whatever all count, they count the same
         except InvalidInput as error:
             raise InvalidInput(f"{path} is not a rank trace: {error}") from None
+        return trace
 
 
 def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) -> dict[str, Any]:
@@ -334,7 +318,6 @@ FORMS = {
     "end": npz.Form(np.uint8, "sequences"),
     "group": npz.Form(np.int16, "sequences"),
     "cluster": npz.Form(np.int32, "sequences"),
-    "weight": npz.Form(np.float32, "sequences"),
     "target_rank": npz.Form(np.int16, "states"),
     "pool_places": npz.Form(np.uint8, "states topks places"),
     "marginal_places": npz.Form(np.uint8, "states widths marginal-places"),

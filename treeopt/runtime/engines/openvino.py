@@ -9,14 +9,16 @@ exact        all is computed in float32: the texts of every draft are plain deco
 as it comes  nothing is forced; on a processor with bfloat16 it decodes in that, and drafts change some texts
 
 Models and drafters are read as optimum-intel converts them, from the user's cache, where a folder is named for the weights that
-it was made from. optimum-intel needs other versions than treeopt does, so the user runs it: what is not converted yet is
-refused with the command to run.
+it was made from. optimum-intel needs other versions than treeopt does, so it has an environment of its own: its `optimum-cli` is
+run where it is on PATH, and elsewhere what is not converted yet is refused with the command to run.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import subprocess
 import tempfile
 import time
 from collections import deque
@@ -224,9 +226,9 @@ def converted_drafter(drafter: DraftModel | Eagle3Heads, target: Target) -> Path
 
 
 def _made(what: str, name: str, save: Callable[[Path], object], options: Sequence[str]) -> Path:
-    """The folder of that name in the cache, as optimum-intel converted it.
+    """The folder of that name in the cache, converted by the `optimum-cli` on PATH where it is missing.
 
-    Raises Unsupported, with the command to run, where it is missing; the model to convert is saved beside it.
+    Raises Unsupported, with the command to run, where there is none or it fails; the model to convert is saved beside it.
     """
     folder = user_cache() / "openvino" / f"{name}-{OPENVINO}-{OPTIMUM_INTEL}"
     if (folder / MODEL_FILE).is_file():
@@ -236,26 +238,38 @@ def _made(what: str, name: str, save: Callable[[Path], object], options: Sequenc
         if made is not None:
             with loadable(f"{what} must be written for its conversion", source.name):
                 save(made)
-    line = command_line("optimum-cli", "export", "openvino", "--model", source, "--task", TASK, *options, folder)
-    raise Unsupported(
+    words = ("optimum-cli", "export", "openvino", "--model", source, "--task", TASK, *options)
+    refusal = (
         f"OpenVINO reads {what} as optimum-intel converts it. In an environment with optimum-intel[openvino]=={OPTIMUM_INTEL} and "
-        f"openvino=={OPENVINO} (docs/engines.md), which is another than treeopt's, run this, and then the same command again: {line}"
+        f"openvino=={OPENVINO} (docs/engines.md), which is another than treeopt's, run this, and then the same command again: "
+        f"{command_line(*words, folder)}"
     )
+    if shutil.which("optimum-cli") is None:
+        raise Unsupported(refusal)
+    with folder_made_once(folder) as made:
+        if made is not None:
+            result = subprocess.run([*map(str, words), str(made)], capture_output=True, text=True)
+            if result.returncode or not (made / MODEL_FILE).is_file():
+                end = result.stderr.strip().rpartition("\n")[2]
+                raise Unsupported(f"optimum-cli ended with {result.returncode}: {end}. {refusal}")
+    return folder
 
 
 def name_layers(folder: Path, outputs: Sequence[int]) -> None:
     """Say in an EAGLE-3 model which of the target's outputs it reads, where it does not say so yet."""
     import openvino
+    from filelock import FileLock
 
     file, named = folder / MODEL_FILE, folder / "named.xml"
-    model = openvino.Core().read_model(file)
-    if model.has_rt_info("hidden_layers_list"):
-        return
-    model.set_rt_info(list(outputs), "hidden_layers_list")
-    openvino.save_model(model, named, compress_to_fp16=False)
-    del model  # it holds the file of weights
-    for suffix in (".bin", ".xml"):
-        named.with_suffix(suffix).replace(file.with_suffix(suffix))
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        model = openvino.Core().read_model(file)
+        if model.has_rt_info("hidden_layers_list"):
+            return
+        model.set_rt_info(list(outputs), "hidden_layers_list")
+        openvino.save_model(model, named, compress_to_fp16=False)
+        del model  # it holds the file of weights
+        for suffix in (".bin", ".xml"):
+            named.with_suffix(suffix).replace(file.with_suffix(suffix))
 
 
 def _words(tokenizer: Any) -> str:
