@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # `make gpu` takes the PYTHON that it is given, which may be one beside a driver; else that of .venv where there is one.
 GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
 
-# Tests in OpenVINO convert their models with the optimum-cli of .venv/openvino, and skip where it is not made.
+# Tests in OpenVINO convert their models by the optimum-cli that `make .venv/.openvino` installs, and skip without it.
 PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: demo test answers test-long test-all engines engines-start gpu gpu-dry lint docs wheel clean
@@ -16,7 +16,7 @@ PYTEST := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loa
 demo: .venv/.installed ## Find the best tree for the built-in demo model, here, and prove it
 	$(BIN)/treeopt run
 
-test: .venv/.test ## Run the test suite, doctests included: five minutes on two cores
+test: .venv/.test ## Run the test suite, doctests included: ten minutes on two cores
 	$(PYTEST)
 
 answers: .venv/.test ## Say which answers of tests/answers moved, and by how many errors; WRITE=1 writes them anew
@@ -64,12 +64,13 @@ wheel: .venv/.test ## Build the wheel, and test it with the sources gone
 
 # optimum-intel converts what OpenVINO reads, and needs other versions than treeopt. Its EAGLE-3 imports einops and diffusers
 # without asking for them; torchvision is of another torch, and openvino-telemetry reports what is converted.
-.venv/openvino: .venv/.test
-	rm -rf $@ && $(PYTHON) -m venv $@
-	$@/bin/python -m pip install --quiet --no-compile 'optimum-intel[openvino]==2.2.0' openvino==2026.4.1 torch==2.13.0
-	$@/bin/python -m pip install --quiet --no-compile --no-deps einops 'diffusers<0.38'
-	$@/bin/python -m pip uninstall --quiet --yes torchvision openvino-telemetry
+.venv/.openvino: .venv/.test
+	$(PYTHON) -m venv --clear .venv/openvino
+	.venv/openvino/bin/python -m pip install --quiet --no-compile 'optimum-intel[openvino]==2.2.0' openvino==2026.4.1 torch==2.13.0
+	.venv/openvino/bin/python -m pip install --quiet --no-compile --no-deps einops 'diffusers<0.38'
+	.venv/openvino/bin/python -m pip uninstall --quiet --yes torchvision openvino-telemetry
 	ln -sf ../openvino/bin/optimum-cli $(BIN)/optimum-cli
+	touch $@
 
 clean:
 	rm -rf .venv dist build treeopt-run

@@ -206,6 +206,42 @@ def test_a_missing_conversion_names_the_command_to_run(target, drafter, tmp_path
     assert not folder.exists()
 
 
+@pytest.fixture
+def convert(tmp_path, monkeypatch):
+    """Convert with an `optimum-cli` that writes one file and ends with a status."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a $(touch x)"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def run(written, status):
+        script = f'#!/bin/sh\nfor folder; do :; done\ntouch "$folder/{written}"\necho "no room" >&2; exit {status}'
+        (tmp_path / "optimum-cli").write_text(script)
+        (tmp_path / "optimum-cli").chmod(0o755)
+        return openvino._made("a model", "name", lambda source: None, ())
+
+    return run
+
+
+def test_the_converter_on_path_is_run_once(convert, tmp_path):
+    """One that fails leaves nothing behind."""
+    with pytest.raises(Unsupported, match=r"optimum-cli ended with 3: no room\. OpenVINO reads"):
+        convert(openvino.MODEL_FILE, 3)
+    for status in (0, 3):
+        assert (convert(openvino.MODEL_FILE, status) / openvino.MODEL_FILE).is_file()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a $(touch x)", "optimum-cli"]
+
+
+def test_a_conversion_without_a_model_is_refused(convert):
+    for status in (0, 3):
+        with pytest.raises(Unsupported, match="then the same command again: optimum-cli export openvino"):
+            convert("config.json", status)
+
+
+@pytest.mark.parametrize("file", ["Makefile", "docs/engines.md"])
+def test_the_converter_is_of_the_versions_that_a_refusal_names(file):
+    line = f"'optimum-intel[openvino]=={openvino.OPTIMUM_INTEL}' openvino=={openvino.OPENVINO} torch=="
+    assert line in (Path(__file__).parents[1] / file).read_text(encoding="utf-8")
+
+
 def test_a_converted_layer_says_which_layers_it_reads(tmp_path):
     """Once: a model that says it already stays as it is."""
     import openvino as runtime

@@ -228,7 +228,7 @@ def converted_drafter(drafter: DraftModel | Eagle3Heads, target: Target) -> Path
 def _made(what: str, name: str, save: Callable[[Path], object], options: Sequence[str]) -> Path:
     """The folder of that name in the cache, converted by the `optimum-cli` on PATH where it is missing.
 
-    Raises Unsupported, with the command to run, where there is none or it fails; the model to convert is saved beside it.
+    Raises Unsupported, with the command to run, where there is none or it fails. The model to convert is saved beside it.
     """
     folder = user_cache() / "openvino" / f"{name}-{OPENVINO}-{OPTIMUM_INTEL}"
     if (folder / MODEL_FILE).is_file():
@@ -249,9 +249,11 @@ def _made(what: str, name: str, save: Callable[[Path], object], options: Sequenc
     with folder_made_once(folder) as made:
         if made is not None:
             result = subprocess.run([*map(str, words), str(made)], capture_output=True, text=True)
-            if result.returncode or not (made / MODEL_FILE).is_file():
+            if result.returncode:
                 end = result.stderr.strip().rpartition("\n")[2]
                 raise Unsupported(f"optimum-cli ended with {result.returncode}: {end}. {refusal}")
+    if not (folder / MODEL_FILE).is_file():  # a conversion by hand that was cut off
+        raise Unsupported(refusal)
     return folder
 
 
