@@ -100,13 +100,11 @@ def _added(kind: str, names: Container[str], told: Settings, count: int) -> list
         return [*CODEBOOKS, *(f"layers.{i}.{name}" for i in range(count) for name in CONVOLUTIONS)]
     if kind == "dflash":
         return []
-    added, has_confidence = (
-        [f"{MARKOV}markov_w1.weight", f"{MARKOV}markov_w2.weight"],
-        told.get("enable_confidence_head"),
-    )
+    added = [f"{MARKOV}markov_w1.weight", f"{MARKOV}markov_w2.weight"]
+    has_confidence = told.get("enable_confidence_head") is True
     for part in (f"{MARKOV}gate_proj", f"{MARKOV}joint_proj", f"{CONFIDENCE}proj"):
         pair = [f"{part}.weight", f"{part}.bias"]
-        if any(name in names for name in pair) or (part.startswith(CONFIDENCE) and has_confidence is True):
+        if any(name in names for name in pair) or (part.startswith(CONFIDENCE) and has_confidence):
             added += pair
     return added
 

@@ -42,7 +42,7 @@ from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
 from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.folder import loadable
+from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Passes, Prompts, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
@@ -248,7 +248,8 @@ def _made(what: str, name: str, save: Callable[[Path], object], options: Sequenc
         raise Unsupported(refusal)
     with folder_made_once(folder) as made:
         if made is not None:
-            result = subprocess.run([*map(str, words), str(made)], capture_output=True, text=True)
+            command = [*map(str, words), str(made)]
+            result = subprocess.run(command, capture_output=True, text=True, env=other_environment())
             if result.returncode:
                 end = result.stderr.strip().rpartition("\n")[2]
                 raise Unsupported(f"optimum-cli ended with {result.returncode}: {end}. {refusal}")
