@@ -5,7 +5,7 @@ sequoia         Sequoia, paper, Algorithm 4: dynamic programme, an acceptance ma
 sequoia_loops   Sequoia, tree_search.py, commit 0ff3ff7: the same for one vector, in loops over tensors
 literal_table   Medusa, gen_results.py: hits over 16100, whatever was measured
 
-All maximise what `treeopt.growth.objectives.grow_independent` does: the sum over the nodes of the product of
+All maximise what `treeopt.growth.grow.grow_products` does: the sum over the nodes of the product of
 acceptances along their paths. Sizes count the root. Their two quirks are kept: siblings come without gaps,
 and the first node is (0,).
 

@@ -61,7 +61,7 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
             plan_trees(trace, profile, PlanRequest(Limits(max_depth=depth), batch_sizes=(1,))).entries[0]
             for depth in range(1, HEADS + 1)
         ]
-        at_sizes = TraceSource(trace).crossfit(Limits(max(SIZES), max_depth=HEADS, shape="sibling-closed"), "replay")
+        at_sizes = TraceSource(trace).crossfit(Limits(max(SIZES), max_depth=HEADS, shape="sibling-closed"))
         measured = []
         for entry in plan.entries:
             file = run.bench_of(entry.batch_size)

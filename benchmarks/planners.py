@@ -19,7 +19,7 @@ from baselines import Choice, Table, expected, explore_graph, sequoia, sequoia_l
 
 from treeopt.files.places import shipped
 from treeopt.files.provenance import machine
-from treeopt.growth.objectives import grow_independent
+from treeopt.growth.grow import grow_products
 from treeopt.records.calibration import Calibration
 from treeopt.trees.shapes import Limits
 
@@ -39,7 +39,7 @@ class Case:
 
 
 def ours(accept: Table, size: int) -> Result:
-    family = grow_independent(accept, Limits(size, max_rank=accept.shape[1] - 1))
+    family = grow_products(accept, Limits(size, max_rank=accept.shape[1] - 1))
     return list(family.tree(size).paths[1:])
 
 

@@ -7,7 +7,6 @@ its own: seconds and the most memory that it held, the trace among it. `--sample
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import resource
 import subprocess
@@ -21,7 +20,7 @@ import numpy as np
 from traffic import step_profile, traffic
 
 from treeopt.files.provenance import machine
-from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
+from treeopt.growth.grow import grow, grow_products
 from treeopt.growth.replay import dynamic_rates, replay_trees
 from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.trace import RankTrace
@@ -125,17 +124,16 @@ def main() -> None:
         return
     accept = np.sort(np.random.default_rng(0).dirichlet(np.ones(12), 5)[:, :10], axis=1)[:, ::-1]
     for nodes in (64, 512):
-        ms = milliseconds(lambda n=nodes: grow_independent(accept, Limits(n)).tree(n))
+        ms = milliseconds(lambda n=nodes: grow_products(accept, Limits(n)).tree(n))
         print(f"best {nodes}-node tree from a 5 x 10 table: {ms:.2f} ms")
     trace = synthetic_trace(1000, 100, 5)
-    for objective in OBJECTIVES:
-        ms = milliseconds(functools.partial(grow, trace, Limits(64), objective=objective), 3)
-        print(f"{objective} family to 64 rows, 10^5 states: {ms:.0f} ms")
+    ms = milliseconds(lambda: grow(trace, Limits(64)), 3)
+    print(f"trees to 64 rows, 10^5 states: {ms:.0f} ms")
     large = synthetic_trace(10_000, 100, 5)
     limits = Limits(256)
-    ms = milliseconds(lambda: grow(large, limits, objective="joint"), 1)
-    print(f"joint family to 256 rows, 10^6 states: {ms / 1e3:.1f} s")
-    family = grow(large, limits, objective="joint")
+    ms = milliseconds(lambda: grow(large, limits), 1)
+    print(f"trees to 256 rows, 10^6 states: {ms / 1e3:.1f} s")
+    family = grow(large, limits).family(256)
     ms = milliseconds(lambda: replay_trees(large, family.paths, family.sizes), 1)
     print(f"replay of all 256 sizes, 10^6 states: {ms / 1e3:.1f} s")
     dynamic(with_pools(large))

@@ -24,7 +24,7 @@ import torch
 
 from treeopt import pipeline
 from treeopt.files.provenance import machine
-from treeopt.growth.objectives import grow_replay
+from treeopt.growth.grow import grow
 from treeopt.growth.replay import replay, tells
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline.bench import held_out
@@ -124,9 +124,9 @@ def rate(trace: RankTrace, tree: Draft) -> Predicted:
 def block_sweep(trace: RankTrace, known: Mapping[str, Entrant]) -> dict[str, Entrant]:
     """Chains, grown trees and trees over marginals that a user of a block drafter might try: 12, but those that are known."""
     deepest = trace.num_heads
-    family = grow_replay(trace, Limits(max(TREE_ROWS), deepest))
+    grown = grow(trace, Limits(max(TREE_ROWS), deepest))
     tried: list[Draft] = [Tree.chain(n) for n in CHAINS if n <= deepest]
-    tried += [family.tree(rows) for rows in TREE_ROWS] + [DDTree(deepest, 4, rows) for rows in TREE_ROWS]
+    tried += [grown.tree(rows) for rows in TREE_ROWS] + [DDTree(deepest, 4, rows) for rows in TREE_ROWS]
     drafts = {one.draft for one in known.values()}
     return {
         one.name if one.kind == "ddtree" else f"{one.kind} {len(one)}": Entrant(one, rate(trace, one))

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from treeopt.files.provenance import machine
-from treeopt.growth.objectives import grow
-from treeopt.growth.probed import COVERAGE, grow_coverage, probe_tree
+from treeopt.growth.grow import grow
+from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.calibration import Calibration
@@ -71,7 +71,7 @@ def sweep(
     halves = [replace(session.prompts, conversations=conversations[i::2]) for i in (0, 1)]
     traces = [collect_trace(setup, half) for half in halves]
     asked, others = (turn_prompts(half, trace) for half, trace in zip(halves, traces, strict=True))
-    greedy_tree = grow(traces[0], Limits(size, shape=SHAPE), objective="replay").tree(size)
+    greedy_tree = grow(traces[0], Limits(size, shape=SHAPE)).tree(size)
     prompts, of = [prompt.tokens for prompt in others], [prompt.cluster for prompt in others]
 
     def measured(tree: Tree, rule: Typical) -> list[AnswerRow]:
@@ -87,7 +87,7 @@ def sweep(
                 batch_size=batch_size,
                 tree=probe_tree(Calibration.from_trace(traces[0]), size=probe_size, policy=policy),
             )
-            rates = source_of(probe).crossfit(Limits(size, shape=SHAPE), COVERAGE).rates(size)
+            rates = source_of(probe).crossfit(Limits(size, shape=SHAPE)).rates(size)
             predicted.append((rates.replayed, rates.stderr))
             policy = grow_coverage(probe, Limits(size, shape=SHAPE)).tree(size)
         rows = measured(policy, rule)

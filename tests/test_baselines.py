@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth.objectives import grow_independent
+from treeopt.growth.grow import grow_products
 from treeopt.trees.shapes import Limits
 
 from .test_growth import every_tree
@@ -27,14 +27,14 @@ def table(seed: int, depth: int = 3, ranks: int = 4, *, falling: bool = False):
 
 
 def ours(accept, size: int):
-    family = grow_independent(accept, Limits(size))
+    family = grow_products(accept, Limits(size))
     return family.tokens_per_step(len(family))
 
 
 @given(SEEDS, st.integers(2, 40))
 def test_medusas_growth_is_ours_on_falling_tables_node_by_node(seed, size):
     accept = table(seed, falling=True)
-    assert list(grow_independent(accept, Limits(size)).paths[1:]) == explore_graph(accept, size)
+    assert list(grow_products(accept, Limits(size)).paths[1:]) == explore_graph(accept, size)
 
 
 @given(SEEDS, st.integers(1, 25))

@@ -124,7 +124,7 @@ def test_groups_add_up_to_the_whole():
     groups = calibration.meta["groups"]
     assert (sum(g["hits"] for g in groups.values()) == calibration.hits).all()
     assert (sum(g["trials"] for g in groups.values()) == calibration.trials).all()
-    held_out = source_of(trace).crossfit(Limits(6), "joint")
+    held_out = source_of(trace).crossfit(Limits(6))
     rates = rates_by_group(held_out.every[5], trace)
     even = trace.clusters % 2 == 0
     tokens, steps = (trace.lengths - 1)[even].sum(), held_out.every[5].steps[::2].sum()

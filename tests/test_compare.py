@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import treeopt
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.drift import SURVIVAL, TOP_1, reach, shifts
+from treeopt.growth.grow import grow
 from treeopt.growth.heldout import folds
-from treeopt.growth.objectives import grow
 from treeopt.growth.replay import replay
 from treeopt.pipeline.run import groups_of
 from treeopt.planning.compared import Compared, DrafterFigure, winner
@@ -155,14 +155,14 @@ def test_the_best_is_grown_on_other_conversations_and_chosen_by_others(seed):
     ms = {1: 10.0, 2: 11.0 + np.pi / 30, 3: 12.0 + np.e / 30, 4: 13.0 + 2**0.5 / 30}
     points = [StepTiming(1, 64, n, d, (ms[n],)) for n in (2, 3, 4) for d in (1, 2) if d < n]
     profile = LatencyProfile(tuple(points), (StepTiming(1, 64, 1, 0, (10.0,)),))
-    plan = plan_trees(other, profile, PlanRequest(Limits(4), objective="joint"))
+    plan = plan_trees(other, profile, PlanRequest(Limits(4)))
     (found,) = plan_losses(plan, trace, profile)
-    families = {d: grow(trace, Limits(4, d), objective="joint") for d in (1, 2)}
+    families = {d: grow(trace, Limits(4, d)) for d in (1, 2)}
     keys = [(d, n) for d, family in families.items() for n in family.sizes if max(family.tree(n).depth, 1) == d]
     steps = {key: np.zeros(12, dtype=int) for key in keys}
     for train, test in folds(trace):
         for d, n in keys:
-            tree = grow(trace.select(train), Limits(4, d), objective="joint").tree(n)
+            tree = grow(trace.select(train), Limits(4, d)).tree(n)
             steps[d, n][test] = replay(trace.select(test), tree).steps
     steps |= {("chain", n): replay(trace, Tree.chain(n - 1)).steps for n in (2, 3)}
     spent = 0.0
@@ -225,9 +225,9 @@ def test_the_losses_of_two_groups_by_hand():
 
     Grown on all, x counts more and y gets 1 token a step, half of what it could.
     """
-    x, y = constant([0, 0], n=55), constant([1, 3], n=20)  # no fold has too few of y
+    x, y = constant([0, 0], n=75), constant([1, 3], n=20)  # no fold has too few of y
     trace = grouped(x=x, y=y)
-    request = PlanRequest(Limits(3, max_rank=1), objective="joint")
+    request = PlanRequest(Limits(3, max_rank=1))
     shared = plan_trees(trace, request=request)
     assert shared.entries[0].tree.medusa_choices == [[0], [0, 0]]
     losses = {one.group: one.share for one in group_losses(shared, trace, None)}

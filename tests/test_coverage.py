@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn, rates_by_group
-from treeopt.growth.probed import COVERAGE, grow_coverage, guess_counts, tokens_of_trees
+from treeopt.growth.probed import grow_coverage, guess_counts, tokens_of_trees
 from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
@@ -206,14 +206,14 @@ def probe():
 
 def test_figures_of_a_probe_are_held_out(probe):
     limits = Limits(12, max_depth=2, max_rank=3)
-    held_out = source_of(probe).crossfit(limits, COVERAGE)
+    held_out = source_of(probe).crossfit(limits)
     fold = fold_numbers(probe)
     for f in range(FOLDS):
         tree = grow_coverage(probe.select(np.flatnonzero(fold != f)), limits).tree(12)
         test = np.flatnonzero(fold == f)
         assert held_out.every[11].tokens[test].tolist() == replay_probe(probe, tree).tokens[test].tolist()
     assert held_out.every[11].steps.tolist() == np.diff(probe.starts).tolist()
-    assert held_out.family.paths == grow_coverage(probe, limits).paths
+    assert held_out.grown.family(12).paths == grow_coverage(probe, limits).paths
     rates = held_out.rates(12)
     assert rates.replayed == pytest.approx(held_out.every[11].tokens.sum() / len(probe.accepted))
     assert rates.stderr > 0
@@ -235,8 +235,8 @@ def test_a_plan_can_be_made_of_a_probe(probe):
     entry = plan.entries[0]
     best = 0.0
     for depth in (1, 2, 3):
-        held_out = source_of(probe).crossfit(Limits(24, max_depth=depth), COVERAGE)
-        for size, rate in zip(held_out.family.sizes, held_out.tokens_per_step, strict=True):
+        held_out = source_of(probe).crossfit(Limits(24, max_depth=depth))
+        for size, rate in zip(held_out.grown.sizes, held_out.tokens_per_step, strict=True):
             best = max(best, 1e3 * rate / cost(size))
     assert plan.objective == "coverage"
     assert entry.chosen.tokens_per_s == pytest.approx(best, rel=0.005)
@@ -258,7 +258,7 @@ def test_a_plan_for_the_policy_itself_has_no_warning_that_it_is_approximate(prob
 
 def test_what_cannot_be_grown_is_said(probe):
     with pytest.raises(OutOfRange, match="at least 2 sequences"):
-        source_of(probe.select(np.array([0]))).crossfit(Limits(4), COVERAGE)
+        source_of(probe.select(np.array([0]))).crossfit(Limits(4))
     empty = np.flatnonzero(np.diff(probe.starts) == 0)
     with pytest.raises(OutOfRange, match="more than one token"):
         grow_coverage(probe.select(empty), Limits(4))

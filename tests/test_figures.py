@@ -11,8 +11,7 @@ from hypothesis import given
 from tests.conftest import random_trace, traces, trees
 from tests.test_coverage import random_probe, replay_probe
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.objectives import grow
-from treeopt.growth.probed import COVERAGE
+from treeopt.growth.grow import grow
 from treeopt.growth.replay import replay
 from treeopt.growth.source import source_of
 from treeopt.planning.compared import DrafterFigure, DraftersCompared
@@ -116,8 +115,7 @@ def some_groups(heads: int, names) -> dict:
 
 def grown(heads: int, size: int):
     trace = long_trace(heads)
-    family = grow(trace, Limits(size), objective="replay")
-    return tree_data(family.tree(len(family)), trace)
+    return tree_data(grow(trace, Limits(size)).largest(size), trace)
 
 
 # Numbers
@@ -238,9 +236,7 @@ def test_groups_go_by_the_accuracy_of_head_1():
 def test_sizes_are_cross_fitted_and_chains_replayed():
     trace, limits = long_trace(3), Limits(12, max_depth=3)
     panel = sizes_chart(trace, Limits(12))[0]
-    for objective in source_of(trace).objectives:
-        want = source_of(trace).crossfit(limits, objective).tokens_per_step
-        assert panel[f"grown: {objective}"].y == pytest.approx(want)
+    assert panel["grown: replay"].y == pytest.approx(source_of(trace).crossfit(limits).tokens_per_step)
     (area,) = [one for one in panel.series if one.kind == "area"]
     assert (area.ends[0] <= area.y).all() & (area.y <= area.ends[1]).all()
     chains = [replay(trace, Tree.chain(depth)).tokens_per_step for depth in (1, 2, 3)]
@@ -248,14 +244,14 @@ def test_sizes_are_cross_fitted_and_chains_replayed():
 
 
 def test_sizes_of_a_probe_are_those_of_its_steps():
-    """Once they were of the greedy trace beside it, with the plan's objective in the caption."""
+    """Once they were of the greedy trace beside it, whatever the plan was made from."""
     rng, policy = np.random.default_rng(3), Tree.chain(2)
     probe = random_probe(rng, Tree.dense([3, 2]), 400, policy=policy)
     probe = replace(probe, meta={**probe.meta, "acceptance": {"rule": "typical", "temperature": 0.7}})
-    chart = sizes_chart(probe, Limits(8), objective="coverage")
+    chart = sizes_chart(probe, Limits(8))
     (curve,) = [one for one in chart[0].series if one.label.startswith("grown")]
     limits = Limits(8, max_depth=2, max_rank=9)
-    assert curve.y == pytest.approx(source_of(probe).crossfit(limits, COVERAGE).tokens_per_step)
+    assert curve.y == pytest.approx(source_of(probe).crossfit(limits).tokens_per_step)
     assert "--acceptance typical" in chart.caption
     chains = [replay_probe(probe, Tree.chain(d)).tokens_per_step for d in (1, 2)]
     assert chart[0]["chains of top-1"].y == pytest.approx(chains)

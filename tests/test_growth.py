@@ -1,6 +1,7 @@
 """Growth against every tree there is, closed forms and published trees; shapes against their definitions."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.objectives import grow, grow_independent, grow_joint, grow_replay
+from treeopt.growth.grow import ROUNDS, SMALL, TraceGrowth, grow, grow_products, most_frequent, product_values
+from treeopt.growth.paths import Paths
 from treeopt.growth.replay import growth_index, replay
-from treeopt.growth.worth import product_values
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
+from treeopt.records.calibration import count_hits
 from treeopt.records.trace import RankTrace
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
 from treeopt.trees.shapes import GROWN, SHAPES, Limits
@@ -68,7 +70,7 @@ def test_products_are_best_for_every_size(seed, zeros):
         accept[rng.random(accept.shape) < 0.3] = 0.0
     accept = -np.sort(-accept, axis=1)
     wanted = best_values(lambda tree: product_values(accept, tree.paths).sum())
-    check_best(grow_independent(accept, Limits(MOST)), wanted)
+    check_best(grow_products(accept, Limits(MOST)), wanted)
 
 
 @given(seed=st.integers(0, 10**6))
@@ -78,12 +80,17 @@ def test_frequencies_are_best_for_every_size(seed):
     trace = random_trace(np.random.default_rng(seed), np.array([9, 14]), heads=DEPTH, ranks=RANKS)
     states, ranks = trace.has_step, trace.ranks.copy()
     ranks[states] = commonest_first(ranks[states])
-    family = grow_joint(replace(trace, ranks=ranks), Limits(MOST, max_rank=RANKS - 1))
+    paths = Paths.of_ranks(ranks[states], RANKS)
+    nodes = most_frequent(paths, np.bincount(paths.of), np.ones((DEPTH, RANKS)), Limits(MOST))
 
     def value(tree: Tree) -> float:
         return 1 + (growth_index(ranks[states], tree.paths) < len(tree)).sum() / states.sum()
 
-    check_best(family, best_values(value))
+    best = best_values(value)
+    for size in range(1, MOST + 1):
+        tree = Tree.from_choices(nodes[1:size])
+        assert SHAPES["sibling-closed"](tree)
+        assert value(tree) == pytest.approx(best[size])
 
 
 def commonest_first(ranks):
@@ -99,7 +106,7 @@ def commonest_first(ranks):
 
 def test_a_chain_is_the_first_rank_of_every_depth():
     accept = np.array([[0.2, 0.5], [0.3, 0.4], [0.1, 0.6]])
-    assert grow_independent(accept, Limits(MOST, shape="chain")).tree(4) == Tree.chain(3)
+    assert grow_products(accept, Limits(MOST, shape="chain")).tree(4) == Tree.chain(3)
 
 
 def test_shapes_contain_each_other():
@@ -129,11 +136,10 @@ def test_low_rank_expands_is_counted_per_parent(tree):
     assert SHAPES["low-rank-expands"](tree) == (closed and lowest)
 
 
-@pytest.mark.parametrize("objective", ["joint", "replay", "independent"])
 @pytest.mark.parametrize("shape", GROWN)
-def test_a_plan_from_a_trace_adds_up_in_every_shape(shape, objective):
+def test_a_plan_from_a_trace_adds_up_in_every_shape(shape):
     trace = random_trace(np.random.default_rng(8), np.array([40, 25, 30, 35, 28, 50]), heads=3, ranks=4)
-    plan = plan_trees(trace, request=PlanRequest(Limits(16, max_rank=3, shape=shape), objective=objective))
+    plan = plan_trees(trace, request=PlanRequest(Limits(16, max_rank=3, shape=shape)))
     (entry,) = plan.entries
     assert SHAPES[shape](entry.tree)
     steps = entry.basis.steps
@@ -147,40 +153,99 @@ def test_an_engine_gets_a_grown_tree_that_it_takes():
     ranks = np.tile([[0, -1], [1, 0], [0, -1]], (5, 1))
     ranks[-2:, 1], ranks[-1] = -2, -2
     trace = RankTrace(np.tile(ranks, (10, 1)), np.arange(0, 151, 15))
-    request = PlanRequest(Limits(4), objective="joint")
+    request = PlanRequest(Limits(4))
     assert plan_trees(trace, request=request).entries[0].tree.choices == [[0], [1], [1, 0]]
     taken = plan_trees(trace, request=replace(request, takes="low-rank-expands"))
     assert taken.entries[0].tree.choices == [[0], [1]]
 
 
 @pytest.mark.parametrize("seeds", [8, pytest.param(40, marks=pytest.mark.long)])
-def test_replay_growth_is_close_to_brute_force_at_every_size(seeds):
+def test_growth_is_close_to_brute_force_at_every_size(seeds):
     losses = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
         trace = random_trace(rng, rng.integers(20, 40, 5), heads=2, ranks=3)
-        family = grow_replay(trace, Limits(5))
+        grown = grow(trace, Limits(5))
         small = [tree for tree in every_tree() if tree.depth <= 2 and len(tree) <= 5 and SHAPES["sibling-closed"](tree)]
         for size in range(2, 6):
             best = max(replay(trace, tree).tokens_per_step for tree in small if len(tree) == size)
-            losses.append(1 - replay(trace, family.tree(size)).tokens_per_step / best)
-    # Nested families cannot all be optimal, and savings are means over a parent; the loss is small.
-    assert np.mean(losses) < 0.006
-    assert np.quantile(losses, 0.9) < 0.02
+            losses.append(1 - replay(trace, grown.tree(size)).tokens_per_step / best)
+    # Five answers; in 40 such traces 0.48 % (growing node by node by replay 0.39 %). Of real traces: benchmarks/growth.py.
+    assert np.mean(losses) < 0.008
+    assert np.quantile(losses, 0.9) < 0.03
     assert max(losses) < 0.07
 
 
-@given(traces())
-def test_replay_gains_are_those_of_replayed_trees(trace):
-    if not trace.has_step.any() or (trace.ranks[trace.has_step] == -2).all(0).any():
+def grown_by_definition(trace, rows: int, budget: int) -> tuple[list, int]:
+    """A family for the tree of so many rows, and the steps of that tree: states are walked through and counted one by one."""
+    ranks, top = trace.ranks.tolist(), trace.top_k
+    hits, trials = count_hits(trace.ranks[trace.has_step], top)
+    product = dict.fromkeys([()], 1.0)
+    for path in [p for d in range(1, trace.num_heads + 1) for p in itertools.product(range(top), repeat=d)]:
+        product[path] = product[path[:-1]] * hits[len(path) - 1, path[-1]] / max(trials[len(path) - 1], 1)
+    visited, best = np.flatnonzero(trace.has_step).tolist(), ([], np.inf)
+    for _ in range(1 + ROUNDS):
+        often = Counter(tuple(ranks[t][:d]) for t in visited for d in range(trace.num_heads + 1))
+        nodes = [()]
+        while len(nodes) < min(budget, len(product)):
+            waiting = [
+                p
+                for p in product
+                if p not in nodes and p[:-1] in nodes and (p[-1] == 0 or (*p[:-1], p[-1] - 1) in nodes)
+            ]
+            nodes.append(min(waiting, key=lambda p: (-often[p], -product[p], len(p), p)))
+        visited = []
+        for begin, end in itertools.pairwise(trace.starts.tolist()):
+            while begin < end - 1:
+                visited.append(begin)
+                tree = nodes[:rows]
+                begin += 1 + sum(tuple(ranks[begin][:d]) in tree for d in range(1, trace.num_heads + 1))
+        best = min(best, (nodes, len(visited)), key=lambda grown: grown[1])
+    return best
+
+
+@given(traces(sequences=6, longest=20))
+@examples(10)
+def test_families_are_those_of_growing_state_by_state(trace):
+    """And every size has the tree that takes fewer steps."""
+    if not trace.has_step.any():
         return
-    family = grow_replay(trace, Limits(12))
-    for size in range(1, len(family) + 1):
+    limits = Limits(10)
+    wanted = [grown_by_definition(trace, rows, 10)[0] for rows in (SMALL, 10)]
+    grown = grow(trace, limits)
+    for size in range(1, 11):
+        steps = [replay(trace, Tree.from_choices(nodes[1:size])).steps.sum() for nodes in wanted]
+        assert grown.family(size).paths == tuple(wanted[int(np.argmin(steps))])
+
+
+@given(traces())
+def test_gains_are_those_of_replayed_trees(trace):
+    if not trace.has_step.any():
+        return
+    for size, family in enumerate(grow(trace, Limits(12)).families, 1):
         assert family.tokens_per_step(size) == pytest.approx(replay(trace, family.tree(size)).tokens_per_step)
+
+
+def test_blocks_change_nothing(monkeypatch):
+    """Sequences are decoded in blocks, and paths numbered by sorting where there may be too many."""
+    rng = np.random.default_rng(3)
+    trace = random_trace(rng, rng.choice([1, 2, 3, 40, 120], 30), 4, 12)
+    sets = rng.random((3, 30)) < 0.7
+    whole, steps, numbers = TraceGrowth(trace, 10, sets).grow(Limits(20))
+    monkeypatch.setattr("treeopt.growth.lanes.AT_ONCE", 50)
+    monkeypatch.setattr("treeopt.growth.paths.MARKED", 0)
+    pieces, other_steps, other_numbers = TraceGrowth(trace, 10, sets).grow(Limits(20))
+    assert [[f.paths for f in one.families] for one in whole] == [[f.paths for f in one.families] for one in pieces]
+    assert (steps[numbers] == other_steps[other_numbers]).all()
+
+
+def test_answers_in_another_order_have_the_same_trees():
+    trace = random_trace(np.random.default_rng(4), np.arange(3, 43, 2), 3, 6)
+    mixed = trace.select(np.random.default_rng(0).permutation(trace.num_sequences))
+    before, after = ([family.paths for family in grow(one, Limits(24)).families] for one in (trace, mixed))
+    assert before == after
 
 
 def test_bad_limits_are_refused():
     with pytest.raises(InvalidInput, match="shape must be sibling-closed or chain, but got 'any'"):
         Limits(2, shape="any")
-    with pytest.raises(InvalidInput, match="independent, joint, replay"):
-        grow(None, Limits(2, max_depth=1, max_rank=1), objective="magic")

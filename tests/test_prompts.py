@@ -231,7 +231,6 @@ def test_a_model_without_a_tokenizer_is_refused_before_its_weights_are_read(tmp_
         (("search", "--calibration", "vicuna-7b-medusa"), "vicuna-7b-medusa1"),
         (("score", "mc_sim_7b", "--calibration", "vicuna-7b-medusa1"), "mc_sim_7b_63"),
         (("plot", "troughput"), "throughput"),
-        (("search", "--calibration", "vicuna-7b-medusa1", "--objective", "reply"), "replay"),
     ],
 )
 def test_a_name_that_is_nearly_one_gets_it(tmp_path, words, meant):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from treeopt.files.places import shipped
-from treeopt.growth.objectives import grow_independent
+from treeopt.growth.grow import grow_products
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
@@ -27,7 +27,7 @@ def table_of(record) -> np.ndarray:
 
 def grown(accept: np.ndarray, budget: int) -> list[tuple[int, ...]]:
     """The nodes in the order of growth; its authors' search takes siblings by rank, as sibling-closed trees do."""
-    return list(grow_independent(accept, Limits(budget)).paths[1:])
+    return list(grow_products(accept, Limits(budget)).paths[1:])
 
 
 @pytest.mark.parametrize("name", PUBLISHED_TREES)
@@ -51,7 +51,7 @@ def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
     record = published_data("figures")["reconstructed_tables"][f"medusa/{name}"][kind]
     accept = table_of(record)
     assert grown(accept, 64) == PUBLISHED_TREES[name]
-    family = grow_independent(accept, Limits(64))
+    family = grow_products(accept, Limits(64))
     wanted = record["check"]["expected_tokens_per_step"]
     assert family.tokens_per_step(64) == pytest.approx(wanted, abs=1e-4)
 
@@ -59,7 +59,7 @@ def test_reconstructed_accuracies_grow_the_published_list_in_order(name, kind):
 def test_accuracies_of_ten_ranks_grow_all_of_mc_sim_in_order():
     accept = table_of(published_data("figures")["mc_sim_7b_63_from_csv"])
     assert grown(accept, 64) == PUBLISHED_TREES["mc_sim_7b_63"]
-    family = grow_independent(accept, Limits(64))
+    family = grow_products(accept, Limits(64))
     assert family.tokens_per_step(64) == pytest.approx(2.5141, abs=5e-5)
 
 
@@ -113,7 +113,7 @@ def test_sequoias_demo_vector_gives_its_published_chain():
     choices = []
     for levels in range(2, config["max_depth"] + 1):
         accept = np.tile(vector[1:-1], (levels - 1, 1))  # index 0 is unused, the last is "none accepted"
-        family = grow_independent(accept, Limits(max(config["valid_budget"]), max_rank=accept.shape[1] - 1))
+        family = grow_products(accept, Limits(max(config["valid_budget"]), max_rank=accept.shape[1] - 1))
         for size, target_time in zip(config["valid_budget"], config["target_time"], strict=True):
             tree = family.tree(size)
             if tree.depth == levels - 1:  # a shallower one is another entry's

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treeopt import pipeline
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.growth.worth import product_values
+from treeopt.growth.grow import product_values
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.memory import weight_bytes

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from treeopt.errors import InvalidInput
+from treeopt.growth.grow import chain_tokens_per_step
 from treeopt.growth.replay import replay
-from treeopt.growth.worth import chain_tokens_per_step
 from treeopt.records.trace import End
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain, accepted_tokens, next_probabilities, reject
 from treeopt.runtime.acceptance.rules import NoiseStream, Sampling, gumbel_argmax, sequence_key, stream_states, uniforms

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth.objectives import grow_joint
+from treeopt.growth.grow import grow_products
 from treeopt.growth.replay import replay, replay_trees
 from treeopt.trees.shapes import Limits
 
@@ -39,10 +39,10 @@ def test_all_sizes_at_once_are_one_by_one(trace, tree):
 
 
 def test_long_sequences_and_many_sizes():
-    """A sum of more than 255 steps does not run over its byte, and sizes beyond 64 need a second word."""
+    """Sums of more than 255 steps, and sizes beyond 64, which need a second word."""
     rng = np.random.default_rng(0)
     trace = random_trace(rng, np.array([1000, 3, 700]), heads=3, ranks=6)
-    family = grow_joint(trace, Limits(150))
+    family = grow_products(np.full((3, 6), 0.1), Limits(150))
     steps = replay_trees(trace, family.paths, family.sizes)
     for size in (1, 2, 63, 64, 65, 128, len(family)):
         assert steps[size - 1].tolist() == slow_steps(trace, family.paths[:size])
@@ -50,8 +50,8 @@ def test_long_sequences_and_many_sizes():
 
 @given(traces(sequences=5), st.integers(1, 300))
 def test_portions_change_nothing(trace, at_once):
-    family = grow_joint(trace, Limits(8))
+    family = grow_products(np.full((trace.num_heads, 4), 0.1), Limits(8))
     whole = replay_trees(trace, family.paths, family.sizes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treeopt.growth.replay.AT_ONCE", at_once)
+        patch.setattr("treeopt.growth.lanes.AT_ONCE", at_once)
         assert (replay_trees(trace, family.paths, family.sizes) == whole).all()

@@ -69,7 +69,7 @@ def test_a_lone_root_is_its_own_best(calibration, trace):
 def test_from_a_trace_the_tree_is_replayed_and_the_best_is_held_out(trace):
     tree = Tree.dense([3, 2])
     score = score_tree(trace, tree)
-    held_out = source_of(trace).crossfit(Limits(len(tree), max_depth=4, max_rank=9), "replay")
+    held_out = source_of(trace).crossfit(Limits(len(tree), max_depth=4, max_rank=9))
     assert score.given.rates.replayed == replay(trace, tree).tokens_per_step
     assert score.best.rates.replayed == held_out.tokens_per_step[-1]
     assert score.given.rates.stderr > 0
@@ -92,7 +92,7 @@ def test_the_distance_is_paired_by_conversation(trace):
 
 
 def test_the_tree_that_the_search_grows_gets_its_held_out_figure(trace):
-    family = source_of(trace).crossfit(Limits(9, max_depth=4, max_rank=9), "replay").family
+    family = source_of(trace).crossfit(Limits(9, max_depth=4, max_rank=9)).grown
     score = score_tree(trace, family.tree(9))
     assert score.distance == 0.0
     assert score.given.rates.replayed == score.best.rates.replayed

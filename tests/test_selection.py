@@ -87,11 +87,10 @@ def _remembered():
 
     known, crossfit = {}, TraceSource.crossfit
 
-    def once(source, limits, objective):
-        key = limits, objective
-        if key not in known:
-            known[key] = crossfit(source, limits, objective)
-        return known[key]
+    def once(source, limits):
+        if limits not in known:
+            known[limits] = crossfit(source, limits)
+        return known[limits]
 
     return once
 
@@ -199,7 +198,7 @@ def test_what_is_hardly_known_does_not_make_the_chosen_one_worse():
 
 def test_of_sizes_as_good_the_smallest_that_was_timed_is_chosen_and_single_samples_have_no_errors(trace):
     """8 and 16 rows were timed; 14, on the line between, look faster than 16 by less than 0.5 %."""
-    rates = source_of(trace).crossfit(Limits(16, max_depth=3), "replay").tokens_per_step
+    rates = source_of(trace).crossfit(Limits(16, max_depth=3)).tokens_per_step
     ends = 0.9 * rates[7], rates[15]  # milliseconds
     ends = ends[0] + 4 * (rates[13] / 1.002 - (ends[0] + 3 * ends[1]) / 4), ends[1]  # 14 rows, 0.2 % faster
     points = tuple(StepTiming(1, 100, n, 3, (ms,)) for n, ms in zip((8, 16), ends, strict=True))

@@ -197,7 +197,6 @@ def search(
     shape: str | None = None,
     max_rank: Natural | None = None,
     max_depth: Count | None = None,
-    objective: str = "replay",
     measured_only: bool = False,
     sample: Count | None = None,
     for_groups: Literal["shared", "own"] = "shared",
@@ -220,7 +219,6 @@ def search(
     shape       : shape of trees: sibling-closed or chain; by default what the engine takes
     max_rank    : largest rank of a node; by default 9, or the engine's
     max_depth   : deepest node; by default the number of heads
-    objective   : what trees are grown by: independent, joint or replay
     measured_only : choose among sizes that were timed, without estimates between
     sample      : plan with so many conversations of the trace, drawn at random; by default all
     for_groups  : shared, one plan for all; own, beside it a plan for each group, in RUN/groups/

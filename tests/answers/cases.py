@@ -39,7 +39,6 @@ CASES = {
     "medusa-neuron": Case("medusa", ("search --budget 16 --for neuron-medusa", "export --to neuron-medusa")),
     "medusa-tgi": Case("medusa", ("search --budget 16 --for tgi --batch-size 1", "export --to tgi")),
     "medusa-one-for-all": Case("medusa", ("search --budget 16 --batch-size 1:0.7,4:0.3", "export --to medusa")),
-    "medusa-joint": Case("medusa", ("search --budget 16 --objective joint --batch-size 1",)),
     "hydra": Case("hydra", ("search --budget 24 --for hydra", "export --to hydra")),
     "eagle3": Case("eagle3", ("search --budget 24", "export --to eagle2", "export --to vllm")),
     "eagle3-vllm": Case("eagle3", ("search --for vllm --budget 8", "export --to vllm")),

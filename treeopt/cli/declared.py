@@ -60,7 +60,7 @@ METAVARS = {
 # The topics whose names complete a parameter; what is no name of theirs is a file, if it may be.
 TOPICS = {
     "calibration": "calibrations", "profile": "profiles", "tree": "trees", "trees": "trees", "drafter": "drafters",
-    "acceptance": "acceptance", "objective": "objectives", "layout": "layouts", "names": "figures", "name": "engines",
+    "acceptance": "acceptance", "layout": "layouts", "names": "figures", "name": "engines",
 }  # fmt: skip
 FILES = ("calibration", "profile", "tree", "trees", "drafter", "model", "prompts", "sources", "from_csv", "from_logs")  # fmt: skip
 FOLDERS = ("run", "runs", "tokenizer")
@@ -242,7 +242,6 @@ def said(text: str, flags: Mapping[str, str]) -> str:
 def names() -> dict[str, list[str]]:
     from treeopt.engines.registry import ENGINES
     from treeopt.files.places import shipped
-    from treeopt.growth.objectives import OBJECTIVES
     from treeopt.records.drafters import DRAFTERS, LAYOUTS
     from treeopt.records.rules import RULES
     from treeopt.report.figures import FIGURES
@@ -255,7 +254,6 @@ def names() -> dict[str, list[str]]:
         "drafters": DRAFTERS,
         "engines": ENGINES,
         "acceptance": RULES,
-        "objectives": OBJECTIVES,
         "layouts": LAYOUTS,
         "figures": FIGURES,
     }

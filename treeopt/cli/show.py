@@ -120,7 +120,7 @@ def status(run: RunDirectory, as_json: bool, *, check: bool = False) -> None:
 def list_(as_json: bool, topic: str | None = None, name: str | None = None) -> None:
     """List engines, shipped files, trees and all that has a name.
 
-    TOPIC is calibrations, profiles, trees, drafters, engines, acceptance, objectives, layouts or figures.
+    TOPIC is calibrations, profiles, trees, drafters, engines, acceptance, layouts or figures.
     With the NAME of an engine everything that is known of it is shown.
 
     \b

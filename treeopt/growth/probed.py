@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.objectives import grow_independent
+from treeopt.growth.grow import grow_products
 from treeopt.records.calibration import Calibration
 from treeopt.records.probe import Probe
 from treeopt.trees.shapes import Limits
@@ -123,7 +123,7 @@ def _places(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
     return np.array([index.get(path, -1) for path in paths])
 
 
-COVERAGE = "coverage"  # the objective that a plan names
+COVERAGE = "coverage"  # what a plan says of how its trees were grown
 _ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # bits that are set in 16 of them
 
 
@@ -138,7 +138,7 @@ def probe_tree(calibration: Calibration, *, size: int, policy: Tree | None = Non
     [[0], [1], [0, 0]]
     """
     or_later = np.cumsum(calibration.accept[:, ::-1], axis=1)[:, ::-1]
-    grown = grow_independent(or_later, Limits(size))
+    grown = grow_products(or_later, Limits(size))
     nodes = set(grown.paths) | set(policy.paths if policy else ())
     return Tree.from_choices(nodes - {()})
 

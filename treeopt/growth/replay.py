@@ -7,7 +7,7 @@ are not fitted to the answers one by one, so that its replay is held-out as a ch
 P states · S sequences · C conversations · D deepest node · N nodes · n trees asked for at once · B bootstrap draws
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
@@ -17,14 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.paths import portions
+from treeopt.growth.lanes import lanes_of, steps_of
+from treeopt.growth.paths import Paths
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.pools import Counts
 from treeopt.records.trace import NO_TRIAL, Answers, RankTrace
 from treeopt.trees.draft import MOST_BLOCK, MOST_ROWS, DDTree, Draft, DynamicLimits, DynamicTree, product_size
-from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree
+from treeopt.trees.tree import Choice, IntArray, Tree
 
-AT_ONCE = 2**26  # states x trees that `replay_trees` walks together, a bit each
+AT_ONCE = 2**20  # states whose ranks are looked up together
 PLACES = np.arange(256)[:, None]  # among nodes, from 0
 AnyDraft = TypeVar("AnyDraft", bound=Draft)
 
@@ -117,10 +118,9 @@ def record_for(drafts: Iterable[Draft], ranks: int = 1) -> Counts:
 def accepted_lengths(trace: RankTrace, draft: Draft) -> NDArray[Any]:
     """(P,) guesses that a step at each state accepts; OutOfRange where the trace does not tell that."""
     if isinstance(draft, Tree):
-        found = np.empty(len(trace.ranks), dtype=np.int16)
-        for here in portions(len(found)):
-            found[here] = (growth_index(trace.ranks[here], draft.paths) < len(draft)).sum(1)
-        return found
+        parts = np.array_split(trace.ranks, -(-len(trace.ranks) // AT_ONCE))
+        found = [(growth_index(part, draft.paths) < len(draft)).sum(1) for part in parts]
+        return np.concatenate(found)
     if (places := places_of(trace, draft)) is None:
         raise OutOfRange(f"The trace does not tell what {draft.name} would accept.")
     return np.asarray((places <= len(draft) - 2).sum(1))
@@ -190,81 +190,26 @@ def visited(trace: RankTrace, accepted: NDArray[Any]) -> IntArray:
 def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], sizes: IntArray) -> IntArray:
     """(n, S) steps of every sequence with each of n nested trees, of the first ``sizes`` of the nodes ``paths``.
 
-    One walk for all trees. Every state keeps, for each prefix of its rank path, the index of that node
-    in ``paths``. The trees that visit a state are one row of bits, and the bits that accept exactly a
-    guesses move on to the state t + 1 + a, all sequences at once.
-    Time O(P x D x n / 64) in words of bits, memory O(P x D) for the indices and `AT_ONCE` bits.
-
     >>> trace = RankTrace(np.array([[0], [1], [0], [-2]]), np.array([0, 4]))
     >>> replay_trees(trace, ((), (1,)), np.array([1, 2])).tolist()
     [[3], [2]]
     """
-    return steps_of(trace, growth_index(trace.ranks, paths), lacking(paths, sizes))
-
-
-def lacking(paths: tuple[Choice, ...], sizes: IntArray) -> BoolArray:
-    """(N+1, n) which nodes nested trees lack; the last row is of what is no node."""
-    return np.asarray(np.arange(len(paths) + 1)[:, None] >= np.minimum(sizes, len(paths)))
+    known = Paths.of_ranks(
+        trace.ranks[:, : max(map(len, paths))], 1 + max(rank for path in paths for rank in (0, *path))
+    )
+    has = np.arange(len(paths) + 1)[:, None] < np.minimum(sizes, len(paths))
+    return steps_of(trace, lanes_of(trace, known.of), growth_index(known.ranks.T, paths), has)
 
 
 def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
     """(n, S) steps of every sequence with dynamic trees of n numbers of rows, of the same levels and topk."""
     assert trace.pools is not None, "the trace must have pools"
-    return steps_of(trace, trace.pools.places_in(levels, topk), np.array(rows) - 2 < PLACES)
+    return _steps_by_place(trace, trace.pools.places_in(levels, topk), rows)
 
 
-def steps_of(trace: RankTrace, order: NDArray[Any], lacks: BoolArray) -> IntArray:
-    """(n, S) steps of every sequence with each of n trees.
-
-    order : (P, D) the true path's node at every state and depth, by any number · lacks : (numbers, n) trees without it
-    """
-    numbers, n = lacks.shape
-    words = -(-n // 64)
-    lacking = np.zeros((numbers, 64 * words), dtype=bool)
-    lacking[:, :n] = lacks
-    masks = np.packbits(lacking, axis=1, bitorder="little").view(np.uint64)  # (numbers, words)
-    everyone = np.packbits(np.arange(64 * words) < n, bitorder="little").view(np.uint64)
-    steps = np.zeros((n, trace.num_sequences), dtype=np.int64)
-    for first, end in _portions(trace, max(AT_ONCE // (64 * words), 1)):
-        base, stop = trace.starts[first], trace.starts[end]
-        starts, lengths = trace.starts[first:end] - base, trace.lengths[first:end]
-        by_length = np.argsort(-lengths, kind="stable")
-        visits = np.zeros((stop - base, words), dtype=np.uint64)
-        visits[starts] = everyone
-        for t in range(int(lengths.max()) - 1):
-            going = by_length[: np.searchsorted(-lengths[by_length], -(t + 1), side="left")]
-            here = starts[going] + t  # states with a step after their sequence's t-th
-            left, last = visits[here], starts[going] + lengths[going] - 1
-            for a in range(order.shape[1] + 1):
-                then = np.minimum(here + 1 + a, last)
-                if a == order.shape[1]:
-                    visits[then] |= left
-                else:
-                    not_node = masks[order[base + here, a]]
-                    visits[then] |= left & not_node
-                    left &= ~not_node
-        visits[starts + lengths - 1] = 0  # no step is taken at the last state
-        steps[:, first:end] = _column_sums(visits, starts)[:, :n].T
-    return steps
-
-
-def _column_sums(bits: NDArray[np.uint64], starts: IntArray) -> IntArray:
-    """(S, 64 x words) how many of the rows from each start to the next have each bit.
-
-    Eight sums share a word: a byte each, over at most 255 rows, so that they never run over.
-    """
-    cuts = np.union1d(starts, np.arange(0, len(bits), 255))
-    ones = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
-    parts = np.add.reduceat(ones.view(np.uint64), cuts, axis=0).view(np.uint8)
-    return np.add.reduceat(parts, np.searchsorted(cuts, starts), axis=0, dtype=np.int64)
-
-
-def _portions(trace: RankTrace, most_states: int) -> Iterator[tuple[int, int]]:
-    """Ranges of sequences with at most so many states, or a single sequence."""
-    first = 0
-    while first < trace.num_sequences:
-        end = int(np.searchsorted(trace.starts, trace.starts[first] + most_states, side="right")) - 1
-        yield first, (first := max(end, first + 1))
+def _steps_by_place(trace: RankTrace, places: NDArray[np.uint8], rows: Sequence[int]) -> IntArray:
+    """(n, S) steps with trees of n numbers of rows, by the (P, D) places of the true path among the nodes, best first."""
+    return steps_of(trace, lanes_of(trace), places, np.array(rows) - 2 >= PLACES)
 
 
 def growth_index(ranks: NDArray[np.int16], paths: tuple[Choice, ...]) -> NDArray[Any]:
@@ -333,7 +278,7 @@ def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOS
         most = min(product_size(levels, width) + 1, rows)
         if some := range(max(levels + 1, narrower + 2), most + 1):
             trees += [DDTree(levels, width, n) for n in some]
-            steps.append(steps_of(trace, known.places_in(levels, width), np.array(some) - 2 < PLACES))
+            steps.append(_steps_by_place(trace, known.places_in(levels, width), some))
     return _rates(trace, trees, steps)
 
 

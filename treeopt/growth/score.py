@@ -16,14 +16,13 @@ import numpy as np
 
 from treeopt.growth.heldout import HeldOut
 from treeopt.growth.replay import TreeRates
-from treeopt.growth.source import objective_for, source_of
+from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.display import Displayed
 from treeopt.records.inputs import Accuracies
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK, Tree
 
-OBJECTIVE = "replay"
 ROUNDING = 1e-9  # rates that differ by less are the same sum in another order
 
 
@@ -92,9 +91,9 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
     """
     source, size = source_of(record), len(tree)
     limits = Limits(size, source.num_heads, max(MAX_RANK, tree.max_rank))
-    curve = source.crossfit(limits, objective_for(source, OBJECTIVE))
+    curve = source.crossfit(limits)
     known = tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1)
-    best, given, notes = _rated(curve, len(curve.family)), Rated(tree, source.rate(known)), []
+    best, given, notes = _rated(curve, len(curve.grown)), Rated(tree, source.rate(known)), []
     if unknown := size - len(known):
         notes.append(
             f"This {source.kind} ends at rank {source.num_ranks - 1} and depth {source.num_heads}. {unknown} of the "
@@ -125,4 +124,4 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
 
 
 def _rated(curve: HeldOut, size: int) -> Rated:
-    return Rated(curve.family.tree(size), curve.rates(size))
+    return Rated(curve.grown.tree(size), curve.rates(size))

@@ -17,18 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.growth import probed, replay
-from treeopt.growth.heldout import GrownTogether, HeldOut, Reached, folds
-from treeopt.growth.objectives import OBJECTIVES, grow, grow_independent
+from treeopt.growth.grow import TraceGrowth, grow, grow_products, product_values
+from treeopt.growth.heldout import HeldOut, folds
 from treeopt.growth.probed import COVERAGE, grow_coverage
 from treeopt.growth.replay import TreeRates, by_conversation
-from treeopt.growth.worth import product_values
 from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MOST_DEPTH, Choice, IntArray, Tree, TreeFamily
+from treeopt.trees.tree import MOST_DEPTH, Choice, GrownTrees, IntArray, Tree
 
 Floats = NDArray[np.float64]
 
@@ -38,7 +37,7 @@ class Source(ABC):
     """Accuracies, asked in the same words whatever record they are.
 
     kind        : trace, probe or calibration
-    objectives  : that trees can be grown by
+    grown_by    : how trees are grown, as a plan says it
     is_exact    : whether the text is the same with every tree, so that replay tells what decoding takes
     answers     : the sequences that were recorded; None for accuracies alone
     pooled      : the trace, if trees that are built anew at every step can be replayed on it
@@ -48,7 +47,7 @@ class Source(ABC):
 
     record: Accuracies
     kind: ClassVar[str]
-    objectives: ClassVar[tuple[str, ...]]
+    grown_by: ClassVar[str]
     is_exact: ClassVar[bool] = False
 
     @property
@@ -96,11 +95,11 @@ class Source(ABC):
         return float((at_middle * answers.lengths).sum() / answers.lengths.sum())
 
     @abstractmethod
-    def grow(self, limits: Limits, objective: str) -> TreeFamily:
+    def grow(self, limits: Limits) -> GrownTrees:
         """The best trees on the whole record, in-sample."""
 
     @abstractmethod
-    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
+    def crossfit(self, limits: Limits) -> HeldOut:
         """The best trees, and what they reach on answers that they were not grown on."""
 
     @abstractmethod
@@ -147,8 +146,8 @@ class AnswersSource(Source):
         return self.record
 
     @abstractmethod
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> Reached:
-        """Steps and tokens of nested trees, of the first ``sizes`` of the nodes ``paths``."""
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[TreeRates]:
+        """What nested trees reach, of the first ``sizes`` of the nodes ``paths``."""
 
     @abstractmethod
     def guess_counts(self, draft: Draft) -> IntArray:
@@ -157,33 +156,22 @@ class AnswersSource(Source):
     def _part(self, sequences: IntArray) -> AnswersSource:
         return type(self)(self.record.select(sequences))
 
-    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        splits, family = list(folds(self.record)), self.grow(limits, objective)
-        grown = [(test, self._part(train).grow(limits, objective)) for train, test in splits]
-        found = [self._part(test).reach(trees.paths, family.sizes) for test, trees in grown]
-        steps, tokens, product, joint, states = zip(*found, strict=True)
-        order = np.argsort(np.concatenate([test for test, _ in grown]))
-        taken, emitted = (np.concatenate(each, axis=-1)[..., order] for each in (steps, tokens))
-        whole = Reached(taken, emitted, np.sum(product, axis=0), np.sum(joint, axis=0), sum(states))
-        return HeldOut(family, whole.rates(self.record, len(family)), grown)
-
     def rate(self, draft: Draft) -> TreeRates:
         known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-        return self.reach(known.paths, np.array([len(known)])).rates(self.record, 1)[0]
+        return self.reach(known.paths, np.array([len(known)]))[0]
 
     def chains(self, longest: int) -> list[TreeRates]:
         """Tokens per step of the chains of 1 ... ``longest`` guesses, all at once."""
-        sizes = np.arange(2, longest + 2)
-        return self.reach(Tree.chain(longest).paths, sizes).rates(self.record, longest) if longest else []
+        return self.reach(Tree.chain(longest).paths, np.arange(2, longest + 2)) if longest else []
 
     def guess_shares(self, draft: Draft) -> Floats:
         counts = self.guess_counts(draft)
         return np.asarray(counts / max(int(counts.sum()), 1))
 
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        depth, counts = held_out.family.tree(size).depth, np.zeros(MOST_DEPTH + 1)
-        for test, family in held_out.grown:
-            part = self._part(test).guess_counts(family.largest(size))
+        depth, counts = held_out.grown.tree(size).depth, np.zeros(MOST_DEPTH + 1)
+        for test, grown in held_out.by_fold:
+            part = self._part(test).guess_counts(grown.largest(size))
             counts[: len(part)] += part
         most = int(np.flatnonzero(counts).max(initial=depth))
         return np.asarray(counts[: 1 + most] / max(counts.sum(), 1))
@@ -197,7 +185,7 @@ class TraceSource(AnswersSource):
     states: int | None = None  # at which a step can be taken, where the record repeats some
     kind = "trace"
     is_exact = True
-    objectives = OBJECTIVES
+    grown_by = "replay"
 
     @property
     def num_ranks(self) -> int:
@@ -217,46 +205,50 @@ class TraceSource(AnswersSource):
         return Calibration.from_trace(self.record)
 
     @cached_property
-    def _together(self) -> GrownTogether:
-        return GrownTogether(self.record)
+    def _growths(self) -> dict[int, TraceGrowth]:
+        """By ranks that are told apart: growth on all sequences, and on those of all folds but one."""
+        return {}
 
-    def grow(self, limits: Limits, objective: str) -> TreeFamily:
-        return grow(self.record, limits, objective=objective)
+    def grow(self, limits: Limits) -> GrownTrees:
+        return grow(self.record, limits)
 
-    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        if objective != "replay":
-            return super().crossfit(limits, objective)
-        tests = [test for _, test in folds(self.record)]
-        (family, *others), steps = self._together.families(limits)
-        grown, sums = list(zip(tests, others, strict=True)), []
-        for test, trees in grown:
-            part = type(self)(self.record.select(test))
-            order = replay.growth_index(part.record.ranks, trees.paths)
-            sums.append(part._sums(order, trees.paths, family.sizes))
-        product, joint, states = (np.sum(each, axis=0) for each in zip(*sums, strict=True))
-        tokens = by_conversation(self.record, self.record.lengths - 1)
-        known = zip((product / states).tolist(), (joint / states).tolist(), steps, strict=True)
-        return HeldOut(family, [TreeRates(*each, tokens) for each in known], grown)
+    def crossfit(self, limits: Limits) -> HeldOut:
+        record, tests = self.record, [test for _, test in folds(self.record)]
+        top = min(limits.num_ranks, record.top_k)
+        if top not in self._growths:
+            grown_on = np.ones((1 + len(tests), record.num_sequences), dtype=bool)
+            for row, test in zip(grown_on[1:], tests, strict=True):
+                row[test] = False
+            self._growths[top] = TraceGrowth(record, top, grown_on)
+        growth = self._growths[top]
+        (whole, *others), steps, numbers = growth.grow(limits)
+        taken, averages = np.empty((len(whole), record.num_sequences), dtype=np.int64), np.zeros((2, len(whole)))
+        for g, (test, trees) in enumerate(zip(tests, others, strict=True), 1):
+            taken[:, test] = steps[np.ix_(numbers[g], test)]
+            averages += growth.left_out(g, trees)
+        tokens = by_conversation(record, record.lengths - 1)
+        known = zip(*(averages / record.has_step.sum()).tolist(), by_conversation(record, taken), strict=True)
+        every = [TreeRates(product, joint, steps, tokens) for product, joint, steps in known]
+        return HeldOut(whole, every, list(zip(tests, others, strict=True)))
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
 
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> Reached:
-        trace, order = self.record, replay.growth_index(self.record.ranks, paths)
-        steps = replay.steps_of(trace, order, replay.lacking(paths, sizes))
-        return Reached(steps, trace.lengths - 1, *self._sums(order, paths, sizes))
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[TreeRates]:
+        trace = self.record
+        steps = by_conversation(trace, replay.replay_trees(trace, paths, sizes))
+        tokens = by_conversation(trace, trace.lengths - 1)
+        product, joint = self._averages(paths, sizes).tolist()
+        return [TreeRates(*each, tokens) for each in zip(product, joint, steps, strict=True)]
 
-    def _sums(self, order: NDArray[Any], paths: tuple[Choice, ...], sizes: IntArray) -> tuple[Floats, IntArray, int]:
-        """Tokens of n trees by the marginals and tokens that they emit, over all states, and how many states these are.
-
-        order : (P, D) the node of each guess, `treeopt.growth.replay.growth_index`
-        """
-        trace, states = self.record, self.record.has_step
-        nodes = np.bincount(order[states].ravel(), minlength=1 + len(paths))[:-1]  # the last is of what is no node
-        hits, trials = count_hits(trace.ranks[states], trace.top_k)
-        product = product_values(hits / np.maximum(trials, 1)[:, None], paths).cumsum()
-        count, last = int(states.sum()), np.minimum(sizes, len(paths)) - 1
-        return count * product[last], count + nodes.cumsum()[last], count
+    def _averages(self, paths: tuple[Choice, ...], sizes: IntArray) -> Floats:
+        """(2, n) tokens of a step over all states with n nested trees: by the marginals, and those that it does emit."""
+        ranks, last = self.record.ranks[self.record.has_step], np.minimum(sizes, len(paths)) - 1
+        hits, trials = count_hits(ranks, self.record.top_k)
+        product = product_values(hits / np.maximum(trials, 1)[:, None], paths)
+        nodes = np.bincount(replay.growth_index(ranks, paths).ravel(), minlength=1 + len(paths))[:-1]
+        nodes[0] = len(ranks)
+        return np.stack([product.cumsum()[last], nodes.cumsum()[last] / max(len(ranks), 1)])
 
     def rate(self, draft: Draft) -> TreeRates:
         return replay.rate_anew(self.record, draft) if draft.drafted else super().rate(draft)
@@ -277,7 +269,7 @@ class ProbeSource(AnswersSource):
 
     record: Probe
     kind = "probe"
-    objectives = (COVERAGE,)
+    grown_by = COVERAGE
 
     @property
     def num_ranks(self) -> int:
@@ -292,14 +284,28 @@ class ProbeSource(AnswersSource):
         rows = len(self.record.policy)
         return f"approximate, except for the tree that was probed with ({rows} row{'s' * (rows > 1)})"
 
-    def grow(self, limits: Limits, objective: str) -> TreeFamily:
-        return grow_coverage(self.record, limits)
+    def grow(self, limits: Limits) -> GrownTrees:
+        return GrownTrees.nested(grow_coverage(self.record, limits))
+
+    def crossfit(self, limits: Limits) -> HeldOut:
+        splits, whole, by_fold = list(folds(self.record)), self.grow(limits), []
+        tokens = np.zeros((len(whole), self.record.num_sequences), dtype=np.int64)
+        for train, test in splits:
+            family = grow_coverage(self.record.select(train), limits)
+            tokens[:, test] = probed.tokens_of_trees(self.record.select(test), family.paths, whole.sizes)
+            by_fold.append((test, GrownTrees.nested(family)))
+        return HeldOut(whole, self._rates(tokens), by_fold)
+
+    def _rates(self, tokens: IntArray) -> list[TreeRates]:
+        """What trees reach that emit (n, S) tokens."""
+        steps = by_conversation(self.record, np.diff(self.record.starts))
+        return [TreeRates(steps=steps, tokens=emitted) for emitted in by_conversation(self.record, tokens)]
 
     def knows(self, tree: Tree) -> bool:
         return set(self.record.tree.paths).issuperset(tree.paths)
 
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> Reached:
-        return Reached(np.diff(self.record.starts), probed.tokens_of_trees(self.record, paths, sizes))
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[TreeRates]:
+        return self._rates(probed.tokens_of_trees(self.record, paths, sizes))
 
     def visits(self, tree: Tree) -> IntArray:
         return probed.node_visits(self.record, tree)
@@ -322,11 +328,11 @@ class ProbeSource(AnswersSource):
 
 @dataclass(frozen=True)
 class CalibrationSource(Source):
-    """Accuracies by head and rank as a source: the objective is `independent`, and nothing is held out."""
+    """Accuracies by head and rank as a source: products of marginals, and nothing is held out."""
 
     record: Calibration
     kind = "calibration"
-    objectives = ("independent",)
+    grown_by = "independent"
 
     @property
     def num_ranks(self) -> int:
@@ -341,12 +347,12 @@ class CalibrationSource(Source):
     def calibration(self) -> Calibration:
         return self.record
 
-    def grow(self, limits: Limits, objective: str) -> TreeFamily:
-        return grow_independent(self.record.accept, limits)
+    def grow(self, limits: Limits) -> GrownTrees:
+        return GrownTrees.nested(grow_products(self.record.accept, limits))
 
-    def crossfit(self, limits: Limits, objective: str) -> HeldOut:
-        family = self.grow(limits, objective)
-        return HeldOut(family, [TreeRates(rate) for rate in family.gains.cumsum().tolist()])
+    def crossfit(self, limits: Limits) -> HeldOut:
+        family = grow_products(self.record.accept, limits)
+        return HeldOut(GrownTrees.nested(family), [TreeRates(rate) for rate in family.gains.cumsum().tolist()])
 
     def knows(self, tree: Tree) -> bool:
         return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks
@@ -361,7 +367,7 @@ class CalibrationSource(Source):
         return np.asarray(reached - np.append(reached[1:], 0.0))
 
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        return self.guess_shares(held_out.family.tree(size))
+        return self.guess_shares(held_out.grown.tree(size))
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         if self.meta.get("source") == ENGINE_LOG:
@@ -384,8 +390,3 @@ def source_of(record: Accuracies) -> Source:
 source_of.register(RankTrace, lambda trace: TraceSource(trace, int(trace.has_step.sum())))
 source_of.register(Probe, ProbeSource)
 source_of.register(Calibration, CalibrationSource)
-
-
-def objective_for(source: Source, wanted: str) -> str:
-    """The objective that trees of a source are grown by: the wanted one, or the only one that it has."""
-    return wanted if wanted in source.objectives else source.objectives[0]

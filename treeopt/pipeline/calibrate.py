@@ -19,8 +19,8 @@ from treeopt.files import npz
 from treeopt.files.journal import Advance, Journal, Say
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
+from treeopt.growth.grow import grow
 from treeopt.growth.heldout import rates_by_group
-from treeopt.growth.objectives import grow
 from treeopt.growth.probed import grow_coverage, probe_tree
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
@@ -100,7 +100,7 @@ def calibrate(
 def summary(trace: RankTrace, provenance: ProvenanceRecord) -> Calibration:
     calibration = Calibration.from_trace(trace, provenance=provenance)
     if trace.group_names and trace.num_conversations > 1:
-        whole = source_of(trace).crossfit(Limits(GROUP_BUDGET), "joint")
+        whole = source_of(trace).crossfit(Limits(GROUP_BUDGET))
         for name, (rate, error) in rates_by_group(whole.every[-1], trace).items():
             calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
     return calibration
@@ -262,9 +262,9 @@ def _trace_meta(session: Session) -> dict[str, object]:
 
 def collect_probes(run: RunDirectory, session: Session, trace: RankTrace, *, batch_size: int, rounds: int) -> Probe:
     """The last of the rounds on the prompts of the ``trace``; a killed run goes on with the round that it was in."""
-    found, family = None, grow(trace, Limits(POLICY_ROWS), objective="joint")
+    found, grown = None, grow(trace, Limits(POLICY_ROWS))
     for number in range(1, rounds + 1):
-        policy = next_policy(run, found) if found else family.tree(len(family))
+        policy = next_policy(run, found) if found else grown.largest(POLICY_ROWS)
         key = {**_meta(session, trace), "policy": policy.choices}
         journal = Journal(run.partial("probe") / f"round-{number}", key, ".npz")
         if not journal.is_finished(0):

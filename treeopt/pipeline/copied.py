@@ -46,7 +46,7 @@ MEANS: dict[State, str] = {
     "serial": "served one after the other",
     "overlapped": "as they overlapped",
 }
-UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "objective": "replay", "measured_only": False, "sample": None}  # fmt: skip
+UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "measured_only": False, "sample": None}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
 _WORKERS: list[tuple[RequestLog, list[BoolArray]]] = []  # a process's log and its halves
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from treeopt.engines.registry import runners
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.growth.source import Source, objective_for
+from treeopt.growth.source import Source
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import AS_IT_COMES, IDLE
 from treeopt.records.contender import Predicted
@@ -59,8 +59,8 @@ def own_entrants(
     A fixed tree's replay on the calibration prompts is not in-sample; the grown ones are cross-fitted.
     """
     limits = plan.limits(Limits(entry.chosen.size, drafter.num_heads))
-    whole = source.crossfit(limits, objective_for(source, plan.objective or "replay"))
-    most, chain_of = len(whole.family), entry.best("chain")
+    whole = source.crossfit(limits)
+    most, chain_of = len(whole.grown), entry.best("chain")
     entrants = plain_and_chosen(entry)
     published = published_tree().cut(max_depth=drafter.num_heads)
     if published.max_rank < drafter.draft_vocab_size:  # not of a draft model's chains, nor with very few tokens
@@ -69,7 +69,7 @@ def own_entrants(
     chain = Tree.chain(chain_of.depth if chain_of else drafter.num_heads)
     entrants |= {} if chain == entry.draft else {"chain": fixed(source, chain)}
     accepted = source.held_out_shares(whole, most).tolist()
-    entrants["budget"] = Entrant(whole.family.tree(most), Predicted(**whole.rates(most).document()), accepted)
+    entrants["budget"] = Entrant(whole.grown.tree(most), Predicted(**whole.rates(most).document()), accepted)
     return {**entrants, **given_trees(files, source, entrants)}
 
 

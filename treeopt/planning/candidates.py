@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut, drawn
 from treeopt.growth.replay import TreeRates, marginal_rates
-from treeopt.growth.source import Source, objective_for
+from treeopt.growth.source import Source
 from treeopt.latency.estimate import StepCosts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
@@ -69,7 +69,7 @@ class Candidate:
     @cached_property
     def draft(self) -> Draft:
         if self.held_out is not None:
-            return self.held_out.family.tree(self.size)
+            return self.held_out.grown.tree(self.size)
         return self.anew or Tree.chain(self.depth)
 
     @cached_property
@@ -173,10 +173,9 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
     limits : with the deepest that the source can judge
     costs  : batch size to what steps cost; empty without a profile
     """
-    deepest, objective = limits.max_depth or 0, objective_for(source, request.objective)
-    found: list[Candidate] = []
+    deepest, found = limits.max_depth or 0, list[Candidate]()
     for depth in range(1 if costs else deepest, deepest + 1):  # each tree is seen under its own limit
-        held_out = source.crossfit(replace(limits, max_depth=depth), objective)
+        held_out = source.crossfit(replace(limits, max_depth=depth))
         found += _grown(held_out, depth if costs else None, request.takes)
     longest = 0 if limits.shape == "chain" else min(deepest, limits.budget - 1)
     found += [Candidate("chain", d + 1, d, None, rates) for d, rates in enumerate(source.chains(longest), 1)]
@@ -202,16 +201,15 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
 
 
 def _grown(held_out: HeldOut, own: int | None, takes: str) -> list[Candidate]:
-    """The trees of a family that have the shape which is taken; of those grown under a depth limit that are as deep."""
-    family = held_out.family
+    """The grown trees that have the shape which is taken; of those grown under a depth limit that are as deep."""
     found = [
         Candidate("grown", size, depth, held_out)
-        for size, depth in enumerate(family.depths().tolist(), 1)
+        for size, depth in enumerate(held_out.grown.depths().tolist(), 1)
         if own is None or max(depth, 1) == own
     ]
     if takes in GROWN:
         return found
-    return [candidate for candidate in found if SHAPES[takes](family.tree(candidate.size))]
+    return [candidate for candidate in found if SHAPES[takes](held_out.grown.tree(candidate.size))]
 
 
 def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCosts]) -> list[Candidate]:

@@ -113,7 +113,7 @@ def _growth_order(best: Candidate | None) -> tuple[list[tuple[Choice, float]], T
     """The paths of the best fixed tree with their gains, on to the whole budget; the tree, and how many rows were grown."""
     if best is None or best.held_out is None:
         return [], Tree.chain(0), 1
-    family = best.held_out.family
+    family = best.held_out.grown.family(best.size)
     order = list(zip(family.paths[1:], family.gains[1:].tolist(), strict=True))
     return order, family.tree(best.size), len(family)
 

@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.source import Source, objective_for, source_of
+from treeopt.growth.source import Source, source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.latency.interpolation import between_batch_sizes
 from treeopt.planning.candidates import Candidates, Floats, Key, common, mixed, tables_of
@@ -81,7 +81,7 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     return Plan(
         entries=tuple(entries),
         schedule=schedule,
-        objective=objective_for(source, request.objective),
+        objective=source.grown_by,
         drafter={**drafter, "num_heads": source.num_heads},
         acceptance=source.meta.get("acceptance"),
         constraint=Constraint(**within, mix=mix, engine=request.engine),

@@ -209,8 +209,8 @@ def _options(
 ) -> tuple[Candidates, StepCosts | None]:
     """All drafts that could be chosen for a source at an entry's batch size, in the source's context or else the entry's."""
     limits = replace(limits, max_depth=limits.depth(source.num_heads))
-    objective, costs = plan.objective or "replay", None
-    request = replace(engine, limits=limits, batch_sizes=[entry.batch_size], objective=objective)
+    costs = None
+    request = replace(engine, limits=limits, batch_sizes=[entry.batch_size])
     if profile is not None:
         context = source.usual_context or entry.context_tokens
         profile = profile.as_deep_as(plan.width or source.num_heads)

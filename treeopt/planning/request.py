@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.objectives import check_objective
 from treeopt.records.plan import PlannedEngine
 from treeopt.trees.draft import DynamicLimits
 from treeopt.trees.shapes import Limits
@@ -19,7 +18,6 @@ class PlanRequest:
     limits        what the trees may be
     batch_sizes   one tree for each; a mapping to shares of the time asks for a single tree, that with the most
                   tokens in all
-    objective     of `growth.objectives.OBJECTIVES`; a calibration and a probe have only their own
     context       tokens that a sequence has, of the profile's range (None: as in the trace)
     measured_only consider only sizes that were timed at that batch size
     engine        what the limits stand for, for the record
@@ -30,7 +28,6 @@ class PlanRequest:
 
     limits: Limits = LIMITS
     batch_sizes: Sequence[int] | Mapping[int, float] = (1,)
-    objective: str = "replay"
     context: int | None = None
     measured_only: bool = False
     engine: PlannedEngine | None = None
@@ -39,7 +36,6 @@ class PlanRequest:
     dynamic: DynamicLimits | None = DYNAMIC
 
     def __post_init__(self) -> None:
-        check_objective(self.objective)
         for size, share in (self.mix or {}).items():
             if not 0 < share < float("inf"):
                 raise InvalidInput(

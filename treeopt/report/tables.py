@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from treeopt.growth.drift import SURVIVAL
+from treeopt.growth.grow import chain_tokens_per_step
 from treeopt.growth.score import Score
-from treeopt.growth.worth import chain_tokens_per_step
 from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared, Winner
 from treeopt.planning.regret import Loss
 from treeopt.records.calibration import ENGINE_LOG, Calibration

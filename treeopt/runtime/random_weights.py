@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.growth.worth import product_values
+from treeopt.growth.grow import product_values
 from treeopt.records.origins import DrafterRecord
 from treeopt.runtime.acceptance.rules import Greedy, Nodes
 from treeopt.runtime.drafters.medusa import MedusaHeads, check_bias

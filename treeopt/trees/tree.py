@@ -277,6 +277,51 @@ class TreeFamily:
         return np.maximum.accumulate([len(path) for path in self.paths])
 
 
+@dataclass(frozen=True, eq=False)
+class GrownTrees:
+    """The best trees of sizes 1...N, each of one of a few nested families.
+
+    families : N, the family that the tree of each size is of
+
+    >>> small, large = (TreeFamily(((), (0,), path), np.ones(3)) for path in ((1,), (0, 0)))
+    >>> grown = GrownTrees((small, small, large))
+    >>> grown.tree(3).choices, grown.depths().tolist()
+    ([[0], [0, 0]], [0, 1, 2])
+    """
+
+    families: tuple[TreeFamily, ...]
+
+    @classmethod
+    def nested(cls, family: TreeFamily) -> GrownTrees:
+        return cls((family,) * len(family))
+
+    def __len__(self) -> int:
+        """Size of the largest tree."""
+        return len(self.families)
+
+    @property
+    def sizes(self) -> IntArray:
+        """(N,) sizes of the trees."""
+        return np.arange(1, len(self) + 1)
+
+    def family(self, size: int) -> TreeFamily:
+        """The family of the tree of ``size`` nodes, or of the largest tree where that is smaller."""
+        return self.families[min(size, len(self)) - 1]
+
+    def tree(self, size: int) -> Tree:
+        """The tree of ``size`` nodes; InvalidInput where there is none of this size."""
+        return self.family(size).tree(size)
+
+    def largest(self, size: int) -> Tree:
+        """The largest tree of at most ``size`` nodes."""
+        return self.tree(min(size, len(self)))
+
+    def depths(self) -> IntArray:
+        """(N,) the depth of each tree."""
+        depths = {id(family): family.depths() for family in self.families}
+        return np.array([depths[id(family)][i] for i, family in enumerate(self.families)])
+
+
 def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:
     """``array`` with the given type, read-only: a copy, but of what is read-only itself."""
     kept = isinstance(array, np.ndarray) and array.dtype == dtype and not array.flags.writeable

@@ -14,15 +14,15 @@ from typing import TypeVar
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.objectives import grow_independent
-from treeopt.growth.source import Source, objective_for
+from treeopt.growth.grow import grow_products
+from treeopt.growth.source import Source
 from treeopt.latency.rounds import PRECISION
 from treeopt.records.plan import PlanEntry
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
 from treeopt.trees.draft import MOST_ROWS, DDTree, Draft, DynamicTree, pool_size, product_size
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
+from treeopt.trees.tree import MAX_RANK, GrownTrees, Tree
 
 NUM_HEADS = 4  # deepest tree where nothing says how deep
 TILES = (8, 16, 32, 64, 128)  # rows that matrix products are computed by, on one machine or another
@@ -92,19 +92,19 @@ def placed_sizes(batch_size: int, budget: int) -> tuple[int, ...]:
 
 def tree_families(
     source: Source | None, num_heads: int, budget: int, *, ranks: int = MAX_RANK + 1
-) -> tuple[TreeFamily, ...]:
-    """The families of depth limits 1, 2, ...: grown on ``source``, or on typical accuracies without one.
+) -> tuple[GrownTrees, ...]:
+    """The best trees under depth limits 1, 2, ...: grown on ``source``, or on typical accuracies without one.
 
     ranks : how many the drafter tells apart
     """
     known, max_rank = source.num_heads if source else len(TYPICAL_ACCEPT), min(MAX_RANK, ranks - 1)
     limits = [Limits(budget, depth, max_rank) for depth in range(1, min(num_heads, known) + 1)]
     if source is None:
-        return tuple(grow_independent(TYPICAL_ACCEPT, limit) for limit in limits)
-    return tuple(source.grow(limit, objective_for(source, "joint")) for limit in limits)
+        return tuple(GrownTrees.nested(grow_products(TYPICAL_ACCEPT, limit)) for limit in limits)
+    return tuple(source.grow(limit) for limit in limits)
 
 
-def timing_trees(families: Sequence[TreeFamily], sizes: Collection[int], *, given: bool = False) -> list[Tree]:
+def timing_trees(families: Sequence[GrownTrees], sizes: Collection[int], *, given: bool = False) -> list[Tree]:
     """Trees of all sizes at the full depth, and of three sizes at each smaller one, by (size, depth).
 
     With ``given`` sizes no others are timed; else each depth also begins with its chain, the smallest tree
@@ -122,15 +122,15 @@ def timing_trees(families: Sequence[TreeFamily], sizes: Collection[int], *, give
     return [shaped(families[depth - 1], size, depth) for size, depth in sorted(found)]
 
 
-def shaped(family: TreeFamily, size: int, depth: int) -> Tree:
-    """The family's tree of ``size`` rows, with the chain of best guesses down to ``depth`` in it."""
-    tree = family.tree(size)
+def shaped(grown: GrownTrees, size: int, depth: int) -> Tree:
+    """The best tree of ``size`` rows, with the chain of best guesses down to ``depth`` in it."""
+    tree = grown.tree(size)
     chain = Tree.chain(depth).paths[1:]
-    others = [path for path in family.paths[1:size] if path not in chain]
+    others = [path for path in grown.family(size).paths[1:size] if path not in chain]
     return tree if tree.depth == depth else Tree.from_choices([*chain, *others[: size - 1 - depth]])
 
 
-def check_sizes(sizes: Sequence[int], families: Sequence[TreeFamily]) -> None:
+def check_sizes(sizes: Sequence[int], families: Sequence[GrownTrees]) -> None:
     """Name the sizes that no tree has; InvalidInput where none is left."""
     most = max(map(len, families))
     beyond = ", ".join(str(size) for size in sorted({*sizes}) if size > most)

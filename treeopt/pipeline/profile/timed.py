@@ -46,7 +46,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MAX_RANK, Tree, TreeFamily
+from treeopt.trees.tree import MAX_RANK, GrownTrees, Tree
 
 if TYPE_CHECKING:
     from treeopt.runtime.acceptance.rules import Greedy
@@ -156,7 +156,7 @@ class Stages:
     found: dict[Place, Rounds] = field(default_factory=dict)
 
     @cached_property
-    def families(self) -> Sequence[TreeFamily]:
+    def families(self) -> Sequence[GrownTrees]:
         drafter = self.session.drafter
         return tree_families(self.source, drafter.num_heads, self.wanted.largest, ranks=drafter.draft_vocab_size)
 
@@ -200,7 +200,7 @@ class Stages:
         started = time.perf_counter()
         for context in dict.fromkeys(context for _, context in self.found):
             here = {at: rounds for at, rounds in self.found.items() if at[1] == context}
-            request = PlanRequest(limits, [batch_size for batch_size, _ in here], "joint", dynamic=None)
+            request = PlanRequest(limits, [batch_size for batch_size, _ in here], dynamic=None)
             with progress("Planning", None):
                 plan = plan_trees(record, LatencyProfile(*all_timings(here)), request)
             waiting |= {at: self._rivals(plan.entry(at[0]), rounds.trees) for at, rounds in here.items()}

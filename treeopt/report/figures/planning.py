@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn
-from treeopt.growth.source import objective_for, source_of
+from treeopt.growth.source import source_of
 from treeopt.latency.estimate import StepCosts
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
@@ -38,21 +38,18 @@ ROWS = "rows per step (tree size)"
 MOST_MS = 8  # ratio of the latencies above which their axis is logarithmic
 
 
-def sizes_chart(record: Accuracies, limits: Limits = LIMITS, *, objective: str = "replay") -> Chart:
-    """Cross-fitted tokens per step of every size for all objectives, beside chains and the published tree.
+def sizes_chart(record: Accuracies, limits: Limits = LIMITS) -> Chart:
+    """Cross-fitted tokens per step of every size, beside chains and the published tree, as far as they were recorded.
 
-    A probe has one objective, coverage; of the other trees those are shown that were probed.
     Raises OutOfRange for a record with a single sequence, which has nothing to hold out.
     """
     source = source_of(record)
-    depth, objective = limits.depth(source.num_heads), objective_for(source, objective)
-    limits = replace(limits, max_depth=depth, shape=Limits.shape)
-    series = list[Series]()
-    for i, name in enumerate(source.objectives):
-        held_out, look = source.crossfit(limits, name), {**style.series(i), "markevery": 0.15}
-        sizes, rates = np.arange(1, len(held_out.tokens_per_step) + 1), held_out.tokens_per_step
-        line = banded(f"grown: {name}", sizes, rates, drawn(held_out.every), look)
-        series += line if name == objective else line[:1]
+    depth = limits.depth(source.num_heads)
+    held_out = source.crossfit(replace(limits, max_depth=depth, shape=Limits.shape))
+    look = {**style.series(0), "markevery": 0.15}
+    series = banded(
+        f"grown: {source.grown_by}", held_out.grown.sizes, held_out.tokens_per_step, drawn(held_out.every), look
+    )
     chains = [Tree.chain(d) for d in range(1, min(depth, limits.budget - 1) + 1)]
     published = published_tree().cut(max_depth=depth)
     star = {"marker": "*", "markersize": 10, "color": "black", "linestyle": "none"}
@@ -70,7 +67,7 @@ def sizes_chart(record: Accuracies, limits: Limits = LIMITS, *, objective: str =
         sequences + count(*source.observed),
         "grown trees are cross-fitted: replayed on sequences that they were not grown on",
         source.approximate,
-        f"shaded: 95 % interval of {objective}",
+        "shaded: 95 % interval",
     )
     rows = "rows per step and sequence (tree size)"
     panel = Panel(series, rows, "tokens per step", scale="sizes", ylim=(0.95, None))

@@ -154,9 +154,7 @@ def _groups(inputs: Inputs) -> Chart:
 def _sizes(inputs: Inputs) -> Chart:
     plan = inputs.plan if inputs.run.plan.exists() else None
     record = inputs.source if plan and plan.objective == COVERAGE else inputs.trace
-    # Objectives are compared on trees, whatever an engine takes.
-    limits = plan.limits(Limits()) if plan else Limits()
-    return sizes_chart(record, limits, objective=(plan and plan.objective) or "replay")
+    return sizes_chart(record, plan.limits(Limits()) if plan else Limits())
 
 
 _MEASURED = ("trace.npz or calibration.json",)
@@ -169,7 +167,7 @@ FIGURES: dict[str, FigureKind] = {
                    lambda i, b: accuracy_chart(i.calibration)),
         FigureKind("groups", "Top-1 accuracy at each depth by group of prompts", _MEASURED,
                    lambda i, b: _groups(i)),
-        FigureKind("sizes", "Tokens per step over tree size: the objectives against chains",
+        FigureKind("sizes", "Tokens per step over tree size: grown trees against chains",
                    ("trace.npz or probe.npz",),
                    lambda i, b: _sizes(i)),
         FigureKind("latency", "Latency of a step over tree size, in ms and over a plain step", ("profile.json",),

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
+from treeopt.growth.grow import product_values
 from treeopt.growth.source import source_of
-from treeopt.growth.worth import product_values
 from treeopt.records.calibration import ENGINE_LOG
 from treeopt.records.drafters import depth_noun
 from treeopt.records.inputs import Accuracies

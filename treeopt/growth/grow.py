@@ -1,0 +1,254 @@
+"""Grow the best trees of every size.
+
+The average over all states is not what decoding visits: it jumps over the easy runs. So the most frequent rank paths are
+counted over the states that a step is taken at, and these depend on the tree: it is grown and replayed in turns.
+One nested family is grown for small trees and one for large ones; every size takes the better by in-sample replay.
+
+Siblings come in order of rank, so that trees have no gaps: most engines keep only how many children a node has.
+
+P states · S sequences · N distinct paths · K heads · R ranks told apart · G sets of sequences to grow on · M trees
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.errors import OutOfRange
+from treeopt.growth.lanes import Lanes, as_bits, lanes_of, steps_of, visits_of
+from treeopt.growth.paths import Paths
+from treeopt.growth.replay import growth_index
+from treeopt.records.calibration import count_hits
+from treeopt.records.trace import RankTrace
+from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import BoolArray, Choice, GrownTrees, IntArray, TreeFamily
+
+ROUNDS = 3  # of counting at the states that the last tree visits
+SMALL = 8  # rows of the tree whose states the family for small trees is grown on
+GrownOn = tuple[int, frozenset[Choice]]  # number of a set, and a tree
+Value = tuple[float, float]  # of a node, compared in this order; a child's never exceeds its parent's
+
+
+def best_first(
+    children: Callable[[Choice, Value], list[Value]], root: Value, budget: int
+) -> list[tuple[Choice, float]]:
+    """Up to ``budget`` nodes with their values' first part, always the most valuable of those that may come next.
+
+    children : values of the nodes (*path, 0), (*path, 1), ... behind a path of some value
+
+    Only the next sibling and the first child of a taken node wait, so n nodes cost O(n log n).
+    """
+    taken: list[tuple[Choice, float]] = []
+    siblings: dict[Choice, list[Value]] = {}
+    waiting: list[tuple[float, float, int, Choice]] = [(-root[0], -root[1], 0, ())]
+
+    def offer(parent: Choice, rank: int) -> None:
+        if rank < len(siblings[parent]):
+            first, second = siblings[parent][rank]
+            heapq.heappush(waiting, (-first, -second, len(parent) + 1, (*parent, rank)))
+
+    while waiting and len(taken) < budget:
+        first, second, _, path = heapq.heappop(waiting)
+        taken.append((path, -first))
+        siblings[path] = children(path, (-first, -second))
+        offer(path, 0)
+        if path:
+            offer(path[:-1], path[-1] + 1)
+    return taken
+
+
+def grow_products(accept: NDArray[np.float64], limits: Limits) -> TreeFamily:
+    """The trees with the most expected tokens per step if heads erred independently, by (K, R) marginals.
+
+    Products never rise along a path, so the trees of all sizes are optimal where accuracies fall with rank.
+
+    >>> grow_products(np.array([[0.6, 0.2], [0.5, 0.1]]), Limits(4)).paths
+    ((), (0,), (0, 0), (1,))
+    """
+    table = accept[: limits.max_depth, : limits.num_ranks].tolist()
+
+    def children(path: Choice, value: Value) -> list[Value]:
+        row = table[len(path)] if len(path) < len(table) else []
+        return [(value[0] * share, 0.0) for share in row]
+
+    paths, values = zip(*best_first(children, (1.0, 0.0), limits.budget), strict=True)
+    return TreeFamily(paths, np.array(values))
+
+
+def most_frequent(paths: Paths, counts: IntArray, accept: NDArray[np.float64], limits: Limits) -> tuple[Choice, ...]:
+    """Nodes in the order of how often their paths come, equally frequent ones by the product of marginals.
+
+    counts : (N,) how often each distinct path comes · accept : (K, R) marginals
+    """
+    sums, depth = np.append(0, counts.cumsum()), limits.depth(len(accept))
+
+    def children(path: Choice, value: Value) -> list[Value]:
+        if len(path) == depth:
+            return []
+        often = np.diff(sums[paths.children(path)])
+        return list(zip(often.tolist(), (value[1] * accept[len(path)]).tolist(), strict=True))
+
+    return tuple(path for path, _ in best_first(children, (float(sums[-1]), 1.0), limits.budget))
+
+
+@dataclass(frozen=True, eq=False)
+class TraceGrowth:
+    """A trace to grow trees on, of ranks below ``top``; trees of several depths share its paths and counts.
+
+    grown_on : (G, S) sets of sequences to grow on
+    """
+
+    trace: RankTrace
+    top: int
+    grown_on: BoolArray
+
+    def __post_init__(self) -> None:
+        if not (self.grown_on & (self.trace.lengths > 1)).any(axis=1).all():
+            raise OutOfRange(
+                "Growing needs answers of more than one token, but the trace has none: calibrate on others."
+            )
+
+    @cached_property
+    def paths(self) -> Paths:
+        return Paths.of_ranks(self.trace.ranks, self.top)
+
+    @cached_property
+    def lanes(self) -> list[Lanes]:
+        return lanes_of(self.trace, self.paths.of)
+
+    @cached_property
+    def heads(self) -> list[tuple[IntArray, IntArray]]:
+        """(K, R) hits and (K,) trials of the heads on each set."""
+        states = (self.trace.has_step & np.repeat(some, self.trace.lengths) for some in self.grown_on)
+        return [count_hits(self.trace.ranks[which], self.top) for which in states]
+
+    @cached_property
+    def counts(self) -> IntArray:
+        """(G, N) states of each set with each path: all of them are visited without a guess."""
+        roots = [(g, frozenset[Choice]([()])) for g in range(len(self.grown_on))]
+        return np.stack([*self._visits(roots).values()])
+
+    def grow(self, limits: Limits) -> tuple[list[GrownTrees], IntArray, IntArray]:
+        """The best trees of each set.
+
+        Beside them the (M, S) steps of every sequence with each of M trees, and (G, n) which of these are the best ones.
+        """
+        sets = range(len(self.grown_on))
+        rows = [size for size in (min(SMALL, limits.budget), limits.budget) for _ in sets]
+        families = self._families([*sets, *sets], rows, limits)
+        steps, numbers = self._replayed(families)
+        numbers = numbers.reshape(2, len(sets), -1)
+        taken = (steps @ self.grown_on.T)[
+            numbers, np.array(sets)[:, None]
+        ]  # (2, G, n) on the sequences that they are grown on
+        curves = (self.grown_on @ (self.trace.lengths - 1))[:, None] / taken
+        gains, better = np.diff(curves, prepend=0.0), taken.argmin(axis=0)
+        grown = []
+        for g in sets:
+            pair = [TreeFamily(families[g + i * len(sets)], gains[i, g]) for i in range(2)]
+            grown.append(GrownTrees(tuple(pair[i] for i in better[g])))
+        return grown, steps, np.take_along_axis(numbers, better[None], axis=0)[0]
+
+    def left_out(self, g: int, grown: GrownTrees) -> NDArray[np.float64]:
+        """(2, n) tokens of a step at each state that is not in a set, but in the first one, all states together.
+
+        By the marginals of these states, and those that it does emit.
+        """
+        counts = self.counts[0] - self.counts[g]
+        accept = _shares(*(whole - part for whole, part in zip(self.heads[0], self.heads[g], strict=True)))
+        sums = {}
+        for family in dict.fromkeys(grown.families):
+            order = growth_index(self.paths.ranks.T, family.paths)
+            nodes = np.bincount(order.ravel(), np.repeat(counts, order.shape[1]), len(family) + 1)[:-1]
+            nodes[0] = counts.sum()
+            sums[family] = np.cumsum([counts.sum() * product_values(accept, family.paths), nodes], axis=1)
+        return np.stack([sums[family][:, i] for i, family in enumerate(grown.families)], axis=1)
+
+    def _families(self, sets: Sequence[int], rows: Sequence[int], limits: Limits) -> list[tuple[Choice, ...]]:
+        """Nested families, each grown on one of the sets, at the states that its own tree of so many rows visits."""
+        known: dict[GrownOn, IntArray] = {}
+        counts, fewest, best = (
+            [self.counts[g] for g in sets],
+            [math.inf] * len(sets),
+            [tuple[Choice, ...]()] * len(sets),
+        )
+        accept = [_shares(*heads) for heads in self.heads]
+        for _ in range(1 + ROUNDS):
+            grown = [most_frequent(self.paths, n, accept[g], limits) for n, g in zip(counts, sets, strict=True)]
+            trees = [(g, frozenset(paths[:n])) for g, paths, n in zip(sets, grown, rows, strict=True)]
+            if new := [tree for tree in dict.fromkeys(trees) if tree not in known]:
+                known |= self._visits(new)
+            counts = [known[tree] for tree in trees]
+            for i, steps in enumerate(int(n.sum()) for n in counts):
+                if steps < fewest[i]:
+                    fewest[i], best[i] = steps, grown[i]
+        return best
+
+    def _visits(self, trees: Sequence[GrownOn]) -> dict[GrownOn, IntArray]:
+        """(N,) steps of each tree, on the sequences of its set, at states with each path."""
+        nodes, places = _places([tuple(tree) for _, tree in trees])
+        order, has = growth_index(self.paths.ranks.T, nodes), as_bits(places < len(nodes))
+        starts = as_bits(self.grown_on[[g for g, _ in trees]].T)
+        counts = np.zeros((len(trees), self.paths.ranks.shape[1]), dtype=np.int64)
+        for lanes in self.lanes:
+            visits = visits_of(lanes, order, has, starts[lanes.sequences])
+            for i, count in enumerate(counts):
+                here = (visits & np.uint64(1 << i)) > 0
+                count += np.bincount(lanes.paths[here], minlength=len(count))
+        return dict(zip(trees, counts, strict=True))
+
+    def _replayed(self, families: Sequence[tuple[Choice, ...]]) -> tuple[IntArray, IntArray]:
+        """(M, S) steps of every sequence with the distinct trees of some families; (families, n) which each one is."""
+        nodes, places = _places(families)
+        sizes = np.arange(1, 1 + len(families[0]))
+        has = (places[:, :, None] < sizes).reshape(len(places), -1)
+        distinct, numbers = np.unique(has, axis=1, return_inverse=True)
+        steps = steps_of(self.trace, self.lanes, growth_index(self.paths.ranks.T, nodes), distinct)
+        return steps, numbers.reshape(len(families), -1)
+
+
+def _shares(hits: IntArray, trials: IntArray) -> NDArray[np.float64]:
+    return np.asarray(hits / np.maximum(trials, 1)[:, None])
+
+
+def _places(families: Sequence[tuple[Choice, ...]]) -> tuple[tuple[Choice, ...], IntArray]:
+    """The nodes of some families, parents first; (nodes + 1, families) the place of each in each family's order.
+
+    The last row is of what is no node; the place behind all others stands for none.
+    """
+    nodes = tuple(sorted({path for paths in families for path in paths}, key=lambda path: (len(path), path)))
+    number = {path: i for i, path in enumerate(nodes)}
+    places = np.full((len(nodes) + 1, len(families)), len(nodes), dtype=np.int64)
+    for i, paths in enumerate(families):
+        places[[number[path] for path in paths], i] = np.arange(len(paths))
+    return nodes, places
+
+
+def grow(trace: RankTrace, limits: Limits) -> GrownTrees:
+    """The best trees of every size on the whole trace, in-sample; see `treeopt.growth.heldout`."""
+    everything = np.ones((1, trace.num_sequences), dtype=bool)
+    return TraceGrowth(trace, min(limits.num_ranks, trace.top_k), everything).grow(limits)[0][0]
+
+
+def product_values(accept: NDArray[np.float64], paths: tuple[Choice, ...]) -> NDArray[np.float64]:
+    """(N,) product of marginals along each path, 1 for the root.
+
+    >>> product_values(np.array([[0.6, 0.2], [0.5, 0.1]]), ((), (0,), (0, 1))).round(3).tolist()
+    [1.0, 0.6, 0.06]
+    """
+    return np.array([np.prod([accept[d, rank] for d, rank in enumerate(p)]) for p in paths])
+
+
+def chain_tokens_per_step(accept: float, chain: int) -> float:
+    """Tokens per step of a chain under p/q rejection, by the acceptance rate (Leviathan et al., ICML 2023, equation 1).
+
+    accept : P(a drafted token is accepted | those before it were), taken as the same at every token
+
+    >>> chain_tokens_per_step(0.5, 2), chain_tokens_per_step(1.0, 4)
+    (1.75, 5.0)
+    """
+    return float(sum(accept**k for k in range(chain + 1)))  # holds where accept is 1, too
