@@ -8,9 +8,8 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -18,16 +17,34 @@ from tests import engine_readers as readers
 from tests.medusa_buffers import decoded, medusa_buffers
 from treeopt.engines import exllamav3, medusa, neuron, sglang, tensorrt_llm, triton, vllm
 from treeopt.engines import tensorrt_trees as old
-from treeopt.engines.base import COMMANDS, Lengths, Settings
-from treeopt.engines.chains import LAST, SCRIPT, Ranges, Value, merged
+from treeopt.engines.base import COMMANDS, LAST, About, Written
+from treeopt.engines.chains import SCRIPT
 from treeopt.engines.lists import the_list
-from treeopt.trees.draft import CopiedText, DynamicTree
+from treeopt.engines.plans import write_served
+from treeopt.engines.registry import method_of
+from treeopt.records.plan import Ranges, for_all, merged, only
+from treeopt.trees.draft import CopiedText, Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
+Value = TypeVar("Value")
+Lengths = Ranges[int]  # of chains, 0 for none
+Settings = Ranges[DynamicTree | None]  # chains are those of topk 1
 NO_CHAIN: Lengths = ((1, None, 0),)
 NO_TREE: Settings = ((1, None, None),)
 Files = Mapping[str, str]
 Reader = Callable[[Files], Tree | Lengths | Settings | CopiedText | None]
+
+
+def export(engine: str, served: Draft | Ranges[Draft], method: str | None = None, **about: Any) -> Written:
+    """The export of a draft for all batch sizes, or of drafts by batch size."""
+    said = About(**{"num_heads": 8, **about})
+    ranges = served if isinstance(served, tuple) else for_all(served)
+    return write_served(method_of(engine, said.drafter, method), ranges, said)
+
+
+def chains(*lengths: tuple[int, int | None, int]) -> Ranges[Draft]:
+    """Chains by batch size."""
+    return tuple((first, last, Tree.chain(length)) for first, last, length in lengths)
 
 
 def ranges_of(rule: Callable[[int], Value]) -> Ranges[Value]:
@@ -660,17 +677,22 @@ READERS: dict[tuple[str, str], Reader] = {
 }
 
 
-def check_read_back(request, engine, method, files):
+def check_read_back(served: Draft | Ranges[Draft], engine: str, method: str, files: Files) -> None:
     """Fail where the engine's reader makes something else of the files than was asked."""
+    ranges = merged(served if isinstance(served, tuple) else for_all(served))
     read = READERS[engine, method](files)
-    if read is None or isinstance(read, CopiedText):
-        wanted = request.copied and (request.copied.drafter, request.copied.options)
-        assert (read and (read.drafter, read.options)) == wanted
-        return
-    if isinstance(read, Tree):
-        assert read == (request.tree or Tree.chain(0))
-        return
-    if request.tree is not None:
-        request = replace(request, lengths=((1, None, request.tree.depth),), tree=None)
-    is_chain = all(isinstance(what, int) for *_, what in read)
-    assert merged(read) == merged(request.lengths if is_chain else request.dynamics)
+    if read is None:
+        assert only(ranges) == Tree.chain(0)
+    elif isinstance(read, CopiedText):
+        assert (read.drafter, read.options) == (only(ranges).drafter, only(ranges).options)
+    elif isinstance(read, Tree):
+        assert read == only(ranges)
+    elif all(isinstance(what, int) for *_, what in read):
+        assert merged(read) == tuple((first, last, draft.depth) for first, last, draft in ranges)
+    else:
+        assert merged(read) == tuple((first, last, setting_of(draft)) for first, last, draft in ranges)
+
+
+def setting_of(draft: Draft) -> DynamicTree | None:
+    """The dynamic tree that engines are told of a draft; a chain is one of topk 1."""
+    return DynamicTree(draft.depth, draft.topk or 1, draft.rows) if draft.depth else None

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treeopt.engines.base import Request
-from treeopt.engines.plans import export_plan, export_request
+from treeopt.engines.plans import export_plan
 from treeopt.errors import InvalidInput
 from treeopt.pipeline import compare
 from treeopt.pipeline.search import request_of
@@ -24,6 +23,7 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke, random_trace, treeopt
+from .engine_rows import export
 
 WIDTHS = (3, 5)  # guesses of the demo model's drafter, which was trained for 5
 SHORT = ("--num-prompts", 8, "--max-new-tokens", 16, "--dtype", "float64")
@@ -118,10 +118,9 @@ def test_an_export_says_that_the_length_is_the_width(engine):
 
 
 def test_a_length_wider_than_the_block_is_refused_with_the_reason():
-    request = Request(lengths=((1, None, 7),), num_heads=5, drafter="dflash")
     with pytest.raises(InvalidInput, match="with 7 guesses all would be others than those of the 5 that this drafter"):
-        export_request(request, "vllm")
-    assert "7" in export_request(replace(request, num_heads=7), "vllm").command
+        export("vllm", Tree.chain(7), num_heads=5, drafter="dflash")
+    assert "7" in export("vllm", Tree.chain(7), num_heads=7, drafter="dflash").command
 
 
 def test_a_block_is_passed_once_for_all_that_is_recorded_of_a_state(monkeypatch):

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.engine_rows import COPIED, READERS
-from treeopt.engines.base import Request
+from tests.engine_rows import export as export_draft
 from treeopt.engines.copied import EXPORTED, KIND, NEEDED, TAKES
-from treeopt.engines.plans import export_plan, export_request
+from treeopt.engines.plans import ExportOptions, export_plan
 from treeopt.engines.registry import method_of, runners
 from treeopt.errors import InvalidInput
 from treeopt.pipeline import export
@@ -32,8 +32,7 @@ def plan_of(*drafts, drafter="vllm:suffix"):
 def told(draft, engine=None, **others):
     """What an engine is told of a draft."""
     own = draft.drafter.partition(":")[0]
-    request = Request(copied=draft, num_heads=1, drafter=KIND, **others)
-    return export_request(request, engine or EXPORTED.get(own, own))
+    return export_draft(engine or EXPORTED.get(own, own), draft, drafter=KIND, **others)
 
 
 def test_every_drafter_of_every_engine_and_each_of_its_options_is_in_the_examples():
@@ -99,7 +98,7 @@ def test_engines_without_such_drafters_name_those_that_have_them():
     with pytest.raises(InvalidInput, match=r"this drafter is copied-text\. It runs in exllamav3, llama-cpp"):
         told(SUFFIX, "tgi")
     with pytest.raises(InvalidInput, match="vllm with batch-size runs drafters of the kinds"):
-        export_plan(plan_of(SUFFIX), "vllm", method="batch-size")
+        export_plan(plan_of(SUFFIX), "vllm", ExportOptions(method="batch-size"))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 import treeopt
 from treeopt import pipeline
-from treeopt.engines.base import Request
 from treeopt.engines.copied import EXPORTED, KIND
-from treeopt.engines.plans import export_request
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import copied
@@ -30,6 +28,7 @@ from treeopt.trees.draft import CopiedText
 from treeopt.trees.shapes import Limits
 
 from . import slow_text
+from .engine_rows import export
 
 METHOD = {"engine": "transformers", "method": "prompt-lookup"}
 
@@ -287,8 +286,7 @@ def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
         for one in found:
             assert fits(dict(one))
             text_drafter(name, dict(one))
-            told = Request(copied=CopiedText.of(name, dict(one), 9, 8), num_heads=1, drafter=KIND)
-            assert export_request(told, EXPORTED.get(engine, engine)).files
+            assert export(EXPORTED.get(engine, engine), CopiedText.of(name, dict(one), 9, 8), drafter=KIND).files
 
 
 def test_the_best_of_separate_options_is_found():

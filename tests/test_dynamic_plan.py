@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treeopt.engines.plans import export_plan
+from treeopt.engines.plans import ExportOptions, export_plan
 from treeopt.engines.registry import method_of
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import replay
@@ -297,7 +297,7 @@ def test_edge_llm_builds_trees_over_the_marginals_of_whole_blocks(tmp_path):
     tree = plan[1].draft
     assert (tree.kind, tree.depth) == ("ddtree", 3)
     for size in (None, 1):
-        written = export_plan(plan, "edge-llm", batch_size=size)
+        written = export_plan(plan, "edge-llm", ExportOptions(batch_size=size))
         told = f"--specDraftTopK {tree.ranks} --specDraftStep 1 --specVerifySize {tree.rows} --dflashBlockSize 4"
         assert told in written.command
         assert f"--maxVerifyTreeSize {tree.rows} or more" in " ".join(written.notes)

@@ -26,7 +26,7 @@ WAYS = [
     (name, way, kind)
     for name, engine in ENGINES.items()
     for way in engine.methods
-    if not way.dynamic and way.shape != "copied"
+    if way.limits.dynamic is None and not way.limits.copies
     for kind in way.drafters
 ]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engine_rows import export
 from treeopt import demo
-from treeopt.engines.base import Request
 from treeopt.engines.chains import SCRIPT
-from treeopt.engines.plans import export_plan, export_request
+from treeopt.engines.plans import ExportOptions, export_plan
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput
 from treeopt.planning.planner import plan_trees
@@ -30,7 +30,7 @@ from treeopt.trees.tree import Tree
 
 FILE = "generation_config.json"
 NAMES = ("transformers", "openvino", "mlc-llm", "mlx-lm", "exllamav3")
-FIXED = [(name, way) for name in NAMES for way in ENGINES[name].methods if not way.dynamic and way.shape != "copied"]
+FIXED = [(name, way) for name in NAMES for way in ENGINES[name].methods if way.limits.only_chains]
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": 0.9, "top_k": None, "seed": 0}
 REJECTED = {**SAMPLED, "rule": "rejection"}
 RULES = {"sample": SAMPLED, "reject": REJECTED}
@@ -48,11 +48,8 @@ def with_settings(source, folder, settings):
 
 
 def files_of(engine, drafter, length=3, **others):
-    draft = {} if "dynamic" in others else {"lengths": ((1, None, length),)}
-    request = Request(**draft, num_heads=5, drafter=drafter, **others)
-    if "dynamic" in others:
-        return dict(export_request(request, engine, method="dynamic-tree").files)
-    return dict(export_request(request, engine).files)
+    tree = others.pop("dynamic", None)
+    return dict(export(engine, tree or Tree.chain(length), tree and "dynamic-tree", drafter=drafter, **others).files)
 
 
 class TestTransformers:
@@ -215,7 +212,7 @@ def planned(drafter, depth=3):
 
 def test_openvino_gets_the_settings_of_every_group(run_program):
     plans = {"chat": planned("ngram", 1), "code": planned("ngram", 2), "few": planned("ngram", 0)}
-    files = export_plan(planned("ngram"), "openvino", groups=plans).files
+    files = export_plan(planned("ngram"), "openvino", ExportOptions(groups=plans)).files
     assert {name: one.get("num_assistant_tokens") for name, one in json.loads(files["groups.json"]).items()} == {
         "chat": 1,
         "code": 2,

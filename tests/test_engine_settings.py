@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 from tests.engine_rows import READERS
-from treeopt.engines.chains import merged
-from treeopt.engines.plans import batch_sizes_to_export, export_plan, method_for_plan, planned_method
+from treeopt.engines.plans import ExportOptions, batch_sizes_to_export, export_plan, method_for_plan, planned_method
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates, replay
 from treeopt.latency.estimate import StepCosts
 from treeopt.pipeline import export, search
 from treeopt.pipeline.export import export_to
 from treeopt.records.figure import fastest
-from treeopt.records.plan import Plan
+from treeopt.records.plan import Plan, merged
 from treeopt.records.pools import columns_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
@@ -113,7 +112,7 @@ def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits
     of_tensorrt = engine == "tensorrt-llm"
     limits = DynamicLimits(rows=12, within_levels=of_tensorrt, redrafts=of_tensorrt, chains=True)
     assert [entry.batch_size for entry in plan] == list(SIZES)
-    assert planned_method(plan).dynamic
+    assert planned_method(plan).limits.dynamic
     chosen = {}
     for entry in plan:
         speed, plain = rates_of(entry.batch_size, limits)
@@ -135,7 +134,7 @@ def test_a_chain_is_written_where_trees_cost_too_much(run):
     timed(dynamic=6.0).save(run.profile)
     plan = planned(run, "sglang")
     assert plan[1].setting == DynamicTree(plan[1].chosen.depth, 1, plan[1].chosen.depth + 1)
-    assert "--speculative-eagle-topk 1" in export_plan(plan, "sglang", batch_size=1).command
+    assert "--speculative-eagle-topk 1" in export_plan(plan, "sglang", ExportOptions(batch_size=1)).command
     general = planned(run)  # its best chain is known beside the tree
     chain = general[1].best("chain")
     assert general[1].setting == DynamicTree(chain.depth, 1, chain.size)
@@ -200,7 +199,10 @@ class TestWithoutDynamicTrees:
             ):
                 planned(run, engine, method=method)
         plan = planned(run)
-        assert "--speculative-eagle-topk 1" in export_plan(plan, "sglang", batch_size=1, method="dynamic-tree").command
+        assert (
+            "--speculative-eagle-topk 1"
+            in export_plan(plan, "sglang", ExportOptions(batch_size=1, method="dynamic-tree")).command
+        )
         assert method_for_plan(plan, "sglang").name == "adaptive"
 
     def test_without_timings_it_is_chains(self, run):
@@ -213,7 +215,7 @@ class TestWithoutDynamicTrees:
         plan = planned(run, "sglang", method="adaptive")
         assert plan.constraint.engine.method == "adaptive"
         assert all(entry.best("dynamic") is None for entry in plan)
-        assert not planned_method(plan).dynamic
+        assert not planned_method(plan).limits.dynamic
 
     def test_openvino_decodes_trees_one_by_one_and_gets_chains_for_more(self, run):
         assert planned(run, "openvino").constraint.engine.method == "draft-model"
@@ -231,7 +233,7 @@ def test_a_plan_for_no_engine_goes_to_both_kinds(run, tmp_path):
     assert method_for_plan(planned(run, shape="chain"), "sglang").name == "adaptive"  # chains were asked for
     plan = planned(run)
     assert method_for_plan(plan, "sglang").name == "dynamic-tree"
-    _, written = export_to(tmp_path, plan, "sglang", batch_size=1)
+    _, written = export_to(tmp_path, plan, "sglang", ExportOptions(batch_size=1))
     assert plan[1].setting.name in " ".join(written.notes)
     _, written = export_to(tmp_path, plan, "vllm")
     chains = {size: plan[size].best("chain") for size in SIZES}

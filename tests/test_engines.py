@@ -14,12 +14,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.engine_rows import COPIED, READERS, TOLD, check_read_back, flags
+from tests.engine_rows import COPIED, READERS, TOLD, chains, check_read_back, export, flags
 from treeopt import __version__
 from treeopt.cli import cli
-from treeopt.engines.base import COMMANDS, Request
-from treeopt.engines.chains import BLOCKS
-from treeopt.engines.plans import check_rule_of, export_request
+from treeopt.engines.base import BLOCKS, COMMANDS
+from treeopt.engines.plans import check_rule_of
 from treeopt.engines.reading import tree_in
 from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
@@ -33,7 +32,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "engines.md"
 BEGIN, END = "<!-- table of engines: begin -->", "<!-- table of engines: end -->"
 REFRESH = 'python -c "from tests.test_engines import *; PAGE.write_text(refreshed(PAGE.read_text()))"'
 METHODS = [(engine.name, method) for engine in ENGINES.values() for method in engine.methods]
-CHAINS = [(name, method) for name, method in METHODS if method.shape == "chain" and not method.dynamic]
+CHAINS = [(name, method) for name, method in METHODS if method.limits.only_chains]
 SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
 REJECTED = {**SAMPLED, "rule": "rejection", "top_p": 0.9, "top_k": 5}
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
@@ -46,20 +45,16 @@ def named(pairs):
 
 def chain(engine, drafter, length=3, **options):
     """The export of a chain, and how the engine's own rules read it."""
-    lengths = options.pop("lengths", ((1, None, length),))
-    return export_request(Request(lengths=lengths, num_heads=8, drafter=drafter, **options), engine)
+    return export(engine, Tree.chain(length), drafter=drafter, **options)
 
 
-def draft_for(method, *, paying=True):
-    """A draft that a method takes, or none, as a request has it."""
-    if method.shape == "copied":
-        (engine,) = (name for name, one in METHODS if one is method)
-        return {"copied": COPIED[engine][0] if paying else None}
-    if method.dynamic:
-        return {"dynamic": DynamicTree(3, 2, 6) if paying else None}
-    if method.shape == "chain":
-        return {"lengths": ((1, None, 3 * paying),)}
-    return {"tree": Tree.dense([2, 1]) if paying else Tree.chain(0)}
+def draft_for(method):
+    """A draft that a method takes."""
+    if method.limits.copies:
+        return COPIED[method.engine][0]
+    if method.limits.dynamic:
+        return DynamicTree(3, 2, 6)
+    return Tree.chain(3) if method.limits.only_chains else Tree.dense([2, 1])
 
 
 @pytest.mark.parametrize(("engine", "drafter"), TOLD, ids="-".join)
@@ -84,37 +79,28 @@ def test_every_engine_of_chains_has_its_row():
 
 TREES = [Tree.chain(0), Tree.chain(3), Tree.chain(9), Tree.dense([3, 2, 1]), Tree.from_choices([[1], [1, 2]]),
          Tree.from_choices([[0], [1], [1, 0]]), Tree.from_choices([[r] for r in range(17)] + [[0, 0]])]  # fmt: skip
-SCHEDULES = [((1, None, 0),), ((1, None, 1),), ((1, None, 9),), ((1, None, 20),), ((1, 8, 3), (9, 32, 1), (33, None, 0)),
-             ((1, 4, 1), (5, None, 2)), ((1, 8, 3), (9, None, 3))]  # fmt: skip
-DYNAMIC = [None, DynamicTree(5, 4, 16), DynamicTree(3, 1, 4), DynamicTree(3, 2, 8), DynamicTree(8, 8, 60)]
-SETTINGS = [((1, 8, DYNAMIC[1]), (9, 32, DynamicTree(3, 2, 6)), (33, None, None)),
-            ((1, 4, DynamicTree(3, 2, 6)), (5, None, DYNAMIC[1]))]  # fmt: skip
-WHATS = [{"tree": t} for t in TREES] + [{"lengths": s} for s in SCHEDULES]
-WHATS += [{"dynamic": d} for d in DYNAMIC] + [{"settings": s} for s in SETTINGS]
-WHATS += [{"copied": c} for c in (None, *(draft for drafts in COPIED.values() for draft in drafts))]
+SCHEDULES = [chains((1, None, 1)), chains((1, None, 20)), chains((1, 8, 3), (9, 32, 1), (33, None, 0)),
+             chains((1, 4, 1), (5, None, 2)), chains((1, 8, 3), (9, None, 3))]  # fmt: skip
+DYNAMIC = [DynamicTree(5, 4, 16), DynamicTree(3, 1, 4), DynamicTree(3, 2, 8), DynamicTree(8, 8, 60)]
+SETTINGS = [((1, 8, DYNAMIC[0]), (9, 32, DynamicTree(3, 2, 6)), (33, None, Tree.chain(0))),
+            ((1, 4, DynamicTree(3, 2, 6)), (5, None, DYNAMIC[0]))]  # fmt: skip
+SERVED = [*TREES, *SCHEDULES, *DYNAMIC, *SETTINGS, *(draft for drafts in COPIED.values() for draft in drafts)]
 OPTIONS = [{}, {"batch_size": 64}, {"version": "1.1"}, {"max_draft_len": 63}]
 
 
 @named(METHODS)
 def test_whatever_is_asked_comes_back_or_is_refused(engine, method):
-    """7,000 exports: every drafter, rule, draft and option."""
+    """Every drafter, rule, draft and option."""
     taken = refused = 0
-    asked = (
-        {"copied" if method.shape == "copied" else "tree"}
-        if method.shape != "chain"
-        else {"tree", "lengths"} | ({"dynamic", "settings"} if method.dynamic else set())
-    )
-    for drafter, rule, what, options in product((None, *method.drafters), RULES.values(), WHATS, OPTIONS):
-        if not what.keys() <= asked:
-            continue
-        request = Request(num_heads=9, drafter=drafter, acceptance=rule, **what, **options)
+    for drafter, rule, served, options in product((None, *method.drafters), RULES.values(), SERVED, OPTIONS):
+        about = {"num_heads": 9, "drafter": drafter, "acceptance": rule, **options}
         try:
-            written = export_request(request, engine, method=method.name)
+            written = export(engine, served, method.name, **about)
         except TreeoptError:
             refused += 1
             continue
         taken += 1
-        check_read_back(request, engine, method.name, written.files)
+        check_read_back(served, engine, method.name, written.files)
     assert taken
     assert refused
 
@@ -122,8 +108,7 @@ def test_whatever_is_asked_comes_back_or_is_refused(engine, method):
 @named(METHODS)
 def test_files_begin_with_the_release_and_one_has_the_launch_command(engine, method, tmp_path):
     line = f"# For {ENGINES[engine].title}, checked against {method.checked}. Written by treeopt {__version__}.\n"
-    request = Request(num_heads=4, drafter=method.drafters[0], **draft_for(method))
-    written = export_request(request, engine, method=method.name)
+    written = export(engine, draft_for(method), method.name, num_heads=4, drafter=method.drafters[0])
     for name, text in written.files.items():
         assert text.startswith(line) == (not name.endswith(".json")), name
         if name.endswith(".py"):
@@ -138,62 +123,59 @@ def test_files_begin_with_the_release_and_one_has_the_launch_command(engine, met
 
 @named(METHODS)
 def test_not_speculating_is_the_model_alone_or_a_refusal(engine, method):
-    request = Request(num_heads=4, drafter=method.drafters[0], **draft_for(method, paying=False))
+    about = {"num_heads": 4, "drafter": method.drafters[0]}
     if engine in ("eagle1", "hydra", "medusa", "modelopt", "triton"):  # what they read is the tree alone
         with pytest.raises(InvalidInput, match="not to speculate"):
-            export_request(request, engine, method=method.name)
+            export(engine, Tree.chain(0), method.name, **about)
         return
-    written = export_request(request, engine, method=method.name)
+    written = export(engine, Tree.chain(0), method.name, **about)
     assert any(re.search("serves? the (base )?model", note) for note in written.notes)
     assert not re.search(r"--[\w-]*specul|num_assistant|use_eagle3|medusa", written.command)
-    check_read_back(request, engine, method.name, written.files)
+    check_read_back(Tree.chain(0), engine, method.name, written.files)
 
 
 @named(METHODS)
 def test_a_drafter_that_it_cannot_run_is_refused(engine, method):
     with pytest.raises(InvalidInput, match="nobody's"):
-        export_request(Request(num_heads=4, drafter="nobody's", **draft_for(method)), engine, method=method.name)
+        export(engine, draft_for(method), method.name, drafter="nobody's")
 
 
 @named(METHODS)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_rule_is_asked_for_or_refused_with_those_that_have_it(engine, method, rule):
-    asked = {"num_heads": 4, "drafter": method.drafters[0], "acceptance": RULES[rule], **draft_for(method)}
     if rule in method.rules:
-        notes = check_rule_of(RULES[rule], method, engine)
+        notes = check_rule_of(RULES[rule], method)
         assert notes == [] if rule == "greedy" else "requests must ask for the same" in notes[0]
         return
     with pytest.raises(InvalidInput, match="accepts by the rule greedy") as refused:
-        export_request(Request(**asked), engine, method=method.name)
+        export(engine, draft_for(method), method.name, drafter=method.drafters[0], acceptance=RULES[rule])
     assert ("export --to medusa" in str(refused.value)) == (rule == "typical" and "medusa" in method.drafters)
 
 
 @named(METHODS)
 def test_its_limits_are_kept(engine, method):
-    notes = export_request(Request(batch_size=64, num_heads=9, **draft_for(method)), engine, method=method.name).notes
+    notes = export(engine, draft_for(method), method.name, batch_size=64, num_heads=9).notes
     assert any("decodes at most" in note for note in notes) == (method.max_batch_size is not None)
-    if method.shape == "chain" and method.max_depth is not None:
-        with pytest.raises(InvalidInput, match=f"up to {method.max_depth} guesses"):
-            export_request(
-                Request(lengths=((1, None, method.max_depth + 1),), num_heads=99), engine, method=method.name
-            )
+    depth = method.limits.max_depth
+    if depth is not None:
+        with pytest.raises(InvalidInput, match=f"up to depth {depth}"):
+            export(engine, Tree.chain(depth + 1), method.name, num_heads=99)
 
 
 @named(CHAINS)
 def test_notes_name_the_drafter_that_was_supposed_and_the_blocks_that_it_must_know(engine, method):
     usual = method.drafters[0]
-    notes = export_request(Request(lengths=((1, None, 3),), num_heads=8), engine, method=method.name).notes
+    notes = export(engine, Tree.chain(3), method.name).notes
     assert f"The plan does not name its drafter; this is written for {usual}." in notes
     for drafter in method.drafters:
-        request = Request(lengths=((1, None, 3),), num_heads=8, drafter=drafter)
-        said = [note for note in export_request(request, engine, method=method.name).notes if "blocks" in note]
+        said = [note for note in export(engine, Tree.chain(3), method.name, drafter=drafter).notes if "blocks" in note]
         assert len(said) == (drafter in BLOCKS)
 
 
 def test_options_that_make_no_difference_are_refused():
     for options in ({"version": "1.2"}, {"max_draft_len": 63}):
         with pytest.raises(InvalidInput, match="makes no difference for medusa with choices"):
-            export_request(Request(tree=Tree.dense([2, 2]), num_heads=4, **options), "medusa")
+            export("medusa", Tree.dense([2, 2]), num_heads=4, **options)
 
 
 def test_names_that_are_not_known_are_refused_with_the_known_ones():
@@ -304,13 +286,13 @@ def test_fastrl_refuses_schedules_that_its_map_would_turn_around():
     a, b = DynamicTree(5, 4, 16), DynamicTree(3, 2, 6)
 
     def schedule(*settings, **others):
-        return export_request(Request(settings=settings, num_heads=8, drafter="eagle3", **others), "fastrl")
+        return export("fastrl", settings, drafter="eagle3", **others)
 
     for settings, said in (
         (((1, 4, b), (5, None, a)), "most rows to the smallest batch sizes"),
         (((1, 4, DynamicTree(4, 2, 6)), (5, None, b)), "most rows to the smallest batch sizes"),
-        (((1, 4, None), (5, None, a)), "stops speculating above one batch size"),
-        (((1, 256, a), (257, None, b)), r"16 rows of 256 sequences are 4,096: search again with budget=8"),
+        (((1, 4, Tree.chain(0)), (5, None, a)), "stops speculating above one batch size"),
+        (((1, 256, a), (257, None, b)), r"16 rows of 256 sequences are 4,096; keep within budget=8"),
     ):
         with pytest.raises(InvalidInput, match=said):
             schedule(*settings)
@@ -319,15 +301,12 @@ def test_fastrl_refuses_schedules_that_its_map_would_turn_around():
 
 
 def test_nothing_lossy_is_written_for_dynamic_trees():
-    for (engine, method), rule in product([row for row in METHODS if row[1].dynamic], (None, SAMPLED)):
-        request = Request(dynamic=DynamicTree(3, 4, 8), num_heads=8, drafter="eagle3", acceptance=rule)
+    for (engine, method), rule in product([row for row in METHODS if row[1].limits.dynamic], (None, SAMPLED)):
         if rule is None or "sample" in method.rules:
-            found = export_request(request, engine, method=method.name)
+            found = export(engine, DynamicTree(3, 4, 8), method.name, drafter="eagle3", acceptance=rule)
             assert not re.search("threshold|relaxed|typical", "".join([found.command, *found.files.values()]))
     with pytest.raises(InvalidInput, match="top_p"):
-        export_request(
-            Request(dynamic=DynamicTree(3, 4, 8), num_heads=8, acceptance={**SAMPLED, "top_p": 0.9}), "eagle2"
-        )
+        export("eagle2", DynamicTree(3, 4, 8), acceptance={**SAMPLED, "top_p": 0.9})
 
 
 # The registry, its pages and its command
@@ -341,7 +320,7 @@ def test_every_method_has_a_reader():
 IN_DOCS = FACTS | {
     "engine": lambda e, m: f"`{e.name}`",
     "method": lambda e, m: m.name,
-    "shape": lambda e, m: "dynamic" if m.dynamic else m.shape,
+    "shape": lambda e, m: "copied" if m.limits.copies else "dynamic" if m.limits.dynamic else m.limits.shape,
 }
 HEADS = ("engine", "method", "drafters", "shape", "limits", "acceptance", "by batch size", "versions", "checked")
 
@@ -370,9 +349,7 @@ def test_the_page_has_the_tables_as_they_are():
 
 def test_tensorrt_llms_ngrams_are_never_told_of_rejection_sampling():
     def written(**rule):
-        return export_request(
-            Request(lengths=((1, None, 3),), num_heads=5, drafter="ngram", acceptance=rule), "tensorrt-llm"
-        )
+        return export("tensorrt-llm", Tree.chain(3), num_heads=5, drafter="ngram", acceptance=rule)
 
     for rule in ("greedy", "sample-then-match"):
         assert "rejection" not in "".join(written(rule=rule, temperature=0.7).files.values())
@@ -385,10 +362,8 @@ def test_an_export_of_ngrams_warns_where_the_engine_looks_up_otherwise(drafter_i
     engines = {name for name, one in ENGINES.items() if any("ngram" in way.drafters for way in one.methods)}
     fits = {"transformers", "openvino"} if drafter_id == "ngram:earliest" else set()
     for engine in engines:
-        request = Request(lengths=((1, None, 3),), num_heads=5, drafter="ngram", drafter_id=drafter_id)
-        said = [
-            note for note in export_request(request, engine).notes if note.startswith(f"{engine} looks n-grams up ")
-        ]
+        notes = export(engine, Tree.chain(3), drafter="ngram", drafter_id=drafter_id).notes
+        said = [note for note in notes if note.startswith(f"{engine} looks n-grams up ")]
         assert len(said) == 1
         assert ("as ngram:earliest does" in said[0]) == (engine in fits)
         assert ("so its tokens per step differ" in said[0]) == (engine not in fits)
@@ -396,7 +371,7 @@ def test_an_export_of_ngrams_warns_where_the_engine_looks_up_otherwise(drafter_i
 
 @named(METHODS)
 def test_every_row_says_what_a_reader_needs(engine, method):
-    assert method.shape in (*SHAPES, "copied")
+    assert method.limits.shape in SHAPES
     assert method.drafters
     assert method.rules[0] == "greedy"
     assert re.search(r"\w/\w", method.source), "a repository and a file, or a pull request"
@@ -451,11 +426,10 @@ def test_list_takes_its_topics_and_no_other():
 
 
 def test_schedules_of_the_page_are_those_that_are_written():
-    lengths = ((1, 4, 4), (5, 8, 2), (9, None, 0))
+    lengths = chains((1, 4, 4), (5, 8, 2), (9, None, 0))
 
     def texts(engine, **options):
-        request = Request(lengths=lengths, num_heads=4, drafter="eagle3", **options)
-        return "".join(export_request(request, engine).files.values())
+        return "".join(export(engine, lengths, drafter="eagle3", **options).files.values())
 
     rows = [
         [cell.strip().strip("`") for cell in line.split("|")[2:-1]]

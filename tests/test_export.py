@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from tests import engine_readers as readers
 from tests.engine_rows import READERS
+from tests.engine_rows import export as export_draft
 from tests.medusa_buffers import medusa_buffers
 from treeopt.cli import cli
-from treeopt.engines import eagle, neuron
-from treeopt.engines.base import Request
-from treeopt.engines.plans import export_plan, export_request
+from treeopt.engines import eagle, neuron, tensorrt_trees
+from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.pipeline import export_all
@@ -37,13 +37,12 @@ from treeopt.trees.tree import Tree
 from .conftest import invoke, published_data, trees
 
 exporting = import_module("treeopt.pipeline.export")  # a function of the same name hides it
-TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.shape not in ("chain", "copied")]
+TREES = [(e.name, m) for e in ENGINES.values() for m in e.methods if m.limits.shape != "chain"]
 named = pytest.mark.parametrize(("engine", "method"), TREES, ids=[f"{e}-{m.name}" for e, m in TREES])
 
 
 def export(tree, engine, method=None, *, num_heads=None, **options):
-    request = Request(tree=tree, num_heads=num_heads or max(tree.depth, 4), **options)
-    return export_request(request, engine, method=method and method.name)
+    return export_draft(engine, tree, method and method.name, num_heads=num_heads or max(tree.depth, 4), **options)
 
 
 def read_back(engine, method, written):
@@ -52,14 +51,14 @@ def read_back(engine, method, written):
 
 def allowed(tree: Tree, method) -> bool:
     """By the row of the table alone."""
-    first = sorted(path[0] for path in tree.paths if len(path) == 1)
+    first, limits = sorted(path[0] for path in tree.paths if len(path) == 1), method.limits
     return (
-        SHAPES[method.shape](tree)
+        SHAPES[limits.shape](tree)
         and len(tree) > 1
-        and max(tree.ranks) <= (method.max_rank if method.max_rank is not None else 999)
-        and tree.depth <= (method.max_depth or 999)
-        and len(tree) - 1 <= (method.max_nodes or 9999)
-        and (not method.first_depth_closed or first == list(range(len(first))))
+        and max(tree.ranks) <= (limits.max_rank if limits.max_rank is not None else 999)
+        and tree.depth <= (limits.max_depth or 999)
+        and len(tree) - 1 <= (limits.max_nodes or 9999)
+        and (method.refuses is not tensorrt_trees.refuses or first == list(range(len(first))))
         and (method.write is not eagle.write or tree.depth > 1)
     )
 
@@ -100,7 +99,7 @@ class TestContract:
     @given(seed=st.integers(0, 10**6))
     @settings(max_examples=30, deadline=None)
     def test_random_trees_of_the_shape_come_back(self, engine, method, seed):
-        tree = random_tree(np.random.default_rng(seed), method.shape)
+        tree = random_tree(np.random.default_rng(seed), method.limits.shape)
         assert allowed(tree, method)
         assert read_back(engine, method, export(tree, engine, method)) == tree
 

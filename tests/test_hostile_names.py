@@ -16,8 +16,7 @@ from click.testing import CliRunner
 import treeopt as api
 from treeopt import demo
 from treeopt.cli import cli
-from treeopt.engines.base import Request
-from treeopt.engines.plans import export_plan, export_request
+from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.shell import command_line, printable, shell_word
@@ -31,9 +30,10 @@ from treeopt.runtime.checkpoints.files import find_checkpoint
 from treeopt.runtime.prompts import files as prompt_files
 from treeopt.runtime.target import load_target
 from treeopt.trees.published import published_tree
+from treeopt.trees.tree import Tree
 
 from .conftest import treeopt
-from .engine_rows import COPIED
+from .engine_rows import COPIED, chains, export
 from .test_report import make_run
 
 NAMES = (
@@ -88,12 +88,10 @@ def test_the_commands_that_exports_write_run_nothing_else(tmp_path):
     tree, number = published_tree(), 0
     for engine in ENGINES:
         for way in ENGINES[engine].methods:
-            lengths = ((1, 4, 3), (5, None, 0)) if way.by_batch_size else ((1, None, 3),)
-            shape = {"tree": tree} if way.shape != "chain" else {"lengths": lengths}
-            shape = {"copied": COPIED[engine][0]} if way.shape == "copied" else shape
-            request = Request(num_heads=5, drafter=way.drafters[0], **shape)
+            served = chains((1, 4, 3), (5, None, 0)) if way.by_batch_size else Tree.chain(3)
+            served = COPIED[engine][0] if way.limits.copies else served if way.limits.shape == "chain" else tree
             try:
-                written = export_request(request, engine, method=way.name)
+                written = export(engine, served, way.name, num_heads=5, drafter=way.drafters[0])
             except TreeoptError:
                 continue  # a limit of the engine's
             for script in (written.command, written.files.get("commands.sh", "")):

@@ -8,8 +8,6 @@ import pytest
 from hypothesis import assume, given
 
 from treeopt.engines import eagle, neuron
-from treeopt.engines.base import Request
-from treeopt.engines.plans import export_request
 from treeopt.engines.reading import tree_in
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput
@@ -20,6 +18,7 @@ from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke, trees
+from .engine_rows import export
 
 SMALL = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
 
@@ -56,7 +55,7 @@ def test_what_export_writes_is_read(engine):
         if method.shape in ("chain", "copied"):
             continue
         tree = Tree.dense([2, 2])
-        written = export_request(Request(tree=tree, num_heads=4), engine, method=method.name)
+        written = export(engine, tree, method.name)
         for name, text in written.files.items():
             if re.search(r"--[\w-]*(-json|_params) ", text):
                 continue  # a command that names the tree's file
@@ -157,7 +156,7 @@ def test_eagle_counts_parents_where_it_should_place_them():
     """[1, 0] is the first node of its depth that expands, so it is drafted below [0]; the text stays right."""
     tree = Tree.from_choices([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
     assert eagle.misdrafted(tree.choices) == [(1, 0)]
-    written = export_request(Request(tree=tree, num_heads=4), "eagle1")
+    written = export("eagle1", tree)
     assert any("drafts below [1, 0] from another node" in note for note in written.notes)
     assert eagle.misdrafted(published_tree("eagle_mc_sim_7b_63").choices) == []
 

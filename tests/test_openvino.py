@@ -17,9 +17,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from tests.engine_rows import export
 from treeopt import demo
-from treeopt.engines.base import Request
-from treeopt.engines.plans import export_request
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.places import user_cache
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
@@ -272,13 +271,8 @@ def test_the_exported_program_decodes_as_bench_does(target, drafter, forced, tmp
     engine = opened(target, made, stop)
     ours = decode_block(engine, DynamicTree(3, 4, 11) if is_tree else Tree.chain(3), prompts, stop).rows
     name = "openvino" if forced else "openvino-default"
-    request = Request(
-        **({"dynamic": DynamicTree(3, 4, 11)} if is_tree else {"lengths": ((1, None, 3),)}),
-        num_heads=5,
-        drafter=kind,
-        runtime={"name": name},
-    )
-    written = export_request(request, "openvino", method="dynamic-tree" if is_tree else None)
+    draft, method = (DynamicTree(3, 4, 11), "dynamic-tree") if is_tree else (Tree.chain(3), None)
+    written = export("openvino", draft, method, drafter=kind, runtime={"name": name})
     for file, text in written.files.items():
         (tmp_path / file).write_text(text)
     (tmp_path / "watch.py").write_text(WATCH)

@@ -15,6 +15,7 @@ from tests.engine_rows import READERS
 from tests.test_bench_table import at_speed
 from tests.test_figures import some_bench
 from treeopt.cli import cli
+from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.export import export_to
 from treeopt.pipeline.search import request_of
@@ -157,7 +158,7 @@ def test_a_batch_size_is_given_once_and_shares_are_of_the_time():
 def exported(plan: Plan, engine: str, tmp_path, **options) -> tuple[dict[str, str], str]:
     """Files by their name below the folder, and the notes; a plan of Medusa heads unless it says otherwise."""
     plan = replace(plan, drafter={"kind": "medusa", "num_heads": 4, **(plan.drafter or {})})
-    paths, written = export_to(tmp_path, plan, engine, **options)
+    paths, written = export_to(tmp_path, plan, engine, ExportOptions(**options))
     return {str(path.relative_to(tmp_path)): path.read_text() for path in paths}, " ".join(written.notes)
 
 
@@ -181,7 +182,7 @@ def test_a_schedule_does_not_speculate_where_nobody_searched(row, tmp_path):
     depths = {entry.batch_size: entry.chosen.depth for entry in plan}
     assert depths[32] > 0
     for beyond, length in (("off", 0), ("last", depths[32])):
-        paths, written = export_to(tmp_path / beyond, plan, row[0], beyond=beyond)
+        paths, written = export_to(tmp_path / beyond, plan, row[0], ExportOptions(beyond=beyond))
         read = READERS[row]({path.name: path.read_text() for path in paths})
         found = {size: next(k for a, b, k in read if a <= size <= (b or size)) for size in (*depths, 33, 256)}
         assert found == {**depths, 33: length, 256: length}

@@ -11,12 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine_rows import READERS, length_at, up_to
-from treeopt.engines.base import Request
-from treeopt.engines.chains import merged
-from treeopt.engines.plans import export_request
+from tests.engine_rows import READERS, chains, export, length_at, up_to
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput, Unsupported
+from treeopt.records.plan import merged
 from treeopt.trees.draft import MOST_LEVELS, MOST_ROWS, MOST_TOPK, DynamicTree, pool_size
 
 BATCH_SIZES = range(1, 257)
@@ -31,8 +29,7 @@ def written(engine, *lengths, drafter="eagle3", method=None, **options):
     """The export for lengths (to, K), the last to being None."""
     begins = [1, *(end + 1 for end, _ in lengths[:-1])]
     ranges = tuple((begin, end, k) for begin, (end, k) in zip(begins, lengths, strict=True))
-    request = Request(lengths=ranges, num_heads=8, drafter=drafter, **options)
-    return export_request(request, engine, method=method)
+    return export(engine, chains(*ranges), method, drafter=drafter, **options)
 
 
 @st.composite
@@ -52,8 +49,7 @@ def test_engines_look_up_what_was_asked(lengths, row):
     engine, method, version = row
     if engine == "tensorrt-llm":  # no range may be longer than the first
         lengths = ((*lengths[0][:2], max(k for *_, k in lengths)), *lengths[1:])
-    request = Request(lengths=lengths, num_heads=8, drafter="mtp", version=version)
-    read = READERS[engine, method](export_request(request, engine, method=method).files)
+    read = READERS[engine, method](export(engine, chains(*lengths), method, drafter="mtp", version=version).files)
     assert read == merged(lengths)
     assert [intended(read, size) for size in BATCH_SIZES] == [intended(lengths, size) for size in BATCH_SIZES]
 
@@ -112,21 +108,20 @@ def takes(engine, tree) -> bool:
 
 @pytest.mark.parametrize(
     ("engine", "drafter"),
-    [(name, kind) for name, e in ENGINES.items() for m in e.methods if m.dynamic for kind in m.drafters],
+    [(name, kind) for name, e in ENGINES.items() for m in e.methods if m.limits.dynamic for kind in m.drafters],
 )
 def test_random_dynamic_trees_come_back_or_are_refused(engine, drafter):
     rng, taken, refused = random.Random(engine), 0, 0
     for _ in range(120):
         levels, topk = rng.randint(1, MOST_LEVELS), rng.randint(1, MOST_TOPK)
         tree = DynamicTree(levels, topk, rng.randint(2, min(MOST_ROWS, pool_size(levels, topk) + 1)))
-        request = Request(dynamic=tree, num_heads=8, drafter=drafter)
         if not takes(engine, tree):
             refused += 1
             with pytest.raises(InvalidInput):
-                export_request(request, engine, method="dynamic-tree")
+                export(engine, tree, "dynamic-tree", drafter=drafter)
             continue
         taken += 1
-        files = export_request(request, engine, method="dynamic-tree").files
+        files = export(engine, tree, "dynamic-tree", drafter=drafter).files
         assert READERS[engine, "dynamic-tree"](files) == ((1, None, tree),)
     assert taken > 10
     assert refused or engine == "eagle2"

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from treeopt.engines.base import Request
-from treeopt.engines.plans import export_request
+from tests.engine_rows import export
 from treeopt.files.places import shipped
 from treeopt.growth.replay import replay
 from treeopt.growth.score import score_tree
@@ -110,7 +109,7 @@ def test_a_plans_own_tree_is_said_to_be_in_sample(trace, tmp_path):
 
 def test_files_that_say_not_to_speculate_are_read_as_a_lone_root(calibration, tmp_path):
     plan = plan_trees(calibration, request=PlanRequest(Limits(1)))
-    written = export_request(Request(tree=plan.entries[0].tree, num_heads=5), "tensorrt-llm")
+    written = export("tensorrt-llm", plan.entries[0].tree)
     for file, text in written.files.items():
         (tmp_path / file).write_text(text)
         assert len(read_tree(tmp_path / file)) == 1, file

@@ -20,21 +20,21 @@ from typing import Any
 
 import yaml
 
-from tests.engine_rows import COPIED
+from tests.engine_rows import COPIED, chains, export
 from tests.engines_live.finders import argparse_flags
 from treeopt.cli import cli
 from treeopt.engines import acceptance
-from treeopt.engines.base import Method, Request, Written
-from treeopt.engines.plans import export_request
+from treeopt.engines.base import Method, Written
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import TreeoptError
+from treeopt.records.plan import Ranges
 from treeopt.records.rules import RULES
-from treeopt.trees.draft import DynamicTree
+from treeopt.trees.draft import Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 TREE = Tree.from_choices([[0], [1], [0, 0], [0, 1], [0, 0, 0]])
 LENGTHS = (((1, None, 3),), ((1, 8, 3), (9, 32, 1), (33, None, 0)), ((1, None, 0),))
-SETTINGS = ((1, 8, DynamicTree(5, 4, 16)), (9, 32, DynamicTree(3, 2, 6)), (33, None, None))
+SETTINGS = ((1, 8, DynamicTree(5, 4, 16)), (9, 32, DynamicTree(3, 2, 6)), (33, None, Tree.chain(0)))
 RULE = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "seed": 0, "epsilon": 0.3, "delta": 0.09}
 PLACEHOLDERS = {"MODEL", "DRAFTER", "HEADS", "LAYER", "PROMPT", "QUESTIONS", "BUILT"}  # what a user puts in
 CONFIG = "--speculative-config"  # of which vLLM's keys are
@@ -82,18 +82,18 @@ def words_of_method(engine: str, method: Method) -> set[Word]:
 
 def written_by(engine: str, method: Method, drafter: str) -> Iterator[Written]:
     """What is written for every acceptance rule, and length or schedule, that the method takes."""
-    whats: list[dict[str, Any]] = [{"lengths": lengths} for lengths in LENGTHS]
-    if method.shape == "copied":
+    drafts: list[Draft | Ranges[Draft]] = [chains(*lengths) for lengths in LENGTHS]
+    if method.limits.copies:
         own = [draft for draft in COPIED[engine] if not draft.drafter.startswith("arctic")]  # a package of its own
-        whats = [{"copied": draft} for draft in (*own, None)]
-    if method.dynamic:
-        whats = [{"dynamic": DynamicTree(5, 4, 16)}, {"dynamic": DynamicTree(3, 1, 4)}, {}, {"settings": SETTINGS}]
-    elif method.shape not in ("chain", "copied"):
-        whats = [{"tree": TREE}, {"tree": Tree.chain(2)}, {"tree": Tree.chain(0)}]
-    for rule, what in product(RULES.values(), whats):
-        request = Request(num_heads=4, drafter=drafter, batch_size=64, acceptance={"rule": rule, **RULE}, **what)
+        drafts = [*own, Tree.chain(0)]
+    if method.limits.dynamic:
+        drafts = [DynamicTree(5, 4, 16), DynamicTree(3, 1, 4), Tree.chain(0), SETTINGS]
+    elif method.limits.shape != "chain":
+        drafts = [TREE, Tree.chain(2), Tree.chain(0)]
+    for rule, draft in product(RULES.values(), drafts):
+        about = {"num_heads": 4, "drafter": drafter, "batch_size": 64, "acceptance": {"rule": rule, **RULE}}
         with suppress(TreeoptError):  # a method refuses what it cannot take
-            yield export_request(request, engine, method=method.name)
+            yield export(engine, draft, method.name, **about)
 
 
 def words_of(written: Written) -> Iterator[Word]:

@@ -142,8 +142,10 @@ def export(
     anyway : export although the plan is stale, or was measured slower than plain decoding
     """
     from treeopt import pipeline
+    from treeopt.engines.plans import ExportOptions
 
-    paths, written = pipeline.export(run, engine, tree=tree, heads=heads, anyway=anyway, **options)
+    asked = ExportOptions(**options)
+    paths, written = pipeline.export(run, engine, asked, tree=tree, heads=heads, anyway=anyway)
     show_files(paths, written.notes, as_json, command=written.command)
 
 

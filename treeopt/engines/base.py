@@ -1,62 +1,61 @@
 """The words of this room: what every engine's file is made of.
 
 engine   a serving engine, by the name that --to and --for take
-method   one way in which it speculates: a carrier for the tree, the chain length or the schedule, and its limits
-request  what is to be written · written  the files, the launch command and what the user has to know
+method   one way in which it speculates: a carrier for the draft, and its limits
+served   ranges of batch sizes with the draft of each, as a method takes them · about: what else its files say
+written  the files, the launch command and what the user has to know
 kind     a kind of files that are imported, of an engine or of another tool
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treeopt.engines.measured.files import Found
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
+from treeopt.records.drafters import DRAFTERS
 from treeopt.records.origins import Runtime
+from treeopt.records.plan import Ranges
 from treeopt.records.rules import rule_of
-from treeopt.trees.draft import CopiedText, DDTree, DynamicLimits, DynamicTree
-from treeopt.trees.tree import Tree
+from treeopt.trees.draft import Draft
+from treeopt.trees.limits import EngineLimits
 
 COMMANDS = "commands.sh"  # the file of the launch command
 EARLIEST = "from the earliest place of the longest n-gram"
-Lengths = tuple[tuple[int, int | None, int], ...]  # (from, to, chain length): from 1 on, the last without end
-Settings = tuple[tuple[int, int | None, DynamicTree | None], ...]  # dynamic trees likewise; None: do not speculate
+LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
+CHAINS = EngineLimits()
+BLOCKS = ("dflash", "dflash2", "dspark")  # drafters that guess a block at once, no longer than they were trained for
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """The drafts to write for an engine. ``tree`` for methods of trees, ``lengths`` for methods of chains (0: do not speculate).
+class About:
+    """What an engine's files say beside the drafts.
 
-    For methods of dynamic trees it is ``dynamic`` for every batch size, ``settings`` by batch size, or lengths of chains; for
-    those of drafters that copy text it is ``copied``, None where the plan is not to speculate.
-
+    batch_size     largest that is planned for
+    num_heads      guesses of the drafter, of which each of Medusa's heads makes one
+    num_layers     residual blocks of a head
     widest         guesses of the widest block that the drafter was trained for; None where it has no such, or it is not known
-    max_draft_len  of an engine that has been built already; None where it is built for this tree
-    acceptance     record of the rule that the tree was chosen for; None for greedy decoding
+    drafter        kind of drafter; None where it is not known
     drafter_id     which drafter of its kind, as records name it
-    runtime        whose latencies it was planned with
-    groups         by group of prompts, what differs there, for methods that take settings by request
-    marginals      a tree over marginals, for methods of chains that build such; its depth is the length
+    acceptance     record of the rule that the drafts were chosen for; None for greedy decoding
+    runtime        whose latencies they were planned with
+    version        release of the engine; None for the newest
+    max_draft_len  of an engine that has been built already; None where it is built for these drafts
+    groups         by group of prompts, what is served there, for methods that take settings by request
     """
 
-    tree: Tree | None = None
-    lengths: Lengths = ()
-    dynamic: DynamicTree | None = None
-    settings: Settings = ()
-    copied: CopiedText | None = None
-    batch_size: int = 1
     num_heads: int
     num_layers: int = 1
     widest: int | None = None
     drafter: str | None = None
     drafter_id: str | None = None
-    version: str | None = None
-    max_draft_len: int | None = None
+    batch_size: int = 1
     acceptance: Mapping[str, Any] | None = None
     runtime: Runtime | None = None
-    groups: Mapping[str, "Request"] = field(default_factory=dict)
-    marginals: DDTree | None = None
+    version: str | None = None
+    max_draft_len: int | None = None
+    groups: Mapping[str, Ranges[Draft]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "num_heads", "num_layers", "max_draft_len"):
@@ -75,23 +74,6 @@ class Request:
         """The acceptance rule, by --acceptance's name."""
         return rule_of(self.acceptance)
 
-    @property
-    def dynamics(self) -> Settings:
-        """The settings of dynamic trees by batch size; a chain is one of topk 1."""
-        chains = tuple((a, b, DynamicTree(k, 1, k + 1) if k else None) for a, b, k in self.lengths)
-        return self.settings or chains or ((1, None, self.dynamic),)
-
-    @property
-    def paying_tree(self) -> Tree | None:
-        """The tree; None where the plan is not to speculate."""
-        return self.tree if self.tree is not None and len(self.tree) > 1 else None
-
-    def tree_of(self, engine: str) -> Tree:
-        """The tree; InvalidInput where there is none to speculate with."""
-        if self.paying_tree is None:
-            raise InvalidInput(f"{engine} needs a tree, but the plan is not to speculate here: serve the model alone.")
-        return self.paying_tree
-
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
@@ -106,65 +88,102 @@ class Written:
 class Method:
     """One way in which an engine speculates.
 
+    engine         name of its engine, which sets it
     drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
-    shape          one of `treeopt.trees.shapes.SHAPES`, of the fixed trees that it takes; "copied" of drafters that copy text
-    marginals      most ranks of a depth of the trees over marginals that it builds; 0 for none
-    dynamic        whether it takes the three numbers of a dynamic tree, of which a chain is one
-    within_levels, redrafts, fills_levels  as `DynamicLimits` has them; dynamic trees with a row for each level: all, chains, none
+    limits         of the drafts that it takes
     rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
                    that is written; rejection's law with guesses that are not drawn is that of ``sample``
-    max_rank, max_depth, max_nodes, max_batch_size   None for no limit; nodes are choices, the root left out
-    carrier        where the tree goes: a file, a flag, a field · syntax  how it is written, by example
-    derived        fields that follow from the tree, "max_draft_len = choices"
-    first_depth_closed  whether ranks must have no gap at depth 1, though they may further down
-    by_version     whether its files differ by release · by_batch_size  whether it takes a schedule
-    built_for_size whether another size needs another engine build · by_request  whether every request has settings of its own
+    max_batch_size None for no limit
+    carrier        where the draft goes: a file, a flag, a field · syntax  how it is written, by example
+    derived        fields that follow from the draft, "max_draft_len = choices"
+    by_batch_size  whether it takes a schedule
+    heeds          fields of `About` that change its files and those of few other methods: version, max_draft_len, groups
     looks_up       how it looks n-grams up, where that is known: "from the latest place"; `EARLIEST` as ngram:earliest does
     wider          what it does with a chain that is longer than the block that a drafter was trained for; empty where it drafts it
     versions, status, source   which releases have it, whether they still do, and where that was read
     checked        the release or commit whose source its export was checked against
     write          the files; the launch command is added to them as `COMMANDS` where it is not among them
+    refuses        limits that no other engine has: what it would refuse, as `fault` says it
     """
 
+    engine: str = ""
     name: str
     drafters: tuple[str, ...]
-    shape: str = "chain"
-    marginals: int = 0
-    dynamic: bool = False
-    within_levels: bool = False
-    redrafts: bool = False
-    fills_levels: str = "chains"
+    limits: EngineLimits = CHAINS
     rules: tuple[str, ...] = ("greedy",)
-    max_rank: int | None = None
-    max_depth: int | None = None
-    max_nodes: int | None = None
     max_batch_size: int | None = None
     carrier: str
     syntax: str
     derived: tuple[str, ...] = ()
-    first_depth_closed: bool = False
-    by_version: bool = False
     by_batch_size: bool = False
-    built_for_size: bool = False
-    by_request: bool = False
+    heeds: tuple[str, ...] = ()
     looks_up: str = ""
     wider: str = ""
     versions: str = "current"
     status: str = "live"
     source: str
     checked: str
-    write: Callable[[Request], Written]
+    write: Callable[[Ranges[Any], About], Written]
+    refuses: Callable[[Ranges[Any], About], str | None] = lambda served, about: None
 
     @property
-    def dynamic_limits(self) -> DynamicLimits | None:
-        """The limits of its dynamic trees, or of trees over marginals; None where it takes none."""
-        if self.dynamic:
-            return DynamicLimits(within_levels=self.within_levels, redrafts=self.redrafts, chains=True)
-        return DynamicLimits(levels=0, marginals=True, width=self.marginals) if self.marginals else None
+    def follows_schedule(self) -> bool:
+        """Whether ranges that a plan's schedule merges get one draft: chains do."""
+        return self.limits.only_chains
 
     def decodes(self, batch_size: int) -> bool:
         """Whether it decodes that many sequences at once."""
         return self.max_batch_size is None or batch_size <= self.max_batch_size
+
+    def takes(self, draft: Draft, num_heads: int | None) -> bool:
+        """Whether it takes drafts of this kind from a drafter of so many guesses."""
+        return self.limits.takes(draft, num_heads)
+
+    def fault(self, served: Ranges[Draft], about: About) -> str | None:
+        """What its engine would refuse, or silently take for something else: words that follow its name. None for nothing."""
+        if len(served) > 1 and not self.by_batch_size:
+            return f"takes one draft for all batch sizes, but the plan has {in_words(served)}"
+        if served[-1][0] > LAST:
+            return (
+                f"takes schedules whose last range begins at {LAST} at most, but this one's begins at {served[-1][0]}"
+            )
+        faults = (self.limits.fault(draft) or self._beyond_drafter(draft.depth, about) for *_, draft in served)
+        return next(filter(None, faults), None) or self.refuses(served, self.for_drafter(about))
+
+    def for_drafter(self, about: About) -> About:
+        """The same with the usual kind of drafter where none is named."""
+        return about if about.drafter else replace(about, drafter=self.drafters[0])
+
+    def _beyond_drafter(self, depth: int, about: About) -> str | None:
+        """What is wrong with drafts as deep as that, of this drafter."""
+        kind = about.drafter or self.drafters[0]
+        if kind in DRAFTERS and DRAFTERS[kind].is_heads and depth > about.num_heads:
+            return f"takes drafts up to {about.num_heads} deep, one guess per head, but this one is {depth} deep"
+        if about.drafter not in BLOCKS:
+            return None
+        if depth > about.num_heads:
+            return (
+                f"takes the length as the width of the block, and with {depth} guesses all would be others than those of the "
+                f"{about.num_heads} that this drafter was calibrated with"
+            )
+        if self.wider and 0 < (about.widest or 0) < depth:
+            return (
+                f"takes chains of up to {about.widest} guesses from this drafter, which was trained for blocks of no more, but this "
+                f"one has {depth}, and it {self.wider}"
+            )
+        return None
+
+
+def in_words(served: Ranges[Draft]) -> str:
+    """The ranges of batch sizes with the name of each draft.
+
+    >>> from treeopt.trees.tree import Tree
+    >>> in_words(((1, 8, Tree.chain(4)), (9, None, Tree.chain(0))))
+    '1-8: chain of 4, from 9 on: no guesses'
+    """
+    return ", ".join(
+        f"{f'from {first} on' if last is None else f'{first}-{last}'}: {draft.name}" for first, last, draft in served
+    )
 
 
 @dataclass(frozen=True)
@@ -199,3 +218,6 @@ class ServingEngine:
     methods: tuple[Method, ...] = ()
     imports: Mapping[str, Kind] = field(default_factory=dict)
     unplanned: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(replace(method, engine=self.name) for method in self.methods))

@@ -5,18 +5,19 @@ engine's file names its drafters and writes them.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from treeopt.engines.base import Method, Request
-from treeopt.errors import InvalidInput, quoted
+from treeopt.engines.base import About, Method
+from treeopt.errors import quoted
 from treeopt.files.shell import shell_word
+from treeopt.records.plan import Ranges
 from treeopt.text.engines import text_drafter
-from treeopt.trees.draft import CopiedText
+from treeopt.trees.draft import CopiedText, Draft
+from treeopt.trees.limits import EngineLimits
 
-KIND, SHAPE = "copied-text", "copied"
+KIND = "copied-text"
 EXPORTED = {"arctic": "vllm", "llama.cpp": "llama-cpp"}  # by how a drafter's name begins, what --to calls the engine
 
 
@@ -65,36 +66,32 @@ KEPT: Mapping[str, str] = {
 }  # by what a drafter's name begins with
 
 
-def told(request: Request, title: str, engines: tuple[str, ...], length: str = "") -> tuple[Request, dict[str, Any]]:
-    """The request as one of a chain as long as drafts can be, of none where no draft pays; and the drafter's options.
+def refuses(*engines: str) -> Callable[[Ranges[CopiedText], About], str | None]:
+    """What a method refuses whose drafters have names that begin with one of ``engines``."""
 
-    engines : what the names of its drafters begin with · length : the option that is the chain's length, which is left out then
-    """
-    draft = request.copied
-    if draft is None:
-        return replace(request, lengths=((1, None, 0),)), {}
-    check(draft, title, engines)
-    options = draft.options
-    return replace(request, lengths=((1, None, options.pop(length, draft.depth)),)), options
+    def fault(served: Ranges[CopiedText], about: About) -> str | None:
+        faults = (_fault(draft, engines) for *_, draft in served if len(draft) > 1)
+        return next(filter(None, faults), None)
+
+    return fault
 
 
-def check(draft: CopiedText, title: str, engines: tuple[str, ...]) -> None:
-    """Raise InvalidInput for a drafter of another engine, and for options or values that the engine would refuse."""
+def _fault(draft: CopiedText, engines: tuple[str, ...]) -> str | None:
+    """What is wrong with a draft; InvalidInput for options that do not go together."""
     own, options = draft.drafter.partition(":")[0], draft.options
     if own not in engines:
-        raise InvalidInput(
-            f"{title} has no {draft.drafter}, and its own drafters find other text, so the plan's figures do not hold there: "
-            f"export --to {EXPORTED.get(own, own)}, or plan for {title}."
+        return (
+            f"has no {draft.drafter}, and its own drafters find other text, so the plan's figures do not hold there; export "
+            f"--to {EXPORTED.get(own, own)}, or plan anew"
         )
     if missing := [option for option in NEEDED.get(draft.drafter, ()) if option not in options]:
-        raise InvalidInput(f"{draft.drafter} drafts with {' and '.join(missing)} only, but the plan does not say it.")
+        return f"drafts by {draft.drafter} with {' and '.join(missing)} only, but the plan does not say it"
     for option, value in options.items():
         takes = TAKES.get(option, whole())
         if not takes.holds(value):
-            raise InvalidInput(
-                f"{option} of {draft.drafter} takes {takes.words}, but the plan has {quoted(value)}: search again."
-            )
+            return f"takes {takes.words} for {option} of {draft.drafter}, but the plan has {quoted(value)}"
     text_drafter(draft.drafter, options)
+    return None
 
 
 def flags(options: Mapping[str, Any], between: str = "-") -> str:
@@ -107,13 +104,14 @@ def flags(options: Mapping[str, Any], between: str = "-") -> str:
     return "".join(name if value is True else f"{name} {shell_word(value)}" for name, value in said.items())
 
 
-def notes_on(draft: CopiedText) -> list[str]:
-    """A note on what a drafter that copies text keeps between requests."""
-    kept = [what for begin, what in KEPT.items() if draft.drafter.startswith(begin)]
-    held = (
-        "the plan's figures hold for a server that is not restarted, and had requests such as those that were replayed"
-    )
-    return [f"It keeps {what}: {held} before." for what in kept]
+def notes_on(draft: Draft) -> list[str]:
+    """A note on what a drafter that copies text keeps between requests; none for other drafts."""
+    return [
+        f"It keeps {what}: the plan's figures hold for a server that is not restarted, and had requests such as those that were "
+        "replayed before."
+        for begin, what in KEPT.items()
+        if draft.name.startswith(begin)
+    ]
 
 
-method = partial(Method, name=KIND, drafters=(KIND,), shape=SHAPE, rules=("greedy", "sample"))
+method = partial(Method, name=KIND, drafters=(KIND,), limits=EngineLimits(copies=True), rules=("greedy", "sample"))

@@ -14,11 +14,13 @@ top-k        nodes expanded on each level
 from collections.abc import Sequence
 
 from treeopt.engines import chains
-from treeopt.engines.base import Method, Request, ServingEngine, Written
-from treeopt.engines.lists import listed
-from treeopt.errors import InvalidInput
+from treeopt.engines.base import About, Method, ServingEngine, Written
+from treeopt.engines.lists import listed, no_tree
 from treeopt.files.shell import shell_word
-from treeopt.trees.tree import MAX_RANK, Choice
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.draft import Draft, DynamicLimits
+from treeopt.trees.limits import EngineLimits
+from treeopt.trees.tree import MAX_RANK, Choice, Tree
 
 STATIC_NOTES = (
     "The tree is heeded on branch v1 of SafeAILab/EAGLE only: git checkout v1. On main, EAGLE-2 and EAGLE-3 make their "
@@ -33,14 +35,16 @@ DYNAMIC_NOTES = (
 )
 
 
-def write(request: Request) -> Written:
-    """``choices.py`` for eagle/model/choices.py. Raises InvalidInput for a tree of depth 1, which EAGLE fails on."""
-    tree = request.tree_of("eagle1")
-    if tree.depth < 2:
-        raise InvalidInput(
-            "EAGLE-1 needs a tree of depth 2 or more: its buffers have an IndexError on one of depth 1. "
-            "Search again with a larger `budget`."
-        )
+def too_flat(served: Ranges[Tree], about: About) -> str | None:
+    """Why EAGLE-1 refuses a tree of depth 1."""
+    if only(served).depth == 1:
+        return "needs a tree of depth 2 or more, since its buffers have an IndexError on one of depth 1"
+    return no_tree(served, about)
+
+
+def write(served: Ranges[Tree], about: About) -> Written:
+    """``choices.py`` for eagle/model/choices.py."""
+    tree = only(served)
     choices = listed(tree)
     command = (
         "python -m eagle.evaluation.gen_ea_answer_vicuna --base-model-path MODEL --ea-model-path DRAFTER "
@@ -75,20 +79,22 @@ def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
     return wrong
 
 
-def write_dynamic(request: Request) -> Written:
+def other_sampling(served: Ranges[Draft], about: About) -> str | None:
+    """Why EAGLE's script refuses a rule that samples from fewer tokens."""
+    rule = about.acceptance or {}
+    if options := [name for name in ("top_p", "top_k") if about.rule != "greedy" and rule.get(name)]:
+        return f"samples by a temperature alone, but the plan holds for {' and '.join(options)} too; calibrate without"
+    return None
+
+
+def write_dynamic(served: Ranges[Draft], about: About) -> Written:
     """The three options of the evaluation script, which hands them to ``EaModel.from_pretrained``; it has one of sampling."""
-    tree = chains.only(request.dynamics, "EAGLE's repository takes one dynamic tree")
-    record = request.acceptance if request.rule != "greedy" and request.acceptance else {"temperature": 0}
-    if asked := [name for name in ("top_p", "top_k") if record.get(name)]:
-        raise InvalidInput(
-            f"EAGLE's script samples by a temperature alone, but the plan holds for {' and '.join(asked)} too: calibrate "
-            "without."
-        )
-    temperature = f" --temperature {record.get('temperature', 1.0)}"
-    if tree is None:
+    tree, rule = only(served), about.acceptance or {}
+    temperature = f" --temperature {0 if about.rule == 'greedy' else rule.get('temperature', 1.0)}"
+    if tree.depth == 0:
         command = f"python -m eagle.evaluation.gen_baseline_answer_llama3chat {MODELS}{temperature}"
         return chains.plain(command, "tree")
-    options = f"{DRAFTERS[request.kind]} --total-token {tree.rows} --depth {tree.levels - 1} --top-k {tree.topk}"
+    options = f"{DRAFTERS[about.kind]} --total-token {tree.rows} --depth {tree.depth - 1} --top-k {tree.topk or 1}"
     return chains.launch(
         f"python -m eagle.evaluation.gen_ea_answer_llama3chat {MODELS}{options}{temperature}", DYNAMIC_NOTES
     )
@@ -96,15 +102,15 @@ def write_dynamic(request: Request) -> Written:
 
 ENGINES = (
     ServingEngine(name="eagle1", title="EAGLE-1", methods=(
-        Method(name="choices", checked="08dc06c, before EAGLE-2", drafters=("eagle",), shape="any", max_rank=MAX_RANK,
-               max_batch_size=1,
+        Method(name="choices", checked="08dc06c, before EAGLE-2", drafters=("eagle",), max_batch_size=1, refuses=too_flat,
+               limits=EngineLimits(shape="any", max_rank=MAX_RANK),
                carrier="eagle/model/choices.py, --tree-choices", syntax="[[0], [1], [0, 0]]", derived=("depth >= 2",),
                versions="branch v1; main ignores the tree",
                source="SafeAILab/EAGLE eagle/model/utils_c.py, eagle/model/utils.py", write=write),
     )),
     ServingEngine(name="eagle2", title="EAGLE-2 and EAGLE-3", methods=(
-        Method(name="dynamic-tree", checked="main cb7e084 of 2026-02", dynamic=True, fills_levels="none", drafters=tuple(DRAFTERS),
-               rules=("greedy", "sample"), max_batch_size=1,
+        Method(name="dynamic-tree", checked="main cb7e084 of 2026-02", drafters=tuple(DRAFTERS), rules=("greedy", "sample"), max_batch_size=1,
+               limits=EngineLimits(dynamic=DynamicLimits(chains=True), fills_levels="none"), refuses=other_sampling,
                carrier="--total-token, --depth, --top-k, or EaModel.from_pretrained(total_token=..., depth=..., top_k=...)",
                syntax="--total-token 16 --depth 4 --top-k 4",
                derived=("total-token = rows", "depth = levels - 1", "total-token - 1 <= pool"), versions="branch main",

@@ -12,8 +12,11 @@ planned for.
 
 from dataclasses import replace
 
-from treeopt.engines.base import Method, Request, ServingEngine, Written
+from treeopt.engines.base import About, Method, ServingEngine, Written
 from treeopt.engines.chains import Flags
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.draft import DDTree
+from treeopt.trees.limits import EngineLimits
 
 STEPWISE = "--specDecode --specDraftTopK 1 --specDraftStep {length} --specVerifySize {rows}"
 BLOCK = "--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize {rows}"
@@ -22,7 +25,6 @@ BUILT = (
     "with --specDraft."
 )
 flags = Flags(
-    engine="TensorRT Edge-LLM",
     serve="llm_inference --engineDir ENGINES --inputFile INPUT --outputFile OUTPUT",
     slots=(1, " --batchSize {batch_size}"),
     options={"eagle3": STEPWISE, "mtp": STEPWISE, "dflash": f"{BLOCK} --dflashBlockSize {{rows}}", "dspark": BLOCK},
@@ -30,13 +32,14 @@ flags = Flags(
 )
 
 
-def write(request: Request) -> Written:
+def write(served: Ranges[DDTree], about: About) -> Written:
     """A chain, or the tree over marginals that DFlash's block is verified as."""
-    if (tree := request.marginals) is None:
-        return flags(request)
+    tree = only(served)
+    if tree.rows == tree.depth + 1:
+        return flags(served, about)
     told = f"--specDecode --specDraftTopK {tree.ranks} --specDraftStep 1 --specVerifySize {tree.rows} --dflashBlockSize {{rows}}"
     note = "The block must be as wide as that which the drafter was calibrated with: --draft-depth."
-    return replace(flags, options={"dflash": told}, notes=(BUILT.format(rows=tree.rows), note))(request)
+    return replace(flags, options={"dflash": told}, notes=(BUILT.format(rows=tree.rows), note))(served, about)
 
 
 SOURCE = "NVIDIA/TensorRT-Edge-LLM examples/llm/llm_inference.cpp"
@@ -45,12 +48,12 @@ ENGINE = ServingEngine(name="edge-llm", title="TensorRT Edge-LLM", methods=(
            syntax="--specDecode --specDraftTopK 1 --specDraftStep 3 --specVerifySize 4",
            derived=("specVerifySize = length + 1", "specVerifySize <= maxVerifyTreeSize of the engine"),
            source=SOURCE, write=write),
-    Method(name="dflash", checked="0.10.1", drafters=("dflash",), marginals=8, max_depth=31,
+    Method(name="dflash", checked="0.10.1", drafters=("dflash",), limits=EngineLimits(max_depth=31, marginals=8),
            carrier="--dflashBlockSize, --specDraftTopK, --specVerifySize",
            syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 4 --dflashBlockSize 4",
            derived=("dflashBlockSize = length + 1", "specVerifySize = rows"),
            source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp, cpp/kernels/speculative/ddtreeKernels.cu", write=write),
-    Method(name="dspark", checked="0.10.1", drafters=("dspark",), max_depth=16, carrier="--specVerifySize",
+    Method(name="dspark", checked="0.10.1", drafters=("dspark",), limits=EngineLimits(max_depth=16), carrier="--specVerifySize",
            wider="does not start with more", syntax="--specDecode --specDraftTopK 1 --specDraftStep 1 --specVerifySize 8",
            derived=("specVerifySize = length + 1",), source=f"{SOURCE}, cpp/runtime/config/deploymentConfig.cpp", write=write),
 ))  # fmt: skip

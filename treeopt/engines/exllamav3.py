@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from treeopt.engines import copied
-from treeopt.engines.base import Method, Request, ServingEngine, Written
+from treeopt.engines.base import About, Method, ServingEngine, Written
 from treeopt.engines.chains import SCRIPT, Flags, sampling
 from treeopt.files.shell import shell_word
+from treeopt.records.plan import Ranges, for_all, only
+from treeopt.trees.draft import CopiedText, Draft
+from treeopt.trees.tree import Tree
 
 PROGRAM = '''"""Generation with ExLlamaV3: python generate.py, the options of its own loader, and --prompt PROMPT"""
 
@@ -58,19 +61,24 @@ FLAGS = {  # treeopt's own ``ngram`` looks single tokens up too
 }
 
 
-def write(request: Request, drafters: Mapping[str, str] = FLAGS) -> Written:
+def write(served: Ranges[Draft], about: About, drafters: Mapping[str, str] = FLAGS) -> Written:
     """A program, and its options; ``drafters`` has those of every kind."""
-    asked = sampling(request)
+    asked = sampling(about)
     flags = [f" --{key} {shell_word(asked[key])}" for key in ("temperature", "top_p", "top_k") if key in asked]
     end = f"{''.join(flags)}{' --temperature_first' * bool(flags)} --prompt PROMPT"
     options = {kind: f"{flag} --num_draft_tokens {{length}}{end}" for kind, flag in drafters.items()}
-    written = Flags(engine="ExLlamaV3", serve=f"python {SCRIPT} --model_dir MODEL", alone=end, options=options)(request)
+    written = Flags(serve=f"python {SCRIPT} --model_dir MODEL", alone=end, options=options)(served, about)
     return replace(written, files={**written.files, SCRIPT: PROGRAM})
 
 
-def write_copied(request: Request) -> Written:
-    request, options = copied.told(request, "ExLlamaV3", ("exllamav3",), "num_draft_tokens")
-    return write(request, {copied.KIND: copied.flags(options, "_").strip()})
+def write_copied(served: Ranges[CopiedText], about: About) -> Written:
+    """The program with the options of look-up, whose length ``num_draft_tokens`` is the chain's."""
+    draft = only(served)
+    if draft.depth == 0:
+        return write(served, about)
+    options = draft.options
+    length = options.pop("num_draft_tokens", draft.depth)
+    return write(for_all(Tree.chain(length)), about, {copied.KIND: copied.flags(options, "_").strip()})
 
 
 ENGINE = ServingEngine(name="exllamav3", title="ExLlamaV3", package="exllamav3", methods=(
@@ -78,6 +86,6 @@ ENGINE = ServingEngine(name="exllamav3", title="ExLlamaV3", package="exllamav3",
            carrier="num_draft_tokens of Generator()", syntax="--draft_model_dir DRAFTER --num_draft_tokens 3",
            derived=("dynamic_draft_tokens = False",), looks_up="from where the longest match, however long, first ended",
            source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py", write=write),
-    copied.method(write=write_copied, checked="1.6.5", carrier="num_draft_tokens and ngram_match_min of Generator()",
+    copied.method(write=write_copied, refuses=copied.refuses("exllamav3"), checked="1.6.5", carrier="num_draft_tokens and ngram_match_min of Generator()",
                   syntax="--ngram_match_min 3 --num_draft_tokens 8", source="turboderp-org/exllamav3 exllamav3/generator/generator.py, exllamav3/model_init.py"),
 ))  # fmt: skip

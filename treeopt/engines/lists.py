@@ -9,10 +9,11 @@ import ast
 import json
 from typing import Any
 
-from treeopt.engines.base import Request, Written
+from treeopt.engines.base import About, Written
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import parse_python
 from treeopt.files.shell import shell_word
+from treeopt.records.plan import Ranges, only
 from treeopt.trees.tree import MAX_RANK, Tree
 
 Choices = list[Any]  # of lists or tuples of ranks, or of anything else: a list of a user's
@@ -24,9 +25,16 @@ def listed(tree: Tree) -> str:
     return json.dumps(tree.choices)
 
 
-def in_python(request: Request, engine: str) -> Written:
+def no_tree(served: Ranges[Tree], about: About) -> str | None:
+    """Why engines refuse a lone root that decode with a tree only."""
+    if all(len(tree) > 1 for *_, tree in served):
+        return None
+    return "needs a tree, but the plan is not to speculate here; serve the model alone, or plan again"
+
+
+def in_python(served: Ranges[Tree], about: About, *, engine: str) -> Written:
     """The list as Python, and the benchmark with it, as Medusa's repository and its fork Hydra have them."""
-    tree, rule = request.tree_of(engine), request.acceptance or {}
+    tree, rule = only(served), about.acceptance or {}
     choices = listed(tree)
     names = {"temperature": "temperature", "epsilon": "posterior_threshold", "delta": "posterior_alpha"}
     given = {name: rule[key] for key, name in names.items() if rule.get(key) is not None}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.engines import copied
-from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
+from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
 from treeopt.engines.chains import Flags
 from treeopt.engines.measured.exposition import counters_among, is_exposition, six_digits
 from treeopt.engines.measured.files import File
@@ -31,6 +31,8 @@ from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.vllm import COUNTERS, from_counters
 from treeopt.errors import InvalidInput
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.draft import CopiedText
 
 OF_DRAFTERS = (
     "llama.cpp stops before the first guess of which its drafter is less sure than --spec-draft-p-min: at 0 it drafts to the end.",
@@ -38,7 +40,6 @@ OF_DRAFTERS = (
 )
 DRAFT = "--spec-draft-n-max {length} --spec-draft-n-min 0 --spec-draft-p-min 0"
 write = Flags(
-    engine="llama.cpp",
     serve="llama-server --model MODEL.gguf",
     slots=(4, " --parallel {batch_size} --kv-unified"),  # one context for all, as where it is not told
     options={
@@ -60,11 +61,14 @@ write = Flags(
 )
 
 
-def write_copied(request: Request) -> Written:
+def write_copied(served: Ranges[CopiedText], about: About) -> Written:
     """Drafters that copy text, several at once where the plan has several."""
-    request, options = copied.told(request, "llama.cpp", ("llama.cpp",))
-    types = request.copied.drafter.partition(":")[2] if request.copied else ""
-    return replace(write, options={copied.KIND: f"--spec-type {types}{copied.flags(options)}"})(request)
+    draft = only(served)
+    if draft.depth == 0:
+        return write(served, about)
+    types = draft.drafter.partition(":")[2]
+    options = {copied.KIND: f"--spec-type {types}{copied.flags(draft.options)}"}
+    return replace(write, options=options)(served, about)
 
 
 # Kinds of drafter by the names of --spec-type, which the lines 'statistics' have.
@@ -222,7 +226,7 @@ ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-p
            wider="would draft no more than the block, with a warning in its log",
            versions="current; older builds have --draft-max and --draft-min, and no --spec-type",
            source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp, common/ngram-map.cpp", write=write),
-    copied.method(write=write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
+    copied.method(refuses=copied.refuses("llama.cpp"), write=write_copied, checked="llama-cpp-python 0.3.36 (0c1e570)", carrier="--spec-type, and options of the types",
                   syntax="--spec-type ngram-simple,ngram-mod --spec-ngram-simple-size-n 4 --spec-ngram-mod-n-match 16",
                   source="ggml-org/llama.cpp common/arg.cpp, common/speculative.cpp"),
 ))  # fmt: skip

@@ -6,7 +6,6 @@ from treeopt.engines.chains import Flags
 OWN = " --speculative-draft-model DRAFTER"
 KINDS = {"eagle3": ("eagle3", OWN), "eagle": ("eagle", OWN), "mtp": ("deepseek_mtp", ""), "dflash": ("dflash", OWN)}
 write = Flags(
-    engine="LMDeploy",
     serve="lmdeploy serve api_server MODEL --backend pytorch",
     options={
         kind: f"--speculative-algorithm {name}{own} --speculative-num-draft-tokens {{length}}"

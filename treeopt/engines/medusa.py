@@ -7,25 +7,26 @@ Optimizer has no search for trees; its list goes to keyword arguments of SPECBEN
 from dataclasses import replace
 from functools import partial
 
-from treeopt.engines.base import Method, Request, ServingEngine, Written
-from treeopt.engines.lists import in_python, listed
-from treeopt.trees.tree import MAX_RANK
+from treeopt.engines.base import About, Method, ServingEngine, Written
+from treeopt.engines.lists import in_python, listed, no_tree
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.limits import EngineLimits
+from treeopt.trees.tree import MAX_RANK, Tree
 
 FILE = "runtime_params.yml"
 TEMPERATURE = "The script takes the temperature from each question's category, whatever --temperature says; medusa_generate heeds it."
 
 
-def write(request: Request) -> Written:
+def write(served: Ranges[Tree], about: About) -> Written:
     """``medusa_choices.py`` for medusa/model/medusa_choices.py, and the bare list as JSON."""
-    written = in_python(request, "medusa")
-    files = {**written.files, "medusa_choices.json": f"{listed(request.tree_of('medusa'))}\n"}
+    written = in_python(served, about, engine="medusa")
+    files = {**written.files, "medusa_choices.json": f"{listed(only(served))}\n"}
     return replace(written, files=files, notes=(*written.notes, TEMPERATURE))
 
 
-def write_modelopt(request: Request) -> Written:
+def write_modelopt(served: Ranges[Tree], about: About) -> Written:
     """``--runtime_params`` with the list and the number of heads."""
-    tree = request.tree_of("modelopt")
-    text = f"engine_args:\n  medusa_num_heads: {request.num_heads}\n  medusa_choices: {listed(tree)}\n"
+    text = f"engine_args:\n  medusa_num_heads: {about.num_heads}\n  medusa_choices: {listed(only(served))}\n"
     command = (
         "python run.py --engine SPECBENCH_MEDUSA --tokenizer MODEL --model_dir MODEL --draft_model_dir HEADS "
         f"--tp_size 1 --concurrency 1 --mtbench QUESTIONS --runtime_params {FILE}"
@@ -35,21 +36,21 @@ def write_modelopt(request: Request) -> Written:
 
 ENGINES = (
     ServingEngine(name="hydra", title="Hydra", methods=(
-        Method(name="choices", checked="main 3f39fbd of 2024-02", drafters=("hydra", "hydra++"), shape="low-rank-expands",
-               rules=("greedy", "typical"), max_rank=MAX_RANK, max_batch_size=1,
+        Method(name="choices", checked="main 3f39fbd of 2024-02", drafters=("hydra", "hydra++"), limits=EngineLimits(shape="low-rank-expands", max_rank=MAX_RANK),
+               rules=("greedy", "typical"), max_batch_size=1, refuses=no_tree,
                carrier="hydra/model/hydra_choices.py, hydra_generate(hydra_choices=...), --hydra-choices",
                syntax="[[0], [1], [0, 0]]", source="zankner/Hydra hydra/model/utils.py", write=partial(in_python, engine="hydra")),
     )),
     ServingEngine(name="medusa", title="Medusa", methods=(
-        Method(name="choices", checked="main e2a5d20 of 2024-04", drafters=("medusa",), shape="any", rules=("greedy", "typical"),
-               max_rank=MAX_RANK, max_batch_size=1,
+        Method(name="choices", checked="main e2a5d20 of 2024-04", drafters=("medusa",), rules=("greedy", "typical"),
+               limits=EngineLimits(shape="any", max_rank=MAX_RANK), max_batch_size=1, refuses=no_tree,
                carrier="medusa/model/medusa_choices.py, medusa_generate(medusa_choices=...), --medusa-choices",
                syntax="[[0], [1], [0, 0]]",
                source="FasterDecoding/Medusa medusa/model/utils.py, llm_judge/gen_model_answer_medusa.py", write=write),
     )),
     ServingEngine(name="modelopt", title="Model Optimizer, specdec_bench", package="nvidia-modelopt", methods=(
-        Method(name="specbench-medusa", checked="0.47.0, benchmark a2fbac7 of 2026-08", drafters=("medusa",), shape="any",
-               max_rank=MAX_RANK, max_batch_size=1,
+        Method(name="specbench-medusa", checked="0.47.0, benchmark a2fbac7 of 2026-08", drafters=("medusa",), max_batch_size=1,
+               limits=EngineLimits(shape="any", max_rank=MAX_RANK), refuses=no_tree,
                carrier="engine_args in the YAML of --runtime_params", syntax="medusa_choices: [[0], [1], [0, 0]]",
                derived=("medusa_num_heads = heads",),
                source="NVIDIA/Model-Optimizer examples/specdec_bench/specdec_bench/models/specbench_medusa.py, "

@@ -8,14 +8,12 @@ from treeopt.engines.chains import Flags
 
 MODE = "--additional-models DRAFTER --speculative-mode"
 write = Flags(
-    engine="MLC-LLM",
     serve="mlc_llm serve MODEL",
     options={
         "draft-model": f"{MODE} small_draft --overrides 'spec_draft_length={{length}};max_num_sequence={{batch_rows}}'",
         "eagle": f"{MODE} eagle --overrides spec_draft_length={{length}}",
         "medusa": f"{MODE} medusa --overrides spec_draft_length={{length}}",
     },
-    heads=("medusa",),
     notes_of={
         "draft-model": (
             "max_num_sequence is {batch_size} sequences x {rows} rows: with fewer MLC-LLM leaves sequences "

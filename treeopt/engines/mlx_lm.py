@@ -4,7 +4,6 @@ from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.chains import Flags
 
 write = Flags(
-    engine="mlx-lm",
     serve="mlx_lm.server --model MODEL",
     options={"draft-model": "--draft-model DRAFTER --num-draft-tokens {length}"},
     notes=("A request's own num_draft_tokens goes before the flag. mlx_lm.generate takes the same flags.",),

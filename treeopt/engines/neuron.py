@@ -7,10 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from treeopt.engines.base import Method, Request, ServingEngine, Written
+from treeopt.engines.base import About, Method, ServingEngine, Written
 from treeopt.engines.chains import plain
 from treeopt.engines.lists import TOPK, listed
 from treeopt.errors import InvalidInput, quoted
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.limits import EngineLimits
 from treeopt.trees.tree import MAX_RANK, Choice, Tree, check_size
 
 MEDUSA_FILE, TREE_FILE = "medusa_tree.json", "token_tree.json"
@@ -20,11 +22,13 @@ RUN = (
 )
 
 
-def write_medusa(request: Request) -> Written:
-    if (tree := request.paying_tree) is None:
-        return plain(f"{RUN} {request.batch_size}", "tree")
+def write_medusa(served: Ranges[Tree], about: About) -> Written:
+    """The list for ``--medusa-tree-json``."""
+    tree = only(served)
+    if tree.depth == 0:
+        return plain(f"{RUN} {about.batch_size}", "tree")
     command = (
-        f"{RUN} 1 --is-medusa --medusa-speculation-length {len(tree)} --num-medusa-heads {request.num_heads} "
+        f"{RUN} 1 --is-medusa --medusa-speculation-length {len(tree)} --num-medusa-heads {about.num_heads} "
         f"--medusa-tree-json {MEDUSA_FILE} --global-topk {TOPK}"
     )
     notes = (
@@ -37,10 +41,11 @@ def write_medusa(request: Request) -> Written:
     return Written(files={MEDUSA_FILE: f"{listed(tree)}\n"}, command=command, notes=notes)
 
 
-def write_tree(request: Request) -> Written:
+def write_tree(served: Ranges[Tree], about: About) -> Written:
     """The children of every node for ``--token-tree-json``; nodes are numbered by depth, then by path."""
-    if (tree := request.paying_tree) is None:
-        return plain(f"{RUN} {request.batch_size}", "tree")
+    tree = only(served)
+    if tree.depth == 0:
+        return plain(f"{RUN} {about.batch_size}", "tree")
     children: dict[str, list[str]] = {}
     for node in range(1, len(tree)):
         children.setdefault(str(int(tree.parents[node])), []).append(str(node))
@@ -99,13 +104,13 @@ def leaf_last(tree: Tree) -> bool:
 CHECKED, SOURCE = "main 4bcdc54 of 2026-07", "aws-neuron/neuronx-distributed-inference"
 ENGINES = (
     ServingEngine(name="neuron-medusa", title="AWS Neuron, Medusa", methods=(
-        Method(name="medusa-tree", checked=CHECKED, drafters=("medusa",), shape="any", max_rank=MAX_RANK, max_batch_size=1,
+        Method(name="medusa-tree", checked=CHECKED, drafters=("medusa",), limits=EngineLimits(shape="any", max_rank=MAX_RANK), max_batch_size=1,
                carrier="--medusa-tree-json, NeuronConfig(medusa_tree=...)", syntax="[[0], [1], [0, 0]]",
                derived=("medusa_speculation_length = choices + 1", "global_topk = 10"),
                source=f"{SOURCE} models/config.py, inference_demo.py", write=write_medusa),
     )),
     ServingEngine(name="neuron-token-tree", title="AWS Neuron, EAGLE", methods=(
-        Method(name="token-tree", checked=CHECKED, drafters=("eagle",), shape="sibling-closed", max_batch_size=1,
+        Method(name="token-tree", checked=CHECKED, drafters=("eagle",), limits=EngineLimits(shape="sibling-closed"), max_batch_size=1,
                carrier="--token-tree-json, NeuronConfig(token_tree_config=...)", syntax='{"0": ["1", "2"], "1": ["3"]}',
                derived=("speculation_length = choices + 1",), versions="current; not with EAGLE-3",
                source=f"{SOURCE} modules/eagle/token_tree.py", write=write_tree),

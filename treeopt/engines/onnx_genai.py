@@ -7,12 +7,12 @@ num_draft_tokens  of a block that is built, and max_draft_tokens those of it tha
 model.draft       in MODEL's genai_config.json: the draft model's decoder, beside that of the target
 """
 
-from collections.abc import Sequence
-
-from treeopt.engines.base import Method, Request, ServingEngine
+from treeopt.engines.base import About, Method, ServingEngine
 from treeopt.engines.chains import Flags, Library, Way
-from treeopt.errors import InvalidInput
 from treeopt.records.drafters import LOOKED_UP
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.draft import Draft
+from treeopt.trees.limits import EngineLimits
 
 MOST_LENGTH = 16
 PROGRAM = '''"""Speculative decoding with ONNX Runtime GenAI: python generate.py {arguments}"""
@@ -47,7 +47,6 @@ DRAFT = (
 LOOKUP = f"It looks the last {LOOKED_UP} tokens up and no fewer, and the latest place wins."
 draft, lookup = (
     Library(
-        "ONNX Runtime GenAI",
         PROGRAM,
         {kind: Way("max_draft_tokens", settings)},
         (note,),
@@ -61,18 +60,15 @@ draft, lookup = (
 )
 
 
-def two_or_more(request: Request, length: int) -> Sequence[str]:
-    """No notes; InvalidInput for a single guess of DSpark."""
-    if request.kind == "dspark" and length == 1:
-        raise InvalidInput(
-            "ONNX Runtime GenAI builds blocks of DSpark of 2 guesses or more, but this chain has 1: plan a longer one."
-        )
-    return ()
+def too_short(served: Ranges[Draft], about: About) -> str | None:
+    """Why a single guess of DSpark is refused."""
+    if about.drafter == "dspark" and only(served).depth == 1:
+        return "builds blocks of DSpark of 2 guesses or more, but this chain has 1"
+    return None
 
 
 PAGED = "--extra_options use_paged_attention=true aux_hidden_state_layers=LAYERS"
 blocks = Flags(
-    engine="ONNX Runtime GenAI",
     serve="python -m onnxruntime_genai.models.builder --input MODEL --output BUILT --precision bf16 --execution_provider cuda",
     options={
         kind: f"{PAGED} {kind}_path=DRAFTER {kind}_num_draft_tokens={{length}} max_draft_tokens={{length}}"
@@ -82,7 +78,6 @@ blocks = Flags(
         "LAYERS are the target_layer_ids of DRAFTER's config.json, each plus one, with commas between them.",
         "The command builds BUILT, which onnxruntime_genai.Engine runs, and no Generator.",
     ),
-    also=two_or_more,
 )
 
 
@@ -90,17 +85,17 @@ OPTIONS = "set_speculative_options() of GeneratorParams, or speculative in genai
 SOURCE = "microsoft/onnxruntime-genai docs/SpeculativeDecoding.md, src/decoding/"
 ENGINE = ServingEngine(name="onnx-genai", title="ONNX Runtime GenAI", package="onnxruntime-genai", methods=(
     Method(name="draft-model", drafters=("draft-model",), rules=("greedy", "reject"),
-           checked="0.18.0", max_depth=MOST_LENGTH, max_batch_size=1, carrier=OPTIONS,
+           checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH), max_batch_size=1, carrier=OPTIONS,
            syntax='{"max_draft_tokens": 3}', derived=("min_adaptive_k = 0",),
            source=f"{SOURCE}base_speculative_strategy.cpp, speculative_sampling.h", write=draft),
     Method(name="ngram", drafters=("ngram",), rules=("greedy", "sample"),
-           checked="0.18.0", max_depth=MOST_LENGTH, max_batch_size=1, carrier=OPTIONS,
+           checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH), max_batch_size=1, carrier=OPTIONS,
            syntax='{"ngram_size": 4, "max_draft_tokens": 3}', derived=("min_adaptive_k = 0", "ngram_size = 4"),
            looks_up="from the latest place of n-grams of one size",
            source=f"{SOURCE}n_gram_lookup.h, n_gram_decoding_strategy.cpp", write=lookup),
-    Method(name="block", drafters=tuple(blocks.options), checked="0.18.0", max_depth=MOST_LENGTH, carrier="--extra_options of its model builder",
+    Method(name="block", drafters=tuple(blocks.options), checked="0.18.0", limits=EngineLimits(max_depth=MOST_LENGTH), carrier="--extra_options of its model builder",
            syntax="dspark_path=DRAFTER dspark_num_draft_tokens=3 max_draft_tokens=3",
            derived=("aux_hidden_state_layers = target_layer_ids + 1", "max_draft_tokens = num_draft_tokens"),
-           wider="refuses to build them", versions="0.18.0; CUDA, targets of the family Qwen",
+           refuses=too_short, wider="refuses to build them", versions="0.18.0; CUDA, targets of the family Qwen",
            source="microsoft/onnxruntime-genai src/python/py/models/builders/qwen.py, block_drafter.py", write=blocks),
 ))  # fmt: skip

@@ -9,9 +9,12 @@ from dataclasses import replace
 from functools import partial
 
 from treeopt.engines import chains, copied
-from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine, Written
+from treeopt.engines.base import EARLIEST, About, Method, ServingEngine, Written
 from treeopt.engines.chains import SCRIPT, Keys, sampling
 from treeopt.records.drafters import LOOKED_UP
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.draft import CopiedText, Draft, DynamicLimits
+from treeopt.trees.limits import EngineLimits
 
 FILE, GROUPS = "generation_config.json", "groups.json"
 LENGTH, LOOKUP = "num_assistant_tokens", {"max_ngram_size": LOOKED_UP}
@@ -51,17 +54,17 @@ IR = "MODEL and DRAFTER are folders that optimum-cli export openvino wrote, with
 ONE_BY_ONE = "Trees are for one request at a time: in 2026.4.1.0 several together end with an error of PaKVReorder."
 
 
-def write(request: Request, lookup: Keys = LOOKUP) -> Written:
-    """A chain, or a dynamic tree of EAGLE-3, of every group where the request has groups; ``lookup`` goes with n-grams."""
-    looks_up = request.kind in ("ngram", copied.KIND)
-    settings, *others = (_settings(one, lookup if looks_up else {}) for one in (request, *request.groups.values()))
-    groups = dict(zip(request.groups, others, strict=True))
+def write(served: Ranges[Draft], about: About, lookup: Keys = LOOKUP) -> Written:
+    """A chain, or a dynamic tree of EAGLE-3, for every group of prompts that has its own too; ``lookup`` goes with n-grams."""
+    looks_up = about.kind in ("ngram", copied.KIND)
+    settings = _settings(only(served), about, lookup if looks_up else {})
+    groups = {name: _settings(only(own), about, lookup if looks_up else {}) for name, own in about.groups.items()}
     every = [settings, *groups.values()]
     guessing = [one for one in every if LENGTH in one]
     trees = any("tree_depth" in one for one in every)
     words = ["MODEL", *["DRAFTER"] * bool(guessing and not looks_up), "PROMPT"]
     command = " ".join(words)
-    exact = trees or is_exact(request)
+    exact = trees or is_exact(about)
     files = {FILE: settings, **({GROUPS: groups} if groups else {})}
     texts = {name: f"{json.dumps(content)}\n" for name, content in files.items()}
     texts[SCRIPT] = PROGRAM.format(
@@ -88,39 +91,40 @@ def _pipeline(drafter: str, share: float) -> str:
     return guesses if share == 1 else plain if share == 0 else IF_GUESSED.format(guesses, plain)
 
 
-def write_copied(request: Request) -> Written:
-    return write(*copied.told(request, "OpenVINO GenAI", ("openvino",), LENGTH))
+def write_copied(served: Ranges[CopiedText], about: About) -> Written:
+    """Prompt lookup with the plan's options."""
+    draft = only(served)
+    return write(served, about, draft.options if draft.depth else {})
 
 
-def _settings(request: Request, looked_up: Keys) -> Keys:
-    settings = sampling(request)
-    if request.lengths or request.tree is not None:
-        length = request.tree.depth if request.tree is not None else chains.only_length(request, "OpenVINO GenAI")
-        return {**settings, LENGTH: length, **looked_up} if length else settings
-    tree = chains.only(request.dynamics, "OpenVINO GenAI takes one dynamic tree")
-    if tree is None or tree.topk == 1:
-        return {**settings, LENGTH: tree.levels} if tree else settings
-    return {**settings, LENGTH: tree.rows - 1, "tree_depth": tree.levels, "branching_factor": tree.topk}
+def _settings(draft: Draft, about: About, lookup: Keys) -> Keys:
+    """What a request asks for: its sampling, and its draft if it is to speculate."""
+    settings = sampling(about)
+    if draft.depth == 0:
+        return settings
+    if (draft.topk or 1) > 1:
+        return {**settings, LENGTH: draft.rows - 1, "tree_depth": draft.depth, "branching_factor": draft.topk}
+    return {**settings, LENGTH: draft.depth, **lookup}
 
 
-def is_exact(request: Request) -> bool:
+def is_exact(about: About) -> bool:
     """Whether a plan was made with the latencies of this engine in float32: `runtime.engines.openvino` has its names."""
-    name = (request.runtime or {}).get("name") or ""
+    name = (about.runtime or {}).get("name") or ""
     return name.startswith("openvino") and not name.endswith(OWN_PRECISION)
 
 
 SOURCE = "openvinotoolkit/openvino.genai src/cpp/src/generation_config.cpp, src/cpp/src/sampling/sampler.cpp"
 DRAFT_MODEL = "generation_config.json, draft_model of LLMPipeline()"
 PROMPT_LOOKUP = "generation_config.json, prompt_lookup of LLMPipeline()"
-method = partial(Method, checked="2026.4.1.0", by_request=True, source=SOURCE, write=write)
+method = partial(Method, checked="2026.4.1.0", heeds=("groups",), source=SOURCE, write=write)
 ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvino-genai", methods=(
     method(name="draft-model", drafters=("draft-model", "eagle3"), carrier=DRAFT_MODEL, syntax='{"num_assistant_tokens": 3}',
            derived=("assistant_confidence_threshold = 0",)),
-    method(name="dynamic-tree", dynamic=True, fills_levels="all", drafters=("eagle3",), max_batch_size=1, carrier=DRAFT_MODEL,
+    method(name="dynamic-tree", limits=EngineLimits(dynamic=DynamicLimits(chains=True), fills_levels="all"), drafters=("eagle3",), max_batch_size=1, carrier=DRAFT_MODEL,
            syntax='{"num_assistant_tokens": 15, "tree_depth": 5, "branching_factor": 4}',
            derived=("num_assistant_tokens = rows - 1 >= tree_depth", "KV_CACHE_PRECISION = INFERENCE_PRECISION_HINT = f32")),
     method(name="prompt-lookup", drafters=("ngram",), rules=("greedy", "sample"), carrier=PROMPT_LOOKUP,
            syntax='{"num_assistant_tokens": 3, "max_ngram_size": 3}', derived=("max_ngram_size = 3",), looks_up=EARLIEST),
-    copied.method(write=write_copied, checked="2026.4.1.0", carrier=PROMPT_LOOKUP,
+    copied.method(write=write_copied, refuses=copied.refuses("openvino"), checked="2026.4.1.0", carrier=PROMPT_LOOKUP,
                   syntax='{"num_assistant_tokens": 8, "max_ngram_size": 3}', source=SOURCE),
 ))  # fmt: skip

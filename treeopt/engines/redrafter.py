@@ -4,7 +4,6 @@ from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.chains import Flags
 
 write = Flags(
-    engine="ReDrafter",
     serve="python3 -m recurrent_drafting.mlx.cmd.generate --hf_tokenizer=MODEL --hf_llm=MODEL --hf_drafter=DRAFTER",
     alone=" --autoregression=True",
     options={"redrafter": "--greedy_search=True --beam_width=1 --beam_length={rows}"},

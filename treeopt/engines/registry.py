@@ -29,7 +29,7 @@ def method_of(engine: str, drafter: str | None = None, method: str | None = None
     Without a drafter the engine's usual one. Raises Unsupported for a name that is not known, InvalidInput for
     a drafter that the engine or the method cannot run.
 
-    >>> method_of("vllm", "medusa").shape
+    >>> method_of("vllm", "medusa").limits.shape
     'chain'
     >>> method_of("tgi", "redrafter")
     Traceback (most recent call last):
@@ -61,7 +61,7 @@ def tree_method_of(engine: str, drafter: str | None, rule: str, batch_sizes: Ite
     ('dynamic-tree', None)
     """
     most = max(batch_sizes, default=1)
-    able = (one for one in ENGINES[engine].methods if one.dynamic and one.decodes(most))
+    able = (one for one in ENGINES[engine].methods if one.limits.dynamic and one.decodes(most))
     return next((one for one in able if drafter in one.drafters and rule in one.rules), None)
 
 
@@ -71,7 +71,7 @@ def grows_trees(drafter: str | None) -> bool:
     >>> grows_trees("eagle3"), grows_trees("medusa")
     (True, False)
     """
-    return any(one.dynamic and drafter in one.drafters for engine in ENGINES.values() for one in engine.methods)
+    return any(one.limits.dynamic and drafter in one.drafters for engine in ENGINES.values() for one in engine.methods)
 
 
 def runners(drafter: str | None) -> list[str]:
@@ -83,16 +83,18 @@ def runners(drafter: str | None) -> list[str]:
     return [name for name, one in ENGINES.items() if any(drafter in (None, *way.drafters) for way in one.methods)]
 
 
-def search_for(engine: str, way: Method) -> str:
+def search_for(method: Method) -> str:
     """The command that plans what a method takes."""
-    return f"treeopt search --for {engine}" + (f" --method {way.name}" if len(ENGINES[engine].methods) > 1 else "")
+    named = f" --method {method.name}" if len(ENGINES[method.engine].methods) > 1 else ""
+    return f"treeopt search --for {method.engine}{named}"
 
 
-def removal_notes(way: Method, engine: str) -> list[str]:
+def removal_notes(method: Method) -> list[str]:
     """A note where the engine's newest releases have not got a method any more.
 
-    >>> removal_notes(method_of("vllm", "medusa"), "vllm")
+    >>> removal_notes(method_of("vllm", "medusa"))
     ['This way into vLLM was removed upstream in 0.33.0; it is for releases up to 0.32.0.']
     """
-    said = f"This way into {ENGINES[engine].title} was {way.status}; it is for {way.versions}."
-    return [said] * (way.status != "live")
+    if method.status == "live":
+        return []
+    return [f"This way into {ENGINES[method.engine].title} was {method.status}; it is for {method.versions}."]

@@ -6,7 +6,6 @@ from treeopt.engines.chains import Flags
 GROUP = "alibaba/rtp-llm rtp_llm/server/server_args/speculative_decoding_group_args.py"
 SAMPLER = "rtp_llm/cpp/normal_engine/speculative/SpeculativeSampler.cc"
 write = Flags(
-    engine="RTP-LLM",
     serve="python3 -m rtp_llm.start_server --checkpoint_path MODEL --model_type MODEL_TYPE",
     options={
         kind: f"--sp_type {name} --sp_model_type DRAFTER_TYPE --sp_checkpoint_path DRAFTER --gen_num_per_cycle {{length}}"

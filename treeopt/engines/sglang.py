@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from treeopt.engines import chains
-from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
+from treeopt.engines.base import About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
-from treeopt.trees.draft import DynamicTree
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.draft import Draft, DynamicLimits
+from treeopt.trees.limits import EngineLimits
 
 FILE = "adaptive.json"
 ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
@@ -57,68 +59,74 @@ THRESHOLD = "--speculative-mab-bs-threshold"
 UP_TO = "--apdative-speculative-batch_size-threshold"  # as it is spelled there
 
 
-def write(request: Request) -> Written:
-    length = chains.only_length(request, f"SGLang with the drafter {request.kind}")
-    return chains.launch(_chain(request, length), _notes(request)) if length else chains.plain(SERVE)
+def write(served: Ranges[Draft], about: About) -> Written:
+    """One chain for all batch sizes, as flags."""
+    length = only(served).depth
+    return chains.launch(_chain(about, length), _notes(served, about)) if length else chains.plain(SERVE)
 
 
-def write_adaptive(request: Request) -> Written:
+def write_adaptive(served: Ranges[Draft], about: About) -> Written:
     """A length for each range of batch sizes, as an adaptive config with one candidate each."""
-    lengths = chains.merged(request.lengths)
-    if len(lengths) == 1:
-        return write(request)
-    config = {str(begin): {"candidate_steps": [length]} for begin, _, length in lengths}
-    longest = max(length for _, _, length in lengths)
-    command = f"{_chain(request, longest)} --speculative-adaptive --speculative-adaptive-config {FILE}"
-    ends = ", ".join(str(end) for _, end, _ in lengths if end is not None)
+    if len(served) == 1:
+        return write(served, about)
+    config = {str(begin): {"candidate_steps": [draft.depth]} for begin, _, draft in served}
+    longest = max(draft.depth for *_, draft in served)
+    command = f"{_chain(about, longest)} --speculative-adaptive --speculative-adaptive-config {FILE}"
+    ends = ", ".join(str(end) for _, end, _ in served if end is not None)
     notes = [
-        *_notes(request),
+        *_notes(served, about),
         "SGLang silently keeps one length with topk above 1, attention data parallelism, multi-layer EAGLE, two-batch "
         'overlap or PD multiplexing: look for "speculative_adaptive disabled" in its log.',
         "It pads a batch to its next CUDA graph before it looks the length up: have graphs captured for "
         f"batch sizes {ends}.",
     ]
-    if request.kind == "mtp":
+    if about.kind == "mtp":
         notes.append("NEXTN is EAGLE to SGLang, except for Gemma 4's assistant, which stays static.")
     return chains.launch(command, notes, {FILE: f"{json.dumps(config)}\n"})
 
 
-def write_tree(request: Request) -> Written:
+def write_tree(served: Ranges[Draft], about: About) -> Written:
     """One dynamic tree for all batch sizes: three flags."""
-    tree = chains.only(request.dynamics, "SGLang takes one dynamic tree")
-    if tree is None:
+    tree = only(served)
+    if tree.depth == 0:
         return chains.plain(SERVE, "tree")
-    notes = (ONE_SETTING, *tree_notes([tree]), *_notes(request))
-    return chains.launch(f"{SERVE}{drafter_flags(request.kind)}{tree_flags(tree)}", notes)
+    notes = (ONE_SETTING, *tree_notes([tree]), *_notes(served, about))
+    return chains.launch(f"{SERVE}{drafter_flags(about.kind)}{tree_flags(tree)}", notes)
 
 
-def write_ranges(request: Request) -> Written:
+def beyond_fastrl(served: Ranges[Draft], about: About) -> str | None:
+    """Why fastrl refuses a schedule, or a setting with too many rows."""
+    trees = [draft for *_, draft in served if draft.depth]
+    if len(trees) < len(served) - (served[-1][2].depth == 0):
+        return (
+            f"stops speculating above one batch size, but the plan has {in_words(served)}; export one with `batch_size`"
+        )
+    if any(before.rows <= after.rows for before, after in pairwise(trees)):
+        return (
+            "gives the settings with the most rows to the smallest batch sizes, but the plan has "
+            f"{in_words(served)}; export one with `batch_size`"
+        )
+    for first, last, tree in served:
+        size = last or max(first, about.batch_size)
+        if tree.depth and tree.rows * size > MOST_ROWS:
+            return (
+                f"verifies at most {MOST_ROWS:,} rows at once, but {tree.rows} rows of {size} sequences are "
+                f"{tree.rows * size:,}; keep within `budget={MOST_ROWS // size}`"
+            )
+    return None
+
+
+def write_ranges(served: Ranges[Draft], about: About) -> Written:
     """For fastrl: SGLang's flags of the first range, then all ranges; above the last that pays it decodes without speculation."""
-    settings = chains.merged(request.dynamics)
-    off = settings[-1][0] if settings[-1][2] is None else None
-    paying = [(begin, end or max(begin, request.batch_size), tree) for begin, end, tree in settings if tree]
-    trees = [tree for *_, tree in paying]
+    off = served[-1][0] if served[-1][2].depth == 0 else None
+    paying = [(first, draft) for first, _, draft in served if draft.depth]
+    trees = [tree for _, tree in paying]
     if not trees:
         return chains.plain(SERVE, "tree")
-    reason = ""
-    if len(trees) < len(settings) - (off is not None):
-        reason = "stops speculating above one batch size"
-    elif any(before.rows <= after.rows for before, after in pairwise(trees)):
-        reason = "gives the settings with the most rows to the smallest batch sizes"
-    if reason:
-        raise InvalidInput(
-            f"fastrl's SGLang {reason}, but the plan has {chains.said(settings)}: export one of them with `batch_size`."
-        )
-    for _, size, tree in paying:
-        if tree.rows * size > MOST_ROWS:
-            raise InvalidInput(
-                f"fastrl's SGLang verifies at most {MOST_ROWS:,} rows at once, but {tree.rows} rows of {size} "
-                f"sequences are {tree.rows * size:,}: search again with `budget={MOST_ROWS // size}`."
-            )
-    command = f"{SERVE}{drafter_flags(request.kind)}{tree_flags(trees[0])}"
+    command = f"{SERVE}{drafter_flags(about.kind)}{tree_flags(trees[0])}"
     if len(trees) > 1:
-        configs = ",".join(f"{tree.levels}_{tree.topk}_{tree.rows}" for tree in trees)
-        begins = ",".join(str(begin) for begin, *_ in paying)
+        configs = ",".join(f"{tree.depth}_{tree.topk or 1}_{tree.rows}" for tree in trees)
+        begins = ",".join(str(first) for first, _ in paying)
         command += f" {ALGORITHM} PREDEFINED {CONFIGS} {configs} {THRESHOLD} {begins}"
     notes = ["These are options of the SGLang in mit-han-lab/fastrl, third-party/ treeopt has not seen it run."]
     if off is not None:
@@ -127,17 +135,18 @@ def write_ranges(request: Request) -> Written:
     return chains.launch(command, (*notes, *tree_notes(trees)))
 
 
-def tree_flags(tree: DynamicTree) -> str:
-    return f" {STEPS} {tree.levels} {TOPK} {tree.topk} {ROWS} {tree.rows}"
+def tree_flags(tree: Draft) -> str:
+    """The flags of a dynamic tree; of a chain as one of topk 1."""
+    return f" {STEPS} {tree.depth} {TOPK} {tree.topk or 1} {ROWS} {tree.rows}"
 
 
-def tree_notes(trees: Sequence[DynamicTree]) -> list[str]:
+def tree_notes(trees: Sequence[Draft]) -> list[str]:
     """Notes on what SGLang asks of a server whose trees are no chains."""
     said = (
         f"With {TOPK} above 1 SGLang refuses --attention-backend trtllm_mha, and takes a --page-size above 1 with "
         f"{', '.join(PAGED)} only."
     )
-    return [said] * any(tree.topk > 1 for tree in trees)
+    return [said] * any((tree.topk or 1) > 1 for tree in trees)
 
 
 def drafter_flags(kind: str) -> str:
@@ -145,18 +154,18 @@ def drafter_flags(kind: str) -> str:
     return f" --speculative-algorithm {ALGORITHMS.get(kind, kind.upper().removesuffix('2'))}{own}"
 
 
-def _chain(request: Request, length: int) -> str:
+def _chain(about: About, length: int) -> str:
     """The command for chains; p/q rejection is of EAGLE's and MTP's workers, else SGLang samples and compares."""
-    flags = LENGTH.get(request.kind, f" {STEPS} {{length}} {TOPK} 1 {ROWS} {{rows}}")
-    rule = " --speculative-use-rejection-sampling" * (request.rule == "reject")
-    return f"{SERVE}{drafter_flags(request.kind)}{flags.format(length=length, rows=length + 1)}{rule}"
+    flags = LENGTH.get(about.kind, f" {STEPS} {{length}} {TOPK} 1 {ROWS} {{rows}}")
+    rule = " --speculative-use-rejection-sampling" * (about.rule == "reject")
+    return f"{SERVE}{drafter_flags(about.kind)}{flags.format(length=length, rows=length + 1)}{rule}"
 
 
-def _notes(request: Request) -> list[str]:
+def _notes(served: Ranges[Draft], about: About) -> list[str]:
     """Notes on p/q rejection, and on more sequences than SGLang decodes at once unless told otherwise."""
-    most = max(request.batch_size, (request.lengths or request.dynamics)[-1][0])
+    most = max(about.batch_size, served[-1][0])
     said = f"With speculation SGLang decodes {MOST_RUNNING} sequences at once: pass --max-running-requests {most}."
-    return [WHOLE_VOCABULARY] * (request.rule == "reject") + [said] * (most > MOST_RUNNING)
+    return [WHOLE_VOCABULARY] * (about.rule == "reject") + [said] * (most > MOST_RUNNING)
 
 
 NAMES = {  # the newest first; the older ones are to be removed or have been
@@ -271,10 +280,11 @@ CHAIN_FLAGS = ("eagle-topk = 1", "num-draft-tokens = steps + 1")
 UNPLANNED = {"UNO": "--speculative-algorithm UNO", "Domino": "a drafter of DFlash's kind, with projector_type: domino",
              "block verification": "where it samples; how it is asked for was not seen",
              "adaptive verification of DSpark": "--speculative-dspark-confidence-sts-path, --speculative-dspark-sps-table-path"}  # fmt: skip
+TREES = EngineLimits(dynamic=DynamicLimits(chains=True))
 method = partial(Method, checked="0.5.23")
 ENGINES = (
     ServingEngine(name="fastrl", title="fastrl", methods=(
-        Method(name="dynamic-tree", checked="main bce3df7 of 2026-02", dynamic=True, by_batch_size=True, drafters=("eagle3", "eagle"),
+        Method(name="dynamic-tree", checked="main bce3df7 of 2026-02", limits=TREES, refuses=beyond_fastrl, by_batch_size=True, drafters=("eagle3", "eagle"),
                rules=("greedy", "sample"), carrier=f"{CONFIGS}, {THRESHOLD} of its SGLang",
                syntax=f"{CONFIGS} 5_4_16,3_2_6 {THRESHOLD} 1,8",
                derived=("algorithm = PREDEFINED", "rows of a range <= those of the one before - 1", "batch x rows <= 2048"),
@@ -290,7 +300,7 @@ ENGINES = (
                looks_up="in a trie of all answers, with the last 18 tokens of every prompt",
                syntax="--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
                derived=CHAIN_FLAGS, source=HOOK, write=write),
-        method(name="dynamic-tree", dynamic=True, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS, write=write_tree,
+        method(name="dynamic-tree", limits=TREES, drafters=ADAPTIVE, rules=("greedy", "sample"), carrier=FLAGS, write=write_tree,
                syntax="--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 16",
                derived=("num-draft-tokens = rows", "num-draft-tokens - 1 <= pool"), source=f"{HOOK}, {PACKAGE}/spec_utils.py"),
         method(name="dflash", drafters=("dflash", "dflash2"), rules=("greedy", "sample"), carrier="--speculative-num-draft-tokens",

@@ -19,15 +19,14 @@ have means only. Of drafts of one token a mean is all there is to know, so those
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from treeopt.engines import chains, tensorrt_trees
-from treeopt.engines.base import Kind, Lengths, Method, Request, ServingEngine, Written
+from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
@@ -36,6 +35,9 @@ from treeopt.errors import InvalidInput
 from treeopt.files.bounds import parse_literal
 from treeopt.files.storage import typed
 from treeopt.records.drafters import LOOKED_UP
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.draft import Draft, DynamicLimits
+from treeopt.trees.limits import EngineLimits
 
 FILE = "llm_api_options.yml"
 IN_BLOCKS = {"dflash": "DFlash", "dspark": "DSpark", "pard": "PARD"}
@@ -48,19 +50,28 @@ TREE_NOTES = (
 )
 
 
-def write(request: Request) -> Written:
-    """The options of ``trtllm-serve``; InvalidInput where the first range has not the longest chain."""
-    meaning, kind = meaning_of(request.version), request.kind
-    lengths = chains.merged(request.lengths)
-    longest = max(length for _, _, length in lengths)
+def rising(served: Ranges[Draft], about: About) -> str | None:
+    """Why a schedule is refused whose first range has not the longest chain, or a rule by a release that lacks it."""
+    if served[0][2].depth < max(draft.depth for *_, draft in served):
+        return (
+            "needs max_draft_len at the smallest key of its draft_len_schedule, so no range may have a longer chain than the "
+            f"first, but the plan has {in_words(served)}; export one with `batch_size`"
+        )
+    speculates = any(draft.depth for *_, draft in served)
+    if speculates and about.rule != "greedy" and about.drafter != "ngram" and meaning_of(about.version) == LOWER:
+        return (
+            f"has no use_rejection_sampling in releases whose draft_len_schedule has {LOWER} keys; leave `version` out, or plan "
+            "for greedy decoding"
+        )
+    return None
+
+
+def write(served: Ranges[Draft], about: About) -> Written:
+    """The options of ``trtllm-serve``."""
+    meaning, kind = meaning_of(about.version), about.kind
+    longest = served[0][2].depth
     if longest == 0:
         return chains.plain("trtllm-serve MODEL")
-    if lengths[0][2] != longest:
-        raise InvalidInput(
-            "TensorRT-LLM needs max_draft_len at the smallest key of its draft_len_schedule, so no range may "
-            f"have a longer chain than the first, but the schedule has {chains.said(lengths)}: export one length "
-            "with `batch_size`."
-        )
     options: dict[str, object] = {"decoding_type": TYPES[kind], "max_draft_len": longest}
     if kind == "mtp" and meaning == LOWER:  # from which older releases take max_draft_len
         options["num_nextn_predict_layers"] = longest
@@ -69,45 +80,40 @@ def write(request: Request) -> Written:
     if kind == "ngram":
         options["max_matching_ngram_size"] = LOOKED_UP
     notes = ["TensorRT-LLM refuses a DSpark drafter that guesses a part of the vocabulary (d2t)."] * (kind == "dspark")
-    if request.rule != "greedy" and kind != "ngram":
-        if meaning == LOWER:
-            raise InvalidInput(
-                f"Releases whose draft_len_schedule has {LOWER} keys have no use_rejection_sampling: leave `version` "
-                "out, or plan for greedy decoding."
-            )
-        options["use_rejection_sampling"] = "true" if request.rule == "reject" else "false"
+    if about.rule != "greedy" and kind != "ngram":
+        options["use_rejection_sampling"] = "true" if about.rule == "reject" else "false"
         notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
     comment = ""
-    if len(lengths) > 1:
-        schedule = {begin: length for begin, _, length in lengths}
+    if len(served) > 1:
+        schedule = {first: draft.depth for first, _, draft in served}
         if meaning == UPPER:  # a last range without speculation needs no key
-            schedule = {end or chains.LAST: length for _, end, length in lengths if end or length}
+            schedule = {last or LAST: draft.depth for _, last, draft in served if last or draft.depth}
         comment, options["draft_len_schedule"] = f"# draft_len_schedule: {meaning}\n", schedule
-        notes += _notes(lengths, meaning, kind)
+        notes += _notes([draft.depth for *_, draft in served], meaning, kind)
     return _launch(options, notes, "--config" if meaning == UPPER else "--extra_llm_api_options", comment)
 
 
-def _launch(options: Mapping[str, object], notes: Iterable[str], flag: str = "--config", comment: str = "") -> Written:
+def _launch(options: Mapping[str, object], notes: Sequence[str], flag: str = "--config", comment: str = "") -> Written:
     lines = [f"{comment}speculative_config:\n", *(f"  {name}: {value}\n" for name, value in options.items())]
     return chains.launch(f"trtllm-serve MODEL {flag} {FILE}", notes, {FILE: "".join(lines)})
 
 
-def write_tree(request: Request) -> Written:
+def write_tree(served: Ranges[Draft], about: About) -> Written:
     """The options of ``trtllm-serve`` for a dynamic tree; a chain is written as one."""
-    tree = chains.only(request.dynamics, "TensorRT-LLM takes one dynamic tree")
-    if tree is None:
+    tree = only(served)
+    if tree.depth == 0:
         return chains.plain("trtllm-serve MODEL", "tree")
-    if tree.topk == 1:
-        return write(replace(request, lengths=((1, None, tree.levels),)))
+    if (tree.topk or 1) == 1:
+        return write(served, about)
     options: dict[str, object] = {
         "decoding_type": TYPES["eagle3"],
-        "max_draft_len": tree.levels,
+        "max_draft_len": tree.depth,
         "max_total_draft_tokens": tree.rows - 1,
         "use_dynamic_tree": "true",
         "dynamic_tree_max_topK": tree.topk,
         "speculative_model": "DRAFTER",
     }
-    return _launch(options | ({} if request.rule == "greedy" else {"use_rejection_sampling": "false"}), TREE_NOTES)
+    return _launch(options | ({} if about.rule == "greedy" else {"use_rejection_sampling": "false"}), TREE_NOTES)
 
 
 def meaning_of(version: str | None) -> str:
@@ -126,7 +132,7 @@ def meaning_of(version: str | None) -> str:
     return LOWER if (int(release[1]), int(release[2])) <= (1, 2) else UPPER
 
 
-def _notes(lengths: Lengths, meaning: str, kind: str) -> list[str]:
+def _notes(lengths: Sequence[int], meaning: str, kind: str) -> list[str]:
     """Notes on the meaning that was written, how to get the other, and where the releases differ."""
     newer = meaning == UPPER
     notes = [
@@ -134,9 +140,9 @@ def _notes(lengths: Lengths, meaning: str, kind: str) -> list[str]:
         f"{'since' if newer else 'before'} PR #10860; releases on the other side of it silently read it otherwise: "
         f"`version={LOWER if newer else UPPER}`."
     ]
-    if newer and lengths[-1][2]:
-        notes.append(f"Its last key is {chains.LAST}: above it TensorRT-LLM does not speculate.")
-    if newer and kind != "ngram" and any(length == 0 for _, _, length in lengths):
+    if newer and lengths[-1]:
+        notes.append(f"Its last key is {LAST}: above it TensorRT-LLM does not speculate.")
+    if newer and kind != "ngram" and 0 in lengths:
         notes.append("Some releases silently draft one token where the schedule has 0, to keep the drafter warm.")
     if not newer and kind not in ("ngram", "draft-model"):
         notes.append("The first releases with draft_len_schedule heed it for ngram and draft models only.")
@@ -224,38 +230,39 @@ def _literal(line: str) -> Any:
 MAIN, ARGS = "main 0004396, reference of 1.4.0rc1", "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"
 SMALLEST = ("max_draft_len = length at the smallest key",)
 CARRIER = "speculative_config in the YAML of trtllm-serve --config"
-chains_by = partial(Method, checked=MAIN, carrier=CARRIER, derived=SMALLEST, by_batch_size=True, write=write)
+chains_by = partial(
+    Method, checked=MAIN, carrier=CARRIER, derived=SMALLEST, by_batch_size=True, refuses=rising, write=write
+)
 ENGINE = ServingEngine(
     name="tensorrt-llm", title="TensorRT-LLM", server="trtllm-serve",
     imports={"tensorrt-llm": Kind(f"TensorRT-LLM's figures of drafts, as all files of an import ({ASK})",
                                   is_of_drafts, read_drafts, takes_others=True)},
     unplanned={"dynamic trees of MTP": "decoding_type: MTP, use_dynamic_tree: true", "AUTO": "decoding_type: AUTO", "SA": "decoding_type: SA"},
     methods=(
-    Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), shape="any", first_depth_closed=True,
-           max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
+    Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), limits=tensorrt_trees.limits(shape="any"), refuses=tensorrt_trees.refuses,
            carrier="medusa_choices: YAML of the LLM API, list of trtllm-bench, --medusa_choices",
-           syntax="[[0], [1], [0, 0]]", derived=("max_draft_len = choices",), built_for_size=True,
+           syntax="[[0], [1], [0, 0]]", derived=("max_draft_len = choices",), heeds=("max_draft_len",),
            versions="TensorRT engines, up to 1.2", status="removed upstream in PR #15918",
            source="NVIDIA/TensorRT-LLM tensorrt_llm/runtime/medusa_utils.py, "
                   "cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp",
            write=tensorrt_trees.write),
     chains_by(name="draft-len", drafters=("eagle3", "mtp", "draft-model"), rules=("greedy", "sample", "reject"),
-              syntax="draft_len_schedule: {4: 4, 8: 2}", by_version=True,
+              syntax="draft_len_schedule: {4: 4, 8: 2}", heeds=("version",),
               versions="PR #8194 on; keys are upper bounds since PR #10860, lower bounds before",
               source=f"{ARGS}, PRs #8194, #10860, #12262, #12588"),
     chains_by(name="block", drafters=tuple(IN_BLOCKS), syntax="decoding_type: DFlash, max_draft_len: 3", wider="does not start with them",
               versions="DFlash and PARD in 1.3.0rc27, DSpark in 1.4.0rc1", source=f"{ARGS}, tensorrt_llm/_torch/speculative/dflash.py"),
-    chains_by(name="ngram", drafters=("ngram",), rules=("greedy", "sample"), syntax="decoding_type: NGram, max_draft_len: 3", by_version=True,
+    chains_by(name="ngram", drafters=("ngram",), rules=("greedy", "sample"), syntax="decoding_type: NGram, max_draft_len: 3", heeds=("version",),
               looks_up="in a pool of all requests", versions="PR #8194 on; it refuses use_rejection_sampling",
               source=f"{ARGS}, tensorrt_llm/_torch/speculative/ngram.py"),
-    Method(name="dynamic-tree", checked=MAIN, dynamic=True, within_levels=True, redrafts=True, fills_levels="all", drafters=("eagle3",),
+    Method(name="dynamic-tree", checked=MAIN, drafters=("eagle3",),
+           limits=EngineLimits(dynamic=DynamicLimits(within_levels=True, redrafts=True, chains=True), fills_levels="all"),
            rules=("greedy", "sample"), carrier=CARRIER,
            syntax="use_dynamic_tree: true, dynamic_tree_max_topK: 4, max_draft_len: 5, max_total_draft_tokens: 15",
            derived=("max_draft_len = levels", "max_total_draft_tokens = rows - 1", "levels <= rows - 1 <= topk x levels"),
            versions="PR #13081 on; not for targets with sliding windows or MLA",
            source=f"{ARGS}, tensorrt_llm/_torch/speculative/eagle3_dynamic_tree.py", write=write_tree),
-    Method(name="eagle", checked="main before PR #18210", drafters=("eagle",), shape="sibling-closed", max_nodes=63,
-           max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
+    Method(name="eagle", checked="main before PR #18210", drafters=("eagle",), limits=tensorrt_trees.limits(shape="sibling-closed", max_nodes=63),
            carrier="eagle_choices: YAML of the LLM API, --eagle_choices", syntax="[[0], [1], [0, 0]]",
            derived=("max_draft_len = depth", "max_total_draft_tokens = choices"),
            versions="two-model EAGLE, before 1.4", status="removed upstream in PR #18210",

@@ -3,25 +3,23 @@
 The launcher's --model-id names the folder of the heads, whose config.json names the base model.
 """
 
-from treeopt.engines.base import Method, Request, ServingEngine
+from treeopt.engines.base import About, Method, ServingEngine
 from treeopt.engines.chains import Flags
 
 MOST_ROWS = 128  # above batch x (1 + N) rows TGI silently stops speculating
 
 
-def room(request: Request, length: int) -> list[str]:
+def room(about: About, length: int) -> list[str]:
     """A warning of more rows than TGI speculates with."""
-    rows = request.batch_size * (1 + length)
-    said = f"TGI silently stops speculating above {MOST_ROWS} rows, but {request.batch_size} sequences "
+    rows = about.batch_size * (1 + length)
+    said = f"TGI silently stops speculating above {MOST_ROWS} rows, but {about.batch_size} sequences "
     return [f"{said}x {1 + length} rows are {rows}."] if rows > MOST_ROWS else []
 
 
 write = Flags(
-    engine="TGI",
     serve="text-generation-launcher --model-id",
     alone=" BASE",
     options={"medusa": "HEADS --speculate {length}", "ngram": "BASE --speculate {length}"},
-    heads=("medusa",),
     notes_of={
         "medusa": (
             "HEADS holds medusa_lm_head.safetensors and a config.json that names the base model and has no "

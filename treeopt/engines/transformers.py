@@ -8,10 +8,13 @@ import re
 from dataclasses import replace
 
 from treeopt.engines import copied
-from treeopt.engines.base import EARLIEST, Method, Request, ServingEngine, Written
+from treeopt.engines.base import EARLIEST, About, Method, ServingEngine, Written
 from treeopt.engines.chains import Library, Way
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import LOOKED_UP
+from treeopt.records.plan import Ranges, for_all, only
+from treeopt.trees.draft import CopiedText
+from treeopt.trees.tree import Tree
 
 EXIT = re.compile(r"early-exit(?::0*([1-9][0-9]{0,5}))?")  # a drafter's id
 PROGRAM = '''"""Assisted generation with transformers: python generate.py {arguments}"""
@@ -65,9 +68,9 @@ NOTE = (
 )
 
 
-def layer(request: Request) -> str:
+def layer(about: About) -> str:
     """The layer of an early exit; a placeholder where the plan names none."""
-    named = request.drafter_id
+    named = about.drafter_id
     found = EXIT.fullmatch("early-exit" if named is None else named)
     if found is None:
         raise InvalidInput(
@@ -77,7 +80,7 @@ def layer(request: Request) -> str:
 
 
 LENGTH = "num_assistant_tokens"
-assistant = Library("transformers", PROGRAM, {
+assistant = Library(PROGRAM, {
     "draft-model": Way(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
     "early-exit": Way(LENGTH, FIXED, layer, options=", assistant_early_exit=int(drafter)"),
 }, (NOTE,))  # fmt: skip
@@ -85,18 +88,20 @@ USUAL_FORM = (
     "DRAFTER is a folder in the layout of z-lab, SpecForge and treeopt, with a dflash_config. transformers drafts with DFlash's usual "
     "form alone; what your drafter would have otherwise is said by treeopt bench --engine transformers."
 )
-block = Library("transformers", OF_BLOCKS, {
+block = Library(OF_BLOCKS, {
     "dflash": Way(LENGTH, {"speculation_type": "dflash"}, "DRAFTER", BLOCK, ", assistant_model=assistant"),
 }, (USUAL_FORM,))  # fmt: skip
 LOOKUP = "prompt_lookup_num_tokens"
-lookup = Library("transformers", PROGRAM, {"ngram": Way(LOOKUP, {"max_matching_ngram_size": LOOKED_UP})})
+lookup = Library(PROGRAM, {"ngram": Way(LOOKUP, {"max_matching_ngram_size": LOOKED_UP})})
 
 
-def write_copied(request: Request) -> Written:
+def write_copied(served: Ranges[CopiedText], about: About) -> Written:
     """Prompt lookup with the plan's options; the ends of a sequence are the model's own."""
-    request, options = copied.told(request, "transformers", ("transformers",), LOOKUP)
+    draft = only(served)
+    options = dict(draft.options) if draft.depth else {}
+    chain = Tree.chain(options.pop(LOOKUP, draft.depth))
     options.pop("eos_token_id", None)
-    return replace(lookup, ways={copied.KIND: Way(LOOKUP, options)})(request)
+    return replace(lookup, ways={copied.KIND: Way(LOOKUP, options)})(for_all(chain), about)
 
 
 SOURCE = "huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py"
@@ -114,6 +119,6 @@ ENGINE = ServingEngine(name="transformers", title="transformers", package="trans
     Method(name="prompt-lookup", checked="5.23.0", drafters=tuple(lookup.ways), rules=("greedy", "sample"), max_batch_size=1,
            carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
            derived=("max_matching_ngram_size = 3",), looks_up=EARLIEST, source=SOURCE, write=lookup),
-    copied.method(write=write_copied, checked="5.23.0", max_batch_size=1, carrier="generation_config.json, or arguments of generate()",
+    copied.method(refuses=copied.refuses("transformers"), write=write_copied, checked="5.23.0", max_batch_size=1, carrier="generation_config.json, or arguments of generate()",
                   syntax='{"prompt_lookup_num_tokens": 8, "max_matching_ngram_size": 3}', source=SOURCE),
 ))  # fmt: skip

@@ -5,16 +5,18 @@ it can read only in part is cut silently.
 """
 
 from treeopt.engines import tensorrt_trees
-from treeopt.engines.base import COMMANDS, Method, Request, ServingEngine, Written
+from treeopt.engines.base import COMMANDS, About, Method, ServingEngine, Written
+from treeopt.engines.lists import no_tree
 from treeopt.files.shell import shell_word
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.tree import Tree
 
 CONFIG = "config.pbtxt"
 
 
-def write(request: Request) -> Written:
+def write(served: Ranges[Tree], about: About) -> Written:
     """The parameters for tensorrt_llm/config.pbtxt, and the command that fills them into its template."""
-    tree = request.tree_of("triton")
-    built = tensorrt_trees.write(request)
+    tree, built = only(served), tensorrt_trees.write(served, about)
     text = ",".join("{" + ", ".join(map(str, path)) + "}" for path in tree.choices)
     parameters = "".join(
         f'parameters: {{ key: "{key}"  value: {{ string_value: "{value}" }} }}\n'
@@ -26,12 +28,17 @@ def write(request: Request) -> Written:
     return Written(files={CONFIG: parameters, COMMANDS: f"{build}{command}\n"}, command=command, notes=built.notes)
 
 
+def refuses(served: Ranges[Tree], about: About) -> str | None:
+    """Why Triton refuses a lone root, or an engine that was built a larger tree."""
+    return no_tree(served, about) or tensorrt_trees.too_many(served, about)
+
+
 ENGINE = ServingEngine(
     name="triton", title="Triton, TensorRT-LLM backend", methods=(
-    Method(name="medusa", checked="main before PR #858", drafters=("medusa",), shape="any",
-           max_rank=tensorrt_trees.FOUR_BITS, max_depth=tensorrt_trees.SAFE_DEPTH,
+    Method(name="medusa", checked="main before PR #858", drafters=("medusa",), limits=tensorrt_trees.limits(shape="any"),
+           refuses=refuses,
            carrier="medusa_choices in tensorrt_llm/config.pbtxt", syntax="{0},{1},{0, 0}",
-           derived=("max_draft_len = choices",), built_for_size=True, versions="TensorRT engines, up to 1.2",
+           derived=("max_draft_len = choices",), heeds=("max_draft_len",), versions="TensorRT engines, up to 1.2",
            status="removed upstream in PR #858",
            source="triton-inference-server/tensorrtllm_backend inflight_batcher_llm/src/utils.cc, docs/model_config.md",
            write=write),

@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from treeopt.engines import chains, copied
-from treeopt.engines.base import Kind, Method, Request, ServingEngine, Written
+from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Written
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.printed import RATE, Printed, drafters_named, number, pooled, whole
@@ -38,7 +38,8 @@ from treeopt.files.fields import checked as row_of
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import typed
 from treeopt.records.drafters import LOOKED_UP
-from treeopt.trees.draft import CopiedText
+from treeopt.records.plan import Ranges, only
+from treeopt.trees.draft import CopiedText, Draft
 
 FILE = "speculative_config.json"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
@@ -63,17 +64,12 @@ NOTES = {
 }
 
 
-def write(request: Request) -> Written:
+def write(served: Ranges[Draft], about: About) -> Written:
     """One length, or a length for each range of batch sizes.
 
     Medusa's proposer asserts that the length never changes; suffix decoding runs on model runner V1, which drops a schedule.
     """
-    lengths, kind = chains.merged(request.lengths), request.kind
-    if kind not in SCHEDULED:
-        chains.only_length(request, f"vLLM with {kind}")
-    longest = max(length for _, _, length in lengths)
-    if kind == "medusa":
-        chains.check_heads(longest, request, "vLLM")
+    kind, longest = about.kind, max(draft.depth for *_, draft in served)
     if longest == 0:
         return chains.plain("vllm serve MODEL")
     config: dict[str, object] = {"method": METHODS.get(kind, kind)}
@@ -83,7 +79,7 @@ def write(request: Request) -> Written:
         config["prompt_lookup_max"], config["prompt_lookup_min"] = LOOKED_UP, 1
     if kind in PARALLEL:
         config["parallel_drafting"] = True
-    if request.rule == "reject":
+    if about.rule == "reject":
         config["draft_sample_method"] = "probabilistic"
     config["num_speculative_tokens"] = longest
     notes = [NOTES[kind]] if kind in NOTES else []
@@ -92,10 +88,10 @@ def write(request: Request) -> Written:
             f"vLLM does not start where the model has fewer MTP layers than {longest} and their number does not divide "
             f"{longest}."
         )
-    if len(lengths) > 1:
-        config[SCHEDULE] = [[begin, end or chains.LAST, length] for begin, end, length in lengths]
+    if len(served) > 1:
+        config[SCHEDULE] = [[first, last or LAST, draft.depth] for first, last, draft in served]
         notes += [
-            f"The last range ends at {chains.LAST}: above it vLLM carries its length forward.",
+            f"The last range ends at {LAST}: above it vLLM carries its length forward.",
             f"With --data-parallel-size above 1 vLLM drops the schedule and keeps {longest} at every batch size.",
             "Schedules run with full CUDA graphs on model runner V2 only, the default of 0.33.0; releases from 0.25.0 on "
             "take VLLM_USE_V2_MODEL_RUNNER=1.",
@@ -113,17 +109,17 @@ STARTED = {  # what starts a drafter that copies text as it was planned for, and
 
 
 def config_of(draft: CopiedText) -> dict[str, Any]:
-    copied.check(draft, "vLLM", ("vllm", "arctic"))
     return {"method": draft.drafter.partition(":")[2].partition("-")[0], **draft.options}
 
 
-def write_copied(request: Request) -> Written:
+def write_copied(served: Ranges[CopiedText], about: About) -> Written:
     """What a drafter that copies text is told; the runner of the model decides how n-grams are looked up."""
-    if request.copied is None:
+    draft = only(served)
+    if draft.depth == 0:
         return chains.plain("vllm serve MODEL")
-    text, (begin, note) = json.dumps(config_of(request.copied)), STARTED[request.copied.drafter]
+    text, (begin, note) = json.dumps(config_of(draft)), STARTED[draft.drafter]
     command = f"{begin}vllm serve MODEL --speculative-config {shell_word(text)}"
-    return chains.launch(command, filter(None, [note]), {FILE: f"{text}\n"})
+    return chains.launch(command, [note] if note else (), {FILE: f"{text}\n"})
 
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
@@ -323,7 +319,7 @@ ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm s
     Method(name="suffix", checked="0.33.0", drafters=("suffix",), rules=("greedy", "sample"), carrier=CONFIG,
            syntax='{"method": "suffix", "num_speculative_tokens": 3}',
            source="vllm-project/vllm vllm/config/speculative.py, vllm/config/vllm.py", write=write),
-    copied.method(write=write_copied, checked="0.33.0, arctic-inference 0.1.1", carrier="--speculative-config",
+    copied.method(refuses=copied.refuses("vllm", "arctic"), write=write_copied, checked="0.33.0, arctic-inference 0.1.1", carrier="--speculative-config",
                   syntax='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
                   source="vllm-project/vllm vllm/config/speculative.py, snowflakedb/ArcticInference arctic_inference/vllm/config.py"),
     Method(name="medusa", checked="0.32.0", drafters=("medusa",), rules=("greedy", "sample"), carrier=CONFIG,

@@ -5,13 +5,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from treeopt.engines.acceptance import NAME as ACCEPTANCE
-from treeopt.engines.base import Request, Written
-from treeopt.engines.chains import BLOCKS
-from treeopt.engines.plans import ask, export_request, method_for_plan, write_request
-from treeopt.engines.registry import runners
+from treeopt.engines.base import BLOCKS, About, Written
+from treeopt.engines.plans import AS_PLANNED, ExportOptions, ask, has_dynamic, method_for_plan, write_served
+from treeopt.engines.registry import method_of, runners
 from treeopt.engines.vllm import MEDUSA_UNTIL
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.places import located
@@ -25,7 +23,7 @@ from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import ENGINE_LOG
 from treeopt.records.drafters import depth_noun
 from treeopt.records.inputs import group_plans, read_planned, stale_plan
-from treeopt.records.plan import Beyond, Plan
+from treeopt.records.plan import Plan, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.plan_table import written_for
@@ -33,6 +31,7 @@ from treeopt.report.terminal import note
 from treeopt.report.verdict import doubts, slowdown, times
 from treeopt.report.wording import by_batch_size
 from treeopt.runtime.waiting import import_torch
+from treeopt.trees.tree import Tree
 
 WRITTEN = ".written"  # lists the files of an export in its folder
 NOTHING_WRITTEN = "Nothing was written for"  # begins the notes on refused batch sizes
@@ -41,33 +40,25 @@ NOTHING_WRITTEN = "Nothing was written for"  # begins the notes on refused batch
 def export(
     run: RunDirectory,
     engine: str,
+    options: ExportOptions = AS_PLANNED,
     *,
-    batch_size: int | None = None,
-    method: str | None = None,
     tree: str | None = None,
     heads: int | None = None,
     anyway: bool = False,
-    beyond: Beyond = "off",
-    **target: Any,
 ) -> tuple[list[Path], Written]:
     """Write the engine's files for the plan, or for a ``tree`` by file or published name: (files, what was written).
 
-    For "acceptance" they are what other tools take in place of a drafter, without a plan. Options are those of `Plan.export`;
-    ``target`` says for which engine exactly: ``version``, ``max_draft_len``. A stale plan is exported ``anyway`` only.
+    For "acceptance" they are what other tools take in place of a drafter, without a plan. A stale plan is exported ``anyway`` only.
     """
     folder = run.export / engine
     if engine == ACCEPTANCE:
-        told = {"batch_size": batch_size, "method": method, "tree": tree, "heads": heads, "anyway": anyway}
-        for name in (name for name, value in {**told, **target, "beyond": beyond != "off"}.items() if value):
-            raise InvalidInput(f"`{name}` goes with a plan, and acceptance needs none: leave it out.")
+        for name, value in {**vars(options), "tree": tree, "heads": heads, "anyway": anyway}.items():
+            if value and value != getattr(ExportOptions, name, None):
+                raise InvalidInput(f"`{name}` goes with a plan, and acceptance needs none: leave it out.")
         written = acceptance_files(run)
         return _write(folder, written.files), written
     if tree is not None:
-        if beyond != "off":
-            raise InvalidInput("`beyond` goes with a plan's schedule, and a `tree` has none: leave it out.")
-        given = named_tree(tree, batch_size=batch_size)
-        request = Request(tree=given, num_heads=heads or _heads_of(run) or max(given.depth, 1), **target)
-        written = export_request(request, engine, method=method)
+        written = _export_tree(run, engine, named_tree(tree, batch_size=options.batch_size), options, heads)
         return _write(folder, written.files), written
     if heads is not None:
         raise InvalidInput("`heads` goes with `tree`; a plan knows how many heads there are.")
@@ -75,15 +66,23 @@ def export(
     if (old := stale_plan(run, plan)) and not anyway:
         raise InvalidInput(f"A stale plan is not exported, unless `anyway` is given. {old[0]}")
     note(*old)
-    if len(plan.entries) > 1 and batch_size is not None:
-        folder /= f"batch-size-{batch_size}"
+    if len(plan.entries) > 1 and options.batch_size is not None:
+        folder /= f"batch-size-{options.batch_size}"
     benches: Mapping[int, Benchmark] = {}
     with suppress(InvalidInput):  # one is damaged: the prediction says it too
         benches = benches_of(run, plan)
     if not plan.mix:
-        target["groups"] = group_plans(run, plan)
-    options = {**target, "beyond": beyond, "method": method}
-    return export_to(folder, plan, engine, benches, anyway=anyway, batch_size=batch_size, **options)
+        options = replace(options, groups=group_plans(run, plan))
+    return export_to(folder, plan, engine, options, benches=benches, anyway=anyway)
+
+
+def _export_tree(run: RunDirectory, engine: str, tree: Tree, options: ExportOptions, heads: int | None) -> Written:
+    """What an engine gets for a tree of no plan."""
+    if options.beyond != "off":
+        raise InvalidInput("`beyond` goes with a plan's schedule, and a `tree` has none: leave it out.")
+    num_heads = heads or _heads_of(run) or max(tree.depth, 1)
+    about = About(num_heads=num_heads, version=options.version, max_draft_len=options.max_draft_len)
+    return write_served(method_of(engine, method=options.method), for_all(tree), about)
 
 
 def _heads_of(run: RunDirectory) -> int | None:
@@ -101,51 +100,55 @@ def export_to(
     folder: Path,
     plan: Plan,
     engine: str,
-    benches: Mapping[int, Benchmark] | None = None,
+    options: ExportOptions = AS_PLANNED,
     *,
+    benches: Mapping[int, Benchmark] | None = None,
     anyway: bool = False,
-    batch_size: int | None = None,
-    **options: Any,
 ) -> tuple[list[Path], Written]:
     """Write a plan as an engine's files: (files, what was written).
 
-    A plan of several trees for an engine that takes one is written for each batch size into a folder of its own.
-    ``options`` are those of `ask`. What speaks against the plan's trees, by their ``benches`` where there are some,
-    is the first of the notes, then for which load it is. What was measured slower than plain is written ``anyway`` only.
+    A plan of several drafts for an engine that takes one is written for each batch size into a folder of its own. What speaks
+    against the plan's drafts, by their ``benches`` where there are some, is the first of the notes, then for which load it is.
+    What was measured slower than plain is written ``anyway`` only.
     """
-    asked = ask(plan, engine, batch_size=batch_size, **options)
-    served, own, notes = asked.plan, (plan.runtime or {}).get("name") or engine, list[str]()
-    judged = {size: bench for size, bench in (benches or {}).items() if served[size].draft == plan[size].draft}
-    slower = [size for size, bench in judged.items() if slowdown(bench)]
-    if None in asked.requests and not anyway and not plan.mix and 0 < len(slower) < len(plan.entries):
-        asked = ask(_plain_at(slower, plan), engine, batch_size=batch_size, **options)
-        served, judged = asked.plan, {size: bench for size, bench in judged.items() if size not in slower}
+    asked = ask(plan, engine, options)
+    judged = {size: bench for size, bench in (benches or {}).items() if asked.plan[size].draft == plan[size].draft}
+    slower, notes = [size for size, bench in judged.items() if slowdown(bench)], list[str]()
+    if None in asked.parts and not anyway and not plan.mix and 0 < len(slower) < len(plan.entries):
+        asked = ask(_plain_at(slower, plan), engine, options)
+        judged = {size: bench for size, bench in judged.items() if size not in slower}
         notes = [f"Written without speculation, which was measured slower: batch size {size}." for size in slower]
     parts: dict[int | None, Written] = {}
     refused: dict[int | None, InvalidInput] = {}
-    for size, request in asked.requests.items():
+    for size, part in asked.parts.items():
         try:
             if not anyway:
-                _check_speed(served, judged, size)
-            parts[size] = write_request(request, asked.way, engine)
+                _check_speed(asked.plan, judged, size)
+            parts[size] = write_served(asked.method, *part)
         except InvalidInput as error:
             refused[size] = error
     if not parts:
         first, earlier = next(iter(refused.values())), any(folder.glob(f"**/{WRITTEN}"))
         raise InvalidInput(f"{first} The files in {folder} are of an earlier export.") if earlier else first
-    notes = [*asked.beyond, *notes, *doubts(served, judged, batch_size=batch_size)]
-    notes += [*written_for(served, list(asked.requests)), *asked.notes]
+    notes = [*asked.beyond, *notes, *doubts(asked.plan, judged, batch_size=options.batch_size)]
+    notes += [*written_for(asked.plan, list(asked.parts)), *asked.notes]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += by_batch_size({size: part.notes for size, part in parts.items()})
-    if not str(own).startswith(engine):
+    timed_in = str((plan.runtime or {}).get("name") or engine)
+    if not timed_in.startswith(engine):
         notes.append(
-            f"The plan was made with step latencies of {own}. Steps take another time in {engine}, and "
+            f"The plan was made with step latencies of {timed_in}. Steps take another time in {engine}, and "
             "another size may be faster there."
         )
-    if batch_size is not None or None in parts:
+    if options.batch_size is not None or None in parts:
         (written,) = parts.values()
         _clear(folder, ())
         return _write(folder, written.files), replace(written, notes=tuple(notes))
+    return _write_each(folder, parts, notes)
+
+
+def _write_each(folder: Path, parts: Mapping[int | None, Written], notes: Sequence[str]) -> tuple[list[Path], Written]:
+    """Write the files of each batch size into a folder of its own: (files, the commands of all)."""
     folders = {size: folder / f"batch-size-{size}" for size in parts}
     _write(folder, {})
     _clear(folder, [part.name for part in folders.values()])
@@ -189,7 +192,7 @@ def export_all(run: RunDirectory, plan: Plan, engines: Sequence[str] = ()) -> li
         note(f"No engine that treeopt knows runs drafters of the kind {kind}: nothing was exported.")
     for name in able:
         way = method_for_plan(plan, name)
-        if way.dynamic and not all(entry.best("dynamic") or not entry.speculates for entry in plan.entries):
+        if way.limits.dynamic and not all(has_dynamic(way, entry) or not entry.speculates for entry in plan.entries):
             continue
         if rule_of(plan.acceptance) not in way.rules:
             refused.setdefault(f"none of them decodes by {marked_rule(plan.acceptance or {})}.", []).append(name)

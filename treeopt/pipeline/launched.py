@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treeopt import demo
-from treeopt.engines.base import Request
-from treeopt.engines.plans import Asked, ask, write_request
+from treeopt.engines.base import About
+from treeopt.engines.plans import Asked, ExportOptions, ask, write_served
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.fields import checked
 from treeopt.files.journal import Journal
@@ -39,7 +39,7 @@ from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Predicted
 from treeopt.records.inputs import inputs_of, stale_plan
 from treeopt.records.origins import Runtime, provenance
-from treeopt.records.plan import PlanEntry
+from treeopt.records.plan import PlanEntry, Ranges, for_all
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import rule_of
@@ -198,26 +198,23 @@ class Contest:
             raise InvalidInput(
                 f"`engine` must say whose server `launch` starts, {' or '.join(LENGTHS)}, but got {name!r}."
             )
-        asked = ask(plan, name, batch_size=batch_size)
+        asked = ask(plan, name, ExportOptions(batch_size=batch_size))
         note(*stale_plan(run, plan), *asked.notes)
         entries = [entry for entry in asked.plan.entries if batch_size in (None, entry.batch_size)]
         return cls(run, launcher, name, asked, entries, given)
 
     def planned(self, batch_size: int) -> tuple[str, ...]:
         """The options of the plan: the same at every batch size where the engine takes a schedule."""
-        return self._words(self.asked.requests[batch_size if batch_size in self.asked.requests else None])
+        return self._words(*self.asked.parts[batch_size if batch_size in self.asked.parts else None])
 
     def alone(self, batch_size: int, draft: Tree | CopiedText) -> tuple[tuple[str, ...], Draft]:
         """The options for a chain, or copied text, whatever the batch size, where so many sequences are decoded."""
-        request = replace(next(iter(self.asked.requests.values())), batch_size=batch_size, lengths=(), copied=None)
-        if isinstance(draft, CopiedText) or self.log is None:  # else no tree goes with the way
-            kept: dict[str, Any] = {"copied" if isinstance(draft, CopiedText) else "tree": draft}
-            request = replace(request, **kept)
-        return self._words(request), draft
+        _, about = next(iter(self.asked.parts.values()))
+        return self._words(for_all(draft), replace(about, batch_size=batch_size)), draft
 
-    def _words(self, request: Request) -> tuple[str, ...]:
+    def _words(self, served: Ranges[Draft], about: About) -> tuple[str, ...]:
         """What a launch command has behind its model, with the drafter that was given."""
-        words = shlex.split(write_request(request, self.asked.way, self.engine).command)
+        words = shlex.split(write_served(self.asked.method, served, about).command)
         words = words[1 + max(i for i, word in enumerate(words) if word.startswith("MODEL")) :]
         drafter = self.given.get("drafter")
         if drafter is None and (named := next(filter(None, map(DRAFTER.search, words)), None)):

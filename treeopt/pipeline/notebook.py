@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treeopt.engines.plans import ExportOptions
 from treeopt.errors import OutOfRange
 from treeopt.files.shell import printable
 from treeopt.growth.score import Score
@@ -77,5 +78,5 @@ def figure(records: Sequence[Any], name: str, batch_size: int | None) -> Figure:
 
 
 def write_export(plan: Plan, engine: str, folder: Path, options: Mapping[str, Any]) -> Exported:
-    files, written = export_to(folder, plan, engine, **options)
+    files, written = export_to(folder, plan, engine, ExportOptions(**options))
     return Exported(tuple(files), written.notes, written.command)

@@ -65,7 +65,7 @@ def run_line(
 
     Dynamic trees are recorded for drafters that an engine grows them of, trees over marginals for those of blocks.
     """
-    from treeopt.engines.chains import BLOCKS
+    from treeopt.engines.base import BLOCKS
     from treeopt.engines.registry import grows_trees
 
     kind = session.drafter.kind

@@ -37,7 +37,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.report.wording import by_batch_size, count
-from treeopt.trees.shapes import SHAPES, Limits
+from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
 
 
@@ -197,16 +197,16 @@ def request_of(
     way = way_for(engine, method, sizes, record, latencies)
     limits = limits_for(engine, way, given, max_rank, shape)
     kept, left_out = sizes_for(engine, way, sizes, asked=batch_sizes is not None)
-    warnings = [*check_rule_of(record.meta.get("acceptance"), way, engine), *removal_notes(way, engine), *left_out]
+    warnings = [*check_rule_of(record.meta.get("acceptance"), way), *removal_notes(way), *left_out]
     if limits.budget < given.budget:
-        warnings.append(f"{engine} takes {way.max_nodes} choices at most: the budget is {limits.budget} rows.")
+        warnings.append(f"{engine} takes {way.limits.max_nodes} choices at most: the budget is {limits.budget} rows.")
     timed = {p.batch_size for p in latencies.dynamic} if latencies else set()
-    if way.dynamic and (bare := [str(size) for size in kept if size not in timed]):
+    if way.limits.dynamic and (bare := [str(size) for size in kept if size not in timed]):
         warnings.append(
             f"No dynamic trees were timed at batch size {', '.join(bare)}, so chains alone are compared there. To time some: "
             f"treeopt profile --batch-size {','.join(bare)} --overwrite"
         )
-    if whole := way.shape == "chain" and bool((record.meta.get("drafter") or {}).get("widest")):
+    if whole := way.limits.only_chains and bool((record.meta.get("drafter") or {}).get("widest")):
         warnings.append(
             f"{engine} takes the length as the width of the block, so chains that end before the block does were left out. To "
             "compare widths, calibrate each in a run of its own (`draft_depth`), and: treeopt compare"
@@ -217,7 +217,7 @@ def request_of(
 
 def drafts_of(way: Method) -> dict[str, Any]:
     """The drafts that an engine's method takes, as options of a `PlanRequest`."""
-    return {"takes": Limits.shape if way.shape == "any" else way.shape, "dynamic": way.dynamic_limits}
+    return {"takes": Limits.shape if way.limits.shape == "any" else way.limits.shape, "dynamic": way.limits.anew}
 
 
 def way_for(
@@ -230,7 +230,7 @@ def way_for(
     if has_pools and latencies is not None and latencies.dynamic:
         trees = tree_method_of(engine, kind, rule_of(record.meta.get("acceptance")), sizes)
         return way if method or trees is None else trees
-    if way.dynamic:
+    if way.limits.dynamic:
         lacking = "profile has no dynamic trees" if has_pools else "calibration has no pools of dynamic trees"
         hint = "treeopt calibrate --topk 2,4,8, then treeopt profile, then search again"
         raise InvalidInput(f"{engine} with {way.name} takes dynamic trees, but the {lacking}: {hint}.")
@@ -259,16 +259,17 @@ def sizes_for(
 
 def limits_for(engine: str, way: Method, given: Limits, max_rank: int | None, shape: str | None) -> Limits:
     """The given limits and those of an engine's method together; ``max_rank`` and ``shape`` are the engine's by default."""
-    if way.shape not in SHAPES:
+    if way.limits.copies:
         raise InvalidInput(
             f"{engine} with {way.name} runs drafters that copy text, which are planned for from requests: no tree goes there."
         )
-    only_chains = way.shape == "chain"
+    only_chains = way.limits.shape == "chain"
     if only_chains and shape not in (None, "chain"):
         raise InvalidInput(f"`shape` must be chain for {engine}, but got {shape}.")
-    budget = given.budget if way.max_nodes is None else min(given.budget, way.max_nodes + 1)
+    budget = given.budget if way.limits.max_nodes is None else min(given.budget, way.limits.max_nodes + 1)
     depths, ranks = (
-        [n for n in pair if n is not None] for pair in ((given.max_depth, way.max_depth), (max_rank, way.max_rank))
+        [n for n in pair if n is not None]
+        for pair in ((given.max_depth, way.limits.max_depth), (max_rank, way.limits.max_rank))
     )
     return Limits(
         budget, min(depths, default=None), min(ranks, default=MAX_RANK), "chain" if only_chains else given.shape

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
@@ -18,13 +18,26 @@ from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
 from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
-from treeopt.trees.draft import MOST_LEVELS, Draft, DynamicTree, draft_tree
+from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import GROWN, Limits
 from treeopt.trees.tree import Choice, Tree
 
 ROOT = Tree.chain(0)
 Beyond = Literal["off", "last"]  # what a schedule does above the largest batch size that was searched
 EXACT = "plain, exact"  # plain decoding by an engine that is told to be exact, where the same one as it comes is faster
+DraftT = TypeVar("DraftT")  # unbound: the type checker asks for bounds before it knows what Draft has
+Ranges = tuple[tuple[int, int | None, DraftT], ...]  # (from, to, draft) of batch sizes: from 1 on, the last without end
+
+
+class Decoder(Protocol):
+    """Whatever decodes a plan's drafts: treeopt's own engines, and the methods of serving engines.
+
+    follows_schedule : whether it decodes ranges that the plan's schedule merges by one draft
+    """
+
+    @property
+    def follows_schedule(self) -> bool: ...
+    def takes(self, draft: Draft, num_heads: int | None, /) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +139,6 @@ class PlanEntry:
         return best if best.speedup is None or best.speedup > 1 else self.plain
 
     @property
-    def setting(self) -> DynamicTree | None:
-        """What an engine of dynamic trees and chains is told; None for "do not speculate"."""
-        draft = self.serving(is_setting).draft
-        return None if draft.kind == "plain" else DynamicTree(draft.depth, draft.topk or 1, draft.rows)
-
-    @property
     def plain(self) -> Figure:
         ms = self.chosen.plain_ms
         return Figure(draft=ROOT, batch_size=self.batch_size, tokens_per_step=1.0, step_ms=ms, plain_ms=ms)
@@ -142,11 +149,6 @@ class PlanEntry:
         rate, error = self.chosen.tokens_per_step, self.chosen.stderr.tokens_per_step
         replayed = {} if self.basis.steps is None else {"replayed": rate, "replayed_stderr": error}
         return Predicted(product=self.basis.product, joint=self.basis.joint, **replayed)
-
-
-def is_setting(draft: Draft) -> bool:
-    """Whether an engine of dynamic trees and chains can be told the draft."""
-    return draft.kind == "dynamic" or (draft.kind == "chain" and draft.depth <= MOST_LEVELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +187,31 @@ def each_its_own(batch_sizes: list[int]) -> list[BatchRange]:
         BatchRange(first=begin, last=end, entry=batch_sizes.index(size))
         for size, begin, end in zip(sizes, begins, ends, strict=True)
     ]
+
+
+def for_all(draft: DraftT) -> Ranges[DraftT]:
+    """One draft for all batch sizes."""
+    return ((1, None, draft),)
+
+
+def only(ranges: Ranges[DraftT]) -> DraftT:
+    """The draft of ranges that have one for all batch sizes."""
+    ((_, _, draft),) = ranges
+    return draft
+
+
+def merged(ranges: Ranges[DraftT]) -> Ranges[DraftT]:
+    """The ranges with those joined that follow each other and have the same draft.
+
+    >>> chain = Tree.chain(3)
+    >>> merged(((1, 4, chain), (5, 8, chain), (9, None, ROOT))) == ((1, 8, chain), (9, None, ROOT))
+    True
+    """
+    joined: list[tuple[int, int | None, DraftT]] = []
+    for first, last, draft in ranges:
+        begin = joined.pop()[0] if joined and joined[-1][2] == draft else first
+        joined.append((begin, last, draft))
+    return tuple(joined)
 
 
 def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
@@ -248,6 +275,27 @@ class Plan(Kept):
         if batch_size is None:
             raise OutOfRange(f"{have}: say which with `batch_size`.")
         raise OutOfRange(f"{have}, but {batch_size} was asked: search again with `batch_size` {batch_size}.")
+
+    def served_by(self, decoder: Decoder) -> "Plan":
+        """The plan with the fastest draft of each entry that can be decoded; itself where those are the chosen ones."""
+
+        def takes(draft: Draft) -> bool:
+            return decoder.takes(draft, self.width)
+
+        if all(not entry.speculates or takes(entry.draft) for entry in self.entries):
+            return self
+        figures = [entry.serving(takes) for entry in self.entries]
+        entries = tuple(
+            entry if figure is entry.chosen else replace(entry, chosen=figure, own=None)
+            for entry, figure in zip(self.entries, figures, strict=True)
+        )
+        return replace(self, entries=entries, schedule=[])
+
+    def ranges(self, decoder: Decoder) -> Ranges[Draft]:
+        """Ranges of batch sizes, each with the draft to decode with there; neighbours differ."""
+        plan = self.served_by(decoder)
+        parts = plan.schedule if decoder.follows_schedule else each_its_own([e.batch_size for e in plan.entries])
+        return merged(tuple((part.first, part.last, plan.entries[part.entry].draft) for part in parts))
 
     def limits(self, default: Limits) -> Limits:
         """The limits of the search; where the plan does not say, those of ``default``."""

@@ -1,7 +1,7 @@
 """The engines in words: all in a short table, one with everything that is known of it, JSON."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from importlib.util import find_spec
 from shutil import which
 
@@ -20,9 +20,8 @@ TAKES = {
     "sibling-closed": "a tree without gaps",
     "low-rank-expands": "a tree, likelier nodes first",
     "chain": "one chain",
-    "copied": "copied text",
 }  # by the shape
-LEFT_OUT = ("name", "write", "tables")  # of a method: its function and its files, and what has another name
+LEFT_OUT = ("engine", "name", "write", "refuses", "limits")  # of a method: its functions, and what has another name
 
 
 def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
@@ -30,6 +29,7 @@ def records(engines: Mapping[str, ServingEngine]) -> list[dict[str, object]]:
     return [
         {"engine": engine.name, "title": engine.title, "package": engine.package, "method": method.name}
         | {"unplanned": engine.unplanned, "runs_here": runs_here(engine)}
+        | asdict(method.limits)
         | {f.name: getattr(method, f.name) for f in fields(method) if f.name not in LEFT_OUT}
         for engine in engines.values()
         for method in engine.methods
@@ -43,8 +43,8 @@ def limits(method: Method) -> str:
     >>> limits(ENGINES["tgi"].methods[0])
     '–'
     """
-    bounds = [f"{word} ≤ {getattr(method, name)}" for name, word in LIMITS.items() if getattr(method, name) is not None]
-    return ", ".join(bounds) or NONE
+    bounds = {**vars(method.limits), "max_batch_size": method.max_batch_size}
+    return ", ".join(f"{word} ≤ {bounds[name]}" for name, word in LIMITS.items() if bounds[name] is not None) or NONE
 
 
 def takes(method: Method) -> str:
@@ -55,8 +55,10 @@ def takes(method: Method) -> str:
     ['a chain for each batch size', 'one chain', 'one chain', 'copied text', 'one chain']
     """
     if method.by_batch_size:
-        return f"{'a dynamic tree' if method.dynamic else 'a chain'} for each batch size"
-    return "one dynamic tree" if method.dynamic else TAKES[method.shape]
+        return f"{'a dynamic tree' if method.limits.dynamic else 'a chain'} for each batch size"
+    if method.limits.copies:
+        return "copied text"
+    return "one dynamic tree" if method.limits.dynamic else TAKES[method.limits.shape]
 
 
 def available(method: Method) -> str:
@@ -97,7 +99,9 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
     "goes to": lambda e, m: m.carrier,
     "as": lambda e, m: m.syntax,
     "must match": lambda e, m: "; ".join(m.derived) or NONE,
-    "by batch size": lambda e, m: "schedule" if m.by_batch_size else "a build each" if m.built_for_size else NONE,
+    "by batch size": lambda e, m: (
+        "schedule" if m.by_batch_size else "a build each" if "max_draft_len" in m.heeds else NONE
+    ),
     "versions": lambda e, m: available(m),
     "checked": lambda e, m: m.checked,
     "runs here": lambda e, m: (
@@ -106,7 +110,7 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
     "package": lambda e, m: e.package or "its source is not on the Python package index",
     "n-grams": lambda e, m: m.looks_up or NONE,
     "read in": lambda e, m: m.source,
-    "plan with": lambda e, m: search_for(e.name, m),
+    "plan with": lambda e, m: search_for(m),
 }
 
 

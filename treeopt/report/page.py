@@ -13,7 +13,7 @@ from typing import Any
 
 from treeopt import __version__
 from treeopt.engines.base import Written
-from treeopt.engines.plans import ask, export_plan, write_request
+from treeopt.engines.plans import ExportOptions, ask, export_plan, write_served
 from treeopt.engines.registry import runners
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.files import storage, writing
@@ -302,9 +302,9 @@ def _deployment(
     lines = [command_line("treeopt", "export", "--to", planned[0], "--run", str(run.path))]
     with suppress(TreeoptError):  # the command says why
         asked = ask(plan, planned[0])
-        for size, request in asked.requests.items():
+        for size, part in asked.parts.items():
             lines += [] if size is None else [f"# Batch size {size}"]
-            lines.append(write_request(request, asked.way, planned[0]).command)
+            lines.append(write_served(asked.method, *part).command)
     return planned[0], "\n".join(lines)
 
 
@@ -318,5 +318,5 @@ def _exports(
         words += ["--anyway"] if bench and slowdown(bench) else []
         made = None
         with suppress(TreeoptError):  # the command says why
-            made = export_plan(plan, name, batch_size=entry.batch_size)
+            made = export_plan(plan, name, ExportOptions(batch_size=entry.batch_size))
         yield name, command_line(*words), made
