@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.engine_rows import READERS
+from tests.engine_rows import READERS, setting_of
 from treeopt.engines.plans import ExportOptions, batch_sizes_to_export, export_plan, method_for_plan, planned_method
 from treeopt.errors import InvalidInput
 from treeopt.growth.replay import dynamic_rates, replay
@@ -121,9 +121,9 @@ def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits
         assert 0.98 < found.tokens_per_s / speed[tree] < 1 + 1e-9  # without the winner's luck
         assert not entry.speculates or speed[tree] >= 0.994 * np.nanmax(list(speed.values()))
         assert found.speedup == pytest.approx(found.tokens_per_s / plain)
-        assert entry.setting == (tree if found.tokens_per_s > plain else None)
-    assert [entry.setting is None for entry in plan] == [False, False, True]
-    assert plan[1].setting.topk > 1
+        assert setting_of(entry.draft) == (tree if found.tokens_per_s > plain else None)
+    assert [entry.speculates for entry in plan] == [True, True, False]
+    assert plan[1].draft.topk > 1
     assert plan[1].chosen.size > plan[4].chosen.size
     if engine == "tensorrt-llm":
         assert all(tree.rows - 1 <= tree.topk * tree.levels for tree in chosen.values())
@@ -133,11 +133,11 @@ def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits
 def test_a_chain_is_written_where_trees_cost_too_much(run):
     timed(dynamic=6.0).save(run.profile)
     plan = planned(run, "sglang")
-    assert plan[1].setting == DynamicTree(plan[1].chosen.depth, 1, plan[1].chosen.depth + 1)
+    assert plan[1].draft == Tree.chain(plan[1].chosen.depth)
     assert "--speculative-eagle-topk 1" in export_plan(plan, "sglang", ExportOptions(batch_size=1)).command
     general = planned(run)  # its best chain is known beside the tree
     chain = general[1].best("chain")
-    assert general[1].setting == DynamicTree(chain.depth, 1, chain.size)
+    assert general.served_by(planned_method(plan))[1].draft == chain.draft
     assert all(entry.best("dynamic") is None for entry in planned(run, "vllm"))
 
 
@@ -147,21 +147,21 @@ def test_every_batch_size_gets_its_own_files(run):
     assert {path.parent.name for path in paths} == {f"batch-size-{size}" for size in SIZES}
     for entry in plan:
         command = (run.export / "sglang" / f"batch-size-{entry.batch_size}" / "commands.sh").read_text()
-        tree = entry.setting
+        tree = setting_of(entry.draft)
         numbers = [
             int(n) for n in re.findall(r"--speculative-(?:num-steps|eagle-topk|num-draft-tokens) (\d+)", command)
         ]
         assert numbers == ([tree.levels, tree.topk, tree.rows] if tree else [])
     notes = " ".join(written.notes)
     assert "Batch size 64: No tree pays here" in notes
-    _, one = export(run, "sglang", batch_size=4)
+    _, one = export(run, "sglang", ExportOptions(batch_size=4))
     assert any(note.startswith("Written for batch size 4 (") for note in one.notes)
 
 
 def test_a_mix_of_loads_gets_the_fastest_setting_over_it(run):
     shares = {1: 0.9, 4: 0.1}
     plan = planned(run, "sglang", batch_sizes=shares)
-    (tree,) = {entry.setting for entry in plan}
+    (tree,) = {setting_of(entry.draft) for entry in plan}
     speeds = [rates_of(size)[0] for size in shares]
     total = {
         one: sum(shares[size] * speed[one] for size, speed in zip(shares, speeds, strict=True)) for one in speeds[0]
@@ -170,9 +170,9 @@ def test_a_mix_of_loads_gets_the_fastest_setting_over_it(run):
     _, written = export(run, "sglang")
     assert any("Written for the mix of batch sizes (90% of the time at 1, 10%" in note for note in written.notes)
     alone = planned(run, "sglang", batch_sizes=(4,))
-    assert tree not in (None, alone[4].setting)
+    assert tree not in (None, setting_of(alone[4].draft))
     off = planned(run, "sglang", batch_sizes={64: 0.9, 4: 0.1})
-    assert {entry.setting for entry in off} == {None}
+    assert not off.speculates
     assert export(run, "sglang")[1].notes[0].startswith("No tree pays over the mix")
 
 
@@ -180,7 +180,7 @@ def test_fastrl_gets_every_range_of_batch_sizes(run):
     plan = planned(run, "fastrl")
     assert batch_sizes_to_export(plan, method_for_plan(plan, "fastrl")) == [None]
     written = export_plan(plan, "fastrl")
-    one, two = (plan[size].setting for size in SIZES[:2])
+    one, two = (setting_of(plan[size].draft) for size in SIZES[:2])
     assert written.command.endswith(
         f"{one.levels}_{one.topk}_{one.rows},{two.levels}_{two.topk}_{two.rows} --speculative-mab-bs-threshold 1,4 "
         "--apdative-speculative-batch_size-threshold 63"
@@ -234,7 +234,7 @@ def test_a_plan_for_no_engine_goes_to_both_kinds(run, tmp_path):
     plan = planned(run)
     assert method_for_plan(plan, "sglang").name == "dynamic-tree"
     _, written = export_to(tmp_path, plan, "sglang", ExportOptions(batch_size=1))
-    assert plan[1].setting.name in " ".join(written.notes)
+    assert plan[1].draft.name in " ".join(written.notes)
     _, written = export_to(tmp_path, plan, "vllm")
     chains = {size: plan[size].best("chain") for size in SIZES}
     found = READERS["vllm", "batch-size"](written.files)

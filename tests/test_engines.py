@@ -84,7 +84,7 @@ SCHEDULES = [chains((1, None, 1)), chains((1, None, 20)), chains((1, 8, 3), (9, 
 DYNAMIC = [DynamicTree(5, 4, 16), DynamicTree(3, 1, 4), DynamicTree(3, 2, 8), DynamicTree(8, 8, 60)]
 SETTINGS = [((1, 8, DYNAMIC[0]), (9, 32, DynamicTree(3, 2, 6)), (33, None, Tree.chain(0))),
             ((1, 4, DynamicTree(3, 2, 6)), (5, None, DYNAMIC[0]))]  # fmt: skip
-SERVED = [*TREES, *SCHEDULES, *DYNAMIC, *SETTINGS, *(draft for drafts in COPIED.values() for draft in drafts)]
+DRAFTS = [*TREES, *SCHEDULES, *DYNAMIC, *SETTINGS, *(draft for drafts in COPIED.values() for draft in drafts)]
 OPTIONS = [{}, {"batch_size": 64}, {"version": "1.1"}, {"max_draft_len": 63}]
 
 
@@ -92,7 +92,7 @@ OPTIONS = [{}, {"batch_size": 64}, {"version": "1.1"}, {"max_draft_len": 63}]
 def test_whatever_is_asked_comes_back_or_is_refused(engine, method):
     """Every drafter, rule, draft and option."""
     taken = refused = 0
-    for drafter, rule, served, options in product((None, *method.drafters), RULES.values(), SERVED, OPTIONS):
+    for drafter, rule, served, options in product((None, *method.drafters), RULES.values(), DRAFTS, OPTIONS):
         about = {"num_heads": 9, "drafter": drafter, "acceptance": rule, **options}
         try:
             written = export(engine, served, method.name, **about)

@@ -203,9 +203,7 @@ HEADED = ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt", "tgi"]
 
 @pytest.mark.parametrize("engine", HEADED)
 def test_a_tree_deeper_than_the_heads_is_refused(engine):
-    with pytest.raises(
-        InvalidInput, match=r"up to (2 deep, one per head|the number of heads, 2), but this one (is|has) 3"
-    ):
+    with pytest.raises(InvalidInput, match="up to 2 deep, one guess per head, but this one is 3"):
         export(Tree.chain(3), engine, num_heads=2)
 
 
@@ -218,7 +216,7 @@ def test_tree_deeper_than_the_heads_of_the_run_is_refused(tmp_path, engine):
     for name, options, code in (("heads", (), 1), ("eagle3", ("--drafter", "eagle3"), 0)):
         invoke("import", tmp_path / "heads.csv", "--trials", 1000, "--run", tmp_path / name, *options)
         said = invoke(*export_tree, tmp_path / name, code=code).stderr
-        assert bool(re.search("one per head|number of heads", said)) == bool(code)
+        assert bool("one guess per head" in said) == bool(code)
     invoke(*export_tree, tmp_path / "heads", "--heads", 3)
     invoke(*export_tree, tmp_path / "no-run")
 

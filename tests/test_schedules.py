@@ -64,7 +64,7 @@ def test_sglang_gets_the_documented_form_and_no_schedule_where_it_stays_static()
     for flag in ("num-steps 5", "eagle-topk 1", "num-draft-tokens 6", "adaptive-config adaptive.json"):
         assert f"--speculative-{flag}" in found.command
     for drafter in ("draft-model", "ngram"):
-        with pytest.raises(InvalidInput, match="one chain length"):
+        with pytest.raises(InvalidInput, match="one draft for all batch sizes"):
             written("sglang", (8, 5), (None, 0), drafter=drafter)
         with pytest.raises((Unsupported, InvalidInput), match="eagle3, eagle, mtp"):
             written("sglang", (8, 5), (None, 0), drafter=drafter, method="adaptive")

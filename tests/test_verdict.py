@@ -8,6 +8,7 @@ from tests.test_bench_table import at_speed, shown
 from tests.test_figures import long_trace, some_bench, some_plan, some_profile
 from tests.test_report import make_run
 from treeopt import pipeline
+from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.search import note_warnings
 from treeopt.planning.planner import plan_trees
@@ -168,7 +169,7 @@ def test_what_was_measured_slower_is_not_exported_unless_anyway(tmp_path, speed,
     assert "measured slower than plain decoding" in said
     assert f"batch size 4 ({speed:.2f}" in said
     with pytest.raises(InvalidInput, match="measured slower than plain decoding is not exported"):
-        pipeline.export(run, "tensorrt-llm", batch_size=4)
+        pipeline.export(run, "tensorrt-llm", ExportOptions(batch_size=4))
     assert "tensorrt-llm" in pipeline.export_all(run, plan)
     paths, written = pipeline.export(run, "tensorrt-llm", anyway=True)
     assert {path.parent.name for path in paths} == {"batch-size-1", "batch-size-4"}

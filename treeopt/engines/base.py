@@ -158,7 +158,10 @@ class Method:
         """What is wrong with drafts as deep as that, of this drafter."""
         kind = about.drafter or self.drafters[0]
         if kind in DRAFTERS and DRAFTERS[kind].is_heads and depth > about.num_heads:
-            return f"takes drafts up to {about.num_heads} deep, one guess per head, but this one is {depth} deep"
+            return (
+                f"takes drafts up to {about.num_heads} deep, one guess per head, but this one is {depth} deep; keep within "
+                f"`max_depth={about.num_heads}`"
+            )
         if about.drafter not in BLOCKS:
             return None
         if depth > about.num_heads:
