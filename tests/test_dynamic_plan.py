@@ -288,7 +288,7 @@ def test_a_tree_over_marginals_stands_in_the_same_table(is_best):
 def test_edge_llm_builds_trees_over_the_marginals_of_whole_blocks(tmp_path):
     record, profile = with_marginals(True)
     record = replace(record, meta={**record.meta, "drafter": {"kind": "dflash", "num_heads": 3, "widest": 3}})
-    limits = method_of("edge-llm", "dflash").dynamic_limits
+    limits = method_of("edge-llm", "dflash").limits.anew
     assert limits == DynamicLimits(levels=0, marginals=True, width=8)
     request = PlanRequest(Limits(16, shape="chain"), batch_sizes=(1,), dynamic=limits, whole_blocks=True)
     plan_trees(record, profile, request).save(tmp_path / "plan.json")

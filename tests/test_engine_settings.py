@@ -234,7 +234,7 @@ def test_a_plan_for_no_engine_goes_to_both_kinds(run, tmp_path):
     plan = planned(run)
     assert method_for_plan(plan, "sglang").name == "dynamic-tree"
     _, written = export_to(tmp_path, plan, "sglang", ExportOptions(batch_size=1))
-    assert plan[1].draft.name in " ".join(written.notes)
+    assert "dynamic tree" in " ".join(written.notes)
     _, written = export_to(tmp_path, plan, "vllm")
     chains = {size: plan[size].best("chain") for size in SIZES}
     found = READERS["vllm", "batch-size"](written.files)

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict, is_dataclass
 from itertools import product
 from pathlib import Path
 
@@ -44,8 +45,8 @@ def named(pairs):
 
 
 def chain(engine, drafter, length=3, **options):
-    """The export of a chain, and how the engine's own rules read it."""
-    return export(engine, Tree.chain(length), drafter=drafter, **options)
+    """The export of a chain, or of ``lengths`` by batch size."""
+    return export(engine, options.pop("lengths", Tree.chain(length)), drafter=drafter, **options)
 
 
 def draft_for(method):
@@ -194,17 +195,17 @@ def test_names_that_are_not_known_are_refused_with_the_known_ones():
         ("sglang", "eagle3", {"batch_size": 64}, "--max-running-requests 64"),
         ("sglang", "dflash", {"batch_size": 64}, "--max-running-requests 64"),
         ("sglang", "eagle3", {"acceptance": REJECTED}, "whole vocabulary"),
-        ("sglang", "eagle3", {"lengths": ((1, 5, 5), (6, None, 2))}, "batch sizes 5."),
+        ("sglang", "eagle3", {"lengths": chains((1, 5, 5), (6, None, 2))}, "batch sizes 5."),
         ("tgi", "medusa", {"batch_size": 33}, "above 128 rows"),
         ("vllm", "mtp", {}, "does not divide"),
         ("vllm", "dflash", {}, "sample_from_anchor: true"),
         ("vllm", "pard", {}, "seldom right"),
         ("edge-llm", "dflash", {}, "--maxVerifyTreeSize 4 or more"),
         ("vllm", "draft-model", {}, "vocabularies of MODEL and DRAFTER"),
-        ("vllm", "eagle3", {"lengths": ((1, 4, 5), (5, None, 1))}, "drops the schedule and keeps 5"),
+        ("vllm", "eagle3", {"lengths": chains((1, 4, 5), (5, None, 1))}, "drops the schedule and keeps 5"),
         ("vllm", "medusa", {}, "removed upstream in 0.33.0; it is for releases up to 0.32.0"),
-        ("tensorrt-llm", "eagle3", {"lengths": ((1, 8, 4), (9, None, 2))}, "4096"),
-        ("tensorrt-llm", "draft-model", {"lengths": ((1, 8, 4), (9, None, 0))}, "one token"),
+        ("tensorrt-llm", "eagle3", {"lengths": chains((1, 8, 4), (9, None, 2))}, "4096"),
+        ("tensorrt-llm", "draft-model", {"lengths": chains((1, 8, 4), (9, None, 0))}, "one token"),
     ],
 )
 def test_what_an_engine_does_without_a_word_is_said(engine, drafter, options, said):
@@ -410,7 +411,8 @@ def test_list_engines_as_json_has_all_fields():
         assert row["unplanned"] == ENGINES[row["engine"]].unplanned
         assert row["runs_here"] == engine_table.runs_here(ENGINES[row["engine"]])
         for name in row.keys() - {"engine", "title", "package", "method", "unplanned", "runs_here"}:
-            value = getattr(method, name)
+            value = getattr(method.limits if hasattr(method.limits, name) else method, name)
+            value = asdict(value) if is_dataclass(value) else value
             assert row[name] == (list(value) if isinstance(value, tuple) else value), name
 
 
