@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import treeopt
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.pipeline.copied import tried_on
 from treeopt.pipeline.logged import tried_drafts
 from treeopt.planning.copied import RowCosts, Tried

@@ -14,7 +14,7 @@ import numpy as np
 
 from treeopt import pipeline
 from treeopt.files.provenance import machine
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.session import open_session
@@ -27,8 +27,8 @@ CALIBRATION, HELD_OUT, SECONDS = 640, 120, 150
 def predicted_overhead(profile: LatencyProfile, batch_size: int, tree: Draft) -> float | None:
     """Latency of a step with the tree over a plain one, by the profile; None where it does not say."""
     costs = StepCosts(profile, batch_size)
-    step = costs.step(len(tree), tree.depth)
-    return step.ms / costs.plain.ms if step else None
+    ms = float(costs.ms([tree.cost])[0])
+    return None if np.isnan(ms) else ms / costs.plain.ms
 
 
 def main() -> None:

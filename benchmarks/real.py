@@ -26,7 +26,7 @@ from treeopt import pipeline
 from treeopt.files.provenance import machine
 from treeopt.growth.grow import grow
 from treeopt.growth.replay import replay, tells
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.decoding import Decoding, decode
 from treeopt.pipeline.entrants import Entrant, plain_and_chosen, rivals
@@ -138,17 +138,13 @@ def block_sweep(trace: RankTrace, known: Mapping[str, Entrant]) -> dict[str, Ent
 def costs(profile: LatencyProfile, entry: PlanEntry, trees: Mapping[str, Draft]) -> dict[str, float]:
     """Step latency over a plain step's, the plan's own or by the profile at its context; NaN where it knows none."""
     costs = StepCosts(profile, entry.batch_size, entry.context_tokens)
-    found = {
-        name: float(costs.ms([len(tree)], [tree.depth], tree.topk or 0)[0]) / costs.plain.ms
-        for name, tree in trees.items()
-    }
+    found = {name: float(costs.ms([tree.cost])[0]) / costs.plain.ms for name, tree in trees.items()}
     planned = {"chosen": entry.chosen, **entry.others}
     found |= {
         name: planned[name].step_ms / costs.plain.ms for name in found if name in planned and planned[name].step_ms
     }
-    for name, twin in ((AS_IT_COMES, costs.as_it_comes), (IDLE, costs.idle)):
-        if twin:
-            found[name] = float(twin.ms([2], [1])[0]) / costs.plain.ms
+    if costs.twin:
+        found[IDLE if costs.is_idle else AS_IT_COMES] = costs.twin.ms / costs.plain.ms
     return found
 
 

@@ -171,7 +171,7 @@ def test_the_best_is_grown_on_other_conversations_and_chosen_by_others(seed):
         spent += steps[best][test].sum() * ms[best[1]]
     entry = plan.entries[0]
     ours = replay(trace, entry.tree)
-    assert found.share == pytest.approx(1 - spent / (ours.steps.sum() * ms[entry.chosen.size]))
+    assert found.share == pytest.approx(1 - spent / (ours.steps.sum() * ms[entry.chosen.size]), abs=1e-6)
     assert found.interval95[0] <= found.interval95[1]
     assert found.served.tokens_per_step == pytest.approx(ours.tokens_per_step)
 
@@ -250,7 +250,7 @@ def test_a_run_by_group_says_which_group_is_better_off_without_speculation(mixed
     found = groups_of(mixed_run, SimpleNamespace(source={"group_by": "kind"}))
     (y,) = found.gainers
     assert (y.group, y.best.draft) == ("y", Tree.chain(0))
-    assert (y.gain.value, y.gain.low, y.gain.high) == pytest.approx((1.2, 1.2, 1.2))
+    assert (y.gain.value, y.gain.low, y.gain.high) == pytest.approx((1.2, 1.2, 1.2), rel=1e-4)
     said = verdict(found)
     assert "y at batch size 1 (do not speculate), 1.20 (1.20 to 1.20) times as fast as shared" in said
     assert groups_of(mixed_run, SimpleNamespace(source={})) is None
@@ -346,7 +346,7 @@ def test_the_first_line_says_where_speculation_now_costs_and_where_it_gains():
     cost_words = "At batch size 1 speculation now costs 9 %: turn it off."
     gain_words = "At batch size 1 speculation gains 82 %."
     assert gain.served.speedup == pytest.approx(2 * 10 / 11)
-    assert gain.served.interval95.speedup == pytest.approx((2 * 10 / 11, 2 * 10 / 11))
+    assert gain.served.interval95.speedup == pytest.approx((2 * 10 / 11, 2 * 10 / 11), rel=1e-4)
     for losses, first in [
         ((cost,), f"{cost_words} The plan"),
         ((gain, off), f"{gain_words} At batch size 32 the plan is not to speculate. The plan"),

@@ -13,7 +13,7 @@ import treeopt
 from treeopt import pipeline
 from treeopt.engines.copied import EXPORTED, KIND
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.pipeline import copied
 from treeopt.pipeline.logged import some_requests
 from treeopt.planning.copied import RowCosts, costs_of
@@ -179,10 +179,10 @@ def test_steps_cost_what_their_rows_do_on_average():
     rng = np.random.default_rng(0)
     rows = np.array([0, 5, 0, 3, 2])
     profile = profile_of(0.0)
-    ms = rng.uniform(10, 20, 25)
+    ms = np.sort(rng.uniform(10, 20, 25))
     points = tuple(replace(p, step_ms=(ms[p.size],)) for p in profile.points)
     profile = LatencyProfile(points, tuple(replace(p, step_ms=(ms[1],)) for p in profile.autoregressive))
-    alone, four = (RowCosts(StepCosts(profile, b, as_measured=True), 8) for b in (1, 4))
+    alone, four = (RowCosts(StepCosts(profile, b), 8) for b in (1, 4))
     assert alone.step_ms(rows) == pytest.approx(float(rows @ ms[:5] / 10))
     total, each = {0: 1.0}, {n: k / 10 for n, k in enumerate(rows.tolist()) if k}
     for _ in range(4):

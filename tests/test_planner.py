@@ -7,7 +7,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.grow import grow
 from treeopt.growth.replay import replay
 from treeopt.growth.source import TraceSource, source_of
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE
@@ -16,7 +16,7 @@ from treeopt.records.contender import Block, Contender
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import FOLDS, RankTrace, fold_numbers
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import Tree
+from treeopt.trees.tree import FIXED, Cost, Tree
 
 from .conftest import random_trace
 
@@ -115,7 +115,7 @@ def test_nothing_is_extrapolated(trace):
     entry = plan_trees(trace, profile, PlanRequest(Limits(20))).entries[0]
     assert entry.chosen.size <= 8
     assert any("sizes up to 8" in warning for warning in entry.warnings)
-    assert StepCosts(profile, 1, 100).step(9, 3) is None
+    assert np.isnan(StepCosts(profile, 1, 100).ms([Cost(FIXED, 9, 3)]))
     with pytest.raises(OutOfRange, match="covers batch sizes 1, but 2 was asked"):
         plan_trees(trace, profile, PlanRequest(Limits(20), batch_sizes=(2,)))
 

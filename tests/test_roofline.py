@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from treeopt.cli import cli
 from treeopt.errors import InvalidInput, Unsupported
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.latency.hardware import DEVICES, KNOWN, SHAPES, Device, ModelShape, device_of, drafting_of, shape_of
 from treeopt.latency.roofline import (
     EFFICIENCY,
@@ -30,6 +30,7 @@ from treeopt.latency.roofline import (
 from treeopt.pipeline import profile_analytical
 from treeopt.pipeline.export import export
 from treeopt.records.rundir import RunDirectory
+from treeopt.trees.tree import FIXED, Cost
 
 from .conftest import published_data
 
@@ -190,9 +191,9 @@ def test_a_computed_profile_covers_every_size_and_depth():
     assert found.settings == [(1, 512), (1, 1024), (4, 512), (4, 1024)]
     assert StepCosts(found, 4, 512).reach == (16, 3)
     assert {(p.size, p.depth) for p in found.points} == {(n, d) for n in range(2, 17) for d in range(1, min(4, n))}
-    step = StepCosts(found, 4, 512).step(9, 2)
+    step = StepCosts(found, 4, 512).ms([Cost(FIXED, 9, 2)])[0]
     wanted = step_ms(LLAMA, A100, batch_size=4, size=9, context_tokens=512, num_heads=2)
-    assert step.ms == pytest.approx(wanted, abs=1e-5)
+    assert step == pytest.approx(wanted, rel=1e-4)
     assert StepCosts(found, 1, 1024).plain.ms > StepCosts(found, 1, 512).plain.ms
     assert found.info["measures"] == "step (analytical)"
 

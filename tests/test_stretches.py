@@ -10,7 +10,7 @@ import treeopt as api
 from treeopt import pipeline
 from treeopt.errors import InvalidInput
 from treeopt.growth.source import source_of
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.latency.rounds import time_rounds
 from treeopt.pipeline.entrants import engine_entrants
 from treeopt.pipeline.profile.timed import all_timings, texts_of
@@ -101,7 +101,7 @@ def test_the_law_of_rows_and_context_is_found_whatever_the_prompts(mix, rows, mo
         costs = StepCosts(profile, rows, asked)
         assert costs.context_tokens == pytest.approx(asked, abs=1 if len(contexts) > 1 else 12)
         for chain in CHAINS:
-            ratio = costs.step(len(chain), chain.depth).ms / costs.plain.ms
+            ratio = costs.ms([chain.cost])[0] / costs.plain.ms
             true = law_ms(len(chain), costs.context_tokens) / law_ms(1, costs.context_tokens)
             assert ratio == pytest.approx(true, rel=margin)
 
@@ -150,7 +150,7 @@ def test_the_drafter_reads_the_prompt_once_in_an_answer_and_not_in_every_stretch
     for chain in CHAINS:
         steps = answer / (1 + chain.depth / 2)
         true = law_ms(len(chain), 312) / law_ms(1, 312) * (steps + 5) / steps
-        assert costs.step(len(chain), chain.depth).ms / costs.plain.ms == pytest.approx(true, rel=margin)
+        assert costs.ms([chain.cost])[0] / costs.plain.ms == pytest.approx(true, rel=margin)
 
 
 # Against which plain decoding.

@@ -27,7 +27,7 @@ from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree, draft_tree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import MOST_DEPTH, Choice, GrownTrees, IntArray, Tree
+from treeopt.trees.tree import FIXED, MOST_DEPTH, Choice, GrownTrees, IntArray, Tree
 
 Floats = NDArray[np.float64]
 
@@ -251,7 +251,7 @@ class TraceSource(AnswersSource):
         return np.stack([product.cumsum()[last], nodes.cumsum()[last] / max(len(ranks), 1)])
 
     def rate(self, draft: Draft) -> TreeRates:
-        return replay.rate_anew(self.record, draft) if draft.drafted else super().rate(draft)
+        return super().rate(draft) if draft.cost.family == FIXED else replay.rate_anew(self.record, draft)
 
     def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
         return replay.dynamic_rates(self.record, limits)

@@ -3,20 +3,23 @@
 round  a stretch of time in which everything was measured once. A step's latency is the plain one's times the
        median over rounds of the ratio of the two, so that a slow minute falls on both.
 
-A measurements, the plain step first · R rounds · B bootstrap draws
+A kinds of steps that were timed · R rounds
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.records.profile import LatencyProfile, Setting, StepTiming
-from treeopt.trees.tree import BoolArray, IntArray
+from treeopt.trees.tree import Cost
 
+USUAL_ROUNDS = 4  # rounds that the usual spread counts as, beside those of a timing itself
+MEDIAN = 1.2533**2  # variance of a median over that of a mean
 Floats = NDArray[np.float64]
 
 
@@ -67,80 +70,90 @@ def paired_ratios(point: StepTiming, plain: StepTiming) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """Everything measured at one batch size and context, by size and depth; the plain step first.
+    """Everything that was timed at one batch size and context.
 
-    sizes, depths, ms, stderr_ms : (A,)
-    own_ms       : (A,) standard errors without what all share: the plain step's
-    ratios       : of every step (R,) how long it took over the plain one in each round; empty where rounds are unknown
-    plain_rounds : (R,) of the plain step the median of each round [ms]
-    once         : (A,) whether it was timed once, or in one round, so that its error is not known
-    plain_ends   : whether a root alone was timed as a tree, so that the plain step is one of every depth
+    plain      : the plain step
+    timings    : every other kind of step by what it costs, repeated timings pooled
+    log_ratios : (A,) logarithms of their latencies over the plain step's
+    noise      : (A, A) covariance of the errors of these; 0 where each was timed once
+    is_sure    : whether the errors are known: not where most were timed once, or in one round
     """
 
-    sizes: IntArray
-    depths: IntArray
-    ms: Floats
-    stderr_ms: Floats
-    own_ms: Floats
-    ratios: list[Floats]
-    plain_rounds: Floats
-    once: BoolArray
-    plain_ends: bool
+    plain: Latency
+    timings: Mapping[Cost, StepTiming]
+    log_ratios: Floats
+    noise: Floats
+    is_sure: bool
 
     @classmethod
     def at(cls, profile: LatencyProfile, setting: Setting) -> Measurements:
-        """The measurements of a setting, repeated timings of one size and depth pooled."""
-        points = [p for p in profile.fixed if p.setting == setting]
         plain = pooled([p for p in profile.autoregressive if p.setting == setting])
-        timings = [pooled(same) for _, same in sorted(by_kind([p for p in points if p.size > 1]).items())]
-        rounds = list(plain.by_round().values())
         # Samples of a round are alike, so the plain step's error is that of its rounds.
-        reference = Latency(median_latency(plain.step_ms).ms, median_latency(rounds or plain.step_ms).stderr_ms)
-        latencies, ratios, own_ms = [reference], [np.ones(len(rounds))], [0.0 if rounds else reference.stderr_ms]
-        seen: list[Floats | tuple[float, ...]] = []
-        for timing in timings:
-            own = paired_latency(timing, plain)
-            ratios.append(paired_ratios(timing, plain))
-            seen.append(ratios[-1] if len(ratios[-1]) else timing.step_ms)
-            shared = reference.stderr_ms * own.ms / reference.ms if len(ratios[-1]) else 0.0
-            latencies.append(Latency(own.ms, float(np.hypot(own.stderr_ms, shared))))
-            own_ms.append(own.stderr_ms)
-        return cls(
-            np.array([1, *(timing.size for timing in timings)]),
-            np.array([0, *(timing.depth for timing in timings)]),
-            np.array([latency.ms for latency in latencies]),
-            np.array([latency.stderr_ms for latency in latencies]),
-            np.array(own_ms),
-            ratios,
-            np.array(rounds),
-            np.array([len(one) < 2 for one in (rounds or plain.step_ms, *seen)]),
-            plain_ends=any(p.size == 1 for p in points),
-        )
+        error = median_latency(list(plain.by_round().values()) or plain.step_ms).stderr_ms
+        latency = Latency(median_latency(plain.step_ms).ms, error)
+        kinds = by_cost([p for p in profile.points if p.setting == setting and not p.as_it_comes])
+        timings = {cost: pooled(same) for cost, same in sorted(kinds.items())}
+        log_ratios, noise, unknown = _ratios_to(plain, list(timings.values()))
+        is_sure = len(plain.by_round() or plain.step_ms) > 1 and 2 * unknown <= len(timings)
+        return cls(latency, timings, log_ratios, noise, is_sure)
 
-    def draws(self, used: NDArray[np.bool_], n: int, rng: np.random.Generator) -> Floats:
-        """(A, B) what each measurement would have been with other rounds, the same for all; zeros where not used.
-
-        Where rounds are not known it is the estimate with normal noise of its standard error.
-        """
-        found, rounds = np.zeros((len(self.ms), n)), len(self.plain_rounds)
-        # Ratios are in the order of their rounds, so those of steps with as many are of the same rounds.
-        picks = {k: rng.integers(0, max(k, 1), (n, k)) for k in sorted({rounds, *map(len, self.ratios)})}
-        for i in np.flatnonzero(used).tolist():
-            ms = self.ms[i]
-            if not rounds:
-                found[i] = np.maximum(ms + self.stderr_ms[i] * rng.standard_normal(n), ms / 2)
-                continue
-            found[i] = ms * np.median(self.plain_rounds[picks[rounds]], axis=1) / np.median(self.plain_rounds)
-            if i and len(ratios := self.ratios[i]):
-                found[i] *= np.median(ratios[picks[len(ratios)]], axis=1) / np.median(ratios)
-        return found
+    def latencies(self) -> dict[Cost, Latency]:
+        """The timed steps as they were measured, each with its own error."""
+        errors = np.sqrt(np.diag(self.noise))
+        ratios = zip(self.timings, np.exp(self.log_ratios).tolist(), errors.tolist(), strict=True)
+        return {
+            cost: Latency(self.plain.ms * ratio, ratio * float(np.hypot(self.plain.ms * error, self.plain.stderr_ms)))
+            for cost, ratio, error in ratios
+        }
 
 
-def by_kind(timings: Sequence[StepTiming]) -> dict[tuple[int, int, int], list[StepTiming]]:
-    """Timings by how the tree is drafted (`treeopt.trees.draft.Draft.drafted`), size and depth."""
-    found: dict[tuple[int, int, int], list[StepTiming]] = {}
-    for p in timings:
-        found.setdefault((p.drafted, p.size, p.depth), []).append(p)
+def _ratios_to(plain: StepTiming, timings: Sequence[StepTiming]) -> tuple[Floats, Floats, int]:
+    """Log ratios to the plain step, the covariance of their errors, and how many have an error that is not known.
+
+    The spread of few samples is hardly known itself, so each is drawn to the usual one. Steps of a block were compared
+    with one plain visit, whose error they share.
+    """
+    by_block, count = plain.by_round(), len(timings)
+    logs = [np.log(paired_ratios(timing, plain)) for timing in timings]
+    is_paired = bool(by_block) and all(len(log) for log in logs)
+    if not is_paired:
+        reference = median_latency(plain.step_ms)
+        logs = [np.log(np.asarray(timing.step_ms) / reference.ms) for timing in timings]
+    samples = np.array([len(log) for log in logs])
+    found, spread = np.array([np.median(log) for log in logs]), np.array([_variance(log) for log in logs])
+    known = samples > 1
+    usual = float(np.median(spread[known])) if known.any() else 0.0
+    variance = (USUAL_ROUNDS * usual + np.where(known, samples * spread, 0.0)) / (USUAL_ROUNDS + samples * known)
+    errors = MEDIAN * variance / samples
+    shared = _shared_variance(plain, timings, logs) if is_paired else (reference.stderr_ms / reference.ms) ** 2
+    own = np.maximum(errors - shared, errors / 4) if is_paired else errors
+    return found, np.diag(own) + shared, count - int(known.sum())
+
+
+def _variance(values: Floats) -> float:
+    """Variance by the median absolute deviation."""
+    return float(1.4826 * np.median(np.abs(values - np.median(values)))) ** 2
+
+
+def _shared_variance(plain: StepTiming, timings: Sequence[StepTiming], logs: Sequence[Floats]) -> float:
+    """Variance that all ratios share since plain visits err: how ratios of one block err together, over all blocks."""
+    sums, squares, pairs = Counter[int](), Counter[int](), Counter[int]()
+    blocks = plain.by_round()
+    for timing, log in zip(timings, logs, strict=True):
+        spread = _variance(log) ** 0.5
+        errors = np.clip(log - np.median(log), -3 * spread, 3 * spread)  # a disturbed visit says nothing of the others
+        for number, error in zip([n for n in timing.by_round() if n in blocks], errors.tolist(), strict=True):
+            sums[number] += error
+            squares[number] += error**2
+            pairs[number] += 1
+    together = sum(sums[n] ** 2 - squares[n] for n in pairs)
+    return MEDIAN * max(together / max(sum(k * (k - 1) for k in pairs.values()), 1), 0.0) / len(blocks)
+
+
+def by_cost(timings: Sequence[StepTiming]) -> dict[Cost, list[StepTiming]]:
+    found: dict[Cost, list[StepTiming]] = {}
+    for timing in timings:
+        found.setdefault(timing.cost, []).append(timing)
     return found
 
 

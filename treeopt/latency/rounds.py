@@ -25,16 +25,14 @@ from treeopt.trees.draft import OVER_MARGINALS, Draft
 from treeopt.trees.tree import Tree
 
 FEWEST_ROUNDS = 3  # however short the time
-# For which visits are made shorter. A machine is slow for seconds at a time (measured: samples of a visit 2 % apart, rounds up to
-# 70 %), so what more samples of a visit tell is little, and what more rounds tell is much.
-WANTED_ROUNDS = 9
 FEWEST_SAMPLES, IN_A_ROW = 5, 3  # rounds before a spread is believed, and in how many it has to be small
 LEAST_SHARE = 0.8  # of the time that is measured, in which this process has the processor
 PRECISION = 0.02  # margin of error that is small enough
 
-# Untimed and timed steps of a visit; fewer where the time is short. The first steps find the caches full of what the step
-# before needed, which is no part of what a step costs where one follows the other.
-VISITS = ((4, 6), (2, 3), (1, 1))
+# Untimed and timed steps of a visit. The first step finds the caches full of what the step before needed, which is no part of
+# what a step costs. A machine is slow for seconds at a time, so more rounds tell much and more steps of a visit little:
+# per second of timing, a ratio has 4.6 times the variance with visits of four and six steps, and 23 times with whole answers.
+STEPS = (1, 1)
 PLAIN_VISITS = 3  # turns of the plain step in a round: every speedup is against it
 # Trees that share a plain visit, where a round has more than three of these: seconds later a machine can be half as fast.
 BLOCK = 4
@@ -67,14 +65,12 @@ class Planned:
     """What a time limit has room for.
 
     kept      : places of the trees that are timed
-    visit     : one of `VISITS`
-    whole_s   : what the fewest rounds would take with all trees and the shortest visits
+    whole_s   : what the fewest rounds would take with all trees
     least_s   : what they take as planned
     warm_up_s : what it took to find this out
     """
 
     kept: list[int]
-    visit: tuple[int, int]
     whole_s: float
     least_s: float
     warm_up_s: float = 0.0
@@ -85,12 +81,12 @@ class Visitor(ABC):
 
     A lone root among the trees is plain decoding of an engine as it comes, where the plain step is of an exact one.
 
-    visits     : untimed and timed steps of a visit, that with the most first
+    steps      : untimed and timed steps of a visit
     contexts   : lengths of texts that rounds take in turn, so that a slow minute falls on all alike
     per_launch : rounds at each context by one launch of what takes the steps; they count as one, since launches differ
     """
 
-    visits: Sequence[tuple[int, int]] = VISITS
+    steps: tuple[int, int] = STEPS
     contexts = 1
     per_launch = 1
 
@@ -182,7 +178,7 @@ class Rounds:
             parts_ms={part: tuple(visit.parts_ms[part] for _, visit in turns) for part in parts} or None,
             expanding=tuple(tree.expanding()) if "draft 0" in parts else None,
             topk=tree.topk,
-            over_marginals=tree.drafted == OVER_MARGINALS or None,
+            over_marginals=tree.cost.family == OVER_MARGINALS or None,
             as_it_comes=(len(tree) == 1 and place < len(self.all_trees)) or None,
         )
 
@@ -224,7 +220,7 @@ def time_rounds(
         planned = Planned(**blocks[0])
     else:
         (step_s, warm_up_s), is_warm = visitor.warm_up(), True
-        planned = plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s, visitor.visits)
+        planned = plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s, visitor.steps)
         planned = replace(planned, warm_up_s=warm_up_s)
         progress(planned)
         if journal:
@@ -238,7 +234,7 @@ def time_rounds(
             is_warm = True
         visits = []
         for place in turns(planned.kept, len(visitor.trees), len(rounds)):
-            visits.append(visitor.visit(place, planned.visit, len(rounds)))
+            visits.append(visitor.visit(place, visitor.steps, len(rounds)))
             progress(visits[-1])
         rounds.append(tuple(visits))
         if journal:
@@ -258,9 +254,9 @@ def turns(kept: Sequence[int], plain: int, number: int = 0) -> list[int]:
 
 
 def plan_rounds(
-    trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: float, visits: Sequence[tuple[int, int]] = VISITS
+    trees: Sequence[Draft], step_s: Sequence[float], time_limit_s: float, steps: tuple[int, int] = STEPS
 ) -> Planned:
-    """The longest visits with which as many rounds of all trees fit as are wanted, or else the trees that fit with the shortest.
+    """The trees of which the fewest rounds fit into the time.
 
     step_s : seconds of a step with each tree, and of a plain step
 
@@ -268,20 +264,15 @@ def plan_rounds(
     [0, 2]
     """
 
-    def seconds(kept: Sequence[int], visit: tuple[int, int]) -> float:
-        return FEWEST_ROUNDS * sum(visit) * sum(step_s[i] for i in turns(kept, len(trees)))
+    def seconds(kept: Sequence[int]) -> float:
+        return FEWEST_ROUNDS * sum(steps) * sum(step_s[i] for i in turns(kept, len(trees)))
 
-    places, shortest = list(range(len(trees))), visits[-1]
-    whole_s, kept = seconds(places, shortest), [i for i in places if len(trees[i]) == 1]
+    whole_s, kept = seconds(range(len(trees))), [i for i in range(len(trees)) if len(trees[i]) == 1]
     least = LEAST_TREES + len(kept)
-    for visit in visits:
-        wanted = 1 if visit == shortest else WANTED_ROUNDS / FEWEST_ROUNDS
-        if wanted * seconds(places, visit) <= time_limit_s:
-            return Planned(places, visit, whole_s, seconds(places, visit))
     for i in far_apart(trees):
-        if i not in kept and (len(kept) < least or seconds([*kept, i], shortest) <= time_limit_s):
+        if i not in kept and (len(kept) < least or seconds([*kept, i]) <= time_limit_s):
             kept.append(i)
-    return Planned(sorted(kept), shortest, whole_s, seconds(kept, shortest))
+    return Planned(sorted(kept), whole_s, seconds(kept))
 
 
 def far_apart(trees: Sequence[Draft]) -> list[int]:
@@ -298,9 +289,8 @@ def far_apart(trees: Sequence[Draft]) -> list[int]:
 
     def apart(i: int, j: int) -> float:
         one, other = trees[i], trees[j]
-        topks = abs(log((one.topk or 1) / (other.topk or 1)))
-        topks += min(one.drafted, 0) != min(other.drafted, 0)
-        return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4 + topks / 4
+        families = one.cost.family != other.cost.family
+        return abs(log(len(one) / len(other))) + abs(one.depth - other.depth) / 4 + families / 4
 
     while left:
         order.append(max(left, key=lambda i: min(apart(i, j) for j in order)))

@@ -14,7 +14,6 @@ n candidates · C conversations · B bootstrap draws
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,12 +24,12 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import HeldOut, drawn
 from treeopt.growth.replay import TreeRates, marginal_rates
 from treeopt.growth.source import Source
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import GROWN, SHAPES, Limits
-from treeopt.trees.tree import BoolArray, IntArray, Tree
+from treeopt.trees.tree import FIXED, BoolArray, Cost, IntArray, Tree
 
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
 MOST_ANEW = 64  # dynamic trees, or those over marginals, the fastest by estimate, that are in the table
@@ -39,7 +38,8 @@ UNTIMED = "No profile was used, so this is the largest tree of the budget. What 
 Floats = NDArray[np.float64]
 AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
 IDLE = "idle"  # group of a step by an engine that has a drafter and guesses nothing, as a schedule may ask of it
-Key = tuple[str, int, int, int]  # group of candidates or name of the draft, rows, depth, how it is drafted
+Key = tuple[str, Cost]  # group of a fixed tree, or name of a draft that is built anew; what its step costs
+ROOT = Cost(FIXED, 1, 0)
 NOTHING = TreeRates()
 
 
@@ -58,13 +58,13 @@ class Candidate:
     anew: Draft | None = None
 
     @property
-    def drafted(self) -> int:
-        return self.anew.drafted if self.anew else 0
+    def cost(self) -> Cost:
+        return self.anew.cost if self.anew else Cost(FIXED, self.size, self.depth)
 
     @property
     def key(self) -> Key:
         """What tells it from the others at every batch size."""
-        return self.anew.name if self.anew else self.group, self.size, self.depth, self.drafted
+        return self.anew.name if self.anew else self.group, self.cost
 
     @cached_property
     def draft(self) -> Draft:
@@ -90,8 +90,7 @@ class Candidates:
     rates    : (n,) held-out tokens per step, rate_draws (n, B)
     ms       : (n,) latency of a step, ms_draws (n, B); without latencies all the same
     timed    : (n,) whether as many rows were timed, and are not between two
-    exact    : (n,) whether as many rows and levels were: its latency is no estimate
-    sure     : (n,) whether its error is known
+    is_sure  : whether the errors of latencies are known
     warnings : what the latencies do not tell
     """
 
@@ -103,8 +102,7 @@ class Candidates:
     ms: Floats
     ms_draws: Floats
     timed: BoolArray
-    exact: BoolArray
-    sure: BoolArray
+    is_sure: bool = True
     warnings: tuple[str, ...] = ()
 
     @cached_property
@@ -132,7 +130,7 @@ class Candidates:
     @cached_property
     def idle(self) -> int | None:
         """Where the lone root of an engine that has a drafter is; None where that costs what plain decoding does."""
-        return self.places.get((IDLE, 1, 0, 0))
+        return self.places.get((IDLE, ROOT))
 
     @cached_property
     def ms_stderr(self) -> Floats:
@@ -155,7 +153,7 @@ class Candidates:
         return np.asarray(1e3 * self.batch_size * self.rate_draws / self.ms_draws)
 
     def only(self, which: IntArray) -> Candidates:
-        names = ("rates", "rate_draws", "ms", "ms_draws", "timed", "exact", "sure")
+        names = ("rates", "rate_draws", "ms", "ms_draws", "timed")
         return replace(self, all=[self.all[i] for i in which], **{name: getattr(self, name)[which] for name in names})
 
     def without(self, i: int) -> Candidates:
@@ -188,14 +186,14 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
             found += _anew([one for one in trees if one[0].ranks <= within.width], costs)
     if request.whole_blocks:
         found = [one for one in found if one.size == 1 or one.depth == source.num_heads]
-    twins = (AS_IT_COMES, "as_it_comes"), (IDLE, "idle")
-    found += [replace(found[0], group=group) for group, twin in twins if any(getattr(c, twin) for c in costs.values())]
+    twins = {IDLE if cost.is_idle else AS_IT_COMES for cost in costs.values() if cost.twin}
+    found += [replace(found[0], group=group) for group in sorted(twins)]
     rates, draws = np.array([one.rates.tokens_per_step for one in found]), drawn([one.rates for one in found])
     tables = []
     for batch_size in request.sizes:
         ms, shape = np.full(len(found), 1e3 * batch_size), (len(found), _count(draws))
         ms_draws, known = np.broadcast_to(ms[:, None], shape), np.ones(len(found), dtype=bool)
-        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, known, known, (UNTIMED,))
+        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, warnings=(UNTIMED,))
         tables.append(_priced(table, costs[batch_size], deepest, request) if costs else table)
     return tables
 
@@ -216,10 +214,10 @@ def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCost
     """The trees that are fastest by estimate at some batch size, of such as are built anew at every step."""
     if not trees:
         return []
-    numbers, which = np.array([(tree.rows, tree.depth, tree.drafted) for tree, _ in trees]).T, set[int]()
+    steps, which = [tree.cost for tree, _ in trees], set[int]()
     tokens_per_step = np.array([one.tokens_per_step for _, one in trees])
     for cost in costs.values():
-        throughput = tokens_per_step / cost.ms(*numbers)
+        throughput = tokens_per_step / cost.ms(steps)
         best = np.argsort(-throughput, kind="stable")[:MOST_ANEW]
         which.update(best[~np.isnan(throughput[best])].tolist())
     taken = [one for i, one in enumerate(trees) if i in which]
@@ -229,12 +227,11 @@ def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCost
 def latencies_of(
     found: Sequence[Candidate], costs: StepCosts, count: int, rng: np.random.Generator
 ) -> tuple[IntArray, Floats, Floats, BoolArray]:
-    """Places of the n candidates whose latency is known, (n,) latencies, (n, B) draws, and (3, n) how each is judged."""
-    steps = np.array([(one.size, one.depth, one.drafted) for one in found]).T
-    known = np.flatnonzero(~np.isnan(costs.ms(*steps)))
-    sizes, depths, drafted = steps[:, known]
-    ms, draws = costs.ms(sizes, depths, drafted), costs.draws_ms(sizes, depths, count, rng, drafted)
-    return known, ms, draws, costs.judged(sizes, depths, drafted)
+    """Places of the n candidates whose latency is known, (n,) latencies, (n, B) draws, and (n,) whether they were timed."""
+    steps = [candidate.cost for candidate in found]
+    known = np.flatnonzero(~np.isnan(costs.ms(steps)))
+    steps = [steps[i] for i in known]
+    return known, costs.ms(steps), costs.draws_ms(steps, count, rng), costs.was_timed(steps)
 
 
 def _count(draws: Floats) -> int:
@@ -245,12 +242,12 @@ def _count(draws: Floats) -> int:
 def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequest) -> Candidates:
     """The drafts whose latency is known; OutOfRange where nothing that could be chosen was timed but a plain step."""
     grown, rng = table.groups == "grown", np.random.default_rng([SEED, costs.batch_size])
-    known, ms, ms_draws, judged = latencies_of(table.all, costs, _count(table.rate_draws), deepcopy(rng))
-    exact, timed, sure = judged
+    known, ms, ms_draws, timed = latencies_of(table.all, costs, _count(table.rate_draws), rng)
     taken, alone = timed | (not request.measured_only), np.isin(table.groups[known], (AS_IT_COMES, IDLE))
-    if twin := costs.as_it_comes or costs.idle:
-        ms[alone] = twin.ms([2], [1])
-        ms_draws[alone] = twin.draws_ms([2], [1], ms_draws.shape[1], rng)
+    if costs.twin:
+        ms[alone] = costs.twin.ms
+        errors = np.exp(costs.twin.stderr_ms / costs.twin.ms * rng.standard_normal(ms_draws.shape[1]))
+        ms_draws[alone] = costs.twin.ms * errors
     wanted, found = (set(some.tolist()) for some in (table.sizes[grown], table.sizes[known[grown[known]]]))
     if found == {1} != wanted:
         some = ", ".join(map(str, sorted(wanted - {1})[:4]))
@@ -259,9 +256,8 @@ def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequ
             f"{costs.batch_size} it has none: time sizes {some}."
         )
     warnings = _warnings(costs, request, sorted(wanted - found), max(wanted), deepest)
-    c = replace(table, context=costs.context_tokens, warnings=warnings).only(known[taken])
-    timed, exact, sure = timed[taken], exact[taken], sure[taken]
-    return replace(c, ms=ms[taken], ms_draws=ms_draws[taken], timed=timed, exact=exact, sure=sure)
+    c = replace(table, context=costs.context_tokens, is_sure=costs.is_sure, warnings=warnings).only(known[taken])
+    return replace(c, ms=ms[taken], ms_draws=ms_draws[taken], timed=timed[taken])
 
 
 def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: int, deepest: int) -> tuple[str, ...]:
@@ -270,18 +266,14 @@ def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: 
     gaps = [size for size in untimed if size <= largest]
     some = ", ".join(map(str, gaps[:8])) + " ..." * (len(gaps) > 8)
     here, context, budget = costs.context_tokens, request.context, request.limits.budget
-    own, name = costs.as_it_comes, costs.profile.runtime.get("name")
-    faster = costs.plain.ms / own.ms([2], [1])[0] if own else 1.0
-    idle = costs.idle.step(2, 1) if costs.idle else None
-    price, error = (idle.ms / costs.plain.ms, 1.96 * idle.stderr_ms / costs.plain.ms) if idle else (1.0, 0.0)
+    twin, name = costs.twin, costs.profile.runtime.get("name")
+    price, error = (twin.ms / costs.plain.ms, 1.96 * twin.stderr_ms / costs.plain.ms) if twin else (1.0, 0.0)
     said = {
-        f"With nothing forced the engine decodes plainly {faster:.2f} times as fast as when it is told to be exact. To plan "
-        f"for that: treeopt profile --engine {name}-default, in another run.": faster > 1,
+        f"With nothing forced the engine decodes plainly {1 / price:.2f} times as fast as when it is told to be exact. To plan "
+        f"for that: treeopt profile --engine {name}-default, in another run.": price < 1 and not costs.is_idle,
         f"Where {name} has a drafter and guesses nothing, as a schedule does at length 0, a step takes {price:.2f} "
-        f"[{price - error:.2f}, {price + error:.2f}] of one without a drafter.": bool(idle),
+        f"[{price - error:.2f}, {price + error:.2f}] of one without a drafter.": bool(twin and costs.is_idle),
         "Steps with some trees are faster than plain ones, beyond what noise explains, and are taken to be.": costs.is_faster,
-        f"Some trees were timed faster than {'those' if costs.is_faster else 'a plain step'}. That is noise, so they are taken "
-        "to cost as much.": costs.below_plain,
         f"The profile has no latency for trees of {some} rows, so they were left out.": bool(gaps),
         f"The profile has no context of {context} tokens. The nearest measured one was taken: {here}.": context
         not in (None, here),
@@ -307,7 +299,6 @@ def mixed(options: list[Candidates], shares: Sequence[float]) -> Candidates:
         np.sum([share * getattr(c, name) for share, c in zip(shares, options, strict=True)], axis=0)
         for name in ("throughput", "throughput_draws")
     )
-    names, tokens = ("timed", "exact", "sure"), 1e3 * first.batch_size
-    timed, exact, sure = (np.all([getattr(c, name) for c in options], axis=0) for name in names)
+    timed, tokens = np.all([c.timed for c in options], axis=0), 1e3 * first.batch_size
     ms, ms_draws = tokens * first.rates / total, tokens * first.rate_draws / draws
-    return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, exact=exact, sure=sure)
+    return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, is_sure=all(c.is_sure for c in options))

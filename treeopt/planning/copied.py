@@ -20,19 +20,19 @@ from treeopt.engines.copied import KIND
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn
 from treeopt.growth.replay import TreeRates
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates, Floats
 from treeopt.planning.entries import figure_of, groups_of, tied_sizes
 from treeopt.planning.planner import schedule_of
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.select import Selection, judged, select
+from treeopt.planning.select import Selection, select
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.records.figure import Figure
 from treeopt.records.plan import Basis, Constraint, Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
-from treeopt.trees.draft import CopiedText, Draft
-from treeopt.trees.tree import IntArray
+from treeopt.trees.draft import COPIED, CopiedText, Draft
+from treeopt.trees.tree import Cost, IntArray
 
 PLAIN = "grown"  # group of the lone root, as of other drafters
 PASSES = 4096  # random ones, whose mean rows say what a pass verifies
@@ -90,12 +90,11 @@ class RowCosts:
     """
 
     def __init__(self, costs: StepCosts, most: int) -> None:
-        sizes = np.arange(1, most + 1)
-        self.costs, self.steps = costs, (sizes, np.minimum(sizes - 1, 1))
-        self.ms = costs.ms(*self.steps)
+        self.costs, self.steps = costs, [Cost(COPIED, rows, min(rows - 1, 1)) for rows in range(1, most + 1)]
+        self.ms = costs.ms(self.steps)
         self.plain_ms = self.ms[0]
-        if costs.idle:  # where nothing is found the engine's drafter was still there
-            self.ms[0] = costs.idle.ms([2], [1])[0]
+        if costs.twin and costs.is_idle:  # where nothing is found the engine's drafter was still there
+            self.ms[0] = costs.twin.ms
 
     def shares(self, rows: IntArray) -> Floats:
         """(N,) share of the passes that verify 1, 2, ... rows a sequence, where its steps verify (N+1,) times so many."""
@@ -114,19 +113,19 @@ class RowCosts:
 
         rows : (N+1,) of each of the others
         """
-        rng, idle = np.random.default_rng([SEED, self.costs.batch_size]), self.costs.idle
-        by_rows, judged = self.costs.draws_ms(*self.steps, BOOTSTRAPS, rng), self.costs.judged(*self.steps)
+        rng, idle = np.random.default_rng([SEED, self.costs.batch_size]), self.costs.twin
+        by_rows, timed = self.costs.draws_ms(self.steps, BOOTSTRAPS, rng), self.costs.was_timed(self.steps)
         plain_draws = by_rows[0].copy()
-        if idle:
-            by_rows[0] = idle.draws_ms([2], [1], BOOTSTRAPS, rng)[0]
+        if idle and self.costs.is_idle:
+            by_rows[0] = idle.ms * np.exp(idle.stderr_ms / idle.ms * rng.standard_normal(BOOTSTRAPS))
         known = [i for i, one in enumerate(rows, 1) if not np.isnan(self.step_ms(one))]
         every = [self.shares(rows[i - 1])[: len(self.ms)] for i in known]
         used = [share > 0 for share in every]
         ms = [self.plain_ms, *(share[u] @ self.ms[u] for share, u in zip(every, used, strict=True))]
         draws = [plain_draws, *(share[u] @ by_rows[u] for share, u in zip(every, used, strict=True))]
-        exact, timed, sure = np.array([np.ones(3, bool), *(judged[:, u].all(1) for u in used)]).T
-        c = replace(c, context=self.costs.context_tokens).only(np.array([0, *known]))
-        return replace(c, ms=np.array(ms), ms_draws=np.array(draws), exact=exact, timed=timed, sure=sure)
+        c = replace(c, context=self.costs.context_tokens, is_sure=self.costs.is_sure).only(np.array([0, *known]))
+        were_timed = np.array([True, *(timed[u].all() for u in used)])
+        return replace(c, ms=np.array(ms), ms_draws=np.array(draws), timed=were_timed)
 
 
 def plan_copied(
@@ -172,7 +171,7 @@ def costs_of(profile: LatencyProfile | None, request: PlanRequest) -> dict[int, 
 
     Raises OutOfRange for a batch size at which none of two rows or more was timed.
     """
-    found = {b: StepCosts(profile, b, request.context, any_depth=True) for b in request.sizes if profile}
+    found = {b: StepCosts(profile, b, request.context) for b in request.sizes if profile}
     for batch_size, costs in found.items():
         if costs.reach[0] < 2:
             raise OutOfRange(
@@ -189,9 +188,7 @@ def table_of(tried: Sequence[Tried], costs: RowCosts | None, batch_size: int) ->
     ms, known = np.full(len(every), 1e3 * batch_size), np.ones(len(every), bool)
     rates, draws = np.array([one.rates.tokens_per_step for one in every]), drawn([one.rates for one in every])
     ms_draws = np.broadcast_to(ms[:, None], draws.shape)
-    c = Candidates(
-        batch_size, None, every, rates, draws, ms, ms_draws, known, known, known, () if costs else (UNTIMED,)
-    )
+    c = Candidates(batch_size, None, every, rates, draws, ms, ms_draws, known, warnings=() if costs else (UNTIMED,))
     return costs.priced(c, [one.rows for one in tried]) if costs else c
 
 
@@ -217,7 +214,7 @@ def _selected(c: Candidates) -> Selection:
 
 
 def _speed(c: Candidates, selection: Selection) -> float:
-    return float(judged(c, selection).throughput[selection.chosen])
+    return float(c.throughput[selection.chosen])
 
 
 def _entry(
@@ -230,7 +227,7 @@ def _entry(
     warnings: Sequence[str],
 ) -> PlanEntry:
     """The chosen setting at the b-th batch size, beside the engine's usual one and those of other drafters."""
-    every = {name: judged(tables[name][b], selections[name][b]) for name in tables}
+    every = {name: tables[name][b] for name in tables}
     c, selection = every[best], selections[best][b]
     i, one = selection.chosen, c.all[selection.chosen]
     known: dict[Draft, Tried] = {each.draft: each for some in tried.values() for each in some}

@@ -6,7 +6,7 @@ import numpy as np
 
 from treeopt.growth.heldout import rates_by_group
 from treeopt.growth.source import Source
-from treeopt.planning.candidates import AS_IT_COMES, Candidate, Candidates
+from treeopt.planning.candidates import AS_IT_COMES, ROOT, Candidate, Candidates
 from treeopt.planning.select import Selection
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.figure import Errors, Figure, Intervals
@@ -27,13 +27,13 @@ def figure_of(c: Candidates, i: int, *, chosen: int | None = None) -> Figure:
     one, is_timed = c.all[i], c.context is not None
     n, draws = one.conversations or BOOTSTRAPS, c.throughput_draws[i]
     samples = {"tokens_per_step": c.rate_draws[i]} if one.conversations else {}
-    is_sure = c.is_noisy and bool(c.sure[i])
+    is_sure = c.is_noisy and c.is_sure
     if is_timed and is_sure:
         samples["tokens_per_s"] = draws
     if is_timed and (is_sure or i == c.plain):
         samples["speedup"] = c.rate_draws[i] * c.ms_draws[c.plain] / c.ms_draws[i]
     ends = {name: interval95(values, n) for name, values in samples.items()}
-    if chosen is not None and is_sure and c.sure[chosen]:
+    if chosen is not None and is_sure:
         ends["over_chosen"] = interval95(draws / c.throughput_draws[chosen], n)
     return Figure(
         draft=one.draft,
@@ -42,7 +42,7 @@ def figure_of(c: Candidates, i: int, *, chosen: int | None = None) -> Figure:
         step_ms=float(c.ms[i]) if is_timed else None,
         plain_ms=float(c.ms[c.plain]) if is_timed else None,
         stderr=Errors(
-            step_ms=float(c.ms_stderr[i]) if is_timed and c.sure[i] else None,
+            step_ms=float(c.ms_stderr[i]) if is_timed and c.is_sure else None,
             **{name: stderr(values, n) for name, values in samples.items()},
         ),
         interval95=Intervals(**ends),
@@ -103,7 +103,7 @@ def _others(c: Candidates, chosen: Figure, i: int) -> dict[str, Figure]:
     found = {kind: figure_of(c, j, chosen=i) for kind, j in best.items() if j is not None}
     # The best tree may be a chain.
     found = {one.draft.kind: one for one in found.values() if one.draft.kind != chosen.draft.kind}
-    exact = c.places.get(("grown", 1, 0, 0))
+    exact = c.places.get(("grown", ROOT))
     if exact is not None and c.all[c.plain].group == AS_IT_COMES:
         found[EXACT] = figure_of(c, exact, chosen=i)
     return found
@@ -130,7 +130,7 @@ def _curve(c: Candidates) -> list[Figure]:
             batch_size=c.batch_size,
             tokens_per_step=float(c.rates[i]),
             step_ms=None if c.context is None else float(c.ms[i]),
-            stderr=Errors(tokens_per_s=float(c.throughput_draws[i].std()) if c.context and c.sure[i] else None),
+            stderr=Errors(tokens_per_s=float(c.throughput_draws[i].std()) if c.context and c.is_sure else None),
         )
         for size, i in sorted(best.items())
     ]

@@ -21,12 +21,11 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.estimate import StepCosts
-from treeopt.latency.interpolation import between_batch_sizes
+from treeopt.latency.costs import StepCosts, between_batch_sizes
 from treeopt.planning.candidates import Candidates, Floats, Key, common, mixed, tables_of
 from treeopt.planning.entries import entry_of, figure_of
 from treeopt.planning.request import REQUEST, PlanRequest
-from treeopt.planning.select import Selection, judged, select, select_all
+from treeopt.planning.select import Selection, select, select_all
 from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import DrafterRecord
@@ -57,7 +56,7 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     source, mix = source_of(record), request.mix
     profile = profile and profile.as_deep_as(source.num_heads)
     context = request.context if request.context is not None else source.usual_context
-    costs = {b: StepCosts(profile, b, context, redrafts=request.redrafts) for b in request.sizes if profile}
+    costs = {b: StepCosts(profile, b, context) for b in request.sizes if profile}
     limits = _useful(request.limits, source, costs)
     reach = max((c.reach[0] for c in costs.values()), default=limits.budget)
     within = asdict(replace(limits, budget=min(limits.budget, reach)))
@@ -68,13 +67,13 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
         schedule = schedule_of(options, selections)
     else:
         own = map(select, options)
-        alone = [figure_of(judged(c, selection), selection.chosen) for c, selection in zip(options, own, strict=True)]
+        alone = [figure_of(c, selection.chosen) for c, selection in zip(options, own, strict=True)]
         options = common(options)
         whole = mixed(options, [mix[c.batch_size] / sum(mix.values()) for c in options])
         selections = [select(whole)] * len(options)
         schedule = [ONE_FOR_ALL]
     entries = [
-        entry_of(source, judged(c, selection), selection, budget=request.limits.budget, alone=own)
+        entry_of(source, c, selection, budget=request.limits.budget, alone=own)
         for c, selection, own in zip(options, selections, alone, strict=True)
     ]
     drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
@@ -114,7 +113,7 @@ def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[
     """
     chosen = [c.all[s.chosen].key for c, s in zip(options, selections, strict=True)]
     losses = [_losses(c, s, chosen) for c, s in zip(options, selections, strict=True)]
-    has_drafter = any(size > 1 for _, size, *_ in chosen)
+    has_drafter = any(cost.rows > 1 for _, cost in chosen)
     options = [c if c.idle is None else c.without(c.plain if has_drafter else c.idle) for c in options]
     ranges = _fewest(losses)
     begins = [1]

@@ -23,7 +23,7 @@ import numpy as np
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.costs import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates, Floats, latencies_of, tables_of
 from treeopt.planning.entries import figure_of
 from treeopt.planning.request import REQUEST, PlanRequest
@@ -37,7 +37,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace, fold_numbers
 from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import IntArray, Tree
+from treeopt.trees.tree import FIXED, IntArray, Tree
 
 FEWEST = 5  # conversations of a group that a plan of its own is judged by: one for each fold
 
@@ -194,7 +194,7 @@ def group_losses(
 
 def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
     """The draft of an entry, or its best chain where the source tells of chains alone; the limits of its rivals."""
-    told = not entry.draft.drafted or source.pooled
+    told = entry.draft.cost.family == FIXED or source.pooled
     draft = entry.draft if told else entry.tree
     if source.num_ranks > 1:
         return draft, limits
@@ -214,7 +214,7 @@ def _options(
     if profile is not None:
         context = source.usual_context or entry.context_tokens
         profile = profile.as_deep_as(plan.width or source.num_heads)
-        costs = StepCosts(profile, entry.batch_size, context, redrafts=request.redrafts)
+        costs = StepCosts(profile, entry.batch_size, context)
         limits = replace(limits, budget=min(limits.budget, max(costs.reach[0], 2)))
     (found,) = tables_of(source, limits, request, {} if costs is None else {entry.batch_size: costs})
     return found, costs
@@ -222,7 +222,7 @@ def _options(
 
 def _ms_of(draft: Draft, rates: TreeRates, options: Candidates, costs: StepCosts | None) -> Floats:
     """(1 + B,) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
-    one = Candidate("", draft.rows, draft.depth, None, rates, draft if draft.drafted else None)
+    one = Candidate("", draft.rows, draft.depth, None, rates, None if draft.cost.family == FIXED else draft)
     for i, other in enumerate(options.all):
         if costs is None or (one.key[1:], one.anew) == (other.key[1:], other.anew):
             return np.append(options.ms[i], options.ms_draws[i])

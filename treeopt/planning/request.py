@@ -53,10 +53,5 @@ class PlanRequest:
         """Batch size -> share of the time, where one tree is asked for."""
         return dict(self.batch_sizes) if isinstance(self.batch_sizes, Mapping) else None
 
-    @property
-    def redrafts(self) -> bool:
-        """Whether drafters of dynamic trees read the nodes of all levels above again."""
-        return self.dynamic is not None and self.dynamic.redrafts
-
 
 REQUEST = PlanRequest()

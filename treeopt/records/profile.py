@@ -22,7 +22,8 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
 from treeopt.records.origins import Kept, Origins, Runtime
-from treeopt.trees.draft import MOST_TOPK, OVER_MARGINALS
+from treeopt.trees.draft import MOST_TOPK, OVER_MARGINALS, topk_family
+from treeopt.trees.tree import FIXED, Cost
 
 Setting = tuple[int, int]  # batch_size, context_tokens
 
@@ -64,9 +65,10 @@ class StepTiming(AtSetting):
     depth_assumed: bool | None = None
 
     @property
-    def drafted(self) -> int:
-        """How the tree is drafted, see `treeopt.trees.draft.Draft`."""
-        return OVER_MARGINALS if self.over_marginals else self.topk or 0
+    def cost(self) -> Cost:
+        """What its latency depends on; plain steps and an engine's as it comes are of one row."""
+        family = OVER_MARGINALS if self.over_marginals else topk_family(self.topk or 1)
+        return Cost(family, self.size, self.depth)
 
     def __post_init__(self) -> None:
         if not min(self.size - 1, 1) <= self.depth < self.size:
@@ -149,7 +151,7 @@ class LatencyProfile(Kept):
 
     @property
     def fixed(self) -> list[StepTiming]:
-        return [point for point in self.points if not point.drafted and not point.as_it_comes]
+        return [point for point in self.points if point.cost.family == FIXED and not point.as_it_comes]
 
     @property
     def as_it_comes(self) -> list[StepTiming]:
@@ -163,7 +165,7 @@ class LatencyProfile(Kept):
     @property
     def anew(self) -> list[StepTiming]:
         """The timings of drafts that are built anew at every step, whatever their kind."""
-        return [point for point in self.points if point.drafted]
+        return [point for point in self.points if point.cost.family != FIXED]
 
     @cached_property
     def settings(self) -> list[Setting]:

@@ -1,4 +1,4 @@
-"""The table of a profile: what steps take, and how latencies lie between those that were timed."""
+"""The table of a profile: what steps take."""
 
 from collections.abc import Iterator, Sequence
 from math import nan
@@ -15,51 +15,39 @@ PARTS = ("draft", "target", "verify", "commit")  # of a step, in their order
 
 def profile_table(profile: LatencyProfile) -> Table:
     """Median step latency by size, at the deepest measured depth, and its ratio to a plain step."""
-    rows, is_whole, has_gaps = list[tuple[str, ...]](), True, False
+    rows, is_whole = list[tuple[str, ...]](), True
     for setting in profile.settings:
         deepest = {p.size: p for p in sorted(profile.fixed, key=lambda p: p.depth) if p.setting == setting}
         shown = [size for size in sorted(deepest) if size in SHOWN_SIZES or size == max(deepest)]
         shown = sorted(deepest) if len(deepest) <= MOST_SIZES else shown
         is_whole &= len(shown) == len(deepest)
-        has_gaps |= len(deepest) > 1 and len(deepest) <= max(deepest) - min(deepest)
         rows += _timed_steps(profile, setting, [deepest[size] for size in shown])
     header = ("batch", "context", "rows", "depth", "ms", "over\nplain", "samples", *PARTS)
     columns = texts(*header, spare=("samples", *reversed(PARTS)))
-    said = [] if is_whole else ["Not every size is shown; profile.json has them all."]
-    caption = " ".join(said + _between(profile) * has_gaps)
+    caption = "" if is_whole else "Not every size is shown; profile.json has them all."
     title = f"Latency of {f'the {profile.part} of ' if profile.part else ''}one decoding step (median)"
     return Table(title, columns, rows, caption=caption, section=lambda row: row[:2])
-
-
-def _between(profile: LatencyProfile) -> list[str]:
-    """How latencies lie between timed sizes, if some could be left out."""
-    from treeopt.latency.estimate import between_of
-
-    way = between_of(profile)
-    ways = [("a staircase", way.errors[0]), ("straight lines", way.errors[1])]
-    (followed, error), (other, worse) = ways if way.is_stairs else ways[::-1]
-    said = f"Between timed sizes latencies follow {followed}: timed sizes left out are missed by {100 * error:.1f} %, with "
-    return [f"{said}{other} by {100 * worse:.1f} %."] * bool(way.left_out)
 
 
 def _timed_steps(
     profile: LatencyProfile, setting: tuple[int, int], points: Sequence[StepTiming]
 ) -> Iterator[tuple[str, ...]]:
     """Rows of one batch size and context: the plain step, that of an engine with nothing forced, then the points."""
-    from treeopt.latency.estimate import StepCosts
+    from treeopt.latency.measurements import Measurements, paired_latency, pooled
 
-    costs = StepCosts(profile, *setting, as_measured=True)
+    measured = Measurements.at(profile, setting)
     plain = [p for p in profile.autoregressive if p.setting == setting]
-    timed = [("plain", costs.plain, plain)]
-    own = [p for p in profile.as_it_comes if p.setting == setting]
-    twins = {"plain, default": costs.as_it_comes, "no guesses": costs.idle}
-    timed += [(said, latency, own) for said, c in twins.items() if own and c and (latency := c.step(2, 1))]
-    timed += [(str(p.depth), latency, [p]) for p in points if (latency := costs.step(p.size, p.depth))]
+    timed = [("plain", measured.plain, plain)]
+    if own := [p for p in profile.as_it_comes if p.setting == setting]:
+        name = "no guesses" if profile.runtime.get("launches") else "plain, default"
+        timed.append((name, paired_latency(pooled(own), pooled(plain)), own))
+    latencies = measured.latencies()
+    timed += [(str(p.depth), latencies[p.cost], [p]) for p in points]
     for depth, latency, steps in timed:
         where = (str(setting[0]), str(setting[1] or "–"), str(steps[0].size), depth)
         samples = str(sum(len(p.step_ms) for p in steps))
-        _, _, (is_sure,) = costs.judged([steps[0].size], [steps[0].depth])
-        ms, over = pm(latency.ms, latency.stderr_ms if is_sure else nan), pm(latency.ms / costs.plain.ms, None)
+        ms = pm(latency.ms, latency.stderr_ms if measured.is_sure else nan)
+        over = pm(latency.ms / measured.plain.ms, None)
         yield *where, ms, over, samples, *_part_shares(steps[0])
 
 

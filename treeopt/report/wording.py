@@ -7,6 +7,7 @@ from math import isnan, nan
 from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
 from treeopt.trees.draft import Draft
+from treeopt.trees.tree import FIXED
 
 
 def pm(value: float | None, error: float | None, digits: int = 2) -> str:
@@ -72,14 +73,14 @@ def draft_words(draft: Draft) -> str:
     """
     if len(draft) == 1:
         return "do not speculate"
-    if draft.drafted:
+    if draft.cost.family != FIXED:
         return f"{'dynamic tree ' if draft.topk else ''}{draft.name}"
     return f"chain of {draft.depth}" if len(draft) == draft.depth + 1 else f"{len(draft)} rows, {draft.depth} deep"
 
 
 def setting_name(draft: Draft) -> str:
     """What stands beside a mark: the rows of a draft, of one that is built anew at every step its setting."""
-    return draft.name if draft.drafted else str(len(draft))
+    return str(len(draft)) if draft.cost.family == FIXED else draft.name
 
 
 def kinds_of(entry: PlanEntry) -> dict[str, Figure]:

@@ -26,11 +26,10 @@ from typing import Any, Protocol, runtime_checkable
 from typing_extensions import Self
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.trees.tree import Tree
+from treeopt.trees.tree import FIXED, Cost, Tree
 
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
-OVER_MARGINALS = -1  # how a tree over marginals is drafted, beside topks
-COPIED = -4  # how text is copied: nothing is computed
+OVER_MARGINALS, COPIED = "marginals", "copied"  # families of cost; those of dynamic trees are `topk_family`
 ANEW = ("dynamic", "ddtree")  # kinds of drafts that are built anew at every step
 MOST_BLOCK, MOST_WIDTH = 16, MOST_ROWS - 1  # depth and width of trees over marginals; nothing wider can be told apart
 
@@ -42,7 +41,7 @@ class Draft(Protocol):
     rows       : verified per sequence and step, root included; also its ``len()``
     depth      : guesses that a step accepts at most
     topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
-    drafted    : what the latency of its drafting depends on: 0 if fixed, topk, `OVER_MARGINALS` or `COPIED`
+    cost       : what the latency of its step depends on
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
     kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree" or "copied"; for display
@@ -57,7 +56,7 @@ class Draft(Protocol):
     @property
     def topk(self) -> int | None: ...
     @property
-    def drafted(self) -> int: ...
+    def cost(self) -> Cost: ...
     @property
     def cache_rows(self) -> int: ...
     @property
@@ -110,7 +109,7 @@ class DynamicTree(Numbers):
 
     kind = "dynamic"
     depth = property(lambda self: self.levels)
-    drafted = property(lambda self: self.topk)
+    cost = property(lambda self: Cost(topk_family(self.topk), self.rows, self.levels))
 
     def expanding(self) -> list[int]:
         """How many nodes of each depth the drafter expands.
@@ -129,6 +128,11 @@ class DynamicTree(Numbers):
     def cache_rows(self) -> int:
         """Most rows that a cache has to hold behind the text: of the verification, or of the draft's own levels."""
         return max(self.rows, 1 + (self.levels - 1) * self.topk)
+
+
+def topk_family(topk: int) -> str:
+    """Family of the dynamic trees with that topk; with 1 they are chains, which cost what fixed trees do."""
+    return f"topk {topk}" if topk > 1 else FIXED
 
 
 def _check(tree: Draft, what: str, limits: dict[str, tuple[int, int]]) -> None:
@@ -156,7 +160,8 @@ class DDTree(Numbers):
         rows = min(product_size(min(self.depth, MOST_BLOCK), self.width) + 1, MOST_ROWS)
         _check(self, "a tree over marginals", {"depth": (1, MOST_BLOCK), "width": (1, MOST_WIDTH), "rows": (2, rows)})
 
-    kind, topk, drafted = "ddtree", None, OVER_MARGINALS
+    kind, topk = "ddtree", None
+    cost = property(lambda self: Cost(OVER_MARGINALS, self.rows, self.depth))
 
     name = property(lambda self: f"ddtree {self.depth}/{self.width}/{self.rows}")
     ranks = property(lambda self: min(self.width, self.rows - 1))  # of a depth that can be among its nodes
@@ -177,7 +182,8 @@ class CopiedText(Numbers):
     rows: int
     depth: int
 
-    kind, topk, drafted = "copied", None, COPIED
+    kind, topk = "copied", None
+    cost = property(lambda self: Cost(COPIED, self.rows, self.depth))
 
     @classmethod
     def of(cls, drafter: str, settings: Mapping[str, Any], rows: int, depth: int) -> Self:
@@ -205,7 +211,6 @@ class DynamicLimits:
     """Limits of dynamic trees: at most so many levels and rows.
 
     within_levels : whether it may have ``topk`` nodes for each level, fewer than its pool has (TensorRT-LLM)
-    redrafts      : whether the drafter reads the expanded nodes of all levels above again on each level (TensorRT-LLM)
     chains        : whether chains are asked for too, which are dynamic trees of topk 1
     marginals     : whether trees over marginals are, as deep as the drafter guesses, of at most as many rows
     width         : most ranks of a depth of trees over marginals
@@ -217,7 +222,6 @@ class DynamicLimits:
     levels: int = MOST_LEVELS
     rows: int = MOST_ROWS
     within_levels: bool = False
-    redrafts: bool = False
     chains: bool = False
     marginals: bool = False
     width: int = MOST_WIDTH
@@ -262,7 +266,8 @@ class TreeSize(Numbers):
                 f"A tree needs 1 <= depth < rows (depth 0 for 1 row), but got {self.depth} and {self.rows}."
             )
 
-    topk, drafted = None, 0
+    topk = None
+    cost = property(lambda self: Cost(FIXED, self.rows, self.depth))
 
     @property
     def name(self) -> str:

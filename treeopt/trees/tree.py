@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,15 @@ MAX_RANK = 9  # Medusa, Hydra, EAGLE and Neuron look at ten candidates per head
 Choice = tuple[int, ...]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+FIXED = "fixed"  # family of the trees whose nodes are the same at every step
+
+
+class Cost(NamedTuple):
+    """What the latency of a step depends on: drafts of one family, with as many rows and levels, cost the same."""
+
+    family: str
+    rows: int
+    depth: int
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,11 @@ class Tree:
         return len(self.paths)
 
     rows = cache_rows = property(__len__)  # verified, and that a cache has to hold behind the text
-    topk, drafted = None, 0  # the nodes are the same at every step
+    topk = None  # the nodes are the same at every step
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(FIXED, len(self), self.depth)
 
     @property
     def kind(self) -> str:

@@ -115,6 +115,6 @@ def joined(earlier: LatencyProfile, later: LatencyProfile) -> LatencyProfile:
     if known := [share for share in shares if share is not None]:
         info["processor_share"] = min(known)
 
-    points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.drafted))
+    points = sorted(both(earlier.points, later.points), key=lambda p: (p.setting, p.size, p.depth, p.cost))
     plain = both(earlier.autoregressive, later.autoregressive)
     return LatencyProfile(tuple(points), tuple(plain), later.runtime, info)

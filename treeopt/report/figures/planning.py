@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.heldout import drawn
 from treeopt.growth.source import source_of
-from treeopt.latency.estimate import StepCosts
+from treeopt.latency.measurements import Measurements
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -28,7 +28,7 @@ from treeopt.report.verdict import PUBLISHED
 from treeopt.report.wording import count
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import Tree
+from treeopt.trees.tree import FIXED, Cost, Tree
 
 LIMITS = Limits()
 MOST_LINEAR = 6  # ratio of the throughputs above which their axis is logarithmic
@@ -152,9 +152,10 @@ def latency_chart(profile: LatencyProfile) -> Chart:
     deepest, depths, every = 0, set[int](), list[float]()
     for i, setting in enumerate(profile.settings):
         line, others = _trees(profile, *setting)
-        costs, look = StepCosts(profile, *setting, as_measured=True), {**style.series(i), "linestyle": "none"}
-        plain, sizes = costs.plain, [size for size, _ in line]
-        ms, error = costs.latencies(sizes, [depth for _, depth in line])
+        measured, look = Measurements.at(profile, setting), {**style.series(i), "linestyle": "none"}
+        plain, latencies, sizes = measured.plain, measured.latencies(), [size for size, _ in line]
+        steps = [latencies[Cost(FIXED, *tree)] for tree in line]
+        ms, error = np.array([step.ms for step in steps]), np.array([step.stderr_ms for step in steps])
         ratio = ms / plain.ms
         spread = ratio * np.hypot(error / np.maximum(ms, 1e-12), plain.stderr_ms / plain.ms)
         left += [_timed("", sizes, ms, error, look), plain_line(plain.ms, look["color"])]
@@ -163,11 +164,10 @@ def latency_chart(profile: LatencyProfile) -> Chart:
         label = f"batch size {batch_size}" + ("" if alone else f", context {context:,}")
         right.append(_timed(label, sizes, ratio, spread, look))
         for size, depth in others:
-            if step := costs.step(size, depth):
-                mark = _mark(depth, look["color"])
-                left.append(Series("", [size], [step.ms], look=mark))
-                right.append(Series("", [size], [step.ms / plain.ms], look=mark))
-                depths.add(depth)
+            step, mark = latencies[Cost(FIXED, size, depth)], _mark(depth, look["color"])
+            left.append(Series("", [size], [step.ms], look=mark))
+            right.append(Series("", [size], [step.ms / plain.ms], look=mark))
+            depths.add(depth)
         deepest = max([deepest, *(depth for _, depth in line)])
         every += [plain.ms, *ms]
     right += [Series(f"depth {d}", [], [], look=_mark(d, "#666666")) for d in sorted(depths)]
@@ -188,7 +188,7 @@ def _timed(label: str, sizes: Sequence[int], values: FloatArray, errors: FloatAr
 
 def _trees(profile: LatencyProfile, batch_size: int, context: int) -> tuple[Sizes, Sizes]:
     """(size, depth) of the trees that are as deep as their rows allow, and of all others."""
-    here = sorted({(p.size, p.depth) for p in profile.fixed if p.setting == (batch_size, context)})
+    here = sorted({(p.size, p.depth) for p in profile.fixed if p.setting == (batch_size, context) and p.size > 1})
     most = max((depth for _, depth in here), default=0)
     deepest = [(size, depth) for size, depth in here if depth == min(most, size - 1)]
     return deepest, [tree for tree in here if tree not in deepest]

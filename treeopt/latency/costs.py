@@ -1,0 +1,226 @@
+"""Latency of a decoding step at one batch size and context: the one place where a latency is asked for.
+
+step_ms  latency of one whole decoding step (propose, verify, accept, commit) [ms]
+plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
+
+A step is predicted by a smooth surface through all that was timed (`surface`), before anything is chosen: the fastest of many
+noisy timings would owe its place to luck. A step with a tree does all that a plain step does, so a shorter latency is
+noise: it is raised to the plain step's. Between two contexts latencies lie on a straight line. Steps with more rows or
+levels than were timed, or of a family that was not, have none: NaN.
+
+n costs that are asked for · B draws
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from treeopt.errors import OutOfRange
+from treeopt.latency.measurements import Latency, Measurements, paired_latency, pooled
+from treeopt.latency.surface import Surface
+from treeopt.records.profile import LatencyProfile, Setting
+from treeopt.trees.draft import COPIED
+from treeopt.trees.tree import FIXED, BoolArray, Cost
+
+SHOWN = 3.29  # standard errors that a step is below a plain one before that is no noise: 99.9 %, since many are timed
+SHOWN_ROUNDS = 5  # in which that was measured
+EXACT = 1e-12  # variance of a logarithm that is none
+ALONE = 64  # rows up to which every number errs for itself
+Floats = NDArray[np.float64]
+
+
+def way_to(wanted: ArrayLike, low: ArrayLike, high: ArrayLike) -> Floats:
+    """Share of the straight way from ``low`` to ``high`` at which each wanted number lies; 0 where the two are one.
+
+    >>> way_to([4, 6, 8], 4, 8).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    start, end = np.asarray(low, float), np.asarray(high, float)
+    return np.asarray((np.asarray(wanted, float) - start) / np.maximum(end - start, 1))
+
+
+def between_batch_sizes(low_ms: Floats, high_ms: Floats, wanted: ArrayLike, low: int, high: int) -> Floats:
+    """(n, G) latencies of n trees at G batch sizes between two, from their (n,) latencies at these: a straight line.
+
+    >>> between_batch_sizes(np.array([5.0]), np.array([7.0]), [4, 6], 4, 8).tolist()
+    [[5.0, 6.0]]
+    """
+    way = way_to(wanted, low, high)
+    return np.asarray(low_ms[:, None] * (1 - way) + high_ms[:, None] * way)
+
+
+class StepCosts:
+    """Latencies of steps at one batch size and context of a profile.
+
+    context_tokens : ``context``, moved into the measured range; by default the shortest measured
+    plain          : an autoregressive step
+    twin           : plain decoding by the engine as it comes, or with an idle drafter (`is_idle`); None where none was timed
+    reach          : the most rows and the deepest trees that were timed
+    is_faster      : whether a step with a tree is shown to be faster than a plain one, as where an engine's kernels for one
+                     row are its worst; latencies then go down to the fastest that is shown
+    is_sure        : whether errors are known: not where steps were timed once, or in one round
+
+    Raises OutOfRange for a batch size that was not measured.
+
+    >>> from treeopt.records.profile import StepTiming
+    >>> point, plain = StepTiming(1, 128, 9, 2, (4.0,)), StepTiming(1, 128, 1, 0, (2.0,))
+    >>> costs = StepCosts(LatencyProfile((point,), (plain,)), 1)
+    >>> costs.plain.ms, costs.ms([Cost(FIXED, 9, 2), Cost(FIXED, 10, 2)]).round(6).tolist()
+    (2.0, [4.0, nan])
+    """
+
+    def __init__(self, profile: LatencyProfile, batch_size: int, context: float | None = None) -> None:
+        contexts = [tokens for batch, tokens in profile.settings if batch == batch_size]
+        if not contexts:
+            known = ", ".join(map(str, profile.batch_sizes))
+            raise OutOfRange(f"The profile covers batch sizes {known}, but {batch_size} was asked.")
+        self.profile, self.batch_size = profile, batch_size
+        self.context_tokens = int(min(max(context or 0, contexts[0]), contexts[-1]))
+        low = max(tokens for tokens in contexts if tokens <= self.context_tokens)
+        high = min(tokens for tokens in contexts if tokens >= self.context_tokens)
+        self._near = [_timed(profile, (batch_size, tokens)) for tokens in sorted({low, high})]
+        far = float(way_to(self.context_tokens, low, high))
+        self._shares = [1 - far, far][: len(self._near)]
+        plain = [near.measured.plain for near in self._near]
+        self.plain = Latency(
+            float(np.dot(self._shares, [p.ms for p in plain])),
+            float(np.dot(self._shares, [p.stderr_ms for p in plain])),
+        )
+        self.reach = min(near.rows[-1] for near in self._near), min(near.depth for near in self._near)
+        self.is_sure = all(near.measured.is_sure for near in self._near)
+        self.is_idle = bool(profile.runtime.get("launches"))
+        least_ms = float(np.dot(self._shares, [p.ms * near.least for p, near in zip(plain, self._near, strict=True)]))
+        self.is_faster = least_ms < self.plain.ms
+        # The engine that has the drafter may be the faster one even where it guesses nothing.
+        self._least_ms = min(least_ms, self.twin.ms) if self.is_idle and self.twin else least_ms
+
+    @cached_property
+    def twin(self) -> Latency | None:
+        here = [p for p in self.profile.as_it_comes if p.batch_size == self.batch_size]
+        if not here:
+            return None
+        tokens = min({p.context_tokens for p in here}, key=lambda tokens: abs(tokens - self.context_tokens))
+        plain = pooled([p for p in self.profile.autoregressive if p.setting == (self.batch_size, tokens)])
+        return paired_latency(pooled([p for p in here if p.context_tokens == tokens]), plain)
+
+    def ms(self, costs: Sequence[Cost]) -> Floats:
+        """(n,) [ms] of steps; NaN for those that do not lie among the timed ones."""
+        return np.asarray(np.maximum(self._untouched_ms(costs), self._floors_ms(costs)))
+
+    def draws_ms(self, costs: Sequence[Cost], count: int, rng: np.random.Generator) -> Floats:
+        """(n, B) what these steps may really cost; errors that they share are the same in each draw."""
+        draws = np.tensordot(self._shares, [near.draws_ms(costs, count, rng) for near in self._near], 1)
+        raised = self.ms(costs) / self._untouched_ms(costs)  # with the noise on both sides of a raised latency
+        return np.asarray(draws * raised[:, None])
+
+    def _untouched_ms(self, costs: Sequence[Cost]) -> Floats:
+        return np.asarray(np.tensordot(self._shares, [near.ms(costs) for near in self._near], 1))
+
+    def _floors_ms(self, costs: Sequence[Cost]) -> Floats:
+        return np.where([cost.rows > 1 for cost in costs], self._least_ms, 0.0)
+
+    def was_timed(self, costs: Sequence[Cost]) -> BoolArray:
+        """(n,) whether as many rows of the family were timed."""
+        return np.array([all(near.was_timed(cost) for near in self._near) for cost in costs], dtype=bool)
+
+
+class _Setting:
+    """What was timed at one batch size and context.
+
+    rows, depth : rows of the timed fixed trees, ascending, and the deepest's levels; 1 and 0 where there is none
+    least       : what any step costs over a plain one at least
+    """
+
+    def __init__(self, measured: Measurements) -> None:
+        self.measured, self._timed = measured, list(measured.timings)
+        fixed = [cost for cost in self._timed if cost.family == FIXED]
+        self.rows = sorted({cost.rows for cost in fixed}) or [1]
+        self.depth = max((cost.depth for cost in fixed), default=0)
+        self._only_chains = all(cost.rows == cost.depth + 1 for cost in fixed)
+        self.least = 1.0
+        if self._timed:
+            logs, errors = self._surface.estimates(self._timed), np.diag(self._surface.covariance(self._timed)) ** 0.5
+            is_shown = [len(timing.by_round()) >= SHOWN_ROUNDS for timing in measured.timings.values()]
+            self.least = float(np.exp(logs[(logs + SHOWN * errors < 0) & is_shown].min(initial=0.0)))
+
+    @cached_property
+    def _surface(self) -> Surface:
+        return Surface(self._timed, self.measured.log_ratios, self.measured.noise)
+
+    @cached_property
+    def _by_rows(self) -> Surface:
+        """The surface of copied text: levels cost nothing there, and a plain step is the step of one row."""
+        fixed = [i for i, cost in enumerate(self._timed) if cost.family == FIXED]
+        costs = [Cost(COPIED, 1, 0), *(Cost(COPIED, self._timed[i].rows, 0) for i in fixed)]
+        noise = np.pad(self.measured.noise[np.ix_(fixed, fixed)], (1, 0))
+        return Surface(costs, np.append(0.0, self.measured.log_ratios[fixed]), noise)
+
+    def _is_known(self, cost: Cost) -> bool:
+        """Whether a step lies among those that were timed."""
+        if cost.family == COPIED:
+            return cost.rows <= self.rows[-1]
+        among = [other for other in self._timed if other.family == cost.family]
+        if not among:
+            return False
+        if cost.family == FIXED and self._only_chains and cost.rows not in (*self.rows, cost.depth + 1):
+            return False
+        if not self._only_chains:  # a draft that is made anew costs what a fixed one does, and what making it costs
+            among += [other for other in self._timed if other.family == FIXED]
+        rows = [other.rows for other in among]
+        return min(rows) <= cost.rows <= max(rows) and cost.depth <= max(other.depth for other in among)
+
+    def was_timed(self, cost: Cost) -> bool:
+        family = FIXED if cost.family == COPIED else cost.family
+        return cost.rows == 1 or any((other.family, other.rows) == (family, cost.rows) for other in self._timed)
+
+    def _by_surface(self, costs: Sequence[Cost]) -> Iterator[tuple[Surface, list[Cost], list[int]]]:
+        """Each surface with those of the costs that it tells, and their places."""
+        known = [i for i, cost in enumerate(costs) if cost.rows > 1 and self._is_known(cost)]
+        if copied := [i for i in known if costs[i].family == COPIED]:
+            yield self._by_rows, [Cost(COPIED, costs[i].rows, 0) for i in copied], copied
+        if others := [i for i in known if costs[i].family != COPIED]:
+            yield self._surface, [costs[i] for i in others], others
+
+    def ms(self, costs: Sequence[Cost]) -> Floats:
+        """(n,) [ms]; NaN for steps that do not lie among the timed ones."""
+        found = np.array([1.0 if cost.rows == 1 else np.nan for cost in costs])
+        for surface, some, places in self._by_surface(costs):
+            # Between two numbers of rows that were timed nothing is taken to be cheaper than with either.
+            timed, rows = np.unique([cost.rows for cost in surface.costs]), np.array([cost.rows for cost in some])
+            above = np.searchsorted(timed, rows)
+            ends = [
+                [cost._replace(rows=int(n)) for cost, n in zip(some, timed[i], strict=True)] for i in (above, above - 1)
+            ]
+            least = np.where(timed[above] == rows, -np.inf, np.minimum(*map(surface.estimates, ends)))
+            found[places] = np.exp(np.maximum(surface.estimates(some), least))
+        return np.asarray(self.measured.plain.ms * found)
+
+    def draws_ms(self, costs: Sequence[Cost], count: int, rng: np.random.Generator) -> Floats:
+        """(n, B) [ms], the plain step's error in all of them."""
+        plain = self.measured.plain
+        plain_draws = np.exp(plain.stderr_ms / plain.ms * rng.standard_normal(count))
+        found = np.broadcast_to(self.ms(costs)[:, None], (len(costs), count)) * plain_draws
+        for surface, some, places in self._by_surface(costs):
+            alike = [_much_alike(cost) for cost in some]
+            unlike = list(dict.fromkeys(alike))
+            numbers = {cost: i for i, cost in enumerate(unlike)}
+            covariance = surface.covariance(unlike) + EXACT * np.eye(len(unlike))
+            errors = np.linalg.cholesky(covariance) @ rng.standard_normal((len(unlike), count))
+            found[places] *= np.exp(errors)[[numbers[cost] for cost in alike]]
+        return found
+
+
+def _much_alike(cost: Cost) -> Cost:
+    """One cost for steps of many rows that differ by 3 % at most: these err alike."""
+    if cost.rows <= ALONE:
+        return cost
+    return cost._replace(rows=round(ALONE * 1.03 ** round(np.log(cost.rows / ALONE) / np.log(1.03))))
+
+
+@lru_cache(maxsize=64)
+def _timed(profile: LatencyProfile, setting: Setting) -> _Setting:
+    return _Setting(Measurements.at(profile, setting))

@@ -1,0 +1,135 @@
+"""A smooth surface through noisy timings: what a step costs over a plain one, by family, rows and depth.
+
+    log(step / plain step) = log(trend) + bend + stairs
+
+trend   a sum of costs, none below 0: of a step, of each row and of each level; a family other than the fixed trees adds such
+        costs of its own
+bend    the part of the rest that is smooth in depth and in the logarithm of rows
+stairs  the part that jumps: matrix products cost by the tile, and other kernels are chosen for other numbers of rows
+
+Bend and stairs are Gaussian processes of unknown size. Each pair of sizes is weighed by how likely it makes the timings
+(empirical Bayes). So a noisy timing is drawn to the surface, a precise one stays where it is, and a step is known the less,
+the farther it is from what was timed.
+
+A timings · n costs that are asked for · J columns of the trend
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.trees.tree import FIXED, Cost
+
+BENDS, STAIRS = (0.0, 0.02, 0.06, 0.2), (0.003, 0.01, 0.03, 0.1, 0.3)  # standard deviations of the logarithm
+FAR = 1.5  # in the logarithm of rows: distance over which bends and stairs are alike
+LEVELS = 4.0  # levels that are as far apart as e times the rows
+SHARED = 0.5  # of the variance of bend and stairs: what all families have in common
+EXACT = 1e-12  # variance of a timing without noise
+LEAST = 1e-3  # share of the likelihood below which a pair of sizes is left out
+Floats = NDArray[np.float64]
+
+
+class Fit(NamedTuple):
+    """The timings as one pair of sizes explains them.
+
+    share   : of the likelihood
+    sizes   : variances of trend, bend and stairs
+    weights : (A,) of each timing in the estimate of another step
+    inverse : (A, A) inverse of the Cholesky factor of the timings' covariance
+    """
+
+    share: float
+    sizes: tuple[float, float, float]
+    weights: Floats
+    inverse: Floats
+
+
+class Surface:
+    """The surface through timings.
+
+    log_ratios : (A,) logarithms of step over plain step, measured for each of ``costs``
+    noise      : (A, A) covariance of their errors
+
+    >>> costs = [Cost(FIXED, rows, 1) for rows in (2, 4, 8)]
+    >>> surface = Surface(costs, np.log([1.1, 1.3, 1.7]), np.eye(3) * 1e-8)
+    >>> np.exp(surface.estimates([Cost(FIXED, 8, 1), Cost(FIXED, 6, 1)])).round(2).tolist()
+    [1.7, 1.5]
+    """
+
+    def __init__(self, costs: Sequence[Cost], log_ratios: Floats, noise: Floats) -> None:
+        from scipy.optimize import nnls
+
+        self.costs = list(costs)
+        self.families = [FIXED, *sorted({cost.family for cost in costs} - {FIXED})]
+        self.varies = {family: _varies(costs, family) for family in self.families}
+        columns, ratios = self._columns(costs), np.exp(log_ratios)
+        self.slopes = nnls(columns / ratios[:, None], np.ones(len(ratios)))[0]  # (J,)
+        self.spread = 1 / np.maximum(columns.max(0), 1)  # (J,) each cost may be wrong by a plain step at its far end
+        kernels, rest = self._kernels(costs, costs), log_ratios - np.log(columns @ self.slopes)
+        fits, likelihoods = list[Fit](), list[float]()
+        for bend, stairs in product(BENDS, STAIRS):
+            sizes = 1.0, bend**2, stairs**2
+            inverse = np.linalg.inv(
+                np.linalg.cholesky(np.tensordot(sizes, kernels, 1) + noise + EXACT * np.eye(len(noise)))
+            )
+            whitened = inverse @ rest
+            likelihoods.append(float(np.log(np.diag(inverse)).sum() - whitened @ whitened / 2))
+            fits.append(Fit(0.0, sizes, inverse.T @ whitened, inverse))
+        shares = np.exp(np.array(likelihoods) - max(likelihoods))
+        shares *= shares >= LEAST
+        self.fits = [fit._replace(share=share) for fit, share in zip(fits, shares / shares.sum(), strict=True) if share]
+
+    def estimates(self, costs: Sequence[Cost]) -> Floats:
+        """(n,) logarithms of step over plain step."""
+        kernels = self._kernels(costs, self.costs)
+        rest = sum(fit.share * np.tensordot(fit.sizes, kernels, 1) @ fit.weights for fit in self.fits)
+        return np.asarray(np.log(self._columns(costs) @ self.slopes) + rest)
+
+    def covariance(self, costs: Sequence[Cost]) -> Floats:
+        """(n, n) of the errors of these estimates."""
+        across, within = self._kernels(costs, self.costs), self._kernels(costs, costs)
+        rests = np.array([np.tensordot(fit.sizes, across, 1) @ fit.weights for fit in self.fits])
+        shares = np.array([fit.share for fit in self.fits])
+        apart = rests - shares @ rests  # by how much the sizes disagree
+        found = (shares[:, None] * apart).T @ apart
+        for fit in self.fits:
+            known = np.tensordot(fit.sizes, across, 1) @ fit.inverse.T
+            found += fit.share * (np.tensordot(fit.sizes, within, 1) - known @ known.T)
+        return np.asarray(found)
+
+    def _columns(self, costs: Sequence[Cost]) -> Floats:
+        """(n, J) how often the trend's costs are in each step."""
+        each = np.array([(1, cost.rows - 1, cost.depth) for cost in costs], dtype=float)
+        return np.hstack(
+            [
+                each * self.varies[family] * [[family in (FIXED, cost.family)] for cost in costs]
+                for family in self.families
+            ]
+        )
+
+    def _kernels(self, costs: Sequence[Cost], others: Sequence[Cost]) -> Floats:
+        """(3, n, m) covariances of trend, bend and stairs of unit size."""
+        trend, other_trend = (
+            self.spread * columns / (columns @ self.slopes)[:, None]
+            for columns in (self._columns(costs), self._columns(others))
+        )
+        at, other_at = (
+            np.array([(np.log(cost.rows), cost.depth / LEVELS) for cost in some]) for some in (costs, others)
+        )
+        away = abs(at[:, None] - other_at) / FAR  # (n, m, 2)
+        far = np.sqrt(3) * np.hypot(away[..., 0], away[..., 1])
+        families, other_families = (np.array([cost.family for cost in some]) for some in (costs, others))
+        alike = np.where(families[:, None] == other_families, 1.0, SHARED)
+        return np.stack([trend @ other_trend.T, alike * (1 + far) * np.exp(-far), alike * np.exp(-away.sum(-1))])
+
+
+def _varies(costs: Sequence[Cost], family: str) -> tuple[bool, bool, bool]:
+    """Which parts of the trend timings tell apart: a step always, rows and levels where a family was timed with several.
+
+    The common part is told by all families.
+    """
+    some = [cost for cost in costs if family in (FIXED, cost.family)]
+    return True, len({cost.rows for cost in some}) > 1, len({cost.depth for cost in some if cost.rows > 1}) > 1
