@@ -4,6 +4,8 @@ Three logs are made of the project's own sources, in tokens of the demo model: c
 one with its answer and a question; summaries, whose answers copy spans of a long prompt; and edits, a file of which most is
 said again. Every kind replays them in order in a process of its own, warmed up; seconds are the processor's.
 
+With --looped N every kind replays answers of N tokens at its usual setting: loops, tokens that are all distinct, and usual text.
+
 With --search the settings of an engine's drafters are searched as `treeopt search` does, on such a log, or on that of a run (--run)
 which --copies makes longer, each copy with other ids. Memory is the most that all its processes had at once of their own (Linux).
 """
@@ -28,9 +30,10 @@ from tokenizers import Tokenizer
 
 import treeopt
 from treeopt.files.provenance import machine
-from treeopt.records.requestlog import RequestLog
+from treeopt.records.requestlog import Request, RequestLog
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.replay import replay
+from treeopt.text.settings import usual
 
 ROOT = Path(__file__).parents[1]
 Pair = tuple[list[int], list[int]]
@@ -42,7 +45,7 @@ OPTIONS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
     "arctic:suffix": ("suffix_speculative_tokens suffix_cache_max_depth", [(), (4, 8), (32, 64)]),
     "transformers:prompt-lookup": ("prompt_lookup_num_tokens max_matching_ngram_size", [(5,), (3, 2), (16, 8)]),
     "openvino:prompt-lookup": ("num_assistant_tokens max_ngram_size", [(5, 3), (3, 2), (16, 8)]),
-    "exllamav3:ngram": ("num_draft_tokens ngram_match_min dynamic_draft", [(5,), (3, 2), (16, 8), (8, 2, True)]),
+    "exllamav3:ngram": ("num_draft_tokens ngram_match_min dynamic_draft", [(5, 1), (3, 2), (16, 8), (8, 2, True)]),
     "llama.cpp:ngram-simple": ("spec_ngram_simple_size_n spec_ngram_simple_size_m", [(), (4, 8), (24, 64)]),
     "llama.cpp:ngram-map-k": ("spec_ngram_map_k_size_n spec_ngram_map_k_size_m", [(), (4, 8), (24, 64)]),
     "llama.cpp:ngram-map-k4v": ("spec_ngram_map_k4v_size_n spec_ngram_map_k4v_size_m", [(), (4, 8), (24, 64)]),
@@ -112,6 +115,25 @@ def row(log: RequestLog, name: str, settings: dict[str, Any]) -> str:
     return f"| {name} | {asked} | {seconds:.1f} | {cells[0]} | {cells[1]} | {peak / 1024:.0f} |"
 
 
+def looped(tokens: int) -> dict[str, list[int]]:
+    """Answers of so many tokens."""
+    answers = {f"loop of {period}": [i % period for i in range(tokens)] for period in (1, 2, 3, 8)}
+    text = make_log(tokens).tokens[:tokens].tolist()
+    return {**answers, "all distinct": list(range(tokens)), "usual text": text}
+
+
+def looped_row(name: str, answers: dict[str, list[int]]) -> str:
+    """Seconds of the processor for each answer."""
+    make = partial(text_drafter, name, dict(usual(name)))
+    replay([Request([0], [0, 1, 0, 1])], make)
+    cells = []
+    for answer in answers.values():
+        begun = process_time()
+        replay([Request([0], answer)], make)
+        cells.append(f"{process_time() - begun:.1f}")
+    return f"| {name} | {' | '.join(cells)} |"
+
+
 def copied(log: RequestLog, copies: int) -> RequestLog:
     """A log so many times, one behind the other, each with ids that are moved within the vocabulary."""
     most = int(log.tokens.max()) + 1
@@ -178,7 +200,15 @@ def main() -> None:
     parser.add_argument("--run", help="A run directory whose log is searched on.")
     parser.add_argument("--copies", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0, help="Processes that replay; one for each core if 0.")
+    parser.add_argument("--looped", type=int, default=0, help="Tokens of answers that loop.")
     options = parser.parse_args()
+    if options.looped:
+        answers = looped(options.looped)
+        print(f"{machine()}\n\n| drafter | {' | '.join(answers)} |\n{'|---' * (len(answers) + 1)}|")
+        for name in KINDS:
+            if options.only in name:
+                print(looped_row(name, answers), flush=True)
+        return
     log = RequestLog.load(Path(options.run) / "requests.npz") if options.run else make_log(options.answer_tokens)
     log = copied(log, options.copies)
     prompts = int(log.prompt_tokens.sum()) / 1e6

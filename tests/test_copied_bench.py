@@ -29,7 +29,7 @@ from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import load_target
 from treeopt.text.engines import text_drafter
 from treeopt.text.replay import replay
-from treeopt.text.rules import NO_DRAFT, TextDrafter
+from treeopt.text.rules import NO_GUESSES, TextDrafter
 from treeopt.trees.draft import CopiedText
 
 from .engines_live import archives
@@ -196,7 +196,7 @@ class Overrun(TextDrafter):
     limit: int
 
     def start(self, prompt):
-        return [self.rule.start(prompt), self.answers[tuple(prompt)], 0, NO_DRAFT]
+        return [self.rule.start(prompt), self.answers[tuple(prompt)], 0, NO_GUESSES]
 
     def draft(self, state, left):
         state[3] = self.rule.draft(state[0], left)

@@ -23,7 +23,7 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.text.engines import KINDS, text_drafter
-from treeopt.text.settings import GRIDS, fits, sought, usual
+from treeopt.text.settings import fits, sought, usual
 from treeopt.trees.draft import CopiedText
 from treeopt.trees.shapes import Limits
 
@@ -98,7 +98,7 @@ def test_what_is_chosen_emits_what_the_reference_does_on_conversations_that_it_w
     entry, log = plan.entries[0], RequestLog.load(run.requests)
     chosen = chosen_of(entry)
     assert entry.chosen.tokens_per_step == pytest.approx(by_reference(log, 1, *chosen))
-    every = product(*GRIDS["transformers:prompt-lookup"][1].values())
+    every = product(*KINDS["transformers:prompt-lookup"].grid.values())
     rates = {setting: by_reference(log, 0, *setting) for setting in every}
     assert rates[chosen] >= 0.99 * max(rates.values())
     assert Plan.load(run.plan) == plan
@@ -168,8 +168,10 @@ def test_settings_beyond_what_was_timed_are_left_out_with_what_was_timed(run, en
 
 def test_where_every_setting_verifies_more_than_was_timed_the_largest_is_said(run, monkeypatch):
     """An engine that pads verifies all of its rows at every step."""
-    grid = {"num_assistant_tokens": (5, 8), "max_ngram_size": (2, 3)}
-    monkeypatch.setitem(GRIDS, "openvino:prompt-lookup", (GRIDS["openvino:prompt-lookup"][0], grid))
+    kind = KINDS["openvino:prompt-lookup"]
+    length = kind.options["num_assistant_tokens"]._replace(tried=(5, 8))
+    options = {**kind.options, "num_assistant_tokens": length}
+    monkeypatch.setitem(KINDS, "openvino:prompt-lookup", kind._replace(options=options))
     profile_of(0.1, batch_sizes=(1,), rows=4).save(run.profile)
     with pytest.raises(OutOfRange, match=r"verifies more than the 3 rows that were timed\. Time larger sizes\."):
         treeopt.search(run=run, engine="openvino")
@@ -272,7 +274,6 @@ def test_processes_find_what_one_does(run, monkeypatch):
 
 
 def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
-    assert set(GRIDS) == set(KINDS)
     for name in KINDS:
         tried, engine = [], name.partition(":")[0]
 
@@ -292,10 +293,10 @@ def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():
 def test_the_best_of_separate_options_is_found():
     rng = np.random.default_rng(0)
     for name in ("vllm:suffix", "llama.cpp:ngram-mod", "vllm:ngram-v1"):
-        peaks = {option: rng.integers(len(of)) for option, of in GRIDS[name][1].items()}
+        peaks = {option: rng.integers(len(of)) for option, of in KINDS[name].grid.items()}
 
         def value(settings, name=name, peaks=peaks):
-            rank = {option: list(of).index for option, of in GRIDS[name][1].items()}
+            rank = {option: list(of).index for option, of in KINDS[name].grid.items()}
             return np.array(
                 [
                     [
@@ -309,7 +310,7 @@ def test_the_best_of_separate_options_is_found():
 
         found = sought(name, value, most=200)
         best = max(found, key=lambda one: found[one][0])
-        if fits({o: GRIDS[name][1][o][i] for o, i in peaks.items()}):
+        if fits({o: KINDS[name].grid[o][i] for o, i in peaks.items()}):
             assert found[best][0] == 0
 
 

@@ -1,15 +1,20 @@
 """Every rule that copies text drafts what its definition says, after every step of random texts full of ties."""
 
 import random
+import sys
+from functools import partial
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.records.requestlog import Request
 from treeopt.text.adaptive import WindowLookup
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
-from treeopt.text.prompt_lookup import PromptLookup
+from treeopt.text.matches import SuffixAutomaton
+from treeopt.text.prompt_lookup import Lookup
 from treeopt.text.replay import replay
 from treeopt.text.rules import MANY
 from treeopt.text.suffix import AT_ONCE, SuffixDecoding
@@ -20,10 +25,12 @@ CASES = 2000
 
 
 def texts(seed: int) -> tuple[random.Random, list[int], list[int]]:
-    """A prompt and an answer of few different tokens, at times with parts of them repeated."""
+    """A prompt and an answer of few different tokens, at times with parts of them repeated, once or in a loop."""
     rng = random.Random(seed)
     letters = rng.choice((1, 2, 3, 6))
     text = [rng.randrange(letters) for _ in range(rng.randrange(2, 40))]
+    if rng.random() < 0.2:
+        text += text[-rng.randrange(1, 9) :] * rng.randrange(2, 9)
     for _ in range(rng.randrange(3)):
         at = rng.randrange(len(text))
         text += text[at : at + rng.randrange(1, 20)]
@@ -47,14 +54,11 @@ def steps(drafter, prompt, answer, limit=MANY):
 
 
 LOOKUPS = {
-    "vllm-v1": (lambda k, n, m, _: PromptLookup(k, n, m), slow_text.vllm_v1),
-    "vllm-v2": (lambda k, n, m, _: PromptLookup(k, n, m, latest=True, fill="last"), slow_text.vllm_v2),
-    "transformers": (
-        lambda k, n, _, end: PromptLookup(k, n, cut="last", ends=frozenset({end})),
-        slow_text.transformers,
-    ),
-    "openvino": (lambda k, n, *_: PromptLookup(k, n, fill="blank", cut="spare", halved=True), slow_text.openvino),
-    "exllamav3": (lambda k, _, m, end: WindowLookup(k, None, m), slow_text.longest_suffix),
+    "vllm-v1": (lambda k, n, m, _: Lookup(k, n, m), slow_text.vllm_v1),
+    "vllm-v2": (lambda k, n, m, _: Lookup(k, n, m, latest=True, fill="last"), slow_text.vllm_v2),
+    "transformers": (lambda k, n, _, end: Lookup(k, n, cut="last", ends=frozenset({end})), slow_text.transformers),
+    "openvino": (lambda k, n, *_: Lookup(k, n, fill="blank", cut="spare", halved=True), slow_text.openvino),
+    "exllamav3": (lambda k, _, m, end: WindowLookup(k, m), slow_text.longest_suffix),
 }
 
 
@@ -70,14 +74,34 @@ def test_look_ups_copy_what_their_definitions_say(name):
         for text, left, draft, _ in steps(drafter, prompt, answer, limit):
             wanted = slow(text, k, n, m, left, end)
             assert draft.tokens == wanted, (seed, text)
-            assert draft.rows == (1 + len(wanted) if drafter.fill == "nothing" else 1 + k)
+            assert draft.rows == 1 + (k if getattr(drafter, "fill", "nothing") != "nothing" else len(wanted))
+
+
+TEXTS = st.lists(st.integers(0, 2), max_size=30) | st.builds(
+    lambda head, loop, times, tail: head + loop * times + tail,
+    *(st.lists(st.integers(0, 1), max_size=4), st.lists(st.integers(0, 2), max_size=4), st.integers(0, 12)),
+    st.lists(st.integers(0, 2), max_size=9),
+)
+
+
+@given(TEXTS)
+def test_longest_suffix(text):
+    """The longest that stood before is found at its earliest place behind every token, in loops too."""
+    automaton = SuffixAutomaton()
+    assert automaton.match() == (0, 0)
+    for count, token in enumerate(text, 1):
+        automaton.extend([token])
+        lengths = [n for n in range(1, count) if slow_text.earlier(text[:count], n)]
+        longest = max(lengths, default=0)
+        end = slow_text.earlier(text[:count], longest)[0] + longest if longest else 0
+        assert automaton.match() == (longest, end)
 
 
 def test_windows_of_requests_that_run_at_once_are_as_wide_as_their_definition_says():
     for seed in range(CASES // 4):
         rng = random.Random(seed)
         k, m, dynamic = rng.randrange(1, 7), rng.randrange(1, 4), rng.random() < 0.7
-        drafter, slow, live = WindowLookup(k, None, m, dynamic=dynamic), slow_text.Windows(k, m, dynamic), []
+        drafter, slow, live = WindowLookup(k, m, dynamic=dynamic), slow_text.Windows(k, m, dynamic), []
         for number in range(40):
             if not live or (len(live) < 3 and rng.random() < 0.1):
                 _, prompt, answer = texts(seed + number)
@@ -223,8 +247,8 @@ def test_suffix_decoding_drafts_what_its_definition_says():
 
 def test_a_published_example():
     """vLLM's own: n-grams of 2 to 3, the earliest match."""
-    state = PromptLookup(4, longest=3, shortest=2).start([1, 2, 3, 4, 2, 3])
-    assert PromptLookup(4, longest=3, shortest=2).draft(state, MANY).tokens == [4, 2, 3]
+    state = Lookup(4, longest=3, shortest=2).start([1, 2, 3, 4, 2, 3])
+    assert Lookup(4, longest=3, shortest=2).draft(state, MANY).tokens == [4, 2, 3]
 
 
 def test_requests_that_overlap_see_each_other():
@@ -240,11 +264,44 @@ def test_requests_that_overlap_see_each_other():
 
 SMALL = {
     "num_speculative_tokens": 4, "prompt_lookup_num_tokens": 4, "num_assistant_tokens": 4, "max_ngram_size": 3, "num_draft_tokens": 4,
+    "ngram_match_min": 1,
     "suffix_decoding_max_cached_requests": 0, "suffix_cache_max_requests": 0,
     **{f"spec_ngram_{rule}_size_{x}": n for rule in ("simple", "map_k", "map_k4v") for x, n in zip("nm", (2, 4), strict=True)},
     "spec_ngram_mod_n_match": 2, "spec_ngram_mod_n_min": 1, "spec_ngram_mod_n_max": 4,
 }  # fmt: skip
 SHARED = {"llama.cpp:ngram-mod", "exllamav3:ngram"}  # a table of all requests; a width of those that run at once
+
+
+def operations(function) -> int:
+    """Bytecode instructions that a call executes."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("period", [1, 3])
+@pytest.mark.parametrize("name", KINDS)
+def test_looped_answer(name, period):
+    """A token of a long loop is searched with as many operations as one of a short loop: once some took 200 seconds for 1,000."""
+    shallow = {"suffix_decoding_max_tree_depth": 4, "suffix_cache_max_depth": 4}
+    settings = {option: value for option, value in (SMALL | shallow).items() if option in KINDS[name].options}
+    per_token = []
+    for n in (500, 1000):
+        request = Request([9], [i % period for i in range(n)])
+        per_token.append(operations(partial(replay, [request], lambda: text_drafter(name, settings))) / n)
+    short, long = per_token
+    assert long < 1.1 * short < 2000
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -319,7 +376,7 @@ def test_a_replay_emits_every_answer_whatever_is_drafted():
     for seed in range(50):
         rng, prompt, answer = texts(seed)
         requests = [Request(prompt, answer), Request(answer, prompt), Request(prompt, answer[:1])]
-        run = replay(requests, lambda: PromptLookup(4, longest=2), state=rng.choice(("cold", "serial")))
+        run = replay(requests, lambda: Lookup(4, longest=2), state=rng.choice(("cold", "serial")))
         emitted = [run.emitted[a:b].sum() + 1 for a, b in zip(run.starts[:-1], run.starts[1:], strict=True)]
         assert emitted == [len(request.answer) for request in requests]
         assert (run.emitted <= run.accepted + 1).all()
@@ -343,6 +400,7 @@ def test_every_kind_opens_by_its_options_and_refuses_others(name):
         "prompt_lookup_num_tokens": 3,
         "num_assistant_tokens": 3,
         "max_ngram_size": 3,
+        "ngram_match_min": 1,
     }
     drafter = text_drafter(name, {option: value for option, value in needed.items() if option in KINDS[name].options})
     run = replay([Request([1, 2, 3], [1, 2, 3, 1, 2, 3])], lambda: drafter, state="serial")
@@ -352,8 +410,8 @@ def test_every_kind_opens_by_its_options_and_refuses_others(name):
 
 
 def test_one_bound_of_vllm_is_both_and_none_is_five():
-    for given, wanted in (({}, (5, 5)), ({"max": 3}, (3, 3)), ({"min": 2}, (2, 2)), ({"min": 2, "max": 4}, (4, 2))):
-        settings = {"num_speculative_tokens": 3} | {f"prompt_lookup_{which}": n for which, n in given.items()}
+    for bounds, wanted in (({}, (5, 5)), ({"max": 3}, (3, 3)), ({"min": 2}, (2, 2)), ({"min": 2, "max": 4}, (4, 2))):
+        settings = {"num_speculative_tokens": 3} | {f"prompt_lookup_{which}": n for which, n in bounds.items()}
         drafter = text_drafter("vllm:ngram-v1", settings)
         assert (drafter.longest, drafter.shortest) == wanted
 

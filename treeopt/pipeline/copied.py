@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from treeopt.engines.copied import EXPORTED, KEPT, KIND
+from treeopt.engines.copied import EXPORTED, KIND
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.groups import plan_groups
 from treeopt.planning.candidates import Floats
@@ -28,7 +28,7 @@ from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import progress
-from treeopt.text.engines import text_drafter
+from treeopt.text.engines import kinds_of, text_drafter
 from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, sought, usual
 from treeopt.trees.draft import CopiedText
@@ -248,7 +248,7 @@ def _bracket(many: Any, plan: Plan, state: State) -> dict[int, list[str]]:
     chosen = {e.draft: e.chosen.tokens_per_step for e in plan.entries if e.speculates}
     for draft, rate in chosen.items():
         assert isinstance(draft, CopiedText)
-        if not draft.drafter.startswith(tuple(KEPT)):
+        if not kinds_of(draft.drafter)[0].kept:
             continue
         states: list[State] = [one for one in MEANS if one in ("cold", "serial") and one != state]
         held = many([(draft.drafter, draft.settings, one, None) for one in states])

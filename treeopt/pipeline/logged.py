@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeopt.engines.copied import KEPT
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.pipeline.copied import halves, tried_on
 from treeopt.pipeline.entrants import PLAIN, Entrant, plain_and_chosen
@@ -22,7 +21,7 @@ from treeopt.records.benchmark import AS_IT_COMES
 from treeopt.records.contender import Predicted
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.requestlog import RequestLog
-from treeopt.text.engines import KINDS, text_drafter
+from treeopt.text.engines import KINDS, kinds_of, text_drafter
 from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, usual
 from treeopt.trees.draft import CopiedText, Draft
@@ -92,7 +91,7 @@ def copied_entrants(entry: PlanEntry, tried: Mapping[str, Tried], engine: Steppe
     for name, one in tried.items():
         draft: Draft = entry.draft if name == "chosen" else one.draft
         shares = (one.accepted / max(one.accepted.sum(), 1)).tolist()
-        is_replayable = not one.draft.drafter.startswith(tuple(KEPT))
+        is_replayable = not kinds_of(one.draft.drafter)[0].kept
         entrants[name] = Entrant(draft, Predicted(**one.candidate.rates.document()), shares, is_replayable)
     return entrants | ({AS_IT_COMES: Entrant(PLAIN, as_it_comes=True)} if engine.as_it_comes else {})
 
@@ -133,5 +132,5 @@ def lookups(engine: str, budget: int) -> list[Draft]:
             f"`engine={engine}` verifies what its drafter finds, so steps of so many rows cannot be timed at will: pass a table "
             "of its latencies as `from_csv`."
         )
-    length = next(option for option, means in KINDS[name].options.items() if means == "length")
+    length = next(key for key, option in KINDS[name].options.items() if option.parameter == "length")
     return [CopiedText.of(name, {**dict(usual(name)), length: n - 1}, n, 1) for n in COPIED_ROWS if n <= budget]

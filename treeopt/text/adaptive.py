@@ -1,4 +1,4 @@
-"""Prompt lookup of ExLlamaV3, whose length follows what was accepted: a window.
+"""Prompt lookup of ExLlamaV3: of what followed the longest suffix that stood before, as much as a window that follows acceptance.
 
 The window lies above a moving average of accepted tokens. Requests that run at once share a width: the widest window, but no
 more than the shortest draft, so none where one request has found nothing. The prompt's last token is the first step's.
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from treeopt.text.matches import Ngrams, Places
-from treeopt.text.prompt_lookup import PromptLookup
-from treeopt.text.rules import Draft, First
+from treeopt.text.matches import SuffixAutomaton
+from treeopt.text.prompt_lookup import check_sizes
+from treeopt.text.rules import First, Guesses, TextDrafter
 
 UP, DOWN, TOO_LOW, PROBE, PROBED = 1.3, 0.65, 0.3, 2, 16  # weights; mean of no window, but one every so many steps
 
@@ -23,50 +23,64 @@ UP, DOWN, TOO_LOW, PROBE, PROBED = 1.3, 0.65, 0.3, 2, 16  # weights; mean of no 
 class Job:
     """A request of ExLlamaV3.
 
-    found  : what is behind the text, before it is cut; None where it was not looked up yet
+    window : tokens that it would draft
+    match  : what followed the longest suffix, before it is cut; None where it was not looked up yet
     mean   : of accepted tokens; None before the first draft
-    window : tokens that it would draft · low : rounds for which it was 0 · width : of the last draft
+    low    : rounds for which the window was 0
+    width  : of the last draft
     """
 
-    text: Ngrams | Places
+    text: SuffixAutomaton
     window: int
-    found: list[int] | None = None
+    match: list[int] | None = None
     mean: float | None = None
     low: int = 0
     width: int = 0
 
 
 @dataclass(frozen=True)
-class WindowLookup(PromptLookup):
+class WindowLookup(TextDrafter):
     """ExLlamaV3's lookup.
 
-    dynamic : whether the window moves below K
-    running : requests
+    length   : K
+    shortest : tokens of a suffix that is copied from
+    dynamic  : whether the window moves below K
+    running  : requests
     """
 
+    length: int = 4
+    shortest: int = 1
     dynamic: bool = False
     running: list[Job] = field(default_factory=list)
     first: First = "step"
 
-    def start(self, prompt: Sequence[int]) -> Job:
-        self.running.append(Job(super().start(prompt), self.length))
-        return self.running[-1]
+    def __post_init__(self) -> None:
+        check_sizes(self.length, self.shortest)
 
-    def draft(self, state: Job, left: int) -> Draft:
+    def start(self, prompt: Sequence[int]) -> Job:
+        job = Job(SuffixAutomaton(), self.length)
+        job.text.extend(prompt)
+        self.running.append(job)
+        return job
+
+    def draft(self, state: Job, left: int) -> Guesses:
         if state.mean is not None:
             state.low = (state.low + 1) % PROBED if state.mean < TOO_LOW else 0
             low = 0 if state.low else min(PROBE, self.length)
             state.window = low if state.mean < TOO_LOW else max(1, min(self.length, ceil(state.mean)))
-        state.width = max(job.window for job in self.running)
-        for job in self.running:
-            if job.found is None:
-                job.found = self.behind(job.text, self.length)
-            state.width = min(state.width, len(job.found))
-        return Draft((state.found or [])[: state.width], 1 + state.width)
+        matches = [self._match(job) for job in self.running]
+        state.width = min(max(job.window for job in self.running), *map(len, matches))
+        return Guesses(self._match(state)[: state.width], 1 + state.width)
+
+    def _match(self, job: Job) -> list[int]:
+        if job.match is None:
+            n, end = job.text.match()
+            job.match = job.text.tokens[end : end + self.length] if n >= self.shortest else []
+        return job.match
 
     def commit(self, state: Job, tokens: Sequence[int], accepted: int) -> None:
         state.text.extend(tokens)
-        state.found = None
+        state.match = None
         if self.dynamic and state.width:
             now = accepted + (accepted == state.width)
             weight = UP if state.mean is not None and now > state.mean else DOWN

@@ -1,28 +1,81 @@
-"""By what name and options each engine's drafter of text is asked for: one row for each, with the engine's own defaults."""
+"""The drafters of text that engines have: the rule of each, the engine's own options, and the values that a search tries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.text.adaptive import WindowLookup
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
-from treeopt.text.prompt_lookup import PromptLookup
+from treeopt.text.prompt_lookup import Lookup
 from treeopt.text.rules import TextDrafter
 
+WORDS = {int: "whole numbers", float: "numbers", bool: "False or True", tuple: "lists of tokens"}
+SHORT, LONG = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), (2, 4, 8, 12, 16, 24, 32, 48, 64)
+MATCHED = (1, 2, 3, 4, 5, 6, 8, 12)
+FACTORS, PROBS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0), (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)
 
-class Kind(NamedTuple):
-    """A drafter of an engine.
+
+class Option(NamedTuple):
+    """An option of a drafter.
+
+    parameter   : what the rule calls it
+    tried       : values that a search tries, in order
+    needed      : whether nothing is drafted without it
+    kind        : of its values; a key of `WORDS`
+    least, most : values that the engine takes
+    """
+
+    parameter: str
+    tried: Sequence[Any] = ()
+    needed: bool = False
+    kind: type = int
+    least: float = 1
+    most: float = inf
+
+    def takes(self, value: Any) -> bool:
+        """Whether the engine takes a value."""
+        if self.kind in (bool, tuple):
+            return type(value) is self.kind
+        return type(value) in (int, self.kind) and self.least <= value <= self.most and isfinite(value)
+
+    @property
+    def values(self) -> str:
+        """The values that the engine takes, in words.
+
+        >>> Option("m", most=1024).values
+        'whole numbers from 1 to 1024'
+        """
+        words = WORDS[self.kind]
+        if self.kind in (int, float) and self.least > -inf:
+            words += f" from {self.least:g}"
+        if self.most < inf:
+            words += f" to {self.most:g}"
+        return words
+
+
+class EngineDrafter(NamedTuple):
+    """A drafter that an engine has.
 
     make    : the rule
-    options : the engine's options, and what the rule calls them
-    fixed   : what the engine does, or takes by default
+    options : by the engine's names
+    fixed   : parameters of the rule that the engine sets, or its defaults
+    usual   : options as the engine's documentation shows them, where it has no defaults
+    kept    : what a server keeps of a request for the next ones
     """
 
     make: Callable[..., Any]
-    options: Mapping[str, str]
+    options: Mapping[str, Option]
     fixed: Mapping[str, Any] = {}
+    usual: Mapping[str, Any] = {}
+    kept: str = ""
+
+    @property
+    def grid(self) -> dict[str, Sequence[Any]]:
+        """The values that a search tries of each option."""
+        return {name: option.tried for name, option in self.options.items() if option.tried}
 
 
 def suffix(**settings: Any) -> TextDrafter:
@@ -32,74 +85,132 @@ def suffix(**settings: Any) -> TextDrafter:
     return SuffixDecoding(**settings)
 
 
-def vllm_ngram(length: int, longest: int | None = None, shortest: int | None = None, **fixed: Any) -> PromptLookup:
-    """With one bound alone it is both."""
-    return PromptLookup(length, longest or shortest or 5, shortest or longest or 5, **fixed)
+def vllm_ngram(length: int, longest: int | None = None, shortest: int | None = None, **fixed: Any) -> Lookup:
+    """vLLM's look-up. A bound that is given alone is both."""
+    return Lookup(length, longest or shortest or 5, shortest or longest or 5, **fixed)
 
 
-NGRAM = {"num_speculative_tokens": "length", "prompt_lookup_max": "longest", "prompt_lookup_min": "shortest"}
+def prefixed(prefix: str, options: Mapping[str, Option]) -> dict[str, Option]:
+    """Options whose names all begin alike."""
+    return {prefix + name: option for name, option in options.items()}
+
+
+NGRAM = {
+    "num_speculative_tokens": Option("length", SHORT, needed=True),
+    "prompt_lookup_max": Option("longest", MATCHED),
+    "prompt_lookup_min": Option("shortest", MATCHED),
+}
+NGRAM_USUAL = {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 4}
+FACTOR, LEAST = Option("factor", FACTORS, kind=float, least=0), Option("least", PROBS, kind=float, least=0, most=1)
 SUFFIX = {
-    "max_tree_depth": "depth",
-    "max_cached_requests": "cached",
-    "max_spec_factor": "factor",
-    "min_token_prob": "least",
+    "max_tree_depth": Option("depth", (8, 16, 24, 32, 48, 64)),
+    "max_cached_requests": Option("cached", least=0),
+    "max_spec_factor": FACTOR,
+    "min_token_prob": LEAST,
 }
 ARCTIC = {
-    "speculative_tokens": "length", "cache_max_depth": "depth", "cache_max_requests": "cached",
-    "max_spec_factor": "factor", "max_spec_offset": "offset", "min_token_prob": "least",
-}  # fmt: skip
-
-
-def prefixed(prefix: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options whose names all begin alike."""
-    return {prefix + option: means for option, means in options.items()}
-
+    "speculative_tokens": Option("length", LONG[1:7]),
+    "cache_max_depth": Option("depth", (16, 32, 64, 96)),
+    "cache_max_requests": Option("cached", least=0),
+    "max_spec_factor": FACTOR,
+    "max_spec_offset": Option("offset", (-1.0, 0.0, 1.0, 2.0, 4.0), kind=float, least=-inf),
+    "min_token_prob": LEAST,
+}
+SIZES = {
+    "size_n": Option("n", (2, 3, 4, 6, 8, 12, 16, 24), most=1024),
+    "size_m": Option("m", (2, 4, 8, 16, 32, 48, 64), most=1024),
+}
+MOD = {
+    "n_match": Option("n", (4, 8, 12, 16, 24, 32), most=1024),
+    "n_min": Option("least", (2, 4, 8, 16, 32, 48), least=0, most=1024),
+    "n_max": Option("m", LONG[2:], least=0, most=1024),
+}
+ANSWERS = "the answers of the latest requests, as many as {}"
+SLOTS = "the text of every slot for that slot, and of ngram-mod one table for all"
 
 KINDS = {
-    "vllm:ngram-v1": Kind(vllm_ngram, NGRAM),
-    "vllm:ngram-v2": Kind(vllm_ngram, NGRAM, {"latest": True, "fill": "last"}),
-    "vllm:suffix": Kind(suffix, {"num_speculative_tokens": "length"} | prefixed("suffix_decoding_", SUFFIX)),
-    "arctic:suffix": Kind(suffix, prefixed("suffix_", ARCTIC), {"length": 16, "depth": 64, "cached": 100_000}),
-    "transformers:prompt-lookup": Kind(
-        PromptLookup,
-        {"prompt_lookup_num_tokens": "length", "max_matching_ngram_size": "longest", "eos_token_id": "ends"},
+    "vllm:ngram-v1": EngineDrafter(vllm_ngram, NGRAM, usual=NGRAM_USUAL),
+    "vllm:ngram-v2": EngineDrafter(vllm_ngram, NGRAM, {"latest": True, "fill": "last"}, NGRAM_USUAL),
+    "vllm:suffix": EngineDrafter(
+        suffix,
+        {"num_speculative_tokens": Option("length", LONG[1:7]), **prefixed("suffix_decoding_", SUFFIX)},
+        usual={"num_speculative_tokens": 24},
+        kept=ANSWERS.format("suffix_decoding_max_cached_requests"),
+    ),
+    "arctic:suffix": EngineDrafter(
+        suffix,
+        prefixed("suffix_", ARCTIC),
+        {"length": 16, "depth": 64, "cached": 100_000},
+        kept=ANSWERS.format("suffix_cache_max_requests"),
+    ),
+    "transformers:prompt-lookup": EngineDrafter(
+        Lookup,
+        {
+            "prompt_lookup_num_tokens": Option("length", (*SHORT, 20), needed=True),
+            "max_matching_ngram_size": Option("longest", MATCHED),
+            "eos_token_id": Option("ends", kind=tuple),
+        },
         {"longest": 2, "cut": "last", "first": "draft"},
+        {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 2},
     ),
-    "openvino:prompt-lookup": Kind(
-        PromptLookup, {"num_assistant_tokens": "length", "max_ngram_size": "longest"}, {"fill": "blank", "cut": "spare", "halved": True}
+    "openvino:prompt-lookup": EngineDrafter(
+        Lookup,
+        {
+            "num_assistant_tokens": Option("length", SHORT, needed=True),
+            "max_ngram_size": Option("longest", MATCHED, needed=True),
+        },
+        {"fill": "blank", "cut": "spare", "halved": True},
+        {"num_assistant_tokens": 5, "max_ngram_size": 3},
     ),
-    "exllamav3:ngram": Kind(
-        WindowLookup, {"num_draft_tokens": "length", "ngram_match_min": "shortest", "dynamic_draft": "dynamic"}, {"length": 4}
+    "exllamav3:ngram": EngineDrafter(
+        WindowLookup,
+        {
+            "num_draft_tokens": Option("length", SHORT),
+            "ngram_match_min": Option("shortest", MATCHED, needed=True),
+            "dynamic_draft": Option("dynamic", (False, True), kind=bool),
+        },
+        usual={"ngram_match_min": 2},
     ),
-    "llama.cpp:ngram-simple": Kind(Simple, prefixed("spec_ngram_simple_", {"size_n": "n", "size_m": "m"})),
-    "llama.cpp:ngram-map-k": Kind(Map, prefixed("spec_ngram_map_k_", {"size_n": "n", "size_m": "m"})),
-    "llama.cpp:ngram-map-k4v": Kind(
-        Map, prefixed("spec_ngram_map_k4v_", {"size_n": "n", "size_m": "m", "min_hits": "least_hits"}), {"counts": True}
+    "llama.cpp:ngram-simple": EngineDrafter(Simple, prefixed("spec_ngram_simple_", SIZES), kept=SLOTS),
+    "llama.cpp:ngram-map-k": EngineDrafter(Map, prefixed("spec_ngram_map_k_", SIZES), kept=SLOTS),
+    "llama.cpp:ngram-map-k4v": EngineDrafter(
+        Map, prefixed("spec_ngram_map_k4v_", {**SIZES, "min_hits": Option("least_hits")}), {"counts": True}, kept=SLOTS
     ),
-    "llama.cpp:ngram-mod": Kind(Mod, prefixed("spec_ngram_mod_", {"n_match": "n", "n_min": "least", "n_max": "m"})),
-    "llama.cpp:ngram-cache": Kind(Cache, {}),
-}  # fmt: skip
+    "llama.cpp:ngram-mod": EngineDrafter(Mod, prefixed("spec_ngram_mod_", MOD), kept=SLOTS),
+    "llama.cpp:ngram-cache": EngineDrafter(Cache, {}, kept=SLOTS),
+}
 
 
-def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
-    """A fresh drafter by an engine's own options; of llama.cpp's several, with a comma between them.
-
-    >>> text_drafter("exllamav3:ngram", {"num_draft_tokens": 8}).length
-    8
-    """
+def kinds_of(name: str) -> list[EngineDrafter]:
+    """The kind of a name; of llama.cpp's drafters several, with a comma between them. InvalidInput for a name of none."""
     engine, _, kinds = name.partition(":")
     names = [f"{engine}:{kind}" for kind in kinds.split(",")]
-    unknown = [one for one in names if one not in KINDS]
-    if unknown or (len(names) > 1 and engine != "llama.cpp"):
+    if not KINDS.keys() >= set(names) or (len(names) > 1 and engine != "llama.cpp"):
         raise InvalidInput(
             f"Drafters that copy text are {', '.join(KINDS)}, and of llama.cpp several, but got {quoted(name)}."
         )
-    known = {option for one in names for option in KINDS[one].options}
-    if wrong := sorted(set(settings) - known):
-        raise InvalidInput(f"{name} takes the options {', '.join(sorted(known))}, but got {', '.join(wrong)}.")
-    made: list[Any] = []
-    for kind in (KINDS[one] for one in names):
-        given = {parameter: settings[option] for option, parameter in kind.options.items() if option in settings}
-        made.append(kind.make(**{**kind.fixed, **given}))
-    drafter: TextDrafter = LlamaCpp(made) if engine == "llama.cpp" else made[0]
+    return [KINDS[name] for name in names]
+
+
+def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
+    """A fresh drafter by its engine's name and options. InvalidInput for options and values that the engine would refuse.
+
+    >>> text_drafter("exllamav3:ngram", {"ngram_match_min": 2}).length
+    4
+    """
+    kinds = kinds_of(name)
+    options = {option: details for kind in kinds for option, details in kind.options.items()}
+    if unknown := sorted(set(settings) - set(options)):
+        raise InvalidInput(f"{name} takes the options {', '.join(sorted(options))}, but got {', '.join(unknown)}.")
+    if missing := [option for option, details in options.items() if details.needed and option not in settings]:
+        raise InvalidInput(f"{name} drafts nothing without {' and '.join(missing)}: give it.")
+    for option, value in settings.items():
+        if not options[option].takes(value):
+            raise InvalidInput(f"{option} of {name} takes {options[option].values}, but got {quoted(value)}.")
+    rules = [kind.make(**{**kind.fixed, **_parameters(kind, settings)}) for kind in kinds]
+    drafter: TextDrafter = LlamaCpp(rules) if name.startswith("llama.cpp") else rules[0]
     return drafter
+
+
+def _parameters(kind: EngineDrafter, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {option.parameter: settings[name] for name, option in kind.options.items() if name in settings}

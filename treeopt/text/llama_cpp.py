@@ -21,7 +21,7 @@ from operator import eq
 
 from treeopt.errors import InvalidInput
 from treeopt.text.matches import Gram, Hashes, Ngrams
-from treeopt.text.rules import NO_DRAFT, Draft, TextDrafter
+from treeopt.text.rules import NO_GUESSES, Guesses, TextDrafter
 
 MOST_VALUES, MOST_HITS = 4, 16380  # of a key
 MAP_FACTOR, MAP_BITS = 2654435761, 18
@@ -96,13 +96,13 @@ class LlamaCpp(TextDrafter):
         most = max(common)
         return self.free.pop(common.index(most) if most > SIMILAR * len(prompt) else 0)
 
-    def draft(self, state: Slot, left: int) -> Draft:
+    def draft(self, state: Slot, left: int) -> Guesses:
         state.winner = None
         for rule in state.rules if left > 1 else ():
             if found := rule.draft(state.tokens)[: left - 1]:
                 state.winner = rule
-                return Draft(found, 1 + len(found))
-        return NO_DRAFT
+                return Guesses(found, 1 + len(found))
+        return NO_GUESSES
 
     def commit(self, state: Slot, tokens: Sequence[int], accepted: int) -> None:
         state.tokens += tokens
@@ -224,9 +224,9 @@ class Map(SlotRule):
 
     def _is_clear(self, tokens: list[int], key: Key, at: int) -> bool:
         """Count what followed the key up to a match; whether one value came at least twice as often as all others."""
-        n, m, codes, gram = self.n, self.m, self.hashes.codes, tokens[at : at + self.n]
-        for start in range(key.counted, at + 1):
-            if codes[start] != codes[at] or tokens[start : start + n] != gram:
+        n, m, gram = self.n, self.m, tokens[at : at + self.n]
+        for start in self.hashes.alike(at, key.counted):
+            if tokens[start : start + n] != gram:
                 continue
             end = start + n
             wanted = tokens[end : end + m]
@@ -293,12 +293,38 @@ class Mod(SlotRule):
             self.low = self.indexed = 0
 
 
+@dataclass(slots=True)
+class Followers:
+    """Tokens that followed an n-gram, in the order of a small std::unordered_map: the newest bucket first, in each the newest first.
+
+    ranks     : of each token its count, and by age its bucket and itself; of two tokens the greater leads
+    buckets   : by age
+    likeliest : the token that leads
+    """
+
+    ranks: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    buckets: list[int] = field(default_factory=list)
+    total: int = 0
+    likeliest: int = -1
+
+    def add(self, token: int) -> None:
+        if token in self.ranks:
+            count, bucket, age = self.ranks[token]
+        else:
+            if token % BUCKETS not in self.buckets:
+                self.buckets.append(token % BUCKETS)
+            count, bucket, age = 0, self.buckets.index(token % BUCKETS), len(self.ranks)
+        self.ranks[token] = count + 1, bucket, age
+        self.total += 1
+        if self.total == 1 or self.ranks[token] > self.ranks[self.likeliest]:
+            self.likeliest = token
+
+
 @dataclass
 class Cache(SlotRule):
-    """ngram-cache without files: tokens counted behind n-grams of up to 4; of equally frequent ones the first of its hash map."""
+    """ngram-cache without files: tokens counted behind n-grams of up to 4."""
 
-    counts: dict[Gram, dict[int, int]] = field(default_factory=dict, init=False)
-    likeliest: dict[Gram, int | None] = field(default_factory=dict, init=False)  # since the n-gram was counted last
+    followers: dict[Gram, Followers] = field(default_factory=dict, init=False)
     seen: int = field(default=0, init=False)
     place = 4
 
@@ -315,24 +341,16 @@ class Cache(SlotRule):
     def _count(self, new: list[int]) -> None:
         for n in range(1, CACHED + 1):
             for end in range(n, len(new)):
-                gram, token = tuple(new[end - n : end]), new[end]
-                part = self.counts.get(gram, {})
-                if token not in part:  # it goes before those of its bucket, a new bucket before all
-                    order = list(part.items())
-                    at = next((i for i, (other, _) in enumerate(order) if other % BUCKETS == token % BUCKETS), 0)
-                    part = self.counts[gram] = dict([*order[:at], (token, 0), *order[at:]])
-                part[token] += 1
-                self.likeliest.pop(gram, None)
+                gram = tuple(new[end - n : end])
+                if gram not in self.followers:
+                    self.followers[gram] = Followers()
+                self.followers[gram].add(new[end])
 
     def _likeliest(self, text: list[int]) -> int | None:
         for n in range(min(CACHED, len(text)), 0, -1):
-            if (gram := tuple(text[-n:])) not in self.counts:
-                continue
-            if gram not in self.likeliest:
-                part = self.counts[gram]
-                total, token = sum(part.values()), max(part, key=part.__getitem__)
-                likely = total >= SAMPLES[n - 1] and 100 * part[token] >= PERCENT[n - 1] * total
-                self.likeliest[gram] = token if likely else None
-            if (found := self.likeliest[gram]) is not None:
-                return found
+            behind = self.followers.get(tuple(text[-n:]))
+            if behind and behind.total >= SAMPLES[n - 1]:
+                count, *_ = behind.ranks[behind.likeliest]
+                if 100 * count >= PERCENT[n - 1] * behind.total:
+                    return behind.likeliest
         return None

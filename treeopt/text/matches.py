@@ -5,6 +5,7 @@ end : place behind an n-gram, that of the token that followed it; an n-gram is k
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -84,34 +85,63 @@ class Ngrams:
         return n, found
 
 
-class Places:
-    """The tokens of a text, and where each stands: its longest suffix that stood before, of whatever length.
+class SuffixAutomaton:
+    """The tokens of a text, and the longest of its suffixes that stood before, in time that grows with the text alone.
 
-    >>> text = Places()
+    A state stands for suffixes of the text so far that end at the same places (Blumer et al. 1985).
+
+    lengths : tokens of the longest of them
+    ends    : the earliest of these places
+    links   : the state of the longest suffix that also ends elsewhere; -1 of the empty one, state 0
+    moves   : states behind one more token
+
+    >>> text = SuffixAutomaton()
     >>> text.extend([7, 5, 8, 7, 5, 9, 7, 5])
     >>> text.match()
     (2, 2)
     """
 
-    longest = 2**31  # n
-
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.places: dict[int, list[int]] = {}
+        self.lengths, self.ends, self.links = [0], [0], [-1]
+        self.moves: list[dict[int, int]] = [{}]
+        self.whole = 0  # the state of the whole text
+
+    def match(self) -> tuple[int, int]:
+        """Length of the longest suffix that stood before, and its earliest end; (0, 0) where none did."""
+        state = max(self.links[self.whole], 0)
+        return self.lengths[state], self.ends[state]
 
     def extend(self, tokens: Iterable[int]) -> None:
-        for place, token in enumerate(tokens, len(self.tokens)):
-            self.places.setdefault(token, []).append(place)
-        self.tokens += tokens
+        moves, links, whole = self.moves, self.links, self.whole
+        for token in tokens:
+            self.tokens.append(token)
+            state, whole = whole, self._add(len(self.tokens), len(self.tokens), {})
+            while state >= 0 and token not in moves[state]:
+                moves[state][token] = whole
+                state = links[state]
+            links[whole] = 0 if state < 0 else self._longer(state, token)
+        self.whole = whole
 
-    def match(self, longest: int = longest) -> tuple[int, int]:
-        """Length of the longest suffix, up to ``longest``, that stood before, and its earliest end; (0, 0) where none did."""
-        tokens, last, n = self.tokens, [-1], 0
-        places = self.places[tokens[-1]][:-1] if tokens else []  # where the last token of the matches stands
-        while places and n < longest:
-            last, n = places, n + 1
-            places = [at for at in places if at >= n and tokens[at - n] == tokens[-1 - n]]
-        return n, last[0] + 1
+    def _longer(self, state: int, token: int) -> int:
+        """The state whose longest suffix is that of a state with one more token."""
+        moves, links, length = self.moves, self.links, self.lengths[state] + 1
+        longer = moves[state][token]
+        if self.lengths[longer] == length:
+            return longer
+        part = self._add(length, self.ends[longer], moves[longer].copy())
+        links[part], links[longer] = links[longer], part
+        while state >= 0 and moves[state].get(token) == longer:
+            moves[state][token] = part
+            state = links[state]
+        return part
+
+    def _add(self, length: int, end: int, moves: dict[int, int]) -> int:
+        self.lengths.append(length)
+        self.ends.append(end)
+        self.links.append(-1)
+        self.moves.append(moves)
+        return len(self.links) - 1
 
 
 class Hashes:
@@ -126,6 +156,8 @@ class Hashes:
         self.tokens, self.n, self.factor, self.mask = tokens, n, factor % size, size - 1
         self.leading = pow(factor, n, size)
         self.codes: list[int] = []
+        self.starts: dict[int, list[int]] = {}
+        self._indexed = 0
 
     def first(self, count: int) -> list[int]:
         """Hashes of the first ``count`` n-grams or more, by their starts."""
@@ -138,6 +170,19 @@ class Hashes:
         for at in range(len(codes), count):
             codes.append(self.next(codes[-1], tokens[at - 1], tokens[at + n - 1]))
         return codes
+
+    def alike(self, at: int, first: int) -> list[int]:
+        """Starts from ``first`` to ``at`` of the n-grams whose hash is that of the n-gram at ``at``.
+
+        >>> Hashes([1, 1, 1, 1], 2, 10, 8).alike(2, 1)
+        [1, 2]
+        """
+        codes = self.first(at + 1)
+        for start in range(self._indexed, at + 1):
+            self.starts.setdefault(codes[start], []).append(start)
+        self._indexed = max(self._indexed, at + 1)
+        starts = self.starts[codes[at]]
+        return starts[bisect_left(starts, first) : bisect_right(starts, at)]
 
     def next(self, code: int, first: int, last: int) -> int:
         """The hash of the n-gram behind one: without its first token, and with one more."""

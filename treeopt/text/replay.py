@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.records.requestlog import Request
-from treeopt.text.rules import MANY, NO_DRAFT, TextDrafter
+from treeopt.text.rules import MANY, NO_GUESSES, TextDrafter
 
 State = Literal["cold", "serial", "overlapped"]  # of what a drafter keeps from request to request
 Counts = NDArray[np.int32]
@@ -55,8 +55,8 @@ def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, stat
     While requests overlap, each emits its tokens evenly between its two times, and what a drafter keeps of one is there for the
     others.
 
-    >>> from treeopt.text.prompt_lookup import PromptLookup
-    >>> one = replay([Request([1, 2, 3], [1, 2, 3, 1, 2])], lambda: PromptLookup(2, longest=2))
+    >>> from treeopt.text.prompt_lookup import Lookup
+    >>> one = replay([Request([1, 2, 3], [1, 2, 3, 1, 2])], lambda: Lookup(2, longest=2))
     >>> one.drafted.tolist(), one.accepted.tolist(), one.emitted.tolist()
     ([2, 2], [2, 1], [3, 1])
     """
@@ -98,7 +98,7 @@ def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterato
     answer, most, at = request.answer, request.limit or MANY, 0
     state = drafter.start(request.prompt)
     while at < len(answer):
-        draft = drafter.draft(state, most - at) if at or drafter.first != "no draft" else NO_DRAFT
+        draft = drafter.draft(state, most - at) if at or drafter.first != "no draft" else NO_GUESSES
         guesses = len(draft.tokens)
         accepted = draft.accepted(answer[at : at + guesses])
         emitted = answer[at : at + accepted + 1]

@@ -1,8 +1,8 @@
-"""What all drafters that copy text have in common: a draft after every step, from the tokens so far and what was kept.
+"""What all drafters that copy text have in common: guesses after every step, from the tokens so far and what was kept.
 
-A drafter keeps what one request leaves behind for the next; what it keeps of one request is the state that `start` makes. A
-step drafts, the target verifies, and `commit` says what came of it. The first token of an answer is the prefill's: it is
-committed without a draft before it, unless an engine drafts behind the prompt alone (`First`).
+A drafter keeps what one request leaves behind for the next. The state that `start` makes belongs to one request. At each step
+`draft` guesses, the target verifies, and `commit` takes in what was emitted. The first token of an answer is the prefill's: it
+is committed without guesses before it, unless an engine drafts behind the prompt alone (`First`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ First = Literal["no draft", "draft", "step"]  # before the first token: none, on
 MANY = 2**31  # tokens that a request without a limit may still emit
 
 
-class Draft(NamedTuple):
+class Guesses(NamedTuple):
     """What a step verifies.
 
-    tokens  : guesses, those that an engine pads with included where they can be accepted
-    rows    : verified, the root and all padding included
+    tokens : guesses, with those of an engine's padding that can be accepted
+    rows   : verified, the root and all padding included
     """
 
     tokens: Sequence[int]
@@ -29,17 +29,20 @@ class Draft(NamedTuple):
     def accepted(self, true: Sequence[int]) -> int:
         """How many guesses greedy verification accepts.
 
-        >>> Draft([7, 8, 9], 4).accepted([7, 8, 6])
+        >>> Guesses([7, 8, 9], 4).accepted([7, 8, 6])
         2
         """
         return sum(1 for _ in takewhile(bool, map(eq, self.tokens, true)))
 
 
-NO_DRAFT = Draft([], 1)
+NO_GUESSES = Guesses([], 1)
 
 
 class TextDrafter:
-    """A drafter that copies text, by the rule of one engine at one setting. first: what it does before the first token."""
+    """A drafter that copies text: the rule of one engine at one setting.
+
+    first : what it does before the first token
+    """
 
     first: First = "no draft"
 
@@ -47,12 +50,12 @@ class TextDrafter:
         """The state of a request."""
         raise NotImplementedError
 
-    def draft(self, state: Any, left: int) -> Draft:
-        """What the next step verifies, where the request may emit ``left`` more tokens."""
+    def draft(self, state: Any, left: int) -> Guesses:
+        """What the next step verifies; the request may emit ``left`` more tokens."""
         raise NotImplementedError
 
     def commit(self, state: Any, tokens: Sequence[int], accepted: int) -> None:
-        """Take in what a step emitted, of which the first were ``accepted`` guesses."""
+        """Take in the tokens that a step emitted. The first ``accepted`` of them are guesses."""
         raise NotImplementedError
 
     def stop(self, state: Any) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 
 from treeopt.errors import InvalidInput
 from treeopt.text import tries
-from treeopt.text.rules import Draft, TextDrafter
+from treeopt.text.rules import Guesses, TextDrafter
 from treeopt.text.tries import ONES, TAIL, Ints
 
 CHUNK = 256  # tokens for which there is room at a time
@@ -310,10 +310,10 @@ class SuffixDecoding(TextDrafter):
             remove(self.others.tree, self.begun.pop(oldest), self.depth)
         return own
 
-    def draft(self, state: SuffixTree, left: int) -> Draft:
+    def draft(self, state: SuffixTree, left: int) -> Guesses:
         context = state.tree.text[max(state.places - self.depth, 0) : state.places]
         count = draft((state.tree, self.others.tree), context, self.limits, self.out)
-        return Draft(self.out[0, :count].tolist(), 1 + count)
+        return Guesses(self.out[0, :count].tolist(), 1 + count)
 
     def commit(self, state: SuffixTree, tokens: Sequence[int], accepted: int) -> None:
         state.extend(tokens)
