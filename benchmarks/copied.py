@@ -19,7 +19,8 @@ import treeopt
 from treeopt.latency.costs import StepCosts
 from treeopt.pipeline.copied import tried_on
 from treeopt.pipeline.logged import tried_drafts
-from treeopt.planning.copied import RowCosts, Tried
+from treeopt.planning.candidates import mean_ms
+from treeopt.planning.copied import Tried
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
@@ -65,7 +66,7 @@ def with_sweep(engine: str, known: dict[str, Tried]) -> Any:
     return tried
 
 
-def said(found: Benchmark, tried: Mapping[str, Tried], costs: RowCosts | None) -> str:
+def said(found: Benchmark, tried: Mapping[str, Tried], costs: StepCosts | None) -> str:
     """Every contender's prediction and measurement, and the regret."""
     rates = {one.name: one.tokens_per_s or 0.0 for one in found.contenders}
     best = max((name for name in rates if not name.startswith("default")), key=rates.__getitem__)
@@ -76,9 +77,9 @@ def said(found: Benchmark, tried: Mapping[str, Tried], costs: RowCosts | None) -
     for one in found.contenders:
         replayed = predicted = ""
         if setting := tried.get(one.name):
-            rate = setting.tokens.sum() / setting.steps.sum()
+            rate = setting.candidate.rates.tokens_per_step
             replayed = f"{rate:.3f}"
-            predicted = f"{rate * costs.plain_ms / costs.step_ms(setting.rows):.2f}" if costs else ""
+            predicted = f"{rate * costs.plain.ms / mean_ms([setting.candidate], costs)[0]:.2f}" if costs else ""
         cells = (
             one.name,
             f"{one.tokens_per_step:.3f}",
@@ -113,7 +114,7 @@ def main() -> None:
     if not asked.launch:
         options |= {"model": asked.model}
     found = treeopt.bench(run=run, engine=asked.engine, batch_size=1, **options)
-    costs = RowCosts(StepCosts(run.read_profile(), 1), 65) if run.profile.exists() else None
+    costs = StepCosts(run.read_profile(), 1) if run.profile.exists() else None
     print(said(found, tried, costs))
     print(run.read_plan().entry(1).chosen)
 

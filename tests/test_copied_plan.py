@@ -16,7 +16,8 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.latency.costs import StepCosts
 from treeopt.pipeline import copied
 from treeopt.pipeline.logged import some_requests
-from treeopt.planning.copied import RowCosts, costs_of
+from treeopt.planning.candidates import Candidate, mean_ms
+from treeopt.planning.copied import costs_of
 from treeopt.planning.request import PlanRequest
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -24,8 +25,9 @@ from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.settings import fits, sought, usual
-from treeopt.trees.draft import CopiedText
+from treeopt.trees.draft import COPIED, CopiedText
 from treeopt.trees.shapes import Limits
+from treeopt.trees.tree import Cost
 
 from . import slow_text
 from .engine_rows import export
@@ -133,7 +135,7 @@ def test_steps_of_any_depth_price_copied_text(run, monkeypatch, steps, most_rows
         timed = sorted(
             (p.size, p.step_ms[0]) for p in (*latencies.points, *latencies.autoregressive) if p.batch_size == batch_size
         )
-        ms = RowCosts(costs, most_rows + 1).ms
+        ms = costs.ms([Cost(COPIED, rows, 0) for rows in range(1, most_rows + 2)])
         assert ms[:-1] == pytest.approx(np.interp(np.arange(1, most_rows + 1), *zip(*timed, strict=True)), rel=0.05)
         assert np.isnan(ms[-1])
     monkeypatch.setattr(copied, "MOST_TRIED", 12)
@@ -184,16 +186,21 @@ def test_steps_cost_what_their_rows_do_on_average():
     ms = np.sort(rng.uniform(10, 20, 25))
     points = tuple(replace(p, step_ms=(ms[p.size],)) for p in profile.points)
     profile = LatencyProfile(points, tuple(replace(p, step_ms=(ms[1],)) for p in profile.autoregressive))
-    alone, four = (RowCosts(StepCosts(profile, b), 8) for b in (1, 4))
-    assert alone.step_ms(rows) == pytest.approx(float(rows @ ms[:5] / 10))
+
+    def mean(batch_size, counts):
+        draft = CopiedText.of("vllm:ngram", {}, len(counts) - 1, 1)
+        candidate = Candidate("", draft.rows, 1, None, anew=draft, row_counts=np.array(counts))
+        return mean_ms([candidate], StepCosts(profile, batch_size))[0]
+
+    assert mean(1, rows) == pytest.approx(float(rows @ ms[:5] / 10))
     total, each = {0: 1.0}, {n: k / 10 for n, k in enumerate(rows.tolist()) if k}
     for _ in range(4):
         total = {
             s: sum(p * each.get(s - t, 0.0) for t, p in total.items()) for s in {t + n for t in total for n in each}
         }
     wanted = sum(p * np.interp(s / 4, np.arange(25), ms) for s, p in total.items())
-    assert four.step_ms(rows) == pytest.approx(wanted, rel=0.01)
-    assert np.isnan(four.step_ms(np.bincount([60])))
+    assert mean(4, rows) == pytest.approx(wanted, rel=0.01)
+    assert np.isnan(mean(4, np.bincount([60])))
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=30))
@@ -250,10 +257,10 @@ def test_halves_know_nothing_of_each_other():
     other = replace(log, tokens=tokens)
     job = "vllm:ngram-v1", usual("vllm:ngram-v1"), "cold", None
     (own, held), (changed, same) = (copied.tried_on(one, job, copied._parts(one)) for one in (log, other))
-    assert held.steps.tolist() == same.steps.tolist()
-    assert held.rows[: len(same.rows)].tolist() == same.rows.tolist()
-    assert own.steps.tolist() != changed.steps.tolist()
-    assert len(own.steps) + len(held.steps) == log.num_conversations
+    assert held.candidate.rates.steps.tolist() == same.candidate.rates.steps.tolist()
+    assert held.candidate.row_counts[: len(same.candidate.row_counts)].tolist() == same.candidate.row_counts.tolist()
+    assert own.candidate.rates.steps.tolist() != changed.candidate.rates.steps.tolist()
+    assert len(own.candidate.rates.steps) + len(held.candidate.rates.steps) == log.num_conversations
 
 
 def test_processes_find_what_one_does(run, monkeypatch):
@@ -269,8 +276,8 @@ def test_processes_find_what_one_does(run, monkeypatch):
     for one, two in zip(alone, together, strict=True):
         for mine, theirs in zip(one, two, strict=True):
             assert mine.draft == theirs.draft
-            assert mine.steps.tolist() == theirs.steps.tolist()
-            assert mine.rows.tolist() == theirs.rows.tolist()
+            assert mine.candidate.rates.steps.tolist() == theirs.candidate.rates.steps.tolist()
+            assert mine.candidate.row_counts.tolist() == theirs.candidate.row_counts.tolist()
 
 
 def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():

@@ -96,7 +96,8 @@ class StepCosts:
         least_ms = float(np.dot(self._shares, [p.ms * near.least for p, near in zip(plain, self._near, strict=True)]))
         self.is_faster = least_ms < self.plain.ms
         # The engine that has the drafter may be the faster one even where it guesses nothing.
-        self._least_ms = min(least_ms, self.twin.ms) if self.is_idle and self.twin else least_ms
+        self._idle = self.twin if self.is_idle else None
+        self._least_ms = min(least_ms, self._idle.ms) if self._idle else least_ms
 
     @cached_property
     def twin(self) -> Latency | None:
@@ -109,13 +110,22 @@ class StepCosts:
 
     def ms(self, costs: Sequence[Cost]) -> Floats:
         """(n,) [ms] of steps; NaN for those that do not lie among the timed ones."""
-        return np.asarray(np.maximum(self._untouched_ms(costs), self._floors_ms(costs)))
+        ms = np.maximum(self._untouched_ms(costs), self._floors_ms(costs))
+        if self._idle:
+            ms[self._find_nothing(costs)] = self._idle.ms
+        return np.asarray(ms)
 
     def draws_ms(self, costs: Sequence[Cost], count: int, rng: np.random.Generator) -> Floats:
         """(n, B) what these steps may really cost; errors that they share are the same in each draw."""
         draws = np.tensordot(self._shares, [near.draws_ms(costs, count, rng) for near in self._near], 1)
-        raised = self.ms(costs) / self._untouched_ms(costs)  # with the noise on both sides of a raised latency
-        return np.asarray(draws * raised[:, None])
+        draws *= (self.ms(costs) / self._untouched_ms(costs))[:, None]  # noise is on both sides of a raised latency
+        if self._idle:
+            draws[self._find_nothing(costs)] = self._idle.draws_ms(count, rng)
+        return np.asarray(draws)
+
+    def _find_nothing(self, costs: Sequence[Cost]) -> BoolArray:
+        """(n,) whether the drafter copies text and found none: it was there, and idle."""
+        return np.array([(cost.family, cost.rows) == (COPIED, 1) for cost in costs], dtype=bool)
 
     def _untouched_ms(self, costs: Sequence[Cost]) -> Floats:
         return np.asarray(np.tensordot(self._shares, [near.ms(costs) for near in self._near], 1))
@@ -202,8 +212,7 @@ class _Setting:
     def draws_ms(self, costs: Sequence[Cost], count: int, rng: np.random.Generator) -> Floats:
         """(n, B) [ms], the plain step's error in all of them."""
         plain = self.measured.plain
-        plain_draws = np.exp(plain.stderr_ms / plain.ms * rng.standard_normal(count))
-        found = np.broadcast_to(self.ms(costs)[:, None], (len(costs), count)) * plain_draws
+        found = (self.ms(costs) / plain.ms)[:, None] * plain.draws_ms(count, rng)
         for surface, some, places in self._by_surface(costs):
             alike = [_much_alike(cost) for cost in some]
             unlike = list(dict.fromkeys(alike))

@@ -30,6 +30,10 @@ class Latency:
     ms: float
     stderr_ms: float
 
+    def draws_ms(self, count: int, rng: np.random.Generator) -> Floats:
+        """(B,) what it may really be."""
+        return np.asarray(self.ms * np.exp(self.stderr_ms / self.ms * rng.standard_normal(count)))
+
 
 def median_latency(samples: Sequence[float]) -> Latency:
     """Median with the standard error of a median, by the median absolute deviation.

@@ -18,8 +18,9 @@ import numpy as np
 
 from treeopt.engines.copied import EXPORTED, KIND
 from treeopt.errors import InvalidInput
+from treeopt.growth.replay import TreeRates
 from treeopt.pipeline.groups import plan_groups
-from treeopt.planning.candidates import Floats
+from treeopt.planning.candidates import Candidate, Floats
 from treeopt.planning.copied import Tried, costs_of, plan_copied, worth
 from treeopt.planning.request import PlanRequest
 from treeopt.records.inputs import find_latencies, inputs_of
@@ -161,7 +162,7 @@ def beyond(usual: Tried, budget: int) -> str:
     """A sentence on a usual setting that verifies more rows than are planned."""
     return (
         f"The usual setting of {usual.draft.drafter} is not planned, since it verifies up to {usual.draft.rows} rows, beyond the budget of "
-        f"{budget}: it emits {usual.candidate.rates.tokens_per_step:.2f} tokens per step with {usual.rows_per_step:.1f} rows."
+        f"{budget}: it emits {usual.candidate.rates.tokens_per_step:.2f} tokens per step with {usual.candidate.rows_per_step:.1f} rows."
     )
 
 
@@ -238,7 +239,9 @@ def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Trie
             np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
         )
         row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (found.rows, found.accepted))
-        each.append(Tried(draft, steps, tokens, row_counts, accepted, us, settings == usual(name)))
+        rates = TreeRates(steps=steps, tokens=tokens)
+        candidate = Candidate(name, draft.rows, draft.depth, None, rates, draft, row_counts=row_counts, replay_us=us)
+        each.append(Tried(draft, candidate, accepted, settings == usual(name)))
     return each
 
 

@@ -32,6 +32,7 @@ from treeopt.trees.shapes import GROWN, SHAPES, Limits
 from treeopt.trees.tree import FIXED, BoolArray, Cost, IntArray, Tree
 
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
+PASSES = 4096  # random ones, whose mean rows say what a pass of a batch verifies
 MOST_ANEW = 64  # dynamic trees, or those over marginals, the fastest by estimate, that are in the table
 UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
 
@@ -47,7 +48,9 @@ NOTHING = TreeRates()
 class Candidate:
     """A draft that can be chosen: its group, size and depth, and of a grown tree its family, else what it reaches.
 
-    anew : a draft that is built anew at every step; None for a fixed tree
+    anew       : a draft that is built anew at every step; None for a fixed tree
+    row_counts : (N+1,) how many of its steps verified 0, 1, ... rows; None where each verifies all that it may
+    replay_us  : processor time of a step of the replay [µs]
     """
 
     group: str
@@ -56,6 +59,8 @@ class Candidate:
     held_out: HeldOut | None = None
     reached: TreeRates = NOTHING
     anew: Draft | None = None
+    row_counts: IntArray | None = None
+    replay_us: float | None = None
 
     @property
     def cost(self) -> Cost:
@@ -75,6 +80,21 @@ class Candidate:
     @cached_property
     def rates(self) -> TreeRates:
         return self.held_out.rates(self.size) if self.held_out else self.reached
+
+    @property
+    def rows_per_step(self) -> float | None:
+        """Rows verified on average; None where each step verifies all that it may."""
+        counts = self.row_counts
+        return None if counts is None else float(counts @ np.arange(len(counts)) / max(counts.sum(), 1))
+
+    def passes(self, batch_size: int) -> dict[Cost, float]:
+        """What its passes cost, with the share of them that costs so."""
+        if self.row_counts is None:
+            return {self.cost: 1.0}
+        shares = row_shares(
+            self.row_counts if self.row_counts.any() else np.array([0, 1]), batch_size
+        )  # no step is plain
+        return {self.cost._replace(rows=n): float(shares[n]) for n in np.flatnonzero(shares).tolist()}
 
     @property
     def conversations(self) -> int:
@@ -191,11 +211,18 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
     rates, draws = np.array([one.rates.tokens_per_step for one in found]), drawn([one.rates for one in found])
     tables = []
     for batch_size in request.sizes:
-        ms, shape = np.full(len(found), 1e3 * batch_size), (len(found), _count(draws))
-        ms_draws, known = np.broadcast_to(ms[:, None], shape), np.ones(len(found), dtype=bool)
-        table = Candidates(batch_size, None, found, rates, draws, ms, ms_draws, known, warnings=(UNTIMED,))
-        tables.append(_priced(table, costs[batch_size], deepest, request) if costs else table)
+        table = unpriced(batch_size, found, rates, draws)
+        tables.append(_priced_trees(table, costs[batch_size], deepest, request) if costs else table)
     return tables
+
+
+def unpriced(batch_size: int, found: Sequence[Candidate], rates: Floats, draws: Floats) -> Candidates:
+    """A table without latencies, of (n,) tokens per step and (n, B) draws of them."""
+    ms = np.full(len(found), 1e3 * batch_size)
+    ms_draws = np.broadcast_to(ms[:, None], (len(found), max(draws.shape[1], 2)))
+    return Candidates(
+        batch_size, None, found, rates, draws, ms, ms_draws, np.ones(len(found), bool), warnings=(UNTIMED,)
+    )
 
 
 def _grown(held_out: HeldOut, own: int | None, takes: str) -> list[Candidate]:
@@ -224,40 +251,65 @@ def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCost
     return [Candidate(tree.kind, tree.rows, tree.depth, None, reached, tree) for tree, reached in taken]
 
 
-def latencies_of(
-    found: Sequence[Candidate], costs: StepCosts, count: int, rng: np.random.Generator
-) -> tuple[IntArray, Floats, Floats, BoolArray]:
-    """Places of the n candidates whose latency is known, (n,) latencies, (n, B) draws, and (n,) whether they were timed."""
-    steps = [candidate.cost for candidate in found]
-    known = np.flatnonzero(~np.isnan(costs.ms(steps)))
-    steps = [steps[i] for i in known]
-    return known, costs.ms(steps), costs.draws_ms(steps, count, rng), costs.was_timed(steps)
+def row_shares(counts: IntArray, batch_size: int) -> Floats:
+    """(N+2,) share of the passes that verify 0, 1, ... rows a sequence, where (N+1,) steps of a sequence do.
+
+    Engines put the rows of a batch into one pass, so their mean counts; one between two numbers is split between these.
+    """
+    means, shares = np.arange(len(counts), dtype=float), counts / counts.sum()
+    if batch_size > 1:
+        drawn_rows = np.random.default_rng(SEED).choice(len(counts), (PASSES, batch_size), p=shares)
+        means, shares = drawn_rows.mean(axis=1), np.full(PASSES, 1 / PASSES)
+    low, found = means.astype(int), np.zeros(len(counts) + 1)
+    np.add.at(found, low, shares * (1 - means + low))
+    np.add.at(found, low + 1, shares * (means - low))
+    return found
 
 
-def _count(draws: Floats) -> int:
-    """B of latencies beside (n, B) draws of tokens per step."""
-    return draws.shape[1] if draws.shape[1] > 1 else BOOTSTRAPS
+def mean_ms(candidates: Sequence[Candidate], costs: StepCosts) -> Floats:
+    """(n,) latency of a step on average [ms]; NaN where some of its passes were not timed."""
+    passes = [candidate.passes(costs.batch_size) for candidate in candidates]
+    each = list(dict.fromkeys(cost for some in passes for cost in some))
+    ms = dict(zip(each, costs.ms(each).tolist(), strict=True))
+    return np.array([sum(share * ms[cost] for cost, share in some.items()) for some in passes])
 
 
-def _priced(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequest) -> Candidates:
-    """The drafts whose latency is known; OutOfRange where nothing that could be chosen was timed but a plain step."""
-    grown, rng = table.groups == "grown", np.random.default_rng([SEED, costs.batch_size])
-    known, ms, ms_draws, timed = latencies_of(table.all, costs, _count(table.rate_draws), rng)
-    taken, alone = timed | (not request.measured_only), np.isin(table.groups[known], (AS_IT_COMES, IDLE))
+def priced(table: Candidates, costs: StepCosts) -> Candidates:
+    """The candidates whose latency is known, with it: errors that their steps share are the same in each draw."""
+    known = np.flatnonzero(~np.isnan(mean_ms(table.all, costs)))
+    c, rng = table.only(known), np.random.default_rng([SEED, costs.batch_size])
+    passes = [candidate.passes(costs.batch_size) for candidate in c.all]
+    each = list(dict.fromkeys(cost for some in passes for cost in some))
+    count = table.rate_draws.shape[1] if table.rate_draws.shape[1] > 1 else BOOTSTRAPS
+    places, draws, timed = (
+        {cost: i for i, cost in enumerate(each)},
+        costs.draws_ms(each, count, rng),
+        costs.was_timed(each),
+    )
+    which = [[places[cost] for cost in some] for some in passes]
+    ms, ms_draws = mean_ms(c.all, costs), np.empty((len(known), count))
+    for i, some in enumerate(passes):
+        ms_draws[i] = np.array(list(some.values())) @ draws[which[i]]
     if costs.twin:
-        ms[alone] = costs.twin.ms
-        errors = np.exp(costs.twin.stderr_ms / costs.twin.ms * rng.standard_normal(ms_draws.shape[1]))
-        ms_draws[alone] = costs.twin.ms * errors
-    wanted, found = (set(some.tolist()) for some in (table.sizes[grown], table.sizes[known[grown[known]]]))
+        alone = np.isin(c.groups, (AS_IT_COMES, IDLE))
+        ms[alone], ms_draws[alone] = costs.twin.ms, costs.twin.draws_ms(count, rng)
+    were_timed = np.array([timed[some].all() for some in which])
+    context = costs.context_tokens
+    return replace(c, context=context, is_sure=costs.is_sure, ms=ms, ms_draws=ms_draws, timed=were_timed)
+
+
+def _priced_trees(table: Candidates, costs: StepCosts, deepest: int, request: PlanRequest) -> Candidates:
+    """The same with what the profile does not tell; OutOfRange where nothing that could be chosen was timed but a plain step."""
+    c = priced(table, costs)
+    wanted, found = (set(some.sizes[some.groups == "grown"].tolist()) for some in (table, c))
     if found == {1} != wanted:
         some = ", ".join(map(str, sorted(wanted - {1})[:4]))
         raise OutOfRange(
             "The profile must have timed some of the trees that can be planned, but at batch size "
             f"{costs.batch_size} it has none: time sizes {some}."
         )
-    warnings = _warnings(costs, request, sorted(wanted - found), max(wanted), deepest)
-    c = replace(table, context=costs.context_tokens, is_sure=costs.is_sure, warnings=warnings).only(known[taken])
-    return replace(c, ms=ms[taken], ms_draws=ms_draws[taken], timed=timed[taken])
+    c = replace(c, warnings=_warnings(costs, request, sorted(wanted - found), max(wanted), deepest))
+    return c.only(np.flatnonzero(c.timed)) if request.measured_only else c
 
 
 def _warnings(costs: StepCosts, request: PlanRequest, untimed: list[int], most: int, deepest: int) -> tuple[str, ...]:

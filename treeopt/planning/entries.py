@@ -46,6 +46,8 @@ def figure_of(c: Candidates, i: int, *, chosen: int | None = None) -> Figure:
             **{name: stderr(values, n) for name, values in samples.items()},
         ),
         interval95=Intervals(**ends),
+        rows_per_step=one.rows_per_step,
+        replay_us=one.replay_us,
     )
 
 

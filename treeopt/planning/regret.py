@@ -24,7 +24,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.replay import TreeRates
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.costs import StepCosts
-from treeopt.planning.candidates import Candidate, Candidates, Floats, latencies_of, tables_of
+from treeopt.planning.candidates import Candidate, Candidates, Floats, priced, tables_of, unpriced
 from treeopt.planning.entries import figure_of
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import select
@@ -227,14 +227,13 @@ def _ms_of(draft: Draft, rates: TreeRates, options: Candidates, costs: StepCosts
         if costs is None or (one.key[1:], one.anew) == (other.key[1:], other.anew):
             return np.append(options.ms[i], options.ms_draws[i])
     assert costs is not None
-    rng = np.random.default_rng([SEED, options.batch_size])
-    known, ms, draws, _ = latencies_of([one], costs, options.ms_draws.shape[1], rng)
-    if not len(known):
+    alone = priced(unpriced(options.batch_size, [one], options.rates[:1], options.ms_draws[:1]), costs)
+    if not alone.all:
         raise OutOfRange(
             f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep: add it with treeopt profile "
             f"--sizes {len(draft)}."
         )
-    return np.append(ms, draws)
+    return np.append(alone.ms, alone.ms_draws)
 
 
 def best_of(options: Candidates, source: Source) -> Taken:
