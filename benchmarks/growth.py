@@ -36,14 +36,14 @@ def grown_trees(trace: RankTrace) -> list[list[list[int]]]:
         family = grow_by(trace, Limits(max(SIZES)), objective="replay")
     else:
         family = grow(trace, Limits(max(SIZES)))
-    return [[list(choice) for choice in family.largest(size).choices] for size in SIZES]
+    return [[list(choice) for choice in family.tree(min(size, len(family))).choices] for size in SIZES]
 
 
 def grown_by(checkout: Path, traces: Sequence[Path]) -> list[list[Tree]]:
     """The trees that a checkout grows on each of some traces."""
     command = [sys.executable, str(Path(__file__).resolve()), "--grow", *map(str, traces)]
     found = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(checkout)}, check=True, capture_output=True, text=True
+        command, env={**os.environ, "PYTHONPATH": str(checkout)}, check=True, stdout=subprocess.PIPE, text=True
     )
     return [[Tree.from_choices(choices) for choices in trees] for trees in json.loads(found.stdout)]
 
@@ -61,9 +61,10 @@ def compare(name: str, trace: RankTrace, other: Path, grow_on: int, draws: int) 
         for file in files:
             order = rng.permutation(trace.num_conversations)
             is_grown_on = np.isin(trace.clusters, order[:grow_on])
-            trace.select(np.flatnonzero(is_grown_on)).save(file)
+            part = trace.select(np.flatnonzero(is_grown_on))
+            RankTrace(part.ranks, part.starts, cluster=part.cluster, meta={"top_k": part.top_k}).save(file)
             rest.append(np.flatnonzero(~is_grown_on))
-        ours, theirs = (grown_by(checkout, files) for checkout in (Path(__file__).parents[1], other))
+        ours, theirs = (grown_by(checkout, files) for checkout in (Path(__file__).resolve().parents[1], other))
     for here, mine, others in zip(rest, ours, theirs, strict=True):
         steps = np.zeros((2, len(SIZES), trace.num_conversations))
         part = trace.select(here)

@@ -170,38 +170,51 @@ def test_growth_is_close_to_brute_force_at_every_size(seeds):
         for size in range(2, 6):
             best = max(replay(trace, tree).tokens_per_step for tree in small if len(tree) == size)
             losses.append(1 - replay(trace, grown.tree(size)).tokens_per_step / best)
-    # Five answers; in 40 such traces 0.48 % (growing node by node by replay 0.39 %). Of real traces: benchmarks/growth.py.
-    assert np.mean(losses) < 0.008
-    assert np.quantile(losses, 0.9) < 0.03
+    # In 40 such traces 0.34 %: nested families cannot all be optimal.
+    assert np.mean(losses) < 0.006
+    assert np.quantile(losses, 0.9) < 0.02
     assert max(losses) < 0.07
 
 
-def grown_by_definition(trace, rows: int, budget: int) -> tuple[list, int]:
-    """A family for the tree of so many rows, and the steps of that tree: states are walked through and counted one by one."""
+def next_nodes(nodes: list, product: dict) -> list:
+    return [p for p in product if p not in nodes and p[:-1] in nodes and (p[-1] == 0 or (*p[:-1], p[-1] - 1) in nodes)]
+
+
+def walked(trace, nodes: list) -> list[int]:
+    """The states at which decoding with a tree takes its steps, one after the other."""
+    visited, tree = [], Tree.from_choices(nodes[1:])
+    accepted = (growth_index(trace.ranks, tree.paths) < len(tree)).sum(1).tolist()
+    for t, end in itertools.pairwise(trace.starts.tolist()):
+        while t < end - 1:
+            visited.append(t)
+            t += 1 + accepted[t]
+    return visited
+
+
+def grown_by_definition(trace, budget: int) -> list[list]:
+    """Both families, states walked through and counted one by one."""
     ranks, top = trace.ranks.tolist(), trace.top_k
     hits, trials = count_hits(trace.ranks[trace.has_step], top)
     product = dict.fromkeys([()], 1.0)
     for path in [p for d in range(1, trace.num_heads + 1) for p in itertools.product(range(top), repeat=d)]:
         product[path] = product[path[:-1]] * hits[len(path) - 1, path[-1]] / max(trials[len(path) - 1], 1)
-    visited, best = np.flatnonzero(trace.has_step).tolist(), ([], np.inf)
-    for _ in range(1 + ROUNDS):
-        often = Counter(tuple(ranks[t][:d]) for t in visited for d in range(trace.num_heads + 1))
-        nodes = [()]
+
+    def frequent(states: list[int]) -> list:
+        often, nodes = Counter(tuple(ranks[t][:d]) for t in states for d in range(trace.num_heads + 1)), [()]
         while len(nodes) < min(budget, len(product)):
-            waiting = [
-                p
-                for p in product
-                if p not in nodes and p[:-1] in nodes and (p[-1] == 0 or (*p[:-1], p[-1] - 1) in nodes)
-            ]
-            nodes.append(min(waiting, key=lambda p: (-often[p], -product[p], len(p), p)))
-        visited = []
-        for begin, end in itertools.pairwise(trace.starts.tolist()):
-            while begin < end - 1:
-                visited.append(begin)
-                tree = nodes[:rows]
-                begin += 1 + sum(tuple(ranks[begin][:d]) in tree for d in range(1, trace.num_heads + 1))
-        best = min(best, (nodes, len(visited)), key=lambda grown: grown[1])
-    return best
+            nodes.append(min(next_nodes(nodes, product), key=lambda p: (-often[p], -product[p], len(p), p)))
+        return nodes
+
+    first = frequent(np.flatnonzero(trace.has_step).tolist())
+    families = [first]
+    for _ in range(ROUNDS):
+        families.append(frequent(walked(trace, families[-1])))
+    small = [()]
+    while len(small) < min(SMALL, budget):
+        following = sorted(set(first).intersection(next_nodes(small, product)), key=first.index)
+        small.append(min(following, key=lambda p: len(walked(trace, [*small, p]))))
+    small += [p for p in frequent(walked(trace, small)) if p not in small]
+    return [small[:budget], min(families, key=lambda nodes: len(walked(trace, nodes)))]
 
 
 @given(traces(sequences=6, longest=20))
@@ -210,11 +223,9 @@ def test_families_are_those_of_growing_state_by_state(trace):
     """And every size has the tree that takes fewer steps."""
     if not trace.has_step.any():
         return
-    limits = Limits(10)
-    wanted = [grown_by_definition(trace, rows, 10)[0] for rows in (SMALL, 10)]
-    grown = grow(trace, limits)
-    for size in range(1, 11):
-        steps = [replay(trace, Tree.from_choices(nodes[1:size])).steps.sum() for nodes in wanted]
+    wanted, grown = grown_by_definition(trace, 12), grow(trace, Limits(12))
+    for size in range(1, 13):
+        steps = [len(walked(trace, nodes[:size])) for nodes in wanted]
         assert grown.family(size).paths == tuple(wanted[int(np.argmin(steps))])
 
 

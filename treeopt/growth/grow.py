@@ -2,7 +2,8 @@
 
 The average over all states is not what decoding visits: it jumps over the easy runs. So the most frequent rank paths are
 counted over the states that a step is taken at, and these depend on the tree: it is grown and replayed in turns.
-One nested family is grown for small trees and one for large ones; every size takes the better by in-sample replay.
+In trees of few rows a guess also counts for where it leads, so a second family begins with nodes that replay itself tells.
+Every size takes the better of the two by in-sample replay.
 
 Siblings come in order of rank, so that trees have no gaps: most engines keep only how many children a node has.
 
@@ -10,8 +11,9 @@ P states · S sequences · N distinct paths · K heads · R ranks told apart · 
 """
 
 import heapq
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,8 +30,8 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, Choice, GrownTrees, IntArray, TreeFamily
 
 ROUNDS = 3  # of counting at the states that the last tree visits
-SMALL = 8  # rows of the tree whose states the family for small trees is grown on
-GrownOn = tuple[int, frozenset[Choice]]  # number of a set, and a tree
+SMALL = 8  # rows of the largest tree that is grown node by node
+Nodes = frozenset[Choice]  # of a tree
 Value = tuple[float, float]  # of a node, compared in this order; a child's never exceeds its parent's
 
 
@@ -129,8 +131,12 @@ class TraceGrowth:
     @cached_property
     def counts(self) -> IntArray:
         """(G, N) states of each set with each path: all of them are visited without a guess."""
-        roots = [(g, frozenset[Choice]([()])) for g in range(len(self.grown_on))]
-        return np.stack([*self._visits(roots).values()])
+        return self._visits([frozenset[Choice]([()])] * len(self.grown_on))
+
+    @cached_property
+    def _steps_known(self) -> dict[Nodes, IntArray]:
+        """(G,) steps on the sequences of every set, of trees that were replayed while small ones were grown."""
+        return {}
 
     def grow(self, limits: Limits) -> tuple[list[GrownTrees], IntArray, IntArray]:
         """The best trees of each set.
@@ -138,20 +144,21 @@ class TraceGrowth:
         Beside them the (M, S) steps of every sequence with each of M trees, and (G, n) which of these are the best ones.
         """
         sets = range(len(self.grown_on))
-        rows = [size for size in (min(SMALL, limits.budget), limits.budget) for _ in sets]
-        families = self._families([*sets, *sets], rows, limits)
-        steps, numbers = self._replayed(families)
-        numbers = numbers.reshape(2, len(sets), -1)
-        taken = (steps @ self.grown_on.T)[
-            numbers, np.array(sets)[:, None]
-        ]  # (2, G, n) on the sequences that they are grown on
-        curves = (self.grown_on @ (self.trace.lengths - 1))[:, None] / taken
-        gains, better = np.diff(curves, prepend=0.0), taken.argmin(axis=0)
+        pairs = [*zip(self._from_small(limits), self._from_counts(limits), strict=True)]
+        trees = [[[frozenset(paths[:n]) for n in range(1, len(paths) + 1)] for paths in pair] for pair in pairs]
+        number = {
+            tree: i for i, tree in enumerate(dict.fromkeys(tree for pair in trees for all in pair for tree in all))
+        }
+        numbers = np.array([[[number[tree] for tree in all] for all in pair] for pair in trees])  # (G, 2, n)
+        steps = self._replayed(list(number))
+        taken = (steps @ self.grown_on.T)[numbers, np.array(sets)[:, None, None]]
+        tokens = self.grown_on @ (self.trace.lengths - 1)
+        gains, better = np.diff(tokens[:, None, None] / taken, prepend=0.0), taken.argmin(axis=1)
         grown = []
         for g in sets:
-            pair = [TreeFamily(families[g + i * len(sets)], gains[i, g]) for i in range(2)]
-            grown.append(GrownTrees(tuple(pair[i] for i in better[g])))
-        return grown, steps, np.take_along_axis(numbers, better[None], axis=0)[0]
+            families = [TreeFamily(paths, gains[g, i]) for i, paths in enumerate(pairs[g])]
+            grown.append(GrownTrees(tuple(families[i] for i in better[g])))
+        return grown, steps, np.take_along_axis(numbers, better[:, None], axis=1)[:, 0]
 
     def left_out(self, g: int, grown: GrownTrees) -> NDArray[np.float64]:
         """(2, n) tokens of a step at each state that is not in a set, but in the first one, all states together.
@@ -168,64 +175,79 @@ class TraceGrowth:
             sums[family] = np.cumsum([counts.sum() * product_values(accept, family.paths), nodes], axis=1)
         return np.stack([sums[family][:, i] for i, family in enumerate(grown.families)], axis=1)
 
-    def _families(self, sets: Sequence[int], rows: Sequence[int], limits: Limits) -> list[tuple[Choice, ...]]:
-        """Nested families, each grown on one of the sets, at the states that its own tree of so many rows visits."""
-        known: dict[GrownOn, IntArray] = {}
-        counts, fewest, best = (
-            [self.counts[g] for g in sets],
+    def _from_counts(self, limits: Limits) -> list[tuple[Choice, ...]]:
+        """Of each set the most frequent paths over the states that the largest tree visits."""
+        sets = range(len(self.grown_on))
+        counts, fewest, best, last = (
+            self.counts,
             [math.inf] * len(sets),
             [tuple[Choice, ...]()] * len(sets),
+            list[Nodes](),
         )
-        accept = [_shares(*heads) for heads in self.heads]
         for _ in range(1 + ROUNDS):
-            grown = [most_frequent(self.paths, n, accept[g], limits) for n, g in zip(counts, sets, strict=True)]
-            trees = [(g, frozenset(paths[:n])) for g, paths, n in zip(sets, grown, rows, strict=True)]
-            if new := [tree for tree in dict.fromkeys(trees) if tree not in known]:
-                known |= self._visits(new)
-            counts = [known[tree] for tree in trees]
-            for i, steps in enumerate(int(n.sum()) for n in counts):
-                if steps < fewest[i]:
-                    fewest[i], best[i] = steps, grown[i]
+            grown = [self._most_frequent(g, counts[g], limits) for g in sets]
+            trees = [frozenset(paths) for paths in grown]
+            if trees == last:
+                break
+            counts, last = self._visits(trees), trees
+            for g, steps in enumerate(counts.sum(axis=1).tolist()):
+                if steps < fewest[g]:
+                    fewest[g], best[g] = steps, grown[g]
         return best
 
-    def _visits(self, trees: Sequence[GrownOn]) -> dict[GrownOn, IntArray]:
-        """(N,) steps of each tree, on the sequences of its set, at states with each path."""
-        nodes, places = _places([tuple(tree) for _, tree in trees])
-        order, has = growth_index(self.paths.ranks.T, nodes), as_bits(places < len(nodes))
-        starts = as_bits(self.grown_on[[g for g, _ in trees]].T)
+    def _from_small(self, limits: Limits) -> list[tuple[Choice, ...]]:
+        """Of each set `SMALL` nodes, each the one with which decoding takes the fewest steps, and then others.
+
+        These are the most frequent paths over the states that the tree of the first ones visits.
+        """
+        sets = range(len(self.grown_on))
+        often = [self._most_frequent(g, self.counts[g], limits) for g in sets]
+        grown: list[list[Choice]] = [[()] for _ in sets]
+        while len(grown[0]) < min(SMALL, len(often[0])):
+            following = [[path for path in often[g] if _may_follow(path, grown[g])] for g in sets]
+            trees = [[frozenset([*grown[g], path]) for path in following[g]] for g in sets]
+            new = [tree for tree in dict.fromkeys(itertools.chain(*trees)) if tree not in self._steps_known]
+            self._steps_known.update(zip(new, self._replayed(new) @ self.grown_on.T, strict=True))
+            for g in sets:
+                steps = [int(self._steps_known[tree][g]) for tree in trees[g]]
+                grown[g].append(following[g][int(np.argmin(steps))])
+        counts = self._visits([frozenset(paths) for paths in grown])
+        rest = [self._most_frequent(g, counts[g], limits) for g in sets]
+        return [tuple(dict.fromkeys((*grown[g], *rest[g])))[: len(often[g])] for g in sets]
+
+    def _most_frequent(self, g: int, counts: IntArray, limits: Limits) -> tuple[Choice, ...]:
+        return most_frequent(self.paths, counts, _shares(*self.heads[g]), limits)
+
+    def _visits(self, trees: Sequence[Nodes]) -> IntArray:
+        """(G, N) steps at states with each path, on the sequences of each set with its tree."""
+        order, has = self._nodes(trees)
+        starts = as_bits(self.grown_on.T)
         counts = np.zeros((len(trees), self.paths.ranks.shape[1]), dtype=np.int64)
         for lanes in self.lanes:
-            visits = visits_of(lanes, order, has, starts[lanes.sequences])
-            for i, count in enumerate(counts):
-                here = (visits & np.uint64(1 << i)) > 0
+            visits = visits_of(lanes, order, as_bits(has), starts[lanes.sequences])
+            for g, count in enumerate(counts):
+                here = (visits & np.uint64(1 << g)) > 0
                 count += np.bincount(lanes.paths[here], minlength=len(count))
-        return dict(zip(trees, counts, strict=True))
+        return counts
 
-    def _replayed(self, families: Sequence[tuple[Choice, ...]]) -> tuple[IntArray, IntArray]:
-        """(M, S) steps of every sequence with the distinct trees of some families; (families, n) which each one is."""
-        nodes, places = _places(families)
-        sizes = np.arange(1, 1 + len(families[0]))
-        has = (places[:, :, None] < sizes).reshape(len(places), -1)
-        distinct, numbers = np.unique(has, axis=1, return_inverse=True)
-        steps = steps_of(self.trace, self.lanes, growth_index(self.paths.ranks.T, nodes), distinct)
-        return steps, numbers.reshape(len(families), -1)
+    def _replayed(self, trees: Sequence[Nodes]) -> IntArray:
+        """(M, S) steps of every sequence with each tree."""
+        return steps_of(self.trace, self.lanes, *self._nodes(trees))
+
+    def _nodes(self, trees: Sequence[Nodes]) -> tuple[IntArray, BoolArray]:
+        """(N, D) node of each prefix of every path, and (nodes + 1, M) which trees have each node; the last one is none."""
+        nodes = sorted(frozenset[Choice]([()]).union(*trees), key=lambda path: (len(path), path))
+        has = [[path in tree for tree in trees] for path in nodes] + [[False] * len(trees)]
+        return growth_index(self.paths.ranks.T, tuple(nodes)), np.array(has)
+
+
+def _may_follow(path: Choice, nodes: Collection[Choice]) -> bool:
+    """Whether a tree may get this node next: it has the parent, and the siblings of lower rank."""
+    return path not in nodes and path[:-1] in nodes and (path[-1] == 0 or (*path[:-1], path[-1] - 1) in nodes)
 
 
 def _shares(hits: IntArray, trials: IntArray) -> NDArray[np.float64]:
     return np.asarray(hits / np.maximum(trials, 1)[:, None])
-
-
-def _places(families: Sequence[tuple[Choice, ...]]) -> tuple[tuple[Choice, ...], IntArray]:
-    """The nodes of some families, parents first; (nodes + 1, families) the place of each in each family's order.
-
-    The last row is of what is no node; the place behind all others stands for none.
-    """
-    nodes = tuple(sorted({path for paths in families for path in paths}, key=lambda path: (len(path), path)))
-    number = {path: i for i, path in enumerate(nodes)}
-    places = np.full((len(nodes) + 1, len(families)), len(nodes), dtype=np.int64)
-    for i, paths in enumerate(families):
-        places[[number[path] for path in paths], i] = np.arange(len(paths))
-    return nodes, places
 
 
 def grow(trace: RankTrace, limits: Limits) -> GrownTrees:
