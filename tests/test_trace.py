@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import schema
-from treeopt.records.calibration import Calibration, prefix_counts
+from treeopt.records.bootstrap import conversation_draws, drawn_rates
+from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.trace import End, Meta, RankTrace
+from treeopt.records.trace import NO_TRIAL, End, Meta, RankTrace
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 
 from .conftest import traces
@@ -115,15 +116,20 @@ def test_marginals_are_counted_state_by_state(trace):
         assert calibration.hits[k].tolist() == expected
 
 
-@given(traces())
-def test_prefix_counts_are_counted_path_by_path(trace):
-    ranks = trace.ranks[trace.has_step]
-    paths, counts, visited = prefix_counts(ranks)
-    for path, count, parent in zip(paths, counts, visited, strict=True):
-        rows = ranks.tolist()
-        assert count == sum(tuple(row[: len(path)]) == path for row in rows)
-        above = [row for row in rows if tuple(row[: len(path) - 1]) == path[:-1]]
-        assert parent == sum(row[len(path) - 1] != -2 for row in above)
+def test_errors_of_accuracies_are_over_conversations():
+    """Against the bootstrap, of turns that share a conversation's skill; independent states would have less than half."""
+    rng = np.random.default_rng(0)
+    skill = rng.choice([0.2, 0.9], 60).repeat(2 * 30)
+    ranks = np.where(rng.random(len(skill)) < skill, 0, -1).astype(np.int16)[:, None]
+    ranks[29::30] = NO_TRIAL
+    trace = RankTrace(
+        ranks, np.arange(0, len(ranks) + 1, 30), meta={"top_k": 1}, cluster=np.arange(120, dtype=np.int32) // 2
+    )
+    hits, trials = ((of & trace.has_step).reshape(60, -1).sum(1) for of in (ranks[:, 0] == 0, ranks[:, 0] != NO_TRIAL))
+    calibration = Calibration.from_trace(trace)
+    bootstrapped = drawn_rates(hits, trials, conversation_draws(60)).std() * np.sqrt(60 / 59)
+    assert calibration.stderr[0, 0] == pytest.approx(bootstrapped, rel=0.05)
+    assert calibration.independent[0] < 0.25
 
 
 GOOD = {"schema": "treeopt.calibration/1", "hits": [[5, 2]], "trials": [10], "unknown": 1}

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import Positive, Share
-from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
+from treeopt.records.bootstrap import SEED, conversation_draws, interval95, stderr
 from treeopt.records.contender import Block, Contender, Quality
 from treeopt.records.figure import Errors, Figure, Intervals, Ratio
 from treeopt.records.origins import Kept, ProvenanceRecord, RuleRecord, Runtime, SkippedRow
@@ -120,16 +120,12 @@ class Benchmark(Kept):
         )
 
     def overhead(self, name: str, baseline: str | None = None) -> Ratio | None:
-        """Latency of a step over that of a plain one (Medusa, appendix B): the median over blocks.
-
-        A block's plain steps were timed next to its others, so a disturbed block is one ratio of many.
-        """
+        """Latency of a step over that of a plain one (Medusa, appendix B): of the blocks that `speedup` is of, likewise."""
         pairs = self._paired(name, baseline or self.baseline, per="steps")
         if not len(pairs):
             return None
-        ratios = 1 / rates_ratio(pairs)
-        picks = np.random.default_rng(SEED).integers(0, len(ratios), (BOOTSTRAPS, len(ratios)))
-        return Ratio.of(float(np.median(ratios)), _interval(np.median(ratios[picks], axis=1), len(ratios)))
+        draws = conversation_draws(len(pairs))
+        return Ratio.of(1 / float(rates_ratio(pairs.sum(0))), _interval(1 / rates_ratio(draws @ pairs), len(pairs)))
 
     def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
         """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds that both have added up."""

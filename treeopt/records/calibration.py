@@ -17,18 +17,9 @@ from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.figure import Rate
 from treeopt.records.origins import Kept, Origins, ProvenanceRecord
 from treeopt.records.trace import NO_TRIAL, RankTrace
-from treeopt.trees.tree import Choice, IntArray, read_only
+from treeopt.trees.tree import IntArray, read_only
 
-KEPT_PREFIXES = 1024  # most frequent rank prefixes that calibration.json lists
 ENGINE_LOG = "engine log"  # the source that calibrations of engines' counters name
-
-
-class PrefixCounts(TypedDict):
-    """The most frequent rank prefixes: how often each came, and how often its parent did with a trial."""
-
-    paths: list[Choice]
-    counts: list[Count]
-    visited: list[Count]
 
 
 class Counted(TypedDict, total=False):
@@ -56,7 +47,7 @@ class CalibrationFile(Counted, Origins, total=False):
     requests: Count | None
     draft_lengths: dict[str, Count] | None
     groups: dict[str, GroupCounts] | None
-    prefix_counts: PrefixCounts | None
+    accept_stderr: list[list[NotNegative]] | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,7 +66,6 @@ class Calibration(Kept):
     file_kind = "calibration"
     hits: IntArray
     trials: IntArray
-    prefix_counts: dict[str, Any] | None = None
     meta: dict[str, Any] = field(default_factory=dict)  # the file's other keys
 
     def __post_init__(self) -> None:
@@ -114,9 +104,18 @@ class Calibration(Kept):
 
     @property
     def stderr(self) -> NDArray[np.float64]:
-        """(K, top_k) binomial standard errors of `accept`."""
+        """(K, top_k) standard errors of `accept`: over conversations where the file has them, else binomial."""
+        if told := self.meta.get("accept_stderr"):
+            return np.asarray(told, dtype=np.float64)
         errors: NDArray[np.float64] = np.sqrt(self.accept * (1 - self.accept) / np.maximum(self.trials, 1)[:, None])
         return errors
+
+    @property
+    def independent(self) -> NDArray[np.float64]:
+        """(K,) share of the trials that would have the error of each head's first rank, if they were independent."""
+        first, error = self.accept[:, 0], self.stderr[:, 0]
+        variance = first * (1 - first) / np.maximum(self.trials, 1)
+        return np.asarray(np.where(error > 0, np.minimum(variance / np.maximum(error, 1e-12) ** 2, 1.0), 1.0))
 
     @property
     def survival(self) -> NDArray[np.float64]:
@@ -134,10 +133,10 @@ class Calibration(Kept):
                 f"Head {int(trials.argmin()) + 1} never had a token to guess: "
                 "the sequences are too short. Use a larger `max_new_tokens`."
             )
-        paths, counts, visited = prefix_counts(ranks)
         meta = {
             "positions": int(trace.has_step.sum()),
             "sequences": trace.num_sequences,
+            "accept_stderr": accept_stderr(trace).round(6).tolist(),
             "survival": np.logical_and.accumulate(ranks == 0, axis=1).mean(0).tolist(),  # of chains
             "loop_share": trace.loop_share(),
             "source": "measured",
@@ -148,17 +147,14 @@ class Calibration(Kept):
             meta["target_agreement"] = float(np.mean(trace.target_rank == 0))
         if trace.group_names:
             meta["groups"] = group_counts(trace)
-        prefixes = {"paths": [list(p) for p in paths], "counts": counts, "visited": visited}
-        return cls(hits, trials, prefixes, meta)
+        return cls(hits, trials, meta)
 
     def document(self) -> dict[str, object]:
-        prefixes = {} if self.prefix_counts is None else {"prefix_counts": self.prefix_counts}
         return {
             "schema": storage.schema("calibration"),
             "hits": self.hits,
             "trials": self.trials,
             **self.meta,
-            **prefixes,
             "shown": {"num_heads": self.num_heads, "top_k": self.top_k},
         }
 
@@ -166,10 +162,11 @@ class Calibration(Kept):
     def load(cls, path: str | Path) -> Calibration:
         rest = storage.read_json(path, "calibration")
         storage.typed(CalibrationFile, rest, path)
-        hits, trials, prefixes = rest.pop("hits"), rest.pop("trials"), rest.pop("prefix_counts", None)
+        hits, trials = rest.pop("hits"), rest.pop("trials")
+        rest.pop("prefix_counts", None)  # of older files
         meta = {key: value for key, value in rest.items() if key not in ("schema", "shown")}
         try:
-            return cls(np.array(hits), np.array(trials), prefixes, meta)
+            return cls(np.array(hits), np.array(trials), meta)
         except ValueError as error:
             raise InvalidInput(f"{path} is not a calibration: {error}") from None
 
@@ -196,22 +193,22 @@ def group_counts(trace: RankTrace) -> Mapping[str, Mapping[str, object]]:
     return found
 
 
-def prefix_counts(ranks: NDArray[np.int16], *, most: int = KEPT_PREFIXES) -> tuple[list[Choice], list[int], list[int]]:
-    """The most frequent rank prefixes, how often each came, and how often its parent did with a trial.
+def accept_stderr(trace: RankTrace) -> NDArray[np.float64]:
+    """(K, top_k) standard errors of the accuracies over conversations, whose states are alike.
 
-    >>> prefix_counts(np.array([[0, 1], [0, -1], [0, -2]], np.int16))
-    ([(0,), (0, 1)], [3, 1], [3, 2])
+    The linearised error of a ratio of sums: of each conversation its hits less what its trials would have on average.
+
+    >>> ranks = np.array([[0], [0], [-2], [1], [1], [-2]], np.int16)  # one conversation is easy, the other hard
+    >>> accept_stderr(RankTrace(ranks, np.array([0, 3, 6]), meta={"top_k": 2})).tolist()
+    [[0.5, 0.5]]
     """
-    found: list[tuple[int, Choice, int]] = []
-    alive: dict[Choice, IntArray] = {(): np.arange(len(ranks))}
-    for column in ranks.T:
-        following: dict[Choice, IntArray] = {}
-        for path, states in alive.items():
-            here = column[states]
-            visited = int((here != NO_TRIAL).sum())
-            for rank in np.unique(here[here >= 0]).tolist():
-                following[(*path, rank)] = states[here == rank]
-                found.append((-len(following[(*path, rank)]), (*path, rank), visited))
-        alive = following
-    found = sorted(found, key=lambda item: (item[0], len(item[1]), item[1]))[:most]
-    return [p for _, p, _ in found], [-n for n, _, _ in found], [v for _, _, v in found]
+    states, top, count = np.flatnonzero(trace.has_step), trace.top_k, trace.num_conversations
+    conversation = np.repeat(trace.clusters, trace.lengths)[states]
+    found = np.empty((trace.num_heads, top))
+    for head, ranks in enumerate(trace.ranks[states].T):
+        cells = conversation * (top + 2) + np.where((ranks < 0) | (ranks >= top), top + (ranks == NO_TRIAL), ranks)
+        each = np.bincount(cells, minlength=count * (top + 2)).reshape(count, -1)[:, : top + 1]
+        hits, trials = each[:, :top], each.sum(1)
+        left = hits - hits.sum(0) / max(trials.sum(), 1) * trials[:, None]
+        found[head] = np.sqrt(np.square(left).sum(0) * count / max(count - 1, 1)) / max(trials.sum(), 1)
+    return found

@@ -1,6 +1,7 @@
 """How often guesses are right: by rank and by group of prompts, and how heads learned that.
 
-Intervals are Wilson's at 95 %, with states taken as independent; neighbours in a text are not quite. Under rejection
+Intervals are Wilson's at 95 %, of as many independent states as would have the error of a head's first rank over conversations;
+those of groups take all states as independent. Under rejection
 ranks say which drafted tokens are accepted, and in an engine's log which were: there is one rank then.
 
 K heads, or depths · R ranks · G groups · n points of a curve
@@ -21,7 +22,7 @@ from treeopt.report.figures.style import Look
 from treeopt.report.wording import count
 from treeopt.trees.tree import MAX_RANK
 
-INTERVALS = "95 % intervals, states as independent"
+INTERVALS, OVER_CONVERSATIONS = "95 % intervals, states as independent", "95 % intervals over conversations"
 POINTS = 100  # of a curve; each is the mean of neighbouring steps
 MOST_NAMED = 10  # heads that the legend names, and that have a look of their own; more share a scale of colours
 
@@ -42,7 +43,8 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
     info = calibration.meta
     guesser, right, _, of = _words(info)
     sequences, is_log = info.get("sequences"), info.get("source") == ENGINE_LOG
-    single, cumulative = wilson(hits, trials), wilson(hits.cumsum(1), trials)
+    worth = calibration.independent[:, None]
+    single, cumulative = wilson(hits * worth, trials * worth), wilson(hits.cumsum(1) * worth, trials * worth)
     heads, ranks = hits.shape
     counted = count(int(trials.max()), "draft" if is_log else "state")
     counted += f" of {count(sequences, 'sequence')}" if isinstance(sequences, int) else ""
@@ -50,7 +52,7 @@ def accuracy_chart(calibration: Calibration, *, ranks: int = MAX_RANK + 1) -> Ch
         info,
         style.sentence(counted, "published figures" if info.get("source") == "published" else None),
         "only drafts whose earlier tokens were accepted" if is_log else None,
-        "95 % intervals, drafts as independent" if is_log else INTERVALS,
+        "95 % intervals, drafts as independent" if is_log else INTERVALS if (worth == 1).all() else OVER_CONVERSATIONS,
         "hollow marks at the lower edge: 0" if ranks > 1 and (single.value == 0).any() else None,
     )
     if ranks == 1:
