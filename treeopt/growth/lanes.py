@@ -107,17 +107,34 @@ def as_bits(flags: BoolArray) -> NDArray[np.uint64]:
 
 
 def _column_sums(bits: NDArray[np.uint64], lanes: Lanes) -> IntArray:
-    """(W, 64) how many states of each lane have each bit.
+    """(W, 64) how many states of each lane have each bit. Overwrites the bits.
 
-    All sums are counted up together, digit by digit: one word has the same binary digit of 64 sums.
+    A word has one binary digit of 64 sums. Of three words of the same digit one is left, and a carry to the next digit.
     """
-    digits: list[NDArray[np.uint64]] = []
-    for t, (row, width) in enumerate(zip(lanes.rows(), lanes.widths.tolist(), strict=True)):
-        if (t + 1).bit_count() == 1:  # the most that a sum can be now has one digit more
-            digits.append(np.zeros(len(lanes.sequences), dtype=np.uint64))
-        carry = bits[row]
-        for digit in digits:
-            mine = digit[:width]
-            mine[:], carry = mine ^ carry, mine & carry
-    ones = (np.unpackbits(digit[:, None].view(np.uint8), axis=1, bitorder="little") for digit in digits)
-    return np.asarray(np.sum([one.astype(np.int64) << place for place, one in enumerate(ones)], axis=0))
+    digits: list[list[NDArray[np.uint64]]] = [[]]
+    for row in lanes.rows():
+        word = bits[row]
+        for words in digits:
+            words.append(word)
+            if len(words) < 3:
+                break
+            first, second, third = words
+            word, carry = _add(first, second), _add(first, third)
+            word[: len(carry)] |= carry
+            del words[1:]
+        else:
+            digits.append([word])
+    sums = np.zeros((len(lanes.sequences), 64), dtype=np.int64)
+    for place, words in enumerate(digits):
+        for word in words:
+            ones = np.unpackbits(word[:, None].view(np.uint8), axis=1, bitorder="little")
+            sums[: len(word)] += ones.astype(np.int64) << place
+    return sums
+
+
+def _add(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Add a word, which may be shorter, to the first one in place. Returns the carry."""
+    same = first[: len(second)]
+    carry = same & second
+    same ^= second
+    return carry
