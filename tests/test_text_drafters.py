@@ -13,11 +13,11 @@ from treeopt.records.requestlog import Request
 from treeopt.text.adaptive import WindowLookup
 from treeopt.text.engines import KINDS, text_drafter
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
-from treeopt.text.matches import SuffixAutomaton
+from treeopt.text.matches import LongestSuffix
 from treeopt.text.prompt_lookup import Lookup
 from treeopt.text.replay import replay
 from treeopt.text.rules import MANY
-from treeopt.text.suffix import AT_ONCE, SuffixDecoding
+from treeopt.text.suffix import SuffixDecoding
 
 from . import slow_text
 
@@ -87,7 +87,7 @@ TEXTS = st.lists(st.integers(0, 2), max_size=30) | st.builds(
 @given(TEXTS)
 def test_longest_suffix(text):
     """The longest that stood before is found at its earliest place behind every token, in loops too."""
-    automaton = SuffixAutomaton()
+    automaton = LongestSuffix()
     assert automaton.match() == (0, 0)
     for count, token in enumerate(text, 1):
         automaton.extend([token])
@@ -364,12 +364,6 @@ def test_a_request_takes_the_free_slot_whose_text_it_repeats():
     assert drafter.start([5, 6, 9]) is second
     drafter.stop(second)
     assert drafter.start([7, 7, 7]) is first
-
-
-def test_more_requests_run_at_once_than_suffixes_have_room_for_at_first():
-    requests = [Request([n, 1, 2], [3, n, 1, 2, 3], None, 0.0, 1.0) for n in range(AT_ONCE + 9)]
-    found = replay(requests, lambda: SuffixDecoding(8), state="overlapped")
-    assert found.emitted.sum() == 4 * len(requests)
 
 
 def test_a_replay_emits_every_answer_whatever_is_drafted():

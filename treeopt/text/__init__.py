@@ -1,9 +1,11 @@
 """Drafters that copy text: what each engine's rule drafts after every step, from token ids alone, without a model.
 
-rules.py         what all of them have in common; engines.py, by what name and options each is asked for
-matches.py       where the last tokens of a text stood before
-prompt_lookup.py one match is copied: vLLM, transformers, OpenVINO, ExLlamaV3; adaptive.py, how much of it ExLlamaV3 copies
+rules.py         what all of them have in common
+engines.py       the drafters that engines have, with their options; settings.py, a search over these
+matches.py       where the last tokens of a text stood before: n-grams, suffix automata, hashes
+prompt_lookup.py one match is copied: vLLM, transformers, OpenVINO
+adaptive.py      the longest match is copied, as far as a window says: ExLlamaV3
 llama_cpp.py     llama.cpp's five, and several of them at once
-suffix.py        suffix decoding; tries.py, its compiled trie
+suffix.py        suffix decoding
 replay.py        steps of recorded requests with a drafter: rows verified and tokens accepted
 """

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from treeopt.text.matches import SuffixAutomaton
+from treeopt.text.matches import LongestSuffix
 from treeopt.text.prompt_lookup import check_sizes
 from treeopt.text.rules import First, Guesses, TextDrafter
 
@@ -30,7 +30,7 @@ class Job:
     width  : of the last draft
     """
 
-    text: SuffixAutomaton
+    text: LongestSuffix
     window: int
     match: list[int] | None = None
     mean: float | None = None
@@ -58,7 +58,7 @@ class WindowLookup(TextDrafter):
         check_sizes(self.length, self.shortest)
 
     def start(self, prompt: Sequence[int]) -> Job:
-        job = Job(SuffixAutomaton(), self.length)
+        job = Job(LongestSuffix(), self.length)
         job.text.extend(prompt)
         self.running.append(job)
         return job

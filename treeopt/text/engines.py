@@ -11,6 +11,7 @@ from treeopt.text.adaptive import WindowLookup
 from treeopt.text.llama_cpp import Cache, LlamaCpp, Map, Mod, Simple
 from treeopt.text.prompt_lookup import Lookup
 from treeopt.text.rules import TextDrafter
+from treeopt.text.suffix import SuffixDecoding
 
 WORDS = {int: "whole numbers", float: "numbers", bool: "False or True", tuple: "lists of tokens"}
 SHORT, LONG = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), (2, 4, 8, 12, 16, 24, 32, 48, 64)
@@ -78,13 +79,6 @@ class EngineDrafter(NamedTuple):
         return {name: option.tried for name, option in self.options.items() if option.tried}
 
 
-def suffix(**settings: Any) -> TextDrafter:
-    """Suffix decoding; numba, which takes a while to import, comes with it."""
-    from treeopt.text.suffix import SuffixDecoding
-
-    return SuffixDecoding(**settings)
-
-
 def vllm_ngram(length: int, longest: int | None = None, shortest: int | None = None, **fixed: Any) -> Lookup:
     """vLLM's look-up. A bound that is given alone is both."""
     return Lookup(length, longest or shortest or 5, shortest or longest or 5, **fixed)
@@ -132,13 +126,13 @@ KINDS = {
     "vllm:ngram-v1": EngineDrafter(vllm_ngram, NGRAM, usual=NGRAM_USUAL),
     "vllm:ngram-v2": EngineDrafter(vllm_ngram, NGRAM, {"latest": True, "fill": "last"}, NGRAM_USUAL),
     "vllm:suffix": EngineDrafter(
-        suffix,
+        SuffixDecoding,
         {"num_speculative_tokens": Option("length", LONG[1:7]), **prefixed("suffix_decoding_", SUFFIX)},
         usual={"num_speculative_tokens": 24},
         kept=ANSWERS.format("suffix_decoding_max_cached_requests"),
     ),
     "arctic:suffix": EngineDrafter(
-        suffix,
+        SuffixDecoding,
         prefixed("suffix_", ARCTIC),
         {"length": 16, "depth": 64, "cached": 100_000},
         kept=ANSWERS.format("suffix_cache_max_requests"),

@@ -86,62 +86,83 @@ class Ngrams:
 
 
 class SuffixAutomaton:
-    """The tokens of a text, and the longest of its suffixes that stood before, in time that grows with the text alone.
+    """The n-grams of some texts, in time that grows with the texts alone (Blumer et al. 1985).
 
-    A state stands for suffixes of the text so far that end at the same places (Blumer et al. 1985).
+    A state stands for n-grams that end at the same places: the longest of them, and suffixes of it.
 
-    lengths : tokens of the longest of them
-    ends    : the earliest of these places
-    links   : the state of the longest suffix that also ends elsewhere; -1 of the empty one, state 0
+    lengths : tokens of the longest
+    links   : the state of the longest suffix that also ends elsewhere; -1 of the empty n-gram, state 0
     moves   : states behind one more token
-
-    >>> text = SuffixAutomaton()
-    >>> text.extend([7, 5, 8, 7, 5, 9, 7, 5])
-    >>> text.match()
-    (2, 2)
     """
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.lengths, self.ends, self.links = [0], [0], [-1]
+        self.lengths, self.links = [0], [-1]
         self.moves: list[dict[int, int]] = [{}]
-        self.whole = 0  # the state of the whole text
 
-    def match(self) -> tuple[int, int]:
-        """Length of the longest suffix that stood before, and its earliest end; (0, 0) where none did."""
-        state = max(self.links[self.whole], 0)
-        return self.lengths[state], self.ends[state]
-
-    def extend(self, tokens: Iterable[int]) -> None:
-        moves, links, whole = self.moves, self.links, self.whole
-        for token in tokens:
-            self.tokens.append(token)
-            state, whole = whole, self._add(len(self.tokens), len(self.tokens), {})
-            while state >= 0 and token not in moves[state]:
-                moves[state][token] = whole
-                state = links[state]
-            links[whole] = 0 if state < 0 else self._longer(state, token)
-        self.whole = whole
+    def append(self, state: int, token: int) -> int:
+        """The state of a text with one more token; ``state`` is that of the text."""
+        moves, links = self.moves, self.links
+        if token in moves[state]:
+            return self._longer(state, token)
+        new = self._add(self.lengths[state] + 1, {})
+        while state >= 0 and token not in moves[state]:
+            moves[state][token] = new
+            state = links[state]
+        links[new] = 0 if state < 0 else self._longer(state, token)
+        return new
 
     def _longer(self, state: int, token: int) -> int:
-        """The state whose longest suffix is that of a state with one more token."""
+        """The state whose longest n-gram is that of a state with one more token."""
         moves, links, length = self.moves, self.links, self.lengths[state] + 1
         longer = moves[state][token]
         if self.lengths[longer] == length:
             return longer
-        part = self._add(length, self.ends[longer], moves[longer].copy())
+        part = self._add(length, moves[longer].copy(), longer)
         links[part], links[longer] = links[longer], part
         while state >= 0 and moves[state].get(token) == longer:
             moves[state][token] = part
             state = links[state]
         return part
 
-    def _add(self, length: int, end: int, moves: dict[int, int]) -> int:
+    def _add(self, length: int, moves: dict[int, int], original: int = -1) -> int:
+        """A new state, for n-grams that another had (``original``) or for new ones."""
         self.lengths.append(length)
-        self.ends.append(end)
         self.links.append(-1)
         self.moves.append(moves)
         return len(self.links) - 1
+
+
+class LongestSuffix(SuffixAutomaton):
+    """The tokens of a text, and the longest of its suffixes that stood before.
+
+    whole : the state of the text
+    ends  : where the n-grams of each state end first
+
+    >>> text = LongestSuffix()
+    >>> text.extend([7, 5, 8, 7, 5, 9, 7, 5])
+    >>> text.match()
+    (2, 2)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[int] = []
+        self.whole = 0
+        self.ends = [0]
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self.tokens.append(token)
+            self.whole = self.append(self.whole, token)
+
+    def match(self) -> tuple[int, int]:
+        """Length of the longest suffix that stood before, and its earliest end; (0, 0) where none did."""
+        state = max(self.links[self.whole], 0)
+        return self.lengths[state], self.ends[state]
+
+    def _add(self, length: int, moves: dict[int, int], original: int = -1) -> int:
+        self.ends.append(len(self.tokens) if original < 0 else self.ends[original])
+        return super()._add(length, moves)
 
 
 class Hashes:

@@ -1,275 +1,167 @@
 """Suffix decoding (Oliaro et al. 2024) as ArcticInference and vLLM have it: what followed most often, by counts of all suffixes.
 
-A tree counts the suffixes of its sequences, cut at D tokens: every token lengthens the D suffixes that are open. One tree is of
-the request alone, prompt and answer; one is of all answers, of which the oldest requests' go first. For every length m < D of
-the last tokens that is in a tree, its likeliest continuation is drafted, at most m times the factor, plus the offset, tokens;
-the draft with the greatest sum of probabilities wins, then the longer match, then the request's own tree.
-
-Of equally frequent children the order decides, which goes by how they came to their counts: see `raise_count`.
-
-A suffix that no other shares is one leaf with a place of the text (`TAIL`), and grows with it without work. So a tree has a
-leaf for every token, and else nodes for what stood there twice.
-
-following : of every place of the text the next one of its sequence, -1 for none
-cursors   : (sequences at a time, D, 2) nodes and depths of the open suffixes that are not in leaves
+Suffixes are cut at D tokens. They are counted in the text of the request, prompt and answer, and in all answers together, of
+which the oldest requests' go first. For every length m < D of the last tokens that stood before, its likeliest continuation is
+drafted, at most m times the factor, plus the offset, tokens. The draft with the greatest sum of probabilities wins, then the
+longer match, then the request's own text. Of equally frequent tokens the order decides, which goes by how they came to their
+counts: `SuffixCounts`.
 
 Source: ArcticInference 9d46438, csrc/suffix_decoding/suffix_tree.cc and arctic_inference/suffix_decoding/cache.py
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.text import tries
+from treeopt.text.matches import SuffixAutomaton
 from treeopt.text.rules import Guesses, TextDrafter
-from treeopt.text.tries import ONES, TAIL, Ints
-
-CHUNK = 256  # tokens for which there is room at a time
-AT_ONCE = 256  # requests that run at once for which there is room at first
-FLOAT = np.float32
-
-
-class Suffixes(NamedTuple):
-    """trie, text (places,), following (places,), cursors, and of every sequence (number of cursors, last place)."""
-
-    trie: tries.Trie
-    text: Ints
-    following: Ints
-    cursors: Ints
-    open: Ints
-
-
-class Limits(NamedTuple):
-    """most D, budgets (D+1,) tokens by length of the match, least probability."""
-
-    most: int
-    budgets: Ints
-    least: np.float32
-
-
-@tries.compiled
-def raise_count(nodes: Ints, node: int) -> None:
-    """Add 1 to a count: who led those of the same count goes before those of the next, others behind them."""
-    parent, before, same = nodes[node, tries.PARENT], nodes[node, tries.PREVIOUS], 0
-    nodes[node, tries.COUNT] += 1
-    if parent == 0:
-        return
-    if nodes[parent, ONES] == node:
-        nodes[parent, ONES] = nodes[node, tries.NEXT]
-    if before and nodes[before, tries.COUNT] <= nodes[node, tries.COUNT]:
-        same = nodes[before, tries.COUNT]
-        if same == 1:
-            before = nodes[nodes[parent, ONES], tries.PREVIOUS]
-        while before and nodes[before, tries.COUNT] == same:
-            before = nodes[before, tries.PREVIOUS]
-        tries.unlink(nodes, node)
-        tries.link(nodes, node, before)
-
-
-@tries.compiled
-def lower_count(nodes: Ints, node: int) -> None:
-    """Take 1 from a count: the node goes behind the siblings that have as many as it had, unless none is left of it."""
-    parent, behind, same = nodes[node, tries.PARENT], nodes[node, tries.NEXT], nodes[node, tries.COUNT]
-    nodes[node, tries.COUNT] -= 1
-    if parent == 0:
-        return
-    if same > 1 and behind and nodes[behind, tries.COUNT] == same:
-        while nodes[behind, tries.NEXT] and nodes[nodes[behind, tries.NEXT], tries.COUNT] == same:
-            behind = nodes[behind, tries.NEXT]
-        tries.unlink(nodes, node)
-        tries.link(nodes, node, behind)
-    if same == 2:
-        nodes[parent, ONES] = node
-    elif nodes[parent, ONES] == node:
-        nodes[parent, ONES] = behind
-
-
-@tries.compiled
-def add_leaf(trie: tries.Trie, parent: int, token: int, place: int) -> None:
-    """A leaf for a place of the text, behind its siblings. The root's have no list: nothing is drafted from it."""
-    node = tries.add(trie, parent, token)
-    trie.nodes[node, TAIL] = place + 1
-    if parent != 0:
-        tries.link(trie.nodes, node, trie.nodes[parent, tries.LAST])
-        if trie.nodes[parent, ONES] == 0:
-            trie.nodes[parent, ONES] = node
-
-
-@tries.compiled
-def expand(tree: Suffixes, leaf: int, depth: int, most: int) -> None:
-    """Make a leaf an inner node: what stood behind it gets a leaf of its own."""
-    place = int(tree.trie.nodes[leaf, TAIL]) - 1
-    tree.trie.nodes[leaf, TAIL] = 0
-    if depth == most:
-        return
-    behind = int(tree.following[place])
-    if behind >= 0:
-        add_leaf(tree.trie, leaf, int(tree.text[behind]), behind)
-        return
-    for i in range(len(tree.open)):  # the suffix ends here: it is open if its sequence is
-        if tree.open[i, 1] == place:
-            tree.cursors[i, tree.open[i, 0], 0], tree.cursors[i, tree.open[i, 0], 1] = leaf, depth
-            tree.open[i, 0] += 1
-
-
-@tries.compiled
-def append(tree: Suffixes, sequence: int, tokens: Ints, at: int, most: int) -> None:
-    """Lengthen an open sequence by tokens, which come to places of the text from ``at`` on."""
-    nodes, cursors, state = tree.trie.nodes, tree.cursors[sequence], tree.open[sequence]
-    for i in range(len(tokens)):
-        token, place = int(tokens[i]), at + i
-        tree.text[place], tree.following[place] = token, -1
-        if state[1] >= 0:
-            tree.following[state[1]] = place
-        state[1] = place
-        count, kept = int(state[0]), 0
-        cursors[count, 0], cursors[count, 1] = 0, 0  # the suffix that begins here
-        for k in range(count + 1):
-            parent, depth = int(cursors[k, 0]), int(cursors[k, 1]) + 1
-            node = tries.find(tree.trie, parent, token)
-            if node == 0:
-                add_leaf(tree.trie, parent, token, place)
-                continue
-            raise_count(nodes, node)
-            if nodes[node, TAIL] > 0:
-                expand(tree, node, depth, most)
-            if depth < most:
-                cursors[kept, 0], cursors[kept, 1] = node, depth
-                kept += 1
-        state[0] = kept
-
-
-@tries.compiled
-def remove(tree: Suffixes, first: int, most: int) -> None:
-    """Take out a sequence that begins at a place of the text."""
-    trie, nodes = tree.trie, tree.trie.nodes
-    while first >= 0:
-        node, depth, place = 0, 0, first
-        while place >= 0 and depth < most:
-            node, depth = tries.find(trie, node, int(tree.text[place])), depth + 1
-            lower_count(nodes, node)
-            place = int(tree.following[place]) if nodes[node, TAIL] == 0 else -1
-        while node and nodes[node, tries.COUNT] == 0:
-            gone, node = node, int(nodes[node, tries.PARENT])
-            if node:
-                tries.unlink(nodes, gone)
-            tries.drop(trie, gone)
-        first = int(tree.following[first])
-
-
-@tries.compiled
-def walk(tree: Suffixes, tokens: Ints) -> tuple[int, int]:
-    """Where tokens lead: a node, and the place of the text that it has grown to if it is a leaf, or -1; node 0 for nowhere."""
-    node, at = 0, -1
-    for token in tokens:
-        if at >= 0:
-            at = int(tree.following[at])
-            if at < 0 or tree.text[at] != token:
-                return 0, -1
-            continue
-        node = tries.find(tree.trie, node, int(token))
-        if node == 0:
-            return 0, -1
-        at = int(tree.trie.nodes[node, TAIL]) - 1
-    return node, at
-
-
-@tries.compiled
-def draft_from(tree: Suffixes, node: int, at: int, depth: int, limits: Limits, out: Ints) -> tuple[int, np.float32]:
-    """Tokens of the likeliest path from where a match of a length (``depth``) leads, and the sum of their probabilities."""
-    nodes, budget = tree.trie.nodes, int(limits.budgets[depth])
-    one, score, count = FLOAT(1), FLOAT(0), 0
-    while count < budget:
-        if at >= 0:
-            at = int(tree.following[at]) if depth + count < limits.most else -1
-            if at < 0:
-                break
-            token = int(tree.text[at])
-        else:
-            child = int(nodes[node, tries.FIRST])
-            if child == 0:
-                break
-            one *= FLOAT(nodes[child, tries.COUNT]) / FLOAT(nodes[node, tries.COUNT])
-            token, node, at = int(nodes[child, tries.TOKEN]), child, int(nodes[child, TAIL]) - 1
-        if one < limits.least:
-            break
-        out[count] = token
-        score += one
-        count += 1
-    return count, score
-
-
-@tries.compiled
-def draft(trees: tuple[Suffixes, Suffixes], context: Ints, limits: Limits, out: Ints) -> int:
-    """The best draft of the request's own tree and the common one into the first row of ``out`` (2, most); its length."""
-    best, count = FLOAT(0), 0
-    for tree in trees:
-        rival, most = best, FLOAT(0)
-        for depth in range(1, len(context)):
-            node, at = walk(tree, context[len(context) - depth :])
-            if node == 0 or (at >= 0 and tree.following[at] < 0):  # longer ones end there as well
-                break
-            found, score = draft_from(tree, node, at, depth, limits, out[1])
-            if score >= most:
-                most = score
-                if score > rival:
-                    best, count, out[0] = score, found, out[1]
-    return count
 
 
 @dataclass
-class SuffixTree:
-    """A tree that makes room for what comes.
+class CountedText:
+    """A text whose suffixes are counted.
 
-    most   : D
-    number : of its request among all requests
+    whole : the state of the text
+    cut   : the state of its last D - 1 tokens, or of more
     """
 
-    most: int
-    sequences: int = 1
-    number: int = -1
-    places: int = 0
+    tokens: list[int] = field(default_factory=list)
+    whole: int = 0
+    cut: int = 0
 
-    def __post_init__(self) -> None:
-        text, following, opened = (np.zeros(shape, np.int32) for shape in (CHUNK, CHUNK, (self.sequences, 2)))
-        opened[:, 1] = -1
-        cursors = np.zeros((self.sequences, self.most + 1, 2), np.int32)
-        self.tree = Suffixes(tries.new_trie(CHUNK), text, following, cursors, opened)
 
-    def extend(self, tokens: Sequence[int], sequence: int = 0) -> None:
-        for first in range(0, len(tokens), CHUNK):
-            part, trie = np.array(tokens[first : first + CHUNK], dtype=np.int32), self.tree.trie
-            rows = int(trie.spare[0]) + 2 * (self.most + 1) * len(part)
-            if rows > len(trie.nodes):
-                self.tree = self.tree._replace(trie=tries.grown(trie, rows * 9 // 8))
-            if self.places + len(part) > len(self.tree.text):
-                for one in (self.tree.text, self.tree.following):
-                    one.resize(2 * len(one) + len(part), refcheck=False)
-            append(self.tree, sequence, part, self.places, self.most)
-            self.places += len(part)
+class SuffixCounts(SuffixAutomaton):
+    """How often every n-gram of up to ``depth`` tokens stands in some texts, and what follows it.
 
-    def make_room(self) -> None:
-        """Have twice as many sequences at a time."""
-        cursors, opened = self.tree.cursors, self.tree.open
-        opened = np.concatenate([opened, np.full_like(opened, -1)])
-        opened[len(cursors) :, 0] = 0
-        self.tree = self.tree._replace(cursors=np.concatenate([cursors, np.zeros_like(cursors)]), open=opened)
+    counts : of each state
+    orders : tokens behind each state, the most frequent first; none of state 0, from which nothing is drafted
+    """
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.depth = depth
+        self.counts: list[int] = [0]
+        self.orders: list[list[int]] = [[]]
+
+    def extend(self, text: CountedText, tokens: Sequence[int]) -> None:
+        """Lengthen one of the texts."""
+        text.tokens += tokens
+        for token in tokens:
+            text.whole = self.append(text.whole, token)
+            text.cut = self._change(text.cut, token, 1)
+
+    def remove(self, text: CountedText) -> None:
+        """Take one of the texts out."""
+        cut = 0
+        for token in text.tokens:
+            cut = self._change(cut, token, -1)
+
+    def shortened(self, state: int) -> int:
+        """The state of the last D - 1 tokens, by that of as many or more."""
+        while self.lengths[state] >= self.depth and self.lengths[self.links[state]] >= self.depth - 1:
+            state = self.links[state]
+        return state
+
+    def _change(self, cut: int, token: int, by: int) -> int:
+        """Count a token behind all suffixes that end in ``cut``, or count it no more; the state of the longest with the token."""
+        links, counts, orders = self.links, self.counts, self.orders
+        cut = suffix = self.shortened(cut)
+        while suffix:
+            if by < 0:
+                self._lower(suffix, token)
+            elif not orders[suffix] or orders[suffix][0] != token:  # who leads stays
+                self._raise(suffix, token)
+            suffix = links[suffix]
+        longest = suffix = self.moves[cut][token]
+        while suffix:
+            counts[suffix] += by
+            suffix = links[suffix]
+        return longest
+
+    def _raise(self, state: int, token: int) -> None:
+        """Order a token whose count rises: who led those of the same count goes before those of the next, others behind them."""
+        order, moves, counts = self.orders[state], self.moves[state], self.counts
+        count = counts[moves[token]]
+        if count == 0:
+            order.append(token)
+        else:
+            i = order.index(token)
+            before = counts[moves[order[i - 1]]]
+            if before <= count + 1:
+                first = bisect_left(order, -before, 0, i, key=lambda other: -counts[moves[other]])
+                order.insert(first, order.pop(i))
+
+    def _lower(self, state: int, token: int) -> None:
+        """Order a token whose count falls: it goes behind those that have as many as it had, unless none is left of it."""
+        order, moves, counts = self.orders[state], self.moves[state], self.counts
+        count, i = counts[moves[token]], order.index(token)
+        del order[i]
+        if count > 1:
+            last = bisect_right(order, -count, i, key=lambda other: -counts[moves[other]])
+            order.insert(last, token)
+
+    def _add(self, length: int, moves: dict[int, int], original: int = -1) -> int:
+        self.counts.append(self.counts[original] if original >= 0 else 0)
+        self.orders.append(self.orders[original].copy() if original >= 0 else [])
+        return super()._add(length, moves)
+
+    def longest(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The longest suffix of some tokens that is in the texts: its state and its length."""
+        state = length = 0
+        for token in tokens:
+            while state and token not in self.moves[state]:
+                state = self.links[state]
+                length = self.lengths[state]
+            if token in self.moves[state]:
+                state, length = self.moves[state][token], length + 1
+        return state, length
+
+    def likeliest(self, state: int, most: int, least: float) -> tuple[list[int], list[float]]:
+        """At most so many tokens of the likeliest path behind a state, and the sums of their probabilities, in float32 as in C++.
+
+        least : probability of a path, below which it ends
+        """
+        moves, counts, orders = self.moves, self.counts, self.orders
+        tokens, sums = list[int](), [0.0]
+        cell = array("f", (1, 0, 0))  # probability of the path, sum of them, share of the token
+        while len(tokens) < most and orders[state]:
+            token = orders[state][0]
+            child = moves[state][token]
+            cell[2] = counts[child] / counts[state]
+            cell[0] *= cell[2]
+            if cell[0] < least:
+                break
+            cell[1] += cell[0]
+            tokens.append(token)
+            sums.append(cell[1])
+            state = child
+        return tokens, sums
+
+
+@dataclass
+class Running:
+    """A request: its number among all, and its own text."""
+
+    number: int
+    counts: SuffixCounts
+    text: CountedText
 
 
 @dataclass
 class SuffixDecoding(TextDrafter):
-    """A drafter by suffixes, of which a request's state is its own tree.
+    """A drafter by suffixes.
 
     length : most tokens of a draft; D where it is None
     depth  : D
     factor, offset : of the length of the match, how long its draft may be
     least  : probability of a path, below which it ends
-    cached : most requests whose answers the common tree has, the running ones included; 0 for no such tree
+    cached : most requests whose answers are counted together, the running ones included; 0 for none
     """
 
     length: int | None = None
@@ -279,8 +171,7 @@ class SuffixDecoding(TextDrafter):
     least: float = 0.1
     cached: int = 10000
     started: int = 0
-    running: dict[int, int] = field(default_factory=dict)  # open sequences, by the request's number
-    begun: dict[int, int] = field(default_factory=dict)  # first places in the common tree, by the request's number
+    answers: dict[int, CountedText] = field(default_factory=dict)  # by the request's number
 
     def __post_init__(self) -> None:
         length = self.length or self.depth
@@ -289,43 +180,51 @@ class SuffixDecoding(TextDrafter):
                 "Suffix decoding drafts at least 1 token from trees of depth 2 or more, and keeps 0 or more requests, but "
                 f"got `length` {length}, `depth` {self.depth} and `cached` {self.cached}."
             )
-        lengths = np.arange(self.depth + 1, dtype=FLOAT) * FLOAT(self.factor) + FLOAT(self.offset)
-        budgets = np.clip((lengths.astype(float) + 1e-6).astype(np.int32), 0, length)
-        self.limits = Limits(self.depth, budgets, FLOAT(self.least))
-        self.others = SuffixTree(self.depth, AT_ONCE)
-        self.out = np.zeros((2, max(int(budgets.max()), 1)), dtype=np.int32)
+        matched = np.arange(self.depth + 1)
+        budgets = matched.astype(np.float32) * np.float32(self.factor) + np.float32(self.offset)
+        whole = np.clip((budgets.astype(float) + 1e-6).astype(np.int32), 0, length)
+        self.budgets: list[int] = np.minimum(
+            whole, self.depth - matched
+        ).tolist()  # tokens of a draft, by length of the match
+        self.threshold = float(np.float32(self.least))
+        self.together = SuffixCounts(self.depth)
 
-    def start(self, prompt: Sequence[int]) -> SuffixTree:
-        own = SuffixTree(self.depth, number=self.started)
-        own.extend(prompt)
+    def start(self, prompt: Sequence[int]) -> Running:
+        request = Running(self.started, SuffixCounts(self.depth), CountedText())
+        request.counts.extend(request.text, prompt)
         self.started += 1
         if self.cached:
-            self.begun[own.number] = -1
-            if len(self.running) == len(self.others.tree.open):
-                self.others.make_room()
-            self.running[own.number] = min(set(range(len(self.others.tree.open))) - set(self.running.values()))
-        while len(self.begun) > self.cached:
-            oldest = next(iter(self.begun))
-            self._close(oldest)
-            remove(self.others.tree, self.begun.pop(oldest), self.depth)
-        return own
+            self.answers[request.number] = CountedText()
+        while len(self.answers) > self.cached:
+            oldest = next(iter(self.answers))
+            self.together.remove(self.answers.pop(oldest))
+        return request
 
-    def draft(self, state: SuffixTree, left: int) -> Guesses:
-        context = state.tree.text[max(state.places - self.depth, 0) : state.places]
-        count = draft((state.tree, self.others.tree), context, self.limits, self.out)
-        return Guesses(self.out[0, :count].tolist(), 1 + count)
+    def draft(self, state: Running, left: int) -> Guesses:
+        text = state.text
+        cut = state.counts.shortened(text.cut)
+        guesses, score = self._best(state.counts, cut, min(state.counts.lengths[cut], self.depth - 1))
+        most = min(len(text.tokens), self.depth) - 1
+        others, other_score = self._best(self.together, *self.together.longest(text.tokens[len(text.tokens) - most :]))
+        if other_score > score:
+            guesses = others
+        return Guesses(guesses, 1 + len(guesses))
 
-    def commit(self, state: SuffixTree, tokens: Sequence[int], accepted: int) -> None:
-        state.extend(tokens)
-        if state.number in self.running and len(tokens):
-            if self.begun[state.number] < 0:
-                self.begun[state.number] = self.others.places
-            self.others.extend(tokens, self.running[state.number])
+    def _best(self, counts: SuffixCounts, state: int, matched: int) -> tuple[list[int], float]:
+        """The best draft behind the last tokens that matched, or fewer of them: its tokens and the sum of their probabilities."""
+        best, score = list[int](), 0.0
+        while state:
+            shorter = counts.links[state]
+            least = counts.lengths[shorter] + 1
+            tokens, sums = counts.likeliest(state, max(self.budgets[least : matched + 1]), self.threshold)
+            if sums[-1] > score:
+                score = sums[-1]
+                lengths = [min(self.budgets[n], len(tokens)) for n in range(matched, least - 1, -1)]
+                best = tokens[: next(length for length in lengths if sums[length] == score)]
+            state, matched = shorter, least - 1
+        return best, score
 
-    def stop(self, state: SuffixTree) -> None:
-        self._close(state.number)
-
-    def _close(self, number: int) -> None:
-        """End a request's sequence in the common tree, where it stays."""
-        if number in self.running:
-            self.others.tree.open[self.running.pop(number)] = 0, -1
+    def commit(self, state: Running, tokens: Sequence[int], accepted: int) -> None:
+        state.counts.extend(state.text, tokens)
+        if state.number in self.answers:
+            self.together.extend(self.answers[state.number], tokens)
