@@ -36,8 +36,9 @@ END_OF_ZIP, ZIP64 = b"PK\x05\x06", b"PK\x06\x07"
 
 
 def loads(text: str, *, big_numbers: bool = False) -> Any:
-    """JSON within the bounds; whole numbers of 64 bits, or (as in configs of tokenizers) ``big_numbers``. ValueError says why
-    it is none: its message ends the sentence "it cannot be read: ...".
+    """A document of JSON within the bounds. ValueError ends the sentence "it cannot be read: ...".
+
+    big_numbers : whether whole numbers may have more than 64 bits, as in configs of tokenizers
     """
     try:
         whole = int if big_numbers else _whole
@@ -57,7 +58,9 @@ def loads(text: str, *, big_numbers: bool = False) -> Any:
 
 def _is_nested_beyond(document: Any, depth: int) -> bool:
     children = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
-    return any(isinstance(one, dict | list) and (depth == 1 or _is_nested_beyond(one, depth - 1)) for one in children)
+    return any(
+        isinstance(child, dict | list) and (depth == 1 or _is_nested_beyond(child, depth - 1)) for child in children
+    )
 
 
 def parse_yaml(text: str) -> Any:

@@ -6,7 +6,7 @@ A path is never asked of a hub: neither one that begins with . ~ or /, nor a nam
 import os
 import re
 from collections.abc import Sequence
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 
 from treeopt.errors import InvalidInput, meant
@@ -58,10 +58,11 @@ def distinct(names: Sequence[str]) -> list[str]:
     >>> distinct(["medusa", "hydra", "medusa", "medusa-2"])
     ['medusa', 'hydra', 'medusa-2', 'medusa-2-2']
     """
-    found: list[str] = []
+    taken: list[str] = []
     for name in names:
-        found.append(next(one for n in count(1) if (one := name if n == 1 else f"{name}-{n}") not in found))
-    return found
+        numbered = (f"{name}-{n}" for n in count(2))
+        taken.append(next(other for other in chain([name], numbered) if other not in taken))
+    return taken
 
 
 def shipped(kind: str) -> dict[str, Path]:

@@ -9,18 +9,18 @@ PACKAGES = ("treeopt", "torch", "transformers", "numpy")
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of the packages of `PACKAGES`, None where one is not installed, and of Python."""
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    """Versions of Python and of `PACKAGES`; None for a package that is not installed."""
+    installed: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            installed[package] = None
+    return installed
 
 
 def machine() -> str:
-    """The system and the processor, by the name that the system tells."""
+    """The system and the name of its processor."""
     try:
         named = re.search(r"^model name\s*: *(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     except OSError:
