@@ -195,7 +195,7 @@ def time_graphs(part: Part, run: RunDirectory, session: Session, at: tuple[int, 
     on_cuda = part.device == "cuda"
     name = "benchmarks/gpu.py"
     runtime = {**session.runtime(), "name": name, "version": __version__, "cuda_graphs": on_cuda, "weights": RANDOM}
-    info = {"measures": "step", "provenance": session.provenance(seed=0), "inputs": {}}
+    info = {"measures": "step", "provenance": session.provenance(seed=0).record, "inputs": {}}
     info |= {"settings": [ProfileSetting(batch_size=at[0], context_tokens=at[1])]}
     info |= {"weight_bytes": weight_bytes(session.target, session.drafter)}
     finish(run, LatencyProfile(points, plain, runtime, info), PRECISION)

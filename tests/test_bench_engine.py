@@ -269,7 +269,7 @@ def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_pa
     assert chosen.draft.record == plan["chosen"]["draft"]
     assert chosen.predicted.replayed == plan["chosen"]["tokens_per_step"]
     assert chosen.size > 1
-    is_lookup = result.provenance["drafter"]["kind"] == "ngram"
+    is_lookup = result.provenance.drafter["kind"] == "ngram"
     assert ("earliest place" in capsys.readouterr().err) == is_lookup
     for contender in result.contenders:
         assert contender.identical == contender.compared == 4

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from tests.test_figures import some_bench, some_plan
 from treeopt.records.contender import Predicted, Quality
+from treeopt.records.origins import Provenance
 from treeopt.report.bench_table import about_rule, bench_table, bench_tables, text_price
 from treeopt.report.plan_table import trees_table
 from treeopt.report.wording import told
@@ -28,7 +29,7 @@ def ruled(bench, acceptance):
     """As a benchmark under a rule; texts that depend on the tree are judged."""
     judged = acceptance["rule"] in ("rejection", "typical")
     quality = {contender.name: Quality(**JUDGED) for contender in bench.contenders} if judged else None
-    bench = replace(bench, provenance={"acceptance": acceptance}, quality=quality)
+    bench = replace(bench, provenance=Provenance(acceptance=acceptance), quality=quality)
     if not judged:
         return bench
     changed = [replace(c, sequences=[replace(a, identical=False) for a in c.sequences]) for c in bench.contenders]

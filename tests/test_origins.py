@@ -16,7 +16,7 @@ from treeopt.files.storage import typed
 from treeopt.pipeline.calibrate import first_conversations
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.records.inputs import stale_plan
-from treeopt.records.origins import Origins, RuleRecord, provenance
+from treeopt.records.origins import Origins, Provenance, RuleRecord
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import RULES
 from treeopt.records.rundir import RunDirectory
@@ -58,17 +58,17 @@ def search(run, *batch_sizes, **options):
 def test_timing_steps_here_does_not_replace_latencies_of_another_runtime(run):
     before = run.profile.read_bytes()
     with pytest.raises(InvalidInput, match=r"runtime \('vllm 0.11' there, 'treeopt' here\).*overwrite"):
-        check_can_join(run, HERE, provenance(), overwrite=False)
-    check_can_join(run, HERE, provenance(), overwrite=True)
+        check_can_join(run, HERE, Provenance.here(), overwrite=False)
+    check_can_join(run, HERE, Provenance.here(), overwrite=True)
     assert run.profile.read_bytes() == before
 
 
 def test_versions_are_no_other_measurement_and_what_differs_is_named_by_its_key(run):
     ours = LatencyProfile((), (StepTiming(1, 128, 1, 0, (1.0,)),), HERE)
-    made = provenance(drafter={"kind": "medusa", "sha256": "a"}, threads=1)
-    replace(ours, info={"provenance": {**made, "versions": {"torch": "1"}}}).save(run.profile)
+    made = replace(Provenance.here(), drafter={"kind": "medusa", "sha256": "a"}, threads=1)
+    replace(ours, info={"provenance": {**made.record, "versions": {"torch": "1"}}}).save(run.profile)
     check_can_join(run, {**HERE, "version": "0.2.0", "compiled": None}, made, overwrite=False)
-    other = {**made, "drafter": {"kind": "medusa", "sha256": "b"}, "threads": 2}
+    other = replace(made, drafter={"kind": "medusa", "sha256": "b"}, threads=2)
     says = r"differ in compiled \(None there, True here\), drafter sha256 \('a' there, 'b' here\), threads \(1 there, 2 here\)\."
     with pytest.raises(InvalidInput, match=says):
         check_can_join(run, {**HERE, "compiled": True}, other, overwrite=False)
@@ -127,7 +127,7 @@ def test_every_hint_names_the_run(tmp_path):
 
 
 def session(**origin):
-    return SimpleNamespace(provenance=lambda: provenance(**origin))
+    return SimpleNamespace(provenance=lambda: replace(Provenance.here(), **origin))
 
 
 def profile_from(run, runtime=None, **origin):

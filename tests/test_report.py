@@ -27,6 +27,7 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
+from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
 from treeopt.records.rules import option_of
 from treeopt.records.rundir import RunDirectory
@@ -60,7 +61,7 @@ def whole_run(text, batch_sizes, groups) -> tempfile.TemporaryDirectory:
     meta |= {"skipped": [{"row": 7, "reason": f"empty {text}"}]}
     meta |= {"answers": {"given": True, "temperature": None, "is_estimate": True}}
     trace = replace(trace, meta=meta, group=np.arange(24) % len(names))
-    calibration = Calibration.from_trace(trace, provenance=source)
+    calibration = Calibration.from_trace(trace, provenance=Provenance.of({"provenance": source}))
     profile = some_profile(batch_sizes)
     profile.info["provenance"] = {**source, "command": f"treeopt profile {text}"}
     trace.save(run.trace)
@@ -225,7 +226,9 @@ def test_a_benchmark_in_another_runtime_is_shown_too(no_pictures, tmp_path):
     bench = Benchmark.load(run.bench_of(4))
     engine = {"name": "transformers <b>", "version": "5.0", "about": "It <i>looks up</i> otherwise."}
     inputs = {run.plan.name: "0" * 64}
-    replace(bench, inputs=inputs, provenance={**bench.provenance, "engine": engine}).save(run.bench_in("transformers"))
+    replace(bench, inputs=inputs, provenance=replace(bench.provenance, engine=engine)).save(
+        run.bench_in("transformers")
+    )
     shutil.copy(run.bench_in("transformers"), tmp_path / "bench-before.json")
     (tmp_path / "bench-notes.json").write_text('{"a": 1}')
     page = html.unescape(write_report(run, hint=hints.append).read_text())
@@ -246,7 +249,7 @@ def test_the_search_is_told_with_its_time_limits_and_inputs(no_pictures, tmp_pat
     page = html.unescape(write_report(run).read_text())
     origin = page[page.index('id="origin"') :]
     plan = run.read_plan()
-    for said in (plan.provenance["time"], "budget 8", "shape sibling-closed", plan.provenance["versions"]["python"]):
+    for said in (plan.provenance.time, "budget 8", "shape sibling-closed", plan.provenance.versions["python"]):
         assert said in origin, said
     for name, sha256 in plan.inputs.items():
         assert f"{name} sha256 {sha256[:12]}" in origin

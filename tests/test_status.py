@@ -12,6 +12,7 @@ from tests.test_figures import long_trace, some_bench, some_profile
 from treeopt.pipeline import search
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
+from treeopt.records.origins import Provenance
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory, maker
 from treeopt.report.status import status
@@ -140,7 +141,7 @@ def test_benchmarks_of_another_runtime_are_made_again_by_it(run, own_demo_run, t
     inputs = inputs_of(own.plan)
     for size in (1, 2):
         replace(bench, inputs=inputs).save(own.bench_of(size))
-    replace(bench, inputs=inputs, provenance={"engine": engine}).save(own.bench_in("transformers"))
+    replace(bench, inputs=inputs, provenance=Provenance(engine=engine)).save(own.bench_in("transformers"))
     assert row(own, "bench-transformers.json").holds.endswith("; by transformers 5.0")
     assert following(own)[0] == ("export" if own.read_plan().speculates else "report")
     replace(bench, inputs={"plan.json": "0" * 64}).save(own.bench_in("transformers"))

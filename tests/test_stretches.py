@@ -16,6 +16,7 @@ from treeopt.pipeline.entrants import engine_entrants
 from treeopt.pipeline.profile.timed import all_timings, texts_of
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
 from treeopt.records.contender import Answer, Block, Contender
+from treeopt.records.origins import Provenance
 from treeopt.records.plan import EXACT
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -215,7 +216,7 @@ def contender(name: str, draft: Tree, seconds: float, identical: bool = True) ->
 
 def test_a_benchmark_says_over_which_plain_decoding_and_what_that_changes():
     plain, own = contender("plain", PLAIN, 3.0), contender(AS_IT_COMES, PLAIN, 2.0, identical=False)
-    chosen, about = contender("chosen", Tree.chain(1), 2.5), {"engine": {"name": "openvino", "version": "1"}}
+    chosen, about = contender("chosen", Tree.chain(1), 2.5), Provenance(engine={"name": "openvino", "version": "1"})
     alone = Benchmark(contenders=(plain, chosen), provenance=about)
     both = Benchmark(contenders=(plain, own, chosen), provenance=about)
     assert (alone.baseline, both.baseline) == ("plain", AS_IT_COMES)

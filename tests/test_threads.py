@@ -38,7 +38,7 @@ def test_threads_are_those_of_the_environment_and_are_recorded():
     """A session computes with OMP_NUM_THREADS threads, and its provenance says so."""
     code = (
         "from treeopt.runtime.waiting import import_torch; import_torch()\n"
-        "from treeopt.runtime.session import open_session; print(open_session().provenance()['threads'])"
+        "from treeopt.runtime.session import open_session; print(open_session().provenance().threads)"
     )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("MKL_NUM_THREADS", None)

@@ -159,7 +159,7 @@ def test_what_was_measured_slower_is_not_exported_unless_anyway(tmp_path, speed,
     for size, faster in ((1, 1.5), (4, speed)):
         bench = at_speed(Benchmark.load(run.bench_of(size)), faster)
         run.bench_of(size).unlink()
-        about = {**bench.provenance, **({"engine": {"name": engine}} if engine else {})}
+        about = replace(bench.provenance, engine={"name": engine} if engine else None)
         inputs = inputs_of(run.plan, run.trace)
         replace(bench, inputs=inputs, provenance=about).save(run.bench_of(size, engine))
     paths, written = pipeline.export(run, "tensorrt-llm")

@@ -27,7 +27,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
 from treeopt.records.merging import WHOLE, Shard, digest, join, shard_record
-from treeopt.records.origins import ProvenanceRecord, differing
+from treeopt.records.origins import Provenance, differing
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
 from treeopt.records.rundir import RunDirectory
@@ -97,7 +97,7 @@ def calibrate(
     return calibration
 
 
-def summary(trace: RankTrace, provenance: ProvenanceRecord) -> Calibration:
+def summary(trace: RankTrace, provenance: Provenance) -> Calibration:
     calibration = Calibration.from_trace(trace, provenance=provenance)
     if trace.group_names and trace.num_conversations > 1:
         whole = source_of(trace).crossfit(Limits(GROUP_BUDGET))
@@ -114,7 +114,7 @@ def check_unmeasured(
     differs = ["who measured it"] if there else []
     if run.trace.exists():
         meta = run.read_trace().meta
-        asks, found = ({**(m.get("provenance") or {}), **m} for m in (json.loads(to_json(wanted)), meta))
+        asks, found = ({**Provenance.of(m).record, **m} for m in (json.loads(to_json(wanted)), meta))
         differs = differing({key: found.get(key) for key in asks} | UNASKED, asks | UNASKED)
         skipped = {row.get("row") for row in meta.get("skipped") or []}
         asked, answered = {c.sha256: c.row for c in conversations}, set(meta.get("prompt_sha256") or [])
@@ -179,7 +179,7 @@ def collect(
     key = {**meta, **counts.record, "conversations": all_prompts, **limits}
     key |= {} if shard == WHOLE else {"shard": str(shard)}
     journal, prompts = Journal(folder.absolute(), key, ".npz"), replace(session.prompts, conversations=asked)
-    work = RankBlocks(session.source, session.provenance()["threads"] or 1, prompts, size=size, counts=counts, **limits)
+    work = RankBlocks(session.source, session.provenance().threads or 1, prompts, size=size, counts=counts, **limits)
     with progress(title, len(asked)) as advance:
         if session.cluster is None:
             if done := journal.finished():
@@ -254,7 +254,7 @@ def _trace_meta(session: Session) -> dict[str, object]:
         "acceptance": session.acceptance.record,
         "answers": {"given": given, "temperature": temperature, "is_estimate": given and temperature is None},
         # When and how the trace was made is in calibration.json: a continued run has the same bytes.
-        "provenance": {**session.provenance(), "time": None, "command": None},
+        "provenance": replace(session.provenance(), time=None, command=None).record,
         "prompt_seed": session.prompts.seed,
         "source": session.source,
     }
@@ -312,4 +312,9 @@ def next_policy(run: RunDirectory, probe: Probe) -> Tree:
 def _meta(session: Session, trace: RankTrace) -> dict[str, object]:
     meta = {key: trace.meta.get(key) for key in ("max_new_tokens", "drafter", "source", "answers", "prompt_sha256")}
     rule = {"acceptance": session.acceptance.record}
-    return {**meta, **rule, "top_k": trace.top_k, "provenance": {**(trace.meta.get("provenance") or {}), **rule}}
+    return {
+        **meta,
+        **rule,
+        "top_k": trace.top_k,
+        "provenance": replace(Provenance.of(trace.meta), acceptance=session.acceptance.record).record,
+    }

@@ -23,7 +23,7 @@ from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.drafters import COUNTED
 from treeopt.records.inputs import Accuracies, Result, changed, load_result, read_grown_on, read_planned, read_timed
-from treeopt.records.origins import OURS, differing
+from treeopt.records.origins import OURS, Provenance, differing
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
@@ -168,7 +168,7 @@ def compare_groups(
 def check_alike(a: Side, b: Side) -> None:
     """Raise InvalidInput where two sides are of other models, drafters or rules, as far as that is known."""
     metas = (a.meta, b.meta)
-    models = [(meta.get("provenance") or {}).get("model") for meta in metas]
+    models = [Provenance.of(meta).model for meta in metas]
     drafters = [meta.get("drafter") or {} for meta in metas]
     rules = [meta.get("acceptance") for meta in metas]
     if None not in models and models[0] != models[1]:
@@ -256,8 +256,8 @@ def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = N
     for run, name in zip(runs, names, strict=True):
         plan = run.read_plan()
         benches = benches_of(run, plan)
-        timed = (run.read_profile().info.get("provenance") if run.profile.exists() else None) or {}
-        origins.append({**{key: timed.get(key) for key in SAME}, "runtime": (plan.runtime or {}).get("name")})
+        timed = Provenance.of(run.read_profile().info if run.profile.exists() else {}).record
+        origins.append({**{key: timed[key] for key in SAME}, "runtime": (plan.runtime or {}).get("name")})
         entries = [entry for entry in plan.entries if batch_size in (None, entry.batch_size)]
         figures = [figure_of(name, entry, benches.get(entry.batch_size)) for entry in entries]
         found += [figure for figure in figures if figure]

@@ -20,7 +20,7 @@ from treeopt.pipeline.entrants import Entrant
 from treeopt.pipeline.logged import copied_steps, prompts_of
 from treeopt.records.benchmark import LOOKS, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Quality
-from treeopt.records.origins import ProvenanceRecord
+from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.pools import Counts
 from treeopt.records.requestlog import Request, RequestLog
 from treeopt.records.rules import SAME_TEXT
@@ -65,12 +65,13 @@ class Decoding:
         return self.session.acceptance.record
 
     @property
-    def origin(self) -> ProvenanceRecord:
+    def origin(self) -> Provenance:
         known, engine = self.session.provenance(seed=0), self.engine
-        if engine is not None:
-            about, launches = engine.about or None, engine.is_launched or None
-            known["engine"] = {"name": engine.name, "version": engine.version, "about": about, "launches": launches}
-        return known
+        if engine is None:
+            return known
+        about, launches = engine.about or None, engine.is_launched or None
+        runtime: Runtime = {"name": engine.name, "version": engine.version, "about": about, "launches": launches}
+        return replace(known, engine=runtime)
 
     @property
     def counts(self) -> Counts:
@@ -164,7 +165,7 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
     stepper = decoding.engine or open_stepper(None, setup)
     stepper.prepare([prompt.tokens for prompt in prompts], [entrant.draft for entrant in entrants.values()], rows)
     key = {
-        **decoding.origin,
+        **decoding.origin.record,
         "time": None,
         "command": None,
         "rounds": decoding.rounds,

@@ -16,7 +16,7 @@ from treeopt.files.storage import sha256_of
 from treeopt.pipeline.calibrate import summary
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.merging import merge
-from treeopt.records.origins import ProvenanceRecord, provenance
+from treeopt.records.origins import Provenance
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
@@ -57,11 +57,9 @@ def import_file(
         raise InvalidInput("Every file may be given once, but two of them have the same content.")
     kind, found = read_measurement(paths, kind, drafter=drafter, trials=trials, heads=heads)
     # On which machine and by which versions it was measured the file does not say.
-    record = provenance(versions={"treeopt": __version__}) | {
-        "machine": None,
-        "imported": {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind},
-    }
-    about = {"provenance": record, "drafter": {"kind": found.drafter} if found.drafter else None}
+    imported = {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind}
+    made = replace(Provenance.here(), versions={"treeopt": __version__}, machine=None, imported=imported)
+    about = {"provenance": made.record, "drafter": {"kind": found.drafter} if found.drafter else None}
     trace = None if found.trace is None else replace(found.trace, meta=found.trace.meta | about)
     calibration = found.calibration if trace is None else Calibration.from_trace(trace)
     assert calibration is not None
@@ -85,9 +83,8 @@ def merge_runs(run: RunDirectory, others: Sequence[Path], *, overwrite: bool = F
     there = run.accuracies()
     if not overwrite and not (there == [run.trace] and _is_same(run.read_trace(), trace)):
         check_nothing_lost(run, "merging replaces")
-    now = provenance()
-    made: ProvenanceRecord = trace.meta.get("provenance", {})
-    calibration = summary(trace, {**made, "command": now["command"], "time": now["time"]})
+    now = Provenance.here()
+    calibration = summary(trace, replace(Provenance.of(trace.meta), command=now.command, time=now.time))
     run.replace_accuracies(calibration, trace)
     note(*_told(trace))
     return calibration

@@ -38,7 +38,7 @@ from treeopt.planning.copied import Tried
 from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Predicted
 from treeopt.records.inputs import inputs_of, stale_plan
-from treeopt.records.origins import Runtime, provenance
+from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.plan import PlanEntry, Ranges, for_all
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.requestlog import RequestLog
@@ -109,7 +109,7 @@ def bench_launched(
             prompts="held out",
             inputs=inputs_of(run.plan, *run.accuracies()[-1:] if contest.log else ()),
             max_new_tokens=most,
-            provenance=provenance(acceptance={"rule": "greedy"}, engine=runtime),
+            provenance=replace(Provenance.here(), acceptance={"rule": "greedy"}, engine=runtime),
         )
         run.replace_bench(found, run.read_plan(), entry.batch_size, LAUNCHED)
         note(*_about_texts(found))
@@ -130,7 +130,7 @@ def profile_launched(run: RunDirectory, launch: str, *, overwrite: bool = False,
             "latencies as `from_csv`."
         )
     runtime: Runtime = {"name": contest.engine, "command": launch}
-    made = provenance()
+    made = Provenance.here()
     check_can_join(run, runtime, made, overwrite=overwrite)
     settings: dict[str, dict[int, tuple[tuple[str, ...], Draft | None]]] = {}
     for entry in contest.entries:
@@ -143,7 +143,7 @@ def profile_launched(run: RunDirectory, launch: str, *, overwrite: bool = False,
     timed = [_timing(visits, name, size, draft) for name, one in settings.items() for size, (_, draft) in one.items()]
     plain = tuple(timing for timing in timed if timing.size == 1)
     at = [ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=False) for p in plain]
-    info = {"measures": "step", "settings": at, "provenance": made, "inputs": inputs_of(run.plan)}
+    info = {"measures": "step", "settings": at, "provenance": made.record, "inputs": inputs_of(run.plan)}
     note(f"Timed in {len({(v.launch, v.name) for v in visits})} launches: {', '.join(settings)}, in turn.")
     return finish(run, LatencyProfile(tuple(t for t in timed if t.size > 1), plain, runtime, info), None)
 

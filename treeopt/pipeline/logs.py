@@ -12,6 +12,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Parameter
 from treeopt.files.places import located
 from treeopt.files.storage import sha256_of
-from treeopt.records.origins import differing, provenance
+from treeopt.records.origins import Provenance, differing
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
@@ -87,7 +88,8 @@ def calibrate_from_logs(run: RunDirectory, asked: Mapping[str, Any], known: Mapp
             )
     chat_template = options.pop("chat_template") is not False
     log = read_requests(file, Tokenizer(folder, chat_template=chat_template) if folder else None, **options)
-    log.meta.update(made, provenance=provenance(dataset=file.name, dataset_fingerprint=str(made["log_sha256"])))
+    origin = replace(Provenance.here(), dataset=file.name, dataset_fingerprint=str(made["log_sha256"]))
+    log.meta.update(made, provenance=origin.record)
     with run.writing():
         run.replace_requests(log)
     note(*log.meta["notes"])

@@ -28,7 +28,7 @@ from treeopt.records.inputs import (
     read_planned,
     sampled,
 )
-from treeopt.records.origins import ProvenanceRecord, provenance
+from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
@@ -129,8 +129,7 @@ def _kept(run: RunDirectory, plan: Plan) -> Plan:
     if earlier and earlier.provenance and earlier == replace(plan, provenance=earlier.provenance):
         plan = earlier
     else:
-        made = {key: value for key, value in provenance().items() if value is not None}
-        plan = replace(plan, provenance=cast(ProvenanceRecord, made))
+        plan = replace(plan, provenance=Provenance.here())
     plan.save(run.plan)
     note_warnings(plan)
     return plan
@@ -284,15 +283,15 @@ def check_latencies(
     Of a profile that was asked for by name, and of another number format or device, it is said. So is what speaks against
     its latencies.
     """
-    info, theirs, own = record.meta, profile.info.get("provenance") or {}, file == run.profile
+    info, theirs, own = record.meta, Provenance.of(profile.info), file == run.profile
     again = run.command("profile", "--overwrite")
     for what, mine, other in other_origins(record, profile):
         said = f"{file} is of another {what} than was calibrated ({other}, not {mine})"
         if own and what in ("model", "drafter"):
             raise InvalidInput(f"{said}. Measure again with: {again}")
         note(f"{said}: the speedups are for that {what}.")
-    if own and info.get("acceptance") and theirs.get("acceptance"):
-        check_rule(theirs["acceptance"], info["acceptance"], f"{file} holds", command=again)
+    if own and info.get("acceptance") and theirs.acceptance:
+        check_rule(theirs.acceptance, info["acceptance"], f"{file} holds", command=again)
     kind, measures = (info.get("drafter") or {}).get("kind"), profile.info.get("measures", "step")
     if measures == ANALYTICAL:
         drafts = ((profile.info.get("roofline") or {}).get("drafter") or {}).get("kind")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,7 @@ from treeopt.files.bounds import loads
 from treeopt.files.parameters import Count
 from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
-from treeopt.records.origins import provenance
+from treeopt.records.origins import Provenance
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.training.recipe import PRECISIONS
 from treeopt.runtime.waiting import import_torch
@@ -268,7 +268,8 @@ class TrainingJob:
     def record(self) -> dict[str, object]:
         """Recipe, heads, texts and provenance, for files."""
         recipe, target = self.recipe, self.target
-        made = provenance(
+        made = replace(
+            Provenance.here(),
             model=target.name,
             revision=target.revision,
             drafter={"kind": recipe.kind, "num_heads": recipe.num_heads, "num_layers": recipe.layers},
@@ -288,7 +289,7 @@ class TrainingJob:
             "prompt_sha256": [conversation.sha256 for conversation in self.prompts.conversations],
         }
         heads = {"parameters": self.size.parameters, "bytes": self.size.total * self.size.bytes_each}
-        return {"recipe": recipe.record(), "heads": heads, "texts": texts, "provenance": made}
+        return {"recipe": recipe.record(), "heads": heads, "texts": texts, "provenance": made.record}
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """training.json and the curves of the log.

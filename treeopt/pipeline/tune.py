@@ -18,7 +18,7 @@ from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.search import search
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import inputs_of
-from treeopt.records.origins import Runtime, provenance
+from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
@@ -195,7 +195,7 @@ def _plan(
         return None
     points = tuple(_timing(pace, length + 1) for pace, _ in timed.values())
     plain = tuple(_timing(pace, 1) for _, pace in timed.values())
-    info = {"measures": "step", "provenance": provenance() | {"machine": None, "versions": None}}
+    info = {"measures": "step", "provenance": replace(Provenance.here(), machine=None, versions=None).record}
     LatencyProfile(points, plain, Runtime(name=stretch.engine), {**info, "inputs": inputs_of(run.path / SCRAPES)}).save(
         run.profile
     )

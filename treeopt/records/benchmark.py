@@ -19,7 +19,7 @@ from treeopt.files.fields import Positive, Share
 from treeopt.records.bootstrap import SEED, conversation_draws, interval95, stderr
 from treeopt.records.contender import Block, Contender, Quality
 from treeopt.records.figure import Errors, Figure, Intervals, Ratio
-from treeopt.records.origins import Kept, ProvenanceRecord, RuleRecord, Runtime, SkippedRow
+from treeopt.records.origins import Kept, Provenance, RuleRecord, Runtime, SkippedRow
 
 FEWEST_BLOCKS = 5  # below it no interval is given
 FEWEST_LAUNCHES = 3  # likewise
@@ -50,7 +50,7 @@ class Benchmark(Kept):
     max_new_tokens: Positive | None = None
     loop_share: Share | None = None
     skipped: list[SkippedRow] | None = None
-    provenance: ProvenanceRecord | None = None
+    provenance: Provenance | None = None
     processor_share: Share | None = None
 
     def contender(self, name: str) -> Contender:
@@ -139,7 +139,7 @@ class Benchmark(Kept):
 
     @property
     def _runtime(self) -> Runtime:
-        known: Runtime = (self.provenance or {}).get("engine") or Runtime()
+        known: Runtime = (self.provenance and self.provenance.engine) or Runtime()
         return known
 
     @property
@@ -166,7 +166,7 @@ class Benchmark(Kept):
     @property
     def acceptance(self) -> RuleRecord:
         """The rule that was decoded by; empty where the file does not say."""
-        known: RuleRecord = (self.provenance or {}).get("acceptance") or RuleRecord()
+        known: RuleRecord = (self.provenance and self.provenance.acceptance) or RuleRecord()
         return known
 
     @property

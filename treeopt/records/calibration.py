@@ -15,7 +15,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.figure import Rate
-from treeopt.records.origins import Kept, Origins, ProvenanceRecord
+from treeopt.records.origins import Kept, Origins, Provenance
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import IntArray, read_only
 
@@ -124,7 +124,7 @@ class Calibration(Kept):
         return np.minimum.accumulate(np.asarray(told, dtype=np.float64))[: self.num_heads]
 
     @classmethod
-    def from_trace(cls, trace: RankTrace, provenance: ProvenanceRecord | None = None) -> Calibration:
+    def from_trace(cls, trace: RankTrace, provenance: Provenance | None = None) -> Calibration:
         """Count hits and trials over all states at which a step can be taken, and for each group."""
         ranks = trace.ranks[trace.has_step]
         hits, trials = count_hits(ranks, trace.top_k)
@@ -141,7 +141,7 @@ class Calibration(Kept):
             "loop_share": trace.loop_share(),
             "source": "measured",
             **{key: trace.meta.get(key) for key in ("drafter", "acceptance", "answers", "skipped")},
-            "provenance": provenance or trace.meta.get("provenance"),
+            "provenance": provenance.record if provenance else trace.meta.get("provenance"),
         }
         if trace.target_rank is not None:
             meta["target_agreement"] = float(np.mean(trace.target_rank == 0))

@@ -17,7 +17,7 @@ from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.bootstrap import SEED
 from treeopt.records.calibration import Calibration
-from treeopt.records.origins import elsewhere
+from treeopt.records.origins import Provenance, elsewhere
 from treeopt.records.plan import Plan, Sample
 from treeopt.records.pools import NO_PLACE
 from treeopt.records.probe import Probe, is_probe
@@ -177,8 +177,8 @@ def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
 def timed_elsewhere(run: RunDirectory, plan: Plan, bench: Benchmark) -> str:
     """Where the plan's latencies were timed, "in vllm", if not where the benchmark was decoded; else empty."""
     profile = read_timed(run, plan.inputs)
-    timed: Mapping[str, Any] = {} if profile is None else profile.info.get("provenance") or {}
-    return elsewhere(plan.runtime or {}, timed, bench.provenance or {})
+    timed = Provenance.of({} if profile is None else profile.info)
+    return elsewhere(plan.runtime or {}, timed, bench.provenance or Provenance())
 
 
 def read_timed(run: RunDirectory, inputs: Mapping[str, str]) -> LatencyProfile | None:
@@ -205,9 +205,11 @@ def not_a_check(where: str, engine: str = "") -> str:
 
 def other_origins(record: Accuracies, profile: LatencyProfile) -> list[tuple[str, str, str]]:
     """(what, of the accuracies, of the latencies) of each origin that differs in what a step costs, where both are known."""
-    ours, theirs = ((info.get("provenance") or {}) for info in (record.meta, profile.info))
-    drafters = [record.meta.get("drafter") or {}, theirs.get("drafter") or {}]
-    found: list[tuple[str, Any, Any]] = [(key, ours.get(key), theirs.get(key)) for key in ("model", "dtype", "device")]
+    ours, theirs = (Provenance.of(info) for info in (record.meta, profile.info))
+    drafters: list[Mapping[str, Any]] = [record.meta.get("drafter") or {}, theirs.drafter or {}]
+    found: list[tuple[str, Any, Any]] = [
+        (key, getattr(ours, key), getattr(theirs, key)) for key in ("model", "dtype", "device")
+    ]
     if not same_drafter(*drafters, weights=False):
         keys = ("id", "kind", "num_heads", "num_layers")
         mine, other = (", ".join(f"{key} {one[key]}" for key in keys if one.get(key)) for one in drafters)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.records.origins import Part, ShardRecord, differing
+from treeopt.records.origins import Part, Provenance, ShardRecord, differing
 from treeopt.records.trace import RankTrace
 
 OF_FILES = ("schema", "num_heads")  # keys that saving adds
@@ -110,11 +110,13 @@ def _check_alike(one: Named, other: Named) -> None:
 
 def _measured(trace: RankTrace) -> dict[str, object]:
     """What all shards of a calibration have in common."""
-    meta, made, drafter = trace.meta, trace.meta.get("provenance") or {}, trace.meta.get("drafter") or {}
+    meta, made, drafter = trace.meta, Provenance.of(trace.meta), trace.meta.get("drafter") or {}
     rules = ("acceptance", "answers", "max_new_tokens", "eos_ids", "pools", "marginals")
     weights = "id" if drafter.get("sha256") is None else "sha256"
     return {
-        **{key: made.get(key) for key in ("model", "revision", "dtype")},
+        "model": made.model,
+        "revision": made.revision,
+        "dtype": made.dtype,
         **{key: meta.get(key) for key in rules},
         "drafter": {key: drafter.get(key) for key in ("kind", "num_heads", "num_layers", weights)},
         "ranks": trace.top_k,

@@ -6,11 +6,12 @@ Origins are kept as they were written, with the keys that the measuring session 
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-from typing_extensions import Self, TypedDict, Unpack  # pydantic takes none of typing's before Python 3.12
+from typing_extensions import Self, TypedDict  # pydantic takes none of typing's before Python 3.12
 
 from treeopt.errors import quoted
 from treeopt.files import storage
@@ -83,36 +84,50 @@ class Runtime(TypedDict, total=False):
     launches: bool | None
 
 
-class ProvenanceRecord(TypedDict, total=False):
-    """Where a figure comes from; carried by every file. Of a benchmark by another runtime than treeopt it says which."""
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where a figure comes from; carried by every file. None stands for unknown.
 
-    model: str | None
-    revision: str | None
-    drafter: DrafterRecord | None
-    dataset: str | None
-    dataset_fingerprint: str | None
-    acceptance: RuleRecord | None
-    device: str | None
-    dtype: str | None
-    seed: int | None
-    threads: int | None  # that a processor computes with; None on other devices
-    command: str | None
-    time: str | None
-    versions: dict[str, str | None] | None
-    machine: str | None
-    engine: Runtime | None
+    threads  : that a processor computes with; None on other devices
+    engine   : the runtime that decoded a benchmark, where it is another than treeopt
+    imported : files that another tool wrote, and their kind
+    """
 
+    model: str | None = None
+    revision: str | None = None
+    drafter: DrafterRecord | None = None
+    dataset: str | None = None
+    dataset_fingerprint: str | None = None
+    acceptance: RuleRecord | None = None
+    device: str | None = None
+    dtype: str | None = None
+    seed: int | None = None
+    threads: int | None = None
+    command: str | None = None
+    time: str | None = None
+    versions: dict[str, str | None] | None = None
+    machine: str | None = None
+    engine: Runtime | None = None
+    imported: dict[str, Any] | None = None
 
-def provenance(**known: Unpack[ProvenanceRecord]) -> ProvenanceRecord:
-    """The record of what this process makes now, with None for what is not known."""
-    here: ProvenanceRecord = {
-        "command": command_line("treeopt", *sys.argv[1:]),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": versions(),
-        "machine": machine(),
-    }
-    unknown = dict.fromkeys(key for key in ProvenanceRecord.__annotations__ if key != "engine")
-    return cast(ProvenanceRecord, unknown | here | known)
+    @classmethod
+    def here(cls) -> Self:
+        """That of what this process makes now, by this command."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return cls(command=command_line("treeopt", *sys.argv[1:]), time=now, versions=versions(), machine=machine())
+
+    @classmethod
+    def of(cls, notes: Mapping[str, Any]) -> Self:
+        """That which a file's notes have under "provenance"; of nothing known where they have none."""
+        found = notes.get("provenance")
+        return found if isinstance(found, cls) else storage.typed(cls, found or {}, "its provenance")
+
+    @property
+    def record(self) -> dict[str, object]:
+        """The object that files have for it, with null for what is not known."""
+        return {
+            key: value for key, value in vars(self).items() if value is not None or key not in ("engine", "imported")
+        }
 
 
 class SkippedRow(TypedDict, total=False):
@@ -156,25 +171,29 @@ class Origins(TypedDict, total=False):
     drafter: DrafterRecord | None
     acceptance: RuleRecord | None
     answers: Answered | None
-    provenance: ProvenanceRecord | None
+    provenance: Provenance | None
     source: str | dict[str, str | bool | int | float | None] | None
 
 
-def elsewhere(runtime: Mapping[str, Any], timed: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+def elsewhere(runtime: Runtime, timed: Provenance, here: Provenance) -> str:
     """Where steps were timed, if not where is decoded now: "in vllm", "on cuda:0"; empty where nothing known differs.
 
     runtime, timed : the runtime and the provenance of the latencies
     here           : the provenance of what is decoded now
 
-    >>> elsewhere({"name": "vllm"}, {}, {}), elsewhere({"name": "treeopt"}, {"dtype": "float16"}, {"dtype": "float32"})
+    >>> here = Provenance(dtype="float32")
+    >>> elsewhere({"name": "vllm"}, here, here), elsewhere({"name": "treeopt"}, Provenance(dtype="float16"), here)
     ('in vllm', 'in float16')
     """
-    if runtime.get("name") not in (None, (here.get("engine") or {}).get("name", OURS)):
+    if runtime.get("name") not in (None, (here.engine or {}).get("name", OURS)):
         return f"in {runtime['name']}"
     if runtime.get("weights"):
         return f"with {runtime['weights']}"
-    differ = (key for key in TIMED if timed.get(key) != here.get(key) and None not in (timed.get(key), here.get(key)))
-    return next((f"{TIMED[key]} {timed[key]}" for key in differ), "")
+    for key, word in TIMED.items():
+        there, now = getattr(timed, key), getattr(here, key)
+        if there != now and None not in (there, now):
+            return f"{word} {there}"
+    return ""
 
 
 def differing(there: Any, here: Any, name: str = "") -> list[str]:

@@ -17,7 +17,7 @@ from treeopt.files.fields import Amount, Count, Positive, Share
 from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.figure import Figure, Rate, fastest
-from treeopt.records.origins import DrafterRecord, Kept, ProvenanceRecord, RuleRecord, Runtime
+from treeopt.records.origins import DrafterRecord, Kept, Provenance, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import GROWN, Limits
 from treeopt.trees.tree import Choice, Tree
@@ -248,7 +248,7 @@ class Plan(Kept):
     runtime: Runtime | None = None
     part: str | None = None
     inputs: dict[str, str] = field(default_factory=dict)
-    provenance: ProvenanceRecord | None = None
+    provenance: Provenance | None = None
     schedule: list[BatchRange] = field(default_factory=list)
     sample: Sample | None = None
 

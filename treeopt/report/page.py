@@ -21,7 +21,7 @@ from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Ratio
 from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
-from treeopt.records.origins import DrafterRecord
+from treeopt.records.origins import DrafterRecord, Provenance
 from treeopt.records.plan import EXACT, Plan, PlanEntry
 from treeopt.records.rules import option_of, rule_of
 from treeopt.records.rundir import RunDirectory, maker
@@ -56,7 +56,7 @@ class FileNotes:
 
     skipped: list[Mapping[str, Any]] | None = None
     inputs: dict[str, str] | None = None
-    provenance: Mapping[str, Any] | None = None
+    provenance: Provenance | None = None
     answers: Mapping[str, Any] | None = None
     loop_share: float | None = None
 
@@ -77,7 +77,11 @@ class ReportSources:
     def add(self, file: Path, info: Mapping[str, Any], **more: Any) -> None:
         """Add a file that was read; ``info`` is what it holds beside its figures."""
         self.notes[file.name] = notes = storage.typed(FileNotes, storage.document(info), file)
-        record = {**(notes.provenance or {}), **{key: info.get(key) for key in SHOWN}, **more}
+        record = {
+            **(notes.provenance.record if notes.provenance else {}),
+            **{key: info.get(key) for key in SHOWN},
+            **more,
+        }
         if isinstance(rule := record.get("acceptance"), Mapping):
             record["acceptance"] = option_of(rule)
         made_from = {name: f"sha256 {sha256[:12]}" for name, sha256 in (notes.inputs or {}).items()}

@@ -12,6 +12,7 @@ from treeopt.files.shell import command_line
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import changed
+from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan
 from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
@@ -69,7 +70,7 @@ def _results(run: RunDirectory, found: Records) -> Iterator[FileStatus]:
         (run.plan, Plan.load, _plan),
         *((file, Benchmark.load, _bench) for file in run.benches()),
     ]
-    calibrated: Mapping[str, Any] = {}  # when and by which command, which a trace does not say itself
+    calibrated = Provenance()  # when and by which command, which a trace does not say itself
     for file, load, tell in kinds:
         if not file.exists():
             continue
@@ -80,13 +81,13 @@ def _results(run: RunDirectory, found: Records) -> Iterator[FileStatus]:
         except (TreeoptError, OSError) as error:
             yield FileStatus(name=file.name, made=made, state=DAMAGED, why=str(error))
             continue
-        told = info.get("provenance") or {}
-        calibrated = calibrated or told
+        origin = Provenance.of(info)
+        calibrated = origin if calibrated == Provenance() else calibrated
         if file != run.plan:
-            when, command = (_text(told, key) or _text(calibrated, key) for key in ("time", "command"))
-            made = when or made
+            made = origin.time or calibrated.time or made
+            command = origin.command or calibrated.command
         age = _age(changed(run, getattr(record, "inputs", None) or {}, or_gone=True))
-        yield FileStatus(name=file.name, made=made, command=command, holds=holds, of=_origin(told), **age)
+        yield FileStatus(name=file.name, made=made, command=command, holds=holds, of=_origin(origin), **age)
 
 
 def _folders(run: RunDirectory) -> Iterator[FileStatus]:
@@ -186,18 +187,13 @@ def _bench(bench: Benchmark) -> Told:
     return {"provenance": bench.provenance}, f"batch size {first.batch_size}: {count(first.compared, 'answer')}{by}"
 
 
-def _origin(told: Mapping[str, Any]) -> str:
+def _origin(origin: Provenance) -> str:
     """Model, drafter, data, number format and machine, as far as they are known."""
-    drafter, rule = told.get("drafter"), told.get("acceptance")
-    kind = _text(drafter, "id") or _text(drafter, "kind") if isinstance(drafter, Mapping) else None
-    accepts = option_of(rule) if isinstance(rule, Mapping) and rule_of(rule) != "greedy" else None
-    model, dataset, *rest = (_text(told, key) for key in ("model", "dataset", "dtype", "device", "machine"))
-    return ", ".join(filter(None, [model, kind, dataset, accepts, *rest]))
-
-
-def _text(record: Mapping[str, Any], key: str) -> str | None:
-    value = record.get(key)
-    return value if isinstance(value, str) and value else None
+    drafter, rule = origin.drafter or {}, origin.acceptance
+    kind = drafter.get("id") or drafter.get("kind")
+    accepts = option_of(rule) if rule and rule_of(rule) != "greedy" else None
+    known = [origin.model, kind, origin.dataset, accepts, origin.dtype, origin.device, origin.machine]
+    return ", ".join(filter(None, known))
 
 
 def _numbers(numbers: list[int]) -> str:

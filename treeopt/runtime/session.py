@@ -11,7 +11,7 @@ from treeopt import __version__, demo
 from treeopt.errors import InvalidInput
 from treeopt.records.display import one_line
 from treeopt.records.merging import WHOLE, Shard
-from treeopt.records.origins import DrafterRecord, ProvenanceRecord, Runtime, provenance
+from treeopt.records.origins import DrafterRecord, Provenance, Runtime
 from treeopt.records.rules import OPTIONS, RULES
 from treeopt.runtime.acceptance.rejection import Rejection, SampledChain
 from treeopt.runtime.acceptance.rules import Greedy, Sampling, Typical
@@ -43,7 +43,7 @@ class Session:
     shard: Shard = WHOLE  # of the prompts that are calibrated on, which of their blocks
     cluster: Cluster | None = None  # whose workers hold it, where this is an outline
     engine_python: str | None = None  # of the environment that has the engine that decodes
-    known: ProvenanceRecord | None = None  # of an outline: where its figures come from, as the worker tells it
+    known: Provenance | None = None  # of an outline: where its figures come from, as the worker tells it
     # Of answers of a log, by prompt; as a server's they go on in loops.
     limits: Mapping[tuple[int, ...], int] | None = None
 
@@ -54,12 +54,13 @@ class Session:
         stop = StopRule(self.target.eos_ids, max_new_tokens, at_loops=self.limits is None, limits=self.limits or {})
         return Setup(self.target, self.drafter, stop, self.acceptance)
 
-    def provenance(self, seed: int | None = None) -> ProvenanceRecord:
+    def provenance(self, seed: int | None = None) -> Provenance:
         if self.known is not None:
-            now = provenance()
-            return {**self.known, "seed": seed, "command": now["command"], "time": now["time"]}
+            now = Provenance.here()
+            return replace(self.known, seed=seed, command=now.command, time=now.time)
         target = self.target
-        return provenance(
+        return replace(
+            Provenance.here(),
             model=target.name,
             revision=target.revision,
             drafter=self.drafter_record,

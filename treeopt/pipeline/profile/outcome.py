@@ -10,7 +10,7 @@ from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
 from treeopt.latency.rounds import drift
-from treeopt.records.origins import OURS, differing
+from treeopt.records.origins import OURS, Provenance, differing
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -21,9 +21,7 @@ TOLD_DRIFT, LONGER = 0.05, "a longer `time_limit_s` helps"
 SAME = ("model", "revision", "drafter", "acceptance", "device", "dtype", "machine")  # of joined profiles
 
 
-def check_can_join(
-    run: RunDirectory, runtime: Mapping[str, Any], provenance: Mapping[str, Any], *, overwrite: bool
-) -> None:
+def check_can_join(run: RunDirectory, runtime: Mapping[str, Any], provenance: Provenance, *, overwrite: bool) -> None:
     """Raise InvalidInput, before anything is timed, where the run's profile is of something else and is to be kept.
 
     Computed latencies are replaced by measured ones unasked.
@@ -43,11 +41,11 @@ def check_can_join(
         )
 
 
-def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance: Mapping[str, Any]) -> list[str]:
+def differences(earlier: LatencyProfile, runtime: Mapping[str, Any], provenance: Provenance) -> list[str]:
     """In what a profile differs from one of this runtime and provenance, so that the two are not one."""
-    theirs, ours = earlier.info.get("provenance") or {}, json.loads(to_json(provenance))
-    threads = ("threads",) if None not in (theirs.get("threads"), ours.get("threads")) else ()
-    found = [said for key in (*SAME, *threads) for said in differing(theirs.get(key), ours.get(key), key)]
+    theirs, ours = Provenance.of(earlier.info).record, json.loads(to_json(provenance.record))
+    threads = ("threads",) if None not in (theirs["threads"], ours["threads"]) else ()
+    found = [said for key in (*SAME, *threads) for said in differing(theirs[key], ours[key], key)]
     names = earlier.runtime.get("name"), runtime.get("name")
     if names[0] != names[1]:
         return [f"runtime ({quoted(names[0])} there, {quoted(names[1])} here)", *found]
@@ -87,7 +85,7 @@ def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:
         earlier = run.read_profile() if run.profile.exists() else None
     except TreeoptError:  # damaged; that it may be replaced was asked before (`check_can_join`)
         earlier = None
-    if earlier is None or differences(earlier, result.runtime, result.info.get("provenance") or {}):
+    if earlier is None or differences(earlier, result.runtime, Provenance.of(result.info)):
         return result
     return joined(earlier, result)
 

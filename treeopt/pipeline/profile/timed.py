@@ -248,7 +248,7 @@ class Stages:
         at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
-        known = {**session.provenance(seed=0), "time": None, "command": None, **at_hand, **asked, **limits}
+        known = {**replace(session.provenance(seed=0), time=None, command=None).record, **at_hand, **asked, **limits}
         known |= {
             "max_new_tokens": self.max_new_tokens,
             "texts": inputs_of(*self.run.accuracies()[:1]) if self.engine else None,
@@ -340,7 +340,7 @@ def _acceptance(session: Session, source: Source | None) -> Greedy:
 def _info(session: Session, stages: Stages) -> dict[str, Any]:
     from treeopt.runtime.memory import weight_bytes
 
-    info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0)}
+    info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0).record}
     info["settings"] = [
         ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None)
         for (_, context), rounds in stages.found.items()

@@ -26,7 +26,7 @@ from treeopt.latency.rounds import PRECISION
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import NUM_HEADS, Wanted
 from treeopt.records.inputs import find_accuracies, inputs_of
-from treeopt.records.origins import provenance
+from treeopt.records.origins import Provenance
 from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -35,7 +35,6 @@ UNKNOWN_CONTEXT, COMPUTED_CONTEXT = 0, 512
 SYNONYMS = {
     "batch": "batch_size", "context": "context_tokens", "choices": "nodes", "num_draft_tokens": "nodes", "ms": "step_ms",
 }  # fmt: skip
-UNREAD = ("machine", "versions")  # keys of a provenance that a file does not tell
 
 
 class LatencyRow(BaseModel):
@@ -111,10 +110,10 @@ def profile_from_file(
         )
     result = profile_of(rows, str(file), contexts[0] if contexts else UNKNOWN_CONTEXT, num_heads)
     result = result.as_deep_as(calibrated_heads(run) or NUM_HEADS)
-    made = provenance() | dict.fromkeys(UNREAD)
+    made = replace(Provenance.here(), machine=None, versions=None)  # which a file does not tell
     result.runtime["name"] = runtime or file.stem
     check_can_join(run, result.runtime, made, overwrite=overwrite)
-    result.info.update(measures="step", provenance=made, inputs=inputs_of(file))
+    result.info.update(measures="step", provenance=made.record, inputs=inputs_of(file))
     timings = (*result.points, *result.autoregressive)
     few = sum(len(timing.step_ms) < 2 for timing in timings)
     if few:
@@ -282,7 +281,7 @@ def profile_analytical(
         drafter=drafts,
     )
     used: str = result.info["roofline"]["dtype"]
-    result.info["provenance"] = provenance(device=found.name, dtype=used) | {"machine": None}
+    result.info["provenance"] = replace(Provenance.here(), device=found.name, dtype=used, machine=None).record
     result.info["inputs"] = inputs_of(file) if file else {}
     several = f"{devices} times " if devices > 1 else ""
     note(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
+from treeopt.records.origins import Provenance
 from treeopt.report.figures import style
 from treeopt.report.figures.chart import HEIGHT, Chart, Estimates, Panel, Series, wilson
 from treeopt.report.figures.style import Look
@@ -155,6 +156,6 @@ def _recipe(record: Mapping[str, Any]) -> str:
     return style.sentence(
         f"{recipe['kind']}, {recipe['num_heads']} heads" if recipe else None,
         f"{record['steps']:,} steps of {recipe['batch_size']} texts in {record['seconds']:,.0f} s" if recipe else None,
-        style.origin(record.get("provenance")),
+        style.origin(Provenance.of(record)),
         f"{max(trials):,} held-out states" if trials else None,
     )

@@ -9,6 +9,7 @@ from treeopt.errors import OutOfRange
 from treeopt.planning.compared import DraftersCompared
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.figure import Ratio
+from treeopt.records.origins import Provenance
 from treeopt.report.figures import style
 from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line, wilson
 from treeopt.report.figures.style import Look
@@ -62,7 +63,7 @@ def _about(bench: Benchmark) -> str:
         count(first.compared, "held-out prompt" if bench.prompts == "held out" else "calibration prompt"),
         count(bench.rounds, "round"),
         f"batch size {first.batch_size}",
-        style.origin({**(bench.provenance or {}), "dtype": bench.dtype}),
+        style.origin(replace(bench.provenance or Provenance(), dtype=bench.dtype)),
         style.rule(bench.acceptance),
     )
 

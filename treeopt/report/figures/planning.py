@@ -19,6 +19,7 @@ from treeopt.growth.heldout import drawn
 from treeopt.growth.source import source_of
 from treeopt.latency.measurements import Measurements
 from treeopt.records.inputs import Accuracies
+from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures import style
@@ -200,7 +201,7 @@ def _caption(profile: LatencyProfile) -> str:
         f"{style.span(n)} steps timed per point",
         f"context {style.span([context for _, context in profile.settings])} tokens",
         style.known(profile.runtime, "name", "version", "attention"),
-        style.origin(profile.info.get("provenance")),
+        style.origin(Provenance.of(profile.info)),
     )
 
 

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 
 from treeopt.files.shell import printable
 from treeopt.files.writing import atomic_writer
+from treeopt.records.origins import Provenance
 from treeopt.records.rules import option_of
 
 if TYPE_CHECKING:
@@ -162,9 +163,9 @@ def known(record: Mapping[str, Any] | None, *keys: str, between: str = " ") -> s
     return between.join(str((record or {})[key]) for key in keys if (record or {}).get(key))
 
 
-def origin(provenance: Mapping[str, Any] | None) -> str:
+def origin(provenance: Provenance) -> str:
     """Model, number format and device, as far as they are known."""
-    return known(provenance, "model", "dtype", "device", between=", ")
+    return known(vars(provenance), "model", "dtype", "device", between=", ")
 
 
 def runs(which: Sequence[bool]) -> list[tuple[int, int]]:
@@ -180,7 +181,7 @@ def sentence(*parts: str | None) -> str:
 
 def about(info: Mapping[str, Any], counted: str, *more: str | None) -> str:
     """A caption: what was counted, of which model and by which rule, as a record says it, and more."""
-    return sentence(counted, origin(info.get("provenance")), rule(info.get("acceptance")), *more)
+    return sentence(counted, origin(Provenance.of(info)), rule(info.get("acceptance")), *more)
 
 
 def rule(acceptance: Mapping[str, Any] | None) -> str:
