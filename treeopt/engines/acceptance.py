@@ -18,7 +18,7 @@ Survivals = Sequence[Sequence[float]]  # of the lengths 1, 2, ...
 
 @dataclass(frozen=True)
 class Form:
-    """What one tool takes: ``line`` for each length up to ``most``, by `numbers_of`; ``said``: where that goes and what it means."""
+    """The file of one tool: a ``line`` for each length up to ``most``, and in ``said`` where it goes and what it means."""
 
     title: str
     checked: str
@@ -63,7 +63,7 @@ def conditional(survival: Sequence[float]) -> list[float]:
 
 
 def numbers_of(survival: Sequence[float]) -> dict[str, float | str]:
-    """The numbers of a chain by name, lists with commas; of survival that is rounded."""
+    """Name to number of a chain, for the lines of `Form`; lists are joined by commas."""
     lists, accepted = {"survival": survival, "conditional": conditional(survival)}, round(sum(survival), DIGITS)
     joined = {name: ",".join(map(str, values)) for name, values in lists.items()}
     return {"length": len(survival), "accepted": accepted, "tokens": round(1 + accepted, DIGITS), **joined}

@@ -65,7 +65,7 @@ class About:
 
     @property
     def kind(self) -> str:
-        """The kind of drafter, which a method's own writer always gets."""
+        """The kind of drafter; `Method.write` always gets one."""
         assert self.drafter is not None
         return self.drafter
 
@@ -140,7 +140,7 @@ class Method:
         return self.limits.takes(draft, num_heads)
 
     def fault(self, served: Ranges[Draft], about: About) -> str | None:
-        """What its engine would refuse, or silently take for something else: words that follow its name. None for nothing."""
+        """Why its engine would refuse drafts, or decode other ones, in words that follow the engine's name; None if it takes them."""
         if len(served) > 1 and not self.by_batch_size:
             return f"takes one draft for all batch sizes, but the plan has {in_words(served)}"
         if served[-1][0] > LAST:
@@ -151,11 +151,11 @@ class Method:
         return next(filter(None, faults), None) or self.refuses(served, self.for_drafter(about))
 
     def for_drafter(self, about: About) -> About:
-        """The same with the usual kind of drafter where none is named."""
+        """``about`` with the method's usual kind of drafter if it names none."""
         return about if about.drafter else replace(about, drafter=self.drafters[0])
 
     def _beyond_drafter(self, depth: int, about: About) -> str | None:
-        """What is wrong with drafts as deep as that, of this drafter."""
+        """Why the drafter's heads or its block do not draft that deep; None if they do."""
         kind = about.drafter or self.drafters[0]
         if kind in DRAFTERS and DRAFTERS[kind].is_heads and depth > about.num_heads:
             return (

@@ -17,12 +17,12 @@ Keys = Mapping[str, Any]  # of settings in JSON
 
 
 def launch(command: str, notes: Sequence[str] = (), files: Mapping[str, str] | None = None) -> Written:
-    """The files, and the launch command as one more."""
+    """The files and the launch command; `COMMANDS` holds the command."""
     return Written(files={**(files or {}), COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes))
 
 
 def plain(command: str, what: str = "chain") -> Written:
-    """The base model alone, where no chain pays, or no tree."""
+    """The command that serves the base model alone, and a note that no chain or tree pays."""
     text = f"# No {what} pays: the base model without speculation.\n{command}\n"
     note = f"No {what} pays here: the command serves the base model."
     return Written(files={COMMANDS: text}, command=command, notes=(note,))
@@ -61,7 +61,7 @@ class Flags:
 
 @dataclass(frozen=True)
 class Way:
-    """How a kind of drafter is asked for of a library: a chain by a key of the settings, guesses by lines of generate.py.
+    """How a library loads one kind of drafter: a key of its settings, and lines of generate.py.
 
     length, settings  the key of the chain's length, and what else the file has
     argument          what stands for the drafter on the command line of generate.py, perhaps by which drafter it is
@@ -77,7 +77,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Library:
-    """Writes generate.py and its settings for a Python library; without drafting where no chain pays.
+    """Writes generate.py and its settings for a Python library; both decode without a drafter if no chain pays.
 
     together : the settings of sampling and of drafting as the file has them
     """
@@ -103,7 +103,7 @@ class Library:
 
 
 def sampling(about: About) -> Keys:
-    """The keys by which a request asks for the plan's temperature; off is said too: models bring settings of their own."""
+    """Sampling settings of a request. What is off is written too, because models have defaults of their own."""
     if about.rule == "greedy":
         return {"do_sample": False}
     off = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}

@@ -19,7 +19,7 @@ EXPORTED = {"arctic": "vllm", "llama.cpp": "llama-cpp"}  # by how a drafter's na
 
 
 def refuses(*engines: str) -> Callable[[Ranges[CopiedText], About], str | None]:
-    """What a method refuses whose drafters have names that begin with one of ``engines``."""
+    """The limits of a method: its drafters' names begin with one of ``engines``, and options have their ranges."""
 
     def fault(served: Ranges[CopiedText], about: About) -> str | None:
         faults = (_fault(draft, engines) for *_, draft in served if len(draft) > 1)
@@ -29,7 +29,7 @@ def refuses(*engines: str) -> Callable[[Ranges[CopiedText], About], str | None]:
 
 
 def _fault(draft: CopiedText, engines: tuple[str, ...]) -> str | None:
-    """What is wrong with a draft's drafter; InvalidInput for options that the engine would refuse."""
+    """Why no engine of ``engines`` decodes a draft; None if one does. Raises InvalidInput for options that it would refuse."""
     engine = draft.drafter.partition(":")[0]
     if engine not in engines:
         return (

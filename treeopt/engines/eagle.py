@@ -61,7 +61,7 @@ def write(served: Ranges[Tree], about: About) -> Written:
 
 
 def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
-    """Nodes that expand and whose own token is drafted from another node than their parent.
+    """Expanding nodes whose token is drafted from a node that is not their parent.
 
     At each depth the parents of expanding nodes are counted from 0, whichever they are, and the count is taken
     for the parent's place among the expanding nodes above. So those with expanding children must come first.
@@ -88,7 +88,7 @@ def other_sampling(served: Ranges[Draft], about: About) -> str | None:
 
 
 def write_dynamic(served: Ranges[Draft], about: About) -> Written:
-    """The three options of the evaluation script, which hands them to ``EaModel.from_pretrained``; it has one of sampling."""
+    """Command of the evaluation script, with three options for the tree and one for the temperature."""
     tree, rule = only(served), about.acceptance or {}
     temperature = f" --temperature {0 if about.rule == 'greedy' else rule.get('temperature', 1.0)}"
     if tree.depth == 0:

@@ -62,7 +62,7 @@ FLAGS = {  # treeopt's own ``ngram`` looks single tokens up too
 
 
 def write(served: Ranges[Draft], about: About, drafters: Mapping[str, str] = FLAGS) -> Written:
-    """A program, and its options; ``drafters`` has those of every kind."""
+    """generate.py and its launch command; ``drafters`` has the flags of each kind of drafter."""
     asked = sampling(about)
     flags = [f" --{key} {shell_word(asked[key])}" for key in ("temperature", "top_p", "top_k") if key in asked]
     end = f"{''.join(flags)}{' --temperature_first' * bool(flags)} --prompt PROMPT"

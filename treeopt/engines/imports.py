@@ -32,7 +32,7 @@ KINDS: dict[str, Kind] = FORMATS | dict(sorted(_OF_ENGINES.items(), key=lambda i
 def read_measurement(
     paths: Path | Sequence[Path], kind: str | None = None, *, drafter: str | None = None, **options: int | str | None
 ) -> tuple[str, Found]:
-    """The measurement in files, and their kind: the one of `KINDS` that is asked for, or that the first file tells.
+    """The kind of the files and the measurement that they hold; by default the first kind of `KINDS` that the first file matches.
 
     ``drafter`` is the kind in `COUNTED` that made the drafts; where it is None, the one that the files name, if they do.
     ``options`` that are not None go to the kind's reader; one that it does not take is refused.

@@ -26,14 +26,14 @@ def listed(tree: Tree) -> str:
 
 
 def no_tree(served: Ranges[Tree], about: About) -> str | None:
-    """Why engines refuse a lone root that decode with a tree only."""
+    """Why an engine refuses to decode without a tree; None if there is one."""
     if all(len(tree) > 1 for *_, tree in served):
         return None
     return "needs a tree, but the plan is not to speculate here; serve the model alone, or plan again"
 
 
 def in_python(served: Ranges[Tree], about: About, *, engine: str) -> Written:
-    """The list as Python, and the benchmark with it, as Medusa's repository and its fork Hydra have them."""
+    """A Python file with the choices, and the command of Medusa's or Hydra's benchmark."""
     tree, rule = only(served), about.acceptance or {}
     choices = listed(tree)
     names = {"temperature": "temperature", "epsilon": "posterior_threshold", "delta": "posterior_alpha"}
@@ -50,7 +50,7 @@ def in_python(served: Ranges[Tree], about: About, *, engine: str) -> Written:
 
 
 def the_list(text: str) -> Choices | None:
-    """The one list in a Python file or in JSON, its items as they are; None without one.
+    """The only list in a Python or JSON file, unchecked; None if there is none.
 
     Raises InvalidInput for several lists, and for a list that code makes of others: nothing of a file is run.
 

@@ -139,7 +139,7 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
 
 
 def text_of(content: Any) -> str:
-    """A log as it is printed, also where it is JSON lines of --log-jsonl; "" where it is none."""
+    """The text of a log, also of one that --log-jsonl wrote; "" for other files."""
     if isinstance(content, str):
         return content
     said = (body.get("msg") for body in bodies(content) if body.get("type") == "log")
@@ -174,7 +174,7 @@ def lines_of_requests(text: str) -> Iterator[DraftLine]:
 
 
 def _drafting(text: str) -> dict[str, re.Match[str]]:
-    """The last 'statistics' of each drafter of a log that drafted anything, by its name."""
+    """Name of each drafter that drafted anything to its last 'statistics' line."""
     last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
     return {name: found for name, found in last.items() if whole(found[3])}
 
@@ -198,7 +198,7 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
 
 
 def _statistics(found: re.Match[str], path: Path) -> Printed:
-    """Rates are over the drafts that were verified, and end where none was accepted; guesses are of all that were made."""
+    """Counts of a 'statistics' line, scaled to the drafts that were verified."""
     made, first, drafted, accepted = (whole(found[n]) for n in (3, 4, 5, 6))
     drafts = whole(found[2]) if found[2] else made
     line = _printed(DraftLine(found[6], found[5], found[7], found[8]), path)

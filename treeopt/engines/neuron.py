@@ -64,7 +64,7 @@ def write_tree(served: Ranges[Tree], about: About) -> Written:
 
 
 def token_tree(children: Mapping[Any, Any]) -> Tree:
-    """The tree of lists of children by number; InvalidInput where NxD Inference raises a ValueError.
+    """The tree of a token-tree file. Raises InvalidInput where NxD Inference raises ValueError.
 
     Ranks are places in the list. A node that the root does not reach is silently left out.
 

@@ -86,7 +86,7 @@ def write(served: Ranges[Draft], about: About, lookup: Keys = LOOKUP) -> Written
 
 
 def _pipeline(drafter: str, share: float) -> str:
-    """Lines that make the pipeline, where a share of the settings is to guess."""
+    """Program lines that make the pipeline; ``share`` of the settings speculate."""
     guesses, plain = (PIPELINE.format(guesses=GUESSES[word]) for word in (drafter, ""))
     return guesses if share == 1 else plain if share == 0 else IF_GUESSED.format(guesses, plain)
 

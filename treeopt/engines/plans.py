@@ -86,7 +86,7 @@ def ask(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Asked:
 
 
 def about_plan(plan: Plan, options: ExportOptions) -> About:
-    """What an engine's files say of a plan's drafter, rule and latencies, and of the release or the build that is asked for."""
+    """The drafter, rule and latencies of a plan, and the release or build that is asked for."""
     drafter = plan.drafter or DrafterRecord()
     num_heads = drafter.get("num_heads", 1 if drafter.get("kind") == KIND else None)
     if num_heads is None:
@@ -106,7 +106,7 @@ def about_plan(plan: Plan, options: ExportOptions) -> About:
 
 
 def _ended(served: Ranges[Draft], planned: int, engine: str, beyond: Beyond) -> tuple[Ranges[Draft], list[str]]:
-    """The ranges without speculation above the largest batch size that was searched, and that in a sentence.
+    """The ranges with plain decoding above the largest batch size that was searched, and a note that says so.
 
     planned : largest batch size of the plan's entries
     """
@@ -132,7 +132,7 @@ def export_plan(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) ->
 
 
 def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Method:
-    """The method that a plan goes to an engine by: the one named, planned for, of its dynamic trees, or usual."""
+    """The method that writes a plan: the named one, the one planned for, that of dynamic trees, or the drafter's usual one."""
     planned, kind = plan.constraint.engine if plan.constraint else None, (plan.drafter or {}).get("kind")
     if method is None and planned is not None and planned.name == engine:
         method = planned.method
@@ -195,7 +195,7 @@ def write_served(method: Method, served: Ranges[Draft], about: About) -> Written
 
 
 def _notes_on(method: Method, served: Ranges[Draft], about: About) -> list[str]:
-    """Notes on what an engine can take: what differs there, and what the plan leaves open."""
+    """Notes on what differs in the engine, and on what the plan leaves open."""
     engine, longest = method.engine, max(draft.depth for *_, draft in served)
     notes = [note for *_, draft in served for note in notes_on(draft)]
     if about.drafter == "ngram":

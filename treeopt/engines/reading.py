@@ -48,7 +48,7 @@ def tree_in(text: str) -> Tree:
 
 
 def _other_kind(items: Choices) -> str:
-    """What a list is that is no list of choices; empty where nothing tells."""
+    """What a list holds instead of choices, in words; empty if it may be choices."""
     rows = [row for row in items if isinstance(row, list | tuple)]
     if len(rows) < len(items):
         return ""
@@ -65,7 +65,7 @@ def _other_kind(items: Choices) -> str:
 
 
 def _choices_in(text: str) -> Choices | None:
-    """The choices of a text as they stand there; None where it is no file that an engine reads."""
+    """The choices of a text, unrepaired; None if no engine reads such a file."""
     if PLAIN.match(text):
         return []
     if len(text) > MOST_CHARS:

@@ -117,7 +117,7 @@ def beyond_fastrl(served: Ranges[Draft], about: About) -> str | None:
 
 
 def write_ranges(served: Ranges[Draft], about: About) -> Written:
-    """For fastrl: SGLang's flags of the first range, then all ranges; above the last that pays it decodes without speculation."""
+    """fastrl's flags for dynamic trees by batch size. Above the last one it decodes without speculation."""
     off = served[-1][0] if served[-1][2].depth == 0 else None
     paying = [(first, draft) for first, _, draft in served if draft.depth]
     trees = [tree for _, tree in paying]
@@ -155,7 +155,7 @@ def drafter_flags(kind: str) -> str:
 
 
 def _chain(about: About, length: int) -> str:
-    """The command for chains; p/q rejection is of EAGLE's and MTP's workers, else SGLang samples and compares."""
+    """The launch command for a chain, with a flag for p/q rejection."""
     flags = LENGTH.get(about.kind, f" {STEPS} {{length}} {TOPK} 1 {ROWS} {{rows}}")
     rule = " --speculative-use-rejection-sampling" * (about.rule == "reject")
     return f"{SERVE}{drafter_flags(about.kind)}{flags.format(length=length, rows=length + 1)}{rule}"
@@ -235,7 +235,7 @@ def renamed(place: Body) -> Body:
 
 
 def check_lengths(records: list[Body], path: Path) -> list[Body]:
-    """The records; InvalidInput where requests were proposed different numbers of tokens a step: the server adapted them."""
+    """The records, if all requests were drafted the same number of tokens per step; InvalidInput if not."""
     each = set()
     for record in records:
         drafted, steps = record.get("num_draft_tokens"), record.get("num_spec_steps")
@@ -251,7 +251,7 @@ def check_lengths(records: list[Body], path: Path) -> list[Body]:
 
 
 def refuse_trees(counts: CountedDrafts, seen: int) -> None:
-    """InvalidInput where more was proposed a step than was ever accepted, which chance does not explain.
+    """Raise InvalidInput if more tokens were proposed per step than were ever accepted: those are trees.
 
     seen : depth that the histograms have entries for
 

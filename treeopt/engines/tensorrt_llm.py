@@ -51,7 +51,7 @@ TREE_NOTES = (
 
 
 def rising(served: Ranges[Draft], about: About) -> str | None:
-    """Why a schedule is refused whose first range has not the longest chain, or a rule by a release that lacks it."""
+    """Why a schedule, or a rule in an older release, is refused: the first range must have the longest chain."""
     if served[0][2].depth < max(draft.depth for *_, draft in served):
         return (
             "needs max_draft_len at the smallest key of its draft_len_schedule, so no range may have a longer chain than the "
@@ -191,7 +191,7 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
 
 
 def from_counters(counters: Counters) -> Drafts:
-    """Drafts at risk at each position; drafted by position tells how many drafts were so long."""
+    """Drafts from counters by position, which also tell the length of each draft."""
     path = counters.path
     drafted, accepted = (counters.by_position(name, POSITION) for name in COUNTERS)
     accepted += [0] * (len(drafted) - len(accepted))  # a position appears once something was accepted there

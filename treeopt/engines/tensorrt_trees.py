@@ -96,7 +96,7 @@ def _draft_len(about: About, tree: Tree) -> tuple[int, list[str]]:
 
 
 def mask_note(n: int, built: int) -> list[str]:
-    """A warning where the last node's bit falls out of the packed mask, which has no word for it."""
+    """A warning if the packed mask has no bit for the last node; empty if it has one."""
     note = (
         f"With {n} choices and the same max_draft_len, the packed mask of the C++ runtime has no bit for "
         f"the last node: take one choice less, or build for one more (`max_draft_len={n + 1}`)."

@@ -29,7 +29,7 @@ def write(served: Ranges[Tree], about: About) -> Written:
 
 
 def refuses(served: Ranges[Tree], about: About) -> str | None:
-    """Why Triton refuses a lone root, or an engine that was built a larger tree."""
+    """Why Triton refuses to decode without a tree, or with one that its engine was not built for."""
     return no_tree(served, about) or tensorrt_trees.too_many(served, about)
 
 

@@ -65,7 +65,7 @@ NOTES = {
 
 
 def write(served: Ranges[Draft], about: About) -> Written:
-    """One length, or a length for each range of batch sizes.
+    """Command and config for one chain length, or for a length per range of batch sizes.
 
     Medusa's proposer asserts that the length never changes; suffix decoding runs on model runner V1, which drops a schedule.
     """
@@ -113,7 +113,7 @@ def config_of(draft: CopiedText) -> dict[str, Any]:
 
 
 def write_copied(served: Ranges[CopiedText], about: About) -> Written:
-    """What a drafter that copies text is told; the runner of the model decides how n-grams are looked up."""
+    """Command and config for drafters that copy text. The model runner decides how n-grams are looked up."""
     draft = only(served)
     if draft.depth == 0:
         return chains.plain("vllm serve MODEL")
@@ -167,7 +167,7 @@ def read_metrics(files: Sequence[File]) -> CountedDrafts:
 
 
 def from_counters(counters: Counters, needed: str, way: str) -> CountedDrafts:
-    """The counters that vLLM and llama.cpp name alike."""
+    """Drafts from counters, whose names vLLM and llama.cpp share."""
     path = counters.path
     drafts, drafted, accepted = (counters.sum(name) for name in COUNTERS[:3])
     reached = counters.by_position(COUNTERS[3], "position")

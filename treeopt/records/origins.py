@@ -112,19 +112,19 @@ class Provenance:
 
     @classmethod
     def here(cls) -> Self:
-        """That of what this process makes now, by this command."""
+        """The provenance of what this process makes now."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return cls(command=command_line("treeopt", *sys.argv[1:]), time=now, versions=versions(), machine=machine())
 
     @classmethod
     def of(cls, notes: Mapping[str, Any]) -> Self:
-        """That which a file's notes have under "provenance"; of nothing known where they have none."""
+        """The provenance among a file's notes; all of it unknown if they have none."""
         found = notes.get("provenance")
         return found if isinstance(found, cls) else storage.typed(cls, found or {}, "its provenance")
 
     @property
     def record(self) -> dict[str, object]:
-        """The object that files have for it, with null for what is not known."""
+        """The JSON object of files, with null for unknown values."""
         return {
             key: value for key, value in vars(self).items() if value is not None or key not in ("engine", "imported")
         }

@@ -195,13 +195,13 @@ def for_all(draft: DraftT) -> Ranges[DraftT]:
 
 
 def only(ranges: Ranges[DraftT]) -> DraftT:
-    """The draft of ranges that have one for all batch sizes."""
+    """The only draft of ranges that have one for all batch sizes."""
     ((_, _, draft),) = ranges
     return draft
 
 
 def merged(ranges: Ranges[DraftT]) -> Ranges[DraftT]:
-    """The ranges with those joined that follow each other and have the same draft.
+    """The ranges, with neighbours of the same draft joined.
 
     >>> chain = Tree.chain(3)
     >>> merged(((1, 4, chain), (5, 8, chain), (9, None, ROOT))) == ((1, 8, chain), (9, None, ROOT))
@@ -277,7 +277,7 @@ class Plan(Kept):
         raise OutOfRange(f"{have}, but {batch_size} was asked: search again with `batch_size` {batch_size}.")
 
     def served_by(self, decoder: Decoder) -> "Plan":
-        """The plan with the fastest draft of each entry that can be decoded; itself where those are the chosen ones."""
+        """The plan with the fastest draft of each entry that the decoder takes; the plan itself if it takes all chosen ones."""
 
         def takes(draft: Draft) -> bool:
             return decoder.takes(draft, self.width)

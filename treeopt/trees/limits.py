@@ -16,7 +16,7 @@ TAKEN = {  # by shape
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
-    """Limits of the drafts that a method decodes. Every method takes a lone root: it does not speculate then.
+    """Limits of the drafts that a method decodes. A lone root means plain decoding, and every method takes it.
 
     shape         one of `SHAPES`, of fixed trees
     max_rank, max_depth, max_nodes   None for no limit; nodes are choices, the root left out
@@ -65,11 +65,11 @@ class EngineLimits:
         return is_chain or self.shape != "chain"
 
     def grows(self, draft: Draft) -> bool:
-        """Whether the draft is a dynamic tree, which it grows."""
+        """Whether the draft is a dynamic tree that the method takes."""
         return self.dynamic is not None and isinstance(draft, DynamicTree)
 
     def fault(self, draft: Draft) -> str | None:
-        """What an engine would refuse of a draft, or misread; None for a draft that it takes as it is.
+        """Why an engine would refuse a draft, or decode another one; None if it takes the draft.
 
         >>> EngineLimits(max_depth=2).fault(Tree.chain(3))
         'takes drafts up to depth 2, but this one has 3'

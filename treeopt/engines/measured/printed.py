@@ -76,7 +76,7 @@ class Printed:
         return reached
 
     def _numbers_of_drafts(self) -> Iterator[int]:
-        """Likely ones first: that printed, those of drafts of one length, then all around the printed mean's."""
+        """Candidates for the number of drafts: the printed one, those of equal lengths, then those near the printed mean."""
         if self.drafts is not None:
             yield self.drafts
             return
@@ -101,7 +101,7 @@ class Printed:
 
 
 def pooled(lines: Sequence[tuple[str, Printed]], left_out: int = 0) -> tuple[list[Drafts], list[str]]:
-    """The drafts of each line, which stands at a place that errors name; and what else to know of them and of lines left out."""
+    """The drafts of each line, and notes. ``lines`` has the place of each line, for errors."""
     groups: list[Drafts] = []
     notes: list[str] = []
     for where, line in lines:
@@ -113,7 +113,7 @@ def pooled(lines: Sequence[tuple[str, Printed]], left_out: int = 0) -> tuple[lis
 
 
 def drafters_named(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]], path: Path) -> tuple[str, ...]:
-    """The kinds of drafter that the name in a log stands for; none where it has no name, or one that is not known."""
+    """Kinds of drafter that the name in a log may mean; empty if the name is missing or unknown."""
     found = sorted(set(names))
     if len(found) > 1:
         raise InvalidInput(f"{path} must be of one drafter, but has drafts of {', '.join(found)}.")

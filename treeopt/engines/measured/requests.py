@@ -123,7 +123,7 @@ def read_requests(
 
 
 def check_request(one: RequestDrafts, where: str, *, is_whole: bool) -> None:
-    """InvalidInput where the figures of a request that has drafts contradict one another.
+    """Raise InvalidInput if the figures of a request contradict one another.
 
     is_whole : whether the histogram has an entry for every number of tokens that a draft has
     """
@@ -152,7 +152,7 @@ def check_request(one: RequestDrafts, where: str, *, is_whole: bool) -> None:
 
 
 def drafts_of(one: RequestDrafts, longest: int, where: str) -> Drafts:
-    """The drafts of a request by their lengths, or their sums where those are not told."""
+    """The drafts of a request, with bounds if it does not tell their lengths."""
     if by_length := _by_step(one):
         return Drafts.of(by_length)
     histogram, drafted, length = one.acceptance_histogram, one.num_draft_tokens, one.num_spec_tokens
@@ -165,7 +165,7 @@ def drafts_of(one: RequestDrafts, longest: int, where: str) -> Drafts:
 
 
 def _by_step(one: RequestDrafts) -> Histograms:
-    """The drafts by their lengths, from what every step drafted and took, where it is all there.
+    """Draft length to histogram, from the steps of a request; empty if it does not list them all.
 
     A draft of which a grammar left no guess is one whose first guess was wrong.
     """

@@ -196,7 +196,7 @@ def group_of(
     off: int = 0,
     slack: int = 0,
 ) -> Drafts:
-    """Drafts of one length, where the guesses of all of them show that it was one; else between bounds by their sums.
+    """Drafts of one length if ``drafted`` shows that, else drafts between bounds.
 
     Raises InvalidInput as `chain` does, and where more was accepted than drafted.
 
@@ -285,7 +285,7 @@ class CountedDrafts:
         return Found(calibration, tuple(told), drafter=drafter)
 
     def _sure(self, drafts: Drafts) -> tuple[Drafts, list[str]]:
-        """The drafts, of several stretches of time those whose lengths are known well enough, and notes."""
+        """The drafts whose lengths are known well enough, and notes on those that were left out."""
         kept, notes = self.groups, []
         if self.may_leave_out and drafts.unsure.max() > UNSURE:
             kept = [group for group in kept if group.unsure.max() <= UNSURE] or kept
