@@ -20,8 +20,7 @@ def test_choices_round_trip(tree):
 
 @given(trees())
 def test_the_mask_is_reflexive_ancestry(tree):
-    graph = networkx.DiGraph((parent, node) for node, parent in enumerate(tree.parents.tolist()) if node)
-    graph.add_node(0)
+    graph = tree.to_networkx()
     assert networkx.is_arborescence(graph)
     for node in graph:
         assert set(np.flatnonzero(tree.mask[node])) == networkx.ancestors(graph, node) | {node}
