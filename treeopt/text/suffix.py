@@ -22,6 +22,8 @@ from treeopt.errors import InvalidInput
 from treeopt.text.matches import SuffixAutomaton
 from treeopt.text.rules import Guesses, TextDrafter
 
+Steps = dict[int, tuple[int, int, float]]  # by state: the likeliest token, the state behind it, its share
+
 
 @dataclass
 class CountedText:
@@ -70,12 +72,13 @@ class SuffixCounts(SuffixAutomaton):
 
     def _change(self, cut: int, token: int, by: int) -> int:
         """Count a token behind all suffixes that end in ``cut``, or count it no more; the state of the longest with the token."""
-        links, counts, orders = self.links, self.counts, self.orders
+        links, counts = self.links, self.counts
         cut = suffix = self.shortened(cut)
         while suffix:
+            order = self.orders[suffix]
             if by < 0:
                 self._lower(suffix, token)
-            elif not orders[suffix] or orders[suffix][0] != token:  # who leads stays
+            elif not order or order[0] != token:  # who leads stays
                 self._raise(suffix, token)
             suffix = links[suffix]
         longest = suffix = self.moves[cut][token]
@@ -122,25 +125,29 @@ class SuffixCounts(SuffixAutomaton):
                 state, length = self.moves[state][token], length + 1
         return state, length
 
-    def likeliest(self, state: int, most: int, least: float) -> tuple[list[int], list[float]]:
+    def likeliest(self, state: int, most: int, least: float, steps: Steps) -> tuple[list[int], list[float]]:
         """At most so many tokens of the likeliest path behind a state, and the sums of their probabilities, in float32 as in C++.
 
         least : probability of a path, below which it ends
+        steps : by state, those that were looked up since a text changed
         """
-        moves, counts, orders = self.moves, self.counts, self.orders
         tokens, sums = list[int](), [0.0]
-        cell = array("f", (1, 0, 0))  # probability of the path, sum of them, share of the token
-        while len(tokens) < most and orders[state]:
-            token = orders[state][0]
-            child = moves[state][token]
-            cell[2] = counts[child] / counts[state]
-            cell[0] *= cell[2]
+        cell = array("f", (1, 0))  # probability of the path, sum of them
+        for _ in range(most):
+            step = steps.get(state)
+            if step is None:
+                if not self.orders[state]:
+                    break
+                token = self.orders[state][0]
+                child = self.moves[state][token]
+                step = steps[state] = token, child, array("f", [self.counts[child] / self.counts[state]])[0]
+            token, state, share = step
+            cell[0] *= share
             if cell[0] < least:
                 break
             cell[1] += cell[0]
             tokens.append(token)
             sums.append(cell[1])
-            state = child
         return tokens, sums
 
 
@@ -212,11 +219,11 @@ class SuffixDecoding(TextDrafter):
 
     def _best(self, counts: SuffixCounts, state: int, matched: int) -> tuple[list[int], float]:
         """The best draft behind the last tokens that matched, or fewer of them: its tokens and the sum of their probabilities."""
-        best, score = list[int](), 0.0
+        best, score, steps = list[int](), 0.0, Steps()
         while state:
             shorter = counts.links[state]
             least = counts.lengths[shorter] + 1
-            tokens, sums = counts.likeliest(state, max(self.budgets[least : matched + 1]), self.threshold)
+            tokens, sums = counts.likeliest(state, max(self.budgets[least : matched + 1]), self.threshold, steps)
             if sums[-1] > score:
                 score = sums[-1]
                 lengths = [min(self.budgets[n], len(tokens)) for n in range(matched, least - 1, -1)]
