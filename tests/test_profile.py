@@ -13,18 +13,9 @@ from treeopt import pipeline
 from treeopt.errors import InvalidInput
 from treeopt.files.journal import Journal
 from treeopt.growth.source import source_of
-from treeopt.latency.costs import StepCosts
+from treeopt.latency.costs import StepCosts, precision_reached
 from treeopt.latency.measurements import paired_ratios
-from treeopt.latency.rounds import (
-    PLAIN_VISITS,
-    Visit,
-    Visitor,
-    drift,
-    margin_of_error,
-    plan_rounds,
-    precision_reached,
-    time_rounds,
-)
+from treeopt.latency.rounds import PLAIN_VISITS, Visit, Visitor, drift, margin_of_error, plan_rounds, time_rounds
 from treeopt.pipeline.profile.placement import placed_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest

@@ -20,7 +20,7 @@ from treeopt.engines.plans import export_plan
 from treeopt.engines.registry import method_of, runners
 from treeopt.errors import InvalidInput
 from treeopt.files.shell import OBEYED
-from treeopt.latency.rounds import precision_reached
+from treeopt.latency.costs import precision_reached
 from treeopt.pipeline import notebook
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest

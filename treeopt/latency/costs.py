@@ -14,6 +14,7 @@ n costs that are asked for · B draws
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -153,9 +154,16 @@ class _Setting:
         self._only_chains = all(cost.rows == cost.depth + 1 for cost in fixed)
         self.least = 1.0
         if self._timed:
-            logs, errors = self._surface.estimates(self._timed), np.diag(self._surface.covariance(self._timed)) ** 0.5
+            logs = self._surface.estimates(self._timed)
             is_shown = [len(timing.by_round()) >= SHOWN_ROUNDS for timing in measured.timings.values()]
-            self.least = float(np.exp(logs[(logs + SHOWN * errors < 0) & is_shown].min(initial=0.0)))
+            self.least = float(np.exp(logs[(logs + SHOWN * self.errors < 0) & is_shown].min(initial=0.0)))
+
+    @cached_property
+    def errors(self) -> Floats:
+        """(A,) standard errors of the logarithms of the timed steps over plain ones."""
+        if not self._timed:
+            return np.zeros(0)
+        return np.asarray(np.sqrt(np.maximum(np.diag(self._surface.covariance(self._timed)), 0.0)))
 
     @cached_property
     def _surface(self) -> Surface:
@@ -233,3 +241,24 @@ def _much_alike(cost: Cost) -> Cost:
 @lru_cache(maxsize=64)
 def _timed(profile: LatencyProfile, setting: Setting) -> _Setting:
     return _Setting(Measurements.at(profile, setting))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """How well latencies are known: the margin of error that was wanted, the widest, and how many of them miss it."""
+
+    wanted: float
+    worst: float
+    missed: int
+    timings: int
+
+
+def precision_reached(profile: LatencyProfile, wanted: float) -> Precision:
+    """How well a profile's latencies are known: half of 95 % intervals, as shares, of trees those of their ratios to plain steps."""
+    margins = list[float]()
+    for setting in profile.settings:
+        timed = _timed(profile, setting)
+        plain = timed.measured.plain
+        margins += [1.96 * plain.stderr_ms / plain.ms, *(1.96 * timed.errors).tolist()]
+    missed = sum(margin > wanted for margin in margins)
+    return Precision(wanted=wanted, worst=round(max(margins), 5), missed=missed, timings=len(margins))

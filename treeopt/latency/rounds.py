@@ -20,7 +20,7 @@ import numpy as np
 
 from treeopt.files.journal import Journal
 from treeopt.latency.measurements import median_latency, paired_latency
-from treeopt.records.profile import LatencyProfile, StepTiming
+from treeopt.records.profile import StepTiming
 from treeopt.trees.draft import OVER_MARGINALS, Draft
 from treeopt.trees.tree import Tree
 
@@ -308,24 +308,6 @@ def margin_of_error(timing: StepTiming, plain: StepTiming) -> float:
     is_paired = timing.size > 1 or timing.as_it_comes
     latency = paired_latency(timing, plain) if is_paired else median_latency(timing.step_ms)
     return 1.96 * latency.stderr_ms / latency.ms
-
-
-@dataclass(frozen=True, kw_only=True)
-class Precision:
-    """How well latencies are known: the margin of error that was wanted, the widest, and how many timings miss it."""
-
-    wanted: float
-    worst: float
-    missed: int
-    timings: int
-
-
-def precision_reached(profile: LatencyProfile, wanted: float) -> Precision:
-    """How well a profile's latencies are known: margins of error, of trees those of their ratios to plain steps."""
-    plain_at = {p.setting: p for p in profile.autoregressive}
-    margins = [margin_of_error(p, plain_at[p.setting]) for p in (*profile.points, *plain_at.values())]
-    missed = sum(margin > wanted for margin in margins)
-    return Precision(wanted=wanted, worst=round(max(margins), 5), missed=missed, timings=len(margins))
 
 
 def processor_share(measured: Sequence[tuple[float, float | None]]) -> float | None:

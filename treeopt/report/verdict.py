@@ -9,7 +9,8 @@ rivals   the other contenders, plain decoding aside
 from collections.abc import Mapping, Sequence
 
 from treeopt.files.shell import command_line
-from treeopt.latency.rounds import busy, precision_reached
+from treeopt.latency.costs import precision_reached
+from treeopt.latency.rounds import busy
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
 from treeopt.records.figure import Ratio
