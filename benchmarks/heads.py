@@ -88,7 +88,7 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
         "training_steps": training["steps"],
         "training_s": training["seconds"],
         "base_nats_per_token": [training["held_out"][when]["base_nats_per_token"] for when in ("before", "after")],
-        "tokens_per_step_at": [at_sizes.rates(size).replayed for size in SIZES],
+        "tokens_per_step_at": [at_sizes.rates(size).tokens_per_step for size in SIZES],
         "measured": measured,
         "speedup_by_heads": [entry.chosen.speedup for entry in by_depth],
     }

@@ -40,8 +40,8 @@ def main() -> None:
     plan = pipeline.search(run, batch_sizes=BATCH_SIZES)
     print(f"Demo model, {dtype}, {CALIBRATION} prompts calibrated on, {HELD_OUT} others decoded, {machine()}.\n")
     print(
-        "| batch | contender | rows | product | joint | replay | measured | difference % | in standard errors "
-        "| overhead predicted | measured | off by % |\n|" + "---|" * 12
+        "| batch | contender | rows | predicted | measured | difference % | in standard errors "
+        "| overhead predicted | measured | off by % |\n|" + "---|" * 10
     )
     differences, errors, overheads = [], [], []
     for entry in plan.entries:
@@ -49,7 +49,7 @@ def main() -> None:
         for c in bench.contenders:
             if c.size == 1 or c.name == "plain":
                 continue
-            predicted, error = c.predicted.replayed, c.predicted.replayed_stderr
+            predicted, error = c.predicted.tokens_per_step, c.predicted.stderr
             assert predicted is not None
             assert error is not None
             assert c.stderr is not None
@@ -62,7 +62,7 @@ def main() -> None:
             errors.append(abs(in_errors))
             overheads += [] if off is None else [abs(off)]
             print(
-                f"| {entry.batch_size} | {c.name} | {c.size} | {c.predicted.product:.3f} | {c.predicted.joint:.3f} "
+                f"| {entry.batch_size} | {c.name} | {c.size} "
                 f"| {predicted:.3f} ± {error:.3f} | {c.tokens_per_step:.3f} ± {c.stderr:.3f} | {difference:+.1f} "
                 f"| {in_errors:+.1f} | {'–' if expected is None else f'{expected:.3f}'} "
                 f"| {'–' if ratio is None else ratio} | {'–' if off is None else f'{off:+.1f}'} |",

@@ -118,7 +118,7 @@ class Case:
 
 def rate(trace: RankTrace, tree: Draft) -> Predicted:
     """Tokens per step on the calibration's prompts."""
-    return Predicted(replayed=replay(trace, tree).tokens_per_step) if tells(trace, tree) else Predicted()
+    return Predicted(tokens_per_step=replay(trace, tree).tokens_per_step) if tells(trace, tree) else Predicted()
 
 
 def block_sweep(trace: RankTrace, known: Mapping[str, Entrant]) -> dict[str, Entrant]:
@@ -152,7 +152,7 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
     """A row for each contender, what the planned setting loses against the best of all, and how far step costs are off."""
     off: dict[str, float] = {}
     for name, entrant in entrants.items():
-        c, planned = result.contender(name), entrant.predicted.replayed
+        c, planned = result.contender(name), entrant.predicted.tokens_per_step
         if name == "plain":
             continue
         measured, speedup = result.overhead(name, "plain"), result.speedup(name)
@@ -194,7 +194,7 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
 
 
 def entrants_rate(entrants: Mapping[str, Entrant], overheads: Mapping[str, float], name: str) -> float:
-    return (entrants[name].predicted.replayed or 0.0) / overheads[name]
+    return (entrants[name].predicted.tokens_per_step or 0.0) / overheads[name]
 
 
 def main() -> None:

@@ -267,7 +267,7 @@ def test_measured_steps_are_the_replayed_ones_on_every_prompt(run, bench, tmp_pa
     assert not (tmp_path / "run" / "bench.json").exists()
     plan, chosen = json.loads((run / "plan.json").read_text())["entries"][0], result.contender("chosen")
     assert chosen.draft.record == plan["chosen"]["draft"]
-    assert chosen.predicted.replayed == plan["chosen"]["tokens_per_step"]
+    assert chosen.predicted.tokens_per_step == plan["chosen"]["tokens_per_step"]
     assert chosen.size > 1
     is_lookup = result.provenance.drafter["kind"] == "ngram"
     assert ("earliest place" in capsys.readouterr().err) == is_lookup
@@ -317,7 +317,7 @@ def test_what_an_engine_cannot_do_is_said(run, session, bench, tmp_path, capsys)
     assert f"The {result.judged} (" in measured(result)
     assert closing(entry, result) == ""
     assert "chosen by treeopt" not in treeopt("report", "--run", folder) + (folder / "report.html").read_text()
-    assert (result.contender("long").size, result.contender("long").predicted.joint) == (8, None)
+    assert (result.contender("long").size, result.contender("long").predicted.tokens_per_step) == (8, None)
 
 
 def test_a_draft_model_with_other_rows_guesses_text():

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from tests.test_figures import some_bench, some_plan
+from treeopt.files.fields import adapter
 from treeopt.records.contender import Predicted, Quality
 from treeopt.records.origins import Provenance
 from treeopt.report.bench_table import about_rule, bench_table, bench_tables, text_price
@@ -87,7 +88,7 @@ def test_only_a_rule_that_changes_the_distribution_has_a_price():
 def test_one_prediction_stands_in_the_tables():
     """Each cell is the number of the record that its header names."""
     plan, bench = some_plan((1, 4)), some_bench()
-    known = Predicted(product=1.11, joint=1.22, replayed=1.33)
+    known = Predicted(tokens_per_step=1.33)
     bench = replace(bench, contenders=tuple(replace(c, predicted=known) for c in bench.contenders))
     for entry, row in zip(plan.entries, trees_table(plan).rows, strict=True):
         assert row[4] == told(entry.chosen, "tokens_per_step")
@@ -95,3 +96,10 @@ def test_one_prediction_stands_in_the_tables():
     heads = [column.header.split("\n")[1] for column in table.columns if "tokens/step" in column.header]
     assert heads == ["predicted", "measured"]
     assert {row[2] for row in table.rows} == {"1.33"}
+
+
+@pytest.mark.parametrize("known", [{"product": 1.5, "replayed": 1.4, "replayed_stderr": 0.1}, {"product": 1.4}])
+def test_older_predictions_are_read(known):
+    """A product of accuracies stood beside what was replayed, and alone where nothing was."""
+    predicted = adapter(Predicted).validate_python(known)
+    assert (predicted.tokens_per_step, predicted.stderr) == (1.4, known.get("replayed_stderr"))

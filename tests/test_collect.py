@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeopt.growth.heldout import folds, rates_by_group
+from treeopt.growth.heldout import folds
+from treeopt.growth.rates import rates_by_group
 from treeopt.growth.source import source_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import drawn, rates_by_group
 from treeopt.growth.probed import grow_coverage, guess_counts, tokens_of_trees
-from treeopt.growth.replay import TreeRates
+from treeopt.growth.rates import Rates, drawn, rates_by_group
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -25,10 +24,10 @@ from .conftest import trees
 from .test_planner import staircase
 
 
-def replay_probe(probe: Probe, tree: Tree) -> TreeRates:
+def replay_probe(probe: Probe, tree: Tree) -> Rates:
     """Steps and tokens of every sequence with one tree."""
     tokens = tokens_of_trees(probe, tree.paths, np.array([len(tree)]))[0]
-    return TreeRates(steps=np.diff(probe.starts), tokens=tokens)
+    return Rates(steps=np.diff(probe.starts), tokens=tokens)
 
 
 def coverage(probe: Probe, tree: Tree) -> float:
@@ -215,12 +214,12 @@ def test_figures_of_a_probe_are_held_out(probe):
     assert held_out.every[11].steps.tolist() == np.diff(probe.starts).tolist()
     assert held_out.grown.family(12).paths == grow_coverage(probe, limits).paths
     rates = held_out.rates(12)
-    assert rates.replayed == pytest.approx(held_out.every[11].tokens.sum() / len(probe.accepted))
+    assert rates.tokens_per_step == pytest.approx(held_out.every[11].tokens.sum() / len(probe.accepted))
     assert rates.stderr > 0
-    assert drawn(held_out.every)[11].mean() == pytest.approx(rates.replayed, rel=0.01)
+    assert drawn(held_out.every)[11].mean() == pytest.approx(rates.tokens_per_step, rel=0.01)
     guesses = source_of(probe).held_out_shares(held_out, 12)
     assert guesses.sum() == pytest.approx(1)
-    assert 1 + guesses @ np.arange(len(guesses)) >= rates.replayed
+    assert 1 + guesses @ np.arange(len(guesses)) >= rates.tokens_per_step
     groups = rates_by_group(held_out.every[11], probe)
     steps = [np.diff(probe.starts)[probe.group == g].sum() for g in (0, 1)]
     tokens = sum(n * groups[name][0] for n, name in zip(steps, "ab", strict=True))
@@ -241,7 +240,6 @@ def test_a_plan_can_be_made_of_a_probe(probe):
     assert plan.objective == "coverage"
     assert entry.chosen.tokens_per_s == pytest.approx(best, rel=0.005)
     assert entry.chosen.size % 8 == 0
-    assert entry.basis.product is entry.basis.joint is None
     assert entry.basis.steps == len(probe.accepted)
     chains = [replay_probe(probe, Tree.chain(depth)).tokens_per_step for depth in (1, 2, 3)]
     chain = entry.best("chain")

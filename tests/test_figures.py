@@ -91,7 +91,7 @@ def some_bench(groups=("",), *, blocks: int = 6, batch_size: int = 1) -> Benchma
         ]
         told[0] = replace(told[0], first_difference=2, logit_gap=0.01)
         guessed = {"replayed_accepted": [40, 40, 20], "predicted_accepted": [0.5, 0.25, 0.25], "accepted": accepted}
-        predicted = Predicted(replayed=min(rate * 1.03, 1 + tree.depth))
+        predicted = Predicted(tokens_per_step=min(rate * 1.03, 1 + tree.depth))
         kept = {"sequences": told, "blocks": timed, "passes": 105, "predicted": predicted, **guessed}
         return Contender(name=name, batch_size=batch_size, draft=tree, **kept)
 

@@ -35,11 +35,11 @@ def trace():
 def test_a_small_score_by_hand():
     calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     score = score_tree(calibration, Tree.from_choices([[0], [1], [1, 0]]))
-    assert score.given.rates.product == pytest.approx(1 + 0.6 + 0.2 + 0.2 * 0.4)
-    assert score.best.tree.choices == [[0], [1], [0, 0]]
-    assert score.best.rates.product == pytest.approx(2.04)
+    assert score.given.tokens_per_step == pytest.approx(1 + 0.6 + 0.2 + 0.2 * 0.4)
+    assert score.best.draft.choices == [[0], [1], [0, 0]]
+    assert score.best.tokens_per_step == pytest.approx(2.04)
     assert score.distance == pytest.approx(1 - 1.88 / 2.04)
-    assert len(score.smallest.tree) == 4
+    assert score.smallest.size == 4
 
 
 @given(trees(depth=5, ranks=5))
@@ -53,15 +53,15 @@ def test_guesses_that_the_calibration_does_not_know_are_counted_as_never_accepte
     assert score.unknown_nodes == 63 - 38
     assert score.notes[0].startswith("This calibration ends at rank 4 and depth 5. 25 of the 63 guesses")
     assert (
-        score.given.rates.product
-        == score_tree(calibration, published_tree().cut(max_depth=5, max_rank=4)).given.rates.product
+        score.given.tokens_per_step
+        == score_tree(calibration, published_tree().cut(max_depth=5, max_rank=4)).given.tokens_per_step
     )
 
 
 def test_a_lone_root_is_its_own_best(calibration, trace):
     for source in (calibration, trace):
         score = score_tree(source, Tree.chain(0))
-        assert score.given.rates.tokens_per_step == 1.0
+        assert score.given.tokens_per_step == 1.0
         assert score.distance == 0.0
 
 
@@ -69,24 +69,16 @@ def test_from_a_trace_the_tree_is_replayed_and_the_best_is_held_out(trace):
     tree = Tree.dense([3, 2])
     score = score_tree(trace, tree)
     held_out = source_of(trace).crossfit(Limits(len(tree), max_depth=4, max_rank=9))
-    assert score.given.rates.replayed == replay(trace, tree).tokens_per_step
-    assert score.best.rates.replayed == held_out.tokens_per_step[-1]
-    assert score.given.rates.stderr > 0
-    assert score.smallest.rates.replayed >= score.given.rates.replayed
-
-
-def test_joint_is_the_mean_over_all_states(trace):
-    tree, total = Tree.dense([2, 2]), 0
-    states = trace.ranks[trace.has_step].tolist()
-    for row in states:
-        total += 1 + sum(tuple(row[:d]) in tree.paths for d in (1, 2))
-    assert score_tree(trace, tree).given.rates.joint == pytest.approx(total / len(states))
+    assert score.given.tokens_per_step == replay(trace, tree).tokens_per_step
+    assert score.best.tokens_per_step == held_out.tokens_per_step[-1]
+    assert score.given.stderr.tokens_per_step > 0
+    assert score.smallest.tokens_per_step >= score.given.tokens_per_step
 
 
 def test_the_distance_is_paired_by_conversation(trace):
     """Both trees see the same conversations, so their ratio is steadier than two rates apart."""
     score = score_tree(trace, Tree.dense([3, 2]))
-    apart = [rated.rates.stderr / rated.rates.replayed for rated in (score.given, score.best)]
+    apart = [figure.stderr.tokens_per_step / figure.tokens_per_step for figure in (score.given, score.best)]
     assert 0 < score.distance_stderr < (1 - score.distance) * np.hypot(*apart)
 
 
@@ -94,7 +86,7 @@ def test_the_tree_that_the_search_grows_gets_its_held_out_figure(trace):
     family = source_of(trace).crossfit(Limits(9, max_depth=4, max_rank=9)).grown
     score = score_tree(trace, family.tree(9))
     assert score.distance == 0.0
-    assert score.given.rates.replayed == score.best.rates.replayed
+    assert score.given.tokens_per_step == score.best.tokens_per_step
     assert "held-out" in score.notes[0]
 
 

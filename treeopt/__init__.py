@@ -329,7 +329,7 @@ def score(
 ) -> Score:
     """Say what a tree reaches, and how far it is from the best tree of its size.
 
-    >>> round(score("mc_sim_7b_63", "vicuna-7b-medusa1").given.rates.tokens_per_step, 2)
+    >>> round(score("mc_sim_7b_63", "vicuna-7b-medusa1").given.tokens_per_step, 2)
     2.34
 
     tree        : a tree, a file in any format that treeopt reads, or the name of a published one

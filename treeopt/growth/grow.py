@@ -160,21 +160,6 @@ class TraceGrowth:
             grown.append(GrownTrees(tuple(families[i] for i in better[g])))
         return grown, steps, np.take_along_axis(numbers, better[:, None], axis=1)[:, 0]
 
-    def left_out(self, g: int, grown: GrownTrees) -> NDArray[np.float64]:
-        """(2, n) tokens of a step at each state that is not in a set, but in the first one, all states together.
-
-        By the marginals of these states, and those that it does emit.
-        """
-        counts = self.counts[0] - self.counts[g]
-        accept = _shares(*(whole - part for whole, part in zip(self.heads[0], self.heads[g], strict=True)))
-        sums = {}
-        for family in dict.fromkeys(grown.families):
-            order = growth_index(self.paths.ranks.T, family.paths)
-            nodes = np.bincount(order.ravel(), np.repeat(counts, order.shape[1]), len(family) + 1)[:-1]
-            nodes[0] = counts.sum()
-            sums[family] = np.cumsum([counts.sum() * product_values(accept, family.paths), nodes], axis=1)
-        return np.stack([sums[family][:, i] for i, family in enumerate(grown.families)], axis=1)
-
     def _from_counts(self, limits: Limits) -> list[tuple[Choice, ...]]:
         """Of each set the most frequent paths over the states that the largest tree visits."""
         sets = range(len(self.grown_on))

@@ -8,8 +8,6 @@ P states · S sequences · C conversations · D deepest node · N nodes · n tre
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, TypeVar
 
@@ -19,9 +17,9 @@ from numpy.typing import NDArray
 from treeopt.errors import OutOfRange
 from treeopt.growth.lanes import lanes_of, steps_of
 from treeopt.growth.paths import Paths
-from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.growth.rates import Rates, by_conversation
 from treeopt.records.pools import Counts
-from treeopt.records.trace import NO_TRIAL, Answers, RankTrace
+from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.draft import MOST_BLOCK, MOST_ROWS, DDTree, Draft, DynamicLimits, DynamicTree, product_size
 from treeopt.trees.tree import Choice, IntArray, Tree
 
@@ -30,55 +28,14 @@ PLACES = np.arange(256)[:, None]  # among nodes, from 0
 AnyDraft = TypeVar("AnyDraft", bound=Draft)
 
 
-@dataclass(frozen=True, eq=False)
-class TreeRates:
-    """Tokens per step of a tree, predicted in three ways.
-
-    product       : as if guesses were right or wrong independently, by the marginals; None where it was not asked for
-    joint         : averaged over all states; None where there is no trace
-    steps, tokens : (C,) replayed steps of every conversation (or of every sequence), and the tokens that they emit; None
-                    without trace or probe. The first token of a sequence is emitted without a step
-    """
-
-    product: float | None = None
-    joint: float | None = None
-    steps: IntArray | None = None
-    tokens: IntArray | None = None
-
-    @property
-    def replayed(self) -> float | None:
-        """Tokens per step as decoding goes; None where nothing can be replayed."""
-        if self.steps is None or self.tokens is None:
-            return None
-        taken = self.steps.sum()
-        return float(self.tokens.sum() / taken) if taken else 1.0
-
-    @cached_property
-    def stderr(self) -> float | None:
-        if self.steps is None or self.tokens is None:
-            return None
-        count = len(self.steps)
-        return stderr(drawn_rates(self.tokens, self.steps, conversation_draws(count)), count)
-
-    @property
-    def tokens_per_step(self) -> float:
-        """The best figure that is known: replayed, or the product where nothing can be replayed."""
-        found = self.product if self.replayed is None else self.replayed
-        assert found is not None
-        return found
-
-    def document(self) -> dict[str, float | None]:
-        return {"product": self.product, "joint": self.joint, "replayed": self.replayed, "replayed_stderr": self.stderr}
-
-
-def replay(trace: RankTrace, draft: Draft) -> TreeRates:
+def replay(trace: RankTrace, draft: Draft) -> Rates:
     """Decode every sequence of the trace with a draft, without the model: steps and tokens of every sequence.
 
     >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
     >>> replay(trace, Tree.chain(1)).steps.tolist()
     [2]
     """
-    return TreeRates(steps=replay_lengths(trace, accepted_lengths(trace, draft)), tokens=trace.lengths - 1)
+    return Rates(replay_lengths(trace, accepted_lengths(trace, draft)), trace.lengths - 1)
 
 
 def tells(trace: RankTrace, draft: Draft) -> bool:
@@ -245,7 +202,7 @@ def child_table(paths: tuple[Choice, ...]) -> NDArray[np.int32]:
 ANY = DynamicLimits()
 
 
-def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[DynamicTree, TreeRates]:
+def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[DynamicTree, Rates]:
     """What every setting reaches within the limits that a trace tells, of more rows than levels; nothing without pools.
 
     Chains are told by the ranks where no pools of topk 1 were recorded.
@@ -263,10 +220,10 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[Dynamic
         if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):
             trees += [DynamicTree(levels, topk, n) for n in rows]
             steps.append(replay_dynamic(trace, levels, topk, rows))
-    return _rates(trace, trees, steps)
+    return _by_draft(trace, trees, steps)
 
 
-def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOST_ROWS) -> dict[DDTree, TreeRates]:
+def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOST_ROWS) -> dict[DDTree, Rates]:
     """What every tree over marginals reaches that a trace tells, of more rows than depths; nothing where none was recorded.
 
     Widths that make the same tree are there once, as the least of them.
@@ -279,24 +236,11 @@ def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOS
         if some := range(max(levels + 1, narrower + 2), most + 1):
             trees += [DDTree(levels, width, n) for n in some]
             steps.append(_steps_by_place(trace, known.places_in(levels, width), some))
-    return _rates(trace, trees, steps)
+    return _by_draft(trace, trees, steps)
 
 
-def rate_anew(trace: RankTrace, draft: Draft) -> TreeRates:
-    """What a draft that is built anew at every step reaches by conversation."""
-    steps = replay_lengths(trace, accepted_lengths(trace, draft))
-    return TreeRates(steps=by_conversation(trace, steps), tokens=by_conversation(trace, trace.lengths - 1))
-
-
-def _rates(trace: RankTrace, drafts: Sequence[AnyDraft], steps: Sequence[IntArray]) -> dict[AnyDraft, TreeRates]:
-    """What drafts reach by conversation, of the steps that they take, (n, S) of some after another."""
+def _by_draft(trace: RankTrace, drafts: Sequence[AnyDraft], steps: Sequence[IntArray]) -> dict[AnyDraft, Rates]:
+    """The rates of each draft, by the steps of every sequence: an (n, S) array of the first n drafts, of the next ones, ..."""
     tokens = by_conversation(trace, trace.lengths - 1)
-    rows_of = (row for some in steps for row in by_conversation(trace, some))
-    return {draft: TreeRates(steps=taken, tokens=tokens) for draft, taken in zip(drafts, rows_of, strict=True)}
-
-
-def by_conversation(answers: Answers, of_sequences: IntArray) -> IntArray:
-    """(..., C) sums over the turns of every conversation of (..., S) numbers."""
-    order = np.argsort(answers.clusters, kind="stable")
-    begins = np.searchsorted(answers.clusters[order], np.arange(answers.num_conversations))
-    return np.asarray(np.add.reduceat(of_sequences[..., order], begins, axis=-1), dtype=np.int64)
+    rows = (row for block in steps for row in by_conversation(trace, block))
+    return {draft: Rates(row, tokens) for draft, row in zip(drafts, rows, strict=True)}

@@ -20,12 +20,12 @@ from treeopt.growth import probed, replay
 from treeopt.growth.grow import TraceGrowth, grow, grow_products, product_values
 from treeopt.growth.heldout import HeldOut, folds
 from treeopt.growth.probed import COVERAGE, grow_coverage
-from treeopt.growth.replay import TreeRates, by_conversation
-from treeopt.records.calibration import ENGINE_LOG, Calibration, count_hits
+from treeopt.growth.rates import Rates, by_conversation
+from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import Draft, DynamicLimits, DynamicTree, draft_tree
+from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import FIXED, MOST_DEPTH, Choice, GrownTrees, IntArray, Tree
 
@@ -107,16 +107,13 @@ class Source(ABC):
         """Whether the record tells all nodes of a tree apart."""
 
     @abstractmethod
-    def rate(self, draft: Draft) -> TreeRates:
-        """Tokens per step of a draft by all predictions, with the standard error; unknown nodes are never accepted."""
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
+        """The rates of nested trees; each has so many of the first nodes ``paths``."""
 
-    def chains(self, longest: int) -> list[TreeRates]:
-        """Tokens per step of the chains of 1 ... ``longest`` guesses."""
-        return [self.rate(Tree.chain(depth)) for depth in range(1, longest + 1)]
-
-    def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
-        """What the dynamic trees within limits reach that can be replayed."""
-        return {}
+    def rate(self, draft: Draft) -> Rates:
+        """The rates of a draft; unknown nodes are never accepted."""
+        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
+        return self.reach(known.paths, np.array([len(known)]))[0]
 
     def visits(self, tree: Tree) -> IntArray | None:
         """(n,) steps at which each node is accepted, all steps for the root; None for accuracies alone."""
@@ -146,23 +143,11 @@ class AnswersSource(Source):
         return self.record
 
     @abstractmethod
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[TreeRates]:
-        """What nested trees reach, of the first ``sizes`` of the nodes ``paths``."""
-
-    @abstractmethod
     def guess_counts(self, draft: Draft) -> IntArray:
         """(D+1,) how many steps emit 0, 1, ... guesses with a draft."""
 
     def _part(self, sequences: IntArray) -> AnswersSource:
         return type(self)(self.record.select(sequences))
-
-    def rate(self, draft: Draft) -> TreeRates:
-        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-        return self.reach(known.paths, np.array([len(known)]))[0]
-
-    def chains(self, longest: int) -> list[TreeRates]:
-        """Tokens per step of the chains of 1 ... ``longest`` guesses, all at once."""
-        return self.reach(Tree.chain(longest).paths, np.arange(2, longest + 2)) if longest else []
 
     def guess_shares(self, draft: Draft) -> Floats:
         counts = self.guess_counts(draft)
@@ -220,41 +205,28 @@ class TraceSource(AnswersSource):
             for row, test in zip(grown_on[1:], tests, strict=True):
                 row[test] = False
             self._growths[top] = TraceGrowth(record, top, grown_on)
-        growth = self._growths[top]
-        (whole, *others), steps, numbers = growth.grow(limits)
-        taken, averages = np.empty((len(whole), record.num_sequences), dtype=np.int64), np.zeros((2, len(whole)))
-        for g, (test, trees) in enumerate(zip(tests, others, strict=True), 1):
-            taken[:, test] = steps[np.ix_(numbers[g], test)]
-            averages += growth.left_out(g, trees)
-        tokens = by_conversation(record, record.lengths - 1)
-        known = zip(*(averages / record.has_step.sum()).tolist(), by_conversation(record, taken), strict=True)
-        every = [TreeRates(product, joint, steps, tokens) for product, joint, steps in known]
-        return HeldOut(whole, every, list(zip(tests, others, strict=True)))
+        (whole, *others), steps, numbers = self._growths[top].grow(limits)
+        taken = np.empty((len(whole), record.num_sequences), dtype=np.int64)
+        for test, places in zip(tests, numbers[1:], strict=True):
+            taken[:, test] = steps[np.ix_(places, test)]
+        return HeldOut(whole, self._rates(taken), list(zip(tests, others, strict=True)))
+
+    def _rates(self, steps: IntArray) -> list[Rates]:
+        """The rates of trees that take (n, S) steps."""
+        tokens = by_conversation(self.record, self.record.lengths - 1)
+        return [Rates(taken, tokens) for taken in by_conversation(self.record, steps)]
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
 
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[TreeRates]:
-        trace = self.record
-        steps = by_conversation(trace, replay.replay_trees(trace, paths, sizes))
-        tokens = by_conversation(trace, trace.lengths - 1)
-        product, joint = self._averages(paths, sizes).tolist()
-        return [TreeRates(*each, tokens) for each in zip(product, joint, steps, strict=True)]
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
+        return self._rates(replay.replay_trees(self.record, paths, sizes))
 
-    def _averages(self, paths: tuple[Choice, ...], sizes: IntArray) -> Floats:
-        """(2, n) tokens of a step over all states with n nested trees: by the marginals, and those that it does emit."""
-        ranks, last = self.record.ranks[self.record.has_step], np.minimum(sizes, len(paths)) - 1
-        hits, trials = count_hits(ranks, self.record.top_k)
-        product = product_values(hits / np.maximum(trials, 1)[:, None], paths)
-        nodes = np.bincount(replay.growth_index(ranks, paths).ravel(), minlength=1 + len(paths))[:-1]
-        nodes[0] = len(ranks)
-        return np.stack([product.cumsum()[last], nodes.cumsum()[last] / max(len(ranks), 1)])
-
-    def rate(self, draft: Draft) -> TreeRates:
-        return super().rate(draft) if draft.cost.family == FIXED else replay.rate_anew(self.record, draft)
-
-    def dynamic(self, limits: DynamicLimits) -> dict[DynamicTree, TreeRates]:
-        return replay.dynamic_rates(self.record, limits)
+    def rate(self, draft: Draft) -> Rates:
+        if draft.cost.family == FIXED:
+            return super().rate(draft)
+        steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
+        return self._rates(steps[None])[0]
 
     def visits(self, tree: Tree) -> IntArray:
         return replay.count_visits(self.record, tree)
@@ -296,15 +268,15 @@ class ProbeSource(AnswersSource):
             by_fold.append((test, GrownTrees.nested(family)))
         return HeldOut(whole, self._rates(tokens), by_fold)
 
-    def _rates(self, tokens: IntArray) -> list[TreeRates]:
-        """What trees reach that emit (n, S) tokens."""
+    def _rates(self, tokens: IntArray) -> list[Rates]:
+        """The rates of trees whose steps emit (n, S) tokens."""
         steps = by_conversation(self.record, np.diff(self.record.starts))
-        return [TreeRates(steps=steps, tokens=emitted) for emitted in by_conversation(self.record, tokens)]
+        return [Rates(steps, emitted) for emitted in by_conversation(self.record, tokens)]
 
     def knows(self, tree: Tree) -> bool:
         return set(self.record.tree.paths).issuperset(tree.paths)
 
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[TreeRates]:
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         return self._rates(probed.tokens_of_trees(self.record, paths, sizes))
 
     def visits(self, tree: Tree) -> IntArray:
@@ -352,14 +324,14 @@ class CalibrationSource(Source):
 
     def crossfit(self, limits: Limits) -> HeldOut:
         family = grow_products(self.record.accept, limits)
-        return HeldOut(GrownTrees.nested(family), [TreeRates(rate) for rate in family.gains.cumsum().tolist()])
+        return HeldOut(GrownTrees.nested(family), [Rates(expected=rate) for rate in family.gains.cumsum().tolist()])
 
     def knows(self, tree: Tree) -> bool:
         return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks
 
-    def rate(self, draft: Draft) -> TreeRates:
-        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-        return TreeRates(float(product_values(self.record.accept, known.paths).sum()))
+    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
+        rates = product_values(self.record.accept, paths).cumsum()
+        return [Rates(expected=rate) for rate in rates[np.minimum(sizes, len(paths)) - 1].tolist()]
 
     def guess_shares(self, draft: Draft) -> Floats:
         tree = draft_tree(draft)

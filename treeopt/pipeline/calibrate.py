@@ -20,8 +20,8 @@ from treeopt.files.journal import Advance, Journal, Say
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.growth.grow import grow
-from treeopt.growth.heldout import rates_by_group
 from treeopt.growth.probed import grow_coverage, probe_tree
+from treeopt.growth.rates import rates_by_group
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest

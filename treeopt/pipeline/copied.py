@@ -18,7 +18,7 @@ import numpy as np
 
 from treeopt.engines.copied import EXPORTED, KIND
 from treeopt.errors import InvalidInput
-from treeopt.growth.replay import TreeRates
+from treeopt.growth.rates import Rates
 from treeopt.pipeline.groups import plan_groups
 from treeopt.planning.candidates import Candidate, Floats
 from treeopt.planning.copied import Tried, costs_of, plan_copied, worth
@@ -239,7 +239,7 @@ def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Trie
             np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
         )
         row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (found.rows, found.accepted))
-        rates = TreeRates(steps=steps, tokens=tokens)
+        rates = Rates(steps, tokens)
         candidate = Candidate(name, draft.rows, draft.depth, None, rates, draft, row_counts=row_counts, replay_us=us)
         each.append(Tried(draft, candidate, accepted, settings == usual(name)))
     return each

@@ -16,6 +16,7 @@ from treeopt.growth.source import Source
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import AS_IT_COMES, IDLE
 from treeopt.records.contender import Predicted
+from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -69,7 +70,7 @@ def own_entrants(
     chain = Tree.chain(chain_of.depth if chain_of else drafter.num_heads)
     entrants |= {} if chain == entry.draft else {"chain": fixed(source, chain)}
     accepted = source.held_out_shares(whole, most).tolist()
-    entrants["budget"] = Entrant(whole.grown.tree(most), Predicted(**whole.rates(most).document()), accepted)
+    entrants["budget"] = Entrant(whole.grown.tree(most), whole.rates(most).predicted, accepted)
     return {**entrants, **given_trees(files, source, entrants)}
 
 
@@ -127,18 +128,19 @@ def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> 
 def plain_and_chosen(entry: PlanEntry) -> dict[str, Entrant]:
     """Plain decoding and the plan's draft, with what the plan predicts."""
     return {
-        "plain": Entrant(PLAIN, Predicted(product=1.0, joint=1.0, replayed=1.0, replayed_stderr=0.0)),
-        "chosen": Entrant(entry.draft, entry.predicted, entry.accepted),
+        "plain": Entrant(PLAIN, Predicted(tokens_per_step=1.0, stderr=0.0)),
+        "chosen": Entrant(entry.draft, _predicted(entry.chosen), entry.accepted),
     }
 
 
 def rivals(entry: PlanEntry, kinds: Sequence[str] = ANEW) -> dict[str, Entrant]:
     """The best draft of each of these kinds by the plan, where it is not what was chosen."""
     figures = {kind: entry.others[kind] for kind in kinds if kind in entry.others}
-    return {
-        kind: Entrant(one.draft, Predicted(replayed=one.tokens_per_step, replayed_stderr=one.stderr.tokens_per_step))
-        for kind, one in figures.items()
-    }
+    return {kind: Entrant(figure.draft, _predicted(figure)) for kind, figure in figures.items()}
+
+
+def _predicted(figure: Figure) -> Predicted:
+    return Predicted(tokens_per_step=figure.tokens_per_step, stderr=figure.stderr.tokens_per_step)
 
 
 def given_trees(files: Sequence[str | Path], source: Source, taken: Collection[str]) -> dict[str, Entrant]:
@@ -156,4 +158,4 @@ def fixed(source: Source, tree: Tree) -> Entrant:
     """A tree that was not grown here; without predictions where it has nodes that the source does not tell apart."""
     if not source.knows(tree):
         return Entrant(tree)
-    return Entrant(tree, Predicted(**source.rate(tree).document()), source.guess_shares(tree).tolist())
+    return Entrant(tree, source.rate(tree).predicted, source.guess_shares(tree).tolist())

@@ -325,7 +325,7 @@ def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, ent
     plain, known = next(visit for visit in at if visit.name == "plain"), plain_and_chosen(entry)
     visits = [visit for visit in at if visit.name == name]
     predicted = {who: one.predicted for who, one in known.items()}
-    predicted |= {who: Predicted(**one.candidate.rates.document()) for who, one in load.tried.items()}
+    predicted |= {who: one.candidate.rates.predicted for who, one in load.tried.items()}
     first, draft = visits[0], setting[entry.batch_size][1]
     ends = np.cumsum([one.tokens - 1 for one in first.answers]) * first.steps / max(first.emitted, 1)
     sequences = [

@@ -18,7 +18,6 @@ from treeopt.pipeline.copied import halves, tried_on
 from treeopt.pipeline.entrants import PLAIN, Entrant, plain_and_chosen
 from treeopt.planning.copied import USUAL, Tried
 from treeopt.records.benchmark import AS_IT_COMES
-from treeopt.records.contender import Predicted
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.requestlog import RequestLog
 from treeopt.text.engines import KINDS, kinds_of, text_drafter
@@ -92,7 +91,7 @@ def copied_entrants(entry: PlanEntry, tried: Mapping[str, Tried], engine: Steppe
         draft: Draft = entry.draft if name == "chosen" else one.draft
         shares = (one.accepted / max(one.accepted.sum(), 1)).tolist()
         is_replayable = not kinds_of(one.draft.drafter)[0].kept
-        entrants[name] = Entrant(draft, Predicted(**one.candidate.rates.document()), shares, is_replayable)
+        entrants[name] = Entrant(draft, one.candidate.rates.predicted, shares, is_replayable)
     return entrants | ({AS_IT_COMES: Entrant(PLAIN, as_it_comes=True)} if engine.as_it_comes else {})
 
 

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import HeldOut, drawn
-from treeopt.growth.replay import TreeRates, marginal_rates
+from treeopt.growth.heldout import HeldOut
+from treeopt.growth.rates import Rates, drawn
+from treeopt.growth.replay import dynamic_rates, marginal_rates
 from treeopt.growth.source import Source
 from treeopt.latency.costs import StepCosts
 from treeopt.planning.request import PlanRequest
@@ -41,7 +42,7 @@ AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing
 IDLE = "idle"  # group of a step by an engine that has a drafter and guesses nothing, as a schedule may ask of it
 Key = tuple[str, Cost]  # group of a fixed tree, or name of a draft that is built anew; what its step costs
 ROOT = Cost(FIXED, 1, 0)
-NOTHING = TreeRates()
+NOTHING = Rates()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class Candidate:
     size: int
     depth: int
     held_out: HeldOut | None = None
-    reached: TreeRates = NOTHING
+    reached: Rates = NOTHING
     anew: Draft | None = None
     row_counts: IntArray | None = None
     replay_us: float | None = None
@@ -78,7 +79,7 @@ class Candidate:
         return self.anew or Tree.chain(self.depth)
 
     @cached_property
-    def rates(self) -> TreeRates:
+    def rates(self) -> Rates:
         return self.held_out.rates(self.size) if self.held_out else self.reached
 
     @property
@@ -196,12 +197,14 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         held_out = source.crossfit(replace(limits, max_depth=depth))
         found += _grown(held_out, depth if costs else None, request.takes)
     longest = 0 if limits.shape == "chain" else min(deepest, limits.budget - 1)
-    found += [Candidate("chain", d + 1, d, None, rates) for d, rates in enumerate(source.chains(longest), 1)]
+    chains = source.reach(Tree.chain(longest).paths, np.arange(2, longest + 2))
+    found += [Candidate("chain", d + 1, d, None, rates) for d, rates in enumerate(chains, 1)]
     if request.dynamic is not None and any(cost.profile.anew for cost in costs.values()):
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
         within = replace(request.dynamic, levels=levels, rows=rows, chains=False)
-        found += _anew([*source.dynamic(within).items()], costs)
-        if within.marginals and source.pooled is not None:
+        if source.pooled is not None:
+            found += _anew([*dynamic_rates(source.pooled, within).items()], costs)
+        if source.pooled is not None and within.marginals:
             trees = marginal_rates(source.pooled, depth=deepest, rows=rows).items()
             found += _anew([one for one in trees if one[0].ranks <= within.width], costs)
     if request.whole_blocks:
@@ -219,7 +222,8 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
 def unpriced(batch_size: int, found: Sequence[Candidate], rates: Floats, draws: Floats) -> Candidates:
     """A table without latencies, of (n,) tokens per step and (n, B) draws of them."""
     ms = np.full(len(found), 1e3 * batch_size)
-    ms_draws = np.broadcast_to(ms[:, None], (len(found), max(draws.shape[1], 2)))
+    count = draws.shape[1] if draws.shape[1] > 1 else BOOTSTRAPS
+    ms_draws = np.broadcast_to(ms[:, None], (len(found), count))
     return Candidates(
         batch_size, None, found, rates, draws, ms, ms_draws, np.ones(len(found), bool), warnings=(UNTIMED,)
     )
@@ -237,7 +241,7 @@ def _grown(held_out: HeldOut, own: int | None, takes: str) -> list[Candidate]:
     return [candidate for candidate in found if SHAPES[takes](held_out.grown.tree(candidate.size))]
 
 
-def _anew(trees: Sequence[tuple[Draft, TreeRates]], costs: Mapping[int, StepCosts]) -> list[Candidate]:
+def _anew(trees: Sequence[tuple[Draft, Rates]], costs: Mapping[int, StepCosts]) -> list[Candidate]:
     """The trees that are fastest by estimate at some batch size, of such as are built anew at every step."""
     if not trees:
         return []

@@ -16,8 +16,7 @@ import numpy as np
 
 from treeopt.engines.copied import KIND
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import drawn
-from treeopt.growth.replay import TreeRates
+from treeopt.growth.rates import Rates, drawn
 from treeopt.latency.costs import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates, Floats, mean_ms, priced, unpriced
 from treeopt.planning.entries import figure_of, groups_of, tied_sizes
@@ -102,7 +101,7 @@ def costs_of(profile: LatencyProfile | None, request: PlanRequest) -> dict[int, 
 def tables_of(tried: Sequence[Tried], costs: Mapping[int, StepCosts], request: PlanRequest) -> list[Candidates]:
     """At each batch size plain decoding and those settings of one drafter whose latency is known."""
     tokens = tried[0].candidate.rates.tokens
-    plain = Candidate(PLAIN, 1, 0, None, TreeRates(steps=tokens, tokens=tokens))
+    plain = Candidate(PLAIN, 1, 0, None, Rates(tokens, tokens))
     every = [plain, *(setting.candidate for setting in tried)]
     rates, draws = np.array([one.rates.tokens_per_step for one in every]), drawn([one.rates for one in every])
     tables = [unpriced(batch_size, every, rates, draws) for batch_size in request.sizes]

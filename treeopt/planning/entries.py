@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from treeopt.growth.heldout import rates_by_group
+from treeopt.growth.rates import rates_by_group
 from treeopt.growth.source import Source
 from treeopt.planning.candidates import AS_IT_COMES, ROOT, Candidate, Candidates
 from treeopt.planning.select import Selection
@@ -72,8 +72,6 @@ def entry_of(
         others=_others(c, chosen, i),
         growth_order=order,
         basis=Basis(
-            product=rates.product if one.held_out else None,
-            joint=rates.joint if one.held_out else None,
             sequences=source.answers.num_sequences if source.answers else None,
             conversations=one.conversations or None,
             steps=None if rates.steps is None else int(rates.steps.sum()),

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.replay import TreeRates
+from treeopt.growth.rates import Rates
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.costs import StepCosts
 from treeopt.planning.candidates import Candidate, Candidates, Floats, priced, tables_of, unpriced
@@ -220,7 +220,7 @@ def _options(
     return found, costs
 
 
-def _ms_of(draft: Draft, rates: TreeRates, options: Candidates, costs: StepCosts | None) -> Floats:
+def _ms_of(draft: Draft, rates: Rates, options: Candidates, costs: StepCosts | None) -> Floats:
     """(1 + B,) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
     one = Candidate("", draft.rows, draft.depth, None, rates, None if draft.cost.family == FIXED else draft)
     for i, other in enumerate(options.all):

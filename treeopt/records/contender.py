@@ -7,12 +7,16 @@ block    prompts that were decoded together with one contender; contenders are i
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
+from pydantic import AliasChoices, Field
 
 from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
 from treeopt.records.figure import AnyDraft, Rate
+
+OLDER_RATES = AliasChoices("tokens_per_step", "replayed", "product")  # the first that a file has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +58,13 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """Tokens per step, predicted in three ways; None where unknown.
+    """Tokens per step before a run, with their standard error; None where unknown.
 
-    product  : as if guesses were right or wrong independently of each other
-    joint    : averaged over all states
-    replayed : as decoding goes, with its standard error
+    Older files have a product of accuracies beside what was replayed.
     """
 
-    product: Rate | None = None
-    joint: Rate | None = None
-    replayed: Rate | None = None
-    replayed_stderr: NotNegative | None = None
+    tokens_per_step: Annotated[Rate | None, Field(validation_alias=OLDER_RATES)] = None
+    stderr: Annotated[NotNegative | None, Field(validation_alias=AliasChoices("stderr", "replayed_stderr"))] = None
 
 
 @dataclass(frozen=True, kw_only=True)

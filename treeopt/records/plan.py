@@ -14,9 +14,8 @@ from pydantic import Field
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import parameters
 from treeopt.files.fields import Amount, Count, Positive, Share
-from treeopt.records.contender import Predicted
 from treeopt.records.display import Exported, one_line, viewer
-from treeopt.records.figure import Figure, Rate, fastest
+from treeopt.records.figure import Figure, fastest
 from treeopt.records.origins import DrafterRecord, Kept, Provenance, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import GROWN, Limits
@@ -62,14 +61,11 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Basis:
-    """Other predictions of the chosen draft's tokens per step, and how much they rest on.
+    """How much the chosen draft's tokens per step rest on.
 
-    product : as if guesses were right or wrong independently of each other · joint : averaged over all states
-    steps   : that were replayed; None where nothing can be, and tokens per step are the product
+    steps : that were replayed; None where nothing can be, and tokens per step are a product of accuracies
     """
 
-    product: Rate | None = None
-    joint: Rate | None = None
     sequences: Positive | None = None
     conversations: Positive | None = None
     steps: Count | None = None
@@ -142,13 +138,6 @@ class PlanEntry:
     def plain(self) -> Figure:
         ms = self.chosen.plain_ms
         return Figure(draft=ROOT, batch_size=self.batch_size, tokens_per_step=1.0, step_ms=ms, plain_ms=ms)
-
-    @property
-    def predicted(self) -> Predicted:
-        """Tokens per step of the chosen draft, predicted in three ways."""
-        rate, error = self.chosen.tokens_per_step, self.chosen.stderr.tokens_per_step
-        replayed = {} if self.basis.steps is None else {"replayed": rate, "replayed_stderr": error}
-        return Predicted(product=self.basis.product, joint=self.basis.joint, **replayed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ def bench_tables(bench: Benchmark) -> list[Table]:
     columns = [
         Column("contender", lambda c: label(bench, c.name), names=True),
         Column("rows", lambda c: f"≤{c.size}" if bench.engine and c.name == "defaults" else str(c.size)),
-        Column("tokens/step\npredicted", lambda c: pm(c.predicted.replayed, None), spare=1),
+        Column("tokens/step\npredicted", lambda c: pm(c.predicted.tokens_per_step, None), spare=1),
         Column("tokens/step\nmeasured", lambda c: pm(c.tokens_per_step, c.stderr)),
         Column("\ntokens/s", lambda c: pm(c.tokens_per_s, None, 0)),
         Column(

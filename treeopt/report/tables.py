@@ -128,15 +128,13 @@ def requests_table(log: RequestLog) -> Table:
 
 def score_table(score: Score, name: str) -> RenderableType:
     """The tree, the best of its size and the smallest that reaches as much; what it comes to, in sentences."""
-    held_out = " (held out)" if score.best.rates.replayed is not None else ""
+    held_out = " (held out)" if score.best.stderr.tokens_per_step is not None else ""
     labels = (name, f"best of its size{held_out}", f"smallest that reaches it{held_out}")
     columns = [
         Column("tree", lambda row: row[0], names=True),
-        Column("rows", lambda row: str(len(row[1].tree))),
-        Column("depth", lambda row: str(row[1].tree.depth)),
-        Column("product", lambda row: pm(row[1].rates.product, None, 3)),
-        Column("joint", lambda row: pm(row[1].rates.joint, None, 3)),
-        Column("replayed", lambda row: pm(row[1].rates.replayed, row[1].rates.stderr, 3)),
+        Column("rows", lambda row: str(row[1].size)),
+        Column("depth", lambda row: str(row[1].depth)),
+        Column("tokens/step", lambda row: pm(row[1].tokens_per_step, row[1].stderr.tokens_per_step, 3)),
     ]
     trees = zip(labels, (score.given, score.best, score.smallest), strict=True)
     return together(Table("Tokens per step", columns, [row for row in trees if row[1]]), score_words(score, name))
@@ -144,15 +142,15 @@ def score_table(score: Score, name: str) -> RenderableType:
 
 def score_words(score: Score, name: str) -> str:
     """How far a tree is below the best of its size, in a sentence or two."""
-    error, size, best = score.distance_stderr, len(score.given.tree), f"the best tree of {len(score.best.tree)} rows"
+    error, size, best = score.distance_stderr, score.given.size, f"the best tree of {score.best.size} rows"
     share = percent(min(1 - score.distance, 1.0), error, "below", "above", digits=1)
     if score.unknown_nodes:
         return f"{name} is at most {share} {best}."
     said = f"{name} is {share} {best}."
     if round(score.distance, 4) <= 2 * (error or 0.0):
         said = f"{name} is as good as {best}{f', within the noise ({share})' if error else ''}."
-    if score.smallest and len(score.smallest.tree) < size:
-        said += f" {len(score.smallest.tree)} rows reach what its {size} do."
+    if score.smallest and score.smallest.size < size:
+        said += f" {score.smallest.size} rows reach what its {size} do."
     return said
 
 

@@ -18,8 +18,6 @@ from treeopt.report.wording import count, setting_name
 
 OVER = "over plain decoding"
 LOOKS = {  # colour, marker, hatch
-    "predicted, product": (style.GREY, "^", ""),
-    "predicted, joint": (style.GREY, "v", ""),
     "predicted": (style.ORANGE, "D", "///"),
     "replayed": (style.BLUE, "s", ""),
     "measured": (style.VERMILLION, "o", "..."),
@@ -73,9 +71,7 @@ def contenders_chart(bench: Benchmark) -> Chart:
     cs = bench.contenders
     rows = [f"{style.short(CONTENDERS.get(c.name, c.name), 24)} ({c.size}{', stopped' * c.stopped})" for c in cs]
     rates: dict[str, list[float | None]] = {
-        "predicted, product": [c.predicted.product for c in cs],
-        "predicted, joint": [c.predicted.joint for c in cs],
-        "predicted": [c.predicted.replayed for c in cs],
+        "predicted": [c.predicted.tokens_per_step for c in cs],
         "replayed": [c.replayed_tokens_per_step for c in cs],
         "measured": [c.tokens_per_step for c in cs],
     }
@@ -83,7 +79,7 @@ def contenders_chart(bench: Benchmark) -> Chart:
     for i, (kind, values) in enumerate(rates.items()):
         look = {"marker": LOOKS[kind][1], "color": LOOKS[kind][0], "linestyle": "none"}
         x = [rate for rate in values if rate is not None]
-        y = [row + (i - 2) * 0.14 for row, rate in enumerate(values) if rate is not None]
+        y = [row + (i - 1) * 0.2 for row, rate in enumerate(values) if rate is not None]
         marks += [Series(kind, x, y, look=look)] if x else []
     height, speedups = max(2.2, 0.34 * len(cs) + 0.6), [None if c.stopped else bench.speedup(c.name) for c in cs]
     left = Panel(_ratios(speedups), OVER, "contender (rows per step)", "Speedup", rows=rows, **_to(speedups, height))

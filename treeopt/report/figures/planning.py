@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import OutOfRange
-from treeopt.growth.heldout import drawn
+from treeopt.growth.rates import drawn
 from treeopt.growth.source import source_of
 from treeopt.latency.measurements import Measurements
 from treeopt.records.inputs import Accuracies

@@ -1,0 +1,80 @@
+"""What a draft reaches: the steps that it takes and the tokens that they emit, by conversation.
+
+S sequences · C conversations, of which they are the turns · n drafts · B bootstrap draws
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.records.contender import Predicted
+from treeopt.records.trace import Answers
+from treeopt.trees.tree import IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """Steps and tokens of one draft by conversation; from accuracies alone a single rate, without an error.
+
+    steps, tokens : (C,) of every conversation, or of every sequence; the first token of a sequence is emitted without a step
+    expected      : tokens per step where nothing was replayed
+
+    >>> Rates(np.array([2, 3]), np.array([4, 6])).tokens_per_step
+    2.0
+    """
+
+    steps: IntArray | None = None
+    tokens: IntArray | None = None
+    expected: float = 1.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        if self.steps is None or self.tokens is None:
+            return self.expected
+        taken = self.steps.sum()
+        return float(self.tokens.sum() / taken) if taken else 1.0
+
+    @cached_property
+    def stderr(self) -> float | None:
+        """Standard error of the tokens per step; None where nothing was replayed."""
+        if self.steps is None or self.tokens is None:
+            return None
+        count = len(self.steps)
+        return stderr(drawn_rates(self.tokens, self.steps, conversation_draws(count)), count)
+
+    @property
+    def predicted(self) -> Predicted:
+        """The tokens per step as a benchmark records them."""
+        return Predicted(tokens_per_step=self.tokens_per_step, stderr=self.stderr)
+
+
+def drawn(rates: Sequence[Rates]) -> NDArray[np.float64]:
+    """(n, B) tokens per step with resampled sets of conversations, the same for all drafts; (n, 1) without conversations."""
+    steps = [rate.steps for rate in rates if rate.steps is not None]
+    if not steps:
+        return np.array([[rate.tokens_per_step] for rate in rates])
+    taken, emitted = np.stack(steps), np.stack([rate.tokens for rate in rates if rate.tokens is not None])
+    shared = emitted[0] if (emitted == emitted[0]).all() else emitted
+    return drawn_rates(shared, taken, conversation_draws(taken.shape[1]))
+
+
+def rates_by_group(rates: Rates, answers: Answers) -> dict[str, tuple[float, float | None]]:
+    """Tokens per step on the conversations of each group, and its standard error (of one conversation: None)."""
+    groups, reached = np.array(answers.conversation_groups()), dict[str, tuple[float, float | None]]()
+    for name in answers.group_names:
+        among = np.flatnonzero(groups == name)
+        if len(among) and rates.steps is not None and rates.tokens is not None:
+            part = Rates(rates.steps[among], rates.tokens[among])
+            reached[name] = (part.tokens_per_step, part.stderr if len(among) > 1 else None)
+    return reached
+
+
+def by_conversation(answers: Answers, of_sequences: IntArray) -> IntArray:
+    """(..., C) sums over the turns of every conversation of (..., S) numbers."""
+    order = np.argsort(answers.clusters, kind="stable")
+    begins = np.searchsorted(answers.clusters[order], np.arange(answers.num_conversations))
+    return np.asarray(np.add.reduceat(of_sequences[..., order], begins, axis=-1), dtype=np.int64)
