@@ -13,7 +13,7 @@ from treeopt.report.copied_table import settings_table
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
-from treeopt.report.wording import count, draft_words, kinds_of, percent, percentages, pm, ranges, setting_name, told
+from treeopt.report.wording import count, kinds_of, percent, percentages, pm, ranges, told
 from treeopt.trees.draft import ANEW
 from treeopt.trees.tree import Choice, Tree
 
@@ -48,10 +48,9 @@ def trees_table(plan: Plan, caption: str = "") -> Table:
 def _cells(e: PlanEntry, *, is_part: bool) -> tuple[str, ...]:
     """The cells of an entry; ``is_part``: of its steps a part alone was timed."""
     f = e.chosen
-    widths = setting_name(e.draft) if e.draft.topk else " ".join(map(str, e.tree.widths()))
     return (
         *map(str, (e.batch_size, f.size, f.depth)),
-        widths if e.speculates else "do not speculate",
+        e.draft.shape if e.speculates else "do not speculate",
         told(f, "tokens_per_step"),
         *([pm(f.overhead, None)] if is_part else [told(f, "step_ms"), told(f, "tokens_per_s", 0)]),
         told(f, "speedup"),
@@ -63,7 +62,7 @@ def kinds_table(plan: Plan) -> Table | None:
     columns = [
         Column("batch", lambda row: str(row[0].batch_size)),
         Column("kind", lambda row: row[1]),
-        Column("rows or\nsetting", lambda row: setting_name(row[2].draft)),
+        Column("rows or\nsetting", lambda row: row[2].draft.mark),
         Column("tokens/step", lambda row: told(row[2], "tokens_per_step")),
         *([] if plan.part else [Column("step ms", lambda row: pm(row[2].step_ms, None), spare=1)]),
         Column("speedup", lambda row: told(row[2], "speedup")),
@@ -141,7 +140,7 @@ def schedule(plan: Plan) -> str:
     """Which batch sizes get which tree; empty for one batch size."""
     if len(plan.entries) < 2 or plan.mix:
         return ""
-    parts = [f"{_range(part)}: {draft_words(plan.entries[part.entry].draft)}" for part in plan.schedule]
+    parts = [f"{_range(part)}: {plan.entries[part.entry].draft.words}" for part in plan.schedule]
     searched = [entry.batch_size for entry in plan.entries]
     said = f"Schedule by batch size: {'; '.join(parts)}. Searched: {', '.join(map(str, searched))}."
     if searched[-1] - searched[0] >= len(searched):
@@ -182,11 +181,11 @@ def written_for(plan: Plan, sizes: Sequence[int | None]) -> list[str]:
         load = f"the mix of batch sizes ({', '.join(shares)})"
         losses = ", ".join(f"{loss:.1%} at {size}" for size, loss in _sharing(plan))
         price = f" Against each batch size's own tree it loses {losses}." if losses else ""
-        return [f"Written for {load}: {draft_words(plan.entries[0].draft)}.{price}"]
+        return [f"Written for {load}: {plan.entries[0].draft.words}.{price}"]
     if list(sizes) == [None] and len(plan.entries) > 1:
         return [f"Written for all batch sizes. {schedule(plan)}"]
     entries = [plan.entry(size) for size in sizes]
-    each = ", ".join(f"{entry.batch_size} ({draft_words(entry.draft)})" for entry in entries)
+    each = ", ".join(f"{entry.batch_size} ({entry.draft.words})" for entry in entries)
     if len(entries) == 1:
         return [f"Written for batch size {each}."]
     return [f"Written for each batch size, to start a server with: {each}."]

@@ -20,7 +20,7 @@ from treeopt.report.status import OK, RunStatus
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import times
-from treeopt.report.wording import count, draft_words, percent, pm, told
+from treeopt.report.wording import count, percent, pm, told
 
 RANKS = 5  # of a table of accuracies
 
@@ -259,7 +259,7 @@ def _speculation(one: Loss) -> str:
 def _groups_verdict(result: GroupsCompared) -> str:
     if gainers := result.gainers:
         said = [
-            f"{one.group} at batch size {one.batch_size} ({draft_words(one.best.draft)}), {times(one.gain)} as fast as shared"
+            f"{one.group} at batch size {one.batch_size} ({one.best.draft.words}), {times(one.gain)} as fast as shared"
             for one in gainers
         ]
         return f"A setting of their own pays for {'; '.join(said)}. To plan for each: treeopt search --for-groups own."
@@ -312,7 +312,7 @@ def _groups_tables(result: GroupsCompared) -> list[Table]:
         Column("group", lambda one: one.group or "(no group)", names=True),
         Column("batch", lambda one: str(one.batch_size)),
         Column("conver-\nsations", lambda one: f"{one.conversations:,}"),
-        Column("own tree", lambda one: draft_words(one.best.draft), wraps=True),
+        Column("own tree", lambda one: one.best.draft.words, wraps=True),
         Column("tokens/step\nof it", lambda one: pm(one.best.tokens_per_step, None), spare=1),
         Column("own over shared\n[95 % interval]", lambda one: str(one.gain)),
     ]
@@ -325,7 +325,7 @@ def _drafters_tables(result: DraftersCompared) -> list[Table]:
     columns = [
         Column("batch", lambda one: str(one.batch_size)),
         Column("drafter", lambda one: one.drafter, wraps=True),
-        Column("tree or setting", lambda one: one.setting or draft_words(one.figure.draft), wraps=True),
+        Column("tree or setting", lambda one: one.setting or one.figure.draft.words, wraps=True),
         Column("tokens/step", lambda one: told(one.figure, "tokens_per_step")),
         Column("step ms", lambda one: pm(one.figure.step_ms, None)),
         Column("speedup\n[95 % interval]", lambda one: f"{one.speedup}{'' if one.is_measured else ' predicted'}"),

@@ -6,8 +6,6 @@ from math import isnan, nan
 
 from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
-from treeopt.trees.draft import Draft
-from treeopt.trees.tree import FIXED
 
 
 def pm(value: float | None, error: float | None, digits: int = 2) -> str:
@@ -62,25 +60,6 @@ def percentages(amounts: Sequence[float]) -> list[str]:
     for i in sorted(range(len(exact)), key=lambda i: whole[i] - exact[i])[: 100 - sum(whole)]:
         whole[i] += 1
     return [f"{share}%" for share in whole]
-
-
-def draft_words(draft: Draft) -> str:
-    """A draft in a few words.
-
-    >>> from treeopt.trees.tree import Tree
-    >>> draft_words(Tree.chain(2)), draft_words(Tree.dense([2, 1]))
-    ('chain of 2', '5 rows, 2 deep')
-    """
-    if len(draft) == 1:
-        return "do not speculate"
-    if draft.cost.family != FIXED:
-        return f"{'dynamic tree ' if draft.topk else ''}{draft.name}"
-    return f"chain of {draft.depth}" if len(draft) == draft.depth + 1 else f"{len(draft)} rows, {draft.depth} deep"
-
-
-def setting_name(draft: Draft) -> str:
-    """What stands beside a mark: the rows of a draft, of one that is built anew at every step its setting."""
-    return str(len(draft)) if draft.cost.family == FIXED else draft.name
 
 
 def kinds_of(entry: PlanEntry) -> dict[str, Figure]:

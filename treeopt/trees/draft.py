@@ -26,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 from typing_extensions import Self
 
 from treeopt.errors import InvalidInput, quoted
-from treeopt.trees.tree import FIXED, Cost, Tree
+from treeopt.trees.tree import FIXED, Cost, Tree, size_words
 
 MOST_LEVELS, MOST_TOPK, MOST_ROWS = 8, 10, 64  # of dynamic trees
 OVER_MARGINALS, COPIED = "marginals", "copied"  # families of cost; those of dynamic trees are `topk_family`
@@ -44,6 +44,9 @@ class Draft(Protocol):
     cost       : what the latency of its step depends on
     cache_rows : most rows that a cache has to hold behind the text
     name       : what tables and journals call it
+    words      : what sentences call it; "do not speculate" for a lone root
+    mark       : what stands beside a mark in a picture: rows of a fixed tree, the setting of another draft
+    shape      : nodes of each depth of a fixed tree, the setting of another draft
     kind       : "plain" (a lone root), "chain", "tree", "dynamic", "ddtree" or "copied"; for display
     record     : the object that files have for it; `draft_of` reads it
     expanding  : nodes of depth 0, 1, ... whose children are drafted
@@ -62,6 +65,12 @@ class Draft(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def words(self) -> str: ...
+    @property
+    def mark(self) -> str: ...
+    @property
+    def shape(self) -> str: ...
+    @property
     def kind(self) -> str: ...
     @property
     def record(self) -> dict[str, object]: ...
@@ -78,6 +87,7 @@ class Numbers:
         return self.rows
 
     cache_rows = property(__len__)
+    words = mark = shape = property(lambda self: self.name)
 
     @property
     def record(self) -> dict[str, object]:
@@ -110,6 +120,7 @@ class DynamicTree(Numbers):
     kind = "dynamic"
     depth = property(lambda self: self.levels)
     cost = property(lambda self: Cost(topk_family(self.topk), self.rows, self.levels))
+    words = property(lambda self: f"dynamic tree {self.name}")
 
     def expanding(self) -> list[int]:
         """How many nodes of each depth the drafter expands.
@@ -268,6 +279,8 @@ class TreeSize(Numbers):
 
     topk = None
     cost = property(lambda self: Cost(FIXED, self.rows, self.depth))
+    words = property(lambda self: size_words(self.rows, self.depth))
+    mark = property(lambda self: str(self.rows))
 
     @property
     def name(self) -> str:

@@ -50,6 +50,17 @@ class Cost(NamedTuple):
     depth: int
 
 
+def size_words(rows: int, depth: int) -> str:
+    """A fixed tree of that size, in a few words.
+
+    >>> size_words(3, 2), size_words(5, 2), size_words(1, 0)
+    ('chain of 2', '5 rows, 2 deep', 'do not speculate')
+    """
+    if rows == 1:
+        return "do not speculate"
+    return f"chain of {depth}" if rows == depth + 1 else f"{rows} rows, {depth} deep"
+
+
 @dataclass(frozen=True)
 class Tree:
     """A speculation tree: every node's path of ranks in canonical order, by depth and then by path; the root's is ().
@@ -157,6 +168,18 @@ class Tree:
         if len(self) == 1:
             return "no guesses"
         return f"chain of {self.depth}" if self.kind == "chain" else f"tree of {len(self)} rows"
+
+    @property
+    def words(self) -> str:
+        return size_words(len(self), self.depth)
+
+    @property
+    def mark(self) -> str:
+        return str(len(self))
+
+    @property
+    def shape(self) -> str:
+        return " ".join(map(str, self.widths()))
 
     @property
     def record(self) -> dict[str, object]:

@@ -14,7 +14,7 @@ from treeopt.report.figures import style
 from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line, wilson
 from treeopt.report.figures.style import Look
 from treeopt.report.verdict import CONTENDERS
-from treeopt.report.wording import count, setting_name
+from treeopt.report.wording import count
 
 OVER = "over plain decoding"
 LOOKS = {  # colour, marker, hatch
@@ -125,7 +125,7 @@ def drafters_chart(result: DraftersCompared) -> Chart:
             aside = width * (i - (len(names) - 1) / 2 + (0.12 if is_measured else -0.12))
             x = [sizes.index(figure.batch_size) + aside for figure in mine]
             timed = [(at, f.speedup_ratio, f) for at, f in zip(x, mine, strict=True) if f.speedup_ratio]
-            notes = [setting_name(f.draft) for *_, f in timed]
+            notes = [f.draft.mark for *_, f in timed]
             speedups = Estimates.of((ratio.value, (ratio.low, ratio.high), None) for _, ratio, _ in timed)
             left.append(replace(speedups.over("", [at for at, *_ in timed], **look), notes=notes))
             rates = [(f.tokens_per_step, f.interval95.tokens_per_step, f.stderr.tokens_per_step) for f in mine]
