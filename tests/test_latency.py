@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.latency.costs import StepCosts
+from treeopt.latency.costs import MOST_FITTED, StepCosts
 from treeopt.latency.surface import BENDS, STAIRS, Surface
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.trees.draft import OVER_MARGINALS, topk_family
@@ -49,6 +49,17 @@ def test_timings_without_noise_are_kept_and_each_cost_is_the_same_alone(seed):
     most = [max(numbers) for numbers in zip(*trees, strict=True)]
     unknown = [cost.rows > most[0] or cost.depth > most[1] for cost in asked]
     assert np.isnan(costs.ms(asked))[unknown].all()
+
+
+def test_computed_latencies_of_every_size_are_kept_and_have_no_error():
+    """More of them than a surface is drawn through; the covariance of steps without error could not be factored."""
+    trees = [(rows, depth) for rows in range(2, 90) for depth in range(1, 5) if depth < rows]
+    ms = [4 + np.ceil(rows / 16) + 0.1 * depth for rows, depth in trees]
+    known = profile(timing(1, 0, 4.0), *(timing(*tree, step) for tree, step in zip(trees, ms, strict=True)))
+    costs = StepCosts(known, 1)
+    assert len(trees) > MOST_FITTED
+    np.testing.assert_allclose(costs.ms(fixed(*trees)), ms)
+    np.testing.assert_allclose(drawn(costs, fixed(*trees), 50), np.repeat(np.array(ms)[:, None], 50, 1))
 
 
 def test_the_surface_is_the_conditional_mean_of_its_process():

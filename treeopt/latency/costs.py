@@ -29,7 +29,8 @@ from treeopt.trees.tree import FIXED, BoolArray, Cost
 
 SHOWN = 3.29  # standard errors that a step is below a plain one before that is no noise: 99.9 %, since many are timed
 SHOWN_ROUNDS = 5  # in which that was measured
-EXACT = 1e-12  # variance of a logarithm that is none
+ROUNDING = 1e-9  # variance of a logarithm, beyond what rounding takes from that of a step which is hardly unsure
+MOST_FITTED = 250  # timings at one setting that a surface is drawn through
 ALONE = 64  # rows up to which every number errs for itself
 Floats = NDArray[np.float64]
 
@@ -153,9 +154,9 @@ class _Setting:
         self.depth = max((cost.depth for cost in fixed), default=0)
         self._only_chains = all(cost.rows == cost.depth + 1 for cost in fixed)
         self.least = 1.0
-        if self._timed:
+        is_shown = [len(timing.by_round()) >= SHOWN_ROUNDS for timing in measured.timings.values()]
+        if any(is_shown):
             logs = self._surface.estimates(self._timed)
-            is_shown = [len(timing.by_round()) >= SHOWN_ROUNDS for timing in measured.timings.values()]
             self.least = float(np.exp(logs[(logs + SHOWN * self.errors < 0) & is_shown].min(initial=0.0)))
 
     @cached_property
@@ -167,7 +168,16 @@ class _Setting:
 
     @cached_property
     def _surface(self) -> Surface:
-        return Surface(self._timed, self.measured.log_ratios, self.measured.noise)
+        """Through all that was timed, or evenly through so much of it."""
+        some = np.linspace(0, len(self._timed) - 1, min(len(self._timed), MOST_FITTED)).astype(int)
+        noise = self.measured.noise[np.ix_(some, some)]
+        return Surface([self._timed[i] for i in some], self.measured.log_ratios[some], noise)
+
+    @cached_property
+    def _without_error(self) -> dict[Cost, float]:
+        """Logarithms of the ratios that were computed, or timed once."""
+        free = np.flatnonzero(np.diag(self.measured.noise) == 0).tolist()
+        return {self._timed[i]: float(self.measured.log_ratios[i]) for i in free}
 
     @cached_property
     def _by_rows(self) -> Surface:
@@ -181,19 +191,32 @@ class _Setting:
         """Whether a step lies among those that were timed."""
         if cost.family == COPIED:
             return cost.rows <= self.rows[-1]
-        among = [other for other in self._timed if other.family == cost.family]
-        if not among:
-            return False
         if cost.family == FIXED and self._only_chains and cost.rows not in (*self.rows, cost.depth + 1):
             return False
-        if not self._only_chains:  # a draft that is made anew costs what a fixed one does, and what making it costs
-            among += [other for other in self._timed if other.family == FIXED]
-        rows = [other.rows for other in among]
-        return min(rows) <= cost.rows <= max(rows) and cost.depth <= max(other.depth for other in among)
+        least, most, deepest = self._bounds.get(cost.family, (1, 0, 0))
+        return least <= cost.rows <= most and cost.depth <= deepest
+
+    @cached_property
+    def _bounds(self) -> dict[str, tuple[int, int, int]]:
+        """Fewest and most rows and most levels of each family that was timed.
+
+        A draft that is made anew costs what a fixed tree does and what making it costs, so it has the bounds of both.
+        """
+        found = {}
+        for family in {cost.family for cost in self._timed}:
+            families = (family,) if self._only_chains else (family, FIXED)
+            among = [cost for cost in self._timed if cost.family in families]
+            rows = [cost.rows for cost in among]
+            found[family] = min(rows), max(rows), max(cost.depth for cost in among)
+        return found
 
     def was_timed(self, cost: Cost) -> bool:
         family = FIXED if cost.family == COPIED else cost.family
-        return cost.rows == 1 or any((other.family, other.rows) == (family, cost.rows) for other in self._timed)
+        return cost.rows == 1 or (family, cost.rows) in self._timed_rows
+
+    @cached_property
+    def _timed_rows(self) -> set[tuple[str, int]]:
+        return {(cost.family, cost.rows) for cost in self._timed}
 
     def _by_surface(self, costs: Sequence[Cost]) -> Iterator[tuple[Surface, list[Cost], list[int]]]:
         """Each surface with those of the costs that it tells, and their places."""
@@ -214,7 +237,8 @@ class _Setting:
                 [cost._replace(rows=int(n)) for cost, n in zip(some, timed[i], strict=True)] for i in (above, above - 1)
             ]
             least = np.where(timed[above] == rows, -np.inf, np.minimum(*map(surface.estimates, ends)))
-            found[places] = np.exp(np.maximum(surface.estimates(some), least))
+            logs = np.maximum(surface.estimates(some), least)
+            found[places] = np.exp([self._without_error.get(cost, log) for cost, log in zip(some, logs, strict=True)])
         return np.asarray(self.measured.plain.ms * found)
 
     def draws_ms(self, costs: Sequence[Cost], count: int, rng: np.random.Generator) -> Floats:
@@ -222,12 +246,15 @@ class _Setting:
         plain = self.measured.plain
         found = (self.ms(costs) / plain.ms)[:, None] * plain.draws_ms(count, rng)
         for surface, some, places in self._by_surface(costs):
-            alike = [_much_alike(cost) for cost in some]
+            unsure = [(cost, i) for cost, i in zip(some, places, strict=True) if cost not in self._without_error]
+            if not unsure:
+                continue
+            alike = [_much_alike(cost) for cost, _ in unsure]
             unlike = list(dict.fromkeys(alike))
             numbers = {cost: i for i, cost in enumerate(unlike)}
-            covariance = surface.covariance(unlike) + EXACT * np.eye(len(unlike))
+            covariance = surface.covariance(unlike) + ROUNDING * np.eye(len(unlike))
             errors = np.linalg.cholesky(covariance) @ rng.standard_normal((len(unlike), count))
-            found[places] *= np.exp(errors)[[numbers[cost] for cost in alike]]
+            found[[i for _, i in unsure]] *= np.exp(errors)[[numbers[cost] for cost in alike]]
         return found
 
 
