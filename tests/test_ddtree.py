@@ -149,7 +149,7 @@ def test_every_setting_is_replayed_as_a_plain_loop_does(tmp_path):
             assert accepted_lengths(trace, tree).tolist() == accepted
             assert replay(trace, tree).steps.tolist() == steps
             by_turns = np.bincount(np.arange(len(LENGTHS)) // 2, steps).tolist()
-            assert TraceSource(trace).rate(tree).steps.tolist() == by_turns
+            assert TraceSource(trace).rates(tree).steps.tolist() == by_turns
             least = next(w for w in WIDTHS if w >= min(width, rows - 1))
             if rows > depth:
                 assert rates[DDTree(depth, least, rows)].steps.tolist() == by_turns

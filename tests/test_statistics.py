@@ -45,7 +45,7 @@ def covered(conversations: int, trials: int) -> float:
     draws = conversation_draws(conversations)
     tokens = np.full(conversations, TOKENS - 1)
     for _ in range(trials):
-        steps = source_of(calibration(rng, conversations)).rate(CHAIN).steps
+        steps = source_of(calibration(rng, conversations)).rates(CHAIN).steps
         low, high = interval95(drawn_rates(tokens, steps, draws), conversations)
         hits += low <= TRUTH <= high
     return hits / trials
@@ -61,13 +61,13 @@ def test_intervals_cover_as_often_as_they_say(conversations, least):
 
 
 def test_the_replayed_rate_is_that_of_the_renewal_process():
-    rates = source_of(calibration(np.random.default_rng(0), 4000)).rate(CHAIN)
+    rates = source_of(calibration(np.random.default_rng(0), 4000)).rates(CHAIN)
     assert rates.tokens_per_step == pytest.approx(TRUTH, abs=4 * rates.stderr)
 
 
 def test_the_standard_error_is_that_of_many_samples():
     rng = np.random.default_rng(1)
-    samples = [source_of(calibration(rng, 60)).rate(CHAIN) for _ in range(200)]
+    samples = [source_of(calibration(rng, 60)).rates(CHAIN) for _ in range(200)]
     spread = np.std([s.tokens_per_step for s in samples])
     assert np.mean([s.stderr for s in samples]) == pytest.approx(spread, rel=0.2)  # 5 % scatter of the spread
 

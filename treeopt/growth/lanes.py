@@ -1,7 +1,7 @@
-"""Greedy decoding of all sequences side by side, with many trees at once, a bit each: exact, and without the model.
+"""Greedy decoding of all sequences side by side, with up to 64 trees at once: exact, and without the model.
 
-Row t has the t-th state of every sequence. A step at a state of row t that accepts a guesses leads to row t + 1 + a, so all
-sequences go on together; the trees that do so are one word of bits.
+Row t has the t-th state of every sequence. A step in row t that accepts a guesses leads to row t + 1 + a, so all sequences
+go on together. The trees that visit a state are the bits of one word.
 
 S sequences · N distinct rank paths · D depths · n trees · W sequences of a block · T states of its longest one
 """
@@ -22,10 +22,10 @@ AT_ONCE = 2**20  # states that are decoded together
 
 @dataclass(frozen=True, eq=False)
 class Lanes:
-    """Sequences that are decoded side by side, the longest first. Row t has the t-th state of each, if a step can be taken.
+    """Sequences that are decoded side by side, the longest first, by the states that a step can be taken at.
 
-    sequences : (W,) their numbers
-    widths    : (T,) how many of them, from the first on, have a t-th state
+    sequences : (W,) numbers of the sequences
+    widths    : (T,) number of sequences that have a t-th state; these come first
     paths     : (n,) number of the rank path of each state, row by row
     """
 
@@ -34,31 +34,32 @@ class Lanes:
     paths: IntArray
 
     def rows(self) -> Iterator[slice]:
-        """Where the states of row 0, 1, ... are."""
+        """The places of the states of row 0, 1, ..."""
         return (slice(begin, end) for begin, end in pairwise([0, *self.widths.cumsum().tolist()]))
 
 
 def lanes_of(trace: RankTrace, of: NDArray[Any] | None = None) -> list[Lanes]:
-    """The sequences with a step, in blocks of `AT_ONCE` states; ``of`` has each state's path, by default its own number."""
+    """The sequences with a step, in blocks of `AT_ONCE` states; ``of`` has each state's path, by default the state's number."""
     steps = trace.lengths - 1
     order = np.argsort(-steps, kind="stable")[: np.count_nonzero(steps)]
     cuts = np.flatnonzero(np.diff(steps[order].cumsum() // AT_ONCE)) + 1
-    found = []
+    blocks = []
     for sequences in np.split(order, cuts) if len(order) else []:
-        own, starts = steps[sequences], trace.starts[sequences]
-        widths = np.searchsorted(-own, -np.arange(own[0]), side="left")
+        lengths, starts = steps[sequences], trace.starts[sequences]
+        widths = np.searchsorted(-lengths, -np.arange(lengths[0]), side="left")
         states = np.concatenate([starts[:width] + t for t, width in enumerate(widths.tolist())])
-        found.append(Lanes(sequences, widths, states if of is None else of[states]))
-    return found
+        blocks.append(Lanes(sequences, widths, states if of is None else of[states]))
+    return blocks
 
 
 def visits_of(
     lanes: Lanes, order: NDArray[Any], has: NDArray[np.uint64], starts: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """(n,) which of up to 64 trees take a step at each state, a bit each.
+    """(n,) for each state the bits of the trees, up to 64, that take a step there.
 
-    order : (N, D) the node of each prefix of every path, by any number
-    has   : by number of a node, which trees have it · starts : (W,) which trees decode each sequence
+    order  : (N, D) number of the node of each prefix of every path
+    has    : (numbers,) bits of the trees that have each node
+    starts : (W,) bits of the trees that decode each sequence
 
     The trees that visit a state and accept exactly a of its guesses go on to the state 1 + a rows below.
     """
@@ -83,20 +84,21 @@ def visits_of(
 def steps_of(trace: RankTrace, blocks: Sequence[Lanes], order: NDArray[Any], has: BoolArray) -> IntArray:
     """(n, S) steps of every sequence with each of n trees.
 
-    order : (N, D) the node of each prefix of every path, by any number · has : (numbers, n) trees that have it
+    order : (N, D) number of the node of each prefix of every path
+    has   : (numbers, n) whether each tree has the node
     """
     steps = np.zeros((has.shape[1], trace.num_sequences), dtype=np.int64)
     for first in range(0, len(steps), 64):
-        some, everyone = steps[first : first + 64], has[:, first : first + 64]
+        part, has_bits = steps[first : first + 64], as_bits(has[:, first : first + 64])
         for lanes in blocks:
-            starts = np.full(len(lanes.sequences), as_bits(np.ones(len(some), dtype=bool)))
-            visits = visits_of(lanes, order, as_bits(everyone), starts)
-            some[:, lanes.sequences] = _column_sums(visits, lanes)[:, : len(some)].T
+            starts = np.full(len(lanes.sequences), as_bits(np.ones(len(part), dtype=bool)))
+            visits = visits_of(lanes, order, has_bits, starts)
+            part[:, lanes.sequences] = _column_sums(visits, lanes)[:, : len(part)].T
     return steps
 
 
 def as_bits(flags: BoolArray) -> NDArray[np.uint64]:
-    """(...) one number for (..., n) flags, n up to 64.
+    """(...) words whose bits are (..., n) flags, n up to 64.
 
     >>> as_bits(np.array([[True, False], [True, True]])).tolist()
     [1, 3]
@@ -107,9 +109,9 @@ def as_bits(flags: BoolArray) -> NDArray[np.uint64]:
 
 
 def _column_sums(bits: NDArray[np.uint64], lanes: Lanes) -> IntArray:
-    """(W, 64) how many states of each lane have each bit. Overwrites the bits.
+    """(W, 64) number of states of each lane that have each bit. Overwrites the bits.
 
-    A word has one binary digit of 64 sums. Of three words of the same digit one is left, and a carry to the next digit.
+    A word has one binary digit of 64 sums. Three words of a digit are added to one and a carry to the next digit.
     """
     digits: list[list[NDArray[np.uint64]]] = [[]]
     for row in lanes.rows():

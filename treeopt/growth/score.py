@@ -69,7 +69,7 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
     limits = Limits(size, source.num_heads, max(MAX_RANK, tree.max_rank))
     curve = source.crossfit(limits)
     known = tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1)
-    best_tree, best, rates = curve.grown.tree(len(curve.grown)), curve.every[-1], source.rate(known)
+    best_tree, best, rates = curve.grown.tree(len(curve.grown)), curve.every[-1], source.rates(known)
     error, notes = None, []
     if unknown := size - len(known):
         notes.append(

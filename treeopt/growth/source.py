@@ -1,8 +1,8 @@
-"""Sources that trees are grown on and judged by: a trace, a probe or a calibration, each asked in the same words.
+"""Sources that trees are grown on and judged by.
 
-trace        the text is fixed, so replay tells exactly how many steps a tree takes
-probe        the steps are fixed, so it tells how much of each a tree accepts: exact for the tree it was decoded with
-calibration  accuracies alone: the product of those along a path, as if heads erred independently
+trace        The text is fixed, so replay tells exactly how many steps a tree takes.
+probe        The steps are fixed, so it tells how many tokens a tree emits: exactly for the tree that it was decoded with.
+calibration  There are accuracies alone: a path has their product, as if heads erred independently.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Accuracies, asked in the same words whatever record they are.
+    """A record of accuracies that trees are grown on and judged by.
 
     kind        : trace, probe or calibration
-    grown_by    : how trees are grown, as a plan says it
+    grown_by    : the name of the growth in a plan
     is_exact    : whether the text is the same with every tree, so that replay tells what decoding takes
-    answers     : the sequences that were recorded; None for accuracies alone
-    pooled      : the trace, if trees that are built anew at every step can be replayed on it
-    approximate : says of which trees the figures are approximate; None for none
+    answers     : the recorded sequences; None for accuracies alone
+    pooled      : the trace, if dynamic trees or trees over marginals can be replayed on it
     calibration : the accuracies by head and rank; None where there are none
     """
 
@@ -57,13 +56,13 @@ class Source(ABC):
 
     @property
     def num_heads(self) -> int:
-        """No tree that is deeper can be judged."""
+        """Depth of the deepest trees that can be judged."""
         return self.record.num_heads
 
     @property
     @abstractmethod
     def num_ranks(self) -> int:
-        """Ranks that are told apart."""
+        """How many ranks of a head are told apart."""
 
     @property
     def answers(self) -> RankTrace | Probe | None:
@@ -76,11 +75,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def observed(self) -> tuple[int, str]:
-        """How many things were counted, and what they are."""
-
-    @property
-    def approximate(self) -> str | None:
-        return None
+        """How many states, steps or drafts were counted, and the word for one of them."""
 
     @property
     def calibration(self) -> Calibration | None:
@@ -88,7 +83,7 @@ class Source(ABC):
 
     @property
     def usual_context(self) -> float | None:
-        """Tokens that a sequence has on average when a step is taken; None where that was not recorded."""
+        """Mean length of a sequence when a step is taken [tokens]; None where prompts were not counted."""
         if (answers := self.answers) is None or answers.prompt_tokens is None:
             return None
         at_middle = answers.prompt_tokens + answers.lengths / 2
@@ -100,41 +95,41 @@ class Source(ABC):
 
     @abstractmethod
     def crossfit(self, limits: Limits) -> HeldOut:
-        """The best trees, and what they reach on answers that they were not grown on."""
+        """The best trees with their rates on answers that they were not grown on."""
 
     @abstractmethod
     def knows(self, tree: Tree) -> bool:
         """Whether the record tells all nodes of a tree apart."""
 
     @abstractmethod
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
-        """The rates of nested trees; each has so many of the first nodes ``paths``."""
+    def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
+        """The rates of nested trees: the first ``sizes`` of the nodes ``paths``."""
 
-    def rate(self, draft: Draft) -> Rates:
-        """The rates of a draft; unknown nodes are never accepted."""
-        known = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
-        return self.reach(known.paths, np.array([len(known)]))[0]
+    def rates(self, draft: Draft) -> Rates:
+        """The rates of a draft; nodes that the record does not tell apart are never accepted."""
+        tree = draft_tree(draft).cut(max_depth=self.num_heads, max_rank=self.num_ranks - 1)
+        return self.nested_rates(tree.paths, np.array([len(tree)]))[0]
 
     def visits(self, tree: Tree) -> IntArray | None:
-        """(n,) steps at which each node is accepted, all steps for the root; None for accuracies alone."""
+        """(n,) steps that accept each node; all steps accept the root. None for accuracies alone."""
         return None
 
     @abstractmethod
     def guess_shares(self, draft: Draft) -> Floats:
-        """(D+1,) share of the steps that emit 0, 1, ... guesses with a given draft."""
+        """(D+1,) share of the steps that emit 0, 1, ... guesses with a draft."""
 
     @abstractmethod
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        """(D+1,) share of the steps that emit 0, 1, ... guesses with a grown tree, on answers that it was not grown on."""
+        """(D+1,) the same of a grown tree, on answers that it was not grown on."""
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
-        """Cautions about the figures of a tree; ``most`` rows were grown, ``budget`` asked for."""
+        """Sentences of caution about the figures of a tree; trees of up to ``most`` rows were grown, ``budget`` were asked for."""
         return []
 
 
 @dataclass(frozen=True)
 class AnswersSource(Source):
-    """A record of answers, which can be divided: trees are grown on some of them and judged on the others."""
+    """A record of answers: trees are grown on some of them and judged on the others."""
 
     record: RankTrace | Probe
 
@@ -144,10 +139,7 @@ class AnswersSource(Source):
 
     @abstractmethod
     def guess_counts(self, draft: Draft) -> IntArray:
-        """(D+1,) how many steps emit 0, 1, ... guesses with a draft."""
-
-    def _part(self, sequences: IntArray) -> AnswersSource:
-        return type(self)(self.record.select(sequences))
+        """(D+1,) number of steps that emit 0, 1, ... guesses with a draft."""
 
     def guess_shares(self, draft: Draft) -> Floats:
         counts = self.guess_counts(draft)
@@ -156,8 +148,8 @@ class AnswersSource(Source):
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
         depth, counts = held_out.grown.tree(size).depth, np.zeros(MOST_DEPTH + 1)
         for test, grown in held_out.by_fold:
-            part = self._part(test).guess_counts(grown.largest(size))
-            counts[: len(part)] += part
+            fold_counts = type(self)(self.record.select(test)).guess_counts(grown.largest(size))
+            counts[: len(fold_counts)] += fold_counts
         most = int(np.flatnonzero(counts).max(initial=depth))
         return np.asarray(counts[: 1 + most] / max(counts.sum(), 1))
 
@@ -167,7 +159,6 @@ class TraceSource(AnswersSource):
     """A rank trace as a source: a tree changes how many steps the text takes."""
 
     record: RankTrace
-    states: int | None = None  # at which a step can be taken, where the record repeats some
     kind = "trace"
     is_exact = True
     grown_by = "replay"
@@ -183,7 +174,7 @@ class TraceSource(AnswersSource):
 
     @property
     def observed(self) -> tuple[int, str]:
-        return self.states or int(self.record.has_step.sum()), "state"
+        return int(self.record.has_step.sum()), "state"
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -191,7 +182,7 @@ class TraceSource(AnswersSource):
 
     @cached_property
     def _growths(self) -> dict[int, TraceGrowth]:
-        """By ranks that are told apart: growth on all sequences, and on those of all folds but one."""
+        """Number of ranks to the growth on all sequences, and on those of all folds but one."""
         return {}
 
     def grow(self, limits: Limits) -> GrownTrees:
@@ -212,19 +203,19 @@ class TraceSource(AnswersSource):
         return HeldOut(whole, self._rates(taken), list(zip(tests, others, strict=True)))
 
     def _rates(self, steps: IntArray) -> list[Rates]:
-        """The rates of trees that take (n, S) steps."""
+        """The rates of drafts that take (n, S) steps."""
         tokens = by_conversation(self.record, self.record.lengths - 1)
         return [Rates(taken, tokens) for taken in by_conversation(self.record, steps)]
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
 
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
+    def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         return self._rates(replay.replay_trees(self.record, paths, sizes))
 
-    def rate(self, draft: Draft) -> Rates:
+    def rates(self, draft: Draft) -> Rates:
         if draft.cost.family == FIXED:
-            return super().rate(draft)
+            return super().rates(draft)
         steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
         return self._rates(steps[None])[0]
 
@@ -237,7 +228,7 @@ class TraceSource(AnswersSource):
 
 @dataclass(frozen=True)
 class ProbeSource(AnswersSource):
-    """A probe as a source: a tree changes how many tokens its steps emit; approximate but for the probe's own policy."""
+    """A probe as a source: a tree changes how many tokens its steps emit. Only the probe's own policy is judged exactly."""
 
     record: Probe
     kind = "probe"
@@ -250,11 +241,6 @@ class ProbeSource(AnswersSource):
     @property
     def observed(self) -> tuple[int, str]:
         return len(self.record.accepted), "probed step"
-
-    @property
-    def approximate(self) -> str:
-        rows = len(self.record.policy)
-        return f"approximate, except for the tree that was probed with ({rows} row{'s' * (rows > 1)})"
 
     def grow(self, limits: Limits) -> GrownTrees:
         return GrownTrees.nested(grow_coverage(self.record, limits))
@@ -269,14 +255,14 @@ class ProbeSource(AnswersSource):
         return HeldOut(whole, self._rates(tokens), by_fold)
 
     def _rates(self, tokens: IntArray) -> list[Rates]:
-        """The rates of trees whose steps emit (n, S) tokens."""
+        """The rates of trees that emit (n, S) tokens."""
         steps = by_conversation(self.record, np.diff(self.record.starts))
         return [Rates(steps, emitted) for emitted in by_conversation(self.record, tokens)]
 
     def knows(self, tree: Tree) -> bool:
         return set(self.record.tree.paths).issuperset(tree.paths)
 
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
+    def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         return self._rates(probed.tokens_of_trees(self.record, paths, sizes))
 
     def visits(self, tree: Tree) -> IntArray:
@@ -286,21 +272,21 @@ class ProbeSource(AnswersSource):
         return probed.guess_counts(self.record, draft_tree(draft).paths)
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
-        found, policy, rows = [], self.record.policy, len(self.record.tree)
+        cautions, policy, rows = [], self.record.policy, len(self.record.tree)
         if tree != policy:
             other = f"another tree ({len(policy)} rows; this one has {len(tree)})"
-            found.append(
+            cautions.append(
                 f"These tokens per step are approximate. The probe was decoded with {other}, so its steps begin at "
                 "other places. treeopt bench measures them."
             )
         if rows == most < budget:
-            found.append(f"The probe tree has {rows} rows, so larger trees were left out.")
-        return found
+            cautions.append(f"The probe tree has {rows} rows, so larger trees were left out.")
+        return cautions
 
 
 @dataclass(frozen=True)
 class CalibrationSource(Source):
-    """Accuracies by head and rank as a source: products of marginals, and nothing is held out."""
+    """Accuracies by head and rank as a source: their products count, and nothing is held out."""
 
     record: Calibration
     kind = "calibration"
@@ -329,9 +315,9 @@ class CalibrationSource(Source):
     def knows(self, tree: Tree) -> bool:
         return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks
 
-    def reach(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
-        rates = product_values(self.record.accept, paths).cumsum()
-        return [Rates(expected=rate) for rate in rates[np.minimum(sizes, len(paths)) - 1].tolist()]
+    def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
+        tokens = product_values(self.record.accept, paths).cumsum()
+        return [Rates(expected=float(tokens[size - 1])) for size in sizes]
 
     def guess_shares(self, draft: Draft) -> Floats:
         tree = draft_tree(draft)
@@ -343,22 +329,22 @@ class CalibrationSource(Source):
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         if self.meta.get("source") == ENGINE_LOG:
-            said = f"This one is of up to {self.num_heads} guesses, so figures for other lengths are estimates."
+            length = f"This one is of up to {self.num_heads} guesses, so figures for other lengths are estimates."
             ends = " Ends of drafts were counted as misses." if self.meta.get("ends_are_misses") else ""
-            return [f"An engine's log covers chains only. {said}{ends}"]
+            return [f"An engine's log covers chains only. {length}{ends}"]
         return ["Predicted from marginal accuracies alone: independent heads, nothing held out."]
 
 
 @singledispatch
 def source_of(record: Accuracies) -> Source:
-    """A trace, a probe or a calibration as a source.
+    """The source that a trace, a probe or a calibration is.
 
-    >>> source_of(RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))).rate(Tree.chain(1)).tokens_per_step
+    >>> source_of(RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))).rates(Tree.chain(1)).tokens_per_step
     1.5
     """
     raise TypeError(f"Trees are grown on a trace, a probe or a calibration, but got {type(record).__name__}.")
 
 
-source_of.register(RankTrace, lambda trace: TraceSource(trace, int(trace.has_step.sum())))
+source_of.register(RankTrace, TraceSource)
 source_of.register(Probe, ProbeSource)
 source_of.register(Calibration, CalibrationSource)

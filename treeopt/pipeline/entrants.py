@@ -158,4 +158,4 @@ def fixed(source: Source, tree: Tree) -> Entrant:
     """A tree that was not grown here; without predictions where it has nodes that the source does not tell apart."""
     if not source.knows(tree):
         return Entrant(tree)
-    return Entrant(tree, source.rate(tree).predicted, source.guess_shares(tree).tolist())
+    return Entrant(tree, source.rates(tree).predicted, source.guess_shares(tree).tolist())

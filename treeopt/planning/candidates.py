@@ -197,7 +197,7 @@ def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mappi
         held_out = source.crossfit(replace(limits, max_depth=depth))
         found += _grown(held_out, depth if costs else None, request.takes)
     longest = 0 if limits.shape == "chain" else min(deepest, limits.budget - 1)
-    chains = source.reach(Tree.chain(longest).paths, np.arange(2, longest + 2))
+    chains = source.nested_rates(Tree.chain(longest).paths, np.arange(2, longest + 2))
     found += [Candidate("chain", d + 1, d, None, rates) for d, rates in enumerate(chains, 1)]
     if request.dynamic is not None and any(cost.profile.anew for cost in costs.values()):
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)

@@ -132,7 +132,7 @@ def plan_losses(
         draft, limits = _judged(entry, source, plan.limits(Limits()))
         limits = limits if profile else replace(limits, budget=len(draft))
         options, costs = _options(source, plan, entry, limits, profile, engine)
-        rates, best = source.rate(draft), int(options.throughput.argmax())
+        rates, best = source.rates(draft), int(options.throughput.argmax())
         ms = _ms_of(draft, rates, options, costs)
         if rates.steps is None or rates.tokens is None:
             n = None

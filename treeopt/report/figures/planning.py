@@ -60,14 +60,14 @@ def sizes_chart(record: Accuracies, limits: Limits = LIMITS) -> Chart:
     )
     for name, trees, look in others:
         if trees := [tree for tree in trees if source.knows(tree)]:
-            reached = [source.rate(tree).tokens_per_step for tree in trees]
+            reached = [source.rates(tree).tokens_per_step for tree in trees]
             series.append(Series(name, [len(tree) for tree in trees], reached, look=look))
     sequences = count(source.answers.num_sequences, "sequence") + ", " if source.answers else ""
     caption = style.about(
         source.meta,
         sequences + count(*source.observed),
         "grown trees are cross-fitted: replayed on sequences that they were not grown on",
-        source.approximate,
+        None if source.is_exact or source.answers is None else "approximate, except for the tree that was probed with",
         "shaded: 95 % interval",
     )
     rows = "rows per step and sequence (tree size)"

@@ -73,7 +73,7 @@ def tree_data(tree: Tree, record: Accuracies, *, in_sample: bool = False) -> Tre
         probabilities = visits / steps if steps else np.eye(len(tree))[0]
         said = f"{'replay' if source.is_exact else source.kind} of {count(source.answers.num_sequences, 'sequence')}"
         said += f", {count(steps, 'step')}" + (", in-sample" if in_sample else "")
-        rate = source.rate(tree).tokens_per_step
+        rate = source.rates(tree).tokens_per_step
     elif source.calibration is None or not source.knows(tree):
         raise OutOfRange(
             f"The calibration has {source.num_heads} heads and {source.num_ranks} ranks, but the tree needs "
