@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from treeopt.cli import cli
 from treeopt.engines.acceptance import FORMS, numbers_of, write
 from treeopt.engines.registry import ENGINES
-from treeopt.growth.drift import SURVIVAL, reach
+from treeopt.growth.drift import SURVIVAL, shares_of
 from treeopt.growth.replay import chain_survival
 from treeopt.records.calibration import Calibration
 from treeopt.records.rundir import RunDirectory
@@ -100,7 +100,7 @@ def test_survival_is_that_of_decoding_step_by_step(trace):
             so_far *= passed / at_risk if at_risk else 0
             expected.append(so_far)
         assert survival == pytest.approx(expected)
-        assert reach(trace, SURVIVAL, length).shares == pytest.approx(expected)
+        assert shares_of(trace, SURVIVAL, length).values == pytest.approx(expected)
 
 
 def run_with(path, trace=None, calibration=None):

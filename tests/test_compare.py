@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import treeopt
 from treeopt.errors import InvalidInput, OutOfRange
-from treeopt.growth.drift import SURVIVAL, TOP_1, reach, shifts
+from treeopt.growth.drift import SURVIVAL, TOP_1, shares_of, shifts
 from treeopt.growth.grow import grow
 from treeopt.growth.heldout import folds
 from treeopt.growth.replay import replay
@@ -65,10 +65,10 @@ def grouped(**parts: RankTrace) -> RankTrace:
 
 def as_counted(trace: RankTrace) -> Calibration:
     """The survival of chains as the counts of an engine, with errors over requests."""
-    of = reach(trace, SURVIVAL, 3)
+    of = shares_of(trace, SURVIVAL, 3)
     errors = of.draws.std(axis=1).tolist()
-    said = {"survival": of.shares.tolist(), "survival_stderr": errors, "requests": of.conversations}
-    counts = np.rint(1e4 * np.append(1.0, of.shares)).astype(int)
+    said = {"survival": of.values.tolist(), "survival_stderr": errors, "requests": of.conversations}
+    counts = np.rint(1e4 * np.append(1.0, of.values)).astype(int)
     meta = {"source": ENGINE_LOG, **said, "survival_stderr_is_optimistic": False}
     return Calibration(counts[1:, None], np.maximum(counts[:-1], 1), meta=meta)
 
@@ -84,8 +84,8 @@ def test_what_guesses_reach_is_that_of_plain_loops(trace):
         for state in range(first, end - 1):
             hits += trace.ranks[state] == 0
             trials += trace.ranks[state] != NO_TRIAL
-    found = reach(trace, TOP_1, trace.num_heads)
-    assert found.shares == pytest.approx(hits / np.maximum(trials, 1))
+    found = shares_of(trace, TOP_1, trace.num_heads)
+    assert found.values == pytest.approx(hits / np.maximum(trials, 1))
     assert found.conversations == trace.num_sequences
 
 
@@ -97,14 +97,14 @@ def test_errors_are_those_of_the_bootstrap_over_conversations():
         for rows in (trace.ranks == 0, trace.ranks != NO_TRIAL)
     ]
     spread = np.std((sums[0] @ draws.T) / (sums[1] @ draws.T), axis=1)
-    assert reach(trace, TOP_1, 3).draws.std(axis=1) == pytest.approx(spread, rel=0.01)
+    assert shares_of(trace, TOP_1, 3).draws.std(axis=1) == pytest.approx(spread, rel=0.01)
 
 
 def test_of_one_state_a_conversation_the_error_is_binomial():
     """Within 10 % by 2,000 draws, but for one in millions of seeds."""
     ranks = np.array([[0], [NO_TRIAL]] * 30 + [[1], [NO_TRIAL]] * 70)
     trace = RankTrace(ranks, np.arange(0, 201, 2))
-    assert reach(trace, TOP_1, 1).draws.std() == pytest.approx(np.sqrt(0.3 * 0.7 / 100), rel=0.1)
+    assert shares_of(trace, TOP_1, 1).draws.std() == pytest.approx(np.sqrt(0.3 * 0.7 / 100), rel=0.1)
 
 
 @pytest.mark.parametrize(("few", "many"), [(60, 60), pytest.param(8, 60, marks=pytest.mark.long)])

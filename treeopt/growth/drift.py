@@ -1,10 +1,10 @@
-"""Whether two sources of accuracies differ, depth by depth, and whether by more than noise.
+"""Whether two sources of accuracies differ by more than noise, depth by depth.
 
-top-1      share of the trials at a depth in which its likeliest guess is the token that came
-survival   share of the steps of a chain that accept its guesses up to a depth: all that an engine counts, and a probe
+top-1      share of the trials at a depth in which the likeliest guess was right
+survival   share of a chain's steps that accept its guesses up to a depth; probes and engines count no more than that
 
-Conversations are what was drawn at random, so those of each source are drawn again. The intervals of all depths hold
-together: where nothing differs, one of 20 pairs is called different, at most.
+Conversations were drawn at random, so those of each source are drawn again. The intervals of all depths hold together:
+of pairs that do not differ at most one in 20 is called different.
 
 C conversations · D depths · B bootstrap draws
 """
@@ -32,10 +32,10 @@ TOP_1, SURVIVAL = "top-1", "survival"
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """How far the guesses of a depth get in two sources.
+    """The share of one depth in two sources.
 
-    change95 : interval of ``after`` less ``before``; those of all depths together hold in 95 % of the cases
-    moved    : whether 0 is not in it
+    change95 : interval of ``after`` - ``before``; the intervals of all depths together hold in 95 % of the cases
+    moved    : whether the interval excludes 0
     """
 
     depth: int
@@ -46,62 +46,62 @@ class Shift:
 
 
 @dataclass(frozen=True, eq=False)
-class Reach:
-    """(D,) shares of a source, and (D, B) draws of them, by how many conversations; None where that is not known."""
+class Shares:
+    """(D,) shares of a source with (D, B) draws, and the number of conversations; None if that is not known."""
 
-    shares: Floats
+    values: Floats
     draws: Floats
     conversations: int | None
 
 
 def measure_for(*records: Accuracies) -> str:
-    """The measure that can be compared of all: survival where one tells of chains alone, else top-1."""
-    of_chains = [source_of(one).kind == "probe" or one.meta.get("source") == ENGINE_LOG for one in records]
-    return SURVIVAL if any(of_chains) else TOP_1
+    """The measure that all records have: survival if some know of chains alone, else top-1."""
+    for record in records:
+        if source_of(record).kind == "probe" or record.meta.get("source") == ENGINE_LOG:
+            return SURVIVAL
+    return TOP_1
 
 
 def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
-    """The depths that both sources have.
+    """The shift of each depth that both sources have.
 
-    >>> one, two = (Calibration(np.array([[hits]]), np.array([1000])) for hits in (600, 500))
-    >>> [(shift.before, shift.after, shift.moved) for shift in shifts(one, two)]
+    >>> before, after = (Calibration(np.array([[hits]]), np.array([1000])) for hits in (600, 500))
+    >>> [(shift.before, shift.after, shift.moved) for shift in shifts(before, after)]
     [(0.6, 0.5, True)]
     """
     measure, depth = measure_for(before, after), min(before.num_heads, after.num_heads)
-    # Weights repeat sequences. Sources are independent, so each has draws of its own.
-    ours, theirs = (
-        reach(source_of(record).record, measure, depth, seed) for record, seed in ((before, SEED), (after, SEED + 1))
-    )
-    count = min(ours.draws.shape[1], theirs.draws.shape[1])
-    n = min(ours.conversations or BOOTSTRAPS, theirs.conversations or BOOTSTRAPS)
-    found, depth = [], min(len(ours.shares), len(theirs.shares))
-    for d in range(depth):
-        low, high = interval95(theirs.draws[d, :count] - ours.draws[d, :count], n, tests=depth)
-        found.append(
-            Shift(
-                depth=d + 1,
-                before=float(ours.shares[d]),
-                after=float(theirs.shares[d]),
-                change95=(low, high),
-                moved=not low <= 0 <= high,
-            )
+    # Sources are independent, so each has draws of its own.
+    first, second = shares_of(before, measure, depth, SEED), shares_of(after, measure, depth, SEED + 1)
+    count = min(first.draws.shape[1], second.draws.shape[1])
+    n = min(first.conversations or BOOTSTRAPS, second.conversations or BOOTSTRAPS)
+    depth = min(len(first.values), len(second.values))
+    changes = [second.draws[d, :count] - first.draws[d, :count] for d in range(depth)]
+    intervals = [interval95(change, n, tests=depth) for change in changes]
+    return [
+        Shift(
+            depth=d + 1,
+            before=float(first.values[d]),
+            after=float(second.values[d]),
+            change95=(low, high),
+            moved=not low <= 0 <= high,
         )
-    return found
+        for d, (low, high) in enumerate(intervals)
+    ]
 
 
 @singledispatch
-def reach(record: Accuracies, measure: str, depth: int, seed: int = SEED) -> Reach:
-    """Shares that the guesses of depths 1 ... D reach, by one of the two measures; chains are ``depth`` long.
+def shares_of(record: Accuracies, measure: str, depth: int, seed: int = SEED) -> Shares:
+    """The shares of depths 1 ... D by one of the two measures; chains are ``depth`` long.
 
     >>> trace = RankTrace(np.array([[0], [1], [-2]] * 2), np.array([0, 3, 6]))
-    >>> reach(trace, TOP_1, 1).shares.tolist()
+    >>> shares_of(trace, TOP_1, 1).values.tolist()
     [0.5]
     """
-    raise TypeError(f"a trace, a probe or a calibration is wanted, but this is a {type(record).__name__}")
+    raise TypeError(f"Shares are of a trace, a probe or a calibration, but got {type(record).__name__}.")
 
 
-@reach.register
-def _(record: RankTrace, measure: str, depth: int, seed: int = SEED) -> Reach:
+@shares_of.register
+def _(record: RankTrace, measure: str, depth: int, seed: int = SEED) -> Shares:
     if measure == TOP_1:
         states = np.flatnonzero(record.has_step)
         ranks = record.ranks[states, :depth]
@@ -113,8 +113,8 @@ def _(record: RankTrace, measure: str, depth: int, seed: int = SEED) -> Reach:
     return _pooled(record, sequence_of(record, states), passed, tried, measure, seed)
 
 
-@reach.register
-def _(record: Probe, measure: str, depth: int, seed: int = SEED) -> Reach:
+@shares_of.register
+def _(record: Probe, measure: str, depth: int, seed: int = SEED) -> Shares:
     nodes = set(record.tree.paths)
     depth = next((d for d in range(depth) if (0,) * (d + 1) not in nodes), depth)
     if not depth:
@@ -125,18 +125,18 @@ def _(record: Probe, measure: str, depth: int, seed: int = SEED) -> Reach:
     return _pooled(record, np.arange(record.num_sequences), passed, tried, SURVIVAL, seed)
 
 
-@reach.register
-def _(record: Calibration, measure: str, depth: int, seed: int = SEED) -> Reach:
-    info, requests = record.meta, None
+@shares_of.register
+def _(record: Calibration, measure: str, depth: int, seed: int = SEED) -> Shares:
+    meta, requests = record.meta, None
     if measure == TOP_1:
         shares, errors = record.accept[:depth, 0], record.stderr[:depth, 0]
     else:
-        shares = record.survival[:depth]
-        known, trials = info.get("survival_stderr"), info.get("positions") or record.trials[0]
-        errors = np.sqrt(shares * (1 - shares) / trials) if known is None else np.asarray(known)[:depth]
-        requests = None if info.get("survival_stderr_is_optimistic", True) else info.get("requests")
+        shares, trials = record.survival[:depth], meta.get("positions") or record.trials[0]
+        counted = meta.get("survival_stderr")
+        errors = np.sqrt(shares * (1 - shares) / trials) if counted is None else np.asarray(counted)[:depth]
+        requests = None if meta.get("survival_stderr_is_optimistic", True) else meta.get("requests")
     noise = np.random.default_rng(seed).standard_normal((len(shares), BOOTSTRAPS))
-    return Reach(shares, shares[:, None] + errors[:, None] * noise, requests)
+    return Shares(shares, shares[:, None] + errors[:, None] * noise, requests)
 
 
 def _pooled(
@@ -146,8 +146,8 @@ def _pooled(
     tried: NDArray[np.generic],
     measure: str,
     seed: int,
-) -> Reach:
-    """Shares of (n, D) counts, each row of one of the sequences, and draws of them over conversations."""
+) -> Shares:
+    """The shares of (n, D) counts, with draws over conversations; ``sequence`` has the number of each row's sequence."""
     n, conversation = record.num_conversations, record.clusters[sequence]
     if n < 2:
         raise OutOfRange("Each source must have at least 2 conversations, since noise is told by how they differ.")
@@ -158,4 +158,4 @@ def _pooled(
     draws = drawn_rates(hits, trials, conversation_draws(n, seed=seed))
     if measure == SURVIVAL:
         shares, draws = np.asarray(np.cumprod(shares)), np.asarray(np.cumprod(draws, axis=0))
-    return Reach(shares, draws, n)
+    return Shares(shares, draws, n)

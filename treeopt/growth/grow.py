@@ -1,9 +1,9 @@
 """Grow the best trees of every size.
 
-The average over all states is not what decoding visits: it jumps over the easy runs. So the most frequent rank paths are
-counted over the states that a step is taken at, and these depend on the tree: it is grown and replayed in turns.
-In trees of few rows a guess also counts for where it leads, so a second family begins with nodes that replay itself tells.
-Every size takes the better of the two by in-sample replay.
+Decoding jumps over the easy states, so an average over all states is not what it emits. Trees have the most frequent rank
+paths of the states that decoding visits. These depend on the tree, so growing and replaying take turns. In a tree of few
+rows it also matters where a guess leads, so a second family begins with nodes chosen by replay. Every size takes the better
+of the two trees by in-sample replay.
 
 Siblings come in order of rank, so that trees have no gaps: most engines keep only how many children a node has.
 
@@ -38,9 +38,9 @@ Value = tuple[float, float]  # of a node, compared in this order; a child's neve
 def best_first(
     children: Callable[[Choice, Value], list[Value]], root: Value, budget: int
 ) -> list[tuple[Choice, float]]:
-    """Up to ``budget`` nodes with their values' first part, always the most valuable of those that may come next.
+    """Up to ``budget`` nodes with the first part of their values; always the most valuable node comes next.
 
-    children : values of the nodes (*path, 0), (*path, 1), ... behind a path of some value
+    children : values of the nodes (*path, 0), (*path, 1), ... by a path and its value
 
     Only the next sibling and the first child of a taken node wait, so n nodes cost O(n log n).
     """
@@ -82,7 +82,7 @@ def grow_products(accept: NDArray[np.float64], limits: Limits) -> TreeFamily:
 
 
 def most_frequent(paths: Paths, counts: IntArray, accept: NDArray[np.float64], limits: Limits) -> tuple[Choice, ...]:
-    """Nodes in the order of how often their paths come, equally frequent ones by the product of marginals.
+    """The nodes with the most frequent paths, in this order. Equally frequent ones go by the product of marginals.
 
     counts : (N,) how often each distinct path comes · accept : (K, R) marginals
     """
@@ -91,17 +91,18 @@ def most_frequent(paths: Paths, counts: IntArray, accept: NDArray[np.float64], l
     def children(path: Choice, value: Value) -> list[Value]:
         if len(path) == depth:
             return []
-        often = np.diff(sums[paths.children(path)])
-        return list(zip(often.tolist(), (value[1] * accept[len(path)]).tolist(), strict=True))
+        frequencies = np.diff(sums[paths.children(path)])
+        return list(zip(frequencies.tolist(), (value[1] * accept[len(path)]).tolist(), strict=True))
 
     return tuple(path for path, _ in best_first(children, (float(sums[-1]), 1.0), limits.budget))
 
 
 @dataclass(frozen=True, eq=False)
 class TraceGrowth:
-    """A trace to grow trees on, of ranks below ``top``; trees of several depths share its paths and counts.
+    """Growth on sets of a trace's sequences. Depth limits share the paths and counts.
 
-    grown_on : (G, S) sets of sequences to grow on
+    top      : number of ranks told apart
+    grown_on : (G, S) whether a set has a sequence
     """
 
     trace: RankTrace
@@ -123,34 +124,34 @@ class TraceGrowth:
         return lanes_of(self.trace, self.paths.of)
 
     @cached_property
-    def heads(self) -> list[tuple[IntArray, IntArray]]:
-        """(K, R) hits and (K,) trials of the heads on each set."""
-        states = (self.trace.has_step & np.repeat(some, self.trace.lengths) for some in self.grown_on)
-        return [count_hits(self.trace.ranks[which], self.top) for which in states]
+    def marginals(self) -> list[NDArray[np.float64]]:
+        """(K, R) accuracies of the heads on each set."""
+        accuracies = []
+        for sequences in self.grown_on:
+            states = self.trace.has_step & np.repeat(sequences, self.trace.lengths)
+            hits, trials = count_hits(self.trace.ranks[states], self.top)
+            accuracies.append(np.asarray(hits / np.maximum(trials, 1)[:, None]))
+        return accuracies
 
     @cached_property
     def counts(self) -> IntArray:
-        """(G, N) states of each set with each path: all of them are visited without a guess."""
+        """(G, N) number of states of each set with each path: a lone root visits all of them."""
         return self._visits([frozenset[Choice]([()])] * len(self.grown_on))
 
     @cached_property
     def _steps_known(self) -> dict[Nodes, IntArray]:
-        """(G,) steps on the sequences of every set, of trees that were replayed while small ones were grown."""
+        """Nodes of a small tree to its (G,) steps on the sequences of each set."""
         return {}
 
     def grow(self, limits: Limits) -> tuple[list[GrownTrees], IntArray, IntArray]:
-        """The best trees of each set.
-
-        Beside them the (M, S) steps of every sequence with each of M trees, and (G, n) which of these are the best ones.
-        """
+        """The best trees of each set; the (M, S) steps of every sequence with M trees; (G, n) which of the M are the best."""
         sets = range(len(self.grown_on))
         pairs = [*zip(self._from_small(limits), self._from_counts(limits), strict=True)]
         trees = [[[frozenset(paths[:n]) for n in range(1, len(paths) + 1)] for paths in pair] for pair in pairs]
-        number = {
-            tree: i for i, tree in enumerate(dict.fromkeys(tree for pair in trees for all in pair for tree in all))
-        }
-        numbers = np.array([[[number[tree] for tree in all] for all in pair] for pair in trees])  # (G, 2, n)
-        steps = self._replayed(list(number))
+        distinct = dict.fromkeys(tree for pair in trees for family in pair for tree in family)
+        number = {tree: i for i, tree in enumerate(distinct)}
+        numbers = np.array([[[number[tree] for tree in family] for family in pair] for pair in trees])  # (G, 2, n)
+        steps = self._replayed(list(distinct))
         taken = (steps @ self.grown_on.T)[numbers, np.array(sets)[:, None, None]]
         tokens = self.grown_on @ (self.trace.lengths - 1)
         gains, better = np.diff(tokens[:, None, None] / taken, prepend=0.0), taken.argmin(axis=1)
@@ -161,14 +162,10 @@ class TraceGrowth:
         return grown, steps, np.take_along_axis(numbers, better[:, None], axis=1)[:, 0]
 
     def _from_counts(self, limits: Limits) -> list[tuple[Choice, ...]]:
-        """Of each set the most frequent paths over the states that the largest tree visits."""
+        """For each set the most frequent paths of the states that the largest tree visits."""
         sets = range(len(self.grown_on))
-        counts, fewest, best, last = (
-            self.counts,
-            [math.inf] * len(sets),
-            [tuple[Choice, ...]()] * len(sets),
-            list[Nodes](),
-        )
+        fewest, best = [math.inf] * len(sets), [tuple[Choice, ...]()] * len(sets)
+        counts, last = self.counts, list[Nodes]()
         for _ in range(1 + ROUNDS):
             grown = [self._most_frequent(g, counts[g], limits) for g in sets]
             trees = [frozenset(paths) for paths in grown]
@@ -181,15 +178,15 @@ class TraceGrowth:
         return best
 
     def _from_small(self, limits: Limits) -> list[tuple[Choice, ...]]:
-        """Of each set `SMALL` nodes, each the one with which decoding takes the fewest steps, and then others.
+        """For each set `SMALL` nodes chosen by replay, then the most frequent paths of the states that these visit.
 
-        These are the most frequent paths over the states that the tree of the first ones visits.
+        Replay chooses one node after the other: the one with which decoding takes the fewest steps.
         """
         sets = range(len(self.grown_on))
-        often = [self._most_frequent(g, self.counts[g], limits) for g in sets]
+        frequent = [self._most_frequent(g, self.counts[g], limits) for g in sets]
         grown: list[list[Choice]] = [[()] for _ in sets]
-        while len(grown[0]) < min(SMALL, len(often[0])):
-            following = [[path for path in often[g] if _may_follow(path, grown[g])] for g in sets]
+        while len(grown[0]) < min(SMALL, len(frequent[0])):
+            following = [[path for path in frequent[g] if _may_follow(path, grown[g])] for g in sets]
             trees = [[frozenset([*grown[g], path]) for path in following[g]] for g in sets]
             new = [tree for tree in dict.fromkeys(itertools.chain(*trees)) if tree not in self._steps_known]
             self._steps_known.update(zip(new, self._replayed(new) @ self.grown_on.T, strict=True))
@@ -198,13 +195,13 @@ class TraceGrowth:
                 grown[g].append(following[g][int(np.argmin(steps))])
         counts = self._visits([frozenset(paths) for paths in grown])
         rest = [self._most_frequent(g, counts[g], limits) for g in sets]
-        return [tuple(dict.fromkeys((*grown[g], *rest[g])))[: len(often[g])] for g in sets]
+        return [tuple(dict.fromkeys((*grown[g], *rest[g])))[: len(frequent[g])] for g in sets]
 
     def _most_frequent(self, g: int, counts: IntArray, limits: Limits) -> tuple[Choice, ...]:
-        return most_frequent(self.paths, counts, _shares(*self.heads[g]), limits)
+        return most_frequent(self.paths, counts, self.marginals[g], limits)
 
     def _visits(self, trees: Sequence[Nodes]) -> IntArray:
-        """(G, N) steps at states with each path, on the sequences of each set with its tree."""
+        """(G, N) number of steps at states with each path, on the sequences of each set with the set's tree."""
         order, has = self._nodes(trees)
         starts = as_bits(self.grown_on.T)
         counts = np.zeros((len(trees), self.paths.ranks.shape[1]), dtype=np.int64)
@@ -220,25 +217,21 @@ class TraceGrowth:
         return steps_of(self.trace, self.lanes, *self._nodes(trees))
 
     def _nodes(self, trees: Sequence[Nodes]) -> tuple[IntArray, BoolArray]:
-        """(N, D) node of each prefix of every path, and (nodes + 1, M) which trees have each node; the last one is none."""
+        """(N, D) node of each prefix of every path; (nodes + 1, M) whether a tree has a node, the last one being no node."""
         nodes = sorted(frozenset[Choice]([()]).union(*trees), key=lambda path: (len(path), path))
         has = [[path in tree for tree in trees] for path in nodes] + [[False] * len(trees)]
         return growth_index(self.paths.ranks.T, tuple(nodes)), np.array(has)
 
 
 def _may_follow(path: Choice, nodes: Collection[Choice]) -> bool:
-    """Whether a tree may get this node next: it has the parent, and the siblings of lower rank."""
+    """Whether a node may come next: the tree has its parent and its siblings of lower rank."""
     return path not in nodes and path[:-1] in nodes and (path[-1] == 0 or (*path[:-1], path[-1] - 1) in nodes)
-
-
-def _shares(hits: IntArray, trials: IntArray) -> NDArray[np.float64]:
-    return np.asarray(hits / np.maximum(trials, 1)[:, None])
 
 
 def grow(trace: RankTrace, limits: Limits) -> GrownTrees:
     """The best trees of every size on the whole trace, in-sample; see `treeopt.growth.heldout`."""
-    everything = np.ones((1, trace.num_sequences), dtype=bool)
-    return TraceGrowth(trace, min(limits.num_ranks, trace.top_k), everything).grow(limits)[0][0]
+    all_sequences = np.ones((1, trace.num_sequences), dtype=bool)
+    return TraceGrowth(trace, min(limits.num_ranks, trace.top_k), all_sequences).grow(limits)[0][0]
 
 
 def product_values(accept: NDArray[np.float64], paths: tuple[Choice, ...]) -> NDArray[np.float64]:
@@ -253,7 +246,7 @@ def product_values(accept: NDArray[np.float64], paths: tuple[Choice, ...]) -> ND
 def chain_tokens_per_step(accept: float, chain: int) -> float:
     """Tokens per step of a chain under p/q rejection, by the acceptance rate (Leviathan et al., ICML 2023, equation 1).
 
-    accept : P(a drafted token is accepted | those before it were), taken as the same at every token
+    accept : P(a drafted token is accepted | the tokens before it were accepted), the same for every token
 
     >>> chain_tokens_per_step(0.5, 2), chain_tokens_per_step(1.0, 4)
     (1.75, 5.0)

@@ -1,8 +1,7 @@
-"""Tokens per step that trees of every size reach on answers which they were not grown on.
+"""Trees of every size, with their rates on answers that they were not grown on.
 
-Trees are grown on all folds of conversations but one and replayed on that one, so that no figure is
-in-sample. The trees that are delivered are grown on all of them. In a trace the text is fixed, so a tree changes
-how many steps it takes; in a probe the steps are fixed, so it changes how many tokens they emit.
+Trees are grown on all folds of conversations but one and replayed on that one, so no figure is in-sample. The trees that
+are delivered are grown on all folds.
 
 n sizes of a family
 """
@@ -23,11 +22,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Trees of every size up to a depth limit, and what they reach on sequences they never saw.
+    """Trees of every size up to a depth limit, with their cross-fitted rates.
 
-    grown   : on all sequences; these trees are the ones delivered
-    every   : what each size reaches, cross-fitted
-    by_fold : of every fold the sequences held out, and the trees grown on the others
+    grown   : trees grown on all sequences, which are delivered
+    every   : the rates of each size
+    by_fold : for every fold the numbers of its sequences, and the trees grown on all others
     """
 
     grown: GrownTrees
@@ -44,9 +43,9 @@ class HeldOut:
 
 
 def folds(trace: Answers) -> Iterator[tuple[IntArray, IntArray]]:
-    """Sequences to grow on and sequences to replay on, for every fold of conversations.
+    """For every fold of conversations the sequences to grow on, and those to replay on.
 
-    Raises OutOfRange for a record of a single conversation, which has nothing to hold out.
+    Raises OutOfRange for a single conversation, which leaves nothing to hold out.
     """
     fold = fold_numbers(trace)
     if fold.max() < 1:

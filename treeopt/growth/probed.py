@@ -1,10 +1,10 @@
-"""Trees under a rule that accepts several siblings: scored on the steps of a probe, and grown to reach most of them.
+"""Trees under a rule that accepts several siblings: judged and grown on the steps of a probe.
 
 The longest accepted path of a step wins. So a step emits 1 + the depth of its deepest accepted node, and a tree's
 tokens per step are 1 + the sum over depths of P(some node of that depth is accepted with all its ancestors): a
-coverage, in which siblings that pass together count once. Each node adds less the more of the tree is there (the
-sum is monotone and submodular), so a tree is grown by marginal gain. A node may gain nothing until its children are
-in, hence the growth looks ahead: at whole paths, by gain per node.
+coverage, in which siblings that are accepted together count once. A node adds less the more nodes there are (the sum is
+monotone and submodular), so a tree is grown by marginal gain. A node may gain nothing without its children, so the
+growth looks ahead: at whole paths, by gain per node.
 
 P steps · S sequences · T nodes of the probe tree · N nodes of a family · n trees asked for at once
 A accepted nodes of all steps, roots left out
@@ -29,15 +29,15 @@ from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
 
 @dataclass(frozen=True, eq=False)
 class AcceptedNodes:
-    """The accepted nodes of all steps in one list: step after step, and in each the node that would win first.
+    """The accepted nodes of all steps in one list, step after step; in a step the winner over all others comes first.
 
-    So of the nodes that a tree has, the winner of a step is the one with the least place in this list. The place
-    behind the last stands for a step that accepts no guess.
+    A tree's winner of a step is its node with the least place in this list. The place behind the last one stands for a
+    step that accepts no guess.
 
-    steps   : (A,)    which step each belongs to
-    guesses : (A+1,)  how many guesses the step emits if the node wins
-    tokens  : (A+1,)  how many tokens: one more, unless a guess ends the sequence
-    places  : T, of every node of the probe tree its places in the list, one for each step that accepts it
+    steps   : (A,)    the step of each node
+    guesses : (A+1,)  guesses that the step emits if the node wins
+    tokens  : (A+1,)  tokens that it emits: one more, unless a guess ends the sequence
+    places  : T, the places of every node of the probe tree, one for each step that accepts it
     """
 
     steps: IntArray
@@ -47,7 +47,7 @@ class AcceptedNodes:
 
     @classmethod
     def of(cls, probe: Probe) -> AcceptedNodes:
-        """Longer paths win over shorter ones, then likelier ones, then the first in order."""
+        """Longer paths win, then likelier ones, then the first in order."""
         tree = probe.tree
         steps, nodes = np.nonzero(probe.accepted[:, 1:])
         nodes += 1
@@ -61,15 +61,15 @@ class AcceptedNodes:
         return cls(steps, np.append(guesses, 0), np.append(tokens, 1), places)
 
     def add(self, winner: IntArray, nodes: Iterable[int]) -> None:
-        """Let nodes take part, -1 for one that was not probed: update the (P,) places of the winners so far."""
+        """Add nodes to a tree: update the (P,) places of its winners. A node of -1 was not probed."""
         for node in nodes:
             if node > 0:
-                mine = self.places[node]
-                steps = self.steps[mine]
-                winner[steps] = np.minimum(winner[steps], mine)
+                places = self.places[node]
+                steps = self.steps[places]
+                winner[steps] = np.minimum(winner[steps], places)
 
     def winners(self, probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
-        """(P,) places of the winners with the tree of these nodes."""
+        """(P,) place of the winner of each step with the tree of these nodes."""
         winner = np.full(len(probe.accepted), len(self.steps))
         self.add(winner, _places(probe, paths))
         return winner
@@ -78,27 +78,27 @@ class AcceptedNodes:
 def tokens_of_trees(probe: Probe, paths: tuple[Choice, ...], sizes: IntArray) -> IntArray:
     """(n, S) tokens that the steps of every sequence emit with each of n nested trees.
 
-    sizes : (n,) rising; each tree has so many of the first nodes ``paths``
+    sizes : (n,) rising; a tree of this size has the first nodes ``paths``
 
     Time O(A + n x P).
     """
     accepted, places = AcceptedNodes.of(probe), _places(probe, paths)
     winner = accepted.winners(probe, ())
-    found = np.zeros((len(sizes), probe.num_sequences), dtype=np.int64)
+    tokens = np.zeros((len(sizes), probe.num_sequences), dtype=np.int64)
     for i, (before, size) in enumerate(pairwise([0, *sizes.tolist()])):
         accepted.add(winner, places[before:size])
-        found[i] = np.bincount(probe.sequence, accepted.tokens[winner], minlength=probe.num_sequences)
-    return found
+        tokens[i] = np.bincount(probe.sequence, accepted.tokens[winner], minlength=probe.num_sequences)
+    return tokens
 
 
 def guess_counts(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
-    """(D+1,) how many steps emit 0, 1, ... D guesses with the tree of these nodes."""
+    """(D+1,) number of steps that emit 0, 1, ... D guesses with the tree of these nodes."""
     accepted = AcceptedNodes.of(probe)
     return np.bincount(accepted.guesses[accepted.winners(probe, paths)], minlength=1 + max(map(len, paths)))
 
 
 def node_visits(probe: Probe, tree: Tree) -> IntArray:
-    """(T,) steps at which each node of ``tree`` is on the path that wins; the root is on all.
+    """(n,) number of steps in which each node of ``tree`` is on the winning path; the root is on all.
 
     >>> tree = Tree.from_choices([[0], [0, 0]])
     >>> bits = np.array([[True, True, True], [True, True, False]])
@@ -107,31 +107,31 @@ def node_visits(probe: Probe, tree: Tree) -> IntArray:
     [2, 2, 1]
     """
     accepted = AcceptedNodes.of(probe)
-    at = np.zeros(len(accepted.steps) + 1, dtype=np.int64)  # the node of ``tree`` that each place is of
+    node_at = np.zeros(len(accepted.steps) + 1, dtype=np.int64)  # node of ``tree`` at each place
     for node, place in enumerate(_places(probe, tree.paths).tolist()):
         if place > 0:
-            at[accepted.places[place]] = node
-    visits = np.bincount(at[accepted.winners(probe, tree.paths)], minlength=len(tree))
+            node_at[accepted.places[place]] = node
+    visits = np.bincount(node_at[accepted.winners(probe, tree.paths)], minlength=len(tree))
     for node in range(len(tree) - 1, 0, -1):
         visits[tree.parents[node]] += visits[node]
     return visits
 
 
 def _places(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
-    """(N,) which node of the probe tree each path is; -1 for none."""
+    """(N,) node of the probe tree with each path; -1 for none."""
     index = {path: i for i, path in enumerate(probe.tree.paths)}
     return np.array([index.get(path, -1) for path in paths])
 
 
-COVERAGE = "coverage"  # what a plan says of how its trees were grown
-_ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # bits that are set in 16 of them
+COVERAGE = "coverage"  # name of the growth in a plan
+_ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # number of ones in 16 bits
 
 
 def probe_tree(calibration: Calibration, *, size: int, policy: Tree | None = None) -> Tree:
-    """A tree of ``size`` nodes to probe, from ranks counted on given or greedy answers; besides those of ``policy``.
+    """A tree of ``size`` nodes to probe, beside the nodes of ``policy``.
 
-    Grown by products of marginals, as if a guess of rank r passed wherever the truth has rank r or a later one:
-    a likelier guess than the truth is likely enough itself. That is wider and deeper than the trees for the truth.
+    It is grown by products of marginals, as if a guess of rank r were accepted if the truth has rank r or a later one:
+    a guess that is likelier than the truth is likely enough itself. So it is wider and deeper than trees for the truth.
 
     >>> calibration = Calibration(np.array([[0, 9], [0, 8]]), np.array([10, 10]))  # the truth is never first
     >>> probe_tree(calibration, size=4).choices
@@ -146,10 +146,9 @@ def probe_tree(calibration: Calibration, *, size: int, policy: Tree | None = Non
 def grow_coverage(probe: Probe, limits: Limits) -> TreeFamily:
     """Nested trees within the probe tree, grown by `coverage` with look-ahead.
 
-    Of all nodes that are not in, the next is the one whose path, with the siblings of lower rank, gains most per
-    node and still fits; all of it is added. Where nothing gains any more, the nodes that were accepted most often
-    follow. Greedy growth of a submodular gain is not always best (a test bounds its loss against brute force).
-    Time O(budget x T x P / 16) at most, in table look-ups.
+    The path that gains most per node and still fits comes next, with the siblings of lower rank that it needs. If no path
+    gains, the nodes that were accepted most often follow. Greedy growth of a submodular gain is not always best (a test
+    bounds its loss against brute force). Time O(budget x T x P / 16) at most, in table look-ups.
     """
     if not len(probe.accepted):
         raise OutOfRange("Growing needs answers of more than one token, but the probe has none.")
@@ -161,43 +160,43 @@ def grow_coverage(probe: Probe, limits: Limits) -> TreeFamily:
 
 
 class _Growth:
-    """A tree that grows. ``left[v]`` are the steps at which node v would be the first accepted one of its depth."""
+    """A tree that grows. ``left[v]`` has a bit for each step in which node v would be the first accepted one of its depth."""
 
     def __init__(self, probe: Probe, allowed: BoolArray) -> None:
         self.tree = tree = probe.tree
-        useful = probe.accepted & (probe.first_end == 0)  # up to which, themselves included, no guess ends the sequence
+        useful = probe.accepted & (probe.first_end == 0)  # no guess up to it ends the sequence
         words = np.ascontiguousarray(np.pad(useful, ((0, -len(useful) % 16), (0, 0))).T)
         self.left = np.packbits(words, axis=1).view(np.uint16)  # (T, words)
         self.often = probe.accepted.sum(0)
         self.inside = ~allowed
         self.inside[0] = True
-        # The sibling that must be in before a node: of the rank before.
+        # The sibling of the rank before, which a node needs.
         index = {path: i for i, path in enumerate(tree.paths)}
         self.before = np.zeros(len(tree), dtype=np.int64)
         for path, i in index.items():
             if path and path[-1] > 0 and allowed[i]:
                 self.before[i] = index[(*path[:-1], path[-1] - 1)]
-        # Counted again only where a depth has changed: gain and nodes of the siblings missing up to a node.
+        # Gain and number of nodes of a node with its missing siblings. Only depths that have changed are counted again.
         self.gain, self.cost = np.zeros((2, len(tree)), dtype=np.int64)
         for depth in range(1, tree.depth + 1):
             self._count(depth)
         self.nodes, self.gains = [0], [len(probe.accepted)]
 
     def _count(self, depth: int) -> None:
-        """Gain and cost of every node of a depth, with its missing siblings of lower rank."""
-        together: dict[int, NDArray[np.uint16]] = {}
+        """Count gain and cost of every node of a depth, with its missing siblings of lower rank."""
+        covered: dict[int, NDArray[np.uint16]] = {}
         for node in np.flatnonzero((self.tree.depths == depth) & ~self.inside).tolist():
             before = int(self.before[node])
             missing = not self.inside[before]
-            together[node] = self.left[node] | together[before] if missing else self.left[node]
+            covered[node] = self.left[node] | covered[before] if missing else self.left[node]
             self.cost[node] = 1 + (self.cost[before] if missing else 0)
-        if together:
-            self.gain[list(together)] = _ONES[np.stack(list(together.values()))].sum(1, dtype=np.int64)
+        if covered:
+            self.gain[list(covered)] = _ONES[np.stack(list(covered.values()))].sum(1, dtype=np.int64)
 
     def grow(self, room: int) -> bool:
-        """Add the best path of at most ``room`` nodes; False where there is none."""
+        """Add the best path of at most ``room`` nodes. Returns False if there is none."""
         tree, gain, cost = self.tree, self.gain.copy(), self.cost.copy()
-        for depth in range(2, tree.depth + 1):  # with the ancestors that are missing
+        for depth in range(2, tree.depth + 1):  # with the missing ancestors
             nodes = np.flatnonzero((tree.depths == depth) & ~self.inside[tree.parents])
             gain[nodes] += gain[tree.parents[nodes]]
             cost[nodes] += cost[tree.parents[nodes]]
@@ -218,23 +217,23 @@ class _Growth:
         return True
 
     def _path(self, node: int) -> list[int]:
-        """The nodes that a node needs and the tree lacks, itself last."""
-        found: list[int] = []
+        """The nodes that the tree lacks for a node, the node last."""
+        nodes: list[int] = []
         while not self.inside[node]:
             sibling = node
             while not self.inside[sibling]:
-                found.insert(0, sibling)
+                nodes.insert(0, sibling)
                 sibling = int(self.before[sibling])
             node = int(self.tree.parents[node])
-        return found
+        return nodes
 
 
 def _allowed(tree: Tree, limits: Limits) -> BoolArray:
-    """(T,) nodes that a tree within these limits can have."""
-    known: set[Choice] = {()}
+    """(T,) whether a tree within the limits can have each node."""
+    allowed: set[Choice] = {()}
     depth = limits.depth(tree.depth)
     for path in tree.paths[1:]:
-        complete = path[-1] == 0 or (*path[:-1], path[-1] - 1) in known
-        if path[:-1] in known and complete and path[-1] < limits.num_ranks and len(path) <= depth:
-            known.add(path)
-    return np.array([path in known for path in tree.paths])
+        has_sibling = path[-1] == 0 or (*path[:-1], path[-1] - 1) in allowed
+        if path[:-1] in allowed and has_sibling and path[-1] < limits.num_ranks and len(path) <= depth:
+            allowed.add(path)
+    return np.array([path in allowed for path in tree.paths])

@@ -1,4 +1,4 @@
-"""What a draft reaches: the steps that it takes and the tokens that they emit, by conversation.
+"""Steps and tokens of drafts by conversation, and the tokens per step that follow with their errors.
 
 S sequences · C conversations, of which they are the turns · n drafts · B bootstrap draws
 """
@@ -48,12 +48,12 @@ class Rates:
 
     @property
     def predicted(self) -> Predicted:
-        """The tokens per step as a benchmark records them."""
+        """The tokens per step and their error as a benchmark records them."""
         return Predicted(tokens_per_step=self.tokens_per_step, stderr=self.stderr)
 
 
 def drawn(rates: Sequence[Rates]) -> NDArray[np.float64]:
-    """(n, B) tokens per step with resampled sets of conversations, the same for all drafts; (n, 1) without conversations."""
+    """(n, B) tokens per step of drafts, by resampled conversations, the same for all; (n, 1) without conversations."""
     steps = [rate.steps for rate in rates if rate.steps is not None]
     if not steps:
         return np.array([[rate.tokens_per_step] for rate in rates])

@@ -1,11 +1,9 @@
-"""How good a given tree is: what it reaches, and what the best trees do.
+"""How good a given tree is, beside the best trees.
 
-rate      tokens per step
-best      the tree that growth finds at that size; from a trace its rate is held out (cross-fitted)
-distance  share of the best tree's rate that the given one forgoes, 0.1 for 10 %
+best      the tree that growth finds at that size; on a trace its tokens per step are held out (cross-fitted)
+distance  share of the best tree's tokens per step that the given one lacks, 0.1 for 10 %
 
-A given tree is replayed on the whole trace: it was not grown there, so that is not in-sample. Where it
-was, that is said, or the held-out rate is taken instead.
+A given tree is replayed on the whole trace. If it was grown there, a note says so, or the held-out figure takes its place.
 """
 
 from dataclasses import dataclass
@@ -27,10 +25,11 @@ ROUNDING = 1e-9  # rates that differ by less are the same sum in another order
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Score(Displayed):
-    """A tree beside the best of its size and the smallest one that reaches as much.
+    """A tree beside the best tree of its size and the smallest tree that is as good.
 
-    smallest is None where none up to the tree's size does; distance_stderr is paired by conversation,
-    None without a trace. unknown_nodes have ranks or depths that the source knows nothing of.
+    smallest        : None if no tree up to the given one's size is as good
+    distance_stderr : paired by conversation; None without a trace
+    unknown_nodes   : number of nodes whose ranks or depths the record does not have
     """
 
     given: Figure
@@ -56,8 +55,9 @@ class Score(Displayed):
 def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> Score:
     """The score of ``tree`` by a trace (replayed) or a calibration (product of marginals), beside the best trees.
 
-    The best ones have as many rows, siblings without gaps, and ranks up to its own or the usual ten.
-    ``grown_here``: whether it was grown on this record.
+    The best trees have as many rows, siblings without gaps, and ranks up to the tree's own or the usual ten.
+
+    grown_here : whether the tree was grown on this record
 
     >>> from treeopt.records.calibration import Calibration
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
@@ -68,10 +68,9 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
     source, size = source_of(record), len(tree)
     limits = Limits(size, source.num_heads, max(MAX_RANK, tree.max_rank))
     curve = source.crossfit(limits)
-    known = tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1)
-    best_tree, best, rates = curve.grown.tree(len(curve.grown)), curve.every[-1], source.rates(known)
+    best_tree, best, rates = curve.grown.tree(len(curve.grown)), curve.every[-1], source.rates(tree)
     error, notes = None, []
-    if unknown := size - len(known):
+    if unknown := size - len(tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1)):
         notes.append(
             f"This {source.kind} ends at rank {source.num_ranks - 1} and depth {source.num_heads}. {unknown} of the "
             f"{size - 1} guesses lie beyond that and count as never accepted, so the figures are lower bounds."
