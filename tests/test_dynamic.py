@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from treeopt.growth import replay
-from treeopt.growth.replay import accepted_lengths, dynamic_rates, replay_dynamic, tells
+from treeopt.growth.replay import accepted_lengths, dynamic_rates, steps_by_place, tells
 from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.trace import MISS, NO_TRIAL, RankTrace
 from treeopt.runtime.drafters.levels import LevelDraft, Pool, chosen_tree
@@ -292,7 +292,7 @@ def test_steps_of_every_setting_are_those_of_a_plain_loop(monkeypatch, at_once):
     for topk in (1, 3, 8):
         for levels in range(1, 5):
             rows = list(range(2, min(pool_size(levels, topk) + 1, MOST_ROWS) + 1))
-            found = replay_dynamic(trace, levels, topk, rows)
+            found = steps_by_place(trace, trace.pools.places_in(levels, topk), rows)
             for n, steps in zip(rows, found.tolist(), strict=True):
                 lengths = slow_lengths(trace, levels, topk, n)
                 assert accepted_lengths(trace, DynamicTree(levels, topk, n)).tolist() == lengths

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.replay import replay_dynamic
+from treeopt.growth.replay import steps_by_place
 from treeopt.records.pools import Counts, Pools
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import MOST_LEVELS, MOST_TOPK
@@ -42,8 +42,8 @@ def test_pools_survive_their_file_and_selection_and_joining(tmp_path):
     assert same(whole.select(np.arange(4)), trace)
     assert same(whole.select(np.array([4, 5])), more)
     picked = whole.select(np.array([5, 0, 2]))
-    steps = replay_dynamic(whole, 3, 4, [2, 5, 16])
-    assert (replay_dynamic(picked, 3, 4, [2, 5, 16]) == steps[:, [5, 0, 2]]).all()
+    steps, picked_steps = (steps_by_place(trace, trace.pools.places_in(3, 4), [2, 5, 16]) for trace in (whole, picked))
+    assert (picked_steps == steps[:, [5, 0, 2]]).all()
 
 
 def test_a_trace_without_pools_loads_and_has_none(tmp_path):

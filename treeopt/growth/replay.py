@@ -9,7 +9,7 @@ P states · S sequences · C conversations · D deepest node · N nodes · n tre
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, product
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from treeopt.trees.tree import Choice, IntArray, Tree
 
 AT_ONCE = 2**20  # states whose ranks are looked up together
 PLACES = np.arange(256)[:, None]  # among nodes, from 0
-AnyDraft = TypeVar("AnyDraft", bound=Draft)
 
 
 def replay(trace: RankTrace, draft: Draft) -> Rates:
@@ -158,14 +157,8 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], sizes: IntArray) -
     return steps_of(trace, lanes_of(trace, states.of), growth_index(states.ranks.T, paths), has)
 
 
-def replay_dynamic(trace: RankTrace, levels: int, topk: int, rows: Sequence[int]) -> IntArray:
-    """(n, S) steps of every sequence with dynamic trees of the same levels and topk, by their numbers of rows."""
-    assert trace.pools is not None, "the trace must have pools"
-    return _steps_by_place(trace, trace.pools.places_in(levels, topk), rows)
-
-
-def _steps_by_place(trace: RankTrace, places: NDArray[np.uint8], rows: Sequence[int]) -> IntArray:
-    """(n, S) steps by the trees' numbers of rows and the (P, D) places of the true path among the nodes, best first."""
+def steps_by_place(trace: RankTrace, places: NDArray[np.uint8], rows: Sequence[int]) -> IntArray:
+    """(n, S) steps of every sequence with n trees, by their numbers of rows and the (P, D) places that they share, as `places_of`."""
     return steps_of(trace, lanes_of(trace), places, np.array(rows) - 2 >= PLACES)
 
 
@@ -207,20 +200,22 @@ def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[Dynamic
 
     Chains are replayed by their ranks if no pools of topk 1 were recorded.
     """
-    if trace.pools is None:
-        return {}
-    deepest = min(trace.pools.levels, limits.levels)
-    trees, steps = list[DynamicTree](), list[IntArray]()
+    rates: dict[DynamicTree, Rates] = {}
+    if (pools := trace.pools) is None:
+        return rates
+    deepest = min(pools.levels, limits.levels)
     longest = min(deepest, trace.num_heads, limits.rows - 1)
-    if limits.chains and 1 not in trace.pools.topks and longest > 0:
-        trees += [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
-        steps.append(replay_trees(trace, Tree.chain(longest).paths, np.arange(2, longest + 2)))
-    topks = [topk for topk in trace.pools.topks if topk > 1 or limits.chains]
+    if limits.chains and 1 not in pools.topks and longest > 0:
+        trees = [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
+        steps = replay_trees(trace, Tree.chain(longest).paths, np.arange(2, longest + 2))
+        rates.update(zip(trees, rates_of(trace, steps), strict=True))
+    topks = [topk for topk in pools.topks if topk > 1 or limits.chains]
     for topk, levels in product(topks, range(1, deepest + 1)):
         if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):
-            trees += [DynamicTree(levels, topk, n) for n in rows]
-            steps.append(replay_dynamic(trace, levels, topk, rows))
-    return _by_draft(trace, trees, steps)
+            trees = [DynamicTree(levels, topk, n) for n in rows]
+            steps = steps_by_place(trace, pools.places_in(levels, topk), rows)
+            rates.update(zip(trees, rates_of(trace, steps), strict=True))
+    return rates
 
 
 def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOST_ROWS) -> dict[DDTree, Rates]:
@@ -228,19 +223,19 @@ def marginal_rates(trace: RankTrace, *, depth: int = MOST_BLOCK, rows: int = MOS
 
     Of widths that make the same tree the least one is there.
     """
+    rates: dict[DDTree, Rates] = {}
     if (pools := trace.marginals) is None:
-        return {}
-    trees, steps = list[DDTree](), list[IntArray]()
+        return rates
     for (narrower, width), levels in product(pairwise((0, *pools.topks)), range(1, min(depth, pools.levels) + 1)):
         most = min(product_size(levels, width) + 1, rows)
         if sizes := range(max(levels + 1, narrower + 2), most + 1):
-            trees += [DDTree(levels, width, n) for n in sizes]
-            steps.append(_steps_by_place(trace, pools.places_in(levels, width), sizes))
-    return _by_draft(trace, trees, steps)
+            trees = [DDTree(levels, width, n) for n in sizes]
+            steps = steps_by_place(trace, pools.places_in(levels, width), sizes)
+            rates.update(zip(trees, rates_of(trace, steps), strict=True))
+    return rates
 
 
-def _by_draft(trace: RankTrace, drafts: Sequence[AnyDraft], steps: Sequence[IntArray]) -> dict[AnyDraft, Rates]:
-    """Each draft with its rates; ``steps`` are (n, S) arrays, whose rows together are one for each draft."""
+def rates_of(trace: RankTrace, steps: IntArray) -> list[Rates]:
+    """The rates of n drafts, by the (n, S) steps of every sequence with each."""
     tokens = by_conversation(trace, trace.lengths - 1)
-    rows = (row for block in steps for row in by_conversation(trace, block))
-    return {draft: Rates(row, tokens) for draft, row in zip(drafts, rows, strict=True)}
+    return [Rates(taken, tokens) for taken in by_conversation(trace, steps)]

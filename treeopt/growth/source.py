@@ -118,9 +118,9 @@ class Source(ABC):
     def guess_shares(self, draft: Draft) -> Floats:
         """(D+1,) share of the steps that emit 0, 1, ... guesses with a draft."""
 
-    @abstractmethod
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        """(D+1,) the same of a grown tree, on answers that it was not grown on."""
+        """(D+1,) the same of a grown tree, on answers that it was not grown on if there are any."""
+        return self.guess_shares(held_out.grown.tree(size))
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         """Sentences of caution about the figures of a tree; trees of up to ``most`` rows were grown, ``budget`` were asked for."""
@@ -200,24 +200,19 @@ class TraceSource(AnswersSource):
         taken = np.empty((len(whole), record.num_sequences), dtype=np.int64)
         for test, places in zip(tests, numbers[1:], strict=True):
             taken[:, test] = steps[np.ix_(places, test)]
-        return HeldOut(whole, self._rates(taken), list(zip(tests, others, strict=True)))
-
-    def _rates(self, steps: IntArray) -> list[Rates]:
-        """The rates of drafts that take (n, S) steps."""
-        tokens = by_conversation(self.record, self.record.lengths - 1)
-        return [Rates(taken, tokens) for taken in by_conversation(self.record, steps)]
+        return HeldOut(whole, replay.rates_of(record, taken), list(zip(tests, others, strict=True)))
 
     def knows(self, tree: Tree) -> bool:
         return tree.max_rank < self.num_ranks
 
     def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
-        return self._rates(replay.replay_trees(self.record, paths, sizes))
+        return replay.rates_of(self.record, replay.replay_trees(self.record, paths, sizes))
 
     def rates(self, draft: Draft) -> Rates:
         if draft.cost.family == FIXED:
             return super().rates(draft)
         steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
-        return self._rates(steps[None])[0]
+        return replay.rates_of(self.record, steps[None])[0]
 
     def visits(self, tree: Tree) -> IntArray:
         return replay.count_visits(self.record, tree)
@@ -323,9 +318,6 @@ class CalibrationSource(Source):
         tree = draft_tree(draft)
         reached = np.bincount(tree.depths, product_values(self.record.accept, tree.paths))
         return np.asarray(reached - np.append(reached[1:], 0.0))
-
-    def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        return self.guess_shares(held_out.grown.tree(size))
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         if self.meta.get("source") == ENGINE_LOG:
