@@ -47,7 +47,7 @@ class Shift:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """(D,) shares of a source with (D, B) draws, and the number of conversations; None if that is not known."""
+    """(D,) shares of a source with their (D, B) draws; the number of conversations is None where it is not known."""
 
     values: Floats
     draws: Floats

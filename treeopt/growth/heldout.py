@@ -35,7 +35,7 @@ class HeldOut:
 
     @property
     def tokens_per_step(self) -> Floats:
-        """(n,) of each size."""
+        """(n,) tokens per step of each size."""
         return np.array([rates.tokens_per_step for rates in self.every])
 
     def rates(self, size: int) -> Rates:

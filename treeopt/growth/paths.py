@@ -1,6 +1,6 @@
-"""The distinct rank paths of a trace's states: every question about a state's ranks is asked of its path.
+"""The distinct rank paths of a trace's states. States with one path are alike to every tree.
 
-path   the ranks of heads 1, 2, ... up to the first that no tree has; there and behind it stands `top`
+path   the ranks of heads 1, 2, ... up to the first one that is not told apart; it and all behind it are `top`
 
 Paths are numbered in lexicographic order, so those that begin alike are neighbours.
 
@@ -38,18 +38,18 @@ class Paths:
 
     @classmethod
     def of_ranks(cls, ranks: NDArray[np.int16], top: int) -> Paths:
-        """The paths of (P, D) ranks, found level by level. Time O(P x D)."""
-        known, of = np.zeros((0, 1), dtype=np.int16), np.zeros(len(ranks), dtype=np.int32)
+        """The paths of (P, D) ranks. Time O(P x D)."""
+        paths, of = np.zeros((0, 1), dtype=np.int16), np.zeros(len(ranks), dtype=np.int32)
         ended = np.zeros(1, dtype=bool)
         for column in ranks.T:
             digits = np.where((column < 0) | (column >= top) | ended[of], top, column)
             codes, of = _numbered(of * np.int64(top + 1) + digits, len(ended) * (top + 1))
             before, digit = np.divmod(codes, top + 1)
-            known, ended = np.vstack([known[:, before], digit.astype(np.int16)]), digit == top
-        return cls(of, known, top)
+            paths, ended = np.vstack([paths[:, before], digit.astype(np.int16)]), digit == top
+        return cls(of, paths, top)
 
     def children(self, path: Choice) -> IntArray:
-        """(R+1,) where the paths begin that go on with rank 0, 1, ... behind a path, and where the last ones end."""
+        """(R+1,) first number of the paths that continue a path by rank 0, 1, ...; at the end the number behind the last."""
         if path not in self._children:
             low, high = self.children(path[:-1])[path[-1] : path[-1] + 2] if path else (0, len(self.ranks.T))
             column = self.ranks[len(path), low:high]

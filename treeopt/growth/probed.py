@@ -29,7 +29,7 @@ from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
 
 @dataclass(frozen=True, eq=False)
 class AcceptedNodes:
-    """The accepted nodes of all steps in one list, step after step; in a step the winner over all others comes first.
+    """The accepted nodes of all steps in one list: step after step, and in a step the best node first.
 
     A tree's winner of a step is its node with the least place in this list. The place behind the last one stands for a
     step that accepts no guess.

@@ -18,7 +18,7 @@ from treeopt.trees.tree import IntArray
 
 @dataclass(frozen=True, eq=False)
 class Rates:
-    """Steps and tokens of one draft by conversation; from accuracies alone a single rate, without an error.
+    """Steps and tokens of one draft by conversation; a single rate if there are accuracies alone.
 
     steps, tokens : (C,) of every conversation, or of every sequence; the first token of a sequence is emitted without a step
     expected      : tokens per step where nothing was replayed

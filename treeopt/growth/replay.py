@@ -1,4 +1,4 @@
-"""Replay: how many steps real greedy decoding takes with a draft, from the trace alone, exactly.
+"""Replay: exactly how many steps greedy decoding takes with a draft, from the trace alone.
 
 Greedy output does not depend on the draft, so decoding visits states t <- t + 1 + a(t), where a(t) is
 the number of guesses accepted at t (Hydra, section 4, simulates the same with the model). The three numbers of a dynamic
@@ -28,7 +28,7 @@ PLACES = np.arange(256)[:, None]  # among nodes, from 0
 
 
 def replay(trace: RankTrace, draft: Draft) -> Rates:
-    """Decode every sequence of the trace with a draft, without the model: steps and tokens of every sequence.
+    """Steps and tokens of every sequence when it is decoded with a draft.
 
     >>> trace = RankTrace(np.array([[0], [3], [0], [-2]]), np.array([0, 4]))
     >>> replay(trace, Tree.chain(1)).steps.tolist()
@@ -158,7 +158,7 @@ def replay_trees(trace: RankTrace, paths: tuple[Choice, ...], sizes: IntArray) -
 
 
 def steps_by_place(trace: RankTrace, places: NDArray[np.uint8], rows: Sequence[int]) -> IntArray:
-    """(n, S) steps of every sequence with n trees, by their numbers of rows and the (P, D) places that they share, as `places_of`."""
+    """(n, S) steps of every sequence with n trees, by their numbers of rows and the (P, D) places that they share."""
     return steps_of(trace, lanes_of(trace), places, np.array(rows) - 2 >= PLACES)
 
 

@@ -51,7 +51,7 @@ class Source(ABC):
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """Notes of the record on itself: drafter, acceptance, provenance, ..."""
+        """What the record says of its origin: drafter, acceptance, provenance, ..."""
         return self.record.meta
 
     @property
@@ -62,7 +62,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def num_ranks(self) -> int:
-        """How many ranks of a head are told apart."""
+        """Number of ranks that are told apart."""
 
     @property
     def answers(self) -> RankTrace | Probe | None:
@@ -75,7 +75,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def observed(self) -> tuple[int, str]:
-        """How many states, steps or drafts were counted, and the word for one of them."""
+        """The number of counted states, steps or drafts, and the word for one of them."""
 
     @property
     def calibration(self) -> Calibration | None:
@@ -119,11 +119,11 @@ class Source(ABC):
         """(D+1,) share of the steps that emit 0, 1, ... guesses with a draft."""
 
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
-        """(D+1,) the same of a grown tree, on answers that it was not grown on if there are any."""
+        """(D+1,) the same for a grown tree, on answers that it was not grown on if there are answers."""
         return self.guess_shares(held_out.grown.tree(size))
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
-        """Sentences of caution about the figures of a tree; trees of up to ``most`` rows were grown, ``budget`` were asked for."""
+        """Cautions about the figures of a tree, where trees of up to ``most`` rows were grown and ``budget`` asked for."""
         return []
 
 
