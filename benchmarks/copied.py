@@ -19,8 +19,8 @@ import treeopt
 from treeopt.latency.costs import StepCosts
 from treeopt.pipeline.copied import tried_on
 from treeopt.pipeline.logged import tried_drafts
-from treeopt.planning.candidates import mean_ms
 from treeopt.planning.copied import Tried
+from treeopt.planning.table import mean_ms
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory

@@ -16,9 +16,9 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.latency.costs import StepCosts
 from treeopt.pipeline import copied
 from treeopt.pipeline.logged import some_requests
-from treeopt.planning.candidates import Candidate, mean_ms
 from treeopt.planning.copied import costs_of
 from treeopt.planning.request import PlanRequest
+from treeopt.planning.table import Candidate, mean_ms
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.requestlog import RequestLog

@@ -19,10 +19,10 @@ from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.export import export_to
 from treeopt.pipeline.search import request_of
-from treeopt.planning.candidates import Candidate, Candidates
 from treeopt.planning.planner import plan_trees, schedule_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection
+from treeopt.planning.table import Candidate, Table
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -33,13 +33,13 @@ from treeopt.trees.shapes import Limits
 SIZES = (1, 2, 4, 8)
 
 
-def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[Candidates, Selection]:
-    """Candidates of these throughputs; chosen is the best."""
+def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[Table, Selection]:
+    """Table of these throughputs; chosen is the best."""
     rates = np.array(throughput)
     ms = np.full(len(rates), 1e3 * batch_size)
     table = [Candidate("grown", size, depth) for depth, size in enumerate(SIZES[: len(rates)])]
     known = np.ones(len(rates), dtype=bool)
-    c = Candidates(batch_size, 1, table, rates, rates[:, None], ms, ms[:, None], known, known, known)
+    c = Table(batch_size, 1, table, rates, rates[:, None], ms, ms[:, None], known, known, known)
     best = int(rates.argmax())
     return c, Selection(best, np.array(sorted({best, *tied})), None)
 

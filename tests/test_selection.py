@@ -5,10 +5,10 @@ import pytest
 
 from treeopt.files.places import shipped
 from treeopt.growth.source import source_of
-from treeopt.planning.candidates import Candidate, Candidates
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import NEGLIGIBLE, select
+from treeopt.planning.table import Candidate, Table
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
@@ -140,7 +140,7 @@ def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hard
     rates, noise = np.array([1.0, 1.5, 1.52]), np.array([0.02, 0.02, 0.6])
     draws = np.maximum(rates[:, None] + noise[:, None] * rng.standard_normal((3, 2000)), 0.01)
     ones = np.ones(3)
-    c = Candidates(
+    c = Table(
         1,
         1,
         [Candidate("grown", size, depth) for size, depth in ((1, 0), (4, 2), (8, 3))],

@@ -20,9 +20,9 @@ from treeopt.engines.copied import EXPORTED, KIND
 from treeopt.errors import InvalidInput
 from treeopt.growth.rates import Rates
 from treeopt.pipeline.groups import plan_groups
-from treeopt.planning.candidates import Candidate, Floats
 from treeopt.planning.copied import Tried, costs_of, plan_copied, worth
 from treeopt.planning.request import PlanRequest
+from treeopt.planning.table import Candidate, Floats
 from treeopt.records.inputs import find_latencies, inputs_of
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.profile import LatencyProfile

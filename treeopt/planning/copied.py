@@ -18,11 +18,11 @@ from treeopt.engines.copied import KIND
 from treeopt.errors import OutOfRange
 from treeopt.growth.rates import Rates, drawn
 from treeopt.latency.costs import StepCosts
-from treeopt.planning.candidates import Candidate, Candidates, Floats, mean_ms, priced, unpriced
 from treeopt.planning.entries import figure_of, groups_of, tied_sizes
 from treeopt.planning.planner import schedule_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.select import Selection, select
+from treeopt.planning.table import Candidate, Floats, Table, mean_ms, priced, unpriced
 from treeopt.records.plan import Basis, Constraint, Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
@@ -68,7 +68,7 @@ def plan_copied(
     if not tables:
         raise OutOfRange(f"{' '.join(unpriced.values())} Time larger sizes.")
     warnings = [*warnings, *(f"{sentence} It is left out." for sentence in unpriced.values())]
-    selections = {name: [_selected(c) for c in each] for name, each in tables.items()}
+    selections = {name: [_selected(table) for table in each] for name, each in tables.items()}
     speed = {name: prod(_speed(*pair) for pair in zip(tables[name], selections[name], strict=True)) for name in tables}
     best = max(speed, key=speed.__getitem__)
     entries = [_entry(best, tables, selections, b, log, tried, warnings) for b in range(len(request.sizes))]
@@ -98,7 +98,7 @@ def costs_of(profile: LatencyProfile | None, request: PlanRequest) -> dict[int, 
     return found
 
 
-def tables_of(tried: Sequence[Tried], costs: Mapping[int, StepCosts], request: PlanRequest) -> list[Candidates]:
+def tables_of(tried: Sequence[Tried], costs: Mapping[int, StepCosts], request: PlanRequest) -> list[Table]:
     """At each batch size plain decoding and those settings of one drafter whose latency is known."""
     tokens = tried[0].candidate.rates.tokens
     plain = Candidate(PLAIN, 1, 0, None, Rates(tokens, tokens))
@@ -108,34 +108,34 @@ def tables_of(tried: Sequence[Tried], costs: Mapping[int, StepCosts], request: P
     return [priced(table, costs[table.batch_size]) if costs else table for table in tables]
 
 
-def _unpriced(tables: Mapping[str, Sequence[Candidates]], costs: Mapping[int, StepCosts]) -> dict[str, str]:
+def _unpriced(tables: Mapping[str, Sequence[Table]], costs: Mapping[int, StepCosts]) -> dict[str, str]:
     """The drafters of which no setting has a known latency at some batch size, each with a sentence that says so."""
     found: dict[str, str] = {}
     for name, each in tables.items():
-        for c in each:
-            if len(c.all) == 1:
-                timed = costs[c.batch_size].reach[0]
+        for table in each:
+            if len(table.all) == 1:
+                timed = costs[table.batch_size].reach[0]
                 found[name] = (
-                    f"At batch size {c.batch_size} every setting of {name} verifies more than the {timed} rows that were timed."
+                    f"At batch size {table.batch_size} every setting of {name} verifies more than the {timed} rows that were timed."
                 )
     return found
 
 
-def _selected(c: Candidates) -> Selection:
+def _selected(table: Table) -> Selection:
     """The fastest that noise does not tell from it; without latencies what emits the most tokens, by the fewest rows."""
-    if c.context is not None:
-        return select(c)
-    i = int(np.lexsort((c.sizes, -c.rates.round(3)))[0])
+    if table.context is not None:
+        return select(table)
+    i = int(np.lexsort((table.sizes, -table.rates.round(3)))[0])
     return Selection(i, np.array([i]), None)
 
 
-def _speed(c: Candidates, selection: Selection) -> float:
-    return float(c.throughput[selection.chosen])
+def _speed(table: Table, selection: Selection) -> float:
+    return float(table.throughput[selection.chosen])
 
 
 def _entry(
     best: str,
-    tables: Mapping[str, Sequence[Candidates]],
+    tables: Mapping[str, Sequence[Table]],
     selections: Mapping[str, Sequence[Selection]],
     b: int,
     log: RequestLog,
@@ -143,20 +143,20 @@ def _entry(
     warnings: Sequence[str],
 ) -> PlanEntry:
     """The chosen setting at the b-th batch size, beside the engine's usual one and those of other drafters."""
-    c, selection = tables[best][b], selections[best][b]
-    i, candidate, runner_up = selection.chosen, c.all[selection.chosen], selection.runner_up
+    table, selection = tables[best][b], selections[best][b]
+    i, candidate, runner_up = selection.chosen, table.all[selection.chosen], selection.runner_up
     others = {name: figure_of(tables[name][b], selections[name][b].chosen) for name in tables if name != best}
     usual = next((setting for setting in tried[best] if setting.is_usual), None)
-    if usual and usual.candidate in c.all:
-        others[USUAL] = figure_of(c, c.all.index(usual.candidate), chosen=i)
+    if usual and usual.candidate in table.all:
+        others[USUAL] = figure_of(table, table.all.index(usual.candidate), chosen=i)
     elif usual:
         rows = f"it verifies up to {usual.draft.rows} rows, more than were timed."
         warnings = [*warnings, f"The usual setting of {best} is not compared: {rows}"]
     accepted = next((setting.accepted for setting in tried[best] if setting.candidate is candidate), np.array([1]))
-    chosen = figure_of(c, i)
+    chosen = figure_of(table, i)
     return PlanEntry(
-        batch_size=c.batch_size,
-        context_tokens=c.context,
+        batch_size=table.batch_size,
+        context_tokens=table.context,
         chosen=chosen,
         others=others,
         basis=Basis(
@@ -164,12 +164,12 @@ def _entry(
             conversations=candidate.conversations or None,
             steps=None if candidate.rates.steps is None else int(candidate.rates.steps.sum()),
         ),
-        tied_sizes=tied_sizes(c, selection),
-        runner_up=None if runner_up is None else figure_of(c, runner_up, chosen=i),
+        tied_sizes=tied_sizes(table, selection),
+        runner_up=None if runner_up is None else figure_of(table, runner_up, chosen=i),
         accepted=(accepted / accepted.sum()).tolist(),
         groups=groups_of(log, candidate, chosen),
-        curve=[figure_of(c, j) for j in np.lexsort((c.throughput, c.sizes)).tolist()],
-        warnings=[*c.warnings, *warnings],
+        curve=[figure_of(table, j) for j in np.lexsort((table.throughput, table.sizes)).tolist()],
+        warnings=[*table.warnings, *warnings],
     )
 
 

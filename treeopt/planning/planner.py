@@ -22,10 +22,11 @@ import numpy as np
 from treeopt.errors import InvalidInput
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.costs import StepCosts, between_batch_sizes
-from treeopt.planning.candidates import Candidates, Floats, Key, common, mixed, tables_of
+from treeopt.planning.candidates import tables_of
 from treeopt.planning.entries import entry_of, figure_of
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import Selection, select, select_all
+from treeopt.planning.table import Floats, Key, Table, common, mixed
 from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import DrafterRecord
@@ -58,7 +59,7 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     context = request.context if request.context is not None else source.usual_context
     costs = {b: StepCosts(profile, b, context) for b in request.sizes if profile}
     limits = _useful(request.limits, source, costs)
-    reach = max((c.reach[0] for c in costs.values()), default=limits.budget)
+    reach = max((table.reach[0] for table in costs.values()), default=limits.budget)
     within = asdict(replace(limits, budget=min(limits.budget, reach)))
     options = tables_of(source, limits, request, costs)
     alone: list[Figure | None] = [None] * len(options)
@@ -67,14 +68,14 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
         schedule = schedule_of(options, selections)
     else:
         own = map(select, options)
-        alone = [figure_of(c, selection.chosen) for c, selection in zip(options, own, strict=True)]
+        alone = [figure_of(table, selection.chosen) for table, selection in zip(options, own, strict=True)]
         options = common(options)
-        whole = mixed(options, [mix[c.batch_size] / sum(mix.values()) for c in options])
+        whole = mixed(options, [mix[table.batch_size] / sum(mix.values()) for table in options])
         selections = [select(whole)] * len(options)
         schedule = [ONE_FOR_ALL]
     entries = [
-        entry_of(source, c, selection, budget=request.limits.budget, alone=own)
-        for c, selection, own in zip(options, selections, alone, strict=True)
+        entry_of(source, table, selection, budget=request.limits.budget, alone=own)
+        for table, selection, own in zip(options, selections, alone, strict=True)
     ]
     drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
     return Plan(
@@ -100,21 +101,23 @@ def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> L
             f"`budget` must be at most {MOST_UNTIMED:,} without a profile, but got {limits.budget:,}: the largest tree "
             "would be taken, whatever a step costs. Measure with: treeopt profile"
         )
-    most, heads = max((c.reach[0] for c in costs.values()), default=limits.budget) + 1, source.num_heads
+    most, heads = max((table.reach[0] for table in costs.values()), default=limits.budget) + 1, source.num_heads
     depth = min(limits.max_depth or heads, heads)
     return replace(limits, max_depth=depth, budget=min(limits.budget, max(most, LEAST_GROWN)))
 
 
-def schedule_of(options: list[Candidates], selections: list[Selection]) -> list[BatchRange]:
+def schedule_of(options: list[Table], selections: list[Selection]) -> list[BatchRange]:
     """The fewest ranges of batch sizes, where entry i is what was selected for options[i].
 
     Above the largest batch size that was searched its tree goes on, and below the smallest one that one's.
     Without latencies a batch size between two belongs with the smaller one.
     """
-    chosen = [c.all[s.chosen].key for c, s in zip(options, selections, strict=True)]
-    losses = [_losses(c, s, chosen) for c, s in zip(options, selections, strict=True)]
+    chosen = [table.all[s.chosen].key for table, s in zip(options, selections, strict=True)]
+    losses = [_losses(table, s, chosen) for table, s in zip(options, selections, strict=True)]
     has_drafter = any(cost.rows > 1 for _, cost in chosen)
-    options = [c if c.idle is None else c.without(c.plain if has_drafter else c.idle) for c in options]
+    options = [
+        table if table.idle is None else table.without(table.plain if has_drafter else table.idle) for table in options
+    ]
     ranges = _fewest(losses)
     begins = [1]
     for (_, before), (first, after) in pairwise(ranges):
@@ -145,10 +148,10 @@ def _fewest(losses: list[dict[int, float]]) -> list[tuple[int, int]]:
     return found
 
 
-def _losses(c: Candidates, selection: Selection, chosen: list[Key]) -> dict[int, float]:
+def _losses(table: Table, selection: Selection, chosen: list[Key]) -> dict[int, float]:
     """Loss at this batch size of every entry whose draft is tied for best there."""
-    own = float(c.throughput[selection.chosen])
-    tied = {c.all[i].key: float(c.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
+    own = float(table.throughput[selection.chosen])
+    tied = {table.all[i].key: float(table.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
     return {i: max(0.0, 1 - tied[key] / own) for i, key in enumerate(chosen) if key in tied}
 
 
@@ -156,10 +159,10 @@ def _some(first: int, last: int) -> IntArray:
     return np.asarray(np.linspace(first, last, min(max(last - first + 1, 0), MOST)).round().astype(np.int64))
 
 
-def _lost(low: Candidates, high: Candidates, batch_sizes: IntArray) -> Losses:
+def _lost(low: Table, high: Table, batch_sizes: IntArray) -> Losses:
     """Share of the throughput that candidates lose against the fastest, by interpolated latencies; none without latencies."""
     shared = [key for key in low.places if key in high.places] if low.context is not None else []
-    here, there = ([c.places[key] for key in shared] for c in (low, high))
+    here, there = ([table.places[key] for key in shared] for table in (low, high))
     ms = between_batch_sizes(low.ms[here], high.ms[there], batch_sizes, low.batch_size, high.batch_size)  # (n, G)
     rates = low.rates[here, None] / ms
     return dict(zip(shared, 1 - rates / rates.max(axis=0, initial=0.0), strict=True))

@@ -24,10 +24,11 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.rates import Rates
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.costs import StepCosts
-from treeopt.planning.candidates import Candidate, Candidates, Floats, priced, tables_of, unpriced
+from treeopt.planning.candidates import tables_of
 from treeopt.planning.entries import figure_of
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import select
+from treeopt.planning.table import Candidate, Floats, Table, priced, unpriced
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
 from treeopt.records.calibration import Calibration
 from treeopt.records.figure import Errors, Figure, Intervals, Ratio
@@ -206,7 +207,7 @@ def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Li
 
 def _options(
     source: Source, plan: Plan, entry: PlanEntry, limits: Limits, profile: LatencyProfile | None, engine: PlanRequest
-) -> tuple[Candidates, StepCosts | None]:
+) -> tuple[Table, StepCosts | None]:
     """All drafts that could be chosen for a source at an entry's batch size, in the source's context or else the entry's."""
     limits = replace(limits, max_depth=limits.depth(source.num_heads))
     costs = None
@@ -220,7 +221,7 @@ def _options(
     return found, costs
 
 
-def _ms_of(draft: Draft, rates: Rates, options: Candidates, costs: StepCosts | None) -> Floats:
+def _ms_of(draft: Draft, rates: Rates, options: Table, costs: StepCosts | None) -> Floats:
     """(1 + B,) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
     one = Candidate("", draft.rows, draft.depth, None, rates, None if draft.cost.family == FIXED else draft)
     for i, other in enumerate(options.all):
@@ -236,7 +237,7 @@ def _ms_of(draft: Draft, rates: Rates, options: Candidates, costs: StepCosts | N
     return np.append(alone.ms, alone.ms_draws)
 
 
-def best_of(options: Candidates, source: Source) -> Taken:
+def best_of(options: Table, source: Source) -> Taken:
     """What the best candidate takes: for the conversations of each fold the one that is fastest on all others."""
     assert source.answers is not None
     steps = np.stack([one.rates.steps for one in options.all if one.rates.steps is not None])
@@ -250,7 +251,7 @@ def best_of(options: Candidates, source: Source) -> Taken:
     return Taken(steps[which, every], tokens[which, every], which, np.column_stack([options.ms, options.ms_draws]))
 
 
-def _ratios_by_counts(source: Source, draft: Draft, ms: Floats, options: Candidates, i: int) -> Floats:
+def _ratios_by_counts(source: Source, draft: Draft, ms: Floats, options: Table, i: int) -> Floats:
     """(1 + B,) throughput over that of a candidate where there are counts alone, which are drawn again."""
     tree, rival = draft_tree(draft), draft_tree(options.all[i].draft)  # dynamic trees are not judged by counts
     assert source.calibration is not None

@@ -1,0 +1,249 @@
+"""A table: drafts that can be chosen at one batch size, with tokens per step, milliseconds per step, and draws of both.
+
+throughput = batch_size x tokens per step / step latency. Tokens per step come from a sample of conversations, latencies from a
+sample of rounds: both are drawn again, the same draws for all candidates.
+
+n candidates · C conversations · B bootstrap draws · N rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treeopt.growth.heldout import HeldOut
+from treeopt.growth.rates import Rates
+from treeopt.latency.costs import StepCosts
+from treeopt.records.bootstrap import BOOTSTRAPS, SEED
+from treeopt.trees.draft import Draft
+from treeopt.trees.tree import FIXED, BoolArray, Cost, IntArray, Tree
+
+ROUNDING = 1e-9  # of a latency without noise, one that was computed
+PASSES = 4096  # random ones, whose mean rows say what a pass of a batch verifies
+UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
+AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
+IDLE = "idle"  # group of a step by an engine that has a drafter and guesses nothing, as a schedule may ask of it
+ROOT = Cost(FIXED, 1, 0)
+NOTHING = Rates()
+
+Floats = NDArray[np.float64]
+Key = tuple[str, Cost]  # group of a fixed tree, or name of a draft that is built anew; what its step costs
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A draft that can be chosen: its group, size and depth, and of a grown tree its family, else what it reaches.
+
+    anew       : a draft that is built anew at every step; None for a fixed tree
+    row_counts : (N+1,) how many of its steps verified 0, 1, ... rows; None where each verifies all that it may
+    replay_us  : processor time of a step of the replay [µs]
+    """
+
+    group: str
+    size: int
+    depth: int
+    held_out: HeldOut | None = None
+    reached: Rates = NOTHING
+    anew: Draft | None = None
+    row_counts: IntArray | None = None
+    replay_us: float | None = None
+
+    @property
+    def cost(self) -> Cost:
+        return self.anew.cost if self.anew else Cost(FIXED, self.size, self.depth)
+
+    @property
+    def key(self) -> Key:
+        """What tells it from the others at every batch size."""
+        return self.anew.name if self.anew else self.group, self.cost
+
+    @cached_property
+    def draft(self) -> Draft:
+        if self.held_out is not None:
+            return self.held_out.grown.tree(self.size)
+        return self.anew or Tree.chain(self.depth)
+
+    @cached_property
+    def rates(self) -> Rates:
+        return self.held_out.rates(self.size) if self.held_out else self.reached
+
+    @property
+    def rows_per_step(self) -> float | None:
+        """Rows verified on average; None where each step verifies all that it may."""
+        counts = self.row_counts
+        return None if counts is None else float(counts @ np.arange(len(counts)) / max(counts.sum(), 1))
+
+    def passes(self, batch_size: int) -> dict[Cost, float]:
+        """What its passes cost, with the share of them that costs so."""
+        if self.row_counts is None:
+            return {self.cost: 1.0}
+        shares = row_shares(
+            self.row_counts if self.row_counts.any() else np.array([0, 1]), batch_size
+        )  # no step is plain
+        return {self.cost._replace(rows=n): float(shares[n]) for n in np.flatnonzero(shares).tolist()}
+
+    @property
+    def conversations(self) -> int:
+        """How many there are to draw again; 0 where nothing can be replayed."""
+        return 0 if self.rates.tokens is None else len(self.rates.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """All that can be chosen at one batch size.
+
+    context  : tokens that sequences have; None without latencies
+    rates    : (n,) held-out tokens per step, rate_draws (n, B)
+    ms       : (n,) latency of a step, ms_draws (n, B); without latencies all the same
+    timed    : (n,) whether as many rows were timed, and are not between two
+    is_sure  : whether the errors of latencies are known
+    warnings : what the latencies do not tell
+    """
+
+    batch_size: int
+    context: int | None
+    all: Sequence[Candidate]
+    rates: Floats
+    rate_draws: Floats
+    ms: Floats
+    ms_draws: Floats
+    timed: BoolArray
+    is_sure: bool = True
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        return np.array([candidate.size for candidate in self.all], dtype=np.int64)
+
+    @cached_property
+    def groups(self) -> NDArray[np.str_]:
+        return np.array([candidate.group for candidate in self.all])
+
+    @cached_property
+    def anew(self) -> BoolArray:
+        return np.array([candidate.anew is not None for candidate in self.all])
+
+    @cached_property
+    def places(self) -> dict[Key, int]:
+        return {candidate.key: i for i, candidate in enumerate(self.all)}
+
+    @cached_property
+    def plain(self) -> int:
+        """Where the lone root is; of an exact engine and the same one as it comes the faster one's."""
+        roots = np.flatnonzero((self.sizes == self.sizes.min()) & (self.groups != IDLE))
+        return int(roots[self.throughput[roots].argmax()])
+
+    @cached_property
+    def idle(self) -> int | None:
+        """Where the lone root of an engine that has a drafter is; None where that costs what plain decoding does."""
+        return self.places.get((IDLE, ROOT))
+
+    @cached_property
+    def ms_stderr(self) -> Floats:
+        spread = self.ms_draws.std(axis=1)
+        return np.asarray(np.where(spread > ROUNDING * self.ms, spread, 0.0))
+
+    @cached_property
+    def is_noisy(self) -> bool:
+        """Whether anything is known of how uncertain throughputs are."""
+        return self.all[0].rates.steps is not None or bool(self.ms_stderr.any())
+
+    @cached_property
+    def throughput(self) -> Floats:
+        """(n,) tokens per second; tokens per step where no latency is known."""
+        return np.asarray(1e3 * self.batch_size * self.rates / self.ms)
+
+    @cached_property
+    def throughput_draws(self) -> Floats:
+        """(n, B) tokens per second, or per step, with other conversations and rounds."""
+        return np.asarray(1e3 * self.batch_size * self.rate_draws / self.ms_draws)
+
+    def only(self, which: IntArray) -> Table:
+        names = ("rates", "rate_draws", "ms", "ms_draws", "timed")
+        return replace(self, all=[self.all[i] for i in which], **{name: getattr(self, name)[which] for name in names})
+
+    def without(self, i: int) -> Table:
+        return self.only(np.delete(np.arange(len(self.all)), i))
+
+    def best_of(self, *groups: str) -> int | None:
+        """The fastest of some groups by estimate, more than a lone root; None where there is none."""
+        among = np.flatnonzero(np.isin(self.groups, groups) & (self.sizes > 1))
+        return int(among[self.throughput[among].argmax()]) if len(among) else None
+
+
+def unpriced(batch_size: int, found: Sequence[Candidate], rates: Floats, draws: Floats) -> Table:
+    """A table without latencies, of (n,) tokens per step and (n, B) draws of them."""
+    ms = np.full(len(found), 1e3 * batch_size)
+    count = draws.shape[1] if draws.shape[1] > 1 else BOOTSTRAPS
+    ms_draws = np.broadcast_to(ms[:, None], (len(found), count))
+    return Table(batch_size, None, found, rates, draws, ms, ms_draws, np.ones(len(found), bool), warnings=(UNTIMED,))
+
+
+def row_shares(counts: IntArray, batch_size: int) -> Floats:
+    """(N+2,) share of the passes that verify 0, 1, ... rows a sequence, where (N+1,) steps of a sequence do.
+
+    Engines put the rows of a batch into one pass, so their mean counts; one between two numbers is split between these.
+    """
+    means, shares = np.arange(len(counts), dtype=float), counts / counts.sum()
+    if batch_size > 1:
+        drawn_rows = np.random.default_rng(SEED).choice(len(counts), (PASSES, batch_size), p=shares)
+        means, shares = drawn_rows.mean(axis=1), np.full(PASSES, 1 / PASSES)
+    low, found = means.astype(int), np.zeros(len(counts) + 1)
+    np.add.at(found, low, shares * (1 - means + low))
+    np.add.at(found, low + 1, shares * (means - low))
+    return found
+
+
+def mean_ms(candidates: Sequence[Candidate], costs: StepCosts) -> Floats:
+    """(n,) latency of a step on average [ms]; NaN where some of its passes were not timed."""
+    passes = [candidate.passes(costs.batch_size) for candidate in candidates]
+    each = list(dict.fromkeys(cost for some in passes for cost in some))
+    ms = dict(zip(each, costs.ms(each).tolist(), strict=True))
+    return np.array([sum(share * ms[cost] for cost, share in some.items()) for some in passes])
+
+
+def priced(table: Table, costs: StepCosts) -> Table:
+    """The candidates whose latency is known, with it: errors that their steps share are the same in each draw."""
+    known = np.flatnonzero(~np.isnan(mean_ms(table.all, costs)))
+    c, rng = table.only(known), np.random.default_rng([SEED, costs.batch_size])
+    passes = [candidate.passes(costs.batch_size) for candidate in c.all]
+    each = list(dict.fromkeys(cost for some in passes for cost in some))
+    count = table.rate_draws.shape[1] if table.rate_draws.shape[1] > 1 else BOOTSTRAPS
+    places, draws, timed = (
+        {cost: i for i, cost in enumerate(each)},
+        costs.draws_ms(each, count, rng),
+        costs.was_timed(each),
+    )
+    which = [[places[cost] for cost in some] for some in passes]
+    ms, ms_draws = mean_ms(c.all, costs), np.empty((len(known), count))
+    for i, some in enumerate(passes):
+        ms_draws[i] = np.array(list(some.values())) @ draws[which[i]]
+    if costs.twin:
+        alone = np.isin(c.groups, (AS_IT_COMES, IDLE))
+        ms[alone], ms_draws[alone] = costs.twin.ms, costs.twin.draws_ms(count, rng)
+    were_timed = np.array([timed[some].all() for some in which])
+    context = costs.context_tokens
+    return replace(c, context=context, is_sure=costs.is_sure, ms=ms, ms_draws=ms_draws, timed=were_timed)
+
+
+def common(options: list[Table]) -> list[Table]:
+    """The candidates that every batch size has, in the same order."""
+    shared = set(options[0].places).intersection(*(c.places for c in options[1:]))
+    keys = [key for key in options[0].places if key in shared]
+    return [c.only(np.array([c.places[key] for key in keys])) for c in options]
+
+
+def mixed(options: list[Table], shares: Sequence[float]) -> Table:
+    """The table of a mix: throughputs are those of the batch sizes together, each for its share of the time."""
+    first = options[0]
+    total, draws = (
+        np.sum([share * getattr(c, name) for share, c in zip(shares, options, strict=True)], axis=0)
+        for name in ("throughput", "throughput_draws")
+    )
+    timed, tokens = np.all([c.timed for c in options], axis=0), 1e3 * first.batch_size
+    ms, ms_draws = tokens * first.rates / total, tokens * first.rate_draws / draws
+    return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, is_sure=all(c.is_sure for c in options))
