@@ -73,11 +73,12 @@ def regrets(trace, trials: int, **noise) -> np.ndarray:
 
 @pytest.mark.parametrize("trials", [12, pytest.param(200, marks=pytest.mark.long)])
 def test_the_choice_under_noise_is_nearly_the_best(trace, monkeypatch, trials):
-    """The median loses at most 0.5 %, one in twenty more than 2 %. The seeds are fixed: no false alarms."""
+    """The median loses nothing, the mean 0.35 %, one in twenty more than 2.1 %. The seeds are fixed: no false alarms."""
     monkeypatch.setattr("treeopt.growth.source.TraceSource.crossfit", _remembered())
     lost = regrets(trace, trials)
-    assert np.median(lost) <= 0.005
-    assert np.quantile(lost, 0.95) <= 0.02
+    assert np.median(lost) <= 0.001
+    assert np.quantile(lost, 0.95) <= 0.025
+    assert lost.mean() <= 0.005
 
 
 def _remembered():
