@@ -168,23 +168,21 @@ class _Setting:
 
     @cached_property
     def _surface(self) -> Surface:
-        """Through all that was timed, or evenly through so much of it."""
-        some = np.linspace(0, len(self._timed) - 1, min(len(self._timed), MOST_FITTED)).astype(int)
-        noise = self.measured.noise[np.ix_(some, some)]
-        return Surface([self._timed[i] for i in some], self.measured.log_ratios[some], noise)
+        some = _evenly(range(len(self._timed)))
+        return Surface([self._timed[i] for i in some], self.measured.log_ratios[some], self.measured.noise(some))
 
     @cached_property
     def _without_error(self) -> dict[Cost, float]:
         """Logarithms of the ratios that were computed, or timed once."""
-        free = np.flatnonzero(np.diag(self.measured.noise) == 0).tolist()
+        free = np.flatnonzero(self.measured.variances + self.measured.shared == 0).tolist()
         return {self._timed[i]: float(self.measured.log_ratios[i]) for i in free}
 
     @cached_property
     def _by_rows(self) -> Surface:
         """The surface of copied text: levels cost nothing there, and a plain step is the step of one row."""
-        fixed = [i for i, cost in enumerate(self._timed) if cost.family == FIXED]
+        fixed = _evenly([i for i, cost in enumerate(self._timed) if cost.family == FIXED])
         costs = [Cost(COPIED, 1, 0), *(Cost(COPIED, self._timed[i].rows, 0) for i in fixed)]
-        noise = np.pad(self.measured.noise[np.ix_(fixed, fixed)], (1, 0))
+        noise = np.pad(self.measured.noise(fixed), (1, 0))
         return Surface(costs, np.append(0.0, self.measured.log_ratios[fixed]), noise)
 
     def _is_known(self, cost: Cost) -> bool:
@@ -256,6 +254,11 @@ class _Setting:
             errors = np.linalg.cholesky(covariance) @ rng.standard_normal((len(unlike), count))
             found[[i for _, i in unsure]] *= np.exp(errors)[[numbers[cost] for cost in alike]]
         return found
+
+
+def _evenly(numbers: Sequence[int]) -> list[int]:
+    """`MOST_FITTED` of the numbers, or all of fewer."""
+    return [numbers[i] for i in np.linspace(0, len(numbers) - 1, min(len(numbers), MOST_FITTED)).astype(int)]
 
 
 def _much_alike(cost: Cost) -> Cost:

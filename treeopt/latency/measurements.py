@@ -79,14 +79,16 @@ class Measurements:
     plain      : the plain step
     timings    : every other kind of step by what it costs, repeated timings pooled
     log_ratios : (A,) logarithms of their latencies over the plain step's
-    noise      : (A, A) covariance of the errors of these; 0 where each was timed once
+    variances  : (A,) of their own errors; 0 where each was timed once
+    shared     : variance of the error that they have in common, the plain step's
     is_sure    : whether the errors are known: not where most were timed once, or in one round
     """
 
     plain: Latency
     timings: Mapping[Cost, StepTiming]
     log_ratios: Floats
-    noise: Floats
+    variances: Floats
+    shared: float
     is_sure: bool
 
     @classmethod
@@ -97,13 +99,17 @@ class Measurements:
         latency = Latency(median_latency(plain.step_ms).ms, error)
         kinds = by_cost([p for p in profile.points if p.setting == setting and not p.as_it_comes])
         timings = {cost: pooled(same) for cost, same in sorted(kinds.items())}
-        log_ratios, noise, unknown = _ratios_to(plain, list(timings.values()))
+        log_ratios, variances, shared, unknown = _ratios_to(plain, list(timings.values()))
         is_sure = len(plain.by_round() or plain.step_ms) > 1 and 2 * unknown <= len(timings)
-        return cls(latency, timings, log_ratios, noise, is_sure)
+        return cls(latency, timings, log_ratios, variances, shared, is_sure)
+
+    def noise(self, some: Sequence[int]) -> Floats:
+        """(n, n) covariance of the errors of some log ratios."""
+        return np.asarray(np.diag(self.variances[some]) + self.shared)
 
     def latencies(self) -> dict[Cost, Latency]:
         """The timed steps as they were measured, each with its own error."""
-        errors = np.sqrt(np.diag(self.noise))
+        errors = np.sqrt(self.variances + self.shared)
         ratios = zip(self.timings, np.exp(self.log_ratios).tolist(), errors.tolist(), strict=True)
         return {
             cost: Latency(self.plain.ms * ratio, ratio * float(np.hypot(self.plain.ms * error, self.plain.stderr_ms)))
@@ -111,8 +117,8 @@ class Measurements:
         }
 
 
-def _ratios_to(plain: StepTiming, timings: Sequence[StepTiming]) -> tuple[Floats, Floats, int]:
-    """Log ratios to the plain step, the covariance of their errors, and how many have an error that is not known.
+def _ratios_to(plain: StepTiming, timings: Sequence[StepTiming]) -> tuple[Floats, Floats, float, int]:
+    """Log ratios to the plain step, variances of their own errors and of what they share, and how many were timed once.
 
     The spread of few samples is hardly known itself, so each is drawn to the usual one. Steps of a block were compared
     with one plain visit, whose error they share.
@@ -131,7 +137,7 @@ def _ratios_to(plain: StepTiming, timings: Sequence[StepTiming]) -> tuple[Floats
     errors = MEDIAN * variance / samples
     shared = _shared_variance(plain, timings, logs) if is_paired else (reference.stderr_ms / reference.ms) ** 2
     own = np.maximum(errors - shared, errors / 4) if is_paired else errors
-    return found, np.diag(own) + shared, count - int(known.sum())
+    return found, own, shared, count - int(known.sum())
 
 
 def _variance(values: Floats) -> float:
