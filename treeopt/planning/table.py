@@ -200,34 +200,35 @@ def row_shares(counts: IntArray, batch_size: int) -> Floats:
 
 def mean_ms(candidates: Sequence[Candidate], costs: StepCosts) -> Floats:
     """(n,) latency of a step on average [ms]; NaN where some of its passes were not timed."""
-    passes = [candidate.passes(costs.batch_size) for candidate in candidates]
-    each = list(dict.fromkeys(cost for some in passes for cost in some))
-    ms = dict(zip(each, costs.ms(each).tolist(), strict=True))
-    return np.array([sum(share * ms[cost] for cost, share in some.items()) for some in passes])
+    passes, steps = _passes(candidates, costs.batch_size)
+    ms = dict(zip(steps, costs.ms(steps).tolist(), strict=True))
+    return np.array([sum(share * ms[step] for step, share in shares.items()) for shares in passes])
+
+
+def _passes(candidates: Sequence[Candidate], batch_size: int) -> tuple[list[dict[Cost, float]], list[Cost]]:
+    """What the passes of each candidate cost, with their shares, and every such cost once."""
+    passes = [candidate.passes(batch_size) for candidate in candidates]
+    return passes, list(dict.fromkeys(step for shares in passes for step in shares))
 
 
 def priced(table: Table, costs: StepCosts) -> Table:
     """The candidates whose latency is known, with it: errors that their steps share are the same in each draw."""
-    known = np.flatnonzero(~np.isnan(mean_ms(table.all, costs)))
-    c, rng = table.only(known), np.random.default_rng([SEED, costs.batch_size])
-    passes = [candidate.passes(costs.batch_size) for candidate in c.all]
-    each = list(dict.fromkeys(cost for some in passes for cost in some))
-    count = table.rate_draws.shape[1] if table.rate_draws.shape[1] > 1 else BOOTSTRAPS
-    places, draws, timed = (
-        {cost: i for i, cost in enumerate(each)},
-        costs.draws_ms(each, count, rng),
-        costs.was_timed(each),
-    )
-    which = [[places[cost] for cost in some] for some in passes]
-    ms, ms_draws = mean_ms(c.all, costs), np.empty((len(known), count))
-    for i, some in enumerate(passes):
-        ms_draws[i] = np.array(list(some.values())) @ draws[which[i]]
+    known = table.only(np.flatnonzero(~np.isnan(mean_ms(table.all, costs))))
+    passes, steps = _passes(known.all, costs.batch_size)
+    rng, count = np.random.default_rng([SEED, costs.batch_size]), table.rate_draws.shape[1]
+    count = count if count > 1 else BOOTSTRAPS
+    step_draws, timed = costs.draws_ms(steps, count, rng), costs.was_timed(steps)
+    rows = {step: i for i, step in enumerate(steps)}
+    ms, ms_draws, were_timed = mean_ms(known.all, costs), np.empty((len(passes), count)), np.empty(len(passes), bool)
+    for i, shares in enumerate(passes):
+        here = [rows[step] for step in shares]
+        ms_draws[i] = np.array(list(shares.values())) @ step_draws[here]
+        were_timed[i] = timed[here].all()
     if costs.twin:
-        alone = np.isin(c.groups, (AS_IT_COMES, IDLE))
+        alone = np.isin(known.groups, (AS_IT_COMES, IDLE))
         ms[alone], ms_draws[alone] = costs.twin.ms, costs.twin.draws_ms(count, rng)
-    were_timed = np.array([timed[some].all() for some in which])
-    context = costs.context_tokens
-    return replace(c, context=context, is_sure=costs.is_sure, ms=ms, ms_draws=ms_draws, timed=were_timed)
+    context, is_sure = costs.context_tokens, costs.is_sure
+    return replace(known, context=context, is_sure=is_sure, ms=ms, ms_draws=ms_draws, timed=were_timed)
 
 
 def common(options: list[Table]) -> list[Table]:
