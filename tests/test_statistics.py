@@ -117,13 +117,13 @@ def level(batch_size: int, size: int, depth: int) -> float:
 
 @pytest.mark.parametrize(
     ("searches", "worst"),
-    [pytest.param(40, 0.4, marks=pytest.mark.long), pytest.param(300, 0.15, marks=pytest.mark.slow)],
+    [pytest.param(40, 0.025, marks=pytest.mark.long), pytest.param(300, 0.025, marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize(("ms_of", "noise"), [(truth, 0.05), (truth, 0.15), (level, 0.05)])
 def test_what_a_plan_says_of_its_choice_is_right_on_average(searches, worst, ms_of, noise):
-    """Searches on 60 conversations and noisy rounds: bias in standard errors, and coverage.
+    """Searches on 60 conversations and noisy rounds: bias as a share, and coverage; the seeds are fixed.
 
-    The mean of 300 scatters by 0.06 standard errors; the seeds are fixed.
+    The mean of 300 scatters by 0.2 %. Where all sizes are as fast ("level") the choice is the luckiest of them.
     """
     off, hits = [], []
     for seed in range(searches):
@@ -132,12 +132,10 @@ def test_what_a_plan_says_of_its_choice_is_right_on_average(searches, worst, ms_
         chosen = plan_trees(searched(rng), profile, PlanRequest(Limits(32)))[1].chosen
         rate = true_rate(chosen.draft)
         speedup = rate * ms_of(1, 1, 0) / ms_of(1, chosen.size, chosen.depth)
-        errors, ends = chosen.stderr, chosen.interval95
-        off.append(
-            ((chosen.tokens_per_step - rate) / errors.tokens_per_step, (chosen.speedup - speedup) / errors.speedup)
-        )
+        ends = chosen.interval95
+        off.append((chosen.tokens_per_step / rate - 1, chosen.speedup / speedup - 1))
         hits.append([low <= x <= high for x, (low, high) in ((rate, ends.tokens_per_step), (speedup, ends.speedup))])
     bias, covered = np.mean(off, axis=0), np.mean(hits, axis=0)
-    print(f"bias of tokens per step {bias[0]:+.3f}, of the speedup {bias[1]:+.3f} standard errors; covered {covered}")
+    print(f"bias of tokens per step {bias[0]:+.3f}, of the speedup {bias[1]:+.3f}; covered {covered}")
     assert (np.abs(bias) < worst).all()
     assert (covered >= 0.93).all() or searches < 300
