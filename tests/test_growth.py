@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.growth.grow import ROUNDS, SMALL, TraceGrowth, grow, grow_products, most_frequent, product_values
+from treeopt.growth.grow import DIGITS, ROUNDS, SMALL, TraceGrowth, grow, grow_products, most_frequent, product_values
 from treeopt.growth.paths import Paths
 from treeopt.growth.replay import growth_index, replay
 from treeopt.planning.planner import plan_trees
@@ -198,7 +198,8 @@ def grown_by_definition(trace, budget: int) -> list[list]:
     hits, trials = count_hits(trace.ranks[trace.has_step], top)
     product = dict.fromkeys([()], 1.0)
     for path in [p for d in range(1, trace.num_heads + 1) for p in itertools.product(range(top), repeat=d)]:
-        product[path] = product[path[:-1]] * hits[len(path) - 1, path[-1]] / max(trials[len(path) - 1], 1)
+        share = hits[len(path) - 1, path[-1]] / max(trials[len(path) - 1], 1)
+        product[path] = round(product[path[:-1]] * share, DIGITS)
 
     def frequent(states: list[int]) -> list:
         often, nodes = Counter(tuple(ranks[t][:d]) for t in states for d in range(trace.num_heads + 1)), [()]

@@ -29,6 +29,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, Choice, GrownTrees, IntArray, TreeFamily
 
+DIGITS = 12  # of products of marginals
 ROUNDS = 3  # of counting at the states that the last tree visits
 SMALL = 8  # rows of the largest tree that is grown node by node
 Nodes = frozenset[Choice]  # of a tree
@@ -92,7 +93,8 @@ def most_frequent(paths: Paths, counts: IntArray, accept: NDArray[np.float64], l
         if len(path) == depth:
             return []
         frequencies = np.diff(sums[paths.children(path)])
-        return list(zip(frequencies.tolist(), (value[1] * accept[len(path)]).tolist(), strict=True))
+        products = np.round(value[1] * accept[len(path)], DIGITS)  # equal ones may differ in the last bit
+        return list(zip(frequencies.tolist(), products.tolist(), strict=True))
 
     return tuple(path for path, _ in best_first(children, (float(sums[-1]), 1.0), limits.budget))
 

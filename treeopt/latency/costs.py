@@ -191,12 +191,14 @@ class _Setting:
             return cost.rows <= self.rows[-1]
         if cost.family == FIXED and self._only_chains and cost.rows not in (*self.rows, cost.depth + 1):
             return False
-        least, most, deepest = self._bounds.get(cost.family, (1, 0, 0))
-        return least <= cost.rows <= most and cost.depth <= deepest
+        if cost.family not in self._bounds:
+            return False
+        fewest, most, _, deepest = self._bounds[cost.family]
+        return fewest <= cost.rows <= most and cost.depth <= deepest
 
     @cached_property
-    def _bounds(self) -> dict[str, tuple[int, int, int]]:
-        """Fewest and most rows and most levels of each family that was timed.
+    def _bounds(self) -> dict[str, tuple[int, int, int, int]]:
+        """Fewest and most rows, and fewest and most levels, of each family that was timed.
 
         A draft that is made anew costs what a fixed tree does and what making it costs, so it has the bounds of both.
         """
@@ -204,8 +206,8 @@ class _Setting:
         for family in {cost.family for cost in self._timed}:
             families = (family,) if self._only_chains else (family, FIXED)
             among = [cost for cost in self._timed if cost.family in families]
-            rows = [cost.rows for cost in among]
-            found[family] = min(rows), max(rows), max(cost.depth for cost in among)
+            rows, depths = [cost.rows for cost in among], [cost.depth for cost in among if cost.rows > 1] or [0]
+            found[family] = min(rows), max(rows), min(depths), max(depths)
         return found
 
     def was_timed(self, cost: Cost) -> bool:
@@ -222,7 +224,9 @@ class _Setting:
         if copied := [i for i in known if costs[i].family == COPIED]:
             yield self._by_rows, [Cost(COPIED, costs[i].rows, 0) for i in copied], copied
         if others := [i for i in known if costs[i].family != COPIED]:
-            yield self._surface, [costs[i] for i in others], others
+            # Fewer levels than any that were timed cost as much as these.
+            deep = [costs[i]._replace(depth=max(costs[i].depth, self._bounds[costs[i].family][2])) for i in others]
+            yield self._surface, deep, others
 
     def ms(self, costs: Sequence[Cost]) -> Floats:
         """(n,) [ms]; NaN for steps that do not lie among the timed ones."""

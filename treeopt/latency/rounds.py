@@ -81,12 +81,12 @@ class Visitor(ABC):
 
     A lone root among the trees is plain decoding of an engine as it comes, where the plain step is of an exact one.
 
-    steps      : untimed and timed steps of a visit
+    visit_steps: untimed and timed steps of a visit
     contexts   : lengths of texts that rounds take in turn, so that a slow minute falls on all alike
     per_launch : rounds at each context by one launch of what takes the steps; they count as one, since launches differ
     """
 
-    steps: tuple[int, int] = STEPS
+    visit_steps: tuple[int, int] = STEPS
     contexts = 1
     per_launch = 1
 
@@ -220,7 +220,7 @@ def time_rounds(
         planned = Planned(**blocks[0])
     else:
         (step_s, warm_up_s), is_warm = visitor.warm_up(), True
-        planned = plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s, visitor.steps)
+        planned = plan_rounds(visitor.trees, step_s, time_limit_s - warm_up_s, visitor.visit_steps)
         planned = replace(planned, warm_up_s=warm_up_s)
         progress(planned)
         if journal:
@@ -234,7 +234,7 @@ def time_rounds(
             is_warm = True
         visits = []
         for place in turns(planned.kept, len(visitor.trees), len(rounds)):
-            visits.append(visitor.visit(place, visitor.steps, len(rounds)))
+            visits.append(visitor.visit(place, visitor.visit_steps, len(rounds)))
             progress(visits[-1])
         rounds.append(tuple(visits))
         if journal:

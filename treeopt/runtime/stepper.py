@@ -271,7 +271,7 @@ class StretchVisits(StepVisits):
     others after 1,500 tokens), which happens once in an answer: it weighs as much as in one of ``answer_tokens``.
     """
 
-    steps = (0, 1)
+    visit_steps = (0, 1)
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class StretchVisits(StepVisits):
         self._warm()
         began = time.perf_counter()
         steps = [min(one.seconds for _, one in self._stretch(place, 0, 1, SHORT)) for place in places]
-        plain_s = sum(self.visit(places[-1], self.steps, number).seconds for number in range(self.contexts))
+        plain_s = sum(self.visit(places[-1], self.visit_steps, number).seconds for number in range(self.contexts))
         added_s = [STRETCH * self.contexts * (step - steps[-1]) for step in steps]
         return [self.per_launch * (plain_s + more) for more in added_s], time.perf_counter() - began
 
