@@ -120,7 +120,8 @@ class StepCosts:
     def draws_ms(self, costs: Sequence[Cost], count: int, rng: np.random.Generator) -> Floats:
         """(n, B) what these steps may really cost; errors that they share are the same in each draw."""
         draws = np.tensordot(self._shares, [near.draws_ms(costs, count, rng) for near in self._near], 1)
-        draws *= (self.ms(costs) / self._untouched_ms(costs))[:, None]  # noise is on both sides of a raised latency
+        ms = self._untouched_ms(costs)
+        draws *= (np.maximum(ms, self._floors_ms(costs)) / ms)[:, None]  # noise is on both sides of a raised latency
         if self._idle:
             draws[self._find_nothing(costs)] = self._idle.draws_ms(count, rng)
         return np.asarray(draws)

@@ -123,9 +123,8 @@ def _ratios_to(plain: StepTiming, timings: Sequence[StepTiming]) -> tuple[Floats
     The spread of few samples is hardly known itself, so each is drawn to the usual one. Steps of a block were compared
     with one plain visit, whose error they share.
     """
-    by_block, count = plain.by_round(), len(timings)
     logs = [np.log(paired_ratios(timing, plain)) for timing in timings]
-    is_paired = bool(by_block) and all(len(log) for log in logs)
+    is_paired = bool(plain.by_round()) and all(len(log) for log in logs)
     if not is_paired:
         reference = median_latency(plain.step_ms)
         logs = [np.log(np.asarray(timing.step_ms) / reference.ms) for timing in timings]
@@ -137,7 +136,7 @@ def _ratios_to(plain: StepTiming, timings: Sequence[StepTiming]) -> tuple[Floats
     errors = MEDIAN * variance / samples
     shared = _shared_variance(plain, timings, logs) if is_paired else (reference.stderr_ms / reference.ms) ** 2
     own = np.maximum(errors - shared, errors / 4) if is_paired else errors
-    return found, own, shared, count - int(known.sum())
+    return found, own, shared, int((~known).sum())
 
 
 def _variance(values: Floats) -> float:

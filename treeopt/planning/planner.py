@@ -59,7 +59,7 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     context = request.context if request.context is not None else source.usual_context
     costs = {b: StepCosts(profile, b, context) for b in request.sizes if profile}
     limits = _useful(request.limits, source, costs)
-    reach = max((table.reach[0] for table in costs.values()), default=limits.budget)
+    reach = max((cost.reach[0] for cost in costs.values()), default=limits.budget)
     within = asdict(replace(limits, budget=min(limits.budget, reach)))
     options = tables_of(source, limits, request, costs)
     alone: list[Figure | None] = [None] * len(options)
@@ -101,7 +101,7 @@ def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> L
             f"`budget` must be at most {MOST_UNTIMED:,} without a profile, but got {limits.budget:,}: the largest tree "
             "would be taken, whatever a step costs. Measure with: treeopt profile"
         )
-    most, heads = max((table.reach[0] for table in costs.values()), default=limits.budget) + 1, source.num_heads
+    most, heads = max((cost.reach[0] for cost in costs.values()), default=limits.budget) + 1, source.num_heads
     depth = min(limits.max_depth or heads, heads)
     return replace(limits, max_depth=depth, budget=min(limits.budget, max(most, LEAST_GROWN)))
 

@@ -213,13 +213,15 @@ def _passes(candidates: Sequence[Candidate], batch_size: int) -> tuple[list[dict
 
 def priced(table: Table, costs: StepCosts) -> Table:
     """The candidates whose latency is known, with it: errors that their steps share are the same in each draw."""
-    known = table.only(np.flatnonzero(~np.isnan(mean_ms(table.all, costs))))
+    every_ms = mean_ms(table.all, costs)
+    places = np.flatnonzero(~np.isnan(every_ms))
+    known, ms = table.only(places), every_ms[places]
     passes, steps = _passes(known.all, costs.batch_size)
     rng, count = np.random.default_rng([SEED, costs.batch_size]), table.rate_draws.shape[1]
     count = count if count > 1 else BOOTSTRAPS
     step_draws, timed = costs.draws_ms(steps, count, rng), costs.was_timed(steps)
     rows = {step: i for i, step in enumerate(steps)}
-    ms, ms_draws, were_timed = mean_ms(known.all, costs), np.empty((len(passes), count)), np.empty(len(passes), bool)
+    ms_draws, were_timed = np.empty((len(passes), count)), np.empty(len(passes), bool)
     for i, shares in enumerate(passes):
         here = [rows[step] for step in shares]
         ms_draws[i] = np.array(list(shares.values())) @ step_draws[here]
