@@ -19,8 +19,7 @@ import treeopt
 from treeopt.latency.costs import StepCosts
 from treeopt.pipeline.copied import tried_on
 from treeopt.pipeline.logged import tried_drafts
-from treeopt.planning.copied import Tried
-from treeopt.planning.table import mean_ms
+from treeopt.planning.table import Candidate, mean_ms
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
@@ -50,10 +49,10 @@ def llama_cpp() -> list[tuple[str, dict[str, Any]]]:
 SWEEPS = {"openvino": openvino, "llama-cpp": llama_cpp}
 
 
-def with_sweep(engine: str, known: dict[str, Tried]) -> Any:
+def with_sweep(engine: str, known: dict[str, Candidate]) -> Any:
     """`tried_drafts` with the sweep's settings behind the planned and the usual one; all are kept in ``known``."""
 
-    def tried(plan: treeopt.Plan, entry: Any, log: RequestLog, state: Any = "cold") -> Mapping[str, Tried]:
+    def tried(plan: treeopt.Plan, entry: Any, log: RequestLog, state: Any = "cold") -> Mapping[str, Candidate]:
         found = dict(tried_drafts(plan, entry, log, state))
         every = [np.ones(log.num_conversations, bool)]
         for name, settings in SWEEPS[engine]():
@@ -66,7 +65,7 @@ def with_sweep(engine: str, known: dict[str, Tried]) -> Any:
     return tried
 
 
-def said(found: Benchmark, tried: Mapping[str, Tried], costs: StepCosts | None) -> str:
+def said(found: Benchmark, tried: Mapping[str, Candidate], costs: StepCosts | None) -> str:
     """Every contender's prediction and measurement, and the regret."""
     rates = {one.name: one.tokens_per_s or 0.0 for one in found.contenders}
     best = max((name for name in rates if not name.startswith("default")), key=rates.__getitem__)
@@ -77,9 +76,9 @@ def said(found: Benchmark, tried: Mapping[str, Tried], costs: StepCosts | None) 
     for one in found.contenders:
         replayed = predicted = ""
         if setting := tried.get(one.name):
-            rate = setting.candidate.rates.tokens_per_step
+            rate = setting.rates.tokens_per_step
             replayed = f"{rate:.3f}"
-            predicted = f"{rate * costs.plain.ms / mean_ms([setting.candidate], costs)[0]:.2f}" if costs else ""
+            predicted = f"{rate * costs.plain.ms / mean_ms([setting], costs)[0]:.2f}" if costs else ""
         cells = (
             one.name,
             f"{one.tokens_per_step:.3f}",
@@ -103,7 +102,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--rounds", type=int, default=1)
     asked = parser.parse_args()
-    run, tried = RunDirectory(asked.run), dict[str, Tried]()
+    run, tried = RunDirectory(asked.run), dict[str, Candidate]()
     for module in ("bench", "launched"):
         vars(import_module(f"treeopt.pipeline.{module}"))["tried_drafts"] = with_sweep(asked.engine, tried)
     options = {

@@ -13,10 +13,11 @@ import treeopt
 from treeopt import pipeline
 from treeopt.engines.copied import EXPORTED, KIND
 from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.growth.rates import Rates
 from treeopt.latency.costs import StepCosts
 from treeopt.pipeline import copied
 from treeopt.pipeline.logged import some_requests
-from treeopt.planning.copied import costs_of
+from treeopt.planning.planner import costs_of
 from treeopt.planning.request import PlanRequest
 from treeopt.planning.table import Candidate, mean_ms
 from treeopt.records.plan import Plan
@@ -131,7 +132,7 @@ def test_steps_of_any_depth_price_copied_text(run, monkeypatch, steps, most_rows
     (table := run.path / "steps.csv").write_text(steps, encoding="utf-8")
     pipeline.profile_from_file(run, table)
     latencies = run.read_profile()
-    for batch_size, costs in costs_of(latencies, PlanRequest(Limits(), latencies.batch_sizes)).items():
+    for batch_size, costs in costs_of(latencies, PlanRequest(Limits(), latencies.batch_sizes), None).items():
         timed = sorted(
             (p.size, p.step_ms[0]) for p in (*latencies.points, *latencies.autoregressive) if p.batch_size == batch_size
         )
@@ -189,7 +190,7 @@ def test_steps_cost_what_their_rows_do_on_average():
 
     def mean(batch_size, counts):
         draft = CopiedText.of("vllm:ngram", {}, len(counts) - 1, 1)
-        candidate = Candidate("", draft.rows, 1, None, anew=draft, row_counts=np.array(counts))
+        candidate = Candidate("", draft, Rates(), row_counts=np.array(counts))
         return mean_ms([candidate], StepCosts(profile, batch_size))[0]
 
     assert mean(1, rows) == pytest.approx(float(rows @ ms[:5] / 10))
@@ -257,10 +258,10 @@ def test_halves_know_nothing_of_each_other():
     other = replace(log, tokens=tokens)
     job = "vllm:ngram-v1", usual("vllm:ngram-v1"), "cold", None
     (own, held), (changed, same) = (copied.tried_on(one, job, copied._parts(one)) for one in (log, other))
-    assert held.candidate.rates.steps.tolist() == same.candidate.rates.steps.tolist()
-    assert held.candidate.row_counts[: len(same.candidate.row_counts)].tolist() == same.candidate.row_counts.tolist()
-    assert own.candidate.rates.steps.tolist() != changed.candidate.rates.steps.tolist()
-    assert len(own.candidate.rates.steps) + len(held.candidate.rates.steps) == log.num_conversations
+    assert held.rates.steps.tolist() == same.rates.steps.tolist()
+    assert held.row_counts[: len(same.row_counts)].tolist() == same.row_counts.tolist()
+    assert own.rates.steps.tolist() != changed.rates.steps.tolist()
+    assert len(own.rates.steps) + len(held.rates.steps) == log.num_conversations
 
 
 def test_processes_find_what_one_does(run, monkeypatch):
@@ -276,8 +277,8 @@ def test_processes_find_what_one_does(run, monkeypatch):
     for one, two in zip(alone, together, strict=True):
         for mine, theirs in zip(one, two, strict=True):
             assert mine.draft == theirs.draft
-            assert mine.candidate.rates.steps.tolist() == theirs.candidate.rates.steps.tolist()
-            assert mine.candidate.row_counts.tolist() == theirs.candidate.row_counts.tolist()
+            assert mine.rates.steps.tolist() == theirs.rates.steps.tolist()
+            assert mine.row_counts.tolist() == theirs.row_counts.tolist()
 
 
 def test_every_drafter_has_a_grid_of_settings_that_its_engine_takes():

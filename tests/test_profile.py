@@ -229,9 +229,9 @@ def test_what_a_plan_would_choose_between_is_timed_for_itself():
     curve = {point.size: point.depth for point in entry.curve}
     found = rivals(entry, set())
     size = entry.chosen.size
-    assert {size} | ({size - 1, size + 1} & set(curve)) <= {size for size, _ in found}
+    assert {size} | ({size - 1, size + 1} & set(curve)) <= {cost.rows for cost in found}
     assert 3 <= len(found) <= 5
-    assert all(depth == curve[s] for s, depth in found if s != size)
+    assert all(cost.depth == curve[cost.rows] for cost in found if cost.rows != size)
     assert rivals(entry, set(found)) == []
 
 

@@ -17,6 +17,7 @@ from tests.test_figures import some_bench
 from treeopt.cli import cli
 from treeopt.engines.plans import ExportOptions
 from treeopt.errors import InvalidInput
+from treeopt.growth.rates import Rates
 from treeopt.pipeline.export import export_to
 from treeopt.pipeline.search import request_of
 from treeopt.planning.planner import plan_trees, schedule_of
@@ -28,18 +29,19 @@ from treeopt.records.plan import Plan, PlanEntry, PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.report.plan_table import certainty, mixture, schedule, trees_table, written_for
 from treeopt.report.verdict import doubts
+from treeopt.trees.draft import TreeSize
 from treeopt.trees.shapes import Limits
 
 SIZES = (1, 2, 4, 8)
+CANDIDATES = [Candidate("grown", TreeSize(size, depth), Rates()) for depth, size in enumerate(SIZES)]
 
 
 def option(batch_size: int, throughput: list[float], tied: list[int]) -> tuple[Table, Selection]:
     """Table of these throughputs; chosen is the best."""
     rates = np.array(throughput)
     ms = np.full(len(rates), 1e3 * batch_size)
-    table = [Candidate("grown", size, depth) for depth, size in enumerate(SIZES[: len(rates)])]
     known = np.ones(len(rates), dtype=bool)
-    c = Table(batch_size, 1, table, rates, rates[:, None], ms, ms[:, None], known, known, known)
+    c = Table(batch_size, 1, CANDIDATES[: len(rates)], rates, rates[:, None], ms, ms[:, None], known, known, known)
     best = int(rates.argmax())
     return c, Selection(best, np.array(sorted({best, *tied})), None)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from treeopt.files.places import shipped
+from treeopt.growth.rates import Rates
 from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -12,6 +13,7 @@ from treeopt.planning.table import Candidate, Table
 from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import RankTrace
+from treeopt.trees.draft import TreeSize
 from treeopt.trees.shapes import Limits
 
 ROUNDS, PER_ROUND = 12, 3
@@ -144,7 +146,7 @@ def test_what_another_size_clearly_beats_is_not_tied_with_a_fastest_that_is_hard
     c = Table(
         1,
         1,
-        [Candidate("grown", size, depth) for size, depth in ((1, 0), (4, 2), (8, 3))],
+        [Candidate("grown", TreeSize(size, depth), Rates()) for size, depth in ((1, 0), (4, 2), (8, 3))],
         rates,
         draws,
         1e3 * ones,

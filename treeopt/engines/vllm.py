@@ -108,7 +108,7 @@ STARTED = {  # what starts a drafter that copies text as it was planned for, and
 }  # fmt: skip
 
 
-def config_of(draft: CopiedText) -> dict[str, Any]:
+def config_of(draft: Draft) -> dict[str, Any]:
     return {"method": draft.drafter.partition(":")[2].partition("-")[0], **draft.options}
 
 

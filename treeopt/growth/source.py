@@ -27,7 +27,7 @@ from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
 from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import FIXED, MOST_DEPTH, Choice, GrownTrees, IntArray, Tree
+from treeopt.trees.tree import MOST_DEPTH, Choice, GrownTrees, IntArray, Tree
 
 Floats = NDArray[np.float64]
 
@@ -104,6 +104,10 @@ class Source(ABC):
     @abstractmethod
     def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         """The rates of nested trees: the first ``sizes`` of the nodes ``paths``."""
+
+    def tells(self, draft: Draft) -> bool:
+        """Whether the record tells what a draft reaches."""
+        return isinstance(draft, Tree)
 
     def rates(self, draft: Draft) -> Rates:
         """The rates of a draft; nodes that the record does not tell apart are never accepted."""
@@ -208,9 +212,10 @@ class TraceSource(AnswersSource):
     def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         return replay.rates_of(self.record, replay.replay_trees(self.record, paths, sizes))
 
+    def tells(self, draft: Draft) -> bool:
+        return replay.tells(self.record, draft)
+
     def rates(self, draft: Draft) -> Rates:
-        if draft.cost.family == FIXED:
-            return super().rates(draft)
         steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
         return replay.rates_of(self.record, steps[None])[0]
 

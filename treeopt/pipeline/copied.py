@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 
 from treeopt.engines.copied import EXPORTED, KIND
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.rates import Rates
+from treeopt.latency.costs import StepCosts
 from treeopt.pipeline.groups import plan_groups
-from treeopt.planning.copied import Tried, costs_of, plan_copied, worth
+from treeopt.planning.planner import costs_of, plan_text
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.table import Candidate, Floats
+from treeopt.planning.table import Candidate, Floats, mean_ms
 from treeopt.records.inputs import find_latencies, inputs_of
 from treeopt.records.plan import Plan, PlannedEngine
-from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import progress
 from treeopt.text.engines import kinds_of, text_drafter
 from treeopt.text.replay import State, replay
 from treeopt.text.settings import Settings, drafters_of, sought, usual
-from treeopt.trees.draft import CopiedText
+from treeopt.trees.draft import CopiedText, Draft
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import BoolArray, IntArray
 
@@ -71,9 +71,11 @@ def search_copied(
     sizes = list(batch_sizes or (latencies.batch_sizes if latencies else (1,)))
     drafters = asked_drafters(engine, method)
     named = PlannedEngine(name=EXPORTED.get(engine, engine), method=KIND) if engine else None
-    request = PlanRequest(Limits(budget), sizes, context=context or log.usual_context, engine=named)
+    request = PlanRequest(Limits(budget), sizes, context=context, engine=named)
+    costs = costs_of(latencies, request, log.usual_context)
+    check_rows(costs)
     inputs = inputs_of(*(file for file in (run.requests, timed) if file))
-    plan = replace(planned(run.requests, log, latencies, request, drafters), inputs=inputs)
+    plan = replace(planned(run.requests, log, costs, request, drafters), inputs=inputs)
     if for_groups == "own":
         if not log.group_names:
             raise InvalidInput(
@@ -82,7 +84,7 @@ def search_copied(
 
         def plan_part(own: RunDirectory, part: RequestLog) -> tuple[Path, Plan]:
             own.replace_requests(part)
-            return own.requests, planned(own.requests, part, latencies, request, drafters)
+            return own.requests, planned(own.requests, part, costs, request, drafters)
 
         of = {name: np.flatnonzero(log.group == number) for number, name in enumerate(log.group_names)}
         parts = {name: log.select(which) for name, which in of.items() if len(which)}
@@ -115,54 +117,80 @@ def asked_drafters(engine: str | None, method: str | None) -> list[str]:
     return names
 
 
+def check_rows(costs: Mapping[int, StepCosts]) -> None:
+    """Raise OutOfRange for a batch size at which no step of two rows or more was timed."""
+    for batch_size, cost in costs.items():
+        if cost.reach[0] < 2:
+            raise OutOfRange(
+                f"Copied text takes steps of 2 rows or more, but at batch size {batch_size} the profile has plain steps alone: "
+                "time larger sizes."
+            )
+
+
 def planned(
-    file: Path, log: RequestLog, latencies: LatencyProfile | None, request: PlanRequest, drafters: Sequence[str]
+    file: Path, log: RequestLog, costs: Mapping[int, StepCosts], request: PlanRequest, drafters: Sequence[str]
 ) -> Plan:
     """The plan for a log that is in a file; InvalidInput where the budget has no room for any setting,
     OutOfRange where too few rows were timed."""
     state: State = "overlapped" if log.has_times else "serial"
     all_requests, log = log.num_sequences, first_answers(log, JUDGED_TOKENS)
     first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
-    each, costs = max(MOST_TRIED // len(drafters), FEWEST_TRIED), costs_of(latencies, request)
+    each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
+    warnings, settings, usuals = list[str](), dict[str, list[Candidate]](), dict[str, Candidate]()
     with _replays(file, log) as many, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
 
-        def value(name: str, settings: Sequence[Settings]) -> Floats:
-            return worth([own for own, _ in many([(name, one, state, first) for one in settings])], costs, request)
+        def value(name: str, tried: Sequence[Settings]) -> Floats:
+            return worth(
+                [sought_on for sought_on, _ in many([(name, one, state, first) for one in tried])], costs, request
+            )
 
-        tried, said = dict[str, list[Tried]](), list[str]()
         for name in drafters:
-            found = sought(name, partial(value, name), most=each)
+            values = sought(name, partial(value, name), most=each)
             advance(each)
-            best = [sorted(found, key=lambda s: -found[s][b])[:FINALISTS] for b in range(len(request.sizes))]
-            wanted = dict.fromkeys([usual(name), *(one for some in best for one in some)])
-            done = [held for _, held in many([(name, one, state, None) for one in wanted])]
-            tried[name] = [one for one in done if one.draft.rows <= budget]
+            best = [sorted(values, key=lambda s: -values[s][b])[:FINALISTS] for b in range(len(request.sizes))]
+            finalists = dict.fromkeys([usual(name), *(one for some in best for one in some)])
+            judged = [held_out for _, held_out in many([(name, one, state, None) for one in finalists])]
+            settings[name] = [candidate for candidate in judged if candidate.size <= budget]
+            if judged[0] in settings[name]:
+                usuals[name] = judged[0]
+            else:
+                warnings.append(beyond(judged[0], budget))
             advance(FINALISTS)
-            said += [beyond(one, budget) for one in done if one.is_usual and one not in tried[name]]
-        if not any(tried.values()):
+        if not any(settings.values()):
             raise InvalidInput(
                 f"`budget` has no room for a draft of {' or '.join(drafters)}: it must be larger than {budget}."
             )
         sought_on, judged_on = _parts(log)
         held_out = log.select(np.flatnonzero(judged_on[log.clusters]))
-        said += [IN_SAMPLE] * bool((sought_on & judged_on).any())
+        warnings += [IN_SAMPLE] * bool((sought_on & judged_on).any())
         if log.num_sequences < all_requests:
-            said.append(
+            warnings.append(
                 f"Replayed were the first {log.num_sequences:,} of {all_requests:,} requests, {JUDGED_TOKENS:,} tokens of answers."
             )
-        plan = plan_copied(
-            {name: some for name, some in tried.items() if some}, held_out, latencies, costs, request, said
-        )
+        plan = plan_text({name: some for name, some in settings.items() if some}, usuals, held_out, costs, request)
         brackets = _bracket(many, plan, state)
-    entries = (replace(e, warnings=[*e.warnings, *brackets.get(e.batch_size, [])]) for e in plan.entries)
+    entries = (replace(e, warnings=[*e.warnings, *warnings, *brackets.get(e.batch_size, [])]) for e in plan.entries)
     return replace(plan, entries=tuple(entries))
 
 
-def beyond(usual: Tried, budget: int) -> str:
+def worth(candidates: Sequence[Candidate], costs: Mapping[int, StepCosts], request: PlanRequest) -> Floats:
+    """(n, G) what settings are worth at each batch size: log tokens per second, or per step where no latency is known.
+
+    Of equal ones that with fewer rows is worth a little more; of what was not timed, or is beyond the budget, nothing.
+    """
+    rates = np.array([candidate.rates.tokens_per_step for candidate in candidates])
+    rows = np.array([candidate.rows_per_step for candidate in candidates])
+    ms = np.array([mean_ms(candidates, costs[b]) if costs else np.ones(len(rates)) for b in request.sizes])  # (G, n)
+    values = np.log(rates / ms) - 1e-6 * rows
+    fits = np.array([candidate.size <= request.limits.budget for candidate in candidates])
+    return np.where(fits & ~np.isnan(ms), values, -np.inf).T
+
+
+def beyond(usual: Candidate, budget: int) -> str:
     """A sentence on a usual setting that verifies more rows than are planned."""
     return (
-        f"The usual setting of {usual.draft.drafter} is not planned, since it verifies up to {usual.draft.rows} rows, beyond the budget of "
-        f"{budget}: it emits {usual.candidate.rates.tokens_per_step:.2f} tokens per step with {usual.candidate.rows_per_step:.1f} rows."
+        f"The usual setting of {usual.group} is not planned, since it verifies up to {usual.size} rows, beyond the budget of "
+        f"{budget}: it emits {usual.rates.tokens_per_step:.2f} tokens per step with {usual.rows_per_step:.1f} rows."
     )
 
 
@@ -181,18 +209,23 @@ def halves(log: RequestLog) -> IntArray:
     >>> halves(RequestLog(np.zeros(12, int), np.arange(0, 13, 3), np.ones(4, int))).tolist()
     [1, 0, 1, 0]
     """
-    found, some = np.zeros(log.num_conversations, np.int64), np.unique(log.clusters[log.answer_tokens > 1]).tolist()
-    if not some:
+    decoded = np.unique(log.clusters[log.answer_tokens > 1]).tolist()
+    if not decoded:
         raise InvalidInput("Some answers must have two tokens or more, since the first is the prompt's, but none has.")
-    groups, waiting, counts = log.conversation_groups() or [""] * len(found), dict[str, int](), [0, 0]
-    for one, coin in zip(some, np.random.default_rng(0).integers(2, size=len(some)).tolist(), strict=True):
-        half = waiting.pop(groups[one], None)
-        if half is None:
-            half = coin if counts[0] == counts[1] else int(counts[1] < counts[0])
-            waiting[groups[one]] = 1 - half
-        counts[half] += 1
-        found[one] = half if len(some) > 1 else 2
-    return found
+    half, counts = np.zeros(log.num_conversations, np.int64), [0, 0]
+    groups, waiting = log.conversation_groups() or [""] * len(half), dict[str, int]()  # the half of a group's next one
+    for conversation, coin in zip(
+        decoded, np.random.default_rng(0).integers(2, size=len(decoded)).tolist(), strict=True
+    ):
+        group = groups[conversation]
+        if group in waiting:
+            side = waiting.pop(group)
+        else:
+            side = coin if counts[0] == counts[1] else int(counts[1] < counts[0])
+            waiting[group] = 1 - side
+        counts[side] += 1
+        half[conversation] = side if len(decoded) > 1 else 2
+    return half
 
 
 @contextmanager
@@ -212,7 +245,7 @@ def _load(file: Path) -> None:
     _WORKERS[:] = [(log, _parts(log))]
 
 
-def _job(job: Job) -> list[Tried]:
+def _job(job: Job) -> list[Candidate]:
     log, parts = _WORKERS[0]
     return tried_on(log, job, parts)
 
@@ -223,43 +256,41 @@ def _parts(log: RequestLog) -> list[BoolArray]:
     return [(half == number) | (half == 2) for number in (0, 1)]
 
 
-def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Tried]:
+def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Candidate]:
     """What a setting did on the conversations of each part, which are marked: (C,) each."""
     name, settings, state, first = job
     begun = process_time()
-    found = replay(islice(log.requests(), first), lambda: text_drafter(name, dict(settings)), state=state)
-    us = 1e6 * (process_time() - begun) / max(len(found.rows), 1)
-    rows = int(found.rows.max(initial=1))
-    draft = CopiedText.of(name, dict(settings), rows, min(int(found.drafted.max(initial=0)), rows - 1))
-    own = np.repeat(log.clusters[: len(found.starts) - 1], np.diff(found.starts))
-    each, count = list[Tried](), log.num_conversations
-    for of in parts:
-        here = of[own]
-        steps, tokens = (
-            np.bincount(own[here], some, count)[of].astype(np.int64) for some in (None, found.emitted[here])
-        )
-        row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (found.rows, found.accepted))
-        rates = Rates(steps, tokens)
-        candidate = Candidate(name, draft.rows, draft.depth, None, rates, draft, row_counts=row_counts, replay_us=us)
-        each.append(Tried(draft, candidate, accepted, settings == usual(name)))
-    return each
+    steps = replay(islice(log.requests(), first), lambda: text_drafter(name, dict(settings)), state=state)
+    us = 1e6 * (process_time() - begun) / max(len(steps.rows), 1)
+    rows = int(steps.rows.max(initial=1))
+    draft = CopiedText.of(name, dict(settings), rows, min(int(steps.drafted.max(initial=0)), rows - 1))
+    conversations = np.repeat(log.clusters[: len(steps.starts) - 1], np.diff(steps.starts))
+    candidates, count = list[Candidate](), log.num_conversations
+    for part in parts:
+        here = part[conversations]
+        taken = np.bincount(conversations[here], minlength=count)[part]
+        tokens = np.bincount(conversations[here], steps.emitted[here], count)[part].astype(np.int64)
+        row_counts, accepted = (np.bincount(some[here], minlength=1) for some in (steps.rows, steps.accepted))
+        rates = Rates(taken.astype(np.int64), tokens)
+        candidates.append(Candidate(name, draft, rates, accepted=accepted, row_counts=row_counts, replay_us=us))
+    return candidates
 
 
 def _bracket(many: Any, plan: Plan, state: State) -> dict[int, list[str]]:
     """What the chosen settings reach where a server has kept nothing, and where it served the log in order, by batch size."""
-    known: dict[CopiedText, list[str]] = {}
-    chosen = {e.draft: e.chosen.tokens_per_step for e in plan.entries if e.speculates}
+    brackets: dict[Draft, list[str]] = {}
+    chosen = {entry.draft: entry.chosen.tokens_per_step for entry in plan.entries if entry.speculates}
     for draft, rate in chosen.items():
-        assert isinstance(draft, CopiedText)
         if not kinds_of(draft.drafter)[0].kept:
             continue
-        states: list[State] = [one for one in MEANS if one in ("cold", "serial") and one != state]
-        held = many([(draft.drafter, draft.settings, one, None) for one in states])
-        rates = dict(zip(states, (one.candidate.rates.tokens_per_step for _, one in held), strict=True)) | {state: rate}
+        states: list[State] = [other for other in MEANS if other in ("cold", "serial") and other != state]
+        settings = tuple(sorted(draft.options.items()))
+        held_out = [judged.rates for _, judged in many([(draft.drafter, settings, other, None) for other in states])]
+        rates = dict(zip(states, (reached.tokens_per_step for reached in held_out), strict=True)) | {state: rate}
         if max(rates.values()) > (1 + NOTICEABLE) * min(rates.values()):
-            each = "; ".join(f"{MEANS[one]} {rates[one]:.2f}" for one in MEANS if one in rates)
-            known[draft] = [
+            each = "; ".join(f"{MEANS[kept]} {rates[kept]:.2f}" for kept in MEANS if kept in rates)
+            brackets[draft] = [
                 f"This drafter keeps text from request to request, so tokens per step depend on what ran before: {each}. "
                 f"The plan is for requests {MEANS[state]}."
             ]
-    return {e.batch_size: known.get(e.draft, []) for e in plan.entries}  # type: ignore[call-overload]
+    return {entry.batch_size: brackets.get(entry.draft, []) for entry in plan.entries}

@@ -21,7 +21,8 @@ from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import PUBLISHED
-from treeopt.trees.draft import ANEW, Draft
+from treeopt.trees.draft import ANEW, Draft, DynamicLimits
+from treeopt.trees.limits import EngineLimits
 from treeopt.trees.published import published_tree
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 OWN_SETTINGS = "defaults"  # the contender that decodes by an engine's own settings
 PLAIN = Tree.chain(0)
+ONLY_CHAINS, DYNAMIC = EngineLimits(shape="chain"), EngineLimits(dynamic=DynamicLimits())  # what engines decode
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def engine_entrants(
         entrants["chosen"] = replace(entrants["chosen"], as_it_comes=not entry.speculates)
     takes_dynamic = engine.takes_trees and entry.batch_size == 1
     lengths = sorted({1, source.num_heads, best})
-    if entry.draft.kind in ("tree", *ANEW) and not (entry.draft.kind == "dynamic" and takes_dynamic):
+    if not (ONLY_CHAINS.takes(entry.draft, None) or (takes_dynamic and DYNAMIC.grows(entry.draft))):
         del entrants["chosen"]
         lengths.sort(key=lambda length: length != best)
         plans = engine.name in runners((plan.drafter or {}).get("kind"))
@@ -115,7 +117,7 @@ def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> 
     found = {}
     for name, entrant in entrants.items():
         draft, is_ours = entrant.draft, not engine.about
-        if not draft.topk and draft.kind not in ("plain", "chain"):
+        if not (ONLY_CHAINS.takes(draft, None) or DYNAMIC.grows(draft)):
             raise Unsupported(f"{engine.name} takes chains of the likeliest guesses, but {name} is another tree.")
         other_width = engine.by_width and draft.depth not in (0, source.num_heads)
         if not draft.topk and (entrant.is_own or other_width or draft.depth > source.num_heads):

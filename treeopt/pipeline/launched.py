@@ -34,7 +34,7 @@ from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import rivals
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.session import resolve
-from treeopt.planning.copied import Tried
+from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
 from treeopt.records.contender import Answer, Block, Contender, Predicted
 from treeopt.records.inputs import inputs_of, stale_plan
@@ -134,7 +134,7 @@ def profile_launched(run: RunDirectory, launch: str, *, overwrite: bool = False,
     check_can_join(run, runtime, made, overwrite=overwrite)
     settings: dict[str, dict[int, tuple[tuple[str, ...], Draft | None]]] = {}
     for entry in contest.entries:
-        near = {depth for size, depth in rivals(entry, ()) if size == depth + 1}
+        near = {cost.depth for cost in rivals(entry, ()) if cost.rows == cost.depth + 1}
         for depth in sorted({0, entry.draft.depth, *near}):
             known = settings.setdefault(f"chain of {depth}" if depth else "plain", {})
             known[entry.batch_size] = contest.alone(entry.batch_size, Tree.chain(depth))
@@ -158,7 +158,7 @@ class Load:
     prompts: Sequence[Any]
     limits: Sequence[int]
     names: Sequence[tuple[str, str]]
-    tried: Mapping[str, Tried] = field(default_factory=dict)
+    tried: Mapping[str, Candidate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, ent
     plain, known = next(visit for visit in at if visit.name == "plain"), plain_and_chosen(entry)
     visits = [visit for visit in at if visit.name == name]
     predicted = {who: one.predicted for who, one in known.items()}
-    predicted |= {who: one.candidate.rates.predicted for who, one in load.tried.items()}
+    predicted |= {who: setting.rates.predicted for who, setting in load.tried.items()}
     first, draft = visits[0], setting[entry.batch_size][1]
     ends = np.cumsum([one.tokens - 1 for one in first.answers]) * first.steps / max(first.emitted, 1)
     sequences = [

@@ -16,7 +16,8 @@ import numpy as np
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.pipeline.copied import halves, tried_on
 from treeopt.pipeline.entrants import PLAIN, Entrant, plain_and_chosen
-from treeopt.planning.copied import USUAL, Tried
+from treeopt.planning.entries import USUAL
+from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import AS_IT_COMES
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.requestlog import RequestLog
@@ -71,27 +72,29 @@ def _drawn(places: IntArray, clusters: IntArray, wanted: int, in_a_row: int, rng
     return places[sorted(found)]
 
 
-def tried_drafts(plan: Plan, entry: PlanEntry, log: RequestLog, state: State = "cold") -> dict[str, Tried]:
+def tried_drafts(plan: Plan, entry: PlanEntry, log: RequestLog, state: State = "cold") -> dict[str, Candidate]:
     """What replay says of the planned setting and of the engine's usual one on these requests.
 
     state : what a drafter keeps from request to request
     """
     name = str((plan.drafter or {}).get("id"))
-    drafts: dict[str, Settings] = {"chosen": entry.draft.settings} if isinstance(entry.draft, CopiedText) else {}
-    if usual(name) not in drafts.values():
-        drafts[USUAL] = usual(name)
+    settings: dict[str, Settings] = {}
+    if entry.speculates:
+        settings["chosen"] = tuple(sorted(entry.draft.options.items()))
+    if usual(name) not in settings.values():
+        settings[USUAL] = usual(name)
     every = [np.ones(log.num_conversations, bool)]
-    return {who: tried_on(log, (name, settings, state, None), every)[0] for who, settings in drafts.items()}
+    return {who: tried_on(log, (name, options, state, None), every)[0] for who, options in settings.items()}
 
 
-def copied_entrants(entry: PlanEntry, tried: Mapping[str, Tried], engine: Stepper) -> dict[str, Entrant]:
+def copied_entrants(entry: PlanEntry, tried: Mapping[str, Candidate], engine: Stepper) -> dict[str, Entrant]:
     """Plain decoding, and the settings that were tried; what a drafter keeps of other requests is not replayed."""
     entrants = plain_and_chosen(entry)
-    for name, one in tried.items():
-        draft: Draft = entry.draft if name == "chosen" else one.draft
-        shares = (one.accepted / max(one.accepted.sum(), 1)).tolist()
-        is_replayable = not kinds_of(one.draft.drafter)[0].kept
-        entrants[name] = Entrant(draft, one.candidate.rates.predicted, shares, is_replayable)
+    for name, setting in tried.items():
+        draft = entry.draft if name == "chosen" else setting.draft
+        assert setting.accepted is not None
+        shares = (setting.accepted / max(setting.accepted.sum(), 1)).tolist()
+        entrants[name] = Entrant(draft, setting.rates.predicted, shares, not kinds_of(draft.drafter)[0].kept)
     return entrants | ({AS_IT_COMES: Entrant(PLAIN, as_it_comes=True)} if engine.as_it_comes else {})
 
 
@@ -114,7 +117,7 @@ def prompts_of(log: RequestLog) -> list[Prompt]:
 def copied_steps(log: RequestLog, draft: Draft, is_replayable: bool) -> tuple[list[int | None], list[int], list[int]]:
     """Steps of each answer by replay, None where there is none, and the tokens that they emit; all steps by accepted guesses."""
     plain = (log.answer_tokens - 1).tolist()
-    if not isinstance(draft, CopiedText):
+    if not draft.drafter:
         return plain, plain, [sum(plain)]
     if not is_replayable:
         return [None] * len(plain), plain, []

@@ -1,9 +1,10 @@
-"""Which drafts can be chosen: fixed trees, chains, dynamic trees and trees over marginals, in one table for each batch size.
+"""Which drafts can be chosen: fixed trees, chains, dynamic trees, trees over marginals and copied text, in tables of one form.
 
 grown    the best fixed tree of every size under every depth limit, judged on answers that it was not grown on
 chain    the likeliest guess of each head: fixed beforehand, so that its replay is held-out
 dynamic  three numbers, fixed beforehand too, as those of a ddtree are; of very many those that are fastest by estimate
          are in the table
+copied   settings of one drafter that copies text, sought on other conversations, beside plain decoding
 
 n candidates · B bootstrap draws
 """
@@ -20,88 +21,109 @@ from treeopt.growth.replay import dynamic_rates, marginal_rates
 from treeopt.growth.source import Source
 from treeopt.latency.costs import StepCosts
 from treeopt.planning.request import PlanRequest
-from treeopt.planning.table import AS_IT_COMES, IDLE, Candidate, Table, priced, unpriced
-from treeopt.trees.draft import Draft
-from treeopt.trees.shapes import GROWN, SHAPES, Limits
+from treeopt.planning.table import AS_IT_COMES, CHAIN, GROWN, IDLE, UNTIMED, Candidate, Table, priced, unpriced
+from treeopt.trees.draft import Draft, TreeSize
+from treeopt.trees.shapes import GROWN as GROWN_SHAPES
+from treeopt.trees.shapes import SHAPES, Limits
 from treeopt.trees.tree import Tree
 
 MOST_ANEW = 64  # dynamic trees, or those over marginals, the fastest by estimate, that are in the table
 
 
-def tables_of(source: Source, limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> list[Table]:
-    """What can be chosen at each batch size; without latencies every size of the deepest trees, and chains.
+def tree_tables(source: Source, limits: Limits, request: PlanRequest, costs: Mapping[int, StepCosts]) -> list[Table]:
+    """The trees that can be chosen at each batch size; without latencies every size of the deepest ones, and chains.
 
     limits : with the deepest that the source can judge
     costs  : batch size to what steps cost; empty without a profile
     """
-    deepest, found = limits.max_depth or 0, list[Candidate]()
+    deepest, candidates = limits.max_depth or 0, list[Candidate]()
     for depth in range(1 if costs else deepest, deepest + 1):  # each tree is seen under its own limit
         held_out = source.crossfit(replace(limits, max_depth=depth))
-        found += _grown(held_out, depth if costs else None, request.takes)
+        candidates += _grown(held_out, depth if costs else None, request.takes)
     longest = 0 if limits.shape == "chain" else min(deepest, limits.budget - 1)
     chains = source.nested_rates(Tree.chain(longest).paths, np.arange(2, longest + 2))
-    found += [Candidate("chain", d + 1, d, None, rates) for d, rates in enumerate(chains, 1)]
+    candidates += [Candidate(CHAIN, Tree.chain(depth), rates) for depth, rates in enumerate(chains, 1)]
     if request.dynamic is not None and any(cost.profile.anew for cost in costs.values()):
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
         within = replace(request.dynamic, levels=levels, rows=rows, chains=False)
         if source.pooled is not None:
-            found += _anew([*dynamic_rates(source.pooled, within).items()], costs)
+            candidates += _anew([*dynamic_rates(source.pooled, within).items()], costs)
         if source.pooled is not None and within.marginals:
             trees = marginal_rates(source.pooled, depth=deepest, rows=rows).items()
-            found += _anew([one for one in trees if one[0].ranks <= within.width], costs)
+            candidates += _anew([(tree, rates) for tree, rates in trees if tree.ranks <= within.width], costs)
     if request.whole_blocks:
-        found = [one for one in found if one.size == 1 or one.depth == source.num_heads]
+        whole = source.num_heads
+        candidates = [candidate for candidate in candidates if candidate.size == 1 or candidate.depth == whole]
     twins = {IDLE if cost.is_idle else AS_IT_COMES for cost in costs.values() if cost.twin}
-    found += [replace(found[0], group=group) for group in sorted(twins)]
-    rates, draws = np.array([one.rates.tokens_per_step for one in found]), drawn([one.rates for one in found])
-    tables = []
-    for batch_size in request.sizes:
-        table = unpriced(batch_size, found, rates, draws)
-        tables.append(_priced_trees(table, costs[batch_size], deepest, request) if costs else table)
-    return tables
+    candidates += [replace(candidates[0], group=group) for group in sorted(twins)]
+    return tables_of(candidates, request, costs, deepest=deepest)
 
 
-def _grown(held_out: HeldOut, own: int | None, takes: str) -> list[Candidate]:
-    """The grown trees that have the shape which is taken; of those grown under a depth limit that are as deep."""
-    found = [
-        Candidate("grown", size, depth, held_out)
+def text_tables(settings: Sequence[Candidate], request: PlanRequest, costs: Mapping[int, StepCosts]) -> list[Table]:
+    """Plain decoding at each batch size, and those settings of one drafter that copies text whose latency is known."""
+    tokens = settings[0].rates.tokens
+    plain = Candidate(GROWN, Tree.chain(0), Rates(tokens, tokens), accepted=np.array([1]))
+    return tables_of([plain, *settings], request, costs)
+
+
+def tables_of(
+    candidates: Sequence[Candidate], request: PlanRequest, costs: Mapping[int, StepCosts], *, deepest: int = 0
+) -> list[Table]:
+    """A table of the candidates for each batch size.
+
+    deepest : of the trees that could be chosen, where a depth has its price
+    """
+    rates = np.array([candidate.rates.tokens_per_step for candidate in candidates])
+    draws = drawn([candidate.rates for candidate in candidates])
+    tables = [unpriced(batch_size, candidates, rates, draws) for batch_size in request.sizes]
+    if costs:
+        return [_priced(table, costs[table.batch_size], request, deepest) for table in tables]
+    has_trees = any(candidate.group == GROWN and candidate.size > 1 for candidate in candidates)
+    warning = UNTIMED.format("the largest tree of the budget" if has_trees else "what emits the most tokens per step")
+    return [replace(table, warnings=(warning,)) for table in tables]
+
+
+def _grown(held_out: HeldOut, only_depth: int | None, takes: str) -> list[Candidate]:
+    """The grown trees of the shape that is taken; of those grown under a depth limit only the ones that are as deep."""
+    candidates = [
+        Candidate(GROWN, TreeSize(size, depth), held_out.rates(size), held_out)
         for size, depth in enumerate(held_out.grown.depths().tolist(), 1)
-        if own is None or max(depth, 1) == own
+        if only_depth is None or max(depth, 1) == only_depth
     ]
-    if takes in GROWN:
-        return found
-    return [candidate for candidate in found if SHAPES[takes](held_out.grown.tree(candidate.size))]
+    if takes in GROWN_SHAPES:
+        return candidates
+    return [candidate for candidate in candidates if SHAPES[takes](held_out.grown.tree(candidate.size))]
 
 
 def _anew(trees: Sequence[tuple[Draft, Rates]], costs: Mapping[int, StepCosts]) -> list[Candidate]:
     """The trees that are fastest by estimate at some batch size, of such as are built anew at every step."""
     if not trees:
         return []
-    steps, which = [tree.cost for tree, _ in trees], set[int]()
-    tokens_per_step = np.array([one.tokens_per_step for _, one in trees])
+    steps, fastest = [tree.cost for tree, _ in trees], set[int]()
+    tokens_per_step = np.array([rates.tokens_per_step for _, rates in trees])
     for cost in costs.values():
         throughput = tokens_per_step / cost.ms(steps)
         best = np.argsort(-throughput, kind="stable")[:MOST_ANEW]
-        which.update(best[~np.isnan(throughput[best])].tolist())
-    taken = [one for i, one in enumerate(trees) if i in which]
-    return [Candidate(tree.kind, tree.rows, tree.depth, None, reached, tree) for tree, reached in taken]
+        fastest.update(best[~np.isnan(throughput[best])].tolist())
+    return [Candidate(tree.kind, tree, rates) for i, (tree, rates) in enumerate(trees) if i in fastest]
 
 
-def _priced_trees(table: Table, costs: StepCosts, deepest: int, request: PlanRequest) -> Table:
+def _priced(table: Table, costs: StepCosts, request: PlanRequest, deepest: int) -> Table:
     """The table with latencies and with what the profile does not tell.
 
-    Raises OutOfRange where nothing that could be chosen was timed but a plain step.
+    Raises OutOfRange where trees can be planned, but none was timed.
     """
     timed = priced(table, costs)
-    wanted, known = (set(some.sizes[some.groups == "grown"].tolist()) for some in (table, timed))
+    wanted, known = (set(some.sizes[some.groups == GROWN].tolist()) for some in (table, timed))
     if known == {1} != wanted:
         sizes = ", ".join(map(str, sorted(wanted - {1})[:4]))
         raise OutOfRange(
             "The profile must have timed some of the trees that can be planned, but at batch size "
             f"{costs.batch_size} it has none: time sizes {sizes}."
         )
-    warnings = _engine_warnings(costs), _gap_warnings(costs, request, sorted(wanted - known), max(wanted), deepest)
-    timed = replace(timed, warnings=tuple(warning for some in warnings for warning in some))
+    most = max(candidate.size for candidate in table.all if candidate.size == 1 or candidate not in timed.places)
+    gaps = _gap_warnings(costs, request, sorted(wanted - known), most, deepest)
+    timed = replace(timed, warnings=(*_engine_warnings(costs), *gaps))
     return timed.only(np.flatnonzero(timed.timed)) if request.measured_only else timed
 
 
@@ -129,7 +151,8 @@ def _gap_warnings(
 ) -> Iterator[str]:
     """Sizes, depths and the context that the profile does not cover.
 
-    untimed : sizes without a latency, ascending · most, deepest : of the trees that could be chosen
+    untimed : sizes of trees without a latency, ascending · most : rows of a draft without one, 1 where all have one
+    deepest : of the trees that could be chosen
     """
     largest, timed_depth = costs.reach
     if gaps := [size for size in untimed if size <= largest]:
@@ -142,7 +165,7 @@ def _gap_warnings(
         )
     if largest < most:
         yield (
-            f"The profile covers sizes up to {largest}, so larger trees were left out, although the budget is "
+            f"The profile covers sizes up to {largest}, so larger drafts were left out, although the budget is "
             f"{request.limits.budget:,}: time larger sizes to have them considered."
         )
     if timed_depth < deepest:

@@ -1,5 +1,6 @@
 """What a plan says of the draft that was chosen for a batch size: its figures, their errors, and what to beware of."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from treeopt.growth.rates import rates_by_group
 from treeopt.growth.source import Source
 from treeopt.planning.select import Selection
-from treeopt.planning.table import AS_IT_COMES, ROOT, Candidate, Table
+from treeopt.planning.table import AS_IT_COMES, CHAIN, GROWN, Candidate, Table
 from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
 from treeopt.records.figure import Errors, Figure, Intervals
 from treeopt.records.plan import EXACT, Basis, PlanEntry
@@ -15,8 +16,8 @@ from treeopt.records.trace import Answers
 from treeopt.trees.draft import ANEW, TreeSize
 from treeopt.trees.tree import Choice, Tree
 
-# kind of draft to groups of candidates
-KINDS = {"tree": ("grown", "chain"), "chain": ("chain",), **{kind: (kind,) for kind in ANEW}}
+KINDS = {"tree": (GROWN, CHAIN), "chain": (CHAIN,), **{kind: (kind,) for kind in ANEW}}  # to groups of candidates
+USUAL = "usual"  # how an engine's usual setting is called
 
 
 def figure_of(table: Table, i: int, *, chosen: int | None = None) -> Figure:
@@ -51,62 +52,95 @@ def figure_of(table: Table, i: int, *, chosen: int | None = None) -> Figure:
     )
 
 
-def entry_of(
-    source: Source, table: Table, selection: Selection, *, budget: int, alone: Figure | None = None
-) -> PlanEntry:
-    """The chosen candidate and its rivals at one batch size.
-
-    budget : rows that were asked for
-    alone  : of a draft for a mix, what the best for this batch size alone reaches; ties of a mix are those of all
-    """
-    i = selection.chosen
-    one, rates, runner_up = table.all[i], table.all[i].rates, selection.runner_up
-    best = i if one.held_out else table.best_of("grown")  # of the fixed trees
-    order, tree, most = _growth_order(None if best is None else table.all[best])
-    shares = source.held_out_shares(one.held_out, one.size) if one.held_out else source.guess_shares(one.draft)
-    chosen = figure_of(table, i)
+def entry_of(table: Table, selection: Selection, answers: Answers | None) -> PlanEntry:
+    """The chosen candidate at one batch size, whoever drafts it, as judged on the answers."""
+    i, runner_up = selection.chosen, selection.runner_up
+    candidate, chosen = table.all[i], figure_of(table, i)
+    steps, accepted = candidate.rates.steps, candidate.accepted
     return PlanEntry(
         batch_size=table.batch_size,
         context_tokens=table.context,
         chosen=chosen,
-        others=_others(table, chosen, i),
-        growth_order=order,
         basis=Basis(
-            sequences=source.answers.num_sequences if source.answers else None,
-            conversations=one.conversations or None,
-            steps=None if rates.steps is None else int(rates.steps.sum()),
+            sequences=answers.num_sequences if answers else None,
+            conversations=candidate.conversations or None,
+            steps=None if steps is None else int(steps.sum()),
         ),
-        tied_sizes=tied_sizes(table, selection),
-        runner_up=None if alone or runner_up is None else figure_of(table, runner_up, chosen=i),
+        tied_sizes=sorted({int(size) for size in table.sizes[selection.tied]}),
+        runner_up=None if runner_up is None else figure_of(table, runner_up, chosen=i),
+        accepted=[] if accepted is None else (accepted / accepted.sum()).tolist(),
+        groups=_groups(answers, candidate, chosen),
+        warnings=[*table.warnings],
+    )
+
+
+def tree_entry(
+    source: Source, table: Table, selection: Selection, *, budget: int, alone: Figure | None = None
+) -> PlanEntry:
+    """The chosen candidate beside the best trees of other kinds.
+
+    budget : rows that were asked for
+    alone  : of a draft for a mix, what the best for this batch size alone reaches; ties of a mix are those of all
+    """
+    i, entry = selection.chosen, entry_of(table, selection, source.answers)
+    candidate = table.all[i]
+    best = i if candidate.held_out else table.best_of(GROWN)  # of the fixed trees
+    order, tree, most = _growth_order(None if best is None else table.all[best])
+    if candidate.held_out:
+        shares = source.held_out_shares(candidate.held_out, candidate.size)
+    else:
+        shares = source.guess_shares(candidate.draft)
+    return replace(
+        entry,
+        others=_others(table, entry.chosen, i),
+        growth_order=order,
+        runner_up=None if alone else entry.runner_up,
         accepted=shares.tolist(),
         own=alone,
-        warnings=[*table.warnings, *source.caveats(tree, budget=budget, most=most)],
-        groups=groups_of(source.answers, one, chosen),
+        warnings=[*entry.warnings, *source.caveats(tree, budget=budget, most=most)],
         curve=_curve(table),
     )
 
 
-def groups_of(answers: Answers | None, one: Candidate, chosen: Figure) -> dict[str, Figure]:
+def text_entry(
+    table: Table, selection: Selection, answers: Answers, *, usual: Candidate | None, others: Mapping[str, Figure]
+) -> PlanEntry:
+    """The chosen setting of a drafter that copies text, beside the engine's usual one and all that were compared.
+
+    others : by drafter, the best setting of each other one
+    """
+    entry, usual_place = entry_of(table, selection, answers), table.places.get(usual) if usual else None
+    warnings, beside = entry.warnings, dict(others)
+    if usual_place is not None:
+        beside[USUAL] = figure_of(table, usual_place, chosen=selection.chosen)
+    elif usual:
+        rows = f"it verifies up to {usual.size} rows, more than were timed."
+        warnings = [*warnings, f"The usual setting of {usual.group} is not compared: {rows}"]
+    curve = [figure_of(table, j) for j in np.lexsort((table.throughput, table.sizes)).tolist()]
+    return replace(entry, others=beside, curve=curve, warnings=warnings)
+
+
+def _groups(answers: Answers | None, candidate: Candidate, chosen: Figure) -> dict[str, Figure]:
     """What the chosen candidate reaches on the conversations of each group, in steps of the same latency."""
-    size, unknown = TreeSize(one.size, one.depth), Intervals()
+    size, unknown = TreeSize(candidate.size, candidate.depth), Intervals()
     return {
         name: replace(
             chosen, draft=size, tokens_per_step=rate, stderr=Errors(tokens_per_step=error), interval95=unknown
         )
-        for name, (rate, error) in (rates_by_group(one.rates, answers) if answers else {}).items()
+        for name, (rate, error) in (rates_by_group(candidate.rates, answers) if answers else {}).items()
     }
 
 
 def _others(table: Table, chosen: Figure, i: int) -> dict[str, Figure]:
     """The best of each other kind of draft than the chosen one's."""
-    best = {kind: table.best_of(*groups) for kind, groups in KINDS.items() if kind != chosen.draft.kind}
-    found = {kind: figure_of(table, j, chosen=i) for kind, j in best.items() if j is not None}
-    # The best tree may be a chain.
-    found = {one.draft.kind: one for one in found.values() if one.draft.kind != chosen.draft.kind}
-    exact = table.places.get(("grown", ROOT))
-    if exact is not None and table.all[table.plain].group == AS_IT_COMES:
-        found[EXACT] = figure_of(table, exact, chosen=i)
-    return found
+    places = [table.best_of(*groups) for groups in KINDS.values()]
+    best = [figure_of(table, j, chosen=i) for j in places if j is not None]
+    others = {figure.draft.kind: figure for figure in best}  # the best tree may be a chain
+    others.pop(chosen.draft.kind, None)
+    if table.all[table.plain].group == AS_IT_COMES:
+        exact = int(np.flatnonzero((table.groups == GROWN) & (table.sizes == 1))[0])
+        others[EXACT] = figure_of(table, exact, chosen=i)
+    return others
 
 
 def _growth_order(best: Candidate | None) -> tuple[list[tuple[Choice, float]], Tree, int]:
@@ -119,14 +153,15 @@ def _growth_order(best: Candidate | None) -> tuple[list[tuple[Choice, float]], T
 
 
 def _curve(table: Table) -> list[Figure]:
+    """The best grown tree of every size."""
     best: dict[int, int] = {}
-    for i in np.flatnonzero(table.groups == "grown").tolist():
+    for i in np.flatnonzero(table.groups == GROWN).tolist():
         size = table.all[i].size
         if size not in best or table.throughput[i] > table.throughput[best[size]]:
             best[size] = i
     return [
         Figure(
-            draft=TreeSize(size, table.all[i].depth),
+            draft=table.all[i].outline,
             batch_size=table.batch_size,
             tokens_per_step=float(table.rates[i]),
             step_ms=None if table.context is None else float(table.ms[i]),
@@ -134,9 +169,5 @@ def _curve(table: Table) -> list[Figure]:
                 tokens_per_s=float(table.throughput_draws[i].std()) if table.context and table.is_sure else None
             ),
         )
-        for size, i in sorted(best.items())
+        for _, i in sorted(best.items())
     ]
-
-
-def tied_sizes(table: Table, selection: Selection) -> list[int]:
-    return sorted({int(size) for size in table.sizes[selection.tied]})

@@ -1,37 +1,40 @@
-"""Choose the tree with the best throughput for each batch size, or one for a mix of them.
+"""Choose the draft with the best throughput for each batch size, or one for a mix of them: trees, or copied text.
 
-throughput = batch_size x tokens per step / step latency, over every size and depth. Both factors are
-measured, so both have noise; `treeopt.planning.select` says what it cannot tell apart.
+throughput = batch_size x tokens per step / step latency, of every tree, or of every setting that was tried. Both factors
+are measured, so both have noise; `treeopt.planning.select` says what it cannot tell apart.
 
-A schedule says which batch sizes get which tree, in ranges, merged where the data cannot tell the difference.
-A range has one tree for all its batch sizes. It may be another than the best of some of them as long as it
+A schedule says which batch sizes get which draft, in ranges, merged where the data cannot tell the difference.
+A range has one draft for all its batch sizes. It may be another than the best of some of them as long as it
 is tied with it there; what it costs by the estimates is the range's loss.
 
 Between two batch sizes that were searched, step latencies are interpolated on a straight line. A range ends there
-where the next one's tree becomes faster by that estimate. Of very many between two it is asked of `MOST`.
+where the next one's draft becomes faster by that estimate. Of very many between two it is asked of `MOST`.
 
 n candidates of two batch sizes · G batch sizes between them
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
-from treeopt.errors import InvalidInput
+from treeopt.engines.copied import KIND
+from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.costs import StepCosts, between_batch_sizes
-from treeopt.planning.candidates import tables_of
-from treeopt.planning.entries import entry_of, figure_of
+from treeopt.planning.candidates import text_tables, tree_tables
+from treeopt.planning.entries import figure_of, text_entry, tree_entry
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import Selection, select, select_all
-from treeopt.planning.table import Floats, Key, Table, common, mixed
+from treeopt.planning.table import Candidate, Floats, Table, common, mixed
 from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import BatchRange, Constraint, Plan
 from treeopt.records.profile import LatencyProfile
+from treeopt.records.requestlog import RequestLog
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray
 
@@ -39,14 +42,14 @@ ONE_FOR_ALL = BatchRange(first=1, last=None, entry=0)  # the schedule of a singl
 MOST_UNTIMED = 1024  # rows of a tree where nothing was timed
 LEAST_GROWN = 8  # rows, so that a profile without trees can be told which to time
 MOST = 1000  # batch sizes between two that a loss is computed for
-Losses = dict[Key, Floats]  # (G,) of each candidate whose latency is known on both sides
+Losses = dict[Candidate, Floats]  # (G,) of each candidate whose latency is known on both sides
 
 
 def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, request: PlanRequest = REQUEST) -> Plan:
-    """The best draft within the limits for each batch size, and a schedule of them.
+    """The best tree within the limits for each batch size, and a schedule of them.
 
-    With a profile it takes the draft with the highest predicted throughput, and of those that the noise
-    does not tell apart a fixed tree, and the smallest. Without a profile it takes the largest tree that the budget allows.
+    With a profile it takes the tree with the highest predicted throughput, and of those that the noise
+    does not tell apart a fixed one, and the smallest. Without a profile it takes the largest tree that the budget allows.
 
     >>> import numpy as np
     >>> from treeopt.records.calibration import Calibration
@@ -56,26 +59,24 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
     """
     source, mix = source_of(record), request.mix
     profile = profile and profile.as_deep_as(source.num_heads)
-    context = request.context if request.context is not None else source.usual_context
-    costs = {b: StepCosts(profile, b, context) for b in request.sizes if profile}
+    costs = costs_of(profile, request, source.usual_context)
     limits = _useful(request.limits, source, costs)
     reach = max((cost.reach[0] for cost in costs.values()), default=limits.budget)
     within = asdict(replace(limits, budget=min(limits.budget, reach)))
-    options = tables_of(source, limits, request, costs)
-    alone: list[Figure | None] = [None] * len(options)
+    tables = tree_tables(source, limits, request, costs)
+    alone: list[Figure | None] = [None] * len(tables)
     if mix is None:
-        selections = select_all(options)
-        schedule = schedule_of(options, selections)
+        selections = select_all(tables)
+        schedule = schedule_of(tables, selections)
     else:
-        own = map(select, options)
-        alone = [figure_of(table, selection.chosen) for table, selection in zip(options, own, strict=True)]
-        options = common(options)
-        whole = mixed(options, [mix[table.batch_size] / sum(mix.values()) for table in options])
-        selections = [select(whole)] * len(options)
+        alone = [figure_of(table, select(table).chosen) for table in tables]
+        tables = common(tables)
+        whole = mixed(tables, [mix[table.batch_size] / sum(mix.values()) for table in tables])
+        selections = [select(whole)] * len(tables)
         schedule = [ONE_FOR_ALL]
     entries = [
-        entry_of(source, table, selection, budget=request.limits.budget, alone=own)
-        for table, selection, own in zip(options, selections, alone, strict=True)
+        tree_entry(source, table, selection, budget=request.limits.budget, alone=own)
+        for table, selection, own in zip(tables, selections, alone, strict=True)
     ]
     drafter: DrafterRecord = source.meta.get("drafter") or DrafterRecord()
     return Plan(
@@ -88,6 +89,68 @@ def plan_trees(record: Accuracies, profile: LatencyProfile | None = None, reques
         runtime=(profile.runtime or None) if profile else None,
         part=profile.part if profile else None,
     )
+
+
+def plan_text(
+    settings: Mapping[str, Sequence[Candidate]],
+    usual: Mapping[str, Candidate],
+    log: RequestLog,
+    costs: Mapping[int, StepCosts],
+    request: PlanRequest,
+) -> Plan:
+    """The best setting for each batch size of a drafter that copies text: of the one that is the fastest at all of them together.
+
+    settings : by drafter, what was tried on the held-out conversations
+    usual    : by drafter, which of them is the engine's usual setting, where it is among them
+    log      : the held-out conversations
+    costs    : as of `costs_of`
+
+    Raises OutOfRange where the latency of no setting is known.
+    """
+    tables, unpriced = dict[str, list[Table]](), list[str]()
+    for drafter, tried in settings.items():
+        tables[drafter] = text_tables(tried, request, costs)
+        if bare := [table.batch_size for table in tables[drafter] if len(table.all) == 1]:
+            unpriced.append(
+                f"At batch size {bare[-1]} every setting of {drafter} verifies more than the {costs[bare[-1]].reach[0]} rows that "
+                "were timed."
+            )
+            del tables[drafter]
+    if not tables:
+        raise OutOfRange(f"{' '.join(unpriced)} Time larger sizes.")
+    selections = {drafter: select_all(each) for drafter, each in tables.items()}
+    figures = {
+        drafter: [
+            figure_of(table, selection.chosen) for table, selection in zip(each, selections[drafter], strict=True)
+        ]
+        for drafter, each in tables.items()
+    }
+    best = max(figures, key=lambda drafter: prod(figure.rate for figure in figures[drafter]))
+    entries = []
+    for i, (table, selection) in enumerate(zip(tables[best], selections[best], strict=True)):
+        others = {drafter: each[i] for drafter, each in figures.items() if drafter != best}
+        entry = text_entry(table, selection, log, usual=usual.get(best), others=others)
+        left_out = [f"{sentence} It is left out." for sentence in unpriced]
+        entries.append(replace(entry, warnings=[*entry.warnings, *left_out]))
+    profile = next((cost.profile for cost in costs.values()), None)
+    return Plan(
+        entries=tuple(entries),
+        schedule=schedule_of(tables[best], selections[best]),
+        objective="replay",
+        drafter={"kind": KIND, "id": best},
+        constraint=Constraint(budget=request.limits.budget, engine=request.engine),
+        runtime=(profile.runtime or None) if profile else None,
+        part=profile.part if profile else None,
+    )
+
+
+def costs_of(profile: LatencyProfile | None, request: PlanRequest, usual_context: float | None) -> dict[int, StepCosts]:
+    """What steps cost at each batch size; empty without a profile.
+
+    usual_context : tokens that a sequence has where the request does not say
+    """
+    context = usual_context if request.context is None else request.context
+    return {b: StepCosts(profile, b, context) for b in request.sizes if profile}
 
 
 def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> Limits:
@@ -106,22 +169,22 @@ def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> L
     return replace(limits, max_depth=depth, budget=min(limits.budget, max(most, LEAST_GROWN)))
 
 
-def schedule_of(options: list[Table], selections: list[Selection]) -> list[BatchRange]:
-    """The fewest ranges of batch sizes, where entry i is what was selected for options[i].
+def schedule_of(tables: Sequence[Table], selections: Sequence[Selection]) -> list[BatchRange]:
+    """The fewest ranges of batch sizes, where entry i is what was selected of tables[i].
 
-    Above the largest batch size that was searched its tree goes on, and below the smallest one that one's.
+    Above the largest batch size that was searched its draft goes on, and below the smallest one that one's.
     Without latencies a batch size between two belongs with the smaller one.
     """
-    chosen = [table.all[s.chosen].key for table, s in zip(options, selections, strict=True)]
-    losses = [_losses(table, s, chosen) for table, s in zip(options, selections, strict=True)]
-    has_drafter = any(cost.rows > 1 for _, cost in chosen)
-    options = [
-        table if table.idle is None else table.without(table.plain if has_drafter else table.idle) for table in options
+    chosen = [table.all[selection.chosen] for table, selection in zip(tables, selections, strict=True)]
+    losses = [_losses(table, selection, chosen) for table, selection in zip(tables, selections, strict=True)]
+    has_drafter = any(candidate.size > 1 for candidate in chosen)
+    tables = [
+        table if table.idle is None else table.without(table.plain if has_drafter else table.idle) for table in tables
     ]
     ranges = _fewest(losses)
     begins = [1]
     for (_, before), (first, after) in pairwise(ranges):
-        low, high = options[first - 1], options[first]
+        low, high = tables[first - 1], tables[first]
         sizes = _some(low.batch_size + 1, high.batch_size - 1)
         there, unknown = _lost(low, high, sizes), np.full(len(sizes), np.inf)
         better = np.flatnonzero(there.get(chosen[after], unknown) < there.get(chosen[before], -unknown))
@@ -134,8 +197,8 @@ def schedule_of(options: list[Table], selections: list[Selection]) -> list[Batch
 
 
 def _fewest(losses: list[dict[int, float]]) -> list[tuple[int, int]]:
-    """The first option and the entry of each range, by the losses of the entries that can serve each option."""
-    found: list[tuple[int, int]] = []
+    """The first table and the entry of each range, by the losses of the entries that can serve each table's batch size."""
+    ranges: list[tuple[int, int]] = []
     first = 0
     while first < len(losses):
         last, best = first, losses[first]
@@ -143,16 +206,16 @@ def _fewest(losses: list[dict[int, float]]) -> list[tuple[int, int]]:
             last, best = last + 1, {i: max(best[i], losses[last + 1][i]) for i in both}
         # the least loss; of equals that which belongs to the range
         entry = min(best, key=lambda i: (round(best[i], 6), not first <= i <= last, i))
-        found.append((first, entry))
+        ranges.append((first, entry))
         first = last + 1
-    return found
+    return ranges
 
 
-def _losses(table: Table, selection: Selection, chosen: list[Key]) -> dict[int, float]:
+def _losses(table: Table, selection: Selection, chosen: Sequence[Candidate]) -> dict[int, float]:
     """Loss at this batch size of every entry whose draft is tied for best there."""
     own = float(table.throughput[selection.chosen])
-    tied = {table.all[i].key: float(table.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
-    return {i: max(0.0, 1 - tied[key] / own) for i, key in enumerate(chosen) if key in tied}
+    tied = {table.all[i]: float(table.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
+    return {i: max(0.0, 1 - tied[candidate] / own) for i, candidate in enumerate(chosen) if candidate in tied}
 
 
 def _some(first: int, last: int) -> IntArray:
@@ -161,8 +224,8 @@ def _some(first: int, last: int) -> IntArray:
 
 def _lost(low: Table, high: Table, batch_sizes: IntArray) -> Losses:
     """Share of the throughput that candidates lose against the fastest, by interpolated latencies; none without latencies."""
-    shared = [key for key in low.places if key in high.places] if low.context is not None else []
-    here, there = ([table.places[key] for key in shared] for table in (low, high))
+    shared = [] if low.context is None else [candidate for candidate in low.all if candidate in high.places]
+    here, there = ([table.places[candidate] for candidate in shared] for table in (low, high))
     ms = between_batch_sizes(low.ms[here], high.ms[there], batch_sizes, low.batch_size, high.batch_size)  # (n, G)
     rates = low.rates[here, None] / ms
     return dict(zip(shared, 1 - rates / rates.max(axis=0, initial=0.0), strict=True))

@@ -24,7 +24,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.growth.rates import Rates
 from treeopt.growth.source import Source, source_of
 from treeopt.latency.costs import StepCosts
-from treeopt.planning.candidates import tables_of
+from treeopt.planning.candidates import tree_tables
 from treeopt.planning.entries import figure_of
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import select
@@ -37,10 +37,12 @@ from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import RankTrace, fold_numbers
 from treeopt.trees.draft import Draft, draft_tree
+from treeopt.trees.limits import EngineLimits
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import FIXED, IntArray, Tree
+from treeopt.trees.tree import IntArray, Tree
 
 FEWEST = 5  # conversations of a group that a plan of its own is judged by: one for each fold
+ONLY_CHAINS = EngineLimits(shape="chain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +197,10 @@ def group_losses(
 
 def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
     """The draft of an entry, or its best chain where the source tells of chains alone; the limits of its rivals."""
-    told = entry.draft.cost.family == FIXED or source.pooled
-    draft = entry.draft if told else entry.tree
+    draft = entry.draft if source.tells(entry.draft) else entry.tree
     if source.num_ranks > 1:
         return draft, limits
-    if draft.kind not in ("chain", "plain"):
+    if not ONLY_CHAINS.takes(draft, source.num_heads):
         chain = entry.best("chain")
         draft = Tree.chain(chain.depth if chain else entry.chosen.depth)
     return draft, replace(limits, shape="chain")
@@ -217,18 +218,18 @@ def _options(
         profile = profile.as_deep_as(plan.width or source.num_heads)
         costs = StepCosts(profile, entry.batch_size, context)
         limits = replace(limits, budget=min(limits.budget, max(costs.reach[0], 2)))
-    (found,) = tables_of(source, limits, request, {} if costs is None else {entry.batch_size: costs})
-    return found, costs
+    (table,) = tree_tables(source, limits, request, {} if costs is None else {entry.batch_size: costs})
+    return table, costs
 
 
 def _ms_of(draft: Draft, rates: Rates, options: Table, costs: StepCosts | None) -> Floats:
     """(1 + B,) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
-    one = Candidate("", draft.rows, draft.depth, None, rates, None if draft.cost.family == FIXED else draft)
-    for i, other in enumerate(options.all):
-        if costs is None or (one.key[1:], one.anew) == (other.key[1:], other.anew):
+    for i, candidate in enumerate(options.all):
+        if costs is None or candidate.outline.cost == draft.cost:
             return np.append(options.ms[i], options.ms_draws[i])
     assert costs is not None
-    alone = priced(unpriced(options.batch_size, [one], options.rates[:1], options.ms_draws[:1]), costs)
+    judged = [Candidate("", draft, rates)]
+    alone = priced(unpriced(options.batch_size, judged, options.rates[:1], options.ms_draws[:1]), costs)
     if not alone.all:
         raise OutOfRange(
             f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep: add it with treeopt profile "

@@ -1,8 +1,8 @@
 """The choice among candidates when both factors of throughput have noise.
 
 A candidate is *tied* with the fastest one where none is faster than it in 97.5 % of the bootstrap draws, which are the
-same for all candidates (`table`). Of the tied ones that cost next to nothing a fixed tree is chosen before a dynamic
-one, which is more to run, then one that was timed, and the smallest of them.
+same for all candidates (`table`). Of the tied ones that cost next to nothing a fixed tree is chosen before a draft that is
+built anew at every step, which is more to run, then one that was timed, and the smallest of them.
 
 B bootstrap draws
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeopt.planning.table import Table
+from treeopt.planning.table import FIXED_BEFOREHAND, GROWN, Table
 from treeopt.trees.tree import IntArray
 
 CERTAIN = 0.975  # share of the draws in which one candidate is faster than another that it is not tied with
@@ -33,24 +33,27 @@ class Selection:
     runner_up: int | None
 
 
-def select_all(options: Sequence[Table]) -> list[Selection]:
+def select_all(tables: Sequence[Table]) -> list[Selection]:
     """The best candidate at each batch size, as of one server for all: where it has a drafter, plain steps are idle ones."""
-    found = [select(table) for table in options]
-    speculates = [bool(table.sizes[one.chosen] > 1) for table, one in zip(options, found, strict=True)]
-    if not any(speculates):
-        return found
-    each = zip(options, found, speculates, strict=True)
-    return [one if does or table.idle is None else select(table, has_drafter=True) for table, one, does in each]
+    selections = [select(table) for table in tables]
+    speculates = [bool(table.sizes[best.chosen] > 1) for table, best in zip(tables, selections, strict=True)]
+    if any(speculates):
+        for i, table in enumerate(tables):
+            if table.idle is not None and not speculates[i]:
+                selections[i] = select(table, has_drafter=True)
+    return selections
 
 
 def select(table: Table, *, has_drafter: bool = False) -> Selection:
     """The best candidate.
 
     has_drafter : whether what decodes has one at any rate, so that the idle root stands for plain decoding
+
+    Where nothing says what a step costs it is the largest grown tree, or else what emits the most tokens in the fewest rows.
     """
-    if table.context is None:  # nothing says what a step costs: the whole budget
-        most = np.where(table.groups == "grown", table.sizes, 0)
-        chosen = int(most.argmax())
+    if table.context is None:
+        grown = np.where(table.groups == GROWN, table.sizes, 1)
+        chosen = int(np.lexsort((table.sizes, -table.rates.round(3), -grown))[0])
         return Selection(chosen, np.array([chosen]), None)
     barred = table.plain if has_drafter and table.idle is not None else table.idle
     can = np.arange(len(table.all)) != barred
@@ -59,7 +62,8 @@ def select(table: Table, *, has_drafter: bool = False) -> Selection:
     near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)
     # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
     tied = np.array([i for i in near if i == fastest or ((draws > draws[i]).mean(axis=1) < CERTAIN).all()])
-    tied = tied[np.lexsort((-total[tied], table.sizes[tied], ~table.timed[tied], table.anew[tied]))]
+    is_fixed = np.isin(table.groups[tied], FIXED_BEFOREHAND)
+    tied = tied[np.lexsort((-total[tied], table.sizes[tied], ~table.timed[tied], ~is_fixed))]
     chosen = int(tied[(total[tied] >= (1 - NEGLIGIBLE) * total[fastest]).argmax()])
     others = np.flatnonzero(table.sizes != table.sizes[chosen])
     runner_up = int(others[total[others].argmax()]) if len(others) else None

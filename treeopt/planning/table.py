@@ -20,56 +20,50 @@ from treeopt.growth.rates import Rates
 from treeopt.latency.costs import StepCosts
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.trees.draft import Draft
-from treeopt.trees.tree import FIXED, BoolArray, Cost, IntArray, Tree
+from treeopt.trees.tree import BoolArray, Cost, IntArray
 
 ROUNDING = 1e-9  # of a latency without noise, one that was computed
 PASSES = 4096  # random ones, whose mean rows say what a pass of a batch verifies
-UNTIMED = "No profile was used, so this is the largest tree of the budget. What a step costs was not considered."
-AS_IT_COMES = "as it comes"  # group of plain decoding by an engine with nothing forced, beside an exact one
-IDLE = "idle"  # group of a step by an engine that has a drafter and guesses nothing, as a schedule may ask of it
-ROOT = Cost(FIXED, 1, 0)
-NOTHING = Rates()
+UNTIMED = "No profile was used, so this is {}. What a step costs was not considered."
+# Groups of candidates. Those of drafts that are built anew are called by their kind, those of copied text by their drafter.
+GROWN, CHAIN = "grown", "chain"
+AS_IT_COMES = "as it comes"  # plain decoding by an engine with nothing forced, beside an exact one
+IDLE = "idle"  # a step by an engine that has a drafter and guesses nothing, as a schedule may ask of it
+FIXED_BEFOREHAND = (GROWN, CHAIN, AS_IT_COMES, IDLE)  # the same nodes at every step, which is less to run
 
 Floats = NDArray[np.float64]
-Key = tuple[str, Cost]  # group of a fixed tree, or name of a draft that is built anew; what its step costs
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A draft that can be chosen: its group, size and depth, and of a grown tree its family, else what it reaches.
+    """A draft that can be chosen, and what it reaches on answers that it was not made for.
 
-    anew       : a draft that is built anew at every step; None for a fixed tree
-    row_counts : (N+1,) how many of its steps verified 0, 1, ... rows; None where each verifies all that it may
+    outline    : the draft; of a grown tree its rows and depth, since making the trees of all sizes takes long
+    held_out   : the family of a grown tree
+    accepted   : (D+1,) how many steps of its replay accepted 0, 1, ... guesses; None where that was not counted
+    row_counts : (N+1,) how many of them verified 0, 1, ... rows; None where each verifies all that it may
     replay_us  : processor time of a step of the replay [µs]
     """
 
     group: str
-    size: int
-    depth: int
+    outline: Draft
+    rates: Rates
     held_out: HeldOut | None = None
-    reached: Rates = NOTHING
-    anew: Draft | None = None
+    accepted: IntArray | None = None
     row_counts: IntArray | None = None
     replay_us: float | None = None
 
     @property
-    def cost(self) -> Cost:
-        return self.anew.cost if self.anew else Cost(FIXED, self.size, self.depth)
+    def size(self) -> int:
+        return len(self.outline)
 
     @property
-    def key(self) -> Key:
-        """What tells it from the others at every batch size."""
-        return self.anew.name if self.anew else self.group, self.cost
+    def depth(self) -> int:
+        return self.outline.depth
 
     @cached_property
     def draft(self) -> Draft:
-        if self.held_out is not None:
-            return self.held_out.grown.tree(self.size)
-        return self.anew or Tree.chain(self.depth)
-
-    @cached_property
-    def rates(self) -> Rates:
-        return self.held_out.rates(self.size) if self.held_out else self.reached
+        return self.outline if self.held_out is None else self.held_out.grown.tree(self.size)
 
     @property
     def rows_per_step(self) -> float | None:
@@ -79,12 +73,12 @@ class Candidate:
 
     def passes(self, batch_size: int) -> dict[Cost, float]:
         """What its passes cost, with the share of them that costs so."""
+        cost = self.outline.cost
         if self.row_counts is None:
-            return {self.cost: 1.0}
-        shares = row_shares(
-            self.row_counts if self.row_counts.any() else np.array([0, 1]), batch_size
-        )  # no step is plain
-        return {self.cost._replace(rows=n): float(shares[n]) for n in np.flatnonzero(shares).tolist()}
+            return {cost: 1.0}
+        counts = self.row_counts if self.row_counts.any() else np.array([0, 1])  # no step is plain
+        shares = row_shares(counts, batch_size)
+        return {cost._replace(rows=n): float(shares[n]) for n in np.flatnonzero(shares).tolist()}
 
     @property
     def conversations(self) -> int:
@@ -94,7 +88,7 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """All that can be chosen at one batch size.
+    """All that can be chosen at one batch size, whoever drafts it.
 
     context  : tokens that sequences have; None without latencies
     rates    : (n,) held-out tokens per step, rate_draws (n, B)
@@ -124,12 +118,9 @@ class Table:
         return np.array([candidate.group for candidate in self.all])
 
     @cached_property
-    def anew(self) -> BoolArray:
-        return np.array([candidate.anew is not None for candidate in self.all])
-
-    @cached_property
-    def places(self) -> dict[Key, int]:
-        return {candidate.key: i for i, candidate in enumerate(self.all)}
+    def places(self) -> dict[Candidate, int]:
+        """Where each candidate is; the tables of all batch sizes have the same ones."""
+        return {candidate: i for i, candidate in enumerate(self.all)}
 
     @cached_property
     def plain(self) -> int:
@@ -140,7 +131,7 @@ class Table:
     @cached_property
     def idle(self) -> int | None:
         """Where the lone root of an engine that has a drafter is; None where that costs what plain decoding does."""
-        return self.places.get((IDLE, ROOT))
+        return next(iter(np.flatnonzero(self.groups == IDLE).tolist()), None)
 
     @cached_property
     def ms_stderr(self) -> Floats:
@@ -175,12 +166,12 @@ class Table:
         return int(among[self.throughput[among].argmax()]) if len(among) else None
 
 
-def unpriced(batch_size: int, found: Sequence[Candidate], rates: Floats, draws: Floats) -> Table:
+def unpriced(batch_size: int, candidates: Sequence[Candidate], rates: Floats, draws: Floats) -> Table:
     """A table without latencies, of (n,) tokens per step and (n, B) draws of them."""
-    ms = np.full(len(found), 1e3 * batch_size)
+    ms = np.full(len(candidates), 1e3 * batch_size)
     count = draws.shape[1] if draws.shape[1] > 1 else BOOTSTRAPS
-    ms_draws = np.broadcast_to(ms[:, None], (len(found), count))
-    return Table(batch_size, None, found, rates, draws, ms, ms_draws, np.ones(len(found), bool), warnings=(UNTIMED,))
+    ms_draws = np.broadcast_to(ms[:, None], (len(candidates), count))
+    return Table(batch_size, None, candidates, rates, draws, ms, ms_draws, np.ones(len(candidates), bool))
 
 
 def row_shares(counts: IntArray, batch_size: int) -> Floats:
@@ -233,20 +224,20 @@ def priced(table: Table, costs: StepCosts) -> Table:
     return replace(known, context=context, is_sure=is_sure, ms=ms, ms_draws=ms_draws, timed=were_timed)
 
 
-def common(options: list[Table]) -> list[Table]:
+def common(tables: Sequence[Table]) -> list[Table]:
     """The candidates that every batch size has, in the same order."""
-    shared = set(options[0].places).intersection(*(c.places for c in options[1:]))
-    keys = [key for key in options[0].places if key in shared]
-    return [c.only(np.array([c.places[key] for key in keys])) for c in options]
+    shared = set(tables[0].places).intersection(*(table.places for table in tables[1:]))
+    candidates = [candidate for candidate in tables[0].all if candidate in shared]
+    return [table.only(np.array([table.places[candidate] for candidate in candidates])) for table in tables]
 
 
-def mixed(options: list[Table], shares: Sequence[float]) -> Table:
+def mixed(tables: Sequence[Table], shares: Sequence[float]) -> Table:
     """The table of a mix: throughputs are those of the batch sizes together, each for its share of the time."""
-    first = options[0]
+    first = tables[0]
     total, draws = (
-        np.sum([share * getattr(c, name) for share, c in zip(shares, options, strict=True)], axis=0)
+        np.sum([share * getattr(table, name) for share, table in zip(shares, tables, strict=True)], axis=0)
         for name in ("throughput", "throughput_draws")
     )
-    timed, tokens = np.all([c.timed for c in options], axis=0), 1e3 * first.batch_size
+    timed, tokens = np.all([table.timed for table in tables], axis=0), 1e3 * first.batch_size
     ms, ms_draws = tokens * first.rates / total, tokens * first.rate_draws / draws
-    return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, is_sure=all(c.is_sure for c in options))
+    return replace(first, ms=ms, ms_draws=ms_draws, timed=timed, is_sure=all(table.is_sure for table in tables))

@@ -6,7 +6,6 @@ from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.report.table import Column, Table
 from treeopt.report.wording import pm, told
-from treeopt.trees.draft import CopiedText
 
 Row = tuple[PlanEntry, str, Figure]
 CAPTION = (
@@ -45,13 +44,11 @@ def settings_table(plan: Plan, caption: str = "") -> Table:
 
 
 def _drafter(row: Row) -> str:
-    draft = row[2].draft
-    own = draft.drafter if isinstance(draft, CopiedText) else "none"
-    return own if row[1] in ("chosen", own) else f"{own}, {row[1]}"
+    drafter = row[2].draft.drafter or "none"
+    return drafter if row[1] in ("chosen", drafter) else f"{drafter}, {row[1]}"
 
 
 def _setting(figure: Figure) -> str:
-    draft = figure.draft
-    if not isinstance(draft, CopiedText):
+    if not figure.draft.drafter:
         return "do not speculate"
-    return "\n".join(f"{option}={value}" for option, value in draft.settings) or "the defaults"
+    return "\n".join(f"{option}={value}" for option, value in figure.draft.options.items()) or "the defaults"

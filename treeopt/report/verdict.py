@@ -38,6 +38,7 @@ IN_ENGINE = {
     "usual": "the engine's usual setting",
 }
 RIVALS = {PUBLISHED: "the published tree", "chain": "the best chain", "budget": "the best tree of the full budget"}
+NOUNS = {"dynamic": "dynamic tree"}  # by kind of draft, where the kind alone is none
 ADVICE = ": serve the model without it"
 NO_TREE_PAYS = "No tree pays here: serve the model without speculation."
 
@@ -51,9 +52,9 @@ def label(bench: Benchmark, name: str) -> str:
 
 def subject(bench: Benchmark) -> str:
     """The beginning of a sentence on the contender that is judged."""
-    is_copied = bench.contender(bench.judged).draft.kind == "copied"
+    is_setting = bool(bench.contender(bench.judged).draft.drafter)
     known = {
-        "chosen": "The chosen setting" if is_copied else "The chosen tree",
+        "chosen": "The chosen setting" if is_setting else "The chosen tree",
         "dynamic": "The dynamic tree",
         "ddtree": "The tree over marginals",
     }
@@ -276,10 +277,8 @@ def _found(entry: PlanEntry, bench: Benchmark) -> str:
     speedup = speedup_over(bench)
     if speedup is None:
         return "nothing was timed, since the prompts are too few for a full batch"
-    kind = "dynamic tree" if entry.draft.kind == "dynamic" else entry.draft.kind
-    return (
-        f"a {kind} of {count(entry.chosen.size, 'row')} {pace(speedup, over(bench))}{SHOWN.get(outcome(speedup), '')}"
-    )
+    kind = entry.draft.kind
+    return f"a {NOUNS.get(kind, kind)} of {count(entry.chosen.size, 'row')} {pace(speedup, over(bench))}{SHOWN.get(outcome(speedup), '')}"
 
 
 def _next(pairs: Sequence[tuple[PlanEntry, Benchmark]], engines: Sequence[str]) -> tuple[str, list[object]]:

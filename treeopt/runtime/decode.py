@@ -137,7 +137,9 @@ class Decoder(Stepper):
     def prepare(self, prompts: Sequence[Sequence[int]], drafts: Iterable[Draft], rows: int) -> None:
         """Make room for these prompts, their answers, and the largest of these drafts."""
         self._drafting, self.draft = {}, None  # what they hold is free before more is taken
-        room = self.setup.capacity(prompts) + max((draft.cache_rows for draft in drafts), default=1)
+        # The cache holds the rows that are verified behind the text, or those that nodes are drafted from.
+        held = [max(len(draft), sum(draft.expanding())) for draft in drafts]
+        room = self.setup.capacity(prompts) + max(held, default=1)
         self.cache = TreeCache(self.target.num_layers, rows, room, self.target.layer_devices)
         self.draft = None if self.drafter is None else self.drafter.start(rows, room)
         self.batch_size = rows

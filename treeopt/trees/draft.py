@@ -42,7 +42,8 @@ class Draft(Protocol):
     depth      : guesses that a step accepts at most
     topk       : nodes expanded on each level and children of each, of a dynamic tree; else None
     cost       : what the latency of its step depends on
-    cache_rows : most rows that a cache has to hold behind the text
+    drafter    : an engine's own, that finds it as the options say; empty where the guesses are those of the run's drafter
+    options    : of an engine, by its own names, that make it draft so; empty where the draft itself says all
     name       : what tables and journals call it
     words      : what sentences call it; "do not speculate" for a lone root
     mark       : what stands beside a mark in a picture: rows of a fixed tree, the setting of another draft
@@ -61,7 +62,9 @@ class Draft(Protocol):
     @property
     def cost(self) -> Cost: ...
     @property
-    def cache_rows(self) -> int: ...
+    def drafter(self) -> str: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
     @property
     def name(self) -> str: ...
     @property
@@ -79,14 +82,14 @@ class Draft(Protocol):
 
 
 class Numbers:
-    """The base of drafts that are told by their numbers: length, record, and a node of each depth, the least that there can be."""
+    """The base of drafts that a few numbers describe. Its `expanding` is a node of each depth, the least that there can be."""
 
     rows: int
 
     def __len__(self) -> int:
         return self.rows
 
-    cache_rows = property(__len__)
+    options = property(lambda self: {})
     words = mark = shape = property(lambda self: self.name)
 
     @property
@@ -117,7 +120,7 @@ class DynamicTree(Numbers):
         rows = min(pool_size(self.levels, self.topk) + 1, MOST_ROWS)
         _check(self, "a dynamic tree", {"levels": (1, MOST_LEVELS), "topk": (1, MOST_TOPK), "rows": (2, rows)})
 
-    kind = "dynamic"
+    kind, drafter = "dynamic", ""
     depth = property(lambda self: self.levels)
     cost = property(lambda self: Cost(topk_family(self.topk), self.rows, self.levels))
     words = property(lambda self: f"dynamic tree {self.name}")
@@ -134,11 +137,6 @@ class DynamicTree(Numbers):
     def name(self) -> str:
         """Levels, topk and rows, as engines' users write them."""
         return f"{self.levels}/{self.topk}/{self.rows}"
-
-    @property
-    def cache_rows(self) -> int:
-        """Most rows that a cache has to hold behind the text: of the verification, or of the draft's own levels."""
-        return max(self.rows, 1 + (self.levels - 1) * self.topk)
 
 
 def topk_family(topk: int) -> str:
@@ -171,7 +169,7 @@ class DDTree(Numbers):
         rows = min(product_size(min(self.depth, MOST_BLOCK), self.width) + 1, MOST_ROWS)
         _check(self, "a tree over marginals", {"depth": (1, MOST_BLOCK), "width": (1, MOST_WIDTH), "rows": (2, rows)})
 
-    kind, topk = "ddtree", None
+    kind, topk, drafter = "ddtree", None, ""
     cost = property(lambda self: Cost(OVER_MARGINALS, self.rows, self.depth))
 
     name = property(lambda self: f"ddtree {self.depth}/{self.width}/{self.rows}")
@@ -277,7 +275,7 @@ class TreeSize(Numbers):
                 f"A tree needs 1 <= depth < rows (depth 0 for 1 row), but got {self.depth} and {self.rows}."
             )
 
-    topk = None
+    topk, drafter = None, ""
     cost = property(lambda self: Cost(FIXED, self.rows, self.depth))
     words = property(lambda self: size_words(self.rows, self.depth))
     mark = property(lambda self: str(self.rows))
@@ -306,6 +304,11 @@ RECORDS: dict[tuple[str, ...], Callable[..., Draft]] = {
     ("copies", "settings", "rows", "depth"): CopiedText.of,
     ("rows", "depth"): TreeSize,
 }
+TYPES: dict[str, tuple[type, str]] = {  # of a record's values, but for whole numbers
+    "medusa_choices": (list, "a list"),
+    "copies": (str, "a name"),
+    "settings": (dict, "an object of options"),
+}
 
 
 def draft_of(record: object) -> Draft:
@@ -320,13 +323,7 @@ def draft_of(record: object) -> Draft:
     if known is None or not isinstance(record, Mapping):
         raise InvalidInput(f"A draft must have medusa_choices, or levels, topk and rows, but is {quoted(record)}.")
     for key in known:
-        others: dict[str, tuple[tuple[type, ...], str]] = {
-            "medusa_choices": ((list,), "a list"),
-            **dict.fromkeys(("threshold", "survival"), ((int, float), "a number")),
-            "copies": ((str,), "a name"),
-            "settings": ((dict,), "an object of options"),
-        }
-        wanted, said = others.get(key, ((int,), "a whole number"))
-        if type(record[key]) not in wanted:
-            raise InvalidInput(f"{key} of a draft must be {said}, but is {quoted(record[key])}.")
+        wanted, words = TYPES.get(key, (int, "a whole number"))
+        if type(record[key]) is not wanted:
+            raise InvalidInput(f"{key} of a draft must be {words}, but is {quoted(record[key])}.")
     return RECORDS[known](*(record[key] for key in known))

@@ -145,8 +145,9 @@ class Tree:
         """Rows verified per sequence and step, root included."""
         return len(self.paths)
 
-    rows = cache_rows = property(__len__)  # verified, and that a cache has to hold behind the text
+    rows = property(__len__)
     topk = None  # the nodes are the same at every step
+    drafter, options = "", property(lambda self: {})  # of no engine's own
 
     @property
     def cost(self) -> Cost:

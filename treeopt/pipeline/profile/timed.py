@@ -46,7 +46,7 @@ from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note, progress
 from treeopt.trees.draft import Draft
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import FIXED, MAX_RANK, GrownTrees, Tree
+from treeopt.trees.tree import MAX_RANK, GrownTrees, Tree
 
 if TYPE_CHECKING:
     from treeopt.runtime.acceptance.rules import Greedy
@@ -215,10 +215,11 @@ class Stages:
 
     def _rivals(self, entry: PlanEntry, measured: Sequence[Draft]) -> list[Draft]:
         """The trees that a plan would choose between, but for those ``measured``."""
-        known = {(len(tree), tree.depth) for tree in measured if tree.cost.family == FIXED}
         fits = {depth: len(family) for depth, family in enumerate(self.families, 1)}
-        found = [(size, depth) for size, depth in rivals(entry, known) if size <= fits.get(depth, 0)]
-        return [shaped(self.families[depth - 1], size, depth) for size, depth in found]
+        untimed = [
+            cost for cost in rivals(entry, {tree.cost for tree in measured}) if cost.rows <= fits.get(cost.depth, 0)
+        ]
+        return [shaped(self.families[cost.depth - 1], cost.rows, cost.depth) for cost in untimed]
 
     def _seconds(self) -> float:
         return sum(rounds.seconds for rounds in self.found.values())

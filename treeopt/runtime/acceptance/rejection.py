@@ -40,6 +40,7 @@ from treeopt.runtime.acceptance.rules import (
 from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
 from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
 from treeopt.runtime.target import Target
+from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
 
@@ -147,7 +148,7 @@ class ChainDraft(ModelDraft):
         super().prefill(prompts, hidden)
 
     def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        if plan.tree.kind not in ("plain", "chain"):
+        if not SHAPES["chain"](plan.tree):
             raise InvalidInput(f"Rejection takes chains only, but got a tree of {len(plan.tree)} rows.")
         tokens, shares, seed = [roots[:, None]], [], self.drafter.sampling.seed
         hidden = self.catch_up(roots)[:, None]

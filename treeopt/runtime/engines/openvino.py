@@ -46,7 +46,7 @@ from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Passes, Prompts, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.draft import CopiedText, Draft
+from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 DRAFTERS = ("draft-model", "eagle3", "ngram")
@@ -90,7 +90,7 @@ class OpenVino(Stepper):
 
     def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         """The passes. Who stops asking leaves the pipeline empty."""
-        guesses = draft is None or draft.kind != "plain"
+        guesses = draft is None or len(draft) > 1
         with loadable(f"`engine={self.name}` must be able to answer", self.target.name):
             pipeline = self._pipelines.pop(guesses, None) or self._pipeline(guesses)
             requests: dict[int, Any] = {}
@@ -141,10 +141,8 @@ class OpenVino(Stepper):
 
     def _settings(self, tree: Draft | None) -> dict[str, object]:
         tree = Tree.chain(OWN_LENGTH) if tree is None else tree
-        if isinstance(tree, CopiedText):
-            return tree.options
-        if tree.depth == 0:
-            return {}
+        if tree.options or tree.depth == 0:
+            return dict(tree.options)
         if tree.topk is None:
             lookup = {"max_ngram_size": LOOKED_UP} if self.drafter.kind == "ngram" else {}
             return {"num_assistant_tokens": tree.depth, **lookup}

@@ -26,7 +26,7 @@ from treeopt.runtime.folder import loadable
 from treeopt.runtime.stepper import Pass, Passes, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.draft import CopiedText, Draft
+from treeopt.trees.draft import Draft
 
 DRAFTERS = ("draft-model", "early-exit", "ngram", "dflash")
 # Of the assistant's generation config: where it is not told otherwise, guesses end where it is not confident.
@@ -74,7 +74,7 @@ class Transformers(Stepper):
 
     def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         for place, prompt in enumerate(prompts):
-            options = draft.options if isinstance(draft, CopiedText) else {}
+            options = {} if draft is None else draft.options
             stream, began = self._answer(prompt, None if draft is None else draft.depth or len(options), options)
             for n, (tokens, ended) in enumerate(stream.passes[1:]):  # the stream gets the prompt first
                 yield Pass({place: tokens}, ended - began, reads_prompt=n == 0)

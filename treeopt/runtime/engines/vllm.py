@@ -39,7 +39,7 @@ from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Passes, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
-from treeopt.trees.draft import CopiedText, Draft
+from treeopt.trees.draft import Draft
 
 LAYOUTS = {"eagle3": "eagle-3", "medusa": "vllm"}  # in which it reads heads
 DRAFTERS = ("draft-model", "ngram", "mtp", *LAYOUTS)
@@ -53,7 +53,7 @@ WORKER = Path(__file__).with_name("vllm_worker.py")
 MOST_ROWS = 64
 LONGEST = 8  # guesses of a step that an engine is started for
 SHARE = 0.42  # of the memory for each of two engines
-Key = CopiedText | int | None  # what an engine is for: a setting, a length, LONGEST for all, None for plain decoding
+Key = Draft | int | None  # what an engine is for: a setting, a length, LONGEST for all, None for plain decoding
 SCHEDULE, NONE = ({"num_speculative_tokens_per_batch_size": [[1, MOST_ROWS, length]]} for length in (LONGEST, 0))
 PRE_NORM_MTP = "glm4_moe", True  # vllm/model_executor/models/glm4_moe_mtp.py at 0.32.0 and ours guess alike
 ABOUT_MTP = (
@@ -80,13 +80,13 @@ class Vllm(Stepper):
         self.about = ABOUT_MTP if drafter.kind == "mtp" and layer != PRE_NORM_MTP else about_lookup("vLLM", drafter)
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
         self._workers: dict[Key, Worker] = {}
-        self._copied: Collection[CopiedText] = ()  # settings whose engines are up at once
+        self._copied: Collection[Draft] = ()  # settings whose engines are up at once
         self._has_table = True  # as far as is known
         self.idle = Idle(self) if drafter.kind in SCHEDULED else None  # a length of 0 is of a schedule
 
     def prepare(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: int) -> None:
         """Expect the settings of drafters that copy text."""
-        self._copied = {draft for draft in drafts if isinstance(draft, CopiedText)}
+        self._copied = {draft for draft in drafts if draft.drafter}
 
     @cached_property
     def version(self) -> str:  # type: ignore[override]  # known once an engine is launched
@@ -97,8 +97,8 @@ class Vllm(Stepper):
     ) -> Passes:
         """The passes. Who stops asking leaves the engine empty."""
         assert draft is not None, "it has no settings of its own for a drafter"
-        length = None if isinstance(draft, CopiedText) else draft.depth
-        worker = self._worker(draft if isinstance(draft, CopiedText) else length if length or idle else None)
+        length = None if draft.drafter else draft.depth
+        worker = self._worker(draft if draft.drafter else length if length or idle else None)
         most = [self.stop.room(prompt, self.target.context) for prompt in prompts]
         ends = [SequenceEnd(self.stop, room) for room in most]
         asked = {"prompts": dict(enumerate(prompts)), "most": dict(enumerate(most)), "rows": rows}
@@ -145,8 +145,10 @@ class Vllm(Stepper):
         """Begin to launch an engine. There is one beside plain, or one for each setting, since they take memory."""
         for other in [key for key in self._workers if None not in (key, length) and key not in self._copied]:
             self._workers.pop(other).end()
-        log = Path(self._place.name) / f"{length.name if isinstance(length, CopiedText) else length}.log"
-        runner = STARTED[length.drafter][0].split() if isinstance(length, CopiedText) else []
+        name, runner = str(length), list[str]()
+        if length is not None and not isinstance(length, int):
+            name, runner = length.name, STARTED[length.drafter][0].split()
+        log = Path(self._place.name) / f"{name}.log"
         self._workers[length] = Worker(
             self.python, log, self._arguments(length, table), dict(word.split("=") for word in runner)
         )
@@ -156,8 +158,10 @@ class Vllm(Stepper):
 
         length : guesses of a step at most, or the setting of a drafter that copies text; None for an engine without a drafter
         """
-        drafter = config_of(length) if isinstance(length, CopiedText) else {}
-        if isinstance(length, int):
+        drafter: Mapping[str, object] = {}
+        if length is not None and not isinstance(length, int):
+            drafter = config_of(length)
+        elif length is not None:
             drafter = {**self._drafter, "num_speculative_tokens": max(length, 1), **table}
         return {
             **({"speculative_config": drafter} if drafter else {}),
