@@ -50,7 +50,7 @@ from treeopt.runtime.prompts.chat import BLANK_LINE
 from treeopt.serving.launch import Launcher
 from treeopt.serving.visit import Visit, visited
 from treeopt.text.rules import MANY
-from treeopt.trees.draft import CopiedText, Draft
+from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Contest:
         """The options of the plan: the same at every batch size where the engine takes a schedule."""
         return self._words(*self.asked.parts[batch_size if batch_size in self.asked.parts else None])
 
-    def alone(self, batch_size: int, draft: Tree | CopiedText) -> tuple[tuple[str, ...], Draft]:
+    def alone(self, batch_size: int, draft: Draft) -> tuple[tuple[str, ...], Draft]:
         """The options for a chain, or copied text, whatever the batch size, where so many sequences are decoded."""
         _, about = next(iter(self.asked.parts.values()))
         return self._words(for_all(draft), replace(about, batch_size=batch_size)), draft
