@@ -113,6 +113,7 @@ def test_dear_rows_are_verified_less_and_at_last_not_at_all(run, row_ms):
     plan = treeopt.search(run=run, **METHOD)
     for entry in plan.entries:
         figure = entry.chosen
+        assert not any("No profile" in said for said in entry.warnings)
         if row_ms == 30.0:
             assert not entry.speculates
             continue
