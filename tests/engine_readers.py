@@ -1,6 +1,5 @@
 """How engines of trees read lists: ports of their readers, by which what treeopt writes is read back."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
@@ -8,7 +7,7 @@ from operator import or_
 
 from tests.medusa_buffers import medusa_buffers
 from treeopt.engines.lists import TOPK
-from treeopt.errors import InvalidInput, quoted
+from treeopt.errors import InvalidInput
 from treeopt.trees.tree import Choice, Tree
 
 MOST_DEPTH, RANK_BITS = 16, 4  # of a path in TensorRT-LLM's C++, four bits a rank
@@ -128,56 +127,3 @@ def in_python(choices: Sequence[Sequence[int]]) -> Tree:
     if len(first := {path[0] for path in choices}) <= max(first):
         raise InvalidInput("TensorRT-LLM's Python runtime gives two nodes one place: ranks have a gap at depth 1.")
     return Tree.from_choices({tuple(path[:depth]) for path in choices for depth in range(1, len(path) + 1)})
-
-
-def vectors(text: str) -> list[list[int]]:
-    """Paths that ``csvStrToVecVecInt`` (inflight_batcher_llm/src/utils.cc) reads in a string.
-
-    It goes from brace to brace: what stands behind a closing one is skipped up to the next comma, and a path
-    without its closing brace is dropped. InvalidInput where it throws, and the default tree is served.
-
-    >>> vectors("{0},{0, 0"), vectors("{0}{1},{2}")  # both lose a path
-    ([[0]], [[0], [2]])
-    >>> vectors("[[0],[0,0]]")
-    Traceback (most recent call last):
-    treeopt.errors.InvalidInput: Triton's backend cannot read '[[0],[0,0]]' and would serve its default tree.
-    """
-    refusal = InvalidInput(f"Triton's backend cannot read {quoted(text)} and would serve its default tree.")
-    found: list[list[int]] = []
-    rest = text
-    while (end := rest.find("}")) > 0:
-        path = []
-        for part in rest[:end].removeprefix("{").split(","):
-            if not part:
-                break  # an empty number ends the path
-            number = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", part)
-            if number is None or len(number[1]) > 20 or not -(2**31) <= int(number[1]) < 2**31:
-                raise refusal
-            path.append(int(number[1]))
-        found.append(path)
-        rest = rest[end:].partition(",")[2].lstrip(" \t\n\v\f\r")
-    if not found:
-        raise refusal
-    return found
-
-
-def filled_in(argument: str) -> dict[str, str]:
-    """Values that tools/fill_template.py takes from its argument, by key: pairs between commas that no backslash escapes.
-
-    Raises InvalidInput for what is no pair, on which it fails with a ValueError.
-
-    >>> filled_in(r"a:1,b:{0}\\,{1}")
-    {'a': '1', 'b': '{0},{1}'}
-    >>> filled_in("b:{0},{1}")
-    Traceback (most recent call last):
-    treeopt.errors.InvalidInput: fill_template.py fails on '{1}', which is no pair: put a backslash before its comma.
-    """
-    found = {}
-    for pair in re.split(r"(?<!\\),", argument):
-        if pair.count(":") != 1:
-            raise InvalidInput(
-                f"fill_template.py fails on {quoted(pair)}, which is no pair: put a backslash before its comma."
-            )
-        key, value = pair.replace("\\", "").split(":")
-        found[key] = value
-    return found

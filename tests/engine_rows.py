@@ -15,7 +15,7 @@ import yaml
 
 from tests import engine_readers as readers
 from tests.medusa_buffers import decoded, medusa_buffers
-from treeopt.engines import exllamav3, medusa, neuron, sglang, tensorrt_llm, triton, vllm
+from treeopt.engines import exllamav3, medusa, neuron, sglang, tensorrt_llm, vllm
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, LAST, About, Written
 from treeopt.engines.chains import SCRIPT
@@ -136,12 +136,9 @@ def read_tensorrt_trees(files: Files) -> Tree:
     if old.OPTIONS not in files:
         return Tree.chain(0)
     config = yaml.safe_load(files[old.OPTIONS])["speculative_config"]
-    key = "medusa_choices" if config["decoding_type"] == "Medusa" else "eagle_choices"
-    lists = [config[key], *([yaml.safe_load(files[old.BENCH])] if old.BENCH in files else [])]
-    literal = re.search(rf"--{key} '(.*)'", files[COMMANDS])
-    lists += [json.loads(literal[1])] if literal else []
-    most = config["max_draft_len"] if key == "medusa_choices" else len(config[key])
-    heads = config.get("num_medusa_heads", readers.MOST_DEPTH)
+    literal = re.search(r"--medusa_choices '(.*)'", files[COMMANDS])
+    lists = [config["medusa_choices"], yaml.safe_load(files[old.BENCH]), json.loads(literal[1])]
+    most, heads = config["max_draft_len"], config["num_medusa_heads"]
     return same(
         tree for choices in lists for tree in (readers.in_cpp(choices, most, heads), readers.in_python(choices))
     )
@@ -154,13 +151,6 @@ def read_neuron_medusa(files: Files) -> Tree:
 
 def read_token_tree(files: Files) -> Tree:
     return neuron.token_tree(json.loads(files[neuron.TREE_FILE])) if neuron.TREE_FILE in files else Tree.chain(0)
-
-
-def read_triton(files: Files) -> Tree:
-    value = re.search(r'key: "medusa_choices"\s+value: \{ string_value: "([^"]*)"', files[triton.CONFIG])
-    filled = re.search(r"'(decoding_mode:.*)'", files[COMMANDS])
-    texts = [value[1], readers.filled_in(filled[1])["medusa_choices"]]
-    return same(readers.in_cpp(paths, len(paths), readers.MOST_DEPTH) for paths in map(readers.vectors, texts))
 
 
 # Flags of a command
@@ -655,8 +645,6 @@ READERS: dict[tuple[str, str], Reader] = {
     ("edge-llm", "dspark"): read_edge_llm,
     ("onnx-genai", "block"): read_onnx_block,
     ("tensorrt-llm", "dynamic-tree"): read_tensorrt_dynamic,
-    ("tensorrt-llm", "eagle"): read_tensorrt_trees,
-    ("triton", "medusa"): read_triton,
     ("modelopt", "specbench-medusa"): read_modelopt,
     ("tgi", "speculate"): BY_FLAG["tgi"],
     **dict.fromkeys((("vllm", name) for name in ("batch-size", "parallel", "suffix", "medusa")), read_vllm),

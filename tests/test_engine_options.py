@@ -11,7 +11,6 @@ from treeopt.engines.registry import ENGINES
 
 KEPT = json.loads((Path(__file__).parent / "data" / "engine_options.json").read_text())["engines"]
 OPTIONS = {kept["engine"]: set(kept["options"]) for kept in KEPT}
-FLAGLESS = {"triton"}  # its settings are in files
 NOT_KEPT = {"tensorrt-llm"}  # the option of its YAML is newer than what was stored of its source
 
 
@@ -20,7 +19,7 @@ def unpackaged() -> set[str]:
 
 
 def test_every_engine_without_a_package_has_its_options_kept():
-    assert set(OPTIONS) == unpackaged() - FLAGLESS - NOT_KEPT
+    assert set(OPTIONS) == unpackaged() - NOT_KEPT
 
 
 @pytest.mark.parametrize("engine", sorted(OPTIONS))

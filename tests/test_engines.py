@@ -86,7 +86,7 @@ DYNAMIC = [DynamicTree(5, 4, 16), DynamicTree(3, 1, 4), DynamicTree(3, 2, 8), Dy
 SETTINGS = [((1, 8, DYNAMIC[0]), (9, 32, DynamicTree(3, 2, 6)), (33, None, Tree.chain(0))),
             ((1, 4, DynamicTree(3, 2, 6)), (5, None, DYNAMIC[0]))]  # fmt: skip
 DRAFTS = [*TREES, *SCHEDULES, *DYNAMIC, *SETTINGS, *(draft for drafts in COPIED.values() for draft in drafts)]
-OPTIONS = [{}, {"batch_size": 64}, {"version": "1.1"}, {"max_draft_len": 63}]
+OPTIONS = [{}, {"batch_size": 64}, {"version": "1.1"}]
 
 
 @named(METHODS)
@@ -125,7 +125,7 @@ def test_files_begin_with_the_release_and_one_has_the_launch_command(engine, met
 @named(METHODS)
 def test_not_speculating_is_the_model_alone_or_a_refusal(engine, method):
     about = {"num_heads": 4, "drafter": method.drafters[0]}
-    if engine in ("eagle1", "hydra", "medusa", "modelopt", "triton"):  # what they read is the tree alone
+    if engine in ("eagle1", "hydra", "medusa", "modelopt"):  # what they read is the tree alone
         with pytest.raises(InvalidInput, match="not to speculate"):
             export(engine, Tree.chain(0), method.name, **about)
         return
@@ -174,15 +174,14 @@ def test_notes_name_the_drafter_that_was_supposed_and_the_blocks_that_it_must_kn
 
 
 def test_options_that_make_no_difference_are_refused():
-    for options in ({"version": "1.2"}, {"max_draft_len": 63}):
-        with pytest.raises(InvalidInput, match="makes no difference for medusa with choices"):
-            export("medusa", Tree.dense([2, 2]), num_heads=4, **options)
+    with pytest.raises(InvalidInput, match="makes no difference for medusa with choices"):
+        export("medusa", Tree.dense([2, 2]), num_heads=4, version="1.2")
 
 
 def test_names_that_are_not_known_are_refused_with_the_known_ones():
     with pytest.raises(Unsupported, match="eagle1, eagle2, edge-llm, exllamav3"):
         method_of("other")
-    with pytest.raises(Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree, eagle"):
+    with pytest.raises(Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree"):
         method_of("tensorrt-llm", method="other")
 
 

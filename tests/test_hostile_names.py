@@ -124,7 +124,7 @@ def test_what_a_file_says_of_its_drafter_is_typed_and_reaches_no_script(tmp_path
                 load(file)
     if key != "kind":  # in memory, where nothing was read
         plan = treeopt_search(calibration)
-        for engine in ("tensorrt-llm", "neuron-medusa", "modelopt", "triton"):
+        for engine in ("tensorrt-llm", "neuron-medusa", "modelopt"):
             with pytest.raises(InvalidInput, match=key):
                 export_plan(replace(plan, drafter=drafter), engine)
 

@@ -179,9 +179,9 @@ def test_nothing_is_exported_from_a_stale_plan_unasked(run):
     search(run, 1)
     fresh = pipeline.export(run, "medusa")[1].files
     some_profile((1,)).save(run.profile)
-    said = treeopt("export", "--to", "triton", "--run", run.path, code=1)
+    said = treeopt("export", "--to", "modelopt", "--run", run.path, code=1)
     assert "unless --anyway is given. plan.json was made from another profile.json" in said
-    assert not (run.export / "triton").exists()
+    assert not (run.export / "modelopt").exists()
     assert pipeline.export(run, "medusa", anyway=True)[1].files == fresh
     assert "was made from another" in invoke("export", "--to", "medusa", "--anyway", "--run", run.path).stderr
 

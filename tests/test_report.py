@@ -215,7 +215,7 @@ def test_the_page_says_what_was_planned(no_pictures, tmp_path, planned, says, no
 def test_the_engines_files_are_those_of_export(no_pictures, tmp_path):
     run = make_run(tmp_path, batch_sizes=(4,))
     page = html.unescape(write_report(run).read_text())
-    for engine in ("medusa", "tensorrt-llm", "triton", "tgi"):
+    for engine in ("medusa", "tensorrt-llm", "tgi"):
         made = export_plan(run.read_plan(), engine)
         assert all(text in page for text in (*made.files.values(), *made.notes))
     assert "hydra" not in page

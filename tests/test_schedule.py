@@ -255,7 +255,7 @@ class TestWithinAnEngine:
         assert request.takes == "low-rank-expands"
         assert request.engine == PlannedEngine(name="hydra", method="choices")
         assert warnings == []
-        request, _ = request_for(engine="triton")
+        request, _ = request_for(engine="tensorrt-llm")
         assert (request.limits.shape, request.limits.max_rank) == ("sibling-closed", 15)
 
     def test_without_an_engine_they_are_as_given(self):

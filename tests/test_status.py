@@ -88,13 +88,13 @@ def test_what_was_made_from_something_else_is_stale(run, tmp_path):
 
 
 def test_a_stale_export_is_named_and_a_plan_without_speculation_is_not_exported(run):
-    for engine in ("medusa", "triton"):
+    for engine in ("medusa", "modelopt"):
         treeopt("export", "--to", engine, "--batch-size", "4", "--run", run.path)
     made = run.plan.stat().st_mtime
-    for file in (run.export / "triton").rglob("*"):
+    for file in (run.export / "modelopt").rglob("*"):
         os.utime(file, (made - 9, made - 9))
     assert row(run, "export/medusa").state == "up to date"
-    assert following(run) == ["export", "--to", "triton"]
+    assert following(run) == ["export", "--to", "modelopt"]
     shutil.rmtree(run.export)
     dear = StepTiming(1, 512, 2, 1, (900.0,) * 3)
     LatencyProfile((dear,), (StepTiming(1, 512, 1, 0, (3.0,) * 3),)).save(run.profile)

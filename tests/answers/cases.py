@@ -26,7 +26,7 @@ CASES = {
     "line": Case("medusa", ("search --budget 64 --batch-size 4", "export --to tensorrt-llm", "export --to tgi", "show --json")),
     # Shipped calibrations with shipped profiles.
     "vicuna-7b-a100": Case("", (f"search --calibration vicuna-7b-medusa1 {A100}", "export --to medusa")),
-    "vicuna-13b-a100": Case("", (f"search --calibration vicuna-13b-medusa1 {A100}", "export --to triton --batch-size 4")),
+    "vicuna-13b-a100": Case("", (f"search --calibration vicuna-13b-medusa1 {A100}", "export --to tensorrt-llm --batch-size 4")),
     "vicuna-33b-a100": Case("", (f"search --calibration vicuna-33b-medusa1 {A100}", "export --to modelopt --batch-size 1")),
     "vicuna-7b-h200": Case("", (f"search --calibration vicuna-7b-medusa1 {H200}", "export --to tensorrt-llm --batch-size 1")),
     "vicuna-13b-h200": Case("", (f"search --calibration vicuna-13b-medusa1 {H200}",)),
@@ -35,7 +35,7 @@ CASES = {
     "vicuna-7b-untimed": Case("", ("search --calibration vicuna-7b-medusa1 --budget 39", "export --to neuron-medusa")),
     "demo": Case("", ("search --calibration demo --profile demo--amd-epyc-2-cores-bfloat16 --budget 32 --batch-size 1,4",)),
     # Traces of the demo's drafters.
-    "medusa": Case("medusa", ("search --budget 32", "export --to medusa", "export --to triton", "export --to modelopt")),
+    "medusa": Case("medusa", ("search --budget 32", "export --to medusa", "export --to modelopt")),
     "medusa-neuron": Case("medusa", ("search --budget 16 --for neuron-medusa", "export --to neuron-medusa")),
     "medusa-tgi": Case("medusa", ("search --budget 16 --for tgi --batch-size 1", "export --to tgi")),
     "medusa-one-for-all": Case("medusa", ("search --budget 16 --batch-size 1:0.7,4:0.3", "export --to medusa")),

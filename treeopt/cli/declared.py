@@ -35,7 +35,7 @@ Built = tuple[list[click.Parameter], str]
 GROUPS = {
     "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
     "Trees and engine": ("budget", "sizes", "engine", "engine_python", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
-                         "max_draft_len", "beyond", "for_groups", "tolerance"),
+                         "beyond", "for_groups", "tolerance"),
     "Latencies from elsewhere": ("from_csv", "launch", "within_s", "runtime", "analytical", "num_heads", "overwrite"),
     "Model and drafter": ("random_weights", "start", "draft_depth", "revision", "dtype", "device", "device_map",
                           "compiled", "mixed_precision", "trust_remote_code"),

@@ -91,13 +91,13 @@ def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], **options: A
 def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_size: Count | None = None) -> None:
     """Read a tree in any engine's format.
 
-    FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Triton's braces,
-    Neuron's lists of children, vLLM's tuples, or a plan. It is read as it stands: what is no tree is refused.
+    FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Neuron's lists of
+    children, vLLM's tuples, or a plan. It is read as it stands: what is no tree is refused.
 
     \b
     Example:
         treeopt import-tree medusa_choices.py --output tree.json
-        treeopt import-tree config.pbtxt
+        treeopt import-tree llm_api_options.yml
 
     output     : write the tree there; by default print it
     batch_size : which of a plan's trees, where FILE is a plan

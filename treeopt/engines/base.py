@@ -41,7 +41,6 @@ class About:
     acceptance     record of the rule that the drafts were chosen for; None for greedy decoding
     runtime        whose latencies they were planned with
     version        release of the engine; None for the newest
-    max_draft_len  of an engine that has been built already; None where it is built for these drafts
     groups         by group of prompts, what is served there, for methods that take settings by request
     """
 
@@ -54,13 +53,12 @@ class About:
     acceptance: Mapping[str, Any] | None = None
     runtime: Runtime | None = None
     version: str | None = None
-    max_draft_len: int | None = None
     groups: Mapping[str, Ranges[Draft]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "num_heads", "num_layers", "max_draft_len"):
+        for name in ("batch_size", "num_heads", "num_layers"):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
+            if type(value) is not int or value < 1:
                 raise InvalidInput(f"{name} must be a whole number of at least 1 to be exported, but is {value!r}.")
 
     @property
@@ -97,7 +95,7 @@ class Method:
     carrier        where the draft goes: a file, a flag, a field · syntax  how it is written, by example
     derived        fields that follow from the draft, "max_draft_len = choices"
     by_batch_size  whether it takes a schedule
-    heeds          fields of `About` that change its files and those of few other methods: version, max_draft_len, groups
+    heeds          fields of `About` that change its files and those of few other methods: version, groups
     looks_up       how it looks n-grams up, where that is known: "from the latest place"; `EARLIEST` as ngram:earliest does
     wider          what it does with a chain that is longer than the block that a drafter was trained for; empty where it drafts it
     versions, status, source   which releases have it, whether they still do, and where that was read

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 from treeopt.engines import chains
 from treeopt.engines.base import About, Method, ServingEngine, Written
-from treeopt.engines.lists import listed, no_tree
-from treeopt.files.shell import shell_word
+from treeopt.engines.lists import ListOfChoices, no_tree
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import Draft, DynamicLimits
 from treeopt.trees.limits import EngineLimits
@@ -42,22 +41,14 @@ def too_flat(served: Ranges[Tree], about: About) -> str | None:
     return no_tree(served, about)
 
 
-def write(served: Ranges[Tree], about: About) -> Written:
-    """``choices.py`` for eagle/model/choices.py."""
-    tree = only(served)
-    choices = listed(tree)
-    command = (
-        "python -m eagle.evaluation.gen_ea_answer_vicuna --base-model-path MODEL --ea-model-path DRAFTER "
-        f"--tree-choices {shell_word(choices)} --temperature 0"
-    )
-    misdrafted_note = [
+def misdrafting(tree: Tree) -> list[str]:
+    """A warning of the first node whose token EAGLE-1 drafts from a node that is not its parent."""
+    return [
         f"EAGLE-1 drafts below {list(path)} from another node's guesses, because a node before its "
         "parent has children but no grandchildren. The text stays right, but fewer guesses are accepted "
         "than planned."
         for path in misdrafted(tree.choices)[:1]
     ]
-    files = {"choices.py": f"treeopt_{len(tree) - 1} = {choices}\n"}
-    return Written(files=files, command=command, notes=(*STATIC_NOTES, *misdrafted_note))
 
 
 def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
@@ -77,6 +68,15 @@ def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
         parents = list(dict.fromkeys(path[:-1] for path in level))
         wrong += [path for path in level if parents.index(path[:-1]) != above.index(path[:-1])]
     return wrong
+
+
+write = ListOfChoices(
+    files={"choices.py": "treeopt_{nodes} = {choices}\n"},
+    command="python -m eagle.evaluation.gen_ea_answer_vicuna --base-model-path MODEL --ea-model-path DRAFTER "
+    "--tree-choices {word} --temperature 0",
+    notes=STATIC_NOTES,
+    warnings=misdrafting,
+)
 
 
 def other_sampling(served: Ranges[Draft], about: About) -> str | None:

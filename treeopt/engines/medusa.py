@@ -4,34 +4,33 @@ Hydra drafts by how many children a node has and how many of them expand, so tha
 Optimizer has no search for trees; its list goes to keyword arguments of SPECBENCH_MEDUSA in examples/specdec_bench.
 """
 
-from dataclasses import replace
-from functools import partial
-
-from treeopt.engines.base import About, Method, ServingEngine, Written
-from treeopt.engines.lists import in_python, listed, no_tree
-from treeopt.records.plan import Ranges, only
+from treeopt.engines.base import Method, ServingEngine
+from treeopt.engines.lists import ListOfChoices, no_tree
 from treeopt.trees.limits import EngineLimits
-from treeopt.trees.tree import MAX_RANK, Tree
+from treeopt.trees.tree import MAX_RANK
 
 FILE = "runtime_params.yml"
-TEMPERATURE = "The script takes the temperature from each question's category, whatever --temperature says; medusa_generate heeds it."
-
-
-def write(served: Ranges[Tree], about: About) -> Written:
-    """``medusa_choices.py`` for medusa/model/medusa_choices.py, and the bare list as JSON."""
-    written = in_python(served, about, engine="medusa")
-    files = {**written.files, "medusa_choices.json": f"{listed(only(served))}\n"}
-    return replace(written, files=files, notes=(*written.notes, TEMPERATURE))
-
-
-def write_modelopt(served: Ranges[Tree], about: About) -> Written:
-    """``--runtime_params`` with the list and the number of heads."""
-    text = f"engine_args:\n  medusa_num_heads: {about.num_heads}\n  medusa_choices: {listed(only(served))}\n"
-    command = (
-        "python run.py --engine SPECBENCH_MEDUSA --tokenizer MODEL --model_dir MODEL --draft_model_dir HEADS "
-        f"--tp_size 1 --concurrency 1 --mtbench QUESTIONS --runtime_params {FILE}"
-    )
-    return Written(files={FILE: text}, command=command, notes=("Run it in examples/specdec_bench.",))
+write = ListOfChoices(
+    files={"medusa_choices.py": "treeopt_{nodes} = {choices}\n", "medusa_choices.json": "{choices}\n"},
+    command="python llm_judge/gen_model_answer_medusa.py --model-path HEADS --model-id treeopt --medusa-choices {word}{flags}",
+    notes=(
+        "In your own code: model.medusa_generate(input_ids, medusa_choices=treeopt_...{arguments}), one sequence at a time.",
+        "The script takes the temperature from each question's category, whatever --temperature says; medusa_generate heeds it.",
+    ),
+)
+write_hydra = ListOfChoices(
+    files={"hydra_choices.py": "treeopt_{nodes} = {choices}\n"},
+    command="python llm_judge/gen_model_answer_hydra.py --model-path HEADS --model-id treeopt --hydra-choices {word}{flags}",
+    notes=(
+        "In your own code: model.hydra_generate(input_ids, hydra_choices=treeopt_...{arguments}), one sequence at a time.",
+    ),
+)
+write_modelopt = ListOfChoices(
+    files={FILE: "engine_args:\n  medusa_num_heads: {heads}\n  medusa_choices: {choices}\n"},
+    command="python run.py --engine SPECBENCH_MEDUSA --tokenizer MODEL --model_dir MODEL --draft_model_dir HEADS "
+    f"--tp_size 1 --concurrency 1 --mtbench QUESTIONS --runtime_params {FILE}",
+    notes=("Run it in examples/specdec_bench.",),
+)
 
 
 ENGINES = (
@@ -39,7 +38,7 @@ ENGINES = (
         Method(name="choices", checked="main 3f39fbd of 2024-02", drafters=("hydra", "hydra++"), limits=EngineLimits(shape="low-rank-expands", max_rank=MAX_RANK),
                rules=("greedy", "typical"), max_batch_size=1, refuses=no_tree,
                carrier="hydra/model/hydra_choices.py, hydra_generate(hydra_choices=...), --hydra-choices",
-               syntax="[[0], [1], [0, 0]]", source="zankner/Hydra hydra/model/utils.py", write=partial(in_python, engine="hydra")),
+               syntax="[[0], [1], [0, 0]]", source="zankner/Hydra hydra/model/utils.py", write=write_hydra),
     )),
     ServingEngine(name="medusa", title="Medusa", methods=(
         Method(name="choices", checked="main e2a5d20 of 2024-04", drafters=("medusa",), rules=("greedy", "typical"),

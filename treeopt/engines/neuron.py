@@ -9,7 +9,7 @@ from typing import Any
 
 from treeopt.engines.base import About, Method, ServingEngine, Written
 from treeopt.engines.chains import plain
-from treeopt.engines.lists import TOPK, listed
+from treeopt.engines.lists import TOPK, ListOfChoices
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.limits import EngineLimits
@@ -22,23 +22,19 @@ RUN = (
 )
 
 
-def write_medusa(served: Ranges[Tree], about: About) -> Written:
-    """The list for ``--medusa-tree-json``."""
-    tree = only(served)
-    if tree.depth == 0:
-        return plain(f"{RUN} {about.batch_size}", "tree")
-    command = (
-        f"{RUN} 1 --is-medusa --medusa-speculation-length {len(tree)} --num-medusa-heads {about.num_heads} "
-        f"--medusa-tree-json {MEDUSA_FILE} --global-topk {TOPK}"
-    )
-    notes = (
-        f"medusa_speculation_length must be {len(tree)}, the size of the tree, and differ from every "
+write_medusa = ListOfChoices(
+    files={MEDUSA_FILE: "{choices}\n"},
+    command=f"{RUN} 1 --is-medusa --medusa-speculation-length {{rows}} --num-medusa-heads {{heads}} "
+    f"--medusa-tree-json {MEDUSA_FILE} --global-topk {TOPK}",
+    alone=f"{RUN} {{batch_size}}",
+    notes=(
+        "medusa_speculation_length must be {rows}, the size of the tree, and differ from every "
         "context-encoding bucket.",
         f"Its buffers have a stride of {TOPK} candidates a head, so global_topk is set to {TOPK}. Greedy only, and not in "
         "async mode.",
         "MODEL must hold medusa_heads.pt: treeopt convert DRAFTER --to neuron --output MODEL",
-    )
-    return Written(files={MEDUSA_FILE: f"{listed(tree)}\n"}, command=command, notes=notes)
+    ),
+)
 
 
 def write_tree(served: Ranges[Tree], about: About) -> Written:

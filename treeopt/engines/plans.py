@@ -47,7 +47,6 @@ class ExportOptions:
     batch_size: int | None = None
     method: str | None = None
     version: str | None = None
-    max_draft_len: int | None = None
     beyond: Beyond = "off"
     groups: Mapping[str, Plan] = field(default_factory=dict)
 
@@ -98,7 +97,6 @@ def about_plan(plan: Plan, options: ExportOptions) -> About:
         drafter=drafter.get("kind"),
         drafter_id=drafter.get("id"),
         version=options.version,
-        max_draft_len=options.max_draft_len,
         batch_size=plan.entries[-1].batch_size,
         acceptance=plan.acceptance,
         runtime=plan.runtime,
@@ -180,9 +178,8 @@ def write_served(method: Method, served: Ranges[Draft], about: About) -> Written
     """
     engine, served = method.engine, merged(served)
     rule_notes = check_rule_of(about.acceptance, method)
-    for name in ("version", "max_draft_len"):
-        if getattr(about, name) is not None and name not in method.heeds:
-            raise InvalidInput(f"`{name}` makes no difference for {engine} with {method.name}: leave it out.")
+    if about.version is not None and "version" not in method.heeds:
+        raise InvalidInput(f"`version` makes no difference for {engine} with {method.name}: leave it out.")
     for ranges in (served, *about.groups.values()):
         if fault := method.fault(ranges, about):
             raise InvalidInput(f"{engine} {fault}: {search_for(method)}")

@@ -1,97 +1,62 @@
 """Trees from files of every engine, as they stand there: nothing is repaired.
 
-Read are lists in Python, JSON or YAML, objects with a list under one of `KEYS`, launch commands with one behind a
-flag, Triton's braces, Neuron's lists of children, vLLM's string of tuples, and chain lengths.
+A file may be a list in Python, JSON or YAML, an object with a list under one of `KEYS`, a launch command with a list behind a
+flag, Neuron's lists of children, vLLM's string of tuples, or a chain's length in a configuration or a launch command.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from treeopt.engines import neuron
 from treeopt.engines.lists import Choices, the_list
-from treeopt.errors import InvalidInput, quoted
+from treeopt.errors import InvalidInput
 from treeopt.files.bounds import loads, parse_literal, parse_yaml
-from treeopt.trees.tree import Tree, check_size
+from treeopt.trees.tree import Tree
 
 MOST_CHARS = 2**20  # of a tree's file
-KEYS = ("medusa_choices", "hydra_choices", "eagle_choices", "tree_choices", "medusa_tree")
+KEYS = ("medusa_choices", "hydra_choices", "tree_choices", "medusa_tree")
 LENGTHS = ("num_speculative_tokens", "max_draft_len", "num_assistant_tokens", "prompt_lookup_num_tokens")
-FLAG = re.compile(r"--(?:medusa|hydra|eagle|tree)[-_]choices[= ]+([\"'])(.*?)\1", re.S)
+FLAG = re.compile(r"--(?:medusa|hydra|tree)[-_]choices[= ]+([\"'])(.*?)\1", re.S)
 LENGTH_FLAG = re.compile(
     r"^[^#\n]*?--(speculate|speculative-num-steps|speculative-num-draft-tokens|spec-draft-n-max|draft-max"
     r"|spec-ngram-simple-size-m|speculative-dspark-block-size|gen_num_per_cycle|beam_length)[ =](\d{1,4})\b",
     re.M,
 )
-ROWS = ("beam_length", "speculative-num-draft-tokens")  # count the root, LMDeploy's excepted
-# Triton's paths in braces: in config.pbtxt, as an argument of fill_template.py, and alone.
-PBTXT = re.compile(r'key:\s*"(?:medusa|eagle)_choices"\s*(?:,\s*)?value:\s*\{\s*string_value:\s*"([^"]*)"')
-ARGUMENT = re.compile(r"(?:medusa|eagle)_choices:(\{[^'\"\n]*)")
-BARE = re.compile(r"\A\s*(\{\s*(?:\{\s*)?-?\d[^\"]*)\Z")
-PLAIN = re.compile(r"(?:# For .*\n)?# No (?:tree|chain) pays")  # begins files for serving without speculation
-UNREADABLE = "The file must hold a tree: a list of choices, an object with 'medusa_choices', a plan, or an engine's configuration."
+ROWS = ("beam_length", "speculative-num-draft-tokens")  # flags that count the root, but for LMDeploy's
+CONFIG = re.compile(r"--speculative-config[= ]+'(.*?)'", re.S)  # vLLM's
+PLAIN = re.compile(r"(?:# For .*\n)?# No (?:tree|chain) pays")  # begins an export that does not speculate
 
 
 def tree_in(text: str) -> Tree:
-    """The tree that a text holds. Raises InvalidInput where it holds none, or a list of something else.
+    """The tree that a text holds. Raises InvalidInput where it holds none, several, or a list of something else.
 
-    >>> tree_in("- [0]\\n- [1]\\n").choices, tree_in("{0},{0, 1},{0, 0}").choices
-    ([[0], [1]], [[0], [0, 0], [0, 1]])
+    >>> tree_in("- [0]\\n- [1]\\n").choices, tree_in("vllm serve --tree-choices '[[0], [0, 0]]'").choices
+    ([[0], [1]], [[0], [0, 0]])
     """
-    choices = _choices_in(text)
+    if PLAIN.match(text):
+        return Tree.chain(0)
+    if len(text) > MOST_CHARS:
+        raise InvalidInput(f"A tree's file may have {MOST_CHARS:,} characters, but this one has {len(text):,}.")
+    document = _document(text)
+    if isinstance(document, dict) and document and all(isinstance(key, str) and key.isdigit() for key in document):
+        return _tree_of_children(document)
+    choices = _choices_in(text, document)
     if choices is None:
-        raise InvalidInput(UNREADABLE)
-    if other := _other_kind(choices):
-        raise InvalidInput(f"it must hold a list of choices, but holds {other}.")
+        raise InvalidInput(
+            "The file must hold a tree: a list of choices, an object with 'medusa_choices', a plan, or an engine's configuration."
+        )
     return Tree.from_choices(choices)
 
 
-def _other_kind(items: Choices) -> str:
-    """What a list holds instead of choices, in words; empty if it may be choices."""
-    rows = [row for row in items if isinstance(row, list | tuple)]
-    if len(rows) < len(items):
-        return ""
-    values = {value for row in rows for value in row if isinstance(value, int | float)}
-    if len(rows) > 1 and len(values) <= 2 and {len(row) for row in rows} == {len(rows)}:
-        return f"a square matrix of {len(rows)} rows, as an attention mask is, which does not say the ranks of guesses"
-    if any(len(row) == 0 for row in rows):
-        return "empty lists, as lists of children by number have; the root, [], is never listed among choices"
-    paths = set(map(repr, map(list, rows)))
-    deep = [row for row in rows if len(row) > 1]
-    if deep and not any(repr(list(row[:-1])) in paths for row in deep):
-        return "lists of leaves, edges or children: among choices every guess is listed, not only those at the ends of paths"
-    return ""
-
-
-def _choices_in(text: str) -> Choices | None:
-    """The choices of a text, unrepaired; None if no engine reads such a file."""
-    if PLAIN.match(text):
-        return []
-    if len(text) > MOST_CHARS:
-        raise InvalidInput(f"A tree's file may have {MOST_CHARS:,} characters, but this one has {len(text):,}.")
-    for form in (PBTXT, ARGUMENT, BARE):
-        if found := form.search(text):
-            return _braces(found[1].replace("\\,", ","))
-    document = _document(text)
-    if isinstance(document, dict) and document and all(isinstance(key, str) and key.isdigit() for key in document):
-        return _children(document)
-    for read in (partial(in_document, document), partial(the_list, text), partial(_flag, text), partial(_length, text)):
-        choices = read()
-        if choices is not None:
-            return choices
-    return None
-
-
-def _the_one(trees: Iterable[Choices | None]) -> Choices | None:
-    """The one tree that a file has, perhaps in several places; InvalidInput where it has several."""
-    found = list[Choices]()
-    for choices in trees:
-        if choices is not None and choices not in found:
-            found.append(choices)
-    if len(found) > 1:
-        raise InvalidInput(f"it must hold one tree, but has {len(found)}: keep one of them.")
-    return found[0] if found else None
+def _choices_in(text: str, document: Any) -> Choices | None:
+    """The choices of a text; None if it has none. ``document`` is the text as JSON or YAML."""
+    choices = _in_document(document)
+    if choices is None:
+        choices = the_list(text)
+    if choices is None:
+        choices = _the_one(_literal(flag[2]) for flag in FLAG.finditer(text))
+    return _length(text) if choices is None else choices
 
 
 def _document(text: str) -> Any:
@@ -104,75 +69,76 @@ def _document(text: str) -> Any:
     return None
 
 
-def in_document(document: Any) -> Choices | None:
+def _in_document(document: Any) -> Choices | None:
     if isinstance(document, str) and document.startswith("["):
         return _literal(document)
     if isinstance(document, list):
         return document if all(isinstance(item, list) for item in document) else None
     if not isinstance(document, dict):
         return None
-    listed = (the_list(found) if isinstance(found, str) else in_document(found) for found in _values(document, KEYS))
-    tuples = (_literal(found) for found in _values(document, ("speculative_token_tree",)) if isinstance(found, str))
-    trees = _the_one([*listed, *tuples])
-    lengths = (Tree.chain(n).choices for n in _values(document, LENGTHS) if type(n) is int and n > 0)
-    return _the_one(lengths) if trees is None else trees
+    trees = [
+        the_list(value) if isinstance(value, str) else _in_document(value) for value in _values_under(KEYS, document)
+    ]
+    token_trees = _values_under(("speculative_token_tree",), document)
+    trees += [_literal(value) for value in token_trees if isinstance(value, str)]
+    choices = _the_one(trees)
+    if choices is not None:
+        return choices
+    lengths = [value for value in _values_under(LENGTHS, document) if type(value) is int and value > 0]
+    return _the_one(Tree.chain(length).choices for length in lengths)
 
 
-def _values(document: Mapping[str, Any], keys: tuple[str, ...], depth: int = 3) -> Iterator[Any]:
+def _values_under(keys: tuple[str, ...], document: Mapping[str, Any], depth: int = 3) -> Iterator[Any]:
+    """The values of an object under these keys, and those of the objects in it, so many levels deep."""
     for key in keys:
         if key in document:
             yield document[key]
     for value in document.values() if depth else ():
         if isinstance(value, dict):
-            yield from _values(value, keys, depth - 1)
+            yield from _values_under(keys, value, depth - 1)
 
 
-def _children(document: Mapping[str, list[Any]]) -> Choices:
+def _the_one(trees: Iterable[Choices | None]) -> Choices | None:
+    """The one tree that a file has, perhaps in several places. Raises InvalidInput where it has several."""
+    different = list[Choices]()
+    for choices in trees:
+        if choices is not None and choices not in different:
+            different.append(choices)
+    if len(different) > 1:
+        raise InvalidInput(f"it must hold one tree, but has {len(different)}: keep one of them.")
+    return different[0] if different else None
+
+
+def _tree_of_children(document: Mapping[str, list[Any]]) -> Tree:
+    """The tree of Neuron's lists of children by number."""
     try:
-        choices = neuron.token_tree(document).choices
+        tree = neuron.token_tree(document)
     except (ValueError, TypeError) as error:
         raise InvalidInput(f"A token tree must have lists of numbers: {error!s:.100}.") from None
-    lost = len({*document, *(str(child) for row in document.values() for child in row)}) - 1 - len(choices)
-    if lost > 0:
+    numbers = {*document, *(str(child) for children in document.values() for child in children)}
+    if lost := len(numbers) - len(tree):
         raise InvalidInput(
             f"The root of a token tree must reach every node, but it does not reach {lost}, which Neuron leaves out."
         )
-    return choices
+    return tree
 
 
 def _literal(text: str) -> Choices | None:
+    """A list or a tuple of Python as a list; None for other text."""
     try:
-        found = parse_literal(text)
+        value = parse_literal(text)
     except ValueError:
         return None
-    return list(found) if isinstance(found, list | tuple) else None
-
-
-def _flag(text: str) -> Choices | None:
-    """The list behind the flags of a launch command."""
-    return _the_one(_literal(found[2]) for found in FLAG.finditer(text))
+    return list(value) if isinstance(value, list | tuple) else None
 
 
 def _length(text: str) -> Choices | None:
-    """The chain length behind the flags of a launch command."""
-    lengths = [
-        int(found[2]) - (found[1] in ROWS and "lmdeploy" not in found[0]) for found in LENGTH_FLAG.finditer(text)
-    ]
+    """The chain whose length stands behind a flag of a launch command."""
+    lengths = []
+    for flag in LENGTH_FLAG.finditer(text):
+        counts_root = flag[1] in ROWS and "lmdeploy" not in flag[0]
+        lengths.append(int(flag[2]) - counts_root)
     if lengths:
         return _the_one(Tree.chain(max(0, length)).choices for length in lengths)
-    config = re.search(r"--speculative-config[= ]+'(.*?)'", text, re.S)
-    return in_document(_document(config[1])) if config else None
-
-
-def _braces(value: str) -> Choices:
-    """Every path that stands in Triton's string."""
-    check_size(value.count("{") + value.count("["))
-    try:
-        if value.lstrip().startswith("["):
-            return list(parse_literal(value))
-        if value.count("{") != value.count("}"):
-            raise ValueError
-        pieces = re.findall(r"\{([^{}]*)", value)
-        return [[int(rank) for rank in piece.split(",")] for piece in pieces if piece.strip()]
-    except (ValueError, TypeError):
-        raise InvalidInput(f"Braces must hold ranks 0, 1, ... and be closed, but there is {quoted(value)}.") from None
+    config = CONFIG.search(text)
+    return _in_document(_document(config[1])) if config else None

@@ -241,7 +241,7 @@ ENGINE = ServingEngine(
     methods=(
     Method(name="medusa", checked="main before PR #15918", drafters=("medusa",), limits=tensorrt_trees.limits(shape="any"), refuses=tensorrt_trees.refuses,
            carrier="medusa_choices: YAML of the LLM API, list of trtllm-bench, --medusa_choices",
-           syntax="[[0], [1], [0, 0]]", derived=("max_draft_len = choices",), heeds=("max_draft_len",),
+           syntax="[[0], [1], [0, 0]]", derived=("max_draft_len = choices",),
            versions="TensorRT engines, up to 1.2", status="removed upstream in PR #15918",
            source="NVIDIA/TensorRT-LLM tensorrt_llm/runtime/medusa_utils.py, "
                   "cpp/tensorrt_llm/runtime/utils/speculativeChoicesUtils.cpp",
@@ -262,9 +262,4 @@ ENGINE = ServingEngine(
            derived=("max_draft_len = levels", "max_total_draft_tokens = rows - 1", "levels <= rows - 1 <= topk x levels"),
            versions="PR #13081 on; not for targets with sliding windows or MLA",
            source=f"{ARGS}, tensorrt_llm/_torch/speculative/eagle3_dynamic_tree.py", write=write_tree),
-    Method(name="eagle", checked="main before PR #18210", drafters=("eagle",), limits=tensorrt_trees.limits(shape="sibling-closed", max_nodes=63),
-           carrier="eagle_choices: YAML of the LLM API, --eagle_choices", syntax="[[0], [1], [0, 0]]",
-           derived=("max_draft_len = depth", "max_total_draft_tokens = choices"),
-           versions="two-model EAGLE, before 1.4", status="removed upstream in PR #18210",
-           source=f"{ARGS}, tensorrt_llm/_torch/speculative/spec_tree_manager.py", write=tensorrt_trees.write_eagle),
 ))  # fmt: skip

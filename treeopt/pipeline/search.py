@@ -197,8 +197,6 @@ def request_of(
     limits = limits_for(engine, way, given, max_rank, shape)
     kept, left_out = sizes_for(engine, way, sizes, asked=batch_sizes is not None)
     warnings = [*check_rule_of(record.meta.get("acceptance"), way), *removal_notes(way), *left_out]
-    if limits.budget < given.budget:
-        warnings.append(f"{engine} takes {way.limits.max_nodes} choices at most: the budget is {limits.budget} rows.")
     timed = {p.batch_size for p in latencies.dynamic} if latencies else set()
     if way.limits.dynamic and (bare := [str(size) for size in kept if size not in timed]):
         warnings.append(
@@ -265,13 +263,12 @@ def limits_for(engine: str, way: Method, given: Limits, max_rank: int | None, sh
     only_chains = way.limits.shape == "chain"
     if only_chains and shape not in (None, "chain"):
         raise InvalidInput(f"`shape` must be chain for {engine}, but got {shape}.")
-    budget = given.budget if way.limits.max_nodes is None else min(given.budget, way.limits.max_nodes + 1)
     depths, ranks = (
         [n for n in pair if n is not None]
         for pair in ((given.max_depth, way.limits.max_depth), (max_rank, way.limits.max_rank))
     )
     return Limits(
-        budget, min(depths, default=None), min(ranks, default=MAX_RANK), "chain" if only_chains else given.shape
+        given.budget, min(depths, default=None), min(ranks, default=MAX_RANK), "chain" if only_chains else given.shape
     )
 
 

@@ -337,7 +337,6 @@ class Plan(Kept):
         batch_size: parameters.Count | None = None,
         method: str | None = None,
         version: str | None = None,
-        max_draft_len: parameters.Count | None = None,
         beyond: Beyond = "off",
     ) -> Exported:
         """Write the plan as an engine's own files (``treeopt list engines``) into ``folder``.
@@ -346,14 +345,13 @@ class Plan(Kept):
         version       : release of the engine, such as 1.2, if its files differ by release
         batch_size    : which of the plan's trees, where it has several; by default the schedule where the engine takes one,
                         else a folder for each
-        max_draft_len : the own max_draft_len of a TensorRT-LLM engine that is built already
         beyond        : what a schedule does above the largest batch size of the plan, where nobody searched: off, it does not
                         speculate; last, it goes on as there
 
         Raises InvalidInput for what the engine would refuse or misread.
         """
-        options = {"batch_size": batch_size, "method": method, "version": version, "max_draft_len": max_draft_len}
-        exported: Exported = viewer().write_export(self, engine, Path(folder), {**options, "beyond": beyond})
+        options = {"batch_size": batch_size, "method": method, "version": version, "beyond": beyond}
+        exported: Exported = viewer().write_export(self, engine, Path(folder), options)
         return exported
 
     @property

@@ -13,7 +13,7 @@ from treeopt.records.rundir import ENGINES as RUNTIMES
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
 
-LIMITS = {"max_rank": "rank", "max_depth": "depth", "max_nodes": "choices", "max_batch_size": "batch"}
+LIMITS = {"max_rank": "rank", "max_depth": "depth", "max_batch_size": "batch"}
 NONE = "–"
 TAKES = {
     "any": "any tree",
@@ -99,9 +99,7 @@ FACTS: dict[str, Callable[[ServingEngine, Method], str]] = {
     "goes to": lambda e, m: m.carrier,
     "as": lambda e, m: m.syntax,
     "must match": lambda e, m: "; ".join(m.derived) or NONE,
-    "by batch size": lambda e, m: (
-        "schedule" if m.by_batch_size else "a build each" if "max_draft_len" in m.heeds else NONE
-    ),
+    "by batch size": lambda e, m: "schedule" if m.by_batch_size else NONE,
     "versions": lambda e, m: available(m),
     "checked": lambda e, m: m.checked,
     "runs here": lambda e, m: (

@@ -19,7 +19,7 @@ class EngineLimits:
     """Limits of the drafts that a method decodes. A lone root means plain decoding, and every method takes it.
 
     shape         one of `SHAPES`, of fixed trees
-    max_rank, max_depth, max_nodes   None for no limit; nodes are choices, the root left out
+    max_rank, max_depth   None for no limit
     dynamic       of dynamic trees, among which chains count; None where it takes none
     fills_levels  dynamic trees that need a row for each level
     marginals     most ranks of a depth of trees over marginals; 0 where it takes none
@@ -29,7 +29,6 @@ class EngineLimits:
     shape: Literal["any", "sibling-closed", "low-rank-expands", "chain"] = "chain"
     max_rank: int | None = None
     max_depth: int | None = None
-    max_nodes: int | None = None
     dynamic: DynamicLimits | None = None
     fills_levels: Literal["all", "chains", "none"] = "chains"
     marginals: int = 0
@@ -92,8 +91,6 @@ class EngineLimits:
                 f"takes ranks up to {self.max_rank}, but the tree has {draft.max_rank}, which it would read as another "
                 "candidate"
             )
-        if self.max_nodes is not None and len(draft) - 1 > self.max_nodes:
-            return f"takes up to {self.max_nodes} choices, but the tree has {len(draft) - 1}"
         return None
 
     def _unbuilt(self, draft: Draft, limits: DynamicLimits) -> str | None:
