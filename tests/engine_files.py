@@ -5,8 +5,6 @@ Accepted 1,820, drafted 3,000, 2.82 tokens a step; 10 requests of 100 drafts whe
 
 import json
 
-import pandas as pd
-
 DRAFTS, REACHED, HISTOGRAM = 1000, [800, 600, 420], [200, 200, 180, 420]
 SURVIVAL = [0.8, 0.6, 0.42]
 REQUEST = [20, 20, 18, 42]  # histogram of a request
@@ -65,10 +63,6 @@ def bench(drafts=DRAFTS, reached=REACHED, **others):
         "spec_decode_per_position_acceptance_rates": [c / drafts for c in reached],
         **others,
     }
-
-
-def sweep(*runs):
-    return pd.DataFrame.from_records([{**run, "run_number": r} for r, run in enumerate(runs)]).to_csv()
 
 
 def stats(histogram=REQUEST, **others):
@@ -137,10 +131,7 @@ def trtllm_choice(histogram=REQUEST, **others):
     return {"choices": [{"avg_decoded_tokens_per_iter": 1 + taken / steps, "speculative_decoding": said}]}
 
 
-def iteration(drafted=24, accepted=15, requests=8):
-    spec = {"numDraftTokens": drafted, "numAcceptedTokens": accepted, "numRequestsWithDraftTokens": requests}
-    spec |= {"acceptanceLength": 1 + accepted / requests, "iterLatencyMS": 3.1, "draftOverhead": 0.18}
-    return repr({"iter": 57, "iterLatencyMS": 16.9, "kvCacheStats": None, "specDecodingStats": spec})
+ITERATION = "{'iter': 57, 'specDecodingStats': {'numDraftTokens': 24, 'numAcceptedTokens': 15}}"
 
 
 def llama_request(drafts=100, reached=(80, 60, 42), drafted=None):
@@ -185,7 +176,6 @@ def llama_metrics(drafts=DRAFTS, reached=REACHED):
 
 TWO = ((400, [300, 200, 20]), (600, [500, 400, 400]))
 BATCH = {"id": "x", "response": {"status_code": 200, "body": response()}}
-POOLED = {"pooled_spec_decode_acceptance_histogram": {str(a): n for a, n in enumerate(HISTOGRAM)}}
 PAIRS = [line for task in range(10) for line in llama_pair(task=task)]
 LOGGED = [{"type": "log", "time": 1, "level": "info", "msg": f"{line}\n"} for line in llama_pair() * 10]
 # The same measurement in every format: the kind, and the text of each file.
@@ -197,11 +187,9 @@ EVERYTHING = {
     "vllm, log of intervals": ("vllm-metrics", [lines(vllm_line(900, [780, 590, 415]), NAN_LINE, "noise", vllm_line(100, [20, 10, 5]))]),
     "vllm, bench": ("vllm-metrics", [json.dumps(bench(), indent=1)]),
     "vllm, bench lines": ("vllm-metrics", [lines(bench(*TWO[0]), bench(*TWO[1]))]),
-    "vllm, sweep": ("vllm-metrics", [sweep(bench(*TWO[0]), {"backend": "vllm"}, bench(*TWO[1]))]),
     "vllm, responses": ("vllm-requests", [lines(*[response()] * 10)]),
     "vllm, batch": ("vllm-requests", [lines(*[BATCH] * 10)]),
     "aiperf": ("vllm-requests", [lines(*[aiperf()] * 10)]),
-    "aiperf, pooled": ("vllm-requests", [json.dumps(POOLED)]),
     "sglang": ("sglang", [json.dumps([{"text": "x", "meta_info": meta_info()}] * 10)]),
     "sglang, aliases": ("sglang", [lines(*[{"meta_info": meta_info(names=ALIASES)}] * 10)]),
     "sglang, older": ("sglang", [lines(*[{"meta_info": meta_info(names=OLDER)}] * 10)]),

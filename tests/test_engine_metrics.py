@@ -29,7 +29,6 @@ from .engine_files import (
     llama_request,
     meta_info,
     response,
-    sweep,
     trtllm,
     trtllm_choice,
     vllm_line,
@@ -190,7 +189,6 @@ def writers(histogram):
     drafts, reached = chain_of(histogram)
     yield exposition(drafts, reached)
     yield json.dumps(bench(drafts, reached))
-    yield sweep(bench(drafts, reached))
     yield json.dumps(response(histogram))
     yield json.dumps(aiperf(histogram))
     yield json.dumps({"meta_info": meta_info(histogram)})

@@ -137,23 +137,6 @@ def test_what_recall_is_taken_for_is_said(tmp_path, document, hits, note):
     assert found.notes[-1] == note
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".json"])
-def test_an_acceptance_vector_stands_for_every_depth(tmp_path, suffix):
-    vector = [0.0, 0.5, 0.25, 0.125, 0.125]
-    path = write(tmp_path / f"v{suffix}", torch.tensor(vector) if suffix == ".pt" else vector)
-    kind, found = read_measurement(path, heads=3, trials=1000)
-    assert kind == "acceptance"
-    assert found.source.accept.tolist() == [[0.5, 0.25, 0.125]] * 3
-    assert any("1000 trials a head were assumed" in note for note in found.notes)
-
-
-def test_an_acceptance_vector_without_its_last_entry_keeps_all_children(tmp_path):
-    path = write(tmp_path / "v.json", {"acceptance": [0.0, 0.5, 0.25, 0.125]})
-    found = read_measurement(path, heads=1, trials=8)[1]
-    assert found.source.hits.tolist() == [[4, 2, 1]]
-    assert any("sums to less than 1" in note for note in found.notes)
-
-
 def csv_files(calibration):
     trials = calibration.trials.tolist()
     exact, upto = calibration.hits.tolist(), calibration.hits.cumsum(1).tolist()
@@ -233,7 +216,6 @@ REFUSED = [
     ("x.json", RANKS, {"kind": "medusa-pt"}, "one table of hits a head"),
     ("x.json", RANKS, {"kind": "recall", "trials": 1}, 'heads with "recall@1", but holds none'),
     ("x.json", RANKS, {"kind": "csv", "trials": 1}, "CSV"),
-    ("x.json", RANKS, {"kind": "acceptance", "trials": 1, "heads": 1}, "one vector of chances"),
     ("x.json", "[1, 2]", {"kind": "ranks"}, "in every line"),
     ("x.pt", [HITS.T[:2], HITS[:1].T[:5].T], {}, "as many candidates"),
     ("x.pt", [torch.tensor([[1.5]])], {}, "other numbers"),
@@ -255,11 +237,6 @@ REFUSED = [
     ("x.json", {"head_0": {"recall@1": 0.5, "mean": 0.4}, "trials": 5}, {}, "'mean'"),
     ("x.json", {"head_0": {"recall@2": 0.5}, "trials": 5}, {}, "must have recall@1"),
     ("x.json", {"head_5": {"recall@1": 0.5}, "trials": 5}, {}, "number its heads"),
-    ("x.json", [0.0, 0.5, 0.5], {"trials": 5}, "with heads"),
-    ("x.json", [0.0, 0.5, 0.5], {"heads": 2}, "pass trials"),
-    ("x.json", [0.5, 0.3, 0.2], {"heads": 2, "trials": 5}, "unused entry of 0"),
-    ("x.json", [0.0, 0.9, 0.5], {"heads": 2, "trials": 5}, "sum to 1.4"),
-    ("x.pt", torch.tensor([0.0, float("nan"), 0.5]), {"heads": 2, "trials": 5}, "is not as it should be|0 to 1"),
     ("x.csv", "head,rank\n0,0", {"trials": 5}, "must have the columns"),
     ("x.csv", "head,rank,hits,trials\n0,0,9,5", {}, "may not exceed its trials"),
     ("x.csv", "head,rank,hits,trials\n0,0,1.5,5", {}, "line 2: hits must be a whole number of at least 0, but got '1.5'"),

@@ -43,7 +43,6 @@ def import_(run: RunDirectory, as_json: bool, files: tuple[Path, ...], **options
     FILE holds
         medusa-pt      hit tensors of Medusa's heads_accuracy.py
         recall         recall@k as JSON
-        acceptance     an acceptance vector as Sequoia keeps it
         csv            a table of accuracies or hits
         ranks          ranks that an engine logged, as JSON lines
     or what an engine counted while it served chains

@@ -17,19 +17,18 @@ read where there are some, since only they tell requests apart; both count the s
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from treeopt.engines import copied
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
 from treeopt.engines.chains import Flags
-from treeopt.engines.measured.exposition import counters_among, is_exposition, six_digits
+from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import RATE, Printed, drafters_named, number, pooled, whole
+from treeopt.engines.measured.printed import RATE, Printed, drafters_named, number, pooled, read_each, whole
 from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
-from treeopt.engines.vllm import COUNTERS, from_counters
 from treeopt.errors import InvalidInput
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import CopiedText
@@ -82,19 +81,19 @@ TYPES = {
     **dict.fromkeys(("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), (copied.KIND,)),
 }
 PREFIX = r"llamacpp:spec_decode_"
-RATES = r"\(([^)]{0,20000})\)"
+RATES = r"\((?P<rates>[^)]{0,20000})\)"
 REQUEST = re.compile(
-    r"draft acceptance(?: rate)? = ([\d.]+) \(\s*(\d+) accepted /\s*(\d+) generated\)"
-    rf"(?:, mean (?:acceptance length|len) =\s*([\d.]+)(?:, acceptance rate per position = {RATES})?)?"
+    r"draft acceptance(?: rate)? = [\d.]+ \(\s*(?P<accepted>\d+) accepted /\s*(?P<drafted>\d+) generated\)"
+    rf"(?:, mean (?:acceptance length|len) =\s*(?P<mean>[\d.]+)(?:, acceptance rate per position = {RATES})?)?"
 )
 POSITIONS = re.compile(rf"acc per pos = {RATES}")
 # Both lines of a request name its slot and task; behind a router also the port of their server.
 SLOT = re.compile(r"\bid\s{1,3}(-?\d+) \| task (-?\d+) \|")
 PORT = re.compile(r"\[ ?(\d{4,5})\] ")
-PROCESS = re.compile(
-    r"statistics\s+(\S+): (?:#calls\(b,g,a\) =\s*\d+\s+\d+\s+(\d+), )?(?:(?!statistics).)*?#gen drafts =\s*(\d+), "
-    r"#acc drafts =\s*(\d+), #gen tokens =\s*(\d+), #acc tokens =\s*(\d+)"
-    rf"(?:, #mean acc len =\s*([\d.]+), #acc rate/pos = {RATES})?"
+STATISTICS = re.compile(
+    r"statistics\s+(?P<name>\S+): (?:#calls\(b,g,a\) =\s*\d+\s+\d+\s+(?P<verified>\d+), )?(?:(?!statistics).)*?"
+    r"#gen drafts =\s*(?P<made>\d+), #acc drafts =\s*(?P<first>\d+), #gen tokens =\s*(?P<drafted>\d+), "
+    rf"#acc tokens =\s*(?P<accepted>\d+)(?:, #mean acc len =\s*(?P<mean>[\d.]+), #acc rate/pos = {RATES})?"
 )
 NEEDED = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
 ASK = "start the server with --verbosity 4, or with --metrics and save /metrics before and after"
@@ -108,11 +107,12 @@ CUMULATIVE = (
     "The lines 'statistics' count since the start of the process: only the last one was read. For recurrent and hybrid "
     "models they count the target's own token as accepted: use the lines of requests there."
 )
+Line = dict[str, str | None]  # name to text of the numbers of a line; the mean and the rates may be missing
 
 
 def is_of_drafts(content: Any) -> bool:
     text = text_of(content)
-    if is_exposition(text, PREFIX) or REQUEST.search(text) or PROCESS.search(text):
+    if is_exposition(text, PREFIX) or REQUEST.search(text) or STATISTICS.search(text):
         return True
     return isinstance(content, dict) and isinstance(content.get("timings"), dict) and "draft_n" in content["timings"]
 
@@ -125,58 +125,43 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
             raise InvalidInput(
                 f"{path} has only means of its drafts, and survival needs rates by position: import the log."
             )
-    if counters := counters_among(texts, PREFIX, COUNTERS, six_digits):
-        return from_counters(counters, NEEDED, WAY)
-    groups: list[Drafts] = []
-    said: list[str] = []
-    for text, path in texts:
-        found, notes = _from_log(text, path)
-        groups += found
-        said += notes
+    if counters := counters_among(texts, PREFIX):
+        return counters.drafts(NEEDED, WAY)
+    groups, notes = read_each(texts, _from_log)
     path = files[-1][1]
     drafters = drafters_named((name for text, _ in texts for name in _drafting(text)), TYPES, path)
-    return CountedDrafts(groups, path, said, CUMULATIVE not in said, way=WAY, drafters=drafters)
+    are_requests = CUMULATIVE not in notes
+    return CountedDrafts(groups, path, notes, are_requests, way=WAY, drafters=drafters)
 
 
 def text_of(content: Any) -> str:
     """The text of a log, also of one that --log-jsonl wrote; "" for other files."""
     if isinstance(content, str):
         return content
-    said = (body.get("msg") for body in bodies(content) if body.get("type") == "log")
-    return "\n".join(one for one in said if isinstance(one, str))
+    messages = (body.get("msg") for body in bodies(content) if body.get("type") == "log")
+    return "\n".join(message for message in messages if isinstance(message, str))
 
 
-@dataclass
-class DraftLine:
-    """The numbers of a request's drafts; the mean and the rates may be missing."""
-
-    accepted: str
-    drafted: str
-    mean: str | None
-    rates: str | None
-
-
-def lines_of_requests(text: str) -> Iterator[DraftLine]:
+def lines_of_requests(text: str) -> Iterator[Line]:
     """Requests of a log, with the rates of the same slot and task that follow before its next request."""
-    waiting: dict[tuple[str, ...], DraftLine] = {}
-    for line in text.splitlines():
-        slot, port = SLOT.search(line), PORT.match(line)
+    waiting: dict[tuple[str, ...], Line] = {}
+    for text_line in text.splitlines():
+        slot, port = SLOT.search(text_line), PORT.match(text_line)
         key = (port[1] if port else "", *(slot.groups() if slot else ()))
-        if found := REQUEST.search(line):
+        if request := REQUEST.search(text_line):
             if key in waiting:
                 yield waiting.pop(key)
-            waiting[key] = DraftLine(found[2], found[3], found[4], found[5])
-        elif (found := POSITIONS.search(line)) and key in waiting:
-            one = waiting.pop(key)
-            one.rates = one.rates or found[1]
-            yield one
+            waiting[key] = request.groupdict()
+        elif (positions := POSITIONS.search(text_line)) and key in waiting:
+            line = waiting.pop(key)
+            yield {**line, "rates": line["rates"] or positions["rates"]}
     yield from waiting.values()
 
 
-def _drafting(text: str) -> dict[str, re.Match[str]]:
+def _drafting(text: str) -> dict[str, dict[str, str]]:
     """Name of each drafter that drafted anything to its last 'statistics' line."""
-    last = {found[1]: found for line in text.splitlines() if (found := PROCESS.search(line))}
-    return {name: found for name, found in last.items() if whole(found[3])}
+    lines = {found["name"]: found.groupdict() for found in map(STATISTICS.search, text.splitlines()) if found}
+    return {name: line for name, line in lines.items() if whole(line["made"])}
 
 
 def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
@@ -184,36 +169,37 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     drafting = _drafting(text)
     drafters_named(drafting, TYPES, path)
     requests = list(lines_of_requests(text))
-    printed = [_printed(one, path) for one in requests if one.mean is not None and one.rates]
-    if printed:
-        lines = [(f"{path}, draft line {n},", line) for n, line in enumerate(printed, 1) if line.drafted]
-        return pooled(lines, len(requests) - len(printed))
-    if PROCESS.search(text) and not drafting and not requests:
+    if complete := [line for line in requests if line["mean"] is not None and line["rates"]]:
+        lines = [_printed(line, f"{path}, draft line {n},", path) for n, line in enumerate(complete, 1)]
+        return pooled([line for line in lines if line.drafted], len(requests) - len(complete))
+    if STATISTICS.search(text) and not drafting and not requests:
         raise InvalidInput(NONE.format(path))
-    for found in drafting.values():
-        if found[8] is not None:
-            groups, notes = pooled([(f"{path}, draft line 1,", _statistics(found, path))])
+    for totals in drafting.values():
+        if totals["rates"] is not None:
+            groups, notes = pooled([_of_process(totals, path)])
             return groups, [CUMULATIVE, *notes]
-    raise InvalidInput(f"{path} has {NO_TRACE if any(one.mean for one in requests) else OLD_LINE}.")
+    raise InvalidInput(f"{path} has {NO_TRACE if any(line['mean'] for line in requests) else OLD_LINE}.")
 
 
-def _statistics(found: re.Match[str], path: Path) -> Printed:
+def _of_process(totals: dict[str, str], path: Path) -> Printed:
     """Counts of a 'statistics' line, scaled to the drafts that were verified."""
-    made, first, drafted, accepted = (whole(found[n]) for n in (3, 4, 5, 6))
-    drafts = whole(found[2]) if found[2] else made
-    line = _printed(DraftLine(found[6], found[5], found[7], found[8]), path)
+    line = _printed({**totals}, f"{path}, draft line 1,", path)
+    made, first = whole(totals["made"]), whole(totals["first"])
+    drafts = whole(totals["verified"]) if totals["verified"] else made
     rates = list(line.rates)
-    if drafts and abs(sum(rates) * drafts - accepted) <= RATE * len(rates) * drafts + 1e-6:
-        rates += [0.0] * (min(-(-drafted // made), MOST_LENGTH + 1) - len(rates))
+    if drafts and abs(sum(rates) * drafts - line.accepted) <= RATE * len(rates) * drafts + 1e-6:
+        length = min(-(-line.drafted // made), MOST_LENGTH + 1)
+        rates += [0.0] * (length - len(rates))  # positions at which nothing was accepted are not printed
     if rates and abs(rates[0] * drafts - first) > RATE * drafts + 0.5:
         raise InvalidInput(f"{path} must accept {first} first guesses, as it says, but the rate is {rates[0]}.")
-    return replace(line, rates=rates, drafted=round(drafted * drafts / made), drafts=drafts)
+    return replace(line, rates=rates, drafted=round(line.drafted * drafts / made), drafts=drafts)
 
 
-def _printed(line: DraftLine, path: Path) -> Printed:
-    texts = [*filter(None, (line.rates or "").split(",")), line.mean or ""]
+def _printed(line: Line, where: str, path: Path) -> Printed:
+    texts = [*filter(None, (line["rates"] or "").split(",")), line["mean"] or ""]
     *rates, mean = [number(text, path, "numbers in its lines of drafts") for text in texts]
-    return Printed(rates, whole(line.accepted), whole(line.drafted), mean, may_be_cut=True)
+    accepted, drafted = whole(line["accepted"] or ""), whole(line["drafted"] or "")
+    return Printed(where, rates, accepted, drafted, mean, may_be_cut=True)
 
 
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)

@@ -14,12 +14,11 @@ trtllm_spec_decode_{drafted,accepted}_tokens_total{token_position}   with return
     (tensorrt_llm/metrics/collector.py); drafted tells how many drafts were long enough
 choices[].speculative_decoding.acceptance_histogram                  with per_request_spec_decode_stats: true
 
---iteration_log (lines of Python's repr, read as literals), /perf_metrics and the reports of trtllm-bench
-have means only. Of drafts of one token a mean is all there is to know, so those are read.
+--iteration_log, /perf_metrics and the reports of trtllm-bench have means only, and are refused.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,8 +31,6 @@ from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
 from treeopt.engines.measured.survival import CountedDrafts, Drafts, chain
 from treeopt.errors import InvalidInput
-from treeopt.files.bounds import parse_literal
-from treeopt.files.storage import typed
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import Draft, DynamicLimits
@@ -153,9 +150,8 @@ PREFIX = r"trtllm_spec_decode_"
 COUNTERS = ("drafted_tokens", "accepted_tokens")
 POSITION = "token_position"
 TOTALS = {"num_accepted_draft_tokens": "total_accepted_draft_tokens", "num_draft_tokens": "total_draft_tokens"}
-STATS = "specDecodingStats"
-MOST_LINE_CHARS = 2**16
-MEANS = ("decoding_stats", "perf_metrics", "phases")
+STATS = "specDecodingStats"  # in a line of --iteration_log
+MEANS = ("decoding_stats", "perf_metrics", "phases", STATS)  # in files that have means only
 WAY = ", or serve with return_perf_metrics: true and save /prometheus/metrics"
 ASK = (
     "serve with return_perf_metrics: true and save /prometheus/metrics, which counts by token_position, or with "
@@ -163,35 +159,28 @@ ASK = (
 )
 
 
-ITERATION = ("numDraftTokens", "numAcceptedTokens", "numRequestsWithDraftTokens")
-
-
 def is_of_drafts(content: Any) -> bool:
     if isinstance(content, str):
         return STATS in content or is_exposition(content, PREFIX)
-    return any(STATS in body or any(name in body for name in MEANS) or records_of(body) for body in bodies(content))
+    return any(any(name in body for name in MEANS) or records_of(body) for body in bodies(content))
 
 
 def read_drafts(files: Sequence[File]) -> CountedDrafts:
-    """Drafts of all files together: scrapes are subtracted, requests and iterations are pooled."""
+    """Drafts of all files together: scrapes are subtracted, requests are pooled."""
     path = files[-1][1]
     if counters := counters_among(files, PREFIX, COUNTERS):
-        return CountedDrafts([from_counters(counters)], path, counters.notes)
+        return CountedDrafts([by_length(counters)], path, counters.notes)
     records, skipped = gather(files, records_of)
-    counts = [[stats.get(name, 0) for name in ITERATION] for content, _ in files for stats in _iterations(content)]
-    columns = zip(*typed(list[tuple[int, int, int]], [(0, 0, 0), *counts], path), strict=True)
-    drafted, accepted, steps = map(sum, columns)
-    if any(record.get("acceptance_histogram") for record in records):
-        named = [{ours: r.get(ours, r.get(theirs)) for ours, theirs in TOTALS.items()} for r in records]
-        return read_requests([{**r, **n} for r, n in zip(records, named, strict=True)], path, skipped=skipped, way=WAY)
-    if steps and drafted == steps:  # one token a draft: its mean is its survival
-        return CountedDrafts([chain(steps, [accepted], path)], path)
-    mean = f" ({1 + accepted / steps:.2f} tokens a step over {steps} drafts)" if steps else ""
-    raise InvalidInput(f"{path} has only means of its drafts{mean}: survival needs counts by position. Instead, {ASK}.")
+    if not any(record.get("acceptance_histogram") for record in records):
+        raise InvalidInput(f"{path} has only means of its drafts: survival needs counts by position. Instead, {ASK}.")
+    for record in records:
+        for ours, theirs in TOTALS.items():
+            record.setdefault(ours, record.get(theirs))
+    return read_requests(records, path, skipped=skipped, way=WAY)
 
 
-def from_counters(counters: Counters) -> Drafts:
-    """Drafts from counters by position, which also tell the length of each draft."""
+def by_length(counters: Counters) -> Drafts:
+    """Drafts from counters by position, which also tell how many drafts had each length."""
     path = counters.path
     drafted, accepted = (counters.by_position(name, POSITION) for name in COUNTERS)
     accepted += [0] * (len(drafted) - len(accepted))  # a position appears once something was accepted there
@@ -209,22 +198,8 @@ def from_counters(counters: Counters) -> Drafts:
 
 def records_of(body: Body) -> list[Body]:
     """The histograms of a response's choices, or of AIPerf's record of it."""
-    found = [body.get("spec_decode_acceptance"), *(choice.get("speculative_decoding") for choice in choices(body))]
-    return [one for one in found if isinstance(one, dict)]
-
-
-def _iterations(content: Any) -> Iterator[Body]:
-    """The draft statistics of iterations, from JSON or from lines of Python's repr, of which nothing is run."""
-    if isinstance(content, str):
-        content = [_literal(line) for line in content.splitlines() if len(line) < MOST_LINE_CHARS and STATS in line]
-    return (stats for body in bodies(content) if isinstance(stats := body.get(STATS), dict))
-
-
-def _literal(line: str) -> Any:
-    try:
-        return parse_literal(line)
-    except ValueError:
-        return None
+    places = [body.get("spec_decode_acceptance"), *(choice.get("speculative_decoding") for choice in choices(body))]
+    return [dict(place) for place in places if isinstance(place, dict)]
 
 
 MAIN, ARGS = "main 0004396, reference of 1.4.0rc1", "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"

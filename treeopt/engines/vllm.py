@@ -3,22 +3,19 @@
 /metrics                       counters since the start (vllm/v1/spec_decode/metrics.py): one scrape or two
 log line "SpecDecoding metrics" sums of an interval, as rates by position (same file)
 vllm bench serve               JSON, or JSON lines of --append-result: the difference of two scrapes
-vllm bench sweep serve         summary.json, or summary.csv with lists as strings: the same, run by run
+vllm bench sweep serve         summary.json: the same, run by run
 metrics.speculative_decoding   of a request (--per-request-spec-decode-metrics): at the root of a response, or of the last
                                chunk of a stream; null for n > 1. The arrays of the level "detailed" make mixed lengths exact
 spec_decode_acceptance         lines of AIPerf's profile_export.jsonl, of vLLM or TensorRT-LLM; sparse
-pooled_spec_decode_acceptance_histogram   of AIPerf's profile_export_aiperf.json: all requests in one sum
 
 The acceptance length of all of them has the target's own token in it, accepted tokens have not, and of
 the rates only those by position are used: the plain acceptance rate is in percent here and a share there.
 Steps without a draft are not counted. Older log lines have means only.
 """
 
-import csv
 import json
 import re
-from collections.abc import Iterator, Sequence
-from math import ceil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +23,12 @@ from pydantic import BaseModel, Field
 
 from treeopt.engines import chains, copied
 from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Written
-from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
+from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import RATE, Printed, drafters_named, number, pooled, whole
+from treeopt.engines.measured.printed import RATE, Printed, drafters_named, number, pooled, read_each, whole
 from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
-from treeopt.engines.measured.survival import NONE, CountedDrafts, Drafts, group_of
+from treeopt.engines.measured.survival import CountedDrafts, Drafts, group_of
 from treeopt.errors import InvalidInput
-from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Count
 from treeopt.files.fields import checked as row_of
 from treeopt.files.shell import shell_word
@@ -123,7 +119,6 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
 
 
 PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
-COUNTERS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos")
 RATES = "spec_decode_per_position_acceptance_rates"
 # Both are searched for in turn, since a pattern with gaps in it takes hours on a line that repeats its beginning.
 MEAN = re.compile(r"SpecDecoding metrics: (?:(?!SpecDecoding).)*?Mean acceptance length: ([\d.]+|nan), ")
@@ -137,81 +132,51 @@ OLD_LINE = (
     "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
     "'Per-position acceptance rate' since 2025; update it, or save /metrics"
 )
-SUMS = 1e-6  # by which sums of what was rounded may be off
-MOST_ROUNDED = 0.01  # of the drafts, by which a rounded count may be off
 WAY = ", or serve with --per-request-spec-decode-metrics detailed and save the responses"
 NO_POSITIONS = "counters of the tokens accepted at every position (vllm:spec_decode_num_accepted_tokens_per_pos_total)"
 
 
 def is_of_metrics(content: Any) -> bool:
     if isinstance(content, str):
-        return is_exposition(content, PREFIX) or bool(ANY_LINE.search(content)) or _is_table(content)
+        return is_exposition(content, PREFIX) or bool(ANY_LINE.search(content))
     return any("spec_decode_acceptance_length" in run or RATES in run for run in bodies(content))
 
 
 def read_metrics(files: Sequence[File]) -> CountedDrafts:
     """Drafts of all files together: scrapes are subtracted, logs and runs are pooled."""
-    if counters := counters_among(files, PREFIX, COUNTERS):
-        return from_counters(counters, NO_POSITIONS, WAY)
-    groups: list[Drafts] = []
-    said: list[str] = []
-    for content, path in files:
-        is_log = isinstance(content, str) and not _is_table(content)
-        found, notes = _from_log(content, path) if is_log else _from_runs(content, path)
-        groups += found
-        said += notes
+    if counters := counters_among(files, PREFIX):
+        return counters.drafts(NO_POSITIONS, WAY)
+    groups, notes = read_each(files, _from_file)
     path = files[-1][1]
     methods = (method for content, _ in files if isinstance(content, str) for method in METHOD.findall(content))
     drafters = drafters_named(methods, DRAFTERS, path)
-    return CountedDrafts(groups, path, said, may_leave_out=True, way=WAY, drafters=drafters)
+    return CountedDrafts(groups, path, notes, may_leave_out=True, way=WAY, drafters=drafters)
 
 
-def from_counters(counters: Counters, needed: str, way: str) -> CountedDrafts:
-    """Drafts from counters, whose names vLLM and llama.cpp share."""
-    path = counters.path
-    drafts, drafted, accepted = (counters.sum(name) for name in COUNTERS[:3])
-    reached = counters.by_position(COUNTERS[3], "position")
-    if drafts == 0 and not any(reached):
-        raise InvalidInput(NONE.format(path))
-    if drafts is None or not reached:
-        raise InvalidInput(f"{path} must have num_drafts and {needed}, but has not.")
-    off, slack = (counters.slack(name) for name in COUNTERS[:2])
-    if off > max(1, MOST_ROUNDED * drafts):
-        raise InvalidInput(
-            f"{path} must have totals that tell its drafts, but {drafts:,} are known to within {off:,.0f} only, since "
-            "totals are rounded: restart the server before the measurement, or measure for longer."
-        )
-    if 0 < reached[0] - drafts <= off + SUMS:
-        drafts = reached[0]
-    if accepted is not None and abs(sum(reached) - accepted) <= sum(map(counters.slack, COUNTERS[2:])) + SUMS:
-        accepted = None
-    full = drafts * len(reached)
-    if drafted is not None and abs(drafted - full) <= slack + len(reached) * off + SUMS:
-        drafted = full
-    group = group_of(drafts, reached, drafted, path, accepted, off=ceil(off), slack=ceil(slack))
-    return CountedDrafts([group], path, counters.notes, way=way, off=off / max(drafts, 1))
+def _from_file(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
+    return _from_log(content, path) if isinstance(content, str) else _from_runs(content, path)
 
 
 def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
-    """One histogram an interval; drafts are worked out from the rates."""
-    lines: list[tuple[str, Printed]] = []
-    old = 0
+    """The drafts of each interval, worked out from the rates, and notes."""
+    lines: list[Printed] = []
+    without_rates = 0
     for place, line in enumerate(text.splitlines(), 1):
         mean = MEAN.search(line)
         counts = COUNTS.search(line, mean.end()) if mean else None
         if mean is None or counts is None:
-            old += bool(ANY_LINE.search(line))
+            without_rates += bool(ANY_LINE.search(line))
         elif "nan" not in mean[1] + counts[3]:
             rates = [float(rate) for rate in counts[3].split(", ")]
             length = number(mean[1], path, "a mean acceptance length")
-            lines.append((f"{path}, line {place},", Printed(rates, whole(counts[1]), whole(counts[2]), length)))
+            lines.append(Printed(f"{path}, line {place},", rates, whole(counts[1]), whole(counts[2]), length))
     if not lines:
-        raise InvalidInput(f"{path} has {OLD_LINE if old else 'no interval with drafts'}.")
-    return pooled(lines, old)
+        raise InvalidInput(f"{path} has {OLD_LINE if without_rates else 'no interval with drafts'}.")
+    return pooled(lines, without_rates)
 
 
 class Run(BaseModel):
-    """The figures of a benchmark's drafts; pandas writes 5800.0 where a column has holes."""
+    """The figures of a benchmark's drafts."""
 
     drafts: Count = Field(alias="spec_decode_num_drafts")
     drafted: Count = Field(alias="spec_decode_draft_tokens")
@@ -219,8 +184,8 @@ class Run(BaseModel):
 
 
 def _from_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
-    """One histogram a run; runs without speculation are left out."""
-    records = list(_rows(content, path) if isinstance(content, str) else bodies(content))
+    """The drafts of each run with speculation, and a note on the others."""
+    records = list(bodies(content))
     groups: list[Drafts] = []
     for r, record in enumerate(records, 1):
         if record.get(RATES) is None:
@@ -244,53 +209,28 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
             f"{path} must have {RATES} in some run, but has none: vllm bench serve writes them only with "
             "speculation, and only if it can read the server's /metrics."
         )
-    left = len(records) - len(groups)
-    return groups, [f"{left} of {len(records)} runs have no drafts and were left out."] * bool(left)
-
-
-def _is_table(text: str) -> bool:
-    return RATES in text.split("\n", 1)[0].split(",")
-
-
-def _rows(text: str, path: Path) -> Iterator[Body]:
-    """The runs of a sweep's summary.csv, as objects; lists are strings in it and what is missing is empty."""
-    try:
-        for row in limit_rows(csv.DictReader(text.replace("\0", "").splitlines()), path):
-            rates = row.get(RATES) or ""
-            yield {**row, RATES: loads(rates) if rates.startswith("[") else None}
-    except InvalidInput:
-        raise
-    except (csv.Error, ValueError):
-        raise InvalidInput(f"{path} must be CSV with lists of rates under {RATES}, but is not.") from None
-
-
-POOLED = "pooled_spec_decode_acceptance_histogram"
-RECORD = "spec_decode_acceptance"
-NO_LENGTH = (
-    "The pooled histogram does not say how long drafts were. The largest number of accepted tokens "
-    "was taken as the length."
-)
+    if len(records) == len(groups):
+        return groups, []
+    return groups, [f"{len(records) - len(groups)} of {len(records)} runs have no drafts and were left out."]
 
 
 def is_of_requests(content: Any) -> bool:
-    return any(records_of(body) or body.get(POOLED) for body in bodies(content))
+    return any(map(records_of, bodies(content)))
 
 
 def read_responses(files: Sequence[File]) -> CountedDrafts:
-    for content, path in files:
-        pooled = [body[POOLED] for body in bodies(content) if body.get(POOLED)]
-        if pooled:
-            if len(files) > 1 or len(pooled) > 1:
-                raise InvalidInput(f"{path} is a sum over requests: import it alone.")
-            return read_requests([{"acceptance_histogram": pooled[0]}], path, notes=[NO_LENGTH], are_requests=False)
     records, skipped = gather(files, records_of)
     return read_requests(records, files[-1][1], skipped=skipped, way=WAY)
 
 
 def records_of(body: Body) -> list[Body]:
+    """The record of drafts in a response, or in AIPerf's record of it."""
     metrics = body.get("metrics")
-    found = [body.get(RECORD), metrics.get("speculative_decoding") if isinstance(metrics, dict) else None]
-    return [one for one in found if isinstance(one, dict)]
+    places = [
+        body.get("spec_decode_acceptance"),
+        metrics.get("speculative_decoding") if isinstance(metrics, dict) else None,
+    ]
+    return [place for place in places if isinstance(place, dict)]
 
 
 IMPORTS = {

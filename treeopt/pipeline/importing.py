@@ -29,7 +29,6 @@ def import_file(
     *,
     kind: str | None = None,
     trials: Count | None = None,
-    heads: Count | None = None,
     drafter: str | None = None,
     overwrite: bool = False,
 ) -> Calibration:
@@ -39,7 +38,6 @@ def import_file(
 
     kind      : what FILE holds: a name from the list above; by default found from the file
     trials    : trials of every head, if the file has shares only
-    heads     : number of depths, if the file has one vector for all of them
     drafter   : what made the drafts, where the file does not say it: medusa, hydra, eagle, eagle3, mtp, draft-model, ngram,
                 suffix, dflash, dspark or redrafter
     overwrite : replace the run's trace and calibration
@@ -55,7 +53,7 @@ def import_file(
     files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]
     if len({file["sha256"] for file in files}) < len(files):
         raise InvalidInput("Every file may be given once, but two of them have the same content.")
-    kind, found = read_measurement(paths, kind, drafter=drafter, trials=trials, heads=heads)
+    kind, found = read_measurement(paths, kind, drafter=drafter, trials=trials)
     # On which machine and by which versions it was measured the file does not say.
     imported = {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind}
     made = replace(Provenance.here(), versions={"treeopt": __version__}, machine=None, imported=imported)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from treeopt.engines.vllm import COUNTERS
+from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.parameters import Count, Positive
 from treeopt.files.writing import check_no_input, replace_together, write_text

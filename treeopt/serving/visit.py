@@ -9,8 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from treeopt.engines.llama_cpp import PREFIX as OF_LLAMA_CPP
-from treeopt.engines.measured.exposition import counters_among, is_exposition
-from treeopt.engines.vllm import COUNTERS
+from treeopt.engines.measured.exposition import COUNTERS, counters_among, is_exposition
 from treeopt.engines.vllm import PREFIX as OF_VLLM
 from treeopt.errors import Unsupported
 from treeopt.serving.client import NoSuchPage, Prompt, Server
@@ -75,7 +74,7 @@ async def visited(
             files = [
                 (text, Path("/metrics")) for text in (before, await _metrics(server)) if is_exposition(text, PREFIX)
             ]
-            counted = counters_among(files, PREFIX, COUNTERS)
+            counted = counters_among(files, PREFIX)
             if counted is None and name != "plain":
                 raise Unsupported(
                     f"`launch` must serve /metrics with counters of drafts, but with the options of {name!r} has none: "

@@ -1,9 +1,9 @@
-"""Counts from the shares that tools print: cumulative or rank by rank, with trials given or assumed.
+"""Counts from the shares that tools print, cumulative or rank by rank.
 
 shares : (K, R)  of head k, the true token among its first r + 1 candidates, or at exactly rank r
 trials : (K,)    states at which head k had something to guess
 
-recall@k of each head as JSON: the share of states with the true token among the first k candidates.
+recall@k of each head as JSON: the share of states that have the true token among the first k candidates.
 
 {"recall": {"head_0": {"1": 0.6, "2": 0.7, ...}, ...}, "total_predictions": {"0": 5000, ...}}
     as cactus-compute/fmtp writes it (scripts/measure_head_accuracy.py, commit da360d4)
@@ -12,15 +12,6 @@ recall@k of each head as JSON: the share of states with the true token among the
 
 Named by k, shares are cumulative; a bare table of rows tells by itself: rows that never fall are. Taking
 recall@k for the share of one rank is the classical slip: it makes deep candidates look nearly certain.
-
-An acceptance vector as Sequoia keeps it (Infini-AI-Lab/Sequoia, tests/test_accept.py, commit 0ff3ff7):
-
-vector : (R + 2,)  entry 0 is not used, entry i is the chance that child i of a node is accepted, and the
-                   last one the chance that none is; so entries 1... sum to 1
-
-One vector serves all depths; --heads says how many. tests/fast_test.py there leaves out the last entry,
-but its reader drops it all the same and with it the chance of the last child; a vector that sums to less
-than 1 is taken as it is, child by child.
 
 Accuracies or counts as CSV, with a header:
 
@@ -54,12 +45,10 @@ from treeopt.trees.tree import MOST_DEPTH, MOST_RANK
 SLACK = 1e-3  # shares may sum to this much above one: tools round what they print
 K_NAME = re.compile(r"(?:recall@|top[-_ ]?|@)?([1-9]\d{0,4})\Z", re.ASCII | re.IGNORECASE)
 TOTALS = ("trials", "totals", "total", "total_predictions")
-NAMES = ("acceptance", "acceptance_rate_vector")
 CUMULATIVE = "The shares are cumulative (top-1, top-2, ...) and were turned into differences."
 PER_RANK = "The shares fall along the ranks, so they were taken as those of single ranks."
 ASSUMED = "The file has no counts: {} trials a head were assumed, and every standard error rests on that."
 LEFT_OUT = "Ranks beyond {} were left out: the file skips values of k after that."
-ALL_CHILDREN = "The vector sums to less than 1, so its last entry was taken as that of a child."
 MOST_COLUMNS = 1000
 WIDE = re.compile(r"top[-_ ]?([1-9]\d{0,4})\Z", re.ASCII)
 
@@ -72,12 +61,13 @@ def from_shares(
     assumed: int | None = None,
     cumulative: bool | None = None,
 ) -> Found:
-    """Counts of shares; ``cumulative`` None lets them tell: shares that never fall are cumulative.
+    """Counts of shares.
 
-    assumed : trials of every head where the file has none (--trials)
+    assumed    : trials of every head where the file has none (--trials)
+    cumulative : whether the shares are; None to tell by themselves, since cumulative ones never fall
 
-    >>> found = from_shares([[0.6, 0.8], [0.4, 0.5]], [10, 10], Path("x.json"))
-    >>> found.source.hits.tolist(), found.notes[0][:25]
+    >>> measurement = from_shares([[0.6, 0.8], [0.4, 0.5]], [10, 10], Path("x.json"))
+    >>> measurement.source.hits.tolist(), measurement.notes[0][:25]
     ([[6, 2], [4, 1]], 'The shares are cumulative')
     """
     shares = check_shares(rows, path)
@@ -99,9 +89,9 @@ def from_shares(
             f"{path} must have shares of single ranks that sum to 1 at most, or cumulative ones that never "
             f"fall, but those of head {k + 1} sum to {upto[k, -1]:.3g}."
         )
-    tried, assumption = known_trials(trials, len(shares), path, assumed)
-    ends = np.rint(np.minimum(upto, 1) * np.array(tried)[:, None]).astype(np.int64)
-    return Found(counted(np.diff(ends, axis=1, prepend=0), tried, path), (*notes, *assumption))
+    of_heads, assumption = trials_of(trials, len(shares), path, assumed)
+    ends = np.rint(np.minimum(upto, 1) * np.array(of_heads)[:, None]).astype(np.int64)
+    return Found(counted(np.diff(ends, axis=1, prepend=0), of_heads, path), (*notes, *assumption))
 
 
 def check_shares(rows: Sequence[Sequence[float]], path: Path) -> NDArray[np.float64]:
@@ -121,22 +111,20 @@ def check_shares(rows: Sequence[Sequence[float]], path: Path) -> NDArray[np.floa
     return shares
 
 
-def known_trials(
-    trials: Sequence[int] | None, heads: int, path: Path, assumed: int | None
-) -> tuple[list[int], list[str]]:
-    """Trials of every head, and a note on them: the file's, or those that --trials assumes; never both."""
-    if (trials is None) == (assumed is None):
+def trials_of(trials: Sequence[int] | None, heads: int, path: Path, assumed: int | None) -> tuple[list[int], list[str]]:
+    """The trials of every head, and a note where --trials assumes them. A file has them, or they are assumed; never both."""
+    if trials is None and assumed is None:
+        raise InvalidInput(f"{path} does not say how many trials its shares rest on: pass `trials`.")
+    if trials is not None and assumed is not None:
+        raise InvalidInput(f"{path} says how many trials its shares rest on: leave `trials` out.")
+    of_heads, notes = list(trials or ()), list[str]()
+    if assumed is not None:
+        of_heads, notes = [assumed] * heads, [ASSUMED.format(assumed)]
+    if len(of_heads) != heads or not all(1 <= n <= MOST for n in of_heads):
         raise InvalidInput(
-            f"{path} does not say how many trials its shares rest on: pass `trials`."
-            if trials is None
-            else f"{path} says how many trials its shares rest on: leave `trials` out."
+            f"{path} must have trials for each of its {heads} heads, at least 1, but has {quoted(of_heads)}."
         )
-    found = [assumed or 1] * heads if trials is None else list(trials)
-    if len(found) != heads or not all(1 <= n <= MOST for n in found):
-        raise InvalidInput(
-            f"{path} must have trials for each of its {heads} heads, at least 1, but has {quoted(found)}."
-        )
-    return found, [ASSUMED.format(found[0])] * (trials is None)
+    return of_heads, notes
 
 
 def counted(hits: NDArray[np.int64], trials: Sequence[int], path: Path) -> Calibration:
@@ -159,10 +147,12 @@ def read_recall(content: Any, path: Path, *, trials: int | None = None) -> Found
     heads = typed(dict[str, dict[str, float]], table, path)
     rows, notes = [], []
     for name in head_order(heads, path):
-        rows.append(row := _row(heads[name], name, path))
-        notes += [LEFT_OUT.format(len(row))] * (len(row) < len(heads[name]))
-    found = from_shares(rows, _totals(content, len(heads), path), path, assumed=trials, cumulative=True)
-    return replace(found, notes=(*found.notes, *dict.fromkeys(notes)))
+        row = _row(heads[name], name, path)
+        rows.append(row)
+        if len(row) < len(heads[name]):
+            notes.append(LEFT_OUT.format(len(row)))
+    measurement = from_shares(rows, _totals(content, len(heads), path), path, assumed=trials, cumulative=True)
+    return replace(measurement, notes=(*measurement.notes, *dict.fromkeys(notes)))
 
 
 def _named_heads(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -188,47 +178,20 @@ def _row(shares: Mapping[str, float], name: str, path: Path) -> list[float]:
 
 
 def _totals(content: Mapping[str, Any], n_heads: int, path: Path) -> list[int] | None:
-    """Trials of every head: one number for all, a list, or an object by head."""
-    given = next((content[key] for key in TOTALS if content.get(key) is not None), None)
-    if isinstance(given, dict):
-        totals = typed(dict[str, int], given, path)
-        return [totals[name] for name in head_order(totals, path)]
-    if given is None or isinstance(given, list):
-        return None if given is None else typed(list[int], given, path)
-    return [typed(int, given, path)] * n_heads
-
-
-def is_vector(content: Any) -> bool:
-    if isinstance(content, dict):
-        return any(name in content for name in NAMES)
-    if isinstance(content, np.ndarray):
-        return content.ndim == 1
-    return isinstance(content, list) and bool(content) and all(type(one) in (int, float) for one in content)
-
-
-def read_vector(content: Any, path: Path, *, trials: int | None = None, heads: int | None = None) -> Found:
-    if heads is None:
-        raise InvalidInput(f"{path} is one vector for all depths: pass the number of depths with `heads`.")
-    if not 1 <= heads <= MOST_DEPTH:
-        raise InvalidInput(f"`heads` must be 1 to {MOST_DEPTH}, but got {heads}.")
-    vector = next(content[name] for name in NAMES if name in content) if isinstance(content, dict) else content
-    chances = typed(list[float], vector.tolist() if isinstance(vector, np.ndarray) else vector, path)
-    if len(chances) < 3 or chances[0] != 0:
-        raise InvalidInput(
-            f"{path} must have an unused entry of 0, one for each child and one for none of them, but has {quoted(chances)}."
-        )
-    total = float(check_shares([chances], path).sum())
-    if total > 1 + SLACK:
-        raise InvalidInput(f"{path} must have chances that sum to 1 at most, but they sum to {total:.3g}.")
-    whole = total > 1 - SLACK
-    children = chances[1:-1] if whole else chances[1:]
-    found = from_shares([children] * heads, None, path, assumed=trials, cumulative=False)
-    notes = [f"One vector was taken for all {heads} depths.", *[ALL_CHILDREN] * (not whole)]
-    return replace(found, notes=(*notes, *found.notes))
+    """Trials of every head, which a file has as one number for all, as a list, or as an object by head; None without."""
+    trials = next((content[key] for key in TOTALS if content.get(key) is not None), None)
+    if trials is None:
+        return None
+    if isinstance(trials, dict):
+        by_head = typed(dict[str, int], trials, path)
+        return [by_head[name] for name in head_order(by_head, path)]
+    if isinstance(trials, list):
+        return typed(list[int], trials, path)
+    return [typed(int, trials, path)] * n_heads
 
 
 class TableRow(BaseModel):
-    """A table's cells of a head at one place."""
+    """A head's cells of a table, at one rank or up to one."""
 
     head: str
     rank: Count | None = None
@@ -246,7 +209,7 @@ def read_table(content: Any, path: Path, *, trials: int | None = None) -> Found:
     header = _cells(content.partition("\n")[0])
     if len(set(header)) < len(header) or len(header) > MOST_COLUMNS:
         raise InvalidInput(f"{path} must name up to {MOST_COLUMNS:,} columns, each once, but has {quoted(header)}.")
-    wide = {name: int(found[1]) for name in header if (found := WIDE.fullmatch(name))}
+    wide = {name: int(match[1]) for name in header if (match := WIDE.fullmatch(name))}
     places = [name for name in ("top_k", "rank") if name in header]
     values = [name for name in ("hits", "accuracy") if name in header]
     if wide and not places and not values:
@@ -267,20 +230,23 @@ def read_table(content: Any, path: Path, *, trials: int | None = None) -> Found:
         raise InvalidInput(f"{path} must have lines below its header, but it has none.")
     heads = [_of_head(by_head[head], place, value, path) for head in head_order(by_head, path)]
     table = [row for row, _ in heads]
-    given = [tried for _, tried in heads if tried is not None] or None
+    in_file = [tried for _, tried in heads if tried is not None] or None
     if value == "accuracy":
-        return from_shares(table, given, path, assumed=trials, cumulative=place == "top_k")
+        return from_shares(table, in_file, path, assumed=trials, cumulative=place == "top_k")
     if len({len(row) for row in table}) > 1:
         raise InvalidInput(f"{path} must have as many ranks for every head, but has {quoted([len(r) for r in table])}.")
-    known, assumption = known_trials(given, len(heads), path, trials)
+    of_heads, assumption = trials_of(in_file, len(heads), path, trials)
     hits = np.array(table, dtype=np.int64)
     if place == "rank":
-        return Found(counted(hits, known, path), tuple(assumption))
-    return Found(counted(np.diff(hits, axis=1, prepend=0), known, path), (CUMULATIVE, *assumption))
+        return Found(counted(hits, of_heads, path), tuple(assumption))
+    return Found(counted(np.diff(hits, axis=1, prepend=0), of_heads, path), (CUMULATIVE, *assumption))
 
 
 def _rows(content: str, header: list[str], wide: dict[str, int], path: Path) -> Iterator[TableRow]:
-    """One row a line, or of ``wide`` columns (name to k) one for each; empty cells are left out."""
+    """The rows of a table, one a line. A line with ``wide`` columns (name to k) becomes a row for each of them.
+
+    Empty cells are left out.
+    """
     for number, line in enumerate(content.splitlines()[1:], 2):
         if not line.strip():
             continue
@@ -288,19 +254,19 @@ def _rows(content: str, header: list[str], wide: dict[str, int], path: Path) -> 
         if len(cells) != len(header):
             raise InvalidInput(f"{path} line {number} must have {len(header)} cells, but it has {len(cells)}.")
         record: dict[str, object] = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
-        spread = [{**record, "top_k": k, "accuracy": record.get(name, "")} for name, k in wide.items()]
+        records = [{**record, "top_k": k, "accuracy": record.get(name, "")} for name, k in wide.items()] or [record]
         try:
-            yield from [checked(TableRow, one) for one in spread or [record]]
+            yield from [checked(TableRow, row) for row in records]
         except InvalidInput as error:
             raise InvalidInput(f"{path} line {number}: {error}") from None
 
 
 def _of_head(rows: Sequence[TableRow], place: str, value: str, path: Path) -> tuple[list[float], int | None]:
-    """The values of one head in order of rank, none missing and none twice, and its trials, the same in all lines."""
+    """The values of one head in order of rank, and its trials. Raises InvalidInput for a rank that is missing or comes twice."""
     first = 1 if place == "top_k" else 0
     cells = {getattr(row, place): getattr(row, value) for row in rows}
-    wanted = range(first, first + len(rows))
-    if cells.keys() != set(wanted) or None in cells.values():
+    places = range(first, first + len(rows))
+    if cells.keys() != set(places) or None in cells.values():
         raise InvalidInput(
             f"{path} must give every head each {place} from {first} on once, with its {value}, but head "
             f"{quoted(rows[0].head)} has {quoted(list(cells))}."
@@ -308,7 +274,7 @@ def _of_head(rows: Sequence[TableRow], place: str, value: str, path: Path) -> tu
     trials = {row.trials for row in rows}
     if len(trials) > 1:
         raise InvalidInput(f"{path} must give a head the same trials in all its lines, but has {quoted(trials)}.")
-    return [cells[at] for at in wanted], trials.pop()
+    return [cells[rank] for rank in places], trials.pop()
 
 
 def _cells(line: str) -> list[str]:

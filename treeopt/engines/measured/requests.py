@@ -1,7 +1,7 @@
-"""Drafts of requests, as engines say them: how many of them had 0, 1, ... guesses taken.
+"""Drafts of requests, as engines report them: how many drafts had 0, 1, ... guesses taken.
 
-Requests are independent, and so the errors of survival are bootstrapped over them. The engines' own
-names are brought to those of `RequestDrafts`, which are vLLM's; means are read for checks only.
+Requests are independent, and so the errors of survival are bootstrapped over them. An engine's file brings its
+names to those of `RequestDrafts`, which are vLLM's. Means are read for checks only.
 """
 
 from collections import Counter
@@ -67,22 +67,28 @@ def _bodies(content: Any) -> Iterator[Body | None]:
     """The responses, and None for each list."""
     if isinstance(content, list):
         yield None
-        for one in content:
-            yield from _bodies(one)
+        for item in content:
+            yield from _bodies(item)
     elif isinstance(content, dict):
         inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict)), None)
         yield from _bodies(inner) if inner is not None else iter((content,))
 
 
 def choices(body: Body) -> list[Body]:
-    found = body.get("choices")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    listed = body.get("choices")
+    return [choice for choice in listed if isinstance(choice, dict)] if isinstance(listed, list) else []
 
 
 def gather(files: Sequence[File], records_of: Callable[[Body], list[Body]]) -> tuple[list[Body], int]:
     """Records of drafts in the responses of files, and how many say nothing; AIPerf's of its warm-up are left out."""
-    found = [records_of(body) for content, _ in files for body in bodies(content) if not _is_warm_up(body)]
-    return [record for records in found for record in records], sum(not records for records in found)
+    records: list[Body] = []
+    silent = 0
+    for content, _ in files:
+        for body in bodies(content):
+            if not _is_warm_up(body):
+                records += (more := records_of(body))
+                silent += not more
+    return records, silent
 
 
 def _is_warm_up(body: Body) -> bool:
@@ -96,7 +102,6 @@ def read_requests(
     *,
     skipped: int = 0,
     notes: Sequence[str] = (),
-    are_requests: bool = True,
     is_sparse: bool = False,
     way: str = "",
 ) -> CountedDrafts:
@@ -106,75 +111,78 @@ def read_requests(
     """
     requests = typed(list[RequestDrafts], list(records), path)
     # The greatest length of the file stands in where a request does not tell its own.
-    longest = max((max(len(one.acceptance_histogram) - 1, one.num_spec_tokens or 0) for one in requests), default=0)
+    lengths = [max(len(request.acceptance_histogram) - 1, request.num_spec_tokens or 0) for request in requests]
+    longest = max(lengths, default=0)
     groups: list[Drafts] = []
-    for r, (one, record) in enumerate(zip(requests, records, strict=True), 1):
-        if any(one.acceptance_histogram):
+    for r, (request, record) in enumerate(zip(requests, records, strict=True), 1):
+        if any(request.acceptance_histogram):
             where = f"{path}, request {r},"
-            check_request(one, where, is_whole=isinstance(record["acceptance_histogram"], list) and not is_sparse)
-            groups.append(drafts_of(one, longest, where))
-    said = list(notes)
-    if silent := skipped + len(requests) - len(groups):
-        said.append(
-            f"{silent} of {skipped + len(requests)} responses say nothing about drafts (several choices, or "
+            is_whole = isinstance(record["acceptance_histogram"], list) and not is_sparse
+            check_request(request, where, is_whole=is_whole)
+            groups.append(drafts_of(request, longest, where))
+    responses = skipped + len(requests)
+    remarks = list(notes)
+    if len(groups) < responses:
+        remarks.append(
+            f"{responses - len(groups)} of {responses} responses say nothing about drafts (several choices, or "
             "none drafted) and were left out."
         )
-    return CountedDrafts(groups, path, said, are_requests, way=way)
+    return CountedDrafts(groups, path, remarks, are_requests=True, way=way)
 
 
-def check_request(one: RequestDrafts, where: str, *, is_whole: bool) -> None:
+def check_request(request: RequestDrafts, where: str, *, is_whole: bool) -> None:
     """Raise InvalidInput if the figures of a request contradict one another.
 
     is_whole : whether the histogram has an entry for every number of tokens that a draft has
     """
-    histogram, length = one.acceptance_histogram, one.num_spec_tokens
-    steps, taken = sum(histogram), sum(a * n for a, n in enumerate(histogram))
-    mean = 1 + taken / steps
-    for name, said, counted, slack in (
-        ("steps", one.num_spec_steps, steps, 0),
-        ("accepted tokens", one.num_accepted_draft_tokens, taken, 0),
-        ("tokens a step", one.mean_acceptance_length, mean, 0.01),
+    histogram, length = request.acceptance_histogram, request.num_spec_tokens
+    steps, accepted = sum(histogram), sum(guesses * drafts for guesses, drafts in enumerate(histogram))
+    for name, figure, counted, slack in (
+        ("steps", request.num_spec_steps, steps, 0),
+        ("accepted tokens", request.num_accepted_draft_tokens, accepted, 0),
+        ("tokens a step", request.mean_acceptance_length, 1 + accepted / steps, 0.01),
     ):
-        if said is not None and not abs(said - counted) <= slack:
+        if figure is not None and not abs(figure - counted) <= slack:
             raise InvalidInput(
-                f"{where} must have as many {name} as its histogram counts, {counted:.10g}, but has {said:.10g}."
+                f"{where} must have as many {name} as its histogram counts, {counted:.10g}, but has {figure:.10g}."
             )
     if length is not None and (len(histogram) > length + 1 or (is_whole and len(histogram) <= length)):
         raise InvalidInput(
             f"{where} must have a histogram of 0 to {length} tokens taken, as many as are drafted, but it has "
             f"{len(histogram)} entries."
         )
-    if length and one.num_draft_tokens is not None and one.num_draft_tokens > length * steps:
+    if length and request.num_draft_tokens is not None and request.num_draft_tokens > length * steps:
         raise InvalidInput(
-            f"{where} must draft chains of {length} tokens, but {one.num_draft_tokens} were drafted in {steps} "
+            f"{where} must draft chains of {length} tokens, but {request.num_draft_tokens} were drafted in {steps} "
             "steps: these are the nodes of trees, which do not tell how good the first guesses are. Measure with a chain."
         )
 
 
-def drafts_of(one: RequestDrafts, longest: int, where: str) -> Drafts:
+def drafts_of(request: RequestDrafts, longest: int, where: str) -> Drafts:
     """The drafts of a request, with bounds if it does not tell their lengths."""
-    if by_length := _by_step(one):
+    if by_length := _by_step(request):
         return Drafts.of(by_length)
-    histogram, drafted, length = one.acceptance_histogram, one.num_draft_tokens, one.num_spec_tokens
-    each = drafted / sum(histogram) if drafted is not None else None
-    if length is None and each is not None and each.is_integer() and len(histogram) - 1 <= each <= MOST_LENGTH:
-        length = int(each)
+    histogram, drafted, length = request.acceptance_histogram, request.num_draft_tokens, request.num_spec_tokens
+    if length is None and drafted is not None:
+        a_step, left = divmod(drafted, sum(histogram))
+        if left == 0 and len(histogram) - 1 <= a_step <= MOST_LENGTH:
+            length = a_step
     k = max(length or longest, len(histogram) - 1, 1)
     counts = [*histogram, *[0] * (k + 1 - len(histogram))]
     return group_of(sum(counts), [sum(counts[j:]) for j in range(1, k + 1)], drafted, where)
 
 
-def _by_step(one: RequestDrafts) -> Histograms:
+def _by_step(request: RequestDrafts) -> Histograms:
     """Draft length to histogram, from the steps of a request; empty if it does not list them all.
 
-    A draft of which a grammar left no guess is one whose first guess was wrong.
+    A draft counts as one wrong guess if a grammar left none of its guesses.
     """
-    accepted, drafted = one.per_step_accepted or [], one.per_step_drafted or []
-    if len(accepted) != len(drafted) or Counter(accepted) != Counter(dict(enumerate(one.acceptance_histogram))):
+    accepted, drafted = request.per_step_accepted or [], request.per_step_drafted or []
+    if len(accepted) != len(drafted) or Counter(accepted) != Counter(dict(enumerate(request.acceptance_histogram))):
         return {}
     steps = Counter(zip(drafted, accepted, strict=True))
     if not all(0 <= a <= k <= MOST_LENGTH for k, a in steps):
         return {}
     if empty := steps.pop((0, 0), 0):
         steps[1, 0] += empty
-    return {k: [steps[k, a] for a in range(k + 1)] for k in dict.fromkeys(k for k, _ in steps)}
+    return {length: [steps[length, a] for a in range(length + 1)] for length, _ in steps}

@@ -1,6 +1,6 @@
 """Survival along a chain, from what an engine counted while it served.
 
-D drafts · K guesses of a draft, perhaps not of every draft the same · T guesses of all drafts · R requests
+D drafts · K guesses of the longest draft · T guesses of all drafts · R requests
 a         : 0...K       guesses of a draft that the target took; its own token is not counted
 c         : (K,)        drafts with a >= j, "accepted at position j - 1" of the engines; c_0 = D
 d         : (K,)        drafts that had a guess j
@@ -9,10 +9,10 @@ tried     : (3, R, K)   drafts that had a guess j, and whose guesses before it w
 passed    : (R, K)      of these, the drafts whose guess j was taken
 survival  : (K,)        S_j, the product of passed / tried up to j
 
-What engines print by position are survivals c_j / D, not rates of a guess given those before it. A draft
-of two guesses cannot have three taken: where lengths are mixed c_j / D is too low, and S_j is Kaplan and
-Meier's product over those at risk (JASA 53, 1958). With one length the two are the same. Where only T is
-known of the lengths, it bounds d_j, and S_j = c_j / d_j: that is why there are three of tried.
+Engines print survivals c_j / D by position, not the rates of a guess given those before it. A draft of two
+guesses cannot have three taken. So c_j / D is too low where lengths are mixed, and S_j is Kaplan and Meier's
+product over those at risk (JASA 53, 1958). With one length the two are the same. If nothing but T is known of
+the lengths, T bounds d_j, and S_j = c_j / d_j. That is why tried has three rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 MOST_LENGTH = MOST_DEPTH  # guesses of a draft
 MOST_DRAFTS = 2**45  # of one count
 MOST_COUNTS = 2**22  # requests, by the guesses of a draft
-UNSURE = 0.02  # of survival, that lengths which were not told apart may hide
+UNSURE = 0.02  # by which survival may be off where lengths are not told apart
 
 CHAIN = (
     "Only the first guess at each depth was counted, so only chains can be planned from this file: "
@@ -60,10 +60,10 @@ MIXED = (
 class Drafts:
     """How many drafts reached each depth and how many passed it, a row for each request or one for all.
 
-    tried   : (3, R, K)  if as many drafts had a guess j as their sums allow, in the middle, and if as few had: the same where
-                         lengths are known
+    tried   : (3, R, K)  by the most drafts that can have had a guess j, by the middle, and by the fewest; the three are the
+                         same where lengths are known
     passed  : (R, K)
-    lengths : drafts of each length; None where that is not known of all
+    lengths : number of drafts of each length; None if it is not known of all
 
     >>> drafts = Drafts.of({3: [200, 200, 180, 420]})
     >>> drafts.tried[1].tolist(), drafts.passed.tolist()
@@ -87,16 +87,16 @@ class Drafts:
 
     @classmethod
     def between(cls, reached: Sequence[int], fewest: IntArray, most: IntArray) -> Drafts:
-        """One row of drafts of which c is known, and bounds of d; depths at which none had a guess are left out."""
-        fewest, most = (each[: np.count_nonzero(most)] for each in (fewest, most))
-        reached = reached[: len(most)]
+        """One row of drafts with c and bounds of d. Depths at which no draft had a guess are left out."""
+        depth = np.count_nonzero(most)
+        reached, fewest, most = reached[:depth], fewest[:depth], most[:depth]
         tried = []
         for had in (most, (fewest + most) / 2, fewest):
             survival = np.divide(reached, had, out=np.zeros(len(had)), where=had > 0)
             before = np.minimum.accumulate(np.concatenate([[1.0], survival[:-1]]))
             tried.append([np.maximum(before * had, reached)])
-        each = {k: int(n) for k, n in enumerate(most - np.append(most[1:], 0), 1) if n}
-        return cls(np.array(tried), np.array([reached], dtype=np.int64), None if (fewest != most).any() else each)
+        lengths = {k: int(n) for k, n in enumerate(most - np.append(most[1:], 0), 1) if n}
+        return cls(np.array(tried), np.array([reached], dtype=np.int64), lengths if (fewest == most).all() else None)
 
     @classmethod
     def joined(cls, groups: Sequence[Drafts]) -> Drafts:
@@ -117,7 +117,7 @@ class Drafts:
 
     @property
     def with_ends_missed(self) -> Drafts:
-        """The drafts as if each had as many guesses as the longest, and those beyond its end were wrong."""
+        """The drafts as if each were as long as the longest and its guesses beyond its end were wrong."""
         tried = np.concatenate([self.tried[1, :, :1], self.passed[:, :-1]], axis=1)
         return Drafts(np.stack(3 * [tried]), self.passed, None)
 
@@ -130,10 +130,10 @@ class Drafts:
 
     @property
     def unsure(self) -> Floats:
-        """(K,) what survival may be off by.
+        """(K,) by how much survival may be off.
 
-        d is at its most, or its fewest, in all rows at once. With several rows that is not quite the extreme:
-        some at the one and some at the other may be beyond it by a thousandth.
+        The bounds take d at its most, or at its fewest, in all rows at once. Some rows at the one and some at the other may
+        be beyond these bounds by a thousandth.
         """
         low, middle, high = self.survival
         off: Floats = np.maximum(high - middle, middle - low)
@@ -143,12 +143,13 @@ class Drafts:
 def bounds(
     drafts: int, reached: Sequence[int], drafted: int, off: int = 0, slack: int = 0
 ) -> tuple[IntArray, IntArray]:
-    """(K,) fewest and most of d by the guesses of all drafts, which may be off by ``slack``, and the drafts by ``off``.
+    """(K,) fewest and most drafts that can have had a guess j.
 
-    The drafts that really had a guess j never rise with j, are c_j at least and sum to ``drafted``; d_1 is D, since an empty
-    draft is a miss.
+    off, slack : by how much the drafts and the ``drafted`` guesses may be off
 
-    >>> [each.tolist() for each in bounds(1000, [800, 600, 420], 2900)]
+    The numbers d_j never rise with j, are at least c_j, and sum to ``drafted``. d_1 is D, since an empty draft is a miss.
+
+    >>> [bound.tolist() for bound in bounds(1000, [800, 600, 420], 2900)]
     [[1000, 950, 900], [1000, 1000, 966]]
     """
     fewest, most, total = [drafts], [drafts], drafts + off
@@ -156,16 +157,16 @@ def bounds(
     for j, count in enumerate(reached[1:], 2):
         least = -((total * (j - 1) - (drafted - slack)) // (len(reached) - j + 1))
         fewest.append(min(max(count, least), drafts))
-        # As many as at j had each guess before, or those accepted; those accepted had the guesses behind.
+        # d_j drafts had each guess before j too, unless more were accepted there; and those accepted beyond j had these guesses.
         left = drafted + slack - (accepted[-1] - accepted[j]) - accepted[:j]
         most.append(min(drafts, int((left // np.arange(j, 0, -1)).min())))
     return np.array(fewest, dtype=np.int64), np.array(most, dtype=np.int64)
 
 
 def chain(drafts: int, reached: Sequence[int], where: object, accepted: int | None = None) -> Drafts:
-    """Drafts of one length, from those that reached each depth.
+    """Drafts of one length, from the numbers of drafts that reached each depth.
 
-    Raises InvalidInput where the counts cannot be those of a chain, or do not sum to the ``accepted`` tokens.
+    Raises InvalidInput if the counts cannot be those of a chain, or do not sum to the ``accepted`` tokens.
 
     >>> chain(1000, [800, 600, 420], "x").lengths
     {3: 1000}
@@ -196,16 +197,16 @@ def group_of(
     off: int = 0,
     slack: int = 0,
 ) -> Drafts:
-    """Drafts of one length if ``drafted`` shows that, else drafts between bounds.
+    """Drafts of one length if the number of ``drafted`` guesses shows that, else drafts between bounds.
 
-    Raises InvalidInput as `chain` does, and where more was accepted than drafted.
+    Raises InvalidInput as `chain` does, and if more was accepted than drafted.
 
     >>> group_of(1000, [800, 600, 0], 2000, "x").lengths
     {2: 1000}
     """
-    one = chain(drafts, reached, where, accepted)
+    full = chain(drafts, reached, where, accepted)
     if drafted is None or drafted >= drafts * len(reached):
-        return one
+        return full
     if sum(reached) > drafted:
         raise InvalidInput(f"{where} must accept at most what was drafted, but has {sum(reached)} of {drafted}.")
     length, left = divmod(drafted, drafts)
@@ -219,10 +220,10 @@ class CountedDrafts:
     """Drafts that an engine counted, before their lengths are made one survival.
 
     are_requests   : whether a group is a request
-    may_leave_out  : whether groups are stretches of time, of which those with mixed lengths may be left out
-    way            : how else to measure, so that lengths are told apart
+    may_leave_out  : whether groups are stretches of time; those with mixed lengths may be left out
+    way            : another way to measure that tells lengths apart, as the end of a sentence
     off            : share of the drafts by which their number may be off
-    drafters       : kinds of drafter that the file's name for it stands for, the usual one first; none where it has no name
+    drafters       : kinds of drafter that the file's name for it may mean, the usual one first; none if the file names none
     """
 
     groups: Sequence[Drafts]
@@ -235,24 +236,24 @@ class CountedDrafts:
     drafters: tuple[str, ...] = ()
 
     def calibration(self, drafter: str | None = None) -> Found:
-        """Counts conditional on the guesses before being right, with the survival that they multiply to.
+        """For each depth the drafts that reached it as trials, and those that passed it as hits. They multiply to survival.
 
         drafter : the kind that made the drafts; by default the one that the file names
 
-        Raises InvalidInput where lengths hide too much of survival, or the file names another drafter.
+        Raises InvalidInput if lengths hide too much of survival, or the file names another drafter.
         """
         if drafter is not None and self.drafters and drafter not in self.drafters:
             raise InvalidInput(
                 f"{self.path} has drafts of {self.drafters[0]}, as it says, but `drafter` is {drafter}: leave `drafter` out."
             )
         drafter = drafter or next(iter(self.drafters), None)
-        about = COUNTED.get(drafter or "")
-        drafts, said = Drafts.joined(self.groups), list[str]()
-        has_ends = about is not None and about.ends_itself
-        if has_ends:  # the end of a draft is a miss
+        kind = COUNTED.get(drafter or "")
+        drafts, doubts = Drafts.joined(self.groups), list[str]()
+        ends_itself = kind is not None and kind.ends_itself
+        if ends_itself:
             drafts = drafts.with_ends_missed
         elif drafts.lengths is None:
-            drafts, said = self._sure(drafts)
+            drafts, doubts = self._sure(drafts)
         passed = drafts.passed.sum(0)
         tried = np.maximum(np.rint(drafts.tried[1].sum(0)).astype(np.int64), passed)
         if not tried.size or tried[0] < 1:
@@ -269,28 +270,27 @@ class CountedDrafts:
             requests=int(rows.sum()) if self.are_requests else None,
             draft_length=next(iter(lengths)) if len(lengths) == 1 else None,
             draft_lengths={str(k): n for k, n in lengths.items()},
-            ends_are_misses=has_ends,
+            ends_are_misses=ends_itself,
             survival=survival.tolist(),
             survival_stderr=np.hypot(errors, drafts.unsure + survival * self.off).tolist(),
             survival_stderr_is_optimistic=not clustered,
         )
-        notes = [MIXED] * (len(lengths) != 1 and not has_ends) + [*self.notes, *said]
-        notes += [about.note] if about and about.note else []
-        served = ", ".join(map(str, lengths)) or f"up to {drafts.passed.shape[1]}"
-        start = (
-            f"Survival was measured with drafts of {served} tokens. For any other length it is an estimate, "
-            f"since steps of decoding then start at other places. Beyond depth {len(passed)} nothing is known."
-        )
-        told = dict.fromkeys([*notes, start, CHAIN, *[OPTIMISTIC] * (not clustered)])
-        return Found(calibration, tuple(told), drafter=drafter)
+        notes = [] if len(lengths) == 1 or ends_itself else [MIXED]
+        notes += [*self.notes, *doubts]
+        if kind and kind.note:
+            notes.append(kind.note)
+        notes += [_on_length(lengths, len(passed)), CHAIN]
+        if not clustered:
+            notes.append(OPTIMISTIC)
+        return Found(calibration, tuple(dict.fromkeys(notes)), drafter=drafter)
 
     def _sure(self, drafts: Drafts) -> tuple[Drafts, list[str]]:
         """The drafts whose lengths are known well enough, and notes on those that were left out."""
-        kept, notes = self.groups, []
+        groups, notes = self.groups, list[str]()
         if self.may_leave_out and drafts.unsure.max() > UNSURE:
-            kept = [group for group in kept if group.unsure.max() <= UNSURE] or kept
-            drafts = Drafts.joined(kept)
-        if left := len(self.groups) - len(kept):
+            groups = [group for group in groups if group.unsure.max() <= UNSURE] or groups
+            drafts = Drafts.joined(groups)
+        if left := len(self.groups) - len(groups):
             notes.append(
                 f"{left} of {len(self.groups)} stretches of time have drafts of mixed lengths, which leave survival too unsure. "
                 "They were left out."
@@ -301,7 +301,7 @@ class CountedDrafts:
             raise InvalidInput(
                 f"{self.path} sums drafts of several lengths and does not say how many had each: survival at depth {j + 1} "
                 f"may be anything from {low[j]:.2f} to {high[j]:.2f}. Measure with one length{self.way}. If the drafter itself "
-                f"ends its drafts, name it by `drafter`: {', '.join(name for name, one in COUNTED.items() if one.ends_itself)}."
+                f"ends its drafts, name it by `drafter`: {', '.join(name for name, kind in COUNTED.items() if kind.ends_itself)}."
             )
         if unsure.any():
             notes.append(
@@ -311,11 +311,20 @@ class CountedDrafts:
         return drafts, notes
 
 
+def _on_length(lengths: Mapping[int, int], depth: int) -> str:
+    """A note on the lengths for which survival was measured."""
+    served = ", ".join(map(str, lengths)) or f"up to {depth}"
+    return (
+        f"Survival was measured with drafts of {served} tokens. For any other length it is an estimate, "
+        f"since steps of decoding then start at other places. Beyond depth {depth} nothing is known."
+    )
+
+
 def greenwood(tried: IntArray, passed: IntArray) -> Floats:
     """(K,) standard errors of survival if drafts were independent: Greenwood's, binomial for one length.
 
-    Half a draft that passed and half a one that did not are added to each depth, so that none or all of a few
-    are not taken for certain.
+    Half a draft that passed and half a one that failed are added to each depth. Otherwise none or all of a few drafts would
+    count as certain.
 
     >>> greenwood(np.array([100, 50]), np.array([50, 25])).round(3).tolist()
     [0.05, 0.043]
@@ -327,7 +336,7 @@ def greenwood(tried: IntArray, passed: IntArray) -> Floats:
 
 
 def _bootstrapped(tried: Floats, passed: IntArray) -> Floats:
-    """(K,) standard errors of survival over requests drawn again; a depth without a try has the pooled rate."""
+    """(K,) standard errors of survival, bootstrapped over requests. A depth without a try has the pooled rate."""
     n = len(tried)
     draws = conversation_draws(n)
     drawn, pooled = draws @ tried, passed.sum(0) / np.maximum(tried.sum(0), 1)
