@@ -1,8 +1,8 @@
 """The words of this room: what every engine's file is made of.
 
 engine   a serving engine, by the name that --to and --for take
-method   one way in which it speculates: a carrier for the draft, and its limits
-served   ranges of batch sizes with the draft of each, as a method takes them · about: what else its files say
+method   one way in which an engine speculates: where the draft is written, and which drafts it takes
+served   the draft of each range of batch sizes, as a method takes them · about: what else the engine's files say
 written  the files, the launch command and what the user has to know
 kind     a kind of files that are imported, of an engine or of another tool
 """
@@ -23,25 +23,25 @@ from treeopt.trees.limits import EngineLimits
 
 COMMANDS = "commands.sh"  # the file of the launch command
 EARLIEST = "from the earliest place of the longest n-gram"
-LAST = 4096  # where a schedule ends that must end somewhere: no engine decodes more sequences at once
+LAST = 4096  # a schedule ends there if it must end somewhere: no engine decodes more sequences at once
 CHAINS = EngineLimits()
-BLOCKS = ("dflash", "dflash2", "dspark")  # drafters that guess a block at once, no longer than they were trained for
+BLOCKS = ("dflash", "dflash2", "dspark")  # drafters that guess a block at once, no longer than in their training
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
     """What an engine's files say beside the drafts.
 
-    batch_size     largest that is planned for
-    num_heads      guesses of the drafter, of which each of Medusa's heads makes one
+    batch_size     largest batch size of the plan
+    num_heads      guesses of the drafter; each of Medusa's heads makes one
     num_layers     residual blocks of a head
-    widest         guesses of the widest block that the drafter was trained for; None where it has no such, or it is not known
-    drafter        kind of drafter; None where it is not known
-    drafter_id     which drafter of its kind, as records name it
+    widest         guesses of the widest block in the drafter's training; None for other drafters, or if it is not known
+    drafter        kind of drafter; None if it is not known
+    drafter_id     name of the drafter in records
     acceptance     record of the rule that the drafts were chosen for; None for greedy decoding
-    runtime        whose latencies they were planned with
+    runtime        runtime whose latencies the plan was made with
     version        release of the engine; None for the newest
-    groups         by group of prompts, what is served there, for methods that take settings by request
+    groups         group of prompts to the drafts that are served there, for methods that take settings by request
     """
 
     num_heads: int
@@ -86,22 +86,22 @@ class Written:
 class Method:
     """One way in which an engine speculates.
 
-    engine         name of its engine, which sets it
-    drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them
-    limits         of the drafts that it takes
-    rules          acceptance rules, by --acceptance's names, that its source was seen to have, where need be by a flag
-                   that is written; rejection's law with guesses that are not drawn is that of ``sample``
-    max_batch_size None for no limit
-    carrier        where the draft goes: a file, a flag, a field · syntax  how it is written, by example
-    derived        fields that follow from the draft, "max_draft_len = choices"
+    engine         name of the engine, which `ServingEngine` fills in
+    drafters       kinds of drafters that it runs, as `Calibration` and `Plan` name them, the usual one first
+    limits         limits of the drafts that it takes
+    rules          acceptance rules that its source has, by --acceptance's names. Rejection with guesses that are not drawn
+                   is the rule ``sample``
+    max_batch_size most sequences that it decodes at once; None for no limit
+    carrier        the file, flag or field that the draft is written to · syntax: an example of it
+    derived        fields that follow from the draft, as "max_draft_len = choices"
     by_batch_size  whether it takes a schedule
-    heeds          fields of `About` that change its files and those of few other methods: version, groups
-    looks_up       how it looks n-grams up, where that is known: "from the latest place"; `EARLIEST` as ngram:earliest does
-    wider          what it does with a chain that is longer than the block that a drafter was trained for; empty where it drafts it
-    versions, status, source   which releases have it, whether they still do, and where that was read
-    checked        the release or commit whose source its export was checked against
-    write          the files; the launch command is added to them as `COMMANDS` where it is not among them
-    refuses        limits that no other engine has: what it would refuse, as `fault` says it
+    heeds          optional fields of `About` that change its files: version, groups
+    looks_up       how it looks n-grams up, if that is known: "from the latest place"; `EARLIEST` as ngram:earliest does
+    wider          what it does with a chain longer than the block of the drafter's training; empty if it drafts the chain
+    versions       releases that have it · status: whether the newest still has it · source: where that was read
+    checked        the release or commit whose source the export was checked against
+    write          writes the files; `COMMANDS` with the launch command is added to them if it is missing
+    refuses        says what the engine would refuse beyond ``limits``, as `fault` says it
     """
 
     engine: str = ""
@@ -138,22 +138,24 @@ class Method:
         return self.limits.takes(draft, num_heads)
 
     def fault(self, served: Ranges[Draft], about: About) -> str | None:
-        """Why its engine would refuse drafts, or decode other ones, in words that follow the engine's name; None if it takes them."""
+        """Why the engine would refuse the drafts or decode other ones; None if it takes them. The words follow the engine's name."""
         if len(served) > 1 and not self.by_batch_size:
             return f"takes one draft for all batch sizes, but the plan has {in_words(served)}"
         if served[-1][0] > LAST:
             return (
                 f"takes schedules whose last range begins at {LAST} at most, but this one's begins at {served[-1][0]}"
             )
-        faults = (self.limits.fault(draft) or self._beyond_drafter(draft.depth, about) for *_, draft in served)
-        return next(filter(None, faults), None) or self.refuses(served, self.for_drafter(about))
+        for *_, draft in served:
+            if fault := self.limits.fault(draft) or self._beyond_drafter(draft.depth, about):
+                return fault
+        return self.refuses(served, self.for_drafter(about))
 
     def for_drafter(self, about: About) -> About:
         """``about`` with the method's usual kind of drafter if it names none."""
         return about if about.drafter else replace(about, drafter=self.drafters[0])
 
     def _beyond_drafter(self, depth: int, about: About) -> str | None:
-        """Why the drafter's heads or its block do not draft that deep; None if they do."""
+        """Why the drafter's heads or its block do not draft so deep; None if they do."""
         kind = about.drafter or self.drafters[0]
         if kind in DRAFTERS and DRAFTERS[kind].is_heads and depth > about.num_heads:
             return (
@@ -167,12 +169,12 @@ class Method:
                 f"takes the length as the width of the block, and with {depth} guesses all would be others than those of the "
                 f"{about.num_heads} that this drafter was calibrated with"
             )
-        if self.wider and 0 < (about.widest or 0) < depth:
-            return (
-                f"takes chains of up to {about.widest} guesses from this drafter, which was trained for blocks of no more, but this "
-                f"one has {depth}, and it {self.wider}"
-            )
-        return None
+        if not self.wider or not about.widest or depth <= about.widest:
+            return None
+        return (
+            f"takes chains of up to {about.widest} guesses from this drafter, which was trained for blocks of no more, but this "
+            f"one has {depth}, and it {self.wider}"
+        )
 
 
 def in_words(served: Ranges[Draft]) -> str:
@@ -182,17 +184,21 @@ def in_words(served: Ranges[Draft]) -> str:
     >>> in_words(((1, 8, Tree.chain(4)), (9, None, Tree.chain(0))))
     '1-8: chain of 4, from 9 on: no guesses'
     """
-    return ", ".join(
-        f"{f'from {first} on' if last is None else f'{first}-{last}'}: {draft.name}" for first, last, draft in served
-    )
+    parts = []
+    for first, last, draft in served:
+        batch_sizes = f"from {first} on" if last is None else f"{first}-{last}"
+        parts.append(f"{batch_sizes}: {draft.name}")
+    return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: what it must hold, how that is recognised and read, and the options that reading takes.
+    """A kind of file.
 
-    read         : of a file alone; where an engine counted drafts, of all files together
-    takes_others : whether another kind's files are read too, so that it is asked last
+    needed       : what it must hold, in words · matches: whether a file's content does
+    read         : reads a file; the kinds of engines read all files of an import together
+    options      : options that ``read`` takes
+    takes_others : whether it also matches files of other kinds, which then come first
     """
 
     needed: str
@@ -206,10 +212,10 @@ class Kind:
 class ServingEngine:
     """A serving engine and its methods, the usual one first.
 
-    package  its name on the Python package index; None where its source is not there
-    imports  kinds of files in which it says what it counted of its drafts, by --from's names
-    server   what starts its HTTP server, which bench --launch starts; empty for none
-    unplanned other ways in which it speculates, known and not planned for: name to how it is asked for
+    package   its name on the Python package index; None if its source is not there
+    imports   kinds of files with its counts of drafts, by --from's names
+    server    the command that starts its HTTP server, for bench --launch; empty for none
+    unplanned other ways in which it speculates, which treeopt does not plan for: name to the options that turn them on
     """
 
     name: str

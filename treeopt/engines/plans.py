@@ -1,9 +1,9 @@
 """A plan on its way to an engine's files.
 
-    plan ─ ranges(method) ─► served ─ parts_of ─► what is written at once ─ fault, write ─► Written
+    plan ─ prepare ─► Export, a part for each folder ─ write_served: fault, write ─► Written
 
-``served`` has ranges of batch sizes with the draft of each. A method that takes a schedule gets all of them at once; another
-one gets a draft, which serves all batch sizes, or one.
+``served`` is the draft of each range of batch sizes. A method that takes a schedule gets all ranges in one part. Another method
+gets one draft a part: one part serves all batch sizes, or each batch size has its own.
 """
 
 from collections.abc import Mapping
@@ -20,29 +20,12 @@ from treeopt.records.plan import ROOT, Beyond, Plan, PlanEntry, Ranges, for_all,
 from treeopt.records.rules import marked_rule, option_of, rule_of
 from treeopt.trees.draft import Draft
 
-COMMENTED = (".sh", ".py", ".yml", ".pbtxt")  # files that can hold a comment
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a plan asks of an engine.
-
-    plan   : with the draft of every entry that the method takes
-    parts  : what is written at once, by batch size; None alone where a schedule or one draft serves all
-    notes  : where those are others than were chosen, and batch sizes that are left out
-    beyond : what a schedule does above the largest batch size of the plan, in a sentence; none where there is no schedule
-    """
-
-    method: Method
-    plan: Plan
-    parts: Mapping[int | None, tuple[Ranges[Draft], About]]
-    notes: tuple[str, ...]
-    beyond: tuple[str, ...]
+COMMENTED = (".sh", ".py", ".yml")  # endings of files that can hold a comment
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What is asked of an export beside plan and engine; `Plan.export` explains it."""
+    """Options of an export, beside plan and engine; `Plan.export` explains them."""
 
     batch_size: int | None = None
     method: str | None = None
@@ -54,18 +37,34 @@ class ExportOptions:
 AS_PLANNED = ExportOptions()
 
 
-def ask(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Asked:
-    """The parts of a plan for an engine: its schedule where the engine takes one, else one for each batch size.
+@dataclass(frozen=True)
+class Export:
+    """An engine's export of a plan, before it is checked and written.
 
-    An engine that takes chains only gets the fastest of the plan's. Raises InvalidInput for a plan that has no such draft.
+    plan   : the plan with the draft of each entry that the method takes
+    parts  : batch size to what is written for it; None is the only key where a schedule or one draft serves all
+    notes  : why drafts are other ones than were chosen, and which batch sizes are left out
+    beyond : what a schedule does above the largest batch size of the plan; empty without a schedule
     """
+
+    method: Method
+    plan: Plan
+    parts: Mapping[int | None, tuple[Ranges[Draft], About]]
+    notes: tuple[str, ...]
+    beyond: tuple[str, ...]
+
+
+def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Export:
+    """The parts of a plan for an engine. Raises InvalidInput if the plan has no draft that the engine takes."""
     method = method_for_plan(plan, engine, options.method)
     about, served = about_plan(plan, options), plan.ranges(method)
     plan_served = plan.served_by(method)
     notes, beyond = list[str](), list[str]()
     if plan_served is not plan and method.limits.only_chains:
         notes.append(f"{engine} takes chains only: written is the best of the plan's chains.")
-    groups = {name: own.served_by(method) for name, own in options.groups.items() if "groups" in method.heeds}
+    groups: dict[str, Plan] = {}
+    if "groups" in method.heeds:
+        groups = {name: group_plan.served_by(method) for name, group_plan in options.groups.items()}
     sizes = [options.batch_size] if options.batch_size else batch_sizes_to_export(plan, method, grouped=bool(groups))
     left_out = [str(entry.batch_size) for entry in plan.entries if entry.batch_size not in sizes]
     if left_out and None not in sizes and options.batch_size is None:
@@ -76,16 +75,16 @@ def ask(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Asked:
         served, beyond = _ended(served, max(entry.batch_size for entry in plan.entries), engine, options.beyond)
     parts: dict[int | None, tuple[Ranges[Draft], About]] = {}
     for size in sizes:
-        here = replace(about, groups={name: for_all(own.entry(size).draft) for name, own in groups.items()})
+        by_group = {name: for_all(group_plan.entry(size).draft) for name, group_plan in groups.items()}
         if size is None:
-            parts[size] = served, here
+            parts[size] = served, replace(about, groups=by_group)
         else:
-            parts[size] = for_all(plan_served.entry(size).draft), replace(here, batch_size=size)
-    return Asked(method, plan_served, parts, tuple(notes), tuple(beyond))
+            parts[size] = for_all(plan_served.entry(size).draft), replace(about, groups=by_group, batch_size=size)
+    return Export(method, plan_served, parts, tuple(notes), tuple(beyond))
 
 
 def about_plan(plan: Plan, options: ExportOptions) -> About:
-    """The drafter, rule and latencies of a plan, and the release or build that is asked for."""
+    """The drafter, rule and runtime of a plan, and the release that the options name."""
     drafter = plan.drafter or DrafterRecord()
     num_heads = drafter.get("num_heads", 1 if drafter.get("kind") == KIND else None)
     if num_heads is None:
@@ -120,26 +119,25 @@ def _ended(served: Ranges[Draft], planned: int, engine: str, beyond: Beyond) -> 
 
 
 def export_plan(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Written:
-    """An engine's files for a plan, of one batch size where they are not those of all."""
-    asked = ask(plan, engine, options)
-    if len(asked.parts) > 1:
-        plan.entry()  # says that one has to be named
-    (part,) = asked.parts.values()
-    written = write_served(asked.method, *part)
-    return replace(written, notes=(*asked.beyond, *asked.notes, *written.notes))
+    """An engine's files for a plan. Raises InvalidInput if batch sizes have files of their own and none is named."""
+    prepared = prepare(plan, engine, options)
+    if len(prepared.parts) > 1:
+        plan.entry()  # raises the error
+    (part,) = prepared.parts.values()
+    written = write_served(prepared.method, *part)
+    return replace(written, notes=(*prepared.beyond, *prepared.notes, *written.notes))
 
 
 def method_for_plan(plan: Plan, engine: str, method: str | None = None) -> Method:
     """The method that writes a plan: the named one, the one planned for, that of dynamic trees, or the drafter's usual one."""
-    planned, kind = plan.constraint.engine if plan.constraint else None, (plan.drafter or {}).get("kind")
-    if method is None and planned is not None and planned.name == engine:
-        method = planned.method
+    planned, kind = planned_method(plan), (plan.drafter or {}).get("kind")
+    if method is None and planned is not None and planned.engine == engine:
+        method = planned.name
     usual = method_of(engine, kind, method)
-    planned_for = planned_method(plan)
-    chains = plan.constraint is not None and plan.constraint.shape == "chain"
-    if method is not None or (chains and not (planned_for and planned_for.limits.dynamic)):
+    searched_chains = plan.constraint is not None and plan.constraint.shape == "chain"
+    if method is not None or (searched_chains and not (planned and planned.limits.dynamic)):
         return usual
-    trees = tree_method_of(engine, kind, rule_of(plan.acceptance), (e.batch_size for e in plan.entries))
+    trees = tree_method_of(engine, kind, rule_of(plan.acceptance), (entry.batch_size for entry in plan.entries))
     return trees if trees and all(has_dynamic(trees, entry) for entry in plan.entries) else usual
 
 
@@ -149,27 +147,29 @@ def has_dynamic(method: Method, entry: PlanEntry) -> bool:
 
 
 def planned_method(plan: Plan) -> Method | None:
-    """The engine's method that the plan was made for; None where it was made for no engine."""
+    """The engine's method that the plan was made for; None if it was made for no engine."""
     planned = plan.constraint.engine if plan.constraint else None
-    methods = ENGINES[planned.name].methods if planned and planned.name in ENGINES else ()
-    return next((method for method in methods if planned and method.name == planned.method), None)
+    if planned is None or planned.name not in ENGINES:
+        return None
+    return next((method for method in ENGINES[planned.name].methods if method.name == planned.method), None)
 
 
 def batch_sizes_to_export(plan: Plan, method: Method, *, grouped: bool = False) -> list[int | None]:
-    """The batch sizes that a plan is written for, one by one; None alone where a schedule or one draft serves all.
+    """The batch sizes that have files of their own; None alone if a schedule or one draft serves all.
 
-    An engine that decodes fewer sequences at once gets those that it can decode, if the plan has any and is for no mix.
+    An engine that decodes fewer sequences at once gets the batch sizes that it can decode, if there are any. A plan for a mix of
+    batch sizes is not cut so.
     """
     sizes = [entry.batch_size for entry in plan.entries]
-    fit: list[int | None] = [size for size in sizes if method.decodes(size)]
-    if len(fit) < len(sizes) and fit and not plan.mix:
-        return fit
+    decoded: list[int | None] = [size for size in sizes if method.decodes(size)]
+    if 0 < len(decoded) < len(sizes) and not plan.mix:
+        return decoded
     is_one = len(sizes) == 1 or (len(plan.ranges(method)) == 1 and not grouped)
     return [None] if method.by_batch_size or is_one else [*sizes]
 
 
 def write_served(method: Method, served: Ranges[Draft], about: About) -> Written:
-    """A method's files for drafts by batch size; InvalidInput for what its engine would refuse, or take for something else.
+    """A method's files for drafts by batch size. Raises InvalidInput for drafts that its engine would refuse or misread.
 
     >>> from treeopt.trees.tree import Tree
     >>> written = write_served(method_of("medusa"), for_all(Tree.chain(2)), About(num_heads=4))
@@ -185,26 +185,21 @@ def write_served(method: Method, served: Ranges[Draft], about: About) -> Written
             raise InvalidInput(f"{engine} {fault}: {search_for(method)}")
     written = method.write(served, method.for_drafter(about))
     line = f"# For {ENGINES[engine].title}, checked against {method.checked}. Written by treeopt {__version__}.\n"
-    texts = {**written.files, COMMANDS: written.files.get(COMMANDS, f"{written.command}\n")}
+    texts = dict(written.files)
+    texts.setdefault(COMMANDS, f"{written.command}\n")
     files = {name: line + text if name.endswith(COMMENTED) else text for name, text in texts.items()}
     notes = (*written.notes, *rule_notes, *_notes_on(method, served, about), *removal_notes(method))
     return replace(written, files=files, notes=notes)
 
 
 def _notes_on(method: Method, served: Ranges[Draft], about: About) -> list[str]:
-    """Notes on what differs in the engine, and on what the plan leaves open."""
+    """Notes on what the engine does otherwise than the plan, and on what the plan leaves open."""
     engine, longest = method.engine, max(draft.depth for *_, draft in served)
     notes = [note for *_, draft in served for note in notes_on(draft)]
     if about.drafter == "ngram":
-        lookup = method.looks_up and f", {method.looks_up}"
-        if about.drafter_id == "ngram:earliest" and method.looks_up == EARLIEST:
-            notes.append(f"{engine} looks n-grams up as ngram:earliest does: {method.looks_up}.")
-        else:
-            notes.append(
-                f"{engine} looks n-grams up in its own way{lookup}, so its tokens per step differ. Measure them in the engine, "
-                "and read them with treeopt import."
-            )
-    if about.drafter in BLOCKS and longest and all(len(draft) == draft.depth + 1 for *_, draft in served):
+        notes.append(_note_on_lookup(method, about.drafter_id))
+    is_block = all(len(draft) == draft.depth + 1 for *_, draft in served)
+    if about.drafter in BLOCKS and longest and is_block:
         notes.append(
             f"DRAFTER must have been trained for blocks that guess {longest} tokens or more: engines cut what is "
             f"longer, refuse it, or draft it without a word, untrained. The length is the block's width: all {longest} guesses are verified, and it is neither a prefix of a wider "
@@ -221,15 +216,29 @@ def _notes_on(method: Method, served: Ranges[Draft], about: About) -> list[str]:
     return notes
 
 
+def _note_on_lookup(method: Method, drafter_id: str | None) -> str:
+    """A note on how the engine looks n-grams up."""
+    if drafter_id == "ngram:earliest" and method.looks_up == EARLIEST:
+        return f"{method.engine} looks n-grams up as ngram:earliest does: {method.looks_up}."
+    manner = f", {method.looks_up}" if method.looks_up else ""
+    return (
+        f"{method.engine} looks n-grams up in its own way{manner}, so its tokens per step differ. Measure them in the engine, "
+        "and read them with treeopt import."
+    )
+
+
 def check_rule_of(record: Mapping[str, Any] | None, method: Method) -> list[str]:
-    """A note where a plan holds for another rule than greedy decoding; InvalidInput where the engine lacks it."""
+    """A note if a plan holds for another rule than greedy decoding. Raises InvalidInput if the engine lacks the rule."""
     rule = rule_of(record)
     if rule == "greedy" or record is None:
         return []
     if rule in method.rules:
         return [f"The plan holds for {option_of(record)}: requests must ask for the same."]
-    others = [other for engine in ENGINES.values() for other in engine.methods if rule in other.rules]
-    able = [other.engine for other in others if set(other.drafters) & set(method.drafters)]
+    able = []
+    for engine in ENGINES.values():
+        for other in engine.methods:
+            if rule in other.rules and set(other.drafters) & set(method.drafters):
+                able.append(other.engine)
     cure = f"export --to {' or '.join(able)}, or plan" if able else "plan"
     raise InvalidInput(
         f"{method.engine} with {method.name} accepts by the rule {' or '.join(method.rules)}, but the plan holds for "

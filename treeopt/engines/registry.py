@@ -1,4 +1,4 @@
-"""All engines, read from this folder: a new one is a file with `ENGINE` (or `ENGINES`), and nothing else knows its name."""
+"""All engines, read from this folder. A new engine is a file with `ENGINE` or `ENGINES`; nothing else knows its name."""
 
 import re
 from collections.abc import Iterable
@@ -8,14 +8,14 @@ from pathlib import Path
 from treeopt.engines.base import Method, ServingEngine
 from treeopt.errors import InvalidInput, Unsupported, meant
 
-MARK = re.compile(r"^(ENGINES?) = ", re.M)  # in a file that is of an engine
+MARK = re.compile(r"^(ENGINES?) = ", re.M)  # in the file of an engine
 
 
 def _engines() -> Iterable[ServingEngine]:
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        if found := MARK.search(path.read_text(encoding="utf-8")):
-            told = getattr(import_module(f"treeopt.engines.{path.stem}"), found[1])
-            yield from told if isinstance(told, tuple) else (told,)
+        if mark := MARK.search(path.read_text(encoding="utf-8")):
+            engines = getattr(import_module(f"treeopt.engines.{path.stem}"), mark[1])
+            yield from engines if isinstance(engines, tuple) else (engines,)
 
 
 ENGINES: dict[str, ServingEngine] = {
@@ -24,10 +24,9 @@ ENGINES: dict[str, ServingEngine] = {
 
 
 def method_of(engine: str, drafter: str | None = None, method: str | None = None) -> Method:
-    """The method of an engine that runs a kind of drafter, or the one that is named.
+    """The method of an engine that runs a kind of drafter, or the named one; without a drafter the engine's usual one.
 
-    Without a drafter the engine's usual one. Raises Unsupported for a name that is not known, InvalidInput for
-    a drafter that the engine or the method cannot run.
+    Raises Unsupported for an unknown name, InvalidInput for a drafter that the engine or the method cannot run.
 
     >>> method_of("vllm", "medusa").limits.shape
     'chain'
@@ -38,31 +37,34 @@ redrafter.
     """
     if engine not in ENGINES:
         raise Unsupported(f"An engine must be one of {', '.join(ENGINES)}, but got {engine!r}.{meant(engine, ENGINES)}")
-    methods = ENGINES[engine].methods
-    named = [one for one in methods if method in (None, one.name)]
-    if not named:
-        known = ", ".join(one.name for one in methods)
+    methods = {candidate.name: candidate for candidate in ENGINES[engine].methods}
+    if method is not None and method not in methods:
         raise Unsupported(
-            f"`method` of {engine} must be one of {known}, but got {method!r}.{meant(method, [one.name for one in methods])}"
+            f"`method` of {engine} must be one of {', '.join(methods)}, but got {method!r}.{meant(method, methods)}"
         )
-    for one in named:
-        if drafter is None or drafter in one.drafters:
-            return one
-    kinds = dict.fromkeys(kind for one in named for kind in one.drafters)
-    able = f" It runs in {', '.join(others)}." if (others := runners(drafter)) else ""
-    way = engine if method is None else f"{engine} with {method}"
-    raise InvalidInput(f"{way} runs drafters of the kinds {', '.join(kinds)}, but this drafter is {drafter}.{able}")
+    candidates = list(methods.values()) if method is None else [methods[method]]
+    for candidate in candidates:
+        if drafter is None or drafter in candidate.drafters:
+            return candidate
+    kinds = dict.fromkeys(kind for candidate in candidates for kind in candidate.drafters)
+    subject = engine if method is None else f"{engine} with {method}"
+    others = runners(drafter)
+    cure = f" It runs in {', '.join(others)}." if others else ""
+    raise InvalidInput(f"{subject} runs drafters of the kinds {', '.join(kinds)}, but this drafter is {drafter}.{cure}")
 
 
 def tree_method_of(engine: str, drafter: str | None, rule: str, batch_sizes: Iterable[int]) -> Method | None:
-    """The engine's method of dynamic trees for a kind of drafter, a rule and batch sizes; None where it has none.
+    """The engine's method of dynamic trees for a kind of drafter, a rule and batch sizes; None if it has none.
 
     >>> tree_method_of("sglang", "eagle3", "greedy", [8]).name, tree_method_of("vllm", "eagle3", "greedy", [8])
     ('dynamic-tree', None)
     """
-    most = max(batch_sizes, default=1)
-    able = (one for one in ENGINES[engine].methods if one.limits.dynamic and one.decodes(most))
-    return next((one for one in able if drafter in one.drafters and rule in one.rules), None)
+    largest = max(batch_sizes, default=1)
+    for method in ENGINES[engine].methods:
+        fits = drafter in method.drafters and rule in method.rules and method.decodes(largest)
+        if method.limits.dynamic and fits:
+            return method
+    return None
 
 
 def grows_trees(drafter: str | None) -> bool:
@@ -71,26 +73,31 @@ def grows_trees(drafter: str | None) -> bool:
     >>> grows_trees("eagle3"), grows_trees("medusa")
     (True, False)
     """
-    return any(one.limits.dynamic and drafter in one.drafters for engine in ENGINES.values() for one in engine.methods)
+    methods = (method for engine in ENGINES.values() for method in engine.methods)
+    return any(method.limits.dynamic and drafter in method.drafters for method in methods)
 
 
 def runners(drafter: str | None) -> list[str]:
-    """The engines that run a kind of drafter; all without a kind.
+    """The engines that run a kind of drafter; all engines if it is None.
 
     >>> runners("redrafter")
     ['redrafter']
     """
-    return [name for name, one in ENGINES.items() if any(drafter in (None, *way.drafters) for way in one.methods)]
+    names = []
+    for name, engine in ENGINES.items():
+        if drafter is None or any(drafter in method.drafters for method in engine.methods):
+            names.append(name)
+    return names
 
 
 def search_for(method: Method) -> str:
     """The command that plans what a method takes."""
-    named = f" --method {method.name}" if len(ENGINES[method.engine].methods) > 1 else ""
-    return f"treeopt search --for {method.engine}{named}"
+    option = f" --method {method.name}" if len(ENGINES[method.engine].methods) > 1 else ""
+    return f"treeopt search --for {method.engine}{option}"
 
 
 def removal_notes(method: Method) -> list[str]:
-    """A note where the engine's newest releases have not got a method any more.
+    """A note if the engine's newest releases do not have the method any more.
 
     >>> removal_notes(method_of("vllm", "medusa"))
     ['This way into vLLM was removed upstream in 0.33.0; it is for releases up to 0.32.0.']

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treeopt.engines.acceptance import NAME as ACCEPTANCE
 from treeopt.engines.base import BLOCKS, About, Written
-from treeopt.engines.plans import AS_PLANNED, ExportOptions, ask, has_dynamic, method_for_plan, write_served
+from treeopt.engines.plans import AS_PLANNED, ExportOptions, has_dynamic, method_for_plan, prepare, write_served
 from treeopt.engines.registry import method_of, runners
 from treeopt.engines.vllm import MEDUSA_UNTIL
 from treeopt.errors import InvalidInput, TreeoptError
@@ -111,27 +111,27 @@ def export_to(
     against the plan's drafts, by their ``benches`` where there are some, is the first of the notes, then for which load it is.
     What was measured slower than plain is written ``anyway`` only.
     """
-    asked = ask(plan, engine, options)
-    judged = {size: bench for size, bench in (benches or {}).items() if asked.plan[size].draft == plan[size].draft}
+    prepared = prepare(plan, engine, options)
+    judged = {size: bench for size, bench in (benches or {}).items() if prepared.plan[size].draft == plan[size].draft}
     slower, notes = [size for size, bench in judged.items() if slowdown(bench)], list[str]()
-    if None in asked.parts and not anyway and not plan.mix and 0 < len(slower) < len(plan.entries):
-        asked = ask(_plain_at(slower, plan), engine, options)
+    if None in prepared.parts and not anyway and not plan.mix and 0 < len(slower) < len(plan.entries):
+        prepared = prepare(_plain_at(slower, plan), engine, options)
         judged = {size: bench for size, bench in judged.items() if size not in slower}
         notes = [f"Written without speculation, which was measured slower: batch size {size}." for size in slower]
     parts: dict[int | None, Written] = {}
     refused: dict[int | None, InvalidInput] = {}
-    for size, part in asked.parts.items():
+    for size, part in prepared.parts.items():
         try:
             if not anyway:
-                _check_speed(asked.plan, judged, size)
-            parts[size] = write_served(asked.method, *part)
+                _check_speed(prepared.plan, judged, size)
+            parts[size] = write_served(prepared.method, *part)
         except InvalidInput as error:
             refused[size] = error
     if not parts:
         first, earlier = next(iter(refused.values())), any(folder.glob(f"**/{WRITTEN}"))
         raise InvalidInput(f"{first} The files in {folder} are of an earlier export.") if earlier else first
-    notes = [*asked.beyond, *notes, *doubts(asked.plan, judged, batch_size=options.batch_size)]
-    notes += [*written_for(asked.plan, list(asked.parts)), *asked.notes]
+    notes = [*prepared.beyond, *notes, *doubts(prepared.plan, judged, batch_size=options.batch_size)]
+    notes += [*written_for(prepared.plan, list(prepared.parts)), *prepared.notes]
     notes += [f"{NOTHING_WRITTEN} batch size {size}. {error}" for size, error in refused.items()]
     notes += by_batch_size({size: part.notes for size, part in parts.items()})
     timed_in = str((plan.runtime or {}).get("name") or engine)

@@ -21,7 +21,7 @@ import numpy as np
 
 from treeopt import demo
 from treeopt.engines.base import About
-from treeopt.engines.plans import Asked, ExportOptions, ask, write_served
+from treeopt.engines.plans import Export, ExportOptions, prepare, write_served
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.fields import checked
 from treeopt.files.journal import Journal
@@ -168,7 +168,7 @@ class Contest:
     run: RunDirectory
     launcher: Launcher
     engine: str
-    asked: Asked
+    export: Export
     entries: Sequence[PlanEntry]
     given: dict[str, Any]
 
@@ -198,23 +198,23 @@ class Contest:
             raise InvalidInput(
                 f"`engine` must say whose server `launch` starts, {' or '.join(LENGTHS)}, but got {name!r}."
             )
-        asked = ask(plan, name, ExportOptions(batch_size=batch_size))
-        note(*stale_plan(run, plan), *asked.notes)
-        entries = [entry for entry in asked.plan.entries if batch_size in (None, entry.batch_size)]
-        return cls(run, launcher, name, asked, entries, given)
+        export = prepare(plan, name, ExportOptions(batch_size=batch_size))
+        note(*stale_plan(run, plan), *export.notes)
+        entries = [entry for entry in export.plan.entries if batch_size in (None, entry.batch_size)]
+        return cls(run, launcher, name, export, entries, given)
 
     def planned(self, batch_size: int) -> tuple[str, ...]:
         """The options of the plan: the same at every batch size where the engine takes a schedule."""
-        return self._words(*self.asked.parts[batch_size if batch_size in self.asked.parts else None])
+        return self._words(*self.export.parts[batch_size if batch_size in self.export.parts else None])
 
     def alone(self, batch_size: int, draft: Draft) -> tuple[tuple[str, ...], Draft]:
         """The options for a chain, or copied text, whatever the batch size, where so many sequences are decoded."""
-        _, about = next(iter(self.asked.parts.values()))
+        _, about = next(iter(self.export.parts.values()))
         return self._words(for_all(draft), replace(about, batch_size=batch_size)), draft
 
     def _words(self, served: Ranges[Draft], about: About) -> tuple[str, ...]:
         """What a launch command has behind its model, with the drafter that was given."""
-        words = shlex.split(write_served(self.asked.method, served, about).command)
+        words = shlex.split(write_served(self.export.method, served, about).command)
         words = words[1 + max(i for i, word in enumerate(words) if word.startswith("MODEL")) :]
         drafter = self.given.get("drafter")
         if drafter is None and (named := next(filter(None, map(DRAFTER.search, words)), None)):

@@ -13,7 +13,7 @@ from typing import Any
 
 from treeopt import __version__
 from treeopt.engines.base import Written
-from treeopt.engines.plans import ExportOptions, ask, export_plan, write_served
+from treeopt.engines.plans import ExportOptions, export_plan, prepare, write_served
 from treeopt.engines.registry import runners
 from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.files import storage, writing
@@ -305,10 +305,10 @@ def _deployment(
         return None
     lines = [command_line("treeopt", "export", "--to", planned[0], "--run", str(run.path))]
     with suppress(TreeoptError):  # the command says why
-        asked = ask(plan, planned[0])
-        for size, part in asked.parts.items():
+        prepared = prepare(plan, planned[0])
+        for size, part in prepared.parts.items():
             lines += [] if size is None else [f"# Batch size {size}"]
-            lines.append(write_served(asked.method, *part).command)
+            lines.append(write_served(prepared.method, *part).command)
     return planned[0], "\n".join(lines)
 
 
