@@ -23,7 +23,6 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import conversation_draws
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.figure import Figure, Intervals
-from treeopt.records.inputs import group_plans
 from treeopt.records.plan import PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import NO_TRIAL, RankTrace
@@ -425,11 +424,5 @@ def test_groups_get_plans_wherever_their_names_point(files):
         }
         assert own.read_trace().num_sequences in (60, 10)
     assert {path.name for path in files.iterdir()} == {"old.npz", "same.npz", "new.npz", "profile.json", "run"}
-    assert group_plans(run, run.read_plan()) == {
-        name: treeopt.RunDirectory(run.path / "groups" / folder).read_plan()
-        for name, folder in (("../../x", "x"), ("$(touch x)", "touch-x"))
-    }
-    invoke("search", "--run", run.path, "--max-depth", 1, "--budget", 4, "--batch-size", 1)
-    assert not group_plans(run, run.read_plan()), "of another search"
     for words, code in ((("all",), 2), (("own", "--calibration", files / "old.npz"), 1)):
         invoke("search", "--run", run.path, "--budget", 4, "--for-groups", *words, code=code)

@@ -6,26 +6,20 @@ import shutil
 import sys
 from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
 import torch
 
 from tests.engine_rows import export
 from treeopt import demo
 from treeopt.engines.chains import SCRIPT
-from treeopt.engines.plans import ExportOptions, export_plan
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput
-from treeopt.planning.planner import plan_trees
-from treeopt.planning.request import PlanRequest
-from treeopt.records.calibration import Calibration
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.engines.openvino import EXACT
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import load_target
 from treeopt.trees.draft import DynamicTree
-from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 FILE = "generation_config.json"
@@ -202,27 +196,6 @@ def test_openvino_decodes_in_the_precision_that_was_planned_in(run_program, runt
     library.draft_model.assert_called_once_with("DRAFTER", "CPU", **forced)
     library.LLMPipeline.assert_called_once_with("MODEL", "CPU", draft_model=library.draft_model(), **forced)
     assert ("# All is computed in float32" if exact else "# The precision is the CPU's own") in files[SCRIPT]
-
-
-def planned(drafter, depth=3):
-    counts = np.array([[800], [600], [420]])
-    record = Calibration(counts, np.array([1000, 800, 600]), meta={"drafter": {"kind": drafter}})
-    return plan_trees(record, request=PlanRequest(Limits(depth + 1, shape="chain")))
-
-
-def test_openvino_gets_the_settings_of_every_group(run_program):
-    plans = {"chat": planned("ngram", 1), "code": planned("ngram", 2), "few": planned("ngram", 0)}
-    files = export_plan(planned("ngram"), "openvino", ExportOptions(groups=plans)).files
-    assert {name: one.get("num_assistant_tokens") for name, one in json.loads(files["groups.json"]).items()} == {
-        "chat": 1,
-        "code": 2,
-        "few": None,
-    }
-    for words, length in (((), 3), (("chat",), 1), (("code",), 2), (("few",), None)):
-        library = MagicMock(name="openvino_genai")
-        run_program(library, files, "MODEL", PROMPT, *words)
-        assert library.GenerationConfig.call_args.kwargs.get("num_assistant_tokens") == length
-        library.LLMPipeline.assert_called_once_with("MODEL", "CPU", **({"prompt_lookup": True} if length else {}))
 
 
 @pytest.mark.parametrize(("drafter", "length"), [("ngram", 3), ("draft-model", 3), ("ngram", 0)])

@@ -1,7 +1,7 @@
-"""OpenVINO GenAI: the length of a chain in a request's generation config; how guesses are made is the pipeline's argument.
+"""OpenVINO GenAI: the length of a chain in a request's generation config; the pipeline's argument says how guesses are made.
 
-With ``tree_depth`` EAGLE-3 makes a dynamic tree of so many levels, of which the best num_assistant_tokens are verified
-beside the root. Every request may ask for its own: where a plan has groups, `GROUPS` has the settings of each.
+With ``tree_depth`` EAGLE-3 makes a dynamic tree of so many levels. The best num_assistant_tokens of its nodes are verified, with
+the root.
 """
 
 import json
@@ -16,7 +16,7 @@ from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import CopiedText, Draft, DynamicLimits
 from treeopt.trees.limits import EngineLimits
 
-FILE, GROUPS = "generation_config.json", "groups.json"
+FILE = "generation_config.json"
 LENGTH, LOOKUP = "num_assistant_tokens", {"max_ngram_size": LOOKED_UP}
 EXACT = {"KV_CACHE_PRECISION": "f32", "INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 OWN_PRECISION = "-default"  # ends the names of runtimes that decode in the precision that the processor likes best
@@ -30,18 +30,14 @@ import openvino_genai
 
 {names} = sys.argv[1:]
 settings = json.loads(Path(__file__).with_name("generation_config.json").read_text())
-{groups}# {said}
+# {said}
 precision = {precision}
-{pipeline}config = openvino_genai.GenerationConfig(**settings, max_new_tokens=128)  # ends are the model's own
+pipeline = openvino_genai.LLMPipeline(name, "CPU"{guesses}, **precision)
+config = openvino_genai.GenerationConfig(**settings, max_new_tokens=128)  # ends are the model's own
 print(pipeline.generate(prompt, config))
 '''
-BY_GROUP = """groups = json.loads(Path(__file__).with_name("groups.json").read_text())
-settings = groups[group[0]] if group else settings
-"""
-PIPELINE = 'pipeline = openvino_genai.LLMPipeline(name, "CPU"{guesses}, **precision)\n'
-IF_GUESSED = f'if "{LENGTH}" in settings:\n    {{}}else:  # this group is not to speculate\n    {{}}'
-GUESSES = {"": "", "PROMPT": ", prompt_lookup=True"}  # by the word that stands for the drafter
-GUESSES["DRAFTER"] = ', draft_model=openvino_genai.draft_model(drafter, "CPU", **precision)'
+FROM_DRAFTER = ', draft_model=openvino_genai.draft_model(drafter, "CPU", **precision)'
+FROM_PROMPT = ", prompt_lookup=True"
 EXACTLY = (
     "All is computed in float32, so that texts are those of the model alone. Without it a CPU with bfloat16 is faster, and "
     "some texts differ; trees need it."
@@ -55,40 +51,30 @@ ONE_BY_ONE = "Trees are for one request at a time: in 2026.4.1.0 several togethe
 
 
 def write(served: Ranges[Draft], about: About, lookup: Keys = LOOKUP) -> Written:
-    """A chain, or a dynamic tree of EAGLE-3, for every group of prompts that has its own too; ``lookup`` goes with n-grams."""
-    looks_up = about.kind in ("ngram", copied.KIND)
-    settings = _settings(only(served), about, lookup if looks_up else {})
-    groups = {name: _settings(only(own), about, lookup if looks_up else {}) for name, own in about.groups.items()}
-    every = [settings, *groups.values()]
-    guessing = [one for one in every if LENGTH in one]
-    trees = any("tree_depth" in one for one in every)
-    words = ["MODEL", *["DRAFTER"] * bool(guessing and not looks_up), "PROMPT"]
-    command = " ".join(words)
-    exact = trees or is_exact(about)
-    files = {FILE: settings, **({GROUPS: groups} if groups else {})}
-    texts = {name: f"{json.dumps(content)}\n" for name, content in files.items()}
-    texts[SCRIPT] = PROGRAM.format(
-        arguments=" ".join([*words, *["[GROUP]"] * bool(groups)]),
-        names=", ".join(["name", *["drafter"] * ("DRAFTER" in words), "prompt", *["*group"] * bool(groups)]),
-        groups=BY_GROUP if groups else "",
+    """A chain, or a dynamic tree of EAGLE-3. ``lookup`` has the settings of n-grams."""
+    draft = only(served)
+    looks_up, is_tree = about.kind in ("ngram", copied.KIND), (draft.topk or 1) > 1
+    arguments, names, guesses, notes = "MODEL PROMPT", "name, prompt", "", list[str]()
+    if draft.depth and looks_up:
+        guesses = FROM_PROMPT
+    elif draft.depth:
+        arguments, names, guesses = "MODEL DRAFTER PROMPT", "name, drafter, prompt", FROM_DRAFTER
+        notes.append(IR)
+    exact = is_tree or is_exact(about)
+    notes.append(EXACTLY if exact else ROUNDING)
+    if is_tree:
+        notes.append(ONE_BY_ONE)
+    command = f"python {SCRIPT} {arguments}"
+    written = chains.launch(command, notes) if draft.depth else chains.plain(command)
+    program = PROGRAM.format(
+        arguments=arguments,
+        names=names,
         said=EXACTLY if exact else ROUNDING,
         precision=json.dumps(EXACT if exact else {}),
-        pipeline=_pipeline(words[-2] if "DRAFTER" in words else "PROMPT", len(guessing) / len(every)),
+        guesses=guesses,
     )
-    notes = [*[IR] * ("DRAFTER" in words), EXACTLY if exact else ROUNDING]
-    notes += [ONE_BY_ONE] * trees
-    if groups:
-        notes.append(f"Settings by group: python {SCRIPT} {command} GROUP, with one of {', '.join(groups)}.")
-    written = chains.launch(f"python {SCRIPT} {command}", notes)
-    if not guessing:
-        written = chains.plain(f"python {SCRIPT} {command}")
-    return replace(written, files={**written.files, **texts})
-
-
-def _pipeline(drafter: str, share: float) -> str:
-    """Program lines that make the pipeline; ``share`` of the settings speculate."""
-    guesses, plain = (PIPELINE.format(guesses=GUESSES[word]) for word in (drafter, ""))
-    return guesses if share == 1 else plain if share == 0 else IF_GUESSED.format(guesses, plain)
+    settings = json.dumps(_settings(draft, about, lookup if looks_up else {}))
+    return replace(written, files={**written.files, FILE: f"{settings}\n", SCRIPT: program})
 
 
 def write_copied(served: Ranges[CopiedText], about: About) -> Written:
@@ -98,7 +84,7 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
 
 
 def _settings(draft: Draft, about: About, lookup: Keys) -> Keys:
-    """What a request asks for: its sampling, and its draft if it is to speculate."""
+    """The settings of a request: its sampling, and its draft if it is to speculate."""
     settings = sampling(about)
     if draft.depth == 0:
         return settings
@@ -116,7 +102,7 @@ def is_exact(about: About) -> bool:
 SOURCE = "openvinotoolkit/openvino.genai src/cpp/src/generation_config.cpp, src/cpp/src/sampling/sampler.cpp"
 DRAFT_MODEL = "generation_config.json, draft_model of LLMPipeline()"
 PROMPT_LOOKUP = "generation_config.json, prompt_lookup of LLMPipeline()"
-method = partial(Method, checked="2026.4.1.0", heeds=("groups",), source=SOURCE, write=write)
+method = partial(Method, checked="2026.4.1.0", source=SOURCE, write=write)
 ENGINE = ServingEngine(name="openvino", title="OpenVINO GenAI", package="openvino-genai", methods=(
     method(name="draft-model", drafters=("draft-model", "eagle3"), carrier=DRAFT_MODEL, syntax='{"num_assistant_tokens": 3}',
            derived=("assistant_confidence_threshold = 0",)),

@@ -7,7 +7,7 @@ gets one draft a part: one part serves all batch sizes, or each batch size has i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from treeopt import __version__
@@ -31,7 +31,6 @@ class ExportOptions:
     method: str | None = None
     version: str | None = None
     beyond: Beyond = "off"
-    groups: Mapping[str, Plan] = field(default_factory=dict)
 
 
 AS_PLANNED = ExportOptions()
@@ -62,10 +61,7 @@ def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Exp
     notes, beyond = list[str](), list[str]()
     if plan_served is not plan and method.limits.only_chains:
         notes.append(f"{engine} takes chains only: written is the best of the plan's chains.")
-    groups: dict[str, Plan] = {}
-    if "groups" in method.heeds:
-        groups = {name: group_plan.served_by(method) for name, group_plan in options.groups.items()}
-    sizes = [options.batch_size] if options.batch_size else batch_sizes_to_export(plan, method, grouped=bool(groups))
+    sizes = [options.batch_size] if options.batch_size else batch_sizes_to_export(plan, method)
     left_out = [str(entry.batch_size) for entry in plan.entries if entry.batch_size not in sizes]
     if left_out and None not in sizes and options.batch_size is None:
         notes.append(
@@ -75,11 +71,10 @@ def prepare(plan: Plan, engine: str, options: ExportOptions = AS_PLANNED) -> Exp
         served, beyond = _ended(served, max(entry.batch_size for entry in plan.entries), engine, options.beyond)
     parts: dict[int | None, tuple[Ranges[Draft], About]] = {}
     for size in sizes:
-        by_group = {name: for_all(group_plan.entry(size).draft) for name, group_plan in groups.items()}
         if size is None:
-            parts[size] = served, replace(about, groups=by_group)
+            parts[size] = served, about
         else:
-            parts[size] = for_all(plan_served.entry(size).draft), replace(about, groups=by_group, batch_size=size)
+            parts[size] = for_all(plan_served.entry(size).draft), replace(about, batch_size=size)
     return Export(method, plan_served, parts, tuple(notes), tuple(beyond))
 
 
@@ -154,7 +149,7 @@ def planned_method(plan: Plan) -> Method | None:
     return next((method for method in ENGINES[planned.name].methods if method.name == planned.method), None)
 
 
-def batch_sizes_to_export(plan: Plan, method: Method, *, grouped: bool = False) -> list[int | None]:
+def batch_sizes_to_export(plan: Plan, method: Method) -> list[int | None]:
     """The batch sizes that have files of their own; None alone if a schedule or one draft serves all.
 
     An engine that decodes fewer sequences at once gets the batch sizes that it can decode, if there are any. A plan for a mix of
@@ -164,7 +159,7 @@ def batch_sizes_to_export(plan: Plan, method: Method, *, grouped: bool = False) 
     decoded: list[int | None] = [size for size in sizes if method.decodes(size)]
     if 0 < len(decoded) < len(sizes) and not plan.mix:
         return decoded
-    is_one = len(sizes) == 1 or (len(plan.ranges(method)) == 1 and not grouped)
+    is_one = len(sizes) == 1 or len(plan.ranges(method)) == 1
     return [None] if method.by_batch_size or is_one else [*sizes]
 
 
@@ -178,11 +173,10 @@ def write_served(method: Method, served: Ranges[Draft], about: About) -> Written
     """
     engine, served = method.engine, merged(served)
     rule_notes = check_rule_of(about.acceptance, method)
-    if about.version is not None and "version" not in method.heeds:
+    if about.version is not None and not method.by_version:
         raise InvalidInput(f"`version` makes no difference for {engine} with {method.name}: leave it out.")
-    for ranges in (served, *about.groups.values()):
-        if fault := method.fault(ranges, about):
-            raise InvalidInput(f"{engine} {fault}: {search_for(method)}")
+    if fault := method.fault(served, about):
+        raise InvalidInput(f"{engine} {fault}: {search_for(method)}")
     written = method.write(served, method.for_drafter(about))
     line = f"# For {ENGINES[engine].title}, checked against {method.checked}. Written by treeopt {__version__}.\n"
     texts = dict(written.files)

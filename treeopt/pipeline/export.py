@@ -22,7 +22,7 @@ from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import ENGINE_LOG
 from treeopt.records.drafters import depth_noun
-from treeopt.records.inputs import group_plans, read_planned, stale_plan
+from treeopt.records.inputs import read_planned, stale_plan
 from treeopt.records.plan import Plan, for_all
 from treeopt.records.rules import marked_rule, rule_of
 from treeopt.records.rundir import RunDirectory
@@ -71,8 +71,6 @@ def export(
     benches: Mapping[int, Benchmark] = {}
     with suppress(InvalidInput):  # one is damaged: the prediction says it too
         benches = benches_of(run, plan)
-    if not plan.mix:
-        options = replace(options, groups=group_plans(run, plan))
     return export_to(folder, plan, engine, options, benches=benches, anyway=anyway)
 
 

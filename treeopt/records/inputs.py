@@ -138,17 +138,6 @@ def of_all(inputs: Mapping[str, str]) -> dict[str, str]:
     return {f"../../{name}": sha256 for name, sha256 in inputs.items()}
 
 
-def group_plans(run: RunDirectory, plan: Plan) -> dict[str, Plan]:
-    """Group to its plan, where the search of a plan made one for each; those of another search are left out."""
-    found: dict[str, Plan] = {}
-    for file in sorted(run.path.glob("groups/*/plan.json")):
-        own = RunDirectory(file.parent)
-        one = own.read_plan()
-        if of_all(plan.inputs).items() <= one.inputs.items() and one.constraint == plan.constraint:
-            found[own.read_trace().conversation_groups()[0]] = one
-    return found
-
-
 def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = False) -> list[str]:
     """Names of the run's files that are not what they were when a result was made from them: the result is stale.
 
