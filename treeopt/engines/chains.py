@@ -1,5 +1,6 @@
-"""Chains and dynamic trees as engines are told of them: a launch command with flags, and for engines that are Python libraries
-a generate.py with its settings as JSON.
+"""How chains and dynamic trees are written: as flags of a launch command, or as a generate.py with its settings as JSON.
+
+Engines with a server take flags. Engines that are Python libraries get a program.
 """
 
 import json
@@ -21,23 +22,23 @@ def launch(command: str, notes: Sequence[str] = (), files: Mapping[str, str] | N
     return Written(files={**(files or {}), COMMANDS: f"{command}\n"}, command=command, notes=tuple(notes))
 
 
-def plain(command: str, what: str = "chain") -> Written:
-    """The command that serves the base model alone, and a note that no chain or tree pays."""
-    text = f"# No {what} pays: the base model without speculation.\n{command}\n"
-    note = f"No {what} pays here: the command serves the base model."
+def plain(command: str, draft: str = "chain") -> Written:
+    """The command that serves the base model alone, and a note that no ``draft`` pays: no chain, or no tree."""
+    text = f"# No {draft} pays: the base model without speculation.\n{command}\n"
+    note = f"No {draft} pays here: the command serves the base model."
     return Written(files={COMMANDS: text}, command=command, notes=(note,))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Writes one chain for all batch sizes as flags of a launch command, from data alone.
+    """Writes one chain for all batch sizes as flags of a launch command, from templates alone.
 
-    serve   : the command; what ends it with speculation, and what without
-    options : kind of drafter to its flags: {length} is the chain's, {rows} one more, {looked_up} an n-gram's and
-              {batch_rows} the rows of all sequences
-    slots   : sequences that it decodes at once unless told otherwise, and what tells it
-    notes   : of every chain, then by kind of drafter; they take the same numbers, and {batch_size}
-    also    : notes that depend on what is told: the chain's length too
+    serve    : the command · alone: what follows it without speculation
+    options  : kind of drafter to the flags that follow the command: {length} is the chain's, {rows} one more, {looked_up} the
+               tokens of an n-gram that is looked up, {batch_size} the sequences and {batch_rows} the rows of all sequences
+    slots    : sequences that the engine decodes at once by default, and the flags for more
+    notes    : notes on every chain · notes_of: notes by kind of drafter; both have the holes of ``options``
+    warnings : further notes, that depend on `About` and the length of the chain
     """
 
     serve: str
@@ -46,32 +47,38 @@ class Flags:
     slots: tuple[int, str] = (0, "")
     notes: tuple[str, ...] = ()
     notes_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    also: Callable[[About, int], Sequence[str]] = lambda about, length: ()
+    warnings: Callable[[About, int], Sequence[str]] = lambda about, length: ()
 
     def __call__(self, served: Ranges[Draft], about: About) -> Written:
-        length, size, (slots, more) = only(served).depth, about.batch_size, self.slots
-        serve = self.serve + (more.format(batch_size=size) if size > slots else "")
+        length, size, (slots, flags) = only(served).depth, about.batch_size, self.slots
+        serve = self.serve + (flags.format(batch_size=size) if size > slots else "")
         if length == 0:
             return plain(f"{serve}{self.alone}")
-        numbers: dict[str, int] = {"length": length, "rows": length + 1, "looked_up": min(length, LOOKED_UP)}
-        numbers |= {"batch_size": size, "batch_rows": size * (length + 1)}
-        notes = [note.format(**numbers) for note in (*self.notes, *self.notes_of.get(about.kind, ()))]
-        return launch(f"{serve} {self.options[about.kind].format(**numbers)}", [*notes, *self.also(about, length)])
+        holes = {
+            "length": length,
+            "rows": length + 1,
+            "looked_up": min(length, LOOKED_UP),
+            "batch_size": size,
+            "batch_rows": size * (length + 1),
+        }
+        notes = [note.format(**holes) for note in (*self.notes, *self.notes_of.get(about.kind, ()))]
+        options = self.options[about.kind].format(**holes)
+        return launch(f"{serve} {options}", [*notes, *self.warnings(about, length)])
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a library loads one kind of drafter: a key of its settings, and lines of generate.py.
+class Loading:
+    """How a library loads one kind of drafter.
 
-    length, settings  the key of the chain's length, and what else the file has
-    argument          what stands for the drafter on the command line of generate.py, perhaps by which drafter it is
-    loading, options  lines of generate.py, and arguments of its call
+    length, settings  the key of the chain's length, and further settings
+    argument          the word for the drafter on the command line of generate.py; it may depend on the drafter
+    lines, options    lines of generate.py, and arguments of its call
     """
 
     length: str
     settings: Keys = field(default_factory=dict)
     argument: str | Callable[[About], str] = ""
-    loading: str = ""
+    lines: str = ""
     options: str = ""
 
 
@@ -79,31 +86,36 @@ class Way:
 class Library:
     """Writes generate.py and its settings for a Python library; both decode without a drafter if no chain pays.
 
-    together : the settings of sampling and of drafting as the file has them
+    script   : the template of generate.py
+    loadings : kind of drafter to how it is loaded
+    together : makes the settings of the file from those of sampling and of drafting
     """
 
     script: str
-    ways: Mapping[str, Way]
+    loadings: Mapping[str, Loading]
     notes: tuple[str, ...] = ()
     file: str = "generation_config.json"
     together: Callable[[Keys, Keys], Keys] = lambda sampling, drafting: {**sampling, **drafting}
 
     def __call__(self, served: Ranges[Draft], about: About) -> Written:
-        way, length = self.ways[about.kind], only(served).depth
-        drafting = {way.length: length, **way.settings} if length else {}
-        way = way if length else Way(way.length)
-        drafter = way.argument if isinstance(way.argument, str) else way.argument(about)
-        arguments = " ".join(filter(None, ("MODEL", drafter, "PROMPT")))
-        names = "name, drafter, prompt" if drafter else "name, prompt"
-        text = self.script.format(arguments=arguments, names=names, loading=way.loading, options=way.options)
+        loading, length, drafting = self.loadings[about.kind], only(served).depth, dict[str, Any]()
+        if length:
+            drafting = {loading.length: length, **loading.settings}
+        else:
+            loading = Loading(loading.length)
+        drafter = loading.argument if isinstance(loading.argument, str) else loading.argument(about)
+        arguments, names = "MODEL PROMPT", "name, prompt"
+        if drafter:
+            arguments, names = f"MODEL {drafter} PROMPT", "name, drafter, prompt"
+        program = self.script.format(arguments=arguments, names=names, loading=loading.lines, options=loading.options)
         command = f"python {SCRIPT} {arguments}"
         written = launch(command, self.notes) if length else plain(command)
         settings = json.dumps(self.together(sampling(about), drafting))
-        return replace(written, files={**written.files, self.file: f"{settings}\n", SCRIPT: text})
+        return replace(written, files={**written.files, self.file: f"{settings}\n", SCRIPT: program})
 
 
 def sampling(about: About) -> Keys:
-    """Sampling settings of a request. What is off is written too, because models have defaults of their own."""
+    """Sampling settings of a request. Settings that are off are written too, because models have defaults of their own."""
     if about.rule == "greedy":
         return {"do_sample": False}
     off = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}

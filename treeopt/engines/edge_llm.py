@@ -1,13 +1,12 @@
 """TensorRT Edge-LLM: flags of its program ``llm_inference``, which runs engines that were built with room for as many tokens.
 
 specDraftStep     forwards of the drafter: one for each guess, or one for a whole block
-specVerifySize    rows that are verified, the root included; of DSpark the block is drafted as wide
-dflashBlockSize   rows of DFlash's block, the root included: with one likeliest token each, those that are verified
-specDraftTopK     above 1 a tree over DFlash's marginals is built of so many ranks of each depth, of specVerifySize nodes: DDTree,
-                  but that of two nodes with the same score the one with the older parent comes first
+specVerifySize    rows that are verified, the root included; DSpark drafts a block of as many
+dflashBlockSize   rows of DFlash's block, the root included; a chain verifies all of them
+specDraftTopK     ranks of each depth. Above 1 a tree over DFlash's marginals is built, of specVerifySize nodes. It is DDTree, but
+                  if two nodes have the same score, the one with the older parent comes first
 
-DSpark's schedulers, which cut a block, and its trees, which take DSpark's guesses as if they did not depend on each other, are not
-planned for.
+treeopt does not plan for DSpark's schedulers, which cut a block, nor for its trees, which take DSpark's guesses as independent.
 """
 
 from dataclasses import replace
@@ -37,9 +36,9 @@ def write(served: Ranges[DDTree], about: About) -> Written:
     tree = only(served)
     if tree.rows == tree.depth + 1:
         return flags(served, about)
-    told = f"--specDecode --specDraftTopK {tree.ranks} --specDraftStep 1 --specVerifySize {tree.rows} --dflashBlockSize {{rows}}"
+    options = f"--specDecode --specDraftTopK {tree.ranks} --specDraftStep 1 --specVerifySize {tree.rows} --dflashBlockSize {{rows}}"
     note = "The block must be as wide as that which the drafter was calibrated with: --draft-depth."
-    return replace(flags, options={"dflash": told}, notes=(BUILT.format(rows=tree.rows), note))(served, about)
+    return replace(flags, options={"dflash": options}, notes=(BUILT.format(rows=tree.rows), note))(served, about)
 
 
 SOURCE = "NVIDIA/TensorRT-Edge-LLM examples/llm/llm_inference.cpp"

@@ -1,14 +1,18 @@
-"""ONNX Runtime GenAI: the length of a chain among the speculative options of a generator, one sequence at a time; or among
-those of its model builder, which makes a drafter of blocks a part of the model that its engine of batches runs.
+"""ONNX Runtime GenAI: the length of a chain, as an option of a generator or of the model builder.
+
+A generator decodes one sequence at a time with a draft model or n-grams. The model builder makes a drafter of blocks a part of
+the model, which the engine for batches runs.
 
 max_draft_tokens  the length, 1 to 16, while min_adaptive_k is 0; above 0 the engine adapts the length to its timings
-ngram_size        matches the last N - 1 tokens, no fewer; 0 for none
-num_draft_tokens  of a block that is built, and max_draft_tokens those of it that are verified: 4 unless told otherwise
+ngram_size        N, of which the last N - 1 tokens must match; 0 for no look-up
+num_draft_tokens  guesses of a block that is built. It verifies max_draft_tokens of them, by default 4
 model.draft       in MODEL's genai_config.json: the draft model's decoder, beside that of the target
 """
 
+from functools import partial
+
 from treeopt.engines.base import About, Method, ServingEngine
-from treeopt.engines.chains import Flags, Library, Way
+from treeopt.engines.chains import Flags, Library, Loading
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import Draft
@@ -45,19 +49,15 @@ DRAFT = (
     "execution providers. Without it, and for plain decoding, MODEL is the target alone."
 )
 LOOKUP = f"It looks the last {LOOKED_UP} tokens up and no fewer, and the latest place wins."
-draft, lookup = (
-    Library(
-        PROGRAM,
-        {kind: Way("max_draft_tokens", settings)},
-        (note,),
-        file="options.json",
-        together=lambda sampling, drafting: {"search": sampling, "speculative": drafting},
-    )
-    for kind, settings, note in (
-        ("draft-model", FIXED, DRAFT),
-        ("ngram", {**FIXED, "ngram_size": LOOKED_UP + 1, "ngram_chained_lookup": False}, LOOKUP),
-    )
+NGRAMS = {**FIXED, "ngram_size": LOOKED_UP + 1, "ngram_chained_lookup": False}
+generator = partial(
+    Library,
+    PROGRAM,
+    file="options.json",
+    together=lambda sampling, drafting: {"search": sampling, "speculative": drafting},
 )
+draft = generator({"draft-model": Loading("max_draft_tokens", FIXED)}, (DRAFT,))
+lookup = generator({"ngram": Loading("max_draft_tokens", NGRAMS)}, (LOOKUP,))
 
 
 def too_short(served: Ranges[Draft], about: About) -> str | None:

@@ -6,14 +6,17 @@ The launcher's --model-id names the folder of the heads, whose config.json names
 from treeopt.engines.base import About, Method, ServingEngine
 from treeopt.engines.chains import Flags
 
-MOST_ROWS = 128  # above batch x (1 + N) rows TGI silently stops speculating
+MOST_ROWS = 128  # of all sequences; above it TGI silently stops speculating
 
 
-def room(about: About, length: int) -> list[str]:
-    """A warning of more rows than TGI speculates with."""
+def many_rows(about: About, length: int) -> list[str]:
+    """A warning if TGI would not speculate with so many rows."""
     rows = about.batch_size * (1 + length)
-    said = f"TGI silently stops speculating above {MOST_ROWS} rows, but {about.batch_size} sequences "
-    return [f"{said}x {1 + length} rows are {rows}."] if rows > MOST_ROWS else []
+    if rows <= MOST_ROWS:
+        return []
+    return [
+        f"TGI silently stops speculating above {MOST_ROWS} rows, but {about.batch_size} sequences x {1 + length} rows are {rows}."
+    ]
 
 
 write = Flags(
@@ -26,7 +29,7 @@ write = Flags(
             '"architectures": treeopt convert DRAFTER --to medusa --output HEADS',
         )
     },
-    also=room,
+    warnings=many_rows,
 )
 
 ENGINE = ServingEngine(name="tgi", title="text-generation-inference", server="text-generation-launcher", methods=(

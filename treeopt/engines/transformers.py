@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from treeopt.engines import copied
 from treeopt.engines.base import EARLIEST, About, Method, ServingEngine, Written
-from treeopt.engines.chains import Library, Way
+from treeopt.engines.chains import Library, Loading
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, for_all, only
@@ -81,18 +81,18 @@ def layer(about: About) -> str:
 
 LENGTH = "num_assistant_tokens"
 assistant = Library(PROGRAM, {
-    "draft-model": Way(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
-    "early-exit": Way(LENGTH, FIXED, layer, options=", assistant_early_exit=int(drafter)"),
+    "draft-model": Loading(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
+    "early-exit": Loading(LENGTH, FIXED, layer, options=", assistant_early_exit=int(drafter)"),
 }, (NOTE,))  # fmt: skip
 USUAL_FORM = (
     "DRAFTER is a folder in the layout of z-lab, SpecForge and treeopt, with a dflash_config. transformers drafts with DFlash's usual "
     "form alone; what your drafter would have otherwise is said by treeopt bench --engine transformers."
 )
 block = Library(OF_BLOCKS, {
-    "dflash": Way(LENGTH, {"speculation_type": "dflash"}, "DRAFTER", BLOCK, ", assistant_model=assistant"),
+    "dflash": Loading(LENGTH, {"speculation_type": "dflash"}, "DRAFTER", BLOCK, ", assistant_model=assistant"),
 }, (USUAL_FORM,))  # fmt: skip
 LOOKUP = "prompt_lookup_num_tokens"
-lookup = Library(PROGRAM, {"ngram": Way(LOOKUP, {"max_matching_ngram_size": LOOKED_UP})})
+lookup = Library(PROGRAM, {"ngram": Loading(LOOKUP, {"max_matching_ngram_size": LOOKED_UP})})
 
 
 def write_copied(served: Ranges[CopiedText], about: About) -> Written:
@@ -101,13 +101,13 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
     options = dict(draft.options) if draft.depth else {}
     chain = Tree.chain(options.pop(LOOKUP, draft.depth))
     options.pop("eos_token_id", None)
-    return replace(lookup, ways={copied.KIND: Way(LOOKUP, options)})(for_all(chain), about)
+    return replace(lookup, loadings={copied.KIND: Loading(LOOKUP, options)})(for_all(chain), about)
 
 
 SOURCE = "huggingface/transformers src/transformers/generation/candidate_generator.py, utils.py"
 ENGINE = ServingEngine(name="transformers", title="transformers", package="transformers", server="transformers serve",
                        methods=(
-    Method(name="assistant", checked="5.23.0", drafters=tuple(assistant.ways), rules=("greedy", "reject"), max_batch_size=1,
+    Method(name="assistant", checked="5.23.0", drafters=tuple(assistant.loadings), rules=("greedy", "reject"), max_batch_size=1,
            carrier="generation_config.json of the drafting model, assistant_model or assistant_early_exit of generate()",
            syntax='{"num_assistant_tokens": 3}',
            derived=("num_assistant_tokens_schedule = constant", "assistant_confidence_threshold = 0"),
@@ -116,7 +116,7 @@ ENGINE = ServingEngine(name="transformers", title="transformers", package="trans
            carrier="generation_config.json, block_size of assistant_model of generate()",
            syntax='{"num_assistant_tokens": 3, "speculation_type": "dflash"}', derived=("block_size = length + 1",),
            versions="5.23", source=f"{SOURCE}, models/muse_glimmer_assistant", write=block),
-    Method(name="prompt-lookup", checked="5.23.0", drafters=tuple(lookup.ways), rules=("greedy", "sample"), max_batch_size=1,
+    Method(name="prompt-lookup", checked="5.23.0", drafters=tuple(lookup.loadings), rules=("greedy", "sample"), max_batch_size=1,
            carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
            derived=("max_matching_ngram_size = 3",), looks_up=EARLIEST, source=SOURCE, write=lookup),
     copied.method(refuses=copied.refuses("transformers"), write=write_copied, checked="5.23.0", max_batch_size=1, carrier="generation_config.json, or arguments of generate()",
