@@ -1,6 +1,6 @@
-"""Drafters that copy text, on their way to engines: by the options of a `CopiedText`, which are the engine's own.
+"""What engines share that take drafters which copy text. The options of a `CopiedText` are the engine's own.
 
-What an option takes is in `treeopt.text.engines`. An engine's file names its drafters and writes them.
+`treeopt.text.engines` checks the values of options. An engine's file names its drafters and writes them.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,17 +19,19 @@ EXPORTED = {"arctic": "vllm", "llama.cpp": "llama-cpp"}  # by how a drafter's na
 
 
 def refuses(*engines: str) -> Callable[[Ranges[CopiedText], About], str | None]:
-    """The limits of a method: its drafters' names begin with one of ``engines``, and options have their ranges."""
+    """The limits of a method: names of its drafters begin with one of ``engines``, and options have their ranges."""
 
     def fault(served: Ranges[CopiedText], about: About) -> str | None:
-        faults = (_fault(draft, engines) for *_, draft in served if len(draft) > 1)
-        return next(filter(None, faults), None)
+        for *_, draft in served:
+            if len(draft) > 1 and (reason := _fault(draft, engines)):
+                return reason
+        return None
 
     return fault
 
 
 def _fault(draft: CopiedText, engines: tuple[str, ...]) -> str | None:
-    """Why no engine of ``engines`` decodes a draft; None if one does. Raises InvalidInput for options that it would refuse."""
+    """Why none of ``engines`` decodes a draft; None if one does. Raises InvalidInput for options that it would refuse."""
     engine = draft.drafter.partition(":")[0]
     if engine not in engines:
         return (
@@ -41,7 +43,7 @@ def _fault(draft: CopiedText, engines: tuple[str, ...]) -> str | None:
 
 
 def flags(options: Mapping[str, Any], between: str = "-") -> str:
-    """Options of a command line. A true one stands alone, a false one is left out.
+    """Options as words of a command line. A true option stands without a value, a false one is left out.
 
     >>> flags({"spec_ngram_simple_size_n": 4, "spec_ngram_simple_size_m": 8})
     ' --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 8'
@@ -56,7 +58,7 @@ def flags(options: Mapping[str, Any], between: str = "-") -> str:
 
 
 def notes_on(draft: Draft) -> list[str]:
-    """A note on what a drafter that copies text keeps between requests; none for other drafts."""
+    """A note if a drafter that copies text keeps something between requests; none for other drafts."""
     name = draft.name.partition(" ")[0].partition(",")[0]
     if name not in KINDS or not KINDS[name].kept:
         return []

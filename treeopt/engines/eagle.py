@@ -2,9 +2,9 @@
 
 EAGLE-1 takes Medusa's list, and drafts and verifies it by tables of its own. All candidates lie in one row: the root's token,
 then ten of every node that expands, in order. A node points at candidate 1 + rank + 10 x (expanding nodes before its parent)
-(eagle/model/utils.py). Drafting keeps only the nodes that expand, a table a depth (eagle/model/utils_c.py).
+(eagle/model/utils.py). Drafting keeps only the nodes that expand, in a table for each depth (eagle/model/utils_c.py).
 
-Of dynamic trees, whose loader stores a ``threshold`` that it never uses:
+Dynamic trees have three options; the loader also stores a ``threshold`` that it never uses:
 
 total-token  rows verified, the root included: the best total-token - 1 nodes of the pool are kept
 depth        levels after the first one, so one less than there are
@@ -52,10 +52,10 @@ def misdrafting(tree: Tree) -> list[str]:
 
 
 def misdrafted(choices: Sequence[Sequence[int]]) -> list[Choice]:
-    """Expanding nodes whose token is drafted from a node that is not their parent.
+    """Expanding nodes whose token EAGLE-1 drafts from a node that is not their parent.
 
-    At each depth the parents of expanding nodes are counted from 0, whichever they are, and the count is taken
-    for the parent's place among the expanding nodes above. So those with expanding children must come first.
+    At each depth EAGLE-1 counts the parents of expanding nodes from 0, and takes the count for the parent's place among the
+    expanding nodes above. So nodes with expanding children must come first.
 
     >>> misdrafted([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
     [(1, 0)]
@@ -80,11 +80,12 @@ write = ListOfChoices(
 
 
 def other_sampling(served: Ranges[Draft], about: About) -> str | None:
-    """Why EAGLE's script refuses a rule that samples from fewer tokens."""
+    """Why EAGLE's script refuses a rule with top_p or top_k."""
     rule = about.acceptance or {}
-    if options := [name for name in ("top_p", "top_k") if about.rule != "greedy" and rule.get(name)]:
-        return f"samples by a temperature alone, but the plan holds for {' and '.join(options)} too; calibrate without"
-    return None
+    options = [name for name in ("top_p", "top_k") if rule.get(name)]
+    if about.rule == "greedy" or not options:
+        return None
+    return f"samples by a temperature alone, but the plan holds for {' and '.join(options)} too; calibrate without"
 
 
 def write_dynamic(served: Ranges[Draft], about: About) -> Written:

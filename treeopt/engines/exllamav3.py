@@ -63,9 +63,13 @@ FLAGS = {  # treeopt's own ``ngram`` looks single tokens up too
 
 def write(served: Ranges[Draft], about: About, drafters: Mapping[str, str] = FLAGS) -> Written:
     """generate.py and its launch command; ``drafters`` has the flags of each kind of drafter."""
-    asked = sampling(about)
-    flags = [f" --{key} {shell_word(asked[key])}" for key in ("temperature", "top_p", "top_k") if key in asked]
-    end = f"{''.join(flags)}{' --temperature_first' * bool(flags)} --prompt PROMPT"
+    settings, end = sampling(about), ""
+    for key in ("temperature", "top_p", "top_k"):
+        if key in settings:
+            end += f" --{key} {shell_word(settings[key])}"
+    if end:
+        end += " --temperature_first"
+    end += " --prompt PROMPT"
     options = {kind: f"{flag} --num_draft_tokens {{length}}{end}" for kind, flag in drafters.items()}
     written = Flags(serve=f"python {SCRIPT} --model_dir MODEL", alone=end, options=options)(served, about)
     return replace(written, files={**written.files, SCRIPT: PROGRAM})

@@ -38,7 +38,7 @@ write_medusa = ListOfChoices(
 
 
 def write_tree(served: Ranges[Tree], about: About) -> Written:
-    """The children of every node for ``--token-tree-json``; nodes are numbered by depth, then by path."""
+    """The children of each node for ``--token-tree-json``; nodes are numbered by depth, then by path."""
     tree = only(served)
     if tree.depth == 0:
         return plain(f"{RUN} {about.batch_size}", "tree")
@@ -62,7 +62,7 @@ def write_tree(served: Ranges[Tree], about: About) -> Written:
 def token_tree(children: Mapping[Any, Any]) -> Tree:
     """The tree of a token-tree file. Raises InvalidInput where NxD Inference raises ValueError.
 
-    Ranks are places in the list. A node that the root does not reach is silently left out.
+    A child's rank is its place in the list. Nodes that the root does not reach are silently left out.
 
     >>> token_tree({"0": ["1", "2"], "1": ["3", "4"]}).choices
     [[0], [1], [0, 0], [0, 1]]
@@ -75,7 +75,7 @@ def token_tree(children: Mapping[Any, Any]) -> Tree:
         raise InvalidInput("A token tree must give the root, 0, at least one child.")
     paths: dict[int, Choice] = {0: ()}
     waiting = [0]
-    for node in waiting:  # grows while it is gone through: by breadth
+    for node in waiting:  # the list grows while the loop goes through it: by breadth
         for rank, child in enumerate(below.get(node, [])):
             if child in paths:
                 raise InvalidInput(f"A node of a token tree must have one parent, but {child} has two.")

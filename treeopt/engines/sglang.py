@@ -1,21 +1,22 @@
-"""SGLang: a chain or a dynamic tree by three flags, or chains by batch size from an adaptive config; and what it counts.
-Its fork in fastrl: the three flags, or a dynamic tree for each range of batch sizes.
+"""SGLang: a chain or a dynamic tree by three flags, or chains by batch size in an adaptive config; and its counts of drafts.
+
+Its fork in fastrl takes the three flags, or a dynamic tree for each range of batch sizes.
 
 steps              length of the chain, or levels of the tree
 topk               1 for a chain; more makes a tree, whose nodes SGLang itself picks at run time
-num-draft-tokens   rows verified, the root included; with topk 1 SGLang sets it to steps + 1 whatever is asked
+num-draft-tokens   rows verified, the root included; with topk 1 SGLang sets it to steps + 1 whatever the flag says
 
-fastrl's algorithm PREDEFINED takes settings "steps_topk_rows" by their rows, the most first, whatever order they come in, and
-the first batch size of each range. Others of its algorithms try settings out while they serve.
+fastrl's algorithm PREDEFINED takes settings "steps_topk_rows" and the first batch size of each range. It sorts the settings by
+their rows, the most first. Other algorithms of fastrl try settings out while they serve.
 
-Only what SGLang says of requests counts by position:
+SGLang counts by position only in its records of requests:
 
 meta_info                     of /generate, or of a choice with "return_meta_info": true
 sglext.spec_tokens_details    of the OpenAI routes, with "return_spec_tokens_details": true; a list with n > 1
 
 The histogram ends at the most that was ever taken, and its index leaves the target's own token out.
-spec_accept_length is no mean of it (the prefill's first token is in it), the rate is of tree nodes where
-trees are drafted: neither is read. Log, Prometheus and benchmarks have means only, and are refused.
+spec_accept_length is not read, because the prefill's first token is in it; nor is the rate, which counts
+tree nodes if trees are drafted. Log, Prometheus and benchmarks have means only, and are refused.
 """
 
 import json
@@ -38,7 +39,7 @@ from treeopt.trees.limits import EngineLimits
 FILE = "adaptive.json"
 ALGORITHMS = {"eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "draft-model": "STANDALONE", "ngram": "NGRAM"}
 ADAPTIVE = ("eagle3", "eagle", "mtp")  # with any other SGLang logs a warning and stays static
-MOST_RUNNING = 48  # sequences that SGLang decodes at once with speculation, unless told otherwise
+MOST_RUNNING = 48  # sequences that SGLang decodes at once with speculation by default
 WHOLE_VOCABULARY = (
     "p/q rejection needs a drafter of the target's whole vocabulary: SGLang does not start with a reduced one."
 )
@@ -53,7 +54,7 @@ ONE_SETTING = (
     "A server has these numbers for all batch sizes; what follows the batch, its adaptive config, is for chains."
 )
 SERVE = "python -m sglang.launch_server --model-path MODEL"
-MOST_ROWS = 2048  # of all sequences together, that fastrl makes room for
+MOST_ROWS = 2048  # rows of all sequences together that fastrl has room for
 ALGORITHM, CONFIGS = "--speculative-eagle-mab-algorithm", "--speculative-eagle-mab-configs"
 THRESHOLD = "--speculative-mab-bs-threshold"
 UP_TO = "--apdative-speculative-batch_size-threshold"  # as it is spelled there
@@ -141,31 +142,36 @@ def tree_flags(tree: Draft) -> str:
 
 
 def tree_notes(trees: Sequence[Draft]) -> list[str]:
-    """Notes on what SGLang asks of a server whose trees are no chains."""
-    said = (
+    """A note on the options of a server that SGLang refuses beside trees; none for chains."""
+    if all((tree.topk or 1) == 1 for tree in trees):
+        return []
+    return [
         f"With {TOPK} above 1 SGLang refuses --attention-backend trtllm_mha, and takes a --page-size above 1 with "
         f"{', '.join(PAGED)} only."
-    )
-    return [said] * any((tree.topk or 1) > 1 for tree in trees)
+    ]
 
 
 def drafter_flags(kind: str) -> str:
-    own = "" if kind in ("mtp", "ngram") else " --speculative-draft-model-path DRAFTER"
-    return f" --speculative-algorithm {ALGORITHMS.get(kind, kind.upper().removesuffix('2'))}{own}"
+    algorithm = f" --speculative-algorithm {ALGORITHMS.get(kind, kind.upper().removesuffix('2'))}"
+    return algorithm if kind in ("mtp", "ngram") else f"{algorithm} --speculative-draft-model-path DRAFTER"
 
 
 def _chain(about: About, length: int) -> str:
     """The launch command for a chain, with a flag for p/q rejection."""
     flags = LENGTH.get(about.kind, f" {STEPS} {{length}} {TOPK} 1 {ROWS} {{rows}}")
-    rule = " --speculative-use-rejection-sampling" * (about.rule == "reject")
-    return f"{SERVE}{drafter_flags(about.kind)}{flags.format(length=length, rows=length + 1)}{rule}"
+    command = f"{SERVE}{drafter_flags(about.kind)}{flags.format(length=length, rows=length + 1)}"
+    return f"{command} --speculative-use-rejection-sampling" if about.rule == "reject" else command
 
 
 def _notes(served: Ranges[Draft], about: About) -> list[str]:
-    """Notes on p/q rejection, and on more sequences than SGLang decodes at once unless told otherwise."""
+    """Notes on p/q rejection, and on more sequences than SGLang decodes at once by default."""
+    notes = [WHOLE_VOCABULARY] if about.rule == "reject" else []
     most = max(about.batch_size, served[-1][0])
-    said = f"With speculation SGLang decodes {MOST_RUNNING} sequences at once: pass --max-running-requests {most}."
-    return [WHOLE_VOCABULARY] * (about.rule == "reject") + [said] * (most > MOST_RUNNING)
+    if most > MOST_RUNNING:
+        notes.append(
+            f"With speculation SGLang decodes {MOST_RUNNING} sequences at once: pass --max-running-requests {most}."
+        )
+    return notes
 
 
 NAMES = {  # the newest first; the older ones are to be removed or have been
@@ -198,12 +204,12 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
     skipped = 0
     path = files[-1][1]
     for file in files:
-        found, missing = gather([file], details)
-        if not found:
+        figures, missing = gather([file], details)
+        if not figures:
             raise InvalidInput(
                 f"{file[1]} has only means of its drafts: survival needs counts by position. Instead, {ASK}."
             )
-        records += check_lengths([renamed(place) for place in found], file[1])
+        records += check_lengths(list(map(renamed, figures)), file[1])
         skipped += missing
     if not any("acceptance_histogram" in record for record in records):
         raise InvalidInput(f"{path} has no histograms (spec_correct_drafts_histogram): update SGLang, and {ASK}.")
@@ -213,56 +219,61 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
 
 
 def details(body: Body) -> list[Body]:
-    """Records of drafts in a response, once for each choice that says something."""
-    return _details_at(body) or [place for choice in choices(body) for place in _details_at(choice)]
+    """Records of drafts in a response: those at its root, or those of its choices."""
+    return _details_at(body) or [record for choice in choices(body) for record in _details_at(choice)]
 
 
-def _details_at(one: Body) -> list[Body]:
-    """Records of drafts at the root of a response or at a choice; SGLang has them at both if it is asked for both."""
-    extension = one.get("sglext")
+def _details_at(place: Body) -> list[Body]:
+    """Records of drafts at the root of a response or at a choice; a request for both forms gets them at both places."""
+    extension = place.get("sglext")
     extended = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
-    for place in (one.get("meta_info"), extended):
-        records = [said for said in (place if isinstance(place, list) else [place]) if isinstance(said, dict)]
-        if found := [said for said in records if any(name in said for names in NAMES.values() for name in names)]:
-            return found
+    for form in (place.get("meta_info"), extended):
+        records = form if isinstance(form, list) else [form]
+        of_drafts = [record for record in records if isinstance(record, dict) and renamed(record)]
+        if of_drafts:
+            return of_drafts
     return []
 
 
-def renamed(place: Body) -> Body:
+def renamed(record: Body) -> Body:
     """The figures of a request under their common names; of several names the newest."""
-    found = {ours: [place[name] for name in names if place.get(name) is not None] for ours, names in NAMES.items()}
-    return {name: values[0] for name, values in found.items() if values}
+    figures: Body = {}
+    for ours, names in NAMES.items():
+        for name in names:
+            if record.get(name) is not None:
+                figures.setdefault(ours, record[name])
+    return figures
 
 
 def check_lengths(records: list[Body], path: Path) -> list[Body]:
-    """The records, if all requests were drafted the same number of tokens per step; InvalidInput if not."""
-    each = set()
+    """The records. Raises InvalidInput if requests were drafted different numbers of tokens per step."""
+    lengths = set()
     for record in records:
         drafted, steps = record.get("num_draft_tokens"), record.get("num_spec_steps")
         if isinstance(drafted, int) and isinstance(steps, int) and 0 <= drafted <= MOST_DRAFTS and steps > 0:
-            each.add(drafted / min(steps, MOST_DRAFTS))
-    if len(each) > 1:
+            lengths.add(drafted / min(steps, MOST_DRAFTS))
+    if len(lengths) > 1:
         raise InvalidInput(
-            f"{path} must be of drafts of one length, but its requests were proposed {min(each):g} to {max(each):g} tokens a "
+            f"{path} must be of drafts of one length, but its requests were proposed {min(lengths):g} to {max(lengths):g} tokens a "
             "step: the server adapted its number of steps, and SGLang does not count which draft had which. Measure with a "
             "fixed --speculative-num-steps, a file for each."
         )
     return records
 
 
-def refuse_trees(counts: CountedDrafts, seen: int) -> None:
+def refuse_trees(counts: CountedDrafts, deepest: int) -> None:
     """Raise InvalidInput if more tokens were proposed per step than were ever accepted: those are trees.
 
-    seen : depth that the histograms have entries for
+    deepest : the deepest guess that the histograms have an entry for
 
-    With --speculative-eagle-topk above 1 the proposed tokens are the nodes of a tree, which is less deep
-    than it has nodes, and accepted is a path of any ranks: not the survival of the first guesses.
+    With --speculative-eagle-topk above 1 the proposed tokens are the nodes of a tree. A tree is less deep than it has
+    nodes, and an accepted path may have any ranks: it does not tell the survival of the first guesses.
     """
     drafts = Drafts.joined(counts.groups)
     depths = drafts.tried[1].sum(0) > 0
     tried, passed = (rows.sum(0)[depths] for rows in (drafts.tried[1], drafts.passed))
     last = len(tried) - 1
-    if last < 1 or passed[last] or seen > last:
+    if last < 1 or passed[last] or deepest > last:
         return
     before = passed[last - 1] / tried[last - 1]
     if (1 - before / 2) ** int(tried[last]) < UNLIKELY:

@@ -1,14 +1,14 @@
-"""TensorRT-LLM: chains, schedules and dynamic trees of its PyTorch backend, and what it counts of them.
+"""TensorRT-LLM: chains, schedules and dynamic trees of its PyTorch backend, and its counts of drafts.
 
-Of draft_len_schedule two meanings of the same keys have been released, and nothing in the file tells them apart:
+The keys of draft_len_schedule have had two meanings, and nothing in the file tells them apart:
 
 upper-bound   {4: 4, 8: 2}  up to 4: 4, 5 to 8: 2, above: 0      since PR #10860 of January 2026
 lower-bound   {1: 4, 4: 2}  from 1 on: 4, from 4 on: 2           before, since PR #8194
 
-So the file says in a comment for which it was written. Of a dynamic tree max_draft_len is the levels, and
+So a comment in the file names the meaning. For a dynamic tree max_draft_len is its levels, and
 max_total_draft_tokens its nodes without the root. The trees of its old TensorRT engines are in `tensorrt_trees`.
 
-Its drafts are counted in two places, and read there:
+It counts drafts in two places:
 
 trtllm_spec_decode_{drafted,accepted}_tokens_total{token_position}   with return_perf_metrics: true
     (tensorrt_llm/metrics/collector.py); drafted tells how many drafts were long enough
@@ -48,7 +48,7 @@ TREE_NOTES = (
 
 
 def rising(served: Ranges[Draft], about: About) -> str | None:
-    """Why a schedule, or a rule in an older release, is refused: the first range must have the longest chain."""
+    """Why a schedule whose first range has not the longest chain is refused, or a rule that an older release lacks."""
     if served[0][2].depth < max(draft.depth for *_, draft in served):
         return (
             "needs max_draft_len at the smallest key of its draft_len_schedule, so no range may have a longer chain than the "
@@ -70,13 +70,15 @@ def write(served: Ranges[Draft], about: About) -> Written:
     if longest == 0:
         return chains.plain("trtllm-serve MODEL")
     options: dict[str, object] = {"decoding_type": TYPES[kind], "max_draft_len": longest}
-    if kind == "mtp" and meaning == LOWER:  # from which older releases take max_draft_len
+    if kind == "mtp" and meaning == LOWER:  # older releases take max_draft_len from it
         options["num_nextn_predict_layers"] = longest
     if kind in OWN_MODEL:
         options["speculative_model"] = "DRAFTER"
     if kind == "ngram":
         options["max_matching_ngram_size"] = LOOKED_UP
-    notes = ["TensorRT-LLM refuses a DSpark drafter that guesses a part of the vocabulary (d2t)."] * (kind == "dspark")
+    notes = []
+    if kind == "dspark":
+        notes.append("TensorRT-LLM refuses a DSpark drafter that guesses a part of the vocabulary (d2t).")
     if about.rule != "greedy" and kind != "ngram":
         options["use_rejection_sampling"] = "true" if about.rule == "reject" else "false"
         notes.append("use_rejection_sampling is a setting of releases since PR #12588 of May 2026.")
@@ -110,13 +112,15 @@ def write_tree(served: Ranges[Draft], about: About) -> Written:
         "dynamic_tree_max_topK": tree.topk,
         "speculative_model": "DRAFTER",
     }
-    return _launch(options | ({} if about.rule == "greedy" else {"use_rejection_sampling": "false"}), TREE_NOTES)
+    if about.rule != "greedy":
+        options["use_rejection_sampling"] = "false"
+    return _launch(options, TREE_NOTES)
 
 
 def meaning_of(version: str | None) -> str:
-    """Which meaning of the keys a release has; the newest without one.
+    """The meaning of the keys in a release; in the newest one if it is None.
 
-    Which release switched is not known: pull request #10860 dates from after 1.2.0rc6.
+    It is not known which release switched: pull request #10860 dates from after 1.2.0rc6.
 
     >>> meaning_of(None), meaning_of("lower-bound"), meaning_of("1.1"), meaning_of("1.3")
     ('upper-bound', 'lower-bound', 'lower-bound', 'upper-bound')
@@ -130,7 +134,7 @@ def meaning_of(version: str | None) -> str:
 
 
 def _notes(lengths: Sequence[int], meaning: str, kind: str) -> list[str]:
-    """Notes on the meaning that was written, how to get the other, and where the releases differ."""
+    """Notes on the meaning of the keys, how to get the other one, and what releases do otherwise."""
     newer = meaning == UPPER
     notes = [
         f"A key of draft_len_schedule means {'up to' if newer else 'from'} that batch size, as in TensorRT-LLM "

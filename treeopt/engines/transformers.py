@@ -1,7 +1,7 @@
 """transformers: the length of a chain in the generation config of the model that drafts.
 
-That is the draft model's own, or the target's own for n-grams and early exits. ``num_assistant_tokens`` given to
-``generate`` is ignored, and an ``assistant_early_exit`` in the file would make the exit draft with exits of its own.
+That is the draft model, or the target for n-grams and early exits. ``generate`` ignores ``num_assistant_tokens`` among its
+arguments. An ``assistant_early_exit`` in the file would make the exit draft with exits of its own.
 """
 
 import re
@@ -69,14 +69,14 @@ NOTE = (
 
 
 def layer(about: About) -> str:
-    """The layer of an early exit; a placeholder where the plan names none."""
-    named = about.drafter_id
-    found = EXIT.fullmatch("early-exit" if named is None else named)
-    if found is None:
+    """The layer of an early exit; a placeholder if the plan names none."""
+    name = about.drafter_id
+    match = EXIT.fullmatch("early-exit" if name is None else name)
+    if match is None:
         raise InvalidInput(
-            f"An early exit must be named early-exit:LAYER, but the plan has {quoted(named)}: calibrate again."
+            f"An early exit must be named early-exit:LAYER, but the plan has {quoted(name)}: calibrate again."
         )
-    return found[1] or "LAYER"
+    return match[1] or "LAYER"
 
 
 LENGTH = "num_assistant_tokens"

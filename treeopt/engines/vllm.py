@@ -1,4 +1,4 @@
-"""vLLM: ``--speculative-config``, a chain length or one for each range of batch sizes; and what it counts of its drafts.
+"""vLLM: ``--speculative-config``, with one chain length or one for each range of batch sizes; and its counts of drafts.
 
 /metrics                       counters since the start (vllm/v1/spec_decode/metrics.py): one scrape or two
 log line "SpecDecoding metrics" sums of an interval, as rates by position (same file)
@@ -8,9 +8,9 @@ metrics.speculative_decoding   of a request (--per-request-spec-decode-metrics):
                                chunk of a stream; null for n > 1. The arrays of the level "detailed" make mixed lengths exact
 spec_decode_acceptance         lines of AIPerf's profile_export.jsonl, of vLLM or TensorRT-LLM; sparse
 
-The acceptance length of all of them has the target's own token in it, accepted tokens have not, and of
-the rates only those by position are used: the plain acceptance rate is in percent here and a share there.
-Steps without a draft are not counted. Older log lines have means only.
+The target's own token is in every acceptance length, and in no number of accepted tokens. Only rates by
+position are read: the plain acceptance rate is in percent in some places and a share in others. vLLM does not
+count steps without a draft. Older log lines have means only.
 """
 
 import json
@@ -96,7 +96,7 @@ def write(served: Ranges[Draft], about: About) -> Written:
     return chains.launch(f"vllm serve MODEL --speculative-config {shell_word(text)}", notes, {FILE: f"{text}\n"})
 
 
-STARTED = {  # what starts a drafter that copies text as it was planned for, and where it comes from
+STARTED = {  # drafter that copies text to the beginning of its launch command, and a note
     "vllm:ngram-v1": ("VLLM_USE_V2_MODEL_RUNNER=0 ", ""),
     "vllm:ngram-v2": ("VLLM_USE_V2_MODEL_RUNNER=1 ", ""),
     "vllm:suffix": ("", NOTES["suffix"]),
@@ -113,8 +113,9 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
     draft = only(served)
     if draft.depth == 0:
         return chains.plain("vllm serve MODEL")
-    text, (begin, note) = json.dumps(config_of(draft)), STARTED[draft.drafter]
-    command = f"{begin}vllm serve MODEL --speculative-config {shell_word(text)}"
+    text = json.dumps(config_of(draft))
+    environment, note = STARTED[draft.drafter]
+    command = f"{environment}vllm serve MODEL --speculative-config {shell_word(text)}"
     return chains.launch(command, [note] if note else (), {FILE: f"{text}\n"})
 
 
