@@ -1,10 +1,9 @@
-"""Serving engines: what each takes, how a chosen tree, chain or schedule is written for it, and what it counts.
+"""Serving engines: the drafts that each takes, how a plan is written for it, and how its counts are read.
 
-Engines check little, and several decode with another tree than the one they were given, silently. So every
-limit of a method is checked before its engine's file writes; the tests read what was written by ports of the
-engines' own rules.
+Engines check little, and several silently decode with another tree than the one they were given. So every limit of a
+method is checked before anything is written. The tests read what was written by ports of the engines' own rules.
 
-A file is of one engine, or of one family; registry.py finds them, base.py has their words. A plan becomes requests in
-plans.py, and a request files, once it is checked. imports.py and measured/ read what was counted, reading.py
-lists from anywhere. What engines of a kind share is in chains.py, lists.py and tensorrt_trees.py.
+Each engine, or each family, has a file; registry.py finds the files, base.py has their words. plans.py makes a plan an `Export`
+and writes it. chains.py, lists.py and copied.py write what several engines take alike. imports.py and measured/ read counts,
+reading.py reads trees.
 """

@@ -1,12 +1,14 @@
-"""What other tools take in place of a real drafter: engines that accept guesses by chance, and simulators.
+"""Files that other tools take in place of a real drafter: engines that accept guesses by chance, and simulators.
 
-survival    : (K,) share of the steps that accept the first 1, ... K guesses, K the length of the chain; rounded first
-conditional : (K,) each over the one before · accepted: sum of survival · tokens: 1 + accepted, the target's own too
+survival    : (K,) share of the steps that accept the first 1, ... K guesses of a chain of K, rounded
+conditional : (K,) share that accepts each guess, of the steps that accept those before it
+accepted    :      sum of survival · tokens: 1 + accepted, with the target's own
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from treeopt import __version__
 from treeopt.engines.llama_cpp import DRAFT
@@ -18,12 +20,16 @@ Survivals = Sequence[Sequence[float]]  # of the lengths 1, 2, ...
 
 @dataclass(frozen=True)
 class Form:
-    """The file of one tool: a ``line`` for each length up to ``most``, and in ``said`` where it goes and what it means."""
+    """The file of one tool.
+
+    meaning : where its numbers go and what they mean, a comment of the file
+    line    : the template of a line for each length, up to ``most`` · heading: the template of what precedes a group's lines
+    """
 
     title: str
     checked: str
     file: str
-    said: str
+    meaning: str
     line: str
     most: int | None = None
     heading: str = "# Prompts: {name}"
@@ -59,34 +65,51 @@ def conditional(survival: Sequence[float]) -> list[float]:
     >>> conditional([0.816, 0.634, 0.475, 0.0, 0.0])
     [0.816, 0.777, 0.7492, 0.0, 0.0]
     """
-    return [round(one / past, DIGITS) if past else 0.0 for past, one in zip([1.0, *survival], survival, strict=False)]
+    shares = pairwise([1.0, *survival])
+    return [round(share / before, DIGITS) if before else 0.0 for before, share in shares]
 
 
 def numbers_of(survival: Sequence[float]) -> dict[str, float | str]:
     """Name to number of a chain, for the lines of `Form`; lists are joined by commas."""
-    lists, accepted = {"survival": survival, "conditional": conditional(survival)}, round(sum(survival), DIGITS)
-    joined = {name: ",".join(map(str, values)) for name, values in lists.items()}
-    return {"length": len(survival), "accepted": accepted, "tokens": round(1 + accepted, DIGITS), **joined}
+    accepted = round(sum(survival), DIGITS)
+    return {
+        "length": len(survival),
+        "accepted": accepted,
+        "tokens": round(1 + accepted, DIGITS),
+        "survival": ",".join(map(str, survival)),
+        "conditional": ",".join(map(str, conditional(survival))),
+    }
 
 
 def write(groups: Mapping[str, Survivals], about: str, kind: str | None) -> dict[str, str]:
-    """Files by name, one for each tool; Model Optimizer's profile has the longest chain of the first group.
+    """Name to text of a file for each tool.
 
-    groups : survival of the chains of 1, 2, ... guesses, by group of prompts · about : of which drafter, under which rule
+    groups : group of prompts to the survival of its chains of 1, 2, ... guesses. Model Optimizer's profile has the longest chain of
+             the first group
+    about  : the drafter and the rule, in words · kind: of the drafter
     """
-    rounded = {name: [[round(one, DIGITS) for one in chain] for chain in chains] for name, chains in groups.items()}
+    rounded: dict[str, list[list[float]]] = {}
+    for name, chains in groups.items():
+        rounded[name] = [[round(share, DIGITS) for share in chain] for chain in chains]
     files = {}
     for form in FORMS:
         lines = [f"# For {form.title}, checked against {form.checked}. Written by treeopt {__version__}."]
-        lines += [f"# {line}" for line in (about, form.said)]
+        lines += [f"# {line}" for line in (about, form.meaning)]
         for name, chains in rounded.items():
             lines.append(form.heading.format(name=json.dumps(name)))
             for numbers in map(numbers_of, chains[: form.most]):
                 lines += ["# {length}: {tokens} tokens per step".format(**numbers), form.line.format(**numbers)]
         files[form.file] = "\n".join(lines) + "\n"
     longest = next(iter(rounded.values()))[-1]
-    profile = dict[str, object](schema_version="1.0", measured=True, method=kind, num_speculative_tokens=len(longest))
-    profile |= {"accept_length_model": "measured_per_k", "conditional_accept_rates": conditional(longest)}
-    profile |= {"marginal_accept_rates": longest, "measurement_conditions": {"about": about}}
-    profile["mean_accept_length"] = numbers_of(longest)["tokens"]
+    profile = {
+        "schema_version": "1.0",
+        "measured": True,
+        "method": kind,
+        "num_speculative_tokens": len(longest),
+        "accept_length_model": "measured_per_k",
+        "conditional_accept_rates": conditional(longest),
+        "marginal_accept_rates": longest,
+        "measurement_conditions": {"about": about},
+        "mean_accept_length": numbers_of(longest)["tokens"],
+    }
     return {**files, "speculation_profile.json": json.dumps(profile, indent=2) + "\n"}

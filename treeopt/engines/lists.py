@@ -72,9 +72,9 @@ def no_tree(served: Ranges[Tree], about: About) -> str | None:
 
 
 def the_list(text: str) -> Choices | None:
-    """The only list in a Python or JSON file, unchecked; None if there is none.
+    """The only list in a Python or JSON file, unchecked; None if it has no list.
 
-    Raises InvalidInput for several lists, and for a list that code makes of others: nothing of a file is run.
+    Raises InvalidInput for several lists, and for a list that code makes of others, because no code of a file is run.
 
     >>> the_list("mine = [(0,), (0, 0)]")
     [(0,), (0, 0)]

@@ -1,5 +1,5 @@
-"""Readers of measurements that are of no engine, and what those of engines share.
+"""Readers of measurements: of files that are of no engine, and what the readers of engines' counts share.
 
-Drafts that engines counted become survival.py's, by exposition.py (Prometheus), requests.py (histograms of requests) and
-printed.py (rounded rates); the others are files of no engine.
+Counts of drafts become `survival.Drafts`: from counters by exposition.py (Prometheus), from histograms of requests by requests.py,
+from rounded rates in logs by printed.py. rates.py and traces.py read files that are of no engine.
 """

@@ -1,4 +1,4 @@
-"""Files of other tools: what they hold, before anything is made of it. Nothing is unpickled but tensors.
+"""The content of other tools' files. Nothing is unpickled but tensors.
 
 a torch file   its tensors as arrays, in the list or dict that held them
 JSON           the document; of JSON lines a list with one document a line
@@ -30,9 +30,9 @@ TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrot
 
 @dataclass(frozen=True)
 class Found:
-    """A measurement that was read: a trace where ranks are known state by state, else a calibration; and what to know of it.
+    """A measurement that was read: a trace if the file has the ranks of every state, else a calibration; and notes on it.
 
-    drafter : its kind in `COUNTED`; None where neither the file nor the user names it
+    drafter : its kind in `COUNTED`; None if neither the file nor the user names it
     """
 
     calibration: Calibration | None = None
@@ -42,9 +42,9 @@ class Found:
 
     @property
     def source(self) -> RankTrace | Calibration:
-        found = self.calibration if self.trace is None else self.trace
-        assert found is not None
-        return found
+        source = self.calibration if self.trace is None else self.trace
+        assert source is not None
+        return source
 
 
 def load_file(path: Path) -> Any:
@@ -63,16 +63,17 @@ def load_file(path: Path) -> Any:
 
 
 def head_order(names: Collection[str], path: Path) -> list[str]:
-    """Names of heads in their order: they end in numbers that count up from 0 or from 1.
+    """Names of heads in their order; the names end in numbers that count up from 0 or from 1.
 
     >>> head_order(["head_2", "head_1"], Path("x.json"))
     ['head_1', 'head_2']
     """
     if len(names) > MOST_DEPTH:
         raise InvalidInput(f"{path} may have {MOST_DEPTH} heads, but has {len(names):,}.")
-    found = {name: re.search(r"(\d{1,4})\Z", name, re.ASCII) for name in names}
-    numbers = {name: int(digits[1]) for name, digits in found.items() if digits}
-    if not names or sorted(numbers.values()) not in [[i + first for i in range(len(names))] for first in (0, 1)]:
+    digits = {name: re.search(r"(\d{1,4})\Z", name, re.ASCII) for name in names}
+    numbers = {name: int(match[1]) for name, match in digits.items() if match}
+    counted = [number - min(numbers.values()) for number in sorted(numbers.values())]
+    if not names or counted != list(range(len(names))) or min(numbers.values()) > 1:
         raise InvalidInput(f"{path} must number its heads 0, 1, ... or 1, 2, ..., but has {quoted(list(names))}.")
     return sorted(numbers, key=numbers.__getitem__)
 

@@ -1,16 +1,16 @@
-"""Ranks state by state, of which trees can be replayed: in the tensors of Medusa's script, and in the JSON lines of an engine.
+"""Ranks of every state, in the tensors of Medusa's script and in JSON lines of an engine. Trees can be replayed on them.
 
 `NAME_heads_accuracy.pt`, which Medusa's medusa/eval/heads_accuracy.py writes (commit e2a5d20).
 
-The script decodes every prompt greedily for the same number of steps and saves one tensor a head: whether
-each of the head's 20 candidates was the token that came. A prompt of N = steps + 1 tokens has the states
-0...steps; head k guesses token t + 1 + k of them, so that it has steps - k + 1 rows a prompt, in order of
-t. So heads 1 and 2 tell how many prompts there were (rows1 - rows2), and row j of a block is state j: the
-file is a whole trace, although its own reader sums it up and divides by the literal 16100, the rows of
-head 1 for 805 prompts of 20 steps.
+The script decodes every prompt greedily for the same number of steps and saves one tensor a head. It says
+whether each of the head's 20 candidates was the token that came. A prompt of N = steps + 1 tokens has the
+states 0...steps. At state t head k guesses token t + 1 + k, so that it has steps - k + 1 rows a prompt, in
+order of t. Heads 1 and 2 tell how many prompts there were (rows1 - rows2), and row j of a block is state j.
+So the file is a whole trace, although Medusa's reader sums it up and divides by the literal 16100, the rows
+of head 1 for 805 prompts of 20 steps.
 
 Each prompt is one sequence of consecutive states of greedy decoding, so trees can be replayed on it
-exactly. One thing cannot be mended: the script looks for no EOS, and what an answer says behind it counts.
+exactly. One thing cannot be mended: the script does not stop at EOS, and tokens behind it count.
 
 hits : (rows, R) bool  of one head; at most one candidate a row is the true token
 
@@ -25,8 +25,8 @@ id      of the conversation: sequences with the same id are its turns, and stay 
 group   to report by
 end     why the sequence ended: limit, eos, context or loop (or 0...3); limit where it is left out
 
-Past the end of a sequence there is nothing to log: those cells must be null. They are no trials, but
-misses behind an EOS, where a guess is wrong.
+Past the end of a sequence there is nothing to log, and cells must be null. They are no trials, except that they
+are misses behind an EOS, where every guess is wrong.
 """
 
 from dataclasses import dataclass
@@ -58,12 +58,12 @@ def is_hits(content: Any) -> bool:
     return (
         isinstance(tensors, list)
         and bool(tensors)
-        and all(isinstance(one, np.ndarray) and one.ndim == 2 for one in tensors)
+        and all(isinstance(tensor, np.ndarray) and tensor.ndim == 2 for tensor in tensors)
     )
 
 
 def read_hits(content: Any, path: Path) -> Found:
-    """The trace of hit tensors; where the rows do not fit together, counts alone."""
+    """The trace of hit tensors; a calibration of counts if the rows do not fit together."""
     names = head_order(content, path) if isinstance(content, dict) else range(len(content))
     heads = check_hits([content[name] for name in names], path)
     rows = [len(hits) for hits in heads]
@@ -83,7 +83,7 @@ def read_hits(content: Any, path: Path) -> Found:
 
 
 def block_shape(rows: list[int]) -> tuple[int, int] | None:
-    """(prompts, steps) that give every head its number of rows; None where there are none.
+    """(prompts, steps) that give every head its number of rows; None if no numbers do.
 
     >>> block_shape([16100, 15295, 14490]), block_shape([16100, 16100])
     ((805, 20), None)
@@ -96,7 +96,7 @@ def block_shape(rows: list[int]) -> tuple[int, int] | None:
 
 
 def check_hits(tables: list[NDArray[Any]], path: Path) -> list[BoolArray]:
-    """Tables of hits, rows x candidates; InvalidInput where they are not."""
+    """The tables of hits, rows x candidates. Raises InvalidInput if they are none."""
     if len(tables) > MOST_DEPTH:
         raise InvalidInput(f"{path} may have {MOST_DEPTH} heads, but has {len(tables):,}.")
     if any(table.dtype.kind not in "biu" or not np.isin(table, (0, 1)).all() for table in tables):
@@ -115,9 +115,11 @@ def check_hits(tables: list[NDArray[Any]], path: Path) -> list[BoolArray]:
 
 
 def _end(value: object) -> End | None:
-    found = ENDS.get(value.lower(), value) if isinstance(value, str) else value
-    if found is None or (isinstance(found, int) and found in list(End)):
-        return found if found is None else End(found)
+    end = ENDS.get(value.lower(), value) if isinstance(value, str) else value
+    if end is None:
+        return None
+    if isinstance(end, int) and end in list(End):
+        return End(end)
     raise ValueError(f"a sequence must end by {', '.join(ENDS)}, but got {value!r}")
 
 
@@ -144,23 +146,23 @@ def read_ranks(content: Any, path: Path) -> Found:
     if heads > MOST_DEPTH or len(names) > MOST_GROUPS:
         raise InvalidInput(f"{path} may have {MOST_DEPTH} heads and {MOST_GROUPS} groups, but has more.")
     blocks = [sequence_ranks(line, heads, f"{path}, sequence {s + 1},") for s, line in enumerate(lines)]
-    place = {name: i for i, name in enumerate(names)}
+    group_of = {name: i for i, name in enumerate(names)}
     ids = [(s, None) if line.id is None else (type(line.id), line.id) for s, line in enumerate(lines)]
-    cluster = {one: i for i, one in enumerate(dict.fromkeys(ids))}
+    cluster_of = {conversation: i for i, conversation in enumerate(dict.fromkeys(ids))}
     tokens = [token for line in lines for token in line.tokens or []]  # of all lines, or `RankTrace` refuses them
     trace = RankTrace(
         ranks=np.concatenate(blocks),
         starts=np.cumsum([0, *map(len, blocks)]),
         tokens=None if all(line.tokens is None for line in lines) else np.array(tokens, np.int32),
         end=None if all(line.end is None for line in lines) else np.array([line.end or End.LIMIT for line in lines]),
-        group=np.array([place[line.group or ""] for line in lines]) if any(names) else None,
-        cluster=np.array([cluster[one] for one in ids]),
+        group=np.array([group_of[line.group or ""] for line in lines]) if any(names) else None,
+        cluster=np.array([cluster_of[conversation] for conversation in ids]),
         meta={"group_names": names if any(names) else []},
     )
-    tried = (trace.ranks[trace.has_step] != NO_TRIAL).sum(0)
-    if tried.min() < 1:
+    trials = (trace.ranks[trace.has_step] != NO_TRIAL).sum(0)
+    if trials.min() < 1:
         raise InvalidInput(
-            f"{path} must have something to guess for every head, but head {tried.argmin() + 1} has not."
+            f"{path} must have something to guess for every head, but head {trials.argmin() + 1} has not."
         )
     return Found(trace=trace)
 
