@@ -4,10 +4,18 @@ Accepted 1,820, drafted 3,000, 2.82 tokens a step; 10 requests of 100 drafts whe
 """
 
 import json
+import re
+
+import pytest
 
 DRAFTS, REACHED, HISTOGRAM = 1000, [800, 600, 420], [200, 200, 180, 420]
 SURVIVAL = [0.8, 0.6, 0.42]
 REQUEST = [20, 20, 18, 42]  # histogram of a request
+
+
+def rows_of(table):
+    """A test for each row of a table by name, with an id that ``pytest -k`` takes."""
+    return pytest.mark.parametrize("name", table, ids=[re.sub(r"\W+", "-", name).strip("-") for name in table])
 
 
 def exposition(drafts=DRAFTS, reached=REACHED, drafted=None, accepted=None, engine=0, model="m", created=1.7e9):

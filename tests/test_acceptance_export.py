@@ -1,4 +1,4 @@
-"""What other tools take in place of a drafter: every form read back, drawn as its engine draws, and against replays by hand."""
+"""Files that other tools take in place of a drafter: every form is read back and compared with replays by hand."""
 
 import json
 from itertools import pairwise
@@ -61,7 +61,8 @@ def read(survival):
 
 
 @given(SURVIVALS)
-def test_every_form_means_the_survival_that_was_written(survival):
+def test_forms_roundtrip(survival):
+    """Every form means the survival that was written."""
     survivals, conditionals, accepted, by_length = read(survival)
     for rates in survivals.values():
         assert rates == pytest.approx(survival, abs=HALF * 1.01)
@@ -81,7 +82,8 @@ def test_every_form_means_the_survival_that_was_written(survival):
 
 @given(traces())
 @settings(max_examples=200)
-def test_survival_is_that_of_decoding_step_by_step(trace):
+def test_survival_step_by_step(trace):
+    """Survival equals that of decoding step by step."""
     for length, survival in enumerate(chain_survival(trace, trace.num_heads), 1):
         right, tried = np.zeros(length), np.zeros(length)
         for start, end in pairwise(trace.starts.tolist()):
@@ -123,7 +125,8 @@ TRACE = RankTrace(
 )
 
 
-def test_a_trace_gives_every_length_and_every_group_of_prompts(tmp_path):
+def test_lengths_and_groups(tmp_path):
+    """A trace gives every length and every group of prompts."""
     found = exported(run_with(tmp_path, TRACE))
     assert found.exit_code == 0, found.output
     folder = tmp_path / "export" / "acceptance"
@@ -135,7 +138,8 @@ def test_a_trace_gives_every_length_and_every_group_of_prompts(tmp_path):
     assert all((folder / form.file).is_file() for form in FORMS)
 
 
-def test_counts_alone_are_cut_and_what_they_cannot_tell_is_said(tmp_path):
+def test_counts_alone(tmp_path):
+    """Counts alone are cut to shorter chains, and notes say what they cannot tell."""
     accept = np.array([900, 800, 700, 600, 500, 400])
     counts = Calibration(accept[:, None], np.full(6, 1000), meta={"drafter": {"kind": "suffix"}})
     bare = exported(run_with(tmp_path / "bare", calibration=counts))
@@ -164,7 +168,8 @@ def test_counts_alone_are_cut_and_what_they_cannot_tell_is_said(tmp_path):
         (RankTrace(RANKS, np.array([0, 6]), meta={"acceptance": {"rule": "typical"}}), [], "--acceptance sample"),
     ],
 )
-def test_what_is_not_asked_rightly_is_refused_and_writes_nothing(tmp_path, trace, options, said):
+def test_refused_options(tmp_path, trace, options, said):
+    """Options that do not fit are refused, and nothing is written."""
     run = run_with(tmp_path, trace, Calibration(np.array([[1]]), np.array([2])))
     found = exported(run, *options)
     assert found.exit_code == 1
@@ -172,7 +177,8 @@ def test_what_is_not_asked_rightly_is_refused_and_writes_nothing(tmp_path, trace
     assert not run.export.exists()
 
 
-def test_the_files_are_stale_when_the_counts_are_others(tmp_path):
+def test_stale(tmp_path):
+    """The files are stale if the counts changed."""
     run = run_with(tmp_path, TRACE)
     exported(run)
     run.plan.write_text("{}")  # another plan makes no difference
@@ -183,12 +189,14 @@ def test_the_files_are_stale_when_the_counts_are_others(tmp_path):
     assert states["export/acceptance"] == "stale"
 
 
-def test_the_page_has_a_row_for_every_tool():
+def test_page_rows():
+    """The page has a row for every tool."""
     page = (Path(__file__).parents[1] / "docs" / "engines.md").read_text(encoding="utf-8")
     assert all(f"| `{form.file}` | {form.title} | {form.checked} | " in page for form in FORMS)
 
 
-def test_numbers_are_of_one_chain():
+def test_numbers():
+    """The numbers of a chain."""
     numbers = numbers_of([0.5, 0.25])
     assert numbers == {"length": 2, "accepted": 0.75, "tokens": 1.75, "survival": "0.5,0.25", "conditional": "0.5,0.5"}
 
@@ -196,7 +204,8 @@ def test_numbers_are_of_one_chain():
 # Which engines run here
 
 
-def test_an_engine_runs_here_where_its_server_is_on_the_path(tmp_path, monkeypatch):
+def test_runs_here(tmp_path, monkeypatch):
+    """An engine runs here if its server is on the path."""
     monkeypatch.setenv("PATH", str(tmp_path))
     (way,) = runs_here(ENGINES["llama-cpp"])
     assert way == "--launch 'llama-server ...'"

@@ -1,4 +1,4 @@
-"""What engines counted while they served, trap by trap: what is read of each form, and what is refused."""
+"""Engines' counts of drafts, trap by trap: what is read of each form, and what is refused."""
 
 import json
 import re
@@ -31,6 +31,7 @@ from .engine_files import (
     llama_request,
     meta_info,
     response,
+    rows_of,
     stats,
     trtllm,
     trtllm_choice,
@@ -153,8 +154,9 @@ READ = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", READ)
-def test_what_engines_count_is_read_as_it_is_meant(imported, name):
+@rows_of(READ)
+def test_counts(imported, name):
+    """Counts, metadata and notes of an import."""
     texts, expected, *said = READ[name]
     calibration, notes = imported(*texts)
     found = {**calibration.meta, "hits": calibration.hits[:, 0].tolist(), "trials": calibration.trials.tolist()}
@@ -248,14 +250,15 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_or_tells_too_little_is_refused(imported, name):
+@rows_of(REFUSED)
+def test_refused_counts(imported, name):
+    """Counts that cannot be, or that tell too little, are refused."""
     texts, message = REFUSED[name]
     with pytest.raises(InvalidInput, match=message):
         imported(*texts, kind="vllm-metrics" if name.startswith("runs") else None)
 
 
-def test_counters_of_forks(imported):
+def test_fractional_counters(imported):
     """A fork that averages over ranks has counts that are not whole; 812.5 seconds are none of the four counters."""
     text = exposition(accepted=1820.5).replace(" 800.0", " 800.5")
     calibration, _ = imported(text + 'vllm:spec_decode_draft_seconds_total{engine="0"} 812.5\n')
@@ -269,8 +272,8 @@ SAME = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], dea
 
 @SAME
 @given(st.integers(1, 20_000), st.lists(st.floats(0.2, 1), min_size=1, max_size=6))
-def test_random_counts_come_back_from_the_line_they_print(imported, drafts, rates):
-    """Each to within the rounding of three decimals."""
+def test_printed_line_roundtrip(imported, drafts, rates):
+    """Counts come back from the line that prints them, to within the rounding of three decimals."""
     reached = [drafts]
     for rate in rates:
         reached.append(round(reached[-1] * rate))
@@ -287,7 +290,8 @@ def test_random_counts_come_back_from_the_line_they_print(imported, drafts, rate
 
 
 @given(st.integers(0, 10**15))
-def test_six_digits_move_a_total_by_no_more_than_is_said(total):
+def test_six_digits(total):
+    """Six digits move a total by no more than `six_digits` says."""
     printed = float(f"{total:.6g}")
     assert abs(printed - total) <= six_digits(printed) <= 5e-6 * printed
 
@@ -300,7 +304,8 @@ def six(text):
 
 @SAME
 @given(st.integers(10**5, 10**9), st.lists(st.floats(0.3, 1), min_size=1, max_size=5), st.floats(0, 1))
-def test_totals_of_six_digits_are_read_to_within_their_rounding(imported, drafts, rates, begin):
+def test_six_digit_totals(imported, drafts, rates, begin):
+    """Totals with six digits are read to within their rounding."""
     reached = [drafts]
     for rate in rates:
         reached.append(int(reached[-1] * rate))
@@ -312,13 +317,15 @@ def test_totals_of_six_digits_are_read_to_within_their_rounding(imported, drafts
     assert calibration.trials[0] == approx(expected[0], rel=3e-5)
 
 
-def test_drafts_that_six_digits_put_below_their_first_guesses_are_as_many(imported):
+def test_six_digit_drafts_below_first_guesses(imported):
+    """If six digits put the drafts below their first guesses, there were as many drafts as first guesses."""
     text = six(llama_metrics(1_234_564, [1_234_564, 600_000]))
     assert "num_drafts_total 1.23456e+06" in text
     assert imported(text)[0].trials.tolist() == [1_234_564, 1_234_564]
 
 
-def test_more_than_the_rounding_of_six_digits_is_refused(imported):
+def test_six_digits_refused(imported):
+    """A sum that is off by more than six digits explain is refused."""
     text = six(llama_metrics(2_000_000, [1_234_567, 600_000]))
     assert imported(text)[0].hits[:, 0].tolist() == [1_234_567, 600_000]
     for accepted in (1_834_561, 1_834_573, 1_834_580):  # not six digits, or not those of the sum
@@ -326,7 +333,7 @@ def test_more_than_the_rounding_of_six_digits_is_refused(imported):
             imported(text.replace(" 1.83457e+06", f" {accepted}"))
 
 
-def test_what_six_digits_hide_of_the_drafts_is_in_the_errors(imported):
+def test_six_digits_in_errors(imported):
     """1,009,800 drafts behind a thousand million print as a million: .8078 seem right, and .8 are."""
     begin = 10**9 + 5100
     info = imported(*(six(llama_metrics(n, [n * 4 // 5])) for n in (begin, begin + 1_009_800)))[0].meta
@@ -336,7 +343,7 @@ def test_what_six_digits_hide_of_the_drafts_is_in_the_errors(imported):
         imported(*(six(llama_metrics(n, [n // 2])) for n in (10**9, 10**9 + 1000)))
 
 
-def test_what_six_digits_hide_of_mixed_lengths_widens_their_bounds(imported):
+def test_six_digits_in_bounds(imported):
     """960,000 to 980,000 of a million drafts had two guesses, and 940,000 to 985,000 since totals are off by 10,000."""
     begin, drafts = 10**9, 10**6
     after = llama_metrics(begin + drafts, [begin + 800_000, begin + 500_000])

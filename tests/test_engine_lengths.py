@@ -1,4 +1,4 @@
-"""Drafts of several lengths of which an engine keeps only sums: what can be known of them, and what cannot."""
+"""Drafts of several lengths that an engine has only sums of: what can be known of them, and what cannot."""
 
 import json
 from itertools import pairwise, product
@@ -15,7 +15,17 @@ from treeopt.growth.source import source_of
 from treeopt.records.drafters import COUNTED
 from treeopt.trees.tree import Tree
 
-from .engine_files import bench, exposition, lines, llama_request, meta_info, response, trtllm_choice, vllm_line
+from .engine_files import (
+    bench,
+    exposition,
+    lines,
+    llama_request,
+    meta_info,
+    response,
+    rows_of,
+    trtllm_choice,
+    vllm_line,
+)
 
 # The same drafts, 1,000 with 2,900 guesses: 900 to 966 of them had a third one.
 SHORT = {
@@ -36,9 +46,9 @@ HALF_SHORT = {
 }
 
 
-@pytest.mark.parametrize("name", SHORT)
-def test_a_few_short_drafts_leave_survival_a_little_unsure(imported, name):
-    """Of all drafts .42 survive to depth 3; of those that had a third guess .42 / .966 to .42 / .9."""
+@rows_of(SHORT)
+def test_few_short_drafts(imported, name):
+    """.42 of all drafts survive to depth 3, and .42 / .966 to .42 / .9 of those that had a third guess."""
     calibration, notes = imported(SHORT[name])
     survival, errors = calibration.meta["survival"], calibration.meta["survival_stderr"]
     assert survival == pytest.approx([0.8, 0.6 / 0.975, 0.42 / 0.933], abs=0.002)
@@ -51,8 +61,8 @@ def test_a_few_short_drafts_leave_survival_a_little_unsure(imported, name):
     assert any("drafts of up to 3 tokens" in note for note in notes)
 
 
-@pytest.mark.parametrize("name", HALF_SHORT)
-def test_lengths_that_may_hide_half_of_survival_are_refused_with_the_way_out(imported, name):
+@rows_of(HALF_SHORT)
+def test_many_short_drafts(imported, name):
     """500 to 833 of 1,000 drafts had a third guess: depth 3 may survive .5 or as much as depth 2."""
     text, way = HALF_SHORT[name]
     with pytest.raises(
@@ -62,7 +72,7 @@ def test_lengths_that_may_hide_half_of_survival_are_refused_with_the_way_out(imp
     assert way in str(error.value)
 
 
-def test_drafts_that_a_grammar_emptied_do_not_pass_for_short_ones(imported):
+def test_emptied_drafts(imported):
     """1,000 drafts with 1,800 guesses: 800 of two tokens and 200 of one, or 900 of two and 100 of none."""
     with pytest.raises(InvalidInput, match=r"depth 2 may be anything from 0\.60 to 0\.67"):
         imported(exposition(1000, [720, 540], drafted=1800))
@@ -79,14 +89,15 @@ def test_drafts_that_a_grammar_emptied_do_not_pass_for_short_ones(imported):
     ],
     ids=["counters", "log", "requests"],
 )
-def test_a_server_that_stayed_below_its_longest_draft_measured_that_length(imported, text):
+def test_shorter_than_configured(imported, text):
+    """Drafts that were all shorter than the longest possible have that shorter length."""
     calibration, notes = imported(text)
     assert calibration.meta["draft_lengths"] == {"2": 1000}
     assert calibration.meta["survival"] == pytest.approx([0.8, 0.6])
     assert MIXED not in notes
 
 
-def test_a_schedule_leaves_out_the_intervals_in_which_it_changed_length(imported):
+def test_schedule_intervals(imported):
     """vLLM's schedule by batch size; summed up by position, depth 3 would survive .21."""
     long, short = vllm_line(1000, [800, 600, 420]), vllm_line(1000, [800, 600, 0], drafted=2000)
     change = vllm_line(1000, [800, 600, 210], drafted=2500)
@@ -96,7 +107,7 @@ def test_a_schedule_leaves_out_the_intervals_in_which_it_changed_length(imported
     assert any("1 of 4 stretches of time" in note for note in notes)
 
 
-def test_intervals_that_leave_little_unsure_are_not_left_out_for_one_of_one_length(imported):
+def test_intervals_kept(imported):
     """100 of 1,000 drafts with a few cut short, 60 in which half were, and a full one of 10 drafts."""
     little, much = vllm_line(drafted=2990), vllm_line(drafted=2500)
     calibration, notes = imported(lines(*[little] * 100, *[much] * 60, vllm_line(10, [8, 6, 4])))
@@ -106,13 +117,13 @@ def test_intervals_that_leave_little_unsure_are_not_left_out_for_one_of_one_leng
     assert any("unsure by up to 0.00" in note for note in notes)
 
 
-def test_requests_of_mixed_lengths_are_not_left_out(imported):
-    """Those that happen to be of one length are no sample of all."""
+def test_requests_kept(imported):
+    """Requests that happen to be of one length are no sample of all."""
     with pytest.raises(InvalidInput, match="sums drafts of several lengths"):
         imported(lines(*[response()] * 2, *[response(num_draft_tokens=250)] * 8))
 
 
-def test_requests_of_one_sglang_server_with_several_lengths_are_refused(imported):
+def test_sglang_lengths(imported):
     """spec_num_proposed_drafts is the length at the end of a request times its steps."""
     short, long = {"meta_info": meta_info([20, 80])}, {"meta_info": meta_info()}
     with pytest.raises(InvalidInput, match=r"proposed 1 to 3 tokens a step: the server adapted.*a file for each"):
@@ -125,7 +136,7 @@ def test_requests_of_one_sglang_server_with_several_lengths_are_refused(imported
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "ngram", "dspark"])
-def test_the_end_of_a_draft_is_a_miss_where_the_drafter_chose_it(imported, drafter):
+def test_ends_are_misses(imported, drafter):
     """A limit of j tokens accepts as many drafts at j as are accepted now, whatever their lengths."""
     calibration, notes = imported(exposition(drafted=2500), drafter=drafter)
     assert calibration.meta["survival"] == pytest.approx([0.8, 0.6, 0.42])
@@ -137,7 +148,7 @@ def test_the_end_of_a_draft_is_a_miss_where_the_drafter_chose_it(imported, draft
     assert "Ends of drafts were counted as misses." in caveat
 
 
-def test_recorded_ends_are_misses_too(imported):
+def test_recorded_ends_are_misses(imported):
     """40 drafts of one token, all right, and 60 of two of which 30 are: a limit of 2 accepts .3 at depth 2, not .5."""
     steps = {"per_step_accepted": [1] * 40 + [2] * 30 + [1] * 30, "per_step_drafted": [1] * 40 + [2] * 60}
     one = response([0, 70, 30], num_draft_tokens=160, **steps)
@@ -145,7 +156,8 @@ def test_recorded_ends_are_misses_too(imported):
     assert imported(one, drafter="suffix")[0].meta["survival"] == pytest.approx([1, 0.3])
 
 
-def test_every_drafter_that_an_engine_runs_can_be_named(imported):
+def test_drafters_can_be_named(imported):
+    """Every drafter that an engine runs can be named."""
     assert {kind for engine in ENGINES.values() for method in engine.methods for kind in method.drafters} <= set(
         COUNTED
     )
@@ -156,8 +168,8 @@ def test_every_drafter_that_an_engine_runs_can_be_named(imported):
 
 
 @given(st.integers(2, 4), st.integers(0, 3), st.data())
-def test_bounds_of_lengths_are_those_of_all_that_could_have_been(k, empty, data):
-    """Every number of drafts by position that never rises, is at least what was accepted, and sums to the guesses."""
+def test_bounds(k, empty, data):
+    """The bounds are those of all numbers of drafts by position that never rise, are at least what was accepted, and sum to the guesses."""
     had = sorted(data.draw(st.lists(st.integers(0, 6), min_size=k, max_size=k)), reverse=True)
     assume(had[0] > 0)
     reached = []

@@ -68,7 +68,8 @@ def what_is_read(engine, way, folder: Path):
 
 
 @named(WAYS)
-def test_what_search_plans_for_an_engine_is_what_its_export_holds(run, engine, way, drafter):
+def test_search_then_export(run, engine, way, drafter):
+    """The export holds the plan that `search --for` made."""
     measured(drafter).save(run.calibration)
     plan = search(run, budget=16, engine=engine, method=way.name)
     sizes = [entry.batch_size for entry in plan.entries]
@@ -90,7 +91,8 @@ def test_what_search_plans_for_an_engine_is_what_its_export_holds(run, engine, w
 
 
 @named([row for row in WAYS if row[1].max_batch_size == 1])
-def test_batch_sizes_that_an_engine_does_not_decode_are_refused_if_asked_for(run, engine, way, drafter):
+def test_batch_size_beyond_engine(run, engine, way, drafter):
+    """A batch size that an engine does not decode is refused."""
     measured(drafter).save(run.calibration)
     for asked in ([1, 4], {1: 0.5, 64: 0.5}):
         with pytest.raises(InvalidInput, match="at most 1 sequence at once, but got batch_size"):
@@ -101,13 +103,14 @@ def test_batch_sizes_that_an_engine_does_not_decode_are_refused_if_asked_for(run
 
 
 class TestPlansForEveryEngine:
-    """Without --for a plan has batch sizes that an engine of one sequence does not decode."""
+    """Plans that were made without --for have batch sizes that some engines do not decode."""
 
     def plan(self, **options):
         request = PlanRequest(Limits(16, shape="chain"), batch_sizes=SIZES, **options)
         return plan_trees(measured("draft-model"), timed(), request)
 
-    def test_a_shared_schedule_does_not_hide_the_plan_of_batch_size_1(self, tmp_path):
+    def test_shared_schedule(self, tmp_path):
+        """A shared schedule does not hide the plan of batch size 1."""
         plan = self.plan()
         plan = replace(plan, schedule=(BatchRange(first=1, last=None, entry=2),))
         assert (plan.entries[0].chosen.depth, plan.entries[2].chosen.depth) == (3, 0)
@@ -119,7 +122,8 @@ class TestPlansForEveryEngine:
         assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["batch-size-1"]
         assert any("nothing was written for batch size 4, 64" in note for note in written.notes)
 
-    def test_one_chain_for_all_is_no_cause_for_alarm(self, tmp_path):
+    def test_one_chain_for_all(self, tmp_path):
+        """A plan of one chain for all batch sizes gets no warning; a plan for a mix gets one."""
         plan = self.plan()
         entries = tuple(replace(plan.entries[0], batch_size=size) for size in SIZES)
         plan = replace(plan, entries=entries, schedule=(BatchRange(first=1, last=None, entry=0),))
@@ -128,7 +132,8 @@ class TestPlansForEveryEngine:
         mix = replace(self.plan(), entries=entries[1:], schedule=(BatchRange(first=1, last=None, entry=0),))
         assert any("this plan is for batch size 64" in note for note in export_plan(mix, "transformers").notes)
 
-    def test_commands_of_several_batch_sizes_say_in_which_folder_they_run(self, tmp_path):
+    def test_commands_name_folders(self, tmp_path):
+        """Commands of several batch sizes name their folders."""
         folder = tmp_path / "my $(x)\nrm y"
         _, written = export_to(folder, self.plan(), "openvino")
         lines = written.command.splitlines()

@@ -1,4 +1,4 @@
-"""What engines counted while they served, in each of their formats and with each of its traps."""
+"""Engines' counts of drafts in each format."""
 
 import json
 
@@ -29,14 +29,16 @@ from .engine_files import (
     llama_request,
     meta_info,
     response,
+    rows_of,
     trtllm,
     trtllm_choice,
     vllm_line,
 )
 
 
-@pytest.mark.parametrize("name", EVERYTHING)
-def test_the_same_drafts_give_the_same_survival_in_every_format(tmp_path, name):
+@rows_of(EVERYTHING)
+def test_same_survival(tmp_path, name):
+    """The same drafts give the same survival in every format."""
     expected, texts = EVERYTHING[name]
     paths = [tmp_path / f"{n}.txt" for n in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):
@@ -53,7 +55,8 @@ def test_the_same_drafts_give_the_same_survival_in_every_format(tmp_path, name):
     assert MIXED not in found.notes
 
 
-def test_rates_along_the_chain_multiply_to_its_survival_with_binomial_errors(imported):
+def test_binomial_errors(imported):
+    """Rates along the chain multiply to its survival, with binomial errors."""
     calibration, _ = imported(exposition())
     expected = [np.sqrt(s * (1 - s) / DRAFTS) for s in SURVIVAL]
     assert calibration.meta["survival_stderr"] == pytest.approx(expected, rel=0.01)
@@ -63,7 +66,7 @@ def test_rates_along_the_chain_multiply_to_its_survival_with_binomial_errors(imp
     assert np.cumprod(calibration.accept[:, 0]).tolist() == calibration.meta["survival"]
 
 
-def test_errors_with_requests_are_bootstrapped_over_them(imported):
+def test_errors_over_requests(imported):
     """Requests that are all right or all wrong: 40 independent things, however many drafts they have.
 
     The bootstrap's spread is within 12 % of the truth in 2,000 draws but for 1 in a million seeds; it is fixed.
@@ -77,7 +80,7 @@ def test_errors_with_requests_are_bootstrapped_over_them(imported):
     assert OPTIMISTIC not in notes
 
 
-def test_a_draft_of_which_a_grammar_left_nothing_is_one_wrong_guess(tmp_path):
+def test_emptied_draft(tmp_path):
     """50 of them, and 50 of one token that was right: half survive, whoever drafted."""
     path = tmp_path / "response.json"
     steps = {"per_step_accepted": [0, 1] * 50, "per_step_drafted": [0, 1] * 50}
@@ -89,7 +92,8 @@ def test_a_draft_of_which_a_grammar_left_nothing_is_one_wrong_guess(tmp_path):
 # What is asked for.
 
 
-def test_the_drafter_is_as_the_user_says(tmp_path):
+def test_named_drafter(tmp_path):
+    """The user names the drafter of a file that does not."""
     file, table = tmp_path / "metrics.txt", tmp_path / "table.csv"
     file.write_text(exposition())
     table.write_text("head,rank,hits,trials\n0,0,5,9\n")
@@ -125,7 +129,7 @@ NAMED = {  # the lines of a log that names its drafter, its kind here, and how t
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_drafter_that_a_log_names_is_exported(tmp_path, name):
+def test_drafter_of_log(tmp_path, name):
     """A log of EAGLE-3 was exported as one of a draft model."""
     log, kind, told = NAMED[name]
     engine = "vllm" if name.startswith("vllm") else "llama-cpp"
@@ -140,8 +144,8 @@ def test_drafter_that_a_log_names_is_exported(tmp_path, name):
         import_file(run, tmp_path / "server.log", drafter="medusa", overwrite=True)
 
 
-def test_drafter_of_a_shared_name_is_as_the_user_says(tmp_path):
-    """The engine calls DFlash2 what it calls DFlash; logs of two drafters are none of either."""
+def test_drafter_of_shared_name(tmp_path):
+    """The engine has one name for DFlash and DFlash2. Logs of two drafters are refused."""
     path, other = tmp_path / "server.log", tmp_path / "other.log"
     path.write_text(lines(llama_process(name="draft-dflash")))
     other.write_text(lines(llama_process(name="draft-dspark")))
@@ -151,13 +155,15 @@ def test_drafter_of_a_shared_name_is_as_the_user_says(tmp_path):
 
 
 @pytest.mark.parametrize("kind", sorted({kind for kind, _ in EVERYTHING.values()}))
-def test_a_file_of_another_kind_is_refused(imported, kind):
+def test_other_kind(imported, kind):
+    """A file of another kind is refused."""
     for text in ("head,top1\n1,0.6\n", {"a": 1}, [0.5], "nothing"):
         with pytest.raises(InvalidInput):
             imported(text, kind=kind)
 
 
-def test_the_command_keeps_the_source_and_shows_survival(tmp_path):
+def test_import_command(tmp_path):
+    """The command shows survival and keeps the files' names."""
     before, after, run = tmp_path / "before.txt", tmp_path / "after.txt", tmp_path / "run"
     before.write_text(exposition(50, [40, 30, 20]))
     after.write_text(exposition(1050, [840, 630, 440]))
@@ -202,7 +208,8 @@ def writers(histogram):
 
 @settings(deadline=None, max_examples=60)
 @given(HISTOGRAMS)
-def test_random_histograms_come_back_from_every_format(tmp_path_factory, histogram):
+def test_histogram_roundtrip(tmp_path_factory, histogram):
+    """Random histograms come back from every format."""
     drafts, reached = chain_of(histogram)
     expected = [c / drafts for c in reached]
     folder = tmp_path_factory.mktemp("e")
@@ -222,7 +229,8 @@ ROWS = st.dictionaries(st.integers(1, 6), st.lists(st.integers(0, 50), min_size=
 
 
 @given(ROWS)
-def test_those_at_risk_are_counted_as_one_counts_draft_by_draft(rows):
+def test_drafts_at_risk(rows):
+    """Drafts at risk are as many as a count draft by draft gives."""
     drafts = Drafts.of(rows)
     steps = [(k, a) for k, row in rows.items() for a, n in enumerate(row) for _ in range(n)]
     for j in range(1, max(rows) + 1):

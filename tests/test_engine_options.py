@@ -1,4 +1,4 @@
-"""Engines whose source is in repositories alone: every option that an export writes stands in the list kept of theirs."""
+"""Engines without a package: every option that an export writes is in the stored list of the engine's options."""
 
 import json
 from pathlib import Path
@@ -18,17 +18,20 @@ def unpackaged() -> set[str]:
     return {name for name, engine in ENGINES.items() if engine.package is None} | set(NOT_THERE)
 
 
-def test_every_engine_without_a_package_has_its_options_kept():
+def test_lists_are_complete():
+    """Every engine without a package has a list."""
     assert set(OPTIONS) == unpackaged() - NOT_KEPT
 
 
 @pytest.mark.parametrize("engine", sorted(OPTIONS))
-def test_every_option_that_is_written_is_one_of_the_engine(engine):
+def test_written_options(engine):
+    """Every option that is written is in the engine's list."""
     written = {word.text for word in words_of_engine(engine) if word.kind == "flag"}
     assert written
     assert written <= OPTIONS[engine]
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept["engine"])
-def test_the_lists_say_where_they_were_read(kept):
+def test_sources_of_lists(kept):
+    """Every list names its repository, commit and files."""
     assert all(kept[key] for key in ("repository", "commit", "files", "read"))

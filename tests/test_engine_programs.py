@@ -1,4 +1,4 @@
-"""Programs that are written for libraries: run by the engine itself, or by what stands for it."""
+"""Programs that are written for libraries, run by the engine itself or by a stand-in."""
 
 import json
 import runpy
@@ -83,7 +83,8 @@ class TestTransformers:
 
         return run
 
-    def test_every_drafter_guesses_the_length_and_leaves_the_text(self, generate):
+    def test_text_and_length(self, generate):
+        """Every drafter guesses chains of the plan's length, and the text is that of plain decoding."""
         plain, none = generate("ngram", length=0)
         assert not none
         for drafter, argument in (
@@ -97,7 +98,7 @@ class TestTransformers:
             assert drafter == "ngram" or set(guessed[:4]) == {3}  # n-grams guess only where they find something
 
     @pytest.mark.parametrize("length", [3, 5])
-    def test_blocks_of_dflash_decode_the_plain_text_in_as_many_steps_as_here(self, generate, length):
+    def test_dflash_blocks(self, generate, length):
         """From the checkpoint's own files. The first pass reads the prompt and emits a token, the last may be cut by the end."""
         folder = demo.DRAFTERS[demo.NAME]["dflash"]
         plain, _ = generate("ngram", length=0)
@@ -115,7 +116,8 @@ class TestTransformers:
     @pytest.mark.parametrize(
         ("setting", "rule"), [({"repetition_penalty": 1.5}, None), ({"min_p": 1.0}, REJECTED), ("pad_token_id", None)]
     )
-    def test_settings_and_padding_of_the_checkpoints_change_nothing(self, generate, tmp_path, setting, rule):
+    def test_checkpoint_settings(self, generate, tmp_path, setting, rule):
+        """Settings and padding of the checkpoints change neither text nor length."""
         from transformers import AutoTokenizer
 
         if setting == "pad_token_id":
@@ -129,7 +131,8 @@ class TestTransformers:
             expected = generate(drafter, of, acceptance=rule)
             assert generate(drafter, argument, model=folders[0], acceptance=rule) == expected
 
-    def test_a_draft_model_with_another_number_of_rows_guesses_text(self, generate, tmp_path):
+    def test_other_vocabulary(self, generate, tmp_path):
+        """A draft model with another vocabulary guesses by text."""
         from transformers import AutoModelForCausalLM
 
         folder = shutil.copytree(demo.DRAFTERS[demo.NAME]["draft"], tmp_path / "draft")
@@ -140,20 +143,23 @@ class TestTransformers:
         assert text == generate("ngram", length=0)[0]
         assert any(guessed)
 
-    def test_a_chat_model_gets_its_template(self, generate, tmp_path):
+    def test_chat_template(self, generate, tmp_path):
+        """A chat model gets its template."""
         template = "<{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}>{% if add_generation_prompt %}:{% endif %}"
         folder = with_settings(demo.MODEL, tmp_path / "model", {})
         (folder / "chat_template.jinja").write_text(template)
         chat = generate("ngram", model=folder)
         assert chat == generate("ngram", prompt=f"<user: {PROMPT}>:") != generate("ngram")
 
-    def test_the_library_knows_every_key(self):
+    def test_known_keys(self):
+        """The library knows every key."""
         from transformers import GenerationConfig
 
         for drafter in ("draft-model", "ngram"):
             assert not GenerationConfig().update(**json.loads(files_of("transformers", drafter)[FILE]))
 
-    def test_the_layer_of_the_plan_stands_in_the_command_and_no_other_text_does(self):
+    def test_layer(self):
+        """The command has the layer of the plan, and no other text of it."""
         for known, layer in (("early-exit:7", "7"), ("early-exit:07", "7"), ("early-exit", "LAYER"), (None, "LAYER")):
             command = files_of("transformers", "early-exit", drafter_id=known)["commands.sh"]
             assert f"MODEL {layer} PROMPT" in command
@@ -177,7 +183,8 @@ def run_program(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [0, 3])
-def test_openvino_gets_the_plans_settings_alone(run_program, length):
+def test_openvino_settings(run_program, length):
+    """OpenVINO gets the plan's settings alone."""
     files, library = files_of("openvino", "ngram", length), MagicMock(name="openvino_genai")
     run_program(library, files, "MODEL", PROMPT)
     library.GenerationConfig.assert_called_once_with(**json.loads(files[FILE]), max_new_tokens=128)
@@ -186,7 +193,7 @@ def test_openvino_gets_the_plans_settings_alone(run_program, length):
 
 @pytest.mark.parametrize("tree", [None, DynamicTree(3, 2, 7)], ids=["chain", "tree"])
 @pytest.mark.parametrize("runtime", [None, "treeopt", "openvino", "openvino-int8", "openvino-default"])
-def test_openvino_decodes_in_the_precision_that_was_planned_in(run_program, runtime, tree):
+def test_openvino_precision(run_program, runtime, tree):
     """Caches in float32 alone end a pipeline that computes in bfloat16; trees need both."""
     given = {"runtime": {"name": runtime}, **({} if tree is None else {"dynamic": tree})}
     files, library = files_of("openvino", "eagle3", **given), MagicMock(name="openvino_genai")
@@ -199,7 +206,8 @@ def test_openvino_decodes_in_the_precision_that_was_planned_in(run_program, runt
 
 
 @pytest.mark.parametrize(("drafter", "length"), [("ngram", 3), ("draft-model", 3), ("ngram", 0)])
-def test_onnx_runtime_genai_gets_the_options_before_it_generates(run_program, drafter, length):
+def test_onnx_options(run_program, drafter, length):
+    """ONNX Runtime GenAI gets the options before it generates."""
     files, library = files_of("onnx-genai", drafter, length), MagicMock(name="onnxruntime_genai")
     library.Tokenizer().encode.return_value = [1, 2, 3]
     library.Generator().is_done.side_effect = [False, True]
@@ -212,7 +220,8 @@ def test_onnx_runtime_genai_gets_the_options_before_it_generates(run_program, dr
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no template"), ImportError("no transformers")])
-def test_exllama_gets_the_template_of_a_chat_model(run_program, capsys, error):
+def test_exllama_template(run_program, capsys, error):
+    """ExLlamaV3 gets the template of a chat model."""
     library, tokenizer = MagicMock(name="exllamav3"), MagicMock()
     library.model_init.init.return_value = (None, MagicMock(), None, tokenizer, None, None, None)
     library.model_init.add_args.side_effect = lambda parser, **_: [
@@ -231,7 +240,8 @@ def test_exllama_gets_the_template_of_a_chat_model(run_program, capsys, error):
     ("engine", "drafter", "rule"),
     [(name, kind, RULES[rule]) for name, way in FIXED for kind in way.drafters for rule in way.rules if rule in RULES],
 )
-def test_a_plan_for_sampling_asks_for_its_temperature(engine, drafter, rule):
+def test_sampling_settings(engine, drafter, rule):
+    """The settings of a plan for sampling have its temperature."""
     files = files_of(engine, drafter, acceptance=rule)
     if FILE in files:
         wanted = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 0}
@@ -240,6 +250,7 @@ def test_a_plan_for_sampling_asks_for_its_temperature(engine, drafter, rule):
         assert "--temperature 0.7 --top_p 0.9 --top_k 0 --temperature_first" in files["commands.sh"]
 
 
-def test_a_rule_without_its_temperature_still_samples():
+def test_sampling_without_temperature():
+    """A rule without its temperature still samples."""
     files = files_of("transformers", "draft-model", acceptance={"rule": "rejection"})
     assert {"do_sample": True, "temperature": 1.0}.items() <= json.loads(files[FILE]).items()

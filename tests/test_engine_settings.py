@@ -1,4 +1,4 @@
-"""Plans of dynamic trees on their way into an engine: search --for, what it says, and export --to."""
+"""Plans of dynamic trees on their way into an engine: search --for, then export --to."""
 
 import re
 from dataclasses import replace
@@ -97,7 +97,8 @@ def rates_of(batch_size, within=WITHIN):
     return dict(zip(rates, speed.tolist(), strict=True)), 1e3 * batch_size / costs.plain.ms
 
 
-def test_chains_are_told_by_the_ranks_as_they_are_replayed():
+def test_chains_by_ranks():
+    """Chains among dynamic trees have the rates of a replay."""
     trace = measured()
     rates = dynamic_rates(trace, DynamicLimits(chains=True))
     chains = {tree.levels: reached.steps.sum() for tree, reached in rates.items() if tree.topk == 1}
@@ -110,7 +111,8 @@ def test_chains_are_told_by_the_ranks_as_they_are_replayed():
 
 
 @pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "fastrl"])
-def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits(run, engine):
+def test_fastest_setting(run, engine):
+    """The setting of each batch size is the fastest within the engine's limits."""
     plan = planned(run, engine, method="dynamic-tree")
     of_tensorrt = engine == "tensorrt-llm"
     limits = DynamicLimits(rows=12, within_levels=of_tensorrt, chains=True)
@@ -133,7 +135,8 @@ def test_the_setting_of_each_batch_size_is_the_fastest_within_the_engines_limits
     assert replace(Plan.load(run.plan), runtime=plan.runtime) == plan
 
 
-def test_a_chain_is_written_where_trees_cost_too_much(run):
+def test_chain_instead_of_tree(run):
+    """A chain is written where trees cost too much."""
     timed(dynamic=6.0).save(run.profile)
     plan = planned(run, "sglang")
     assert plan[1].draft == Tree.chain(plan[1].chosen.depth)
@@ -144,7 +147,8 @@ def test_a_chain_is_written_where_trees_cost_too_much(run):
     assert all(entry.best("dynamic") is None for entry in planned(run, "vllm"))
 
 
-def test_every_batch_size_gets_its_own_files(run):
+def test_files_by_batch_size(run):
+    """Every batch size gets its own files."""
     plan = planned(run, "sglang")
     paths, written = export(run, "sglang")
     assert {path.parent.name for path in paths} == {f"batch-size-{size}" for size in SIZES}
@@ -161,7 +165,8 @@ def test_every_batch_size_gets_its_own_files(run):
     assert any(note.startswith("Written for batch size 4 (") for note in one.notes)
 
 
-def test_a_mix_of_loads_gets_the_fastest_setting_over_it(run):
+def test_mix(run):
+    """A mix of loads gets the fastest setting over it."""
     shares = {1: 0.9, 4: 0.1}
     plan = planned(run, "sglang", batch_sizes=shares)
     (tree,) = {setting_of(entry.draft) for entry in plan}
@@ -179,7 +184,8 @@ def test_a_mix_of_loads_gets_the_fastest_setting_over_it(run):
     assert export(run, "sglang")[1].notes[0].startswith("No tree pays over the mix")
 
 
-def test_fastrl_gets_every_range_of_batch_sizes(run):
+def test_fastrl_ranges(run):
+    """Fastrl gets every range of batch sizes."""
     plan = planned(run, "fastrl")
     assert batch_sizes_to_export(plan, method_for_plan(plan, "fastrl")) == [None]
     written = export_plan(plan, "fastrl")
@@ -193,7 +199,8 @@ def test_fastrl_gets_every_range_of_batch_sizes(run):
 class TestWithoutDynamicTrees:
     """Where no pools were recorded, or no dynamic trees timed, engines get what they did before."""
 
-    def test_without_pools_it_is_chains_and_a_method_that_is_named_is_refused(self, run):
+    def test_no_pools(self, run):
+        """Without pools the plan is of chains, and a named method of dynamic trees is refused."""
         measured(pools=False).save(run.trace)
         assert planned(run, "sglang").constraint.engine.method == "adaptive"
         for engine, method in (("sglang", "dynamic-tree"), ("eagle2", None), ("tensorrt-llm", "dynamic-tree")):
@@ -208,31 +215,36 @@ class TestWithoutDynamicTrees:
         )
         assert method_for_plan(plan, "sglang").name == "adaptive"
 
-    def test_without_timings_it_is_chains(self, run):
+    def test_no_timings(self, run):
+        """Without timings of dynamic trees the plan is of chains."""
         timed(dynamic=None).save(run.profile)
         assert planned(run, "sglang").constraint.engine.method == "adaptive"
         with pytest.raises(InvalidInput, match="the profile has no dynamic trees"):
             planned(run, "fastrl")
 
-    def test_a_method_that_is_named_stays(self, run):
+    def test_named_method(self, run):
+        """A named method stays."""
         plan = planned(run, "sglang", method="adaptive")
         assert plan.constraint.engine.method == "adaptive"
         assert all(entry.best("dynamic") is None for entry in plan)
         assert not planned_method(plan).limits.dynamic
 
-    def test_openvino_decodes_trees_one_by_one_and_gets_chains_for_more(self, run):
+    def test_openvino_batches(self, run):
+        """OpenVINO decodes trees for one sequence, and gets chains for more."""
         assert planned(run, "openvino").constraint.engine.method == "draft-model"
         plan = planned(run, "openvino", batch_sizes=(1,))
         assert plan.constraint.engine.method == "dynamic-tree"
         assert '"tree_depth"' in export_plan(plan, "openvino").files["generation_config.json"]
 
-    def test_rejection_by_the_drafters_probabilities_is_for_chains(self, run):
+    def test_rejection(self, run):
+        """Rejection by the drafter's probabilities is for chains."""
         rule = {"rule": "rejection", "temperature": 1.0, "top_p": None, "top_k": None, "seed": 0}
         measured(rule=rule).save(run.trace)
         assert planned(run, "sglang").constraint.engine.method == "adaptive"
 
 
-def test_a_plan_for_no_engine_goes_to_both_kinds(run, tmp_path):
+def test_plan_for_no_engine(run, tmp_path):
+    """A plan for no engine is exported to engines of dynamic trees and of chains."""
     assert method_for_plan(planned(run, shape="chain"), "sglang").name == "adaptive"  # chains were asked for
     plan = planned(run)
     assert method_for_plan(plan, "sglang").name == "dynamic-tree"

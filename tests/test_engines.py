@@ -59,7 +59,8 @@ def draft_for(method):
 
 
 @pytest.mark.parametrize(("engine", "drafter"), TOLD, ids="-".join)
-def test_each_engine_is_told_this_of_a_chain_of_three(engine, drafter):
+def test_options_of_a_chain(engine, drafter):
+    """The options of a chain of three guesses, engine by engine."""
     written, told = chain(engine, drafter), TOLD[engine, drafter]
     if isinstance(told, str):
         assert told in written.command
@@ -71,7 +72,8 @@ def test_each_engine_is_told_this_of_a_chain_of_three(engine, drafter):
         assert found.get("speculative_config", found) == told
 
 
-def test_every_engine_of_chains_has_its_row():
+def test_options_table_is_complete():
+    """Every engine of chains has a row."""
     assert {engine for engine, _ in CHAINS} == {engine for engine, _ in TOLD}
 
 
@@ -90,8 +92,8 @@ OPTIONS = [{}, {"batch_size": 64}, {"version": "1.1"}]
 
 
 @named(METHODS)
-def test_whatever_is_asked_comes_back_or_is_refused(engine, method):
-    """Every drafter, rule, draft and option."""
+def test_export_roundtrip(engine, method):
+    """An export is read back as it was asked, or refused: every drafter, rule, draft and option."""
     taken = refused = 0
     for drafter, rule, served, options in product((None, *method.drafters), RULES.values(), DRAFTS, OPTIONS):
         about = {"num_heads": 9, "drafter": drafter, "acceptance": rule, **options}
@@ -107,7 +109,8 @@ def test_whatever_is_asked_comes_back_or_is_refused(engine, method):
 
 
 @named(METHODS)
-def test_files_begin_with_the_release_and_one_has_the_launch_command(engine, method, tmp_path):
+def test_files(engine, method, tmp_path):
+    """Files begin with the release, and one has the launch command."""
     line = f"# For {ENGINES[engine].title}, checked against {method.checked}. Written by treeopt {__version__}.\n"
     written = export(engine, draft_for(method), method.name, num_heads=4, drafter=method.drafters[0])
     for name, text in written.files.items():
@@ -123,7 +126,8 @@ def test_files_begin_with_the_release_and_one_has_the_launch_command(engine, met
 
 
 @named(METHODS)
-def test_not_speculating_is_the_model_alone_or_a_refusal(engine, method):
+def test_no_speculation(engine, method):
+    """A plan that does not speculate serves the model alone, or is refused."""
     about = {"num_heads": 4, "drafter": method.drafters[0]}
     if engine in ("eagle1", "hydra", "medusa", "modelopt"):  # what they read is the tree alone
         with pytest.raises(InvalidInput, match="not to speculate"):
@@ -136,14 +140,16 @@ def test_not_speculating_is_the_model_alone_or_a_refusal(engine, method):
 
 
 @named(METHODS)
-def test_a_drafter_that_it_cannot_run_is_refused(engine, method):
+def test_unknown_drafter(engine, method):
+    """A drafter that the engine cannot run is refused."""
     with pytest.raises(InvalidInput, match="nobody's"):
         export(engine, draft_for(method), method.name, drafter="nobody's")
 
 
 @named(METHODS)
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rule_is_asked_for_or_refused_with_those_that_have_it(engine, method, rule):
+def test_rule(engine, method, rule):
+    """An engine has a rule, or the refusal names the engines that have it."""
     if rule in method.rules:
         notes = check_rule_of(RULES[rule], method)
         assert notes == [] if rule == "greedy" else "requests must ask for the same" in notes[0]
@@ -154,7 +160,8 @@ def test_a_rule_is_asked_for_or_refused_with_those_that_have_it(engine, method, 
 
 
 @named(METHODS)
-def test_its_limits_are_kept(engine, method):
+def test_limits(engine, method):
+    """A draft beyond the method's depth is refused, and a batch size beyond it is named."""
     notes = export(engine, draft_for(method), method.name, batch_size=64, num_heads=9).notes
     assert any("decodes at most" in note for note in notes) == (method.max_batch_size is not None)
     depth = method.limits.max_depth
@@ -164,7 +171,8 @@ def test_its_limits_are_kept(engine, method):
 
 
 @named(CHAINS)
-def test_notes_name_the_drafter_that_was_supposed_and_the_blocks_that_it_must_know(engine, method):
+def test_notes_on_drafter(engine, method):
+    """Notes name the usual drafter if the plan names none, and the blocks that a drafter must know."""
     usual = method.drafters[0]
     notes = export(engine, Tree.chain(3), method.name).notes
     assert f"The plan does not name its drafter; this is written for {usual}." in notes
@@ -173,12 +181,14 @@ def test_notes_name_the_drafter_that_was_supposed_and_the_blocks_that_it_must_kn
         assert len(said) == (drafter in BLOCKS)
 
 
-def test_options_that_make_no_difference_are_refused():
+def test_unused_version():
+    """A release is refused if it makes no difference."""
     with pytest.raises(InvalidInput, match="makes no difference for medusa with choices"):
         export("medusa", Tree.dense([2, 2]), num_heads=4, version="1.2")
 
 
-def test_names_that_are_not_known_are_refused_with_the_known_ones():
+def test_unknown_names():
+    """A refusal of an unknown name lists the known ones."""
     with pytest.raises(Unsupported, match="eagle1, eagle2, edge-llm, exllamav3"):
         method_of("other")
     with pytest.raises(Unsupported, match="medusa, draft-len, block, ngram, dynamic-tree"):
@@ -207,14 +217,16 @@ def test_names_that_are_not_known_are_refused_with_the_known_ones():
         ("tensorrt-llm", "draft-model", {"lengths": chains((1, 8, 4), (9, None, 0))}, "one token"),
     ],
 )
-def test_what_an_engine_does_without_a_word_is_said(engine, drafter, options, said):
+def test_notes(engine, drafter, options, said):
+    """A note says what an engine does silently."""
     assert any(said in note for note in chain(engine, drafter, **options).notes)
     assert not any(said in note for note in chain(engine, "ngram" if engine == "vllm" else drafter, 1).notes) or (
         said.startswith("removed")
     )
 
 
-def test_p_q_rejection_is_asked_for_where_an_engine_has_it_and_nowhere_else():
+def test_rejection():
+    """p/q rejection is a flag or a key where an engine has it, and nowhere else."""
     for rule, asks in ((REJECTED, True), (SAMPLED, False), (None, False)):
         config = json.loads(chain("vllm", "draft-model", acceptance=rule).files["speculative_config.json"])
         assert (config.get("draft_sample_method") == "probabilistic") == asks
@@ -226,7 +238,8 @@ def test_p_q_rejection_is_asked_for_where_an_engine_has_it_and_nowhere_else():
         chain("tensorrt-llm", "draft-model", acceptance=REJECTED, version="lower-bound")
 
 
-def test_numbers_that_follow_from_the_sequences():
+def test_options_by_batch_size():
+    """Options that follow from the number of sequences."""
     for size in (1, 4):
         assert "--parallel" not in chain("llama-cpp", "mtp", batch_size=size).command
     given = flags(chain("llama-cpp", "mtp", 0, batch_size=5).files)
@@ -238,7 +251,8 @@ def test_numbers_that_follow_from_the_sequences():
 
 
 @pytest.mark.parametrize("engine", ["vllm", "tgi", "mlc-llm"])
-def test_chains_longer_than_the_heads_are_refused(engine):
+def test_chain_longer_than_heads(engine):
+    """A chain longer than the heads is refused."""
     with pytest.raises(InvalidInput, match="max_depth=8"):
         chain(engine, "medusa", 9)
 
@@ -258,7 +272,8 @@ WIDER = {
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_engines_refuse_drafters_of_blocks_that_they_do_not_know_by_name(kind):
+def test_block_drafter_elsewhere(kind):
+    """An engine refuses a drafter of blocks that it does not run, and names those that do."""
     for engine in ENGINES.keys() - SERVED[kind]:
         with pytest.raises(InvalidInput, match=f"this drafter is {kind}. It runs in .*{sorted(SERVED[kind])[0]}"):
             chain(engine, kind)
@@ -267,8 +282,8 @@ def test_engines_refuse_drafters_of_blocks_that_they_do_not_know_by_name(kind):
 @pytest.mark.parametrize(
     ("kind", "engine"), [(k, e) for k in ("dflash", "dflash2", "dspark") for e in sorted(SERVED[k])]
 )
-def test_a_chain_longer_than_the_block_is_refused_with_what_the_engine_would_do(kind, engine):
-    """Of its own length it is written; SGLang runs wider blocks, with a warning, and some were faster."""
+def test_chain_longer_than_block(kind, engine):
+    """A chain as long as the block is written. A longer one is refused, but for SGLang, which runs it with a warning."""
     assert chain(engine, kind, 5, widest=5).files
     if said := WIDER.get((engine, kind), WIDER.get(engine)):
         with pytest.raises(InvalidInput, match=f"up to 5 guesses from this drafter.*this one has 6, and it .*{said}"):
@@ -277,12 +292,14 @@ def test_a_chain_longer_than_the_block_is_refused_with_what_the_engine_would_do(
         assert chain(engine, kind, 6, widest=5).files
 
 
-def test_a_single_guess_of_dspark_is_none_of_onnx_runtimes_blocks():
+def test_single_guess_of_dspark():
+    """ONNX Runtime builds no block of a single guess."""
     with pytest.raises(InvalidInput, match="blocks of DSpark of 2 guesses or more, but this chain has 1"):
         chain("onnx-genai", "dspark", 1)
 
 
-def test_fastrl_refuses_schedules_that_its_map_would_turn_around():
+def test_fastrl_schedules():
+    """A schedule that fastrl would sort otherwise is refused."""
     a, b = DynamicTree(5, 4, 16), DynamicTree(3, 2, 6)
 
     def schedule(*settings, **others):
@@ -300,7 +317,8 @@ def test_fastrl_refuses_schedules_that_its_map_would_turn_around():
         schedule((1, None, a), batch_size=129)
 
 
-def test_nothing_lossy_is_written_for_dynamic_trees():
+def test_dynamic_trees_are_lossless():
+    """No export of a dynamic tree loosens acceptance."""
     for (engine, method), rule in product([row for row in METHODS if row[1].limits.dynamic], (None, SAMPLED)):
         if rule is None or "sample" in method.rules:
             found = export(engine, DynamicTree(3, 4, 8), method.name, drafter="eagle3", acceptance=rule)
@@ -312,8 +330,8 @@ def test_nothing_lossy_is_written_for_dynamic_trees():
 # The registry, its pages and its command
 
 
-def test_every_method_has_a_reader():
-    """Of the files that it writes; that nothing but its own module knows an engine is in test_contributing."""
+def test_readers_are_complete():
+    """Every method has a reader of the files that it writes."""
     assert READERS.keys() == {(name, method.name) for name, method in METHODS}
 
 
@@ -342,12 +360,15 @@ def in_markdown(heads):
     return "".join(f"| {line} |\n" for line in lines).replace("<=", "≤")
 
 
-def test_the_page_has_the_tables_as_they_are():
+def test_page_tables():
+    """docs/engines.md has the tables of the registry."""
     page = PAGE.read_text(encoding="utf-8")
     assert refreshed(page) == page, f"refresh it: {REFRESH}"
 
 
-def test_tensorrt_llms_ngrams_are_never_told_of_rejection_sampling():
+def test_ngrams_of_tensorrt_llm():
+    """TensorRT-LLM's n-grams get no key for rejection sampling."""
+
     def written(**rule):
         return export("tensorrt-llm", Tree.chain(3), num_heads=5, drafter="ngram", acceptance=rule)
 
@@ -358,7 +379,8 @@ def test_tensorrt_llms_ngrams_are_never_told_of_rejection_sampling():
 
 
 @pytest.mark.parametrize("drafter_id", ["ngram", "ngram:earliest"])
-def test_an_export_of_ngrams_warns_where_the_engine_looks_up_otherwise(drafter_id):
+def test_note_on_lookup(drafter_id):
+    """A note says whether the engine looks n-grams up as treeopt's drafter does."""
     engines = {name for name, one in ENGINES.items() if any("ngram" in way.drafters for way in one.methods)}
     fits = {"transformers", "openvino"} if drafter_id == "ngram:earliest" else set()
     for engine in engines:
@@ -370,7 +392,8 @@ def test_an_export_of_ngrams_warns_where_the_engine_looks_up_otherwise(drafter_i
 
 
 @named(METHODS)
-def test_every_row_says_what_a_reader_needs(engine, method):
+def test_method_fields(engine, method):
+    """Every field of a method is filled in."""
     assert method.limits.shape in SHAPES
     assert method.drafters
     assert method.rules[0] == "greedy"
@@ -387,7 +410,8 @@ def listed(*words, columns=300):
     return result.output
 
 
-def test_list_engines_is_short_and_an_engine_is_shown_in_full():
+def test_list_engines():
+    """The list of engines fits a terminal; one engine is shown in full."""
     text = listed("engines")
     assert "not planned for" in listed("engines", "vllm")
     assert not any(method.source in text for _, method in METHODS)
@@ -402,7 +426,8 @@ def test_list_engines_is_short_and_an_engine_is_shown_in_full():
     assert {word for _, method in METHODS for word in engine_table.checked(method).split()} <= words
 
 
-def test_list_engines_as_json_has_all_fields():
+def test_list_engines_json():
+    """The JSON has all fields of a method."""
     rows = json.loads(listed("engines", "--json"))["engines"]
     assert [(row["engine"], row["method"]) for row in rows] == [(e, m.name) for e, m in METHODS]
     for row, (_, method) in zip(rows, METHODS, strict=True):
@@ -415,7 +440,8 @@ def test_list_engines_as_json_has_all_fields():
             assert row[name] == (list(value) if isinstance(value, tuple) else value), name
 
 
-def test_list_takes_its_topics_and_no_other():
+def test_list_topics():
+    """The command takes its topics and no other."""
     summary = json.loads(listed("--json"))
     for topic in summary.keys() - {"engines"}:
         named = [line.split()[0] for line in listed(topic).splitlines() if not line.startswith(" ")]
@@ -426,7 +452,8 @@ def test_list_takes_its_topics_and_no_other():
     assert "must be one of calibrations, profiles, trees, drafters, engines, acceptance" in result.output
 
 
-def test_schedules_of_the_page_are_those_that_are_written():
+def test_page_schedules():
+    """The schedules in docs/engines.md are those that are written."""
     lengths = chains((1, 4, 4), (5, 8, 2), (9, None, 0))
 
     def texts(engine, **options):
@@ -446,7 +473,8 @@ def test_schedules_of_the_page_are_those_that_are_written():
 
 
 @pytest.mark.parametrize("rule", ["sample", "reject", "typical"])
-def test_the_page_of_drafters_names_the_engines_of_every_rule(rule):
+def test_page_rules(rule):
+    """docs/drafters.md names the engines of every rule."""
     page = (PAGE.parent / "drafters.md").read_text(encoding="utf-8")
     rows, _, _ = page.partition("### What engines can do")[2].partition(f"| `{rule}` |")[2].partition("\n| `")
     able = {e.title for e in ENGINES.values() if any(rule in m.rules and m.status == "live" for m in e.methods)}

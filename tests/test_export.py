@@ -50,7 +50,7 @@ def read_back(engine, method, written):
 
 
 def allowed(tree: Tree, method) -> bool:
-    """By the row of the table alone."""
+    """Whether a method's row allows a tree."""
     first, limits = sorted(path[0] for path in tree.paths if len(path) == 1), method.limits
     return (
         SHAPES[limits.shape](tree)
@@ -78,10 +78,11 @@ def comes_back(tree, engine, method) -> bool:
 
 
 class TestContract:
-    """What every method of trees keeps."""
+    """The contract of every method of trees."""
 
     @named
-    def test_every_published_tree_that_is_at_hand(self, engine, method):
+    def test_published_trees(self, engine, method):
+        """Every published tree comes back or is refused."""
         exported = 0
         for record in published_data("trees")["trees"]:
             tree = Tree.from_choices([path for path in record["paths"] if path])
@@ -91,19 +92,22 @@ class TestContract:
     @named
     @given(tree=trees(depth=4, ranks=11, most_nodes=25))
     @settings(max_examples=40, deadline=None)
-    def test_any_tree_comes_back_or_is_refused(self, engine, method, tree):
+    def test_any_tree(self, engine, method, tree):
+        """Any tree comes back or is refused."""
         comes_back(tree, engine, method)
 
     @named
     @given(seed=st.integers(0, 10**6))
     @settings(max_examples=30, deadline=None)
-    def test_random_trees_of_the_shape_come_back(self, engine, method, seed):
+    def test_random_tree(self, engine, method, seed):
+        """Random trees of the shape come back."""
         tree = random_tree(np.random.default_rng(seed), method.limits.shape)
         assert allowed(tree, method)
         assert read_back(engine, method, export(tree, engine, method)) == tree
 
     @named
-    def test_numbers_that_follow_from_the_tree(self, engine, method):
+    def test_derived_numbers(self, engine, method):
+        """Fields that follow from the tree."""
         tree = Tree.dense([3, 2, 1])
         written = export(tree, engine, method, num_heads=5)
         said, n = "".join([written.command, *written.files.values()]), len(tree) - 1
@@ -147,7 +151,8 @@ GOLDEN = {  # nodes per depth, leaves, largest tree index, whether leaves come l
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_medusas_buffers_have_their_golden_values(name):
+def test_medusa_buffers(name):
+    """Medusa's buffers have their golden values."""
     widths, leaves, largest, leaf_last = GOLDEN[name]
     tree = published_tree(name)
     buffers = medusa_buffers([list(choice) for choice in PUBLISHED_TREES[name]])
@@ -158,13 +163,15 @@ def test_medusas_buffers_have_their_golden_values(name):
     assert neuron.leaf_last(tree) == leaf_last
 
 
-def test_eagles_tree_has_its_golden_values():
+def test_eagle_tree():
+    """EAGLE's tree has its golden values."""
     tree = published_tree("eagle_mc_sim_7b_63")
     assert (len(tree) - 1, tree.widths(), neuron.leaf_last(tree)) == (25, [4, 8, 8, 3, 2], True)
     assert readers.drafting_levels(tree.choices) == [4, 4, 1, 1]
 
 
-def test_tensorrt_llm_is_told_of_heads_and_layers():
+def test_heads_and_layers():
+    """TensorRT-LLM gets the numbers of heads and layers."""
     files = export(published_tree(), "tensorrt-llm", num_heads=5, num_layers=2).files
     assert yaml.safe_load(files["llm_api_options.yml"])["speculative_config"]["num_medusa_heads"] == 5
     assert "--num_medusa_heads 5 --num_medusa_layers 2 --max_medusa_token_len 63" in files["commands.sh"]
@@ -190,7 +197,8 @@ MISREAD = [
 
 
 @pytest.mark.parametrize(("engines", "choices", "said"), MISREAD)
-def test_a_tree_that_an_engine_would_take_for_another_is_refused(engines, choices, said):
+def test_misread_tree(engines, choices, said):
+    """A tree that an engine would take for another is refused."""
     for engine in engines.split():
         with pytest.raises(InvalidInput, match=said):
             export(Tree.from_choices(choices), engine)
@@ -200,13 +208,14 @@ HEADED = ["medusa", "neuron-medusa", "tensorrt-llm", "modelopt", "tgi"]
 
 
 @pytest.mark.parametrize("engine", HEADED)
-def test_a_tree_deeper_than_the_heads_is_refused(engine):
+def test_tree_deeper_than_heads(engine):
+    """A tree deeper than the heads is refused."""
     with pytest.raises(InvalidInput, match="up to 2 deep, one guess per head, but this one is 3"):
         export(Tree.chain(3), engine, num_heads=2)
 
 
 @pytest.mark.parametrize("engine", HEADED)
-def test_tree_deeper_than_the_heads_of_the_run_is_refused(tmp_path, engine):
+def test_tree_deeper_than_heads_of_run(tmp_path, engine):
     """Heads of a head table count like those of --heads; EAGLE-3's drafts may be deeper than was recorded."""
     (tmp_path / "chain.json").write_text("[[0], [0, 0], [0, 0, 0]]")
     (tmp_path / "heads.csv").write_text("head,rank,accuracy\n1,0,0.6\n2,0,0.4\n")
@@ -222,7 +231,9 @@ def test_tree_deeper_than_the_heads_of_the_run_is_refused(tmp_path, engine):
 # Warnings
 
 
-def test_notes_say_what_the_engine_cannot_do_or_may_get_wrong():
+def test_notes():
+    """A note says what the engine cannot do or may get wrong."""
+
     def notes(tree, engine, method=None, **options):
         return " ".join(export(tree, engine, method, **options).notes)
 
@@ -247,7 +258,8 @@ def plan_of(kind="medusa", **options) -> Plan:
 
 
 @pytest.mark.parametrize(("engine", "kind"), [("tgi", "medusa"), ("sglang", "eagle3"), ("llama-cpp", "draft-model")])
-def test_an_engine_of_chains_gets_the_best_of_a_plan_of_trees_and_that_is_said(engine, kind):
+def test_chain_of_plan_of_trees(engine, kind):
+    """An engine of chains gets the best chain of a plan of trees, with a note."""
     plan = plan_of(kind)
     assert plan[1].chosen.draft.kind == "tree"
     written = export_plan(plan, engine)
@@ -258,8 +270,8 @@ def test_an_engine_of_chains_gets_the_best_of_a_plan_of_trees_and_that_is_said(e
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflash2", "dspark"])
-def test_plan_beyond_the_block_that_its_record_names_is_refused(kind):
-    """What engines take of such plans: see test_engine_loads, and how they refuse longer chains: test_engines."""
+def test_plan_beyond_block(kind):
+    """A chain beyond the block that the plan's record names is refused."""
     plan = plan_of(kind, shape="chain")
     length = plan[1].chosen.depth
     for widest in (None, length, length - 1):
@@ -276,7 +288,8 @@ SAMPLED = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_
 
 
 @pytest.mark.parametrize(("engine", "kind"), [("medusa", "medusa"), ("hydra", "hydra")])
-def test_typical_acceptance_is_asked_for_by_the_codes_that_have_it(engine, kind):
+def test_typical_acceptance(engine, kind):
+    """Medusa's and Hydra's scripts get the options of typical acceptance."""
     plan = replace(plan_of(kind), acceptance=TYPICAL)
     written = export_plan(plan, engine)
     given = dict(re.findall(r"--(temperature|posterior-threshold|posterior-alpha) ([\d.]+)", written.command))
@@ -289,7 +302,8 @@ def test_typical_acceptance_is_asked_for_by_the_codes_that_have_it(engine, kind)
     assert "posterior" not in export_plan(plan_of(kind), engine).command
 
 
-def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
+def test_export_all(tmp_path, capsys):
+    """A run exports to every engine that takes its plan."""
     run = RunDirectory(tmp_path / "run")
 
     def exported(plan):
@@ -317,7 +331,8 @@ def test_a_run_exports_to_every_engine_that_takes_its_plan(tmp_path, capsys):
     assert "No engine that treeopt knows runs drafters of the kind nobody's" in " ".join(said.split())
 
 
-def test_a_refusal_names_what_an_earlier_export_left(tmp_path):
+def test_refusal_after_earlier_export(tmp_path):
+    """A refusal names what an earlier export left."""
     folder = tmp_path / "hydra"
     wide = replace(plan_of("hydra", batch_sizes=(1, 8)), acceptance=SAMPLED)
     with pytest.raises(InvalidInput) as refused:
@@ -328,7 +343,8 @@ def test_a_refusal_names_what_an_earlier_export_left(tmp_path):
         export_to(folder, wide, "hydra")
 
 
-def test_a_command_exports_any_tree(tmp_path, monkeypatch):
+def test_export_command(tmp_path, monkeypatch):
+    """A command exports any tree."""
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli, ["export", "--to", "neuron-medusa", "--tree", "mc_sim_7b_63"])
     assert result.exit_code == 0, result.output
@@ -338,7 +354,7 @@ def test_a_command_exports_any_tree(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("slow", [1, 4])
-def test_a_run_that_was_slower_at_one_batch_size_exports_the_other_to_every_engine(tmp_path, monkeypatch, slow):
+def test_slower_batch_size(tmp_path, monkeypatch, slow):
     """Engines that take one schedule got nothing, so a run of EAGLE-3 at batch sizes 1 and 4 had no export at all."""
     run, plan = RunDirectory(tmp_path), plan_of("eagle3", shape="chain", batch_sizes=(1, 4))
     plan.save(run.plan)

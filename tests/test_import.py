@@ -1,4 +1,4 @@
-"""Files of other tools, written as those tools write them, read back as the measurement they came from."""
+"""Files as other tools write them are read back as the measurement that they came from."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,8 @@ def calibrations(draw) -> Calibration:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(4, 9), st.integers(2, 4))
-def test_medusa_hits_come_back_as_the_trace_they_were_taken_from(tmp_path_factory, seed, prompts, steps, heads):
+def test_medusa_hits_roundtrip(tmp_path_factory, seed, prompts, steps, heads):
+    """Medusa hits come back as the trace they were taken from."""
     trace = limited_trace(np.random.default_rng(seed), prompts, steps, heads, 6)
     path = write(tmp_path_factory.mktemp("m") / "v_heads_accuracy.pt", medusa_tensors(trace))
     kind, found = read_measurement(path)
@@ -77,7 +78,8 @@ def test_medusa_hits_come_back_as_the_trace_they_were_taken_from(tmp_path_factor
     assert (ours.trials == theirs.trials).all()
 
 
-def test_medusa_heads_by_name_are_taken_in_their_order(tmp_path):
+def test_medusa_heads_by_name(tmp_path):
+    """Medusa heads by name are taken in their order."""
     trace = limited_trace(np.random.default_rng(0), 3, 8, 3, 4)
     tensors = {f"head_{k}": tensor for k, tensor in enumerate(medusa_tensors(trace))}
     path = write(tmp_path / "x.pt", dict(reversed(tensors.items())))
@@ -85,7 +87,8 @@ def test_medusa_heads_by_name_are_taken_in_their_order(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [(40, 40), (41, 36), (40, 35, 31), (40,)])
-def test_medusa_rows_that_make_no_blocks_give_accuracies_over_each_heads_own_rows(tmp_path, rows):
+def test_medusa_rows_without_blocks(tmp_path, rows):
+    """Rows that make no blocks give each head's accuracy over its own rows."""
     hits = torch.eye(40).bool()[:, :5]
     tensors = [torch.cat([hits, hits])[:n] for n in rows]
     found = read_measurement(write(tmp_path / "x.pt", tensors))[1]
@@ -114,7 +117,8 @@ def recall_files(table, trials):
 
 @pytest.mark.parametrize("form", ["fmtp", "named", "plain"])
 @given(calibrations())
-def test_recall_comes_back_as_the_counts_it_was_made_from(tmp_path_factory, form, calibration):
+def test_recall_roundtrip(tmp_path_factory, form, calibration):
+    """Recall comes back as the counts it was made from."""
     document = recall_files(cumulative(calibration), calibration.trials)[form]
     path = write(tmp_path_factory.mktemp("r") / "recall.json", document)
     kind, found = read_measurement(path)
@@ -131,7 +135,8 @@ def test_recall_comes_back_as_the_counts_it_was_made_from(tmp_path_factory, form
         ({"head_0": {"recall@1": 0.5, "recall@2": 0.6, "recall@5": 0.9}, "trials": 10}, [[5, 1]], LEFT_OUT.format(2)),
     ],
 )
-def test_what_recall_is_taken_for_is_said(tmp_path, document, hits, note):
+def test_notes_on_recall(tmp_path, document, hits, note):
+    """A note says what recall was taken for."""
     found = read_measurement(write(tmp_path / "r.json", document))[1]
     assert found.source.hits.tolist() == hits
     assert found.notes[-1] == note
@@ -161,7 +166,8 @@ def csv_files(calibration):
 
 @pytest.mark.parametrize("form", ["rank,hits", "rank,accuracy", "top_k,hits", "top_k,accuracy", "wide"])
 @given(calibrations())
-def test_a_table_comes_back_as_the_counts_it_was_made_from(tmp_path_factory, form, calibration):
+def test_table_roundtrip(tmp_path_factory, form, calibration):
+    """A table comes back as the counts it was made from."""
     path = write(tmp_path_factory.mktemp("c") / "table.csv", csv_files(calibration)[form])
     kind, found = read_measurement(path)
     assert kind == "csv"
@@ -181,7 +187,8 @@ def logged(trace: RankTrace, *, beyond=None) -> str:
 
 @pytest.mark.parametrize("beyond", [None, -1])
 @given(traces())
-def test_logged_ranks_come_back_as_the_trace(tmp_path_factory, beyond, trace):
+def test_logged_ranks_roundtrip(tmp_path_factory, beyond, trace):
+    """Logged ranks come back as the trace."""
     assume((trace.ranks[trace.has_step] != -2).any(0).all())
     path = write(tmp_path_factory.mktemp("l") / "log.jsonl", logged(trace, beyond=beyond))
     kind, found = read_measurement(path)
@@ -191,7 +198,8 @@ def test_logged_ranks_come_back_as_the_trace(tmp_path_factory, beyond, trace):
     assert replay(found.source, Tree.dense([2, 2])).steps.tolist() == replay(trace, Tree.dense([2, 2])).steps.tolist()
 
 
-def test_a_log_keeps_its_tokens_groups_and_conversations(tmp_path):
+def test_logged_conversations(tmp_path):
+    """A log keeps its tokens, groups and conversations."""
     line = {"ranks": [[0], [None], [None]], "tokens": [5, 6, 7]}
     lines = [line | {"id": "a", "group": "x"}, line | {"id": "b", "group": "y"}, line | {"id": "a", "group": "x"}]
     found = read_measurement(write(tmp_path / "l.jsonl", "\n".join(map(json.dumps, lines))))[1].source
@@ -261,12 +269,15 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "content", "options", "message"), REFUSED)
-def test_what_cannot_be_is_refused_by_rule(tmp_path, name, content, options, message):
+def test_refused_file(tmp_path, name, content, options, message):
+    """A file that cannot be is refused by its rule."""
     with pytest.raises(InvalidInput, match=message):
         read_measurement(write(tmp_path / name, content), **options)
 
 
-def test_a_pickle_that_would_run_something_is_refused(tmp_path):
+def test_pickle(tmp_path):
+    """A pickle that would run something is refused."""
+
     class Evil:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "ran",))
@@ -277,7 +288,8 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_imported_trace_is_searched_by_replay(tmp_path):
+def test_search_of_trace(tmp_path):
+    """An imported trace is searched by replay."""
     trace = limited_trace(np.random.default_rng(1), 20, 20, 3, 6)
     path, run = write(tmp_path / "v_heads_accuracy.pt", medusa_tensors(trace)), tmp_path / "run"
     document = json.loads(invoke("import", path, "--run", run, "--json").stdout)
@@ -289,7 +301,8 @@ def test_an_imported_trace_is_searched_by_replay(tmp_path):
     assert plan.entries[0].basis.sequences == 20
 
 
-def test_imported_accuracies_are_searched_by_products_and_assumptions_are_kept(tmp_path):
+def test_search_of_accuracies(tmp_path):
+    """Imported accuracies are searched by products, and notes keep the assumptions."""
     path, run = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n2,0.4,0.5\n"), tmp_path / "run"
     shown = invoke("import", path, "--run", run, "--trials", "100")
     assert "rank 1" in shown.stdout

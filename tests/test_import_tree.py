@@ -1,4 +1,4 @@
-"""Trees from other tools' files: read as they stand, or refused by what they are."""
+"""Trees from other tools' files are read as they stand, or refused."""
 
 import json
 import re
@@ -17,6 +17,7 @@ from treeopt.trees.published import published_tree
 from treeopt.trees.tree import Tree
 
 from .conftest import invoke
+from .engine_files import rows_of
 from .engine_rows import export
 
 SMALL = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
@@ -40,12 +41,14 @@ SMALL = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
         '{"schema": "treeopt.tree/1", "medusa_choices": [[0], [1], [0, 0], [0, 1]]}',
     ],
 )
-def test_every_format_gives_the_same_tree(text):
+def test_same_tree(text):
+    """Every format gives the same tree."""
     assert tree_in(text) == SMALL
 
 
 @pytest.mark.parametrize("engine", [e.name for e in ENGINES.values()])
-def test_what_export_writes_is_read(engine):
+def test_read_exports(engine):
+    """Files of an export of a tree are read."""
     for method in ENGINES[engine].methods:
         if method.limits.shape == "chain":
             continue
@@ -87,7 +90,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@rows_of(REFUSED)
 def test_refused_list(name):
     """Nothing is invented: a mask of 16 rows became a tree of 905 nodes."""
     text, words = REFUSED[name]
@@ -96,11 +99,13 @@ def test_refused_list(name):
 
 
 @pytest.mark.parametrize("text", ["[[0], (0, 0)]", "heads = 2\nmine = [[0], [0, 0]]\nprint(heads)"])
-def test_list_in_another_notation_is_read(text):
+def test_other_notation(text):
+    """A list is read in other notations."""
     assert tree_in(text) == Tree.chain(2)
 
 
-def test_children_of_a_token_tree_may_fall():
+def test_falling_children():
+    """Numbers of children in a token tree may fall."""
     assert neuron.token_tree({"0": ["2", "1"]}).choices == [[0], [1]]
 
 
@@ -124,12 +129,13 @@ def test_children_of_a_token_tree_may_fall():
         ('{"1": ["2"]}', "at least one child"),
     ],
 )
-def test_what_is_no_tree_is_refused(text, words):
+def test_refused_text(text, words):
+    """A text without a tree is refused."""
     with pytest.raises(InvalidInput, match=words):
         tree_in(text)
 
 
-def test_eagle_counts_parents_where_it_should_place_them():
+def test_eagle1_misdrafts():
     """[1, 0] is the first node of its depth that expands, so it is drafted below [0]; the text stays right."""
     tree = Tree.from_choices([[0], [1], [0, 0], [1, 0], [1, 0, 0]])
     assert eagle.misdrafted(tree.choices) == [(1, 0)]
@@ -141,7 +147,8 @@ def test_eagle_counts_parents_where_it_should_place_them():
 # The command
 
 
-def test_the_tree_is_written_so_that_other_commands_read_it(tmp_path):
+def test_output_is_read(tmp_path):
+    """Other commands read the tree that is written."""
     listed, output = tmp_path / "theirs.py", tmp_path / "tree.json"
     listed.write_text("theirs = [(0,), (0, 0), (1,)]\n")
     result = invoke("import-tree", listed, "--output", output)
@@ -152,7 +159,8 @@ def test_the_tree_is_written_so_that_other_commands_read_it(tmp_path):
     assert "[0, 0]" in invoke("show", "--tree", output).stdout
 
 
-def test_without_output_the_list_is_printed_and_with_json_the_document(tmp_path):
+def test_printed(tmp_path):
+    """Without --output the list is printed, and with --json the document."""
     listed = tmp_path / "theirs.txt"
     listed.write_text("{0},{0, 0}")
     assert json.loads(invoke("import-tree", listed).stdout) == [[0], [0, 0]]
@@ -167,7 +175,8 @@ def plan_of(*sizes):
     return Plan(entries=tuple(PlanEntry(batch_size=one.batch_size, chosen=one) for one in figures))
 
 
-def test_of_a_plan_the_tree_of_a_batch_size_is_taken(tmp_path):
+def test_tree_of_plan(tmp_path):
+    """The tree of a batch size is read from a plan."""
     path = tmp_path / "plan.json"
     plan_of(1, 2).save(path)
     assert json.loads(invoke("import-tree", path, "--batch-size", 2).stdout) == [[0], [0, 0]]
@@ -176,7 +185,8 @@ def test_of_a_plan_the_tree_of_a_batch_size_is_taken(tmp_path):
     assert "is no plan" in invoke("import-tree", path, "--batch-size", 2, code=1).stderr
 
 
-def test_nothing_is_written_where_the_file_is_refused(tmp_path):
+def test_refused_file_writes_nothing(tmp_path):
+    """Nothing is written if the file is refused."""
     listed, output = tmp_path / "bad.json", tmp_path / "tree.json"
     listed.write_text("[[0], [0, 0], [1, 0, 0]]")
     said = invoke("import-tree", listed, "--output", output, code=1).stderr
