@@ -94,7 +94,6 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
 YAML = {"laughs": LAUGHS, "deep YAML": "[" * 5000 + "]" * 5000, "long YAML": "- [0]\n" * 30_000}
-SPACES = " " * 200_000
 TREES = {
     **YAML,
     "a choice of 20,000 ranks": f"[[{'0, ' * 20_000}0]]",
@@ -102,16 +101,12 @@ TREES = {
     "999 guesses in a row, as a flag": "--speculative-num-steps 999",
     "30,000 choices": json.dumps([[i] for i in range(30_000)]),
     "30,000 nodes of Neuron": json.dumps({str(i): [str(i + 1)] for i in range(30_000)}),
-    "30,000 paths in braces": ",".join(f"{{{i}}}" for i in range(30_000)),
     "a number of 5,000 digits": f"[[{'1' * 5000}]]",
-    "5,000 digits in braces": f"{{{'1' * 5000}}}",
     "5,000 digits in YAML": f"- [{'1' * 5000}]",
     "a long file": "[" + " " * 2**21 + "]",
     "words": "w" * 200_000,
     "words and colons": "a:," * 60_000,
     "open arguments": "--medusa-choices=" * 12_000,
-    "a key and spaces": f'key: "medusa_choices"{SPACES}value',
-    "a brace and spaces": f"{{{SPACES}x",
     "nested calls": "f(" * 50_000,
     "signs": "-" * 50_000 + "1",
 }
@@ -119,10 +114,7 @@ LOGS = {
     "vllm-metrics": "SpecDecoding metrics: Mean acceptance length: 1, Accepted: " * 20_000,
     "llama-cpp": "statistics a: #gen drafts = 1, #acc drafts = " * 20_000,
     "csv": "head," + "x" * 200_000 + "\n0,1\n",
-    "acceptance": "[" + "0," * 100_000 + "0]",
-    "recall": json.dumps({f"head_{i}": {"recall@1": 0.5} for i in range(9000)}),
     "ranks": json.dumps({"ranks": [[0] * 30_000] * 2}),
-    "tensorrt-llm": "specDecodingStats" + "(" * 100_000,
     "vllm-requests": json.dumps([[]] * (MOST_ROWS + 1)),
 }
 

@@ -273,9 +273,6 @@ def engine_file(name, text):
 
 MEASUREMENTS = {  # of other tools: name, the file, options
     "hits.pt": ("medusa-pt", [torch.eye(12)[: 12 - 3 * k, :4].bool() for k in range(3)], {}),
-    "vector.pt": ("acceptance", torch.tensor([0, 0.5, 0.25, 0.25]), {"heads": 2, "trials": 8}),
-    "vector.json": ("acceptance", "[0, 0.5, 0.25, 0.25]", {"heads": 2, "trials": 8}),
-    "recall.json": ("recall", '{"recall": {"head_0": {"1": 0.5, "2": 0.75}}, "total_predictions": {"0": 8}}', {}),
     "table.csv": ("csv", "head,rank,hits,trials\n0,0,5,9\n0,1,2,9\n1,0,3,8\n1,1,1,8\n", {}),
     "ranks.jsonl": (
         "ranks",
@@ -302,8 +299,7 @@ TREES = {  # as engines have them
     "tree.json": '{"medusa_choices": [[0], [1], [0, 0], [0, 0, 2]]}',
     "choices.py": "mine = [(0,), (1,), (0, 0), (0, 1)]\n",
     "tree.yaml": "engine_args:\n  medusa_num_heads: 3\n  medusa_choices:\n  - [0]\n  - [1]\n  - [0, 0]\n",
-    "config.pbtxt": 'parameters: { key: "medusa_choices"  value: { string_value: "{0},{1},{0, 0}" } }\n',
-    "commands.sh": "fill_template.py 'decoding_mode:medusa,medusa_choices:{0}\\,{1}'\nrun --medusa_choices \"[[0], [1]]\"\n",
+    "commands.sh": 'run --medusa_choices "[[0], [1]]"\n',
     "neuron.json": '{"0": ["1", "2"], "1": ["3"], "2": ["4"]}',
     "vllm.json": '{"speculative_token_tree": "[(0,), (1,), (0, 0)]", "num_speculative_tokens": 3}',
     "chain.txt": "serve --speculative-config '{\"num_speculative_tokens\": 3}'\n",

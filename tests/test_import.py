@@ -10,7 +10,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from treeopt.engines.imports import read_measurement
-from treeopt.engines.measured.rates import CUMULATIVE, LEFT_OUT, PER_RANK
 from treeopt.engines.measured.traces import NO_BLOCKS
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
@@ -41,10 +40,6 @@ def medusa_tensors(trace: RankTrace) -> list[torch.Tensor]:
         torch.from_numpy(blocks[:, : -k - 1, k].reshape(-1, 1) == np.arange(trace.top_k))
         for k in range(trace.num_heads)
     ]
-
-
-def cumulative(calibration: Calibration) -> list[list[float]]:
-    return (calibration.hits.cumsum(1) / calibration.trials[:, None]).tolist()
 
 
 def write(path: Path, content) -> Path:
@@ -95,51 +90,6 @@ def test_medusa_rows_without_blocks(tmp_path, rows):
     assert found.source.trials.tolist() == list(rows)
     assert found.source.hits.tolist() == [tensor.sum(0).tolist() for tensor in tensors]
     assert NO_BLOCKS in found.notes
-
-
-def recall_files(table, trials):
-    by_k = [{str(r + 1): share for r, share in enumerate(row)} for row in table]
-    totals = [int(n) for n in trials]
-    return {
-        "fmtp": {
-            "task": "gsm8k",
-            "total_predictions": {str(k): n for k, n in enumerate(totals)},
-            "recall": {f"head_{k}": row for k, row in enumerate(by_k)},
-        },
-        "named": {
-            "total": totals,
-            "info": {"seed": 1},
-            **{f"head_{k + 1}": {f"recall@{r}": v for r, v in row.items()} for k, row in enumerate(by_k)},
-        },
-        "plain": {"recall": table, "trials": totals},
-    }
-
-
-@pytest.mark.parametrize("form", ["fmtp", "named", "plain"])
-@given(calibrations())
-def test_recall_roundtrip(tmp_path_factory, form, calibration):
-    """Recall comes back as the counts it was made from."""
-    document = recall_files(cumulative(calibration), calibration.trials)[form]
-    path = write(tmp_path_factory.mktemp("r") / "recall.json", document)
-    kind, found = read_measurement(path)
-    assert kind == "recall"
-    assert found.source.hits.tolist() == calibration.hits.tolist()
-    assert found.source.trials.tolist() == calibration.trials.tolist()
-
-
-@pytest.mark.parametrize(
-    ("document", "hits", "note"),
-    [
-        ({"recall": [[0.6, 0.2], [0.4, 0.1]], "trials": 100}, [[60, 20], [40, 10]], PER_RANK),
-        ({"recall": [[0.6, 0.8], [0.4, 0.5]], "trials": 100}, [[60, 20], [40, 10]], CUMULATIVE),
-        ({"head_0": {"recall@1": 0.5, "recall@2": 0.6, "recall@5": 0.9}, "trials": 10}, [[5, 1]], LEFT_OUT.format(2)),
-    ],
-)
-def test_notes_on_recall(tmp_path, document, hits, note):
-    """A note says what recall was taken for."""
-    found = read_measurement(write(tmp_path / "r.json", document))[1]
-    assert found.source.hits.tolist() == hits
-    assert found.notes[-1] == note
 
 
 def csv_files(calibration):
@@ -217,12 +167,10 @@ REFUSED = [
     ("x.txt", "", {}, "empty"),
     ("x.txt", "hello", {}, "looks like none"),
     ("x.json", '{"a": 1}', {}, "looks like none"),
-    ("x.json", '{"recall": [[0.5]', {}, "valid JSON"),
-    ("x.json", '{"recall": [[NaN]]}', {}, "NaN"),
+    ("x.json", '{"a": [[0.5]', {}, "valid JSON"),
     ("x.json", RANKS, {"kind": "eagle"}, "kind must be one of"),
     ("x.json", RANKS, {"trials": 3}, "trials does not go with"),
     ("x.json", RANKS, {"kind": "medusa-pt"}, "one table of hits a head"),
-    ("x.json", RANKS, {"kind": "recall", "trials": 1}, 'heads with "recall@1", but holds none'),
     ("x.json", RANKS, {"kind": "csv", "trials": 1}, "CSV"),
     ("x.json", "[1, 2]", {"kind": "ranks"}, "in every line"),
     ("x.pt", [HITS.T[:2], HITS[:1].T[:5].T], {}, "as many candidates"),
@@ -232,20 +180,14 @@ REFUSED = [
     ("x.pt", [torch.tensor([[1, 1, 0], [0, 0, 1]])], {}, "transposed"),
     ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
     ("x.pt", ["text"], {}, "plain tensors"),
-    ("x.json", {"recall": [[0.5, 0.6]]}, {}, "pass trials"),
-    ("x.json", {"recall": [[0.5]], "trials": [9]}, {"trials": 5}, "leave trials out"),
-    ("x.json", {"recall": [[0.5]], "trials": [0]}, {}, "at least 1"),
-    ("x.json", {"recall": [[0.5]], "trials": [5, 5]}, {}, "each of its 1 heads"),
-    ("x.json", {"recall": [[0.5], []], "trials": 5}, {}, "as many ranks"),
-    ("x.json", {"recall": [], "trials": 5}, {}, "as many ranks"),
-    ("x.json", {"recall": [[-0.5]], "trials": 5}, {}, "from 0 to 1"),
-    ("x.json", {"recall": [["a"]], "trials": 5}, {}, "valid number"),
-    ("x.json", {"recall": [[0.9, 0.8, 0.9]], "trials": 5}, {}, "sum to 2.6"),
-    ("x.json", {"head_0": {"recall@1": 0.5, "recall@2": 0.4}, "trials": 5}, {}, "never fall"),
-    ("x.json", {"head_0": {"recall@1": 0.5, "mean": 0.4}, "trials": 5}, {}, "'mean'"),
-    ("x.json", {"head_0": {"recall@2": 0.5}, "trials": 5}, {}, "must have recall@1"),
-    ("x.json", {"head_5": {"recall@1": 0.5}, "trials": 5}, {}, "number its heads"),
     ("x.csv", "head,rank\n0,0", {"trials": 5}, "must have the columns"),
+    ("x.csv", "head,top1\n1,0.5", {}, "pass trials"),
+    ("x.csv", "head,top1,trials\n1,0.5,9", {"trials": 5}, "leave trials out"),
+    ("x.csv", "head,top1,trials\n1,0.5,9\n2,0.4,", {}, "each of its 2 heads"),
+    ("x.csv", "head,top1,top2,trials\n1,0.5,0.4,9", {}, "never fall"),
+    ("x.csv", "head,rank,hits,trials\n1,0,5,9\n1,1,2,9\n2,0,4,9", {}, "as many ranks"),
+    ("x.csv", "head,top1\n5,0.5", {"trials": 5}, "number its heads"),
+    ("x.csv", "head,top1,top3\n1,0.5,0.6", {"trials": 5}, "number its heads"),
     ("x.csv", "head,rank,hits,trials\n0,0,9,5", {}, "may not exceed its trials"),
     ("x.csv", "head,rank,hits,trials\n0,0,1.5,5", {}, "line 2: hits must be a whole number of at least 0, but got '1.5'"),
     ("x.csv", "head,rank,hits,trials\n0,0,1,5\n0,1,1,6", {}, "same trials"),

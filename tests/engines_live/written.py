@@ -68,7 +68,7 @@ def words_of_engine(engine: str) -> dict[Word, set[str]]:
 
 def words_of_acceptance(engine: str) -> Iterator[Word]:
     """The words that the engine takes in place of a drafter, where it does."""
-    *_, line = acceptance.write({"all": [[0.5]]}, "", None).get(f"{engine}.txt", "").splitlines() or [""]
+    *_, line = acceptance.write({"all": [[0.5]]}, "").get(f"{engine}.txt", "").splitlines() or [""]
     yield from _words_of_config(json.loads(line), CONFIG) if line.startswith("{") else _words_of_commands(line, {})
 
 

@@ -42,7 +42,6 @@ def import_(run: RunDirectory, as_json: bool, files: tuple[Path, ...], **options
     \b
     FILE holds
         medusa-pt      hit tensors of Medusa's heads_accuracy.py
-        recall         recall@k as JSON
         csv            a table of accuracies or hits
         ranks          ranks that an engine logged, as JSON lines
     or what an engine counted while it served chains
@@ -55,7 +54,7 @@ def import_(run: RunDirectory, as_json: bool, files: tuple[Path, ...], **options
     \b
     Example:
         treeopt import vicuna_heads_accuracy.pt
-        treeopt import recall.json --trials 5000 --run other-run
+        treeopt import accuracies.csv --trials 5000 --run other-run
         treeopt import before.txt after.txt --drafter eagle3
     """
     from treeopt import pipeline

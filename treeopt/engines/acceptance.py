@@ -81,12 +81,11 @@ def numbers_of(survival: Sequence[float]) -> dict[str, float | str]:
     }
 
 
-def write(groups: Mapping[str, Survivals], about: str, kind: str | None) -> dict[str, str]:
+def write(groups: Mapping[str, Survivals], about: str) -> dict[str, str]:
     """Name to text of a file for each tool.
 
-    groups : group of prompts to the survival of its chains of 1, 2, ... guesses. Model Optimizer's profile has the longest chain of
-             the first group
-    about  : the drafter and the rule, in words · kind: of the drafter
+    groups : group of prompts to the survival of its chains of 1, 2, ... guesses
+    about  : the drafter and the rule, in words
     """
     rounded: dict[str, list[list[float]]] = {}
     for name, chains in groups.items():
@@ -100,16 +99,4 @@ def write(groups: Mapping[str, Survivals], about: str, kind: str | None) -> dict
             for numbers in map(numbers_of, chains[: form.most]):
                 lines += ["# {length}: {tokens} tokens per step".format(**numbers), form.line.format(**numbers)]
         files[form.file] = "\n".join(lines) + "\n"
-    longest = next(iter(rounded.values()))[-1]
-    profile = {
-        "schema_version": "1.0",
-        "measured": True,
-        "method": kind,
-        "num_speculative_tokens": len(longest),
-        "accept_length_model": "measured_per_k",
-        "conditional_accept_rates": conditional(longest),
-        "marginal_accept_rates": longest,
-        "measurement_conditions": {"about": about},
-        "mean_accept_length": numbers_of(longest)["tokens"],
-    }
-    return {**files, "speculation_profile.json": json.dumps(profile, indent=2) + "\n"}
+    return files

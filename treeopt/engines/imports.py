@@ -18,7 +18,6 @@ from treeopt.records.drafters import COUNTED
 
 FORMATS = {  # kinds of files that are of no engine
     "medusa-pt": Kind("one table of hits a head, as Medusa's heads_accuracy.py saves it", traces.is_hits, traces.read_hits),
-    "recall": Kind('{"recall": ...} or heads with "recall@1"', rates.is_recall, rates.read_recall, ("trials",)),
     "csv": Kind("CSV with a column 'head' in its first line", rates.is_table, rates.read_table, ("trials",)),
     "ranks": Kind('{"ranks": [[...], ...]} in every line', traces.is_ranks, traces.read_ranks),
 }  # fmt: skip

@@ -40,7 +40,7 @@ def acceptance_files(run: RunDirectory) -> Written:
     notes = [said, *filter(None, [COUNTED[kind].note if kind in COUNTED else ""])]
     for form in (form for form in acceptance.FORMS if form.most and longest > form.most):
         notes.append(f"{form.title} takes no more than {form.most} guesses: its file ends there, not at {longest}.")
-    return Written(files=acceptance.write(groups, about, kind or None), command="", notes=(*notes, SYNTHETIC))
+    return Written(files=acceptance.write(groups, about), command="", notes=(*notes, SYNTHETIC))
 
 
 @singledispatch
