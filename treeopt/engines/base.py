@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from treeopt.engines.measured.files import Found
+from treeopt.engines.measured.files import Measurement
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import DRAFTERS
@@ -201,7 +201,7 @@ class Kind:
 
     needed: str
     matches: Callable[[Any], bool]
-    read: Callable[..., Found | CountedDrafts]
+    read: Callable[..., Measurement | CountedDrafts]
     options: tuple[str, ...] = ()
     takes_others: bool = False
 

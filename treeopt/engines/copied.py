@@ -1,4 +1,4 @@
-"""What engines share that take drafters which copy text. The options of a `CopiedText` are the engine's own.
+"""Drafters that copy text, for several engines. The options of a `CopiedText` are the engine's own.
 
 `treeopt.text.engines` checks the values of options. An engine's file names its drafters and writes them.
 """

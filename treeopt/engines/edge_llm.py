@@ -1,4 +1,4 @@
-"""TensorRT Edge-LLM: flags of its program ``llm_inference``, which runs engines that were built with room for as many tokens.
+"""TensorRT Edge-LLM: flags of its program ``llm_inference``. The engine that it runs must have been built with room for the draft.
 
 specDraftStep     forwards of the drafter: one for each guess, or one for a whole block
 specVerifySize    rows that are verified, the root included; DSpark drafts a block of as many

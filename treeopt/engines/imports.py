@@ -10,7 +10,7 @@ from pathlib import Path
 
 from treeopt.engines.base import Kind
 from treeopt.engines.measured import rates, traces
-from treeopt.engines.measured.files import Found, load_file
+from treeopt.engines.measured.files import Measurement, load_file
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput, meant
@@ -28,7 +28,7 @@ KINDS: dict[str, Kind] = FORMATS | dict(sorted(_OF_ENGINES.items(), key=lambda i
 
 def read_measurement(
     paths: Path | Sequence[Path], kind: str | None = None, *, drafter: str | None = None, **options: int | str | None
-) -> tuple[str, Found]:
+) -> tuple[str, Measurement]:
     """The kind of the files, and the measurement that they hold.
 
     kind    : by default the first kind of `KINDS` that the first file matches

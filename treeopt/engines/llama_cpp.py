@@ -1,4 +1,4 @@
-"""llama.cpp: the longest chain as a flag; and what its server logs of its drafts, or shows under /metrics.
+"""llama.cpp: the longest chain as a flag; and its server's counts of drafts, in the log and under /metrics.
 
 It stops a chain earlier where its drafter is unsure, and takes no tree from outside.
 
@@ -10,9 +10,8 @@ statistics draft-eagle3: ..., #gen drafts = 100, #acc drafts = 80, #gen tokens =
     #mean acc len = 2.82, #acc rate/pos = (0.800, 0.600, 0.420)     the process so far: the last line counts
 llamacpp:spec_decode_num_accepted_tokens_per_pos_total              counters, read as those of vLLM
 
-Rates are survivals over verified drafts, the mean has the target's own token in it. Lines of requests are
-read where there are some, since only they tell requests apart; both count the same drafts. The totals of
-/metrics have six digits, its counters by position have all.
+Rates are survivals over verified drafts; the mean counts the target's own token. Lines of requests are read
+if there are some, since only they tell requests apart; 'statistics' count the same drafts.
 """
 
 import re
@@ -102,7 +101,7 @@ OLD_LINE = (
     f"Update it, and {ASK}"
 )
 NO_TRACE = f"only means of its drafts: llama.cpp prints rates by position ('acc per pos') as trace. {ASK.capitalize()}"
-WAY = ", all of them full: --spec-draft-p-min 0 and --spec-draft-n-min 0"
+REMEDY = ", all of them full: --spec-draft-p-min 0 and --spec-draft-n-min 0"
 CUMULATIVE = (
     "The lines 'statistics' count since the start of the process: only the last one was read. For recurrent and hybrid "
     "models they count the target's own token as accepted: use the lines of requests there."
@@ -126,12 +125,12 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
                 f"{path} has only means of its drafts, and survival needs rates by position: import the log."
             )
     if counters := counters_among(texts, PREFIX):
-        return counters.drafts(NEEDED, WAY)
+        return counters.drafts(NEEDED, REMEDY)
     groups, notes = read_each(texts, _from_log)
     path = files[-1][1]
     drafters = drafters_named((name for text, _ in texts for name in _drafting(text)), TYPES, path)
     are_requests = CUMULATIVE not in notes
-    return CountedDrafts(groups, path, notes, are_requests, way=WAY, drafters=drafters)
+    return CountedDrafts(groups, path, notes, are_requests, remedy=REMEDY, drafters=drafters)
 
 
 def text_of(content: Any) -> str:
@@ -160,8 +159,11 @@ def lines_of_requests(text: str) -> Iterator[Line]:
 
 def _drafting(text: str) -> dict[str, dict[str, str]]:
     """Name of each drafter that drafted anything to its last 'statistics' line."""
-    lines = {found["name"]: found.groupdict() for found in map(STATISTICS.search, text.splitlines()) if found}
-    return {name: line for name, line in lines.items() if whole(line["made"])}
+    last: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        if statistics := STATISTICS.search(line):
+            last[statistics["name"]] = statistics.groupdict()
+    return {name: totals for name, totals in last.items() if whole(totals["made"])}
 
 
 def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:

@@ -3,13 +3,15 @@
 from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.chains import Flags
 
-OWN = " --speculative-draft-model DRAFTER"
-KINDS = {"eagle3": ("eagle3", OWN), "eagle": ("eagle", OWN), "mtp": ("deepseek_mtp", ""), "dflash": ("dflash", OWN)}
+ALGORITHM = "--speculative-algorithm {name}{drafter} --speculative-num-draft-tokens {{length}}"
+DRAFTER = " --speculative-draft-model DRAFTER"
 write = Flags(
     serve="lmdeploy serve api_server MODEL --backend pytorch",
     options={
-        kind: f"--speculative-algorithm {name}{own} --speculative-num-draft-tokens {{length}}"
-        for kind, (name, own) in KINDS.items()
+        "eagle3": ALGORITHM.format(name="eagle3", drafter=DRAFTER),
+        "eagle": ALGORITHM.format(name="eagle", drafter=DRAFTER),
+        "mtp": ALGORITHM.format(name="deepseek_mtp", drafter=""),
+        "dflash": ALGORITHM.format(name="dflash", drafter=DRAFTER),
     },
     notes=("Without --backend pytorch it may take TurboMind, which only warns and does not speculate.",),
     notes_of={

@@ -1,6 +1,6 @@
-"""MLC-LLM: ``--overrides`` has the length of a chain; a tree only with spec_tree_width above 1, which stays away.
+"""MLC-LLM: the length of a chain in ``--overrides``. It makes trees only if spec_tree_width is above 1, its default.
 
-A draft model's step takes the sequences x rows that max_num_sequence holds: too few for one sequence end the server.
+max_num_sequence must be at least the rows of all sequences with a draft model. Fewer than those of one sequence end the server.
 """
 
 from treeopt.engines.base import Method, ServingEngine

@@ -30,7 +30,7 @@ import openvino_genai
 
 {names} = sys.argv[1:]
 settings = json.loads(Path(__file__).with_name("generation_config.json").read_text())
-# {said}
+# {computing}
 precision = {precision}
 pipeline = openvino_genai.LLMPipeline(name, "CPU"{guesses}, **precision)
 config = openvino_genai.GenerationConfig(**settings, max_new_tokens=128)  # ends are the model's own
@@ -69,7 +69,7 @@ def write(served: Ranges[Draft], about: About, lookup: Keys = LOOKUP) -> Written
     program = PROGRAM.format(
         arguments=arguments,
         names=names,
-        said=EXACTLY if exact else ROUNDING,
+        computing=EXACTLY if exact else ROUNDING,
         precision=json.dumps(EXACT if exact else {}),
         guesses=guesses,
     )

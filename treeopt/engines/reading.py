@@ -1,4 +1,4 @@
-"""Trees from files of every engine, as they stand there: nothing is repaired.
+"""Trees from files of every engine. Nothing is repaired.
 
 A file may be a list in Python, JSON or YAML, an object with a list under one of `KEYS`, a launch command with a list behind a
 flag, Neuron's lists of children, vLLM's string of tuples, or a chain's length in a configuration or a launch command.
@@ -89,7 +89,7 @@ def _in_document(document: Any) -> Choices | None:
 
 
 def _values_under(keys: tuple[str, ...], document: Mapping[str, Any], depth: int = 3) -> Iterator[Any]:
-    """The values of an object under these keys, and those of the objects in it, so many levels deep."""
+    """The values under these keys, of an object and of the objects in it down to a depth."""
     for key in keys:
         if key in document:
             yield document[key]

@@ -1,4 +1,4 @@
-"""ReDrafter on MLX: width and length of a beam, whose first token is the target's own."""
+"""ReDrafter on MLX: width and length of a beam. The first token of a beam is the target's own."""
 
 from treeopt.engines.base import Method, ServingEngine
 from treeopt.engines.chains import Flags

@@ -48,7 +48,7 @@ TREE_NOTES = (
 
 
 def rising(served: Ranges[Draft], about: About) -> str | None:
-    """Why a schedule whose first range has not the longest chain is refused, or a rule that an older release lacks."""
+    """Why TensorRT-LLM refuses a schedule, or an older release a rule. The first range must have the longest chain."""
     if served[0][2].depth < max(draft.depth for *_, draft in served):
         return (
             "needs max_draft_len at the smallest key of its draft_len_schedule, so no range may have a longer chain than the "
@@ -156,7 +156,7 @@ POSITION = "token_position"
 TOTALS = {"num_accepted_draft_tokens": "total_accepted_draft_tokens", "num_draft_tokens": "total_draft_tokens"}
 STATS = "specDecodingStats"  # in a line of --iteration_log
 MEANS = ("decoding_stats", "perf_metrics", "phases", STATS)  # in files that have means only
-WAY = ", or serve with return_perf_metrics: true and save /prometheus/metrics"
+REMEDY = ", or serve with return_perf_metrics: true and save /prometheus/metrics"
 ASK = (
     "serve with return_perf_metrics: true and save /prometheus/metrics, which counts by token_position, or with "
     "per_request_spec_decode_stats: true and save the responses"
@@ -180,7 +180,7 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
     for record in records:
         for ours, theirs in TOTALS.items():
             record.setdefault(ours, record.get(theirs))
-    return read_requests(records, path, skipped=skipped, way=WAY)
+    return read_requests(records, path, skipped=skipped, remedy=REMEDY)
 
 
 def by_length(counters: Counters) -> Drafts:

@@ -133,7 +133,7 @@ OLD_LINE = (
     "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
     "'Per-position acceptance rate' since 2025; update it, or save /metrics"
 )
-WAY = ", or serve with --per-request-spec-decode-metrics detailed and save the responses"
+REMEDY = ", or serve with --per-request-spec-decode-metrics detailed and save the responses"
 NO_POSITIONS = "counters of the tokens accepted at every position (vllm:spec_decode_num_accepted_tokens_per_pos_total)"
 
 
@@ -146,12 +146,12 @@ def is_of_metrics(content: Any) -> bool:
 def read_metrics(files: Sequence[File]) -> CountedDrafts:
     """Drafts of all files together: scrapes are subtracted, logs and runs are pooled."""
     if counters := counters_among(files, PREFIX):
-        return counters.drafts(NO_POSITIONS, WAY)
+        return counters.drafts(NO_POSITIONS, REMEDY)
     groups, notes = read_each(files, _from_file)
     path = files[-1][1]
     methods = (method for content, _ in files if isinstance(content, str) for method in METHOD.findall(content))
     drafters = drafters_named(methods, DRAFTERS, path)
-    return CountedDrafts(groups, path, notes, may_leave_out=True, way=WAY, drafters=drafters)
+    return CountedDrafts(groups, path, notes, may_leave_out=True, remedy=REMEDY, drafters=drafters)
 
 
 def _from_file(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
@@ -221,7 +221,7 @@ def is_of_requests(content: Any) -> bool:
 
 def read_responses(files: Sequence[File]) -> CountedDrafts:
     records, skipped = gather(files, records_of)
-    return read_requests(records, files[-1][1], skipped=skipped, way=WAY)
+    return read_requests(records, files[-1][1], skipped=skipped, remedy=REMEDY)
 
 
 def records_of(body: Body) -> list[Body]:

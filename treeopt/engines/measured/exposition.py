@@ -35,7 +35,10 @@ SINCE_START = (
 
 @dataclass(frozen=True)
 class Counters:
-    """Whole numbers that counters rose by, by name without prefix and `_total`; and by how much each may be off."""
+    """By how much counters rose, as whole numbers, and by how much each of these may be off.
+
+    Names are without prefix and `_total`.
+    """
 
     rises: dict[Series, tuple[int, float]]
     path: Path
@@ -69,10 +72,10 @@ class Counters:
             )
         return [sums[position] for position in sorted(sums)]
 
-    def drafts(self, needed: str, way: str) -> CountedDrafts:
+    def drafts(self, needed: str, remedy: str) -> CountedDrafts:
         """The drafts that `COUNTERS` count.
 
-        needed : what the file must have, for an error · way : how else to measure, as `CountedDrafts` says it
+        needed : what the file must have, for an error · remedy : how else to measure, as `CountedDrafts` says it
         """
         path = self.path
         drafts, drafted, accepted = (self.sum(name) for name in COUNTERS[:3])
@@ -95,7 +98,7 @@ class Counters:
         if drafted is not None and abs(drafted - full) <= slack + len(reached) * off + SUMS:
             drafted = full
         group = group_of(drafts, reached, drafted, path, accepted, off=ceil(off), slack=ceil(slack))
-        return CountedDrafts([group], path, self.notes, way=way, off=off / max(drafts, 1))
+        return CountedDrafts([group], path, self.notes, remedy=way, off=off / max(drafts, 1))
 
 
 def is_exposition(content: object, prefix: str) -> bool:

@@ -29,7 +29,7 @@ TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrot
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     """A measurement that was read: a trace if the file has the ranks of every state, else a calibration; and notes on it.
 
     drafter : its kind in `COUNTED`; None if neither the file nor the user names it

@@ -40,7 +40,7 @@ class Printed:
     may_be_cut: bool = False
 
     def counts(self) -> tuple[int, list[int]]:
-        """The drafts, and those that reached each depth. Raises InvalidInput where no numbers print as this line.
+        """The drafts, and those that reached each depth. Raises InvalidInput if no numbers print as this line.
 
         >>> Printed("x", [0.8, 0.6, 0.42], accepted=1820, drafted=3000, mean=2.82).counts()
         (1000, [800, 600, 420])
@@ -127,7 +127,7 @@ def whole(digits: str) -> int:
 
 
 def number(text: str, path: Path, needed: str) -> float:
-    """A number of a log line; InvalidInput says what ``needed`` to be there."""
+    """A number of a log line. Raises InvalidInput, which says what is ``needed``."""
     if NUMBER.fullmatch(text):
         return float(text)
     raise InvalidInput(f"{path} must have {needed}, but has {quoted(text)}.")

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from treeopt.engines.measured.files import Found, head_order
+from treeopt.engines.measured.files import Measurement, head_order
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import limit_rows
 from treeopt.files.fields import MOST, Count, Positive, Share, checked
@@ -59,7 +59,7 @@ def is_table(content: Any) -> bool:
     return isinstance(content, str) and "head" in _cells(content.partition("\n")[0])
 
 
-def read_table(content: Any, path: Path, *, trials: int | None = None) -> Found:
+def read_table(content: Any, path: Path, *, trials: int | None = None) -> Measurement:
     """The calibration of a table. ``trials`` are those of every head if the table has none."""
     columns = columns_of(_cells(content.partition("\n")[0]), path)
     by_head: dict[str, list[TableRow]] = {}
@@ -86,7 +86,7 @@ def read_table(content: Any, path: Path, *, trials: int | None = None) -> Found:
             )
         upto = np.rint(np.minimum(upto, 1) * np.array(of_heads)[:, None])
     hits = np.diff(upto.astype(np.int64), axis=1, prepend=0)
-    return Found(counted(hits, of_heads, path), tuple(notes))
+    return Measurement(counted(hits, of_heads, path), tuple(notes))
 
 
 def columns_of(header: Sequence[str], path: Path) -> Columns:

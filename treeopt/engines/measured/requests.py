@@ -103,7 +103,7 @@ def read_requests(
     skipped: int = 0,
     notes: Sequence[str] = (),
     is_sparse: bool = False,
-    way: str = "",
+    remedy: str = "",
 ) -> CountedDrafts:
     """The drafts of requests; ``skipped`` responses had nothing to say of drafts.
 
@@ -127,7 +127,7 @@ def read_requests(
             f"{responses - len(groups)} of {responses} responses say nothing about drafts (several choices, or "
             "none drafted) and were left out."
         )
-    return CountedDrafts(groups, path, remarks, are_requests=True, way=way)
+    return CountedDrafts(groups, path, remarks, are_requests=True, remedy=way)
 
 
 def check_request(request: RequestDrafts, where: str, *, is_whole: bool) -> None:

@@ -1,4 +1,4 @@
-"""Survival along a chain, from what an engine counted while it served.
+"""Survival along a chain, from an engine's counts of drafts.
 
 D drafts · K guesses of the longest draft · T guesses of all drafts · R requests
 a         : 0...K       guesses of a draft that the target took; its own token is not counted
@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.engines.measured.files import Found
+from treeopt.engines.measured.files import Measurement
 from treeopt.engines.measured.rates import counted
 from treeopt.errors import InvalidInput
 from treeopt.records.bootstrap import conversation_draws, stderr
@@ -58,7 +58,7 @@ MIXED = (
 
 @dataclass(frozen=True, eq=False)
 class Drafts:
-    """How many drafts reached each depth and how many passed it, a row for each request or one for all.
+    """Numbers of drafts that reached each depth, and that passed it: a row for each request, or one for all.
 
     tried   : (3, R, K)  by the most drafts that can have had a guess j, by the middle, and by the fewest; the three are the
                          same where lengths are known
@@ -221,7 +221,7 @@ class CountedDrafts:
 
     are_requests   : whether a group is a request
     may_leave_out  : whether groups are stretches of time; those with mixed lengths may be left out
-    way            : another way to measure that tells lengths apart, as the end of a sentence
+    remedy         : another way to measure, which tells lengths apart, as the end of a sentence
     off            : share of the drafts by which their number may be off
     drafters       : kinds of drafter that the file's name for it may mean, the usual one first; none if the file names none
     """
@@ -231,11 +231,11 @@ class CountedDrafts:
     notes: Sequence[str] = ()
     are_requests: bool = False
     may_leave_out: bool = False
-    way: str = ""
+    remedy: str = ""
     off: float = 0.0
     drafters: tuple[str, ...] = ()
 
-    def calibration(self, drafter: str | None = None) -> Found:
+    def calibration(self, drafter: str | None = None) -> Measurement:
         """For each depth the drafts that reached it as trials, and those that passed it as hits. They multiply to survival.
 
         drafter : the kind that made the drafts; by default the one that the file names
@@ -282,7 +282,7 @@ class CountedDrafts:
         notes += [_on_length(lengths, len(passed)), CHAIN]
         if not clustered:
             notes.append(OPTIMISTIC)
-        return Found(calibration, tuple(dict.fromkeys(notes)), drafter=drafter)
+        return Measurement(calibration, tuple(dict.fromkeys(notes)), drafter=drafter)
 
     def _sure(self, drafts: Drafts) -> tuple[Drafts, list[str]]:
         """The drafts whose lengths are known well enough, and notes on those that were left out."""
@@ -300,7 +300,7 @@ class CountedDrafts:
             j = int(unsure.argmax())
             raise InvalidInput(
                 f"{self.path} sums drafts of several lengths and does not say how many had each: survival at depth {j + 1} "
-                f"may be anything from {low[j]:.2f} to {high[j]:.2f}. Measure with one length{self.way}. If the drafter itself "
+                f"may be anything from {low[j]:.2f} to {high[j]:.2f}. Measure with one length{self.remedy}. If the drafter itself "
                 f"ends its drafts, name it by `drafter`: {', '.join(name for name, kind in COUNTED.items() if kind.ends_itself)}."
             )
         if unsure.any():

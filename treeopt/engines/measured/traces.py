@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PlainValidator
 
-from treeopt.engines.measured.files import Found, head_order
+from treeopt.engines.measured.files import Measurement, head_order
 from treeopt.engines.measured.rates import counted
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import typed
@@ -62,7 +62,7 @@ def is_hits(content: Any) -> bool:
     )
 
 
-def read_hits(content: Any, path: Path) -> Found:
+def read_hits(content: Any, path: Path) -> Measurement:
     """The trace of hit tensors; a calibration of counts if the rows do not fit together."""
     names = head_order(content, path) if isinstance(content, dict) else range(len(content))
     heads = check_hits([content[name] for name in names], path)
@@ -70,7 +70,7 @@ def read_hits(content: Any, path: Path) -> Found:
     blocks = block_shape(rows)
     if blocks is None:
         hits = np.stack([head.sum(0) for head in heads])
-        return Found(counted(hits, rows, path), (NO_BLOCKS, NO_EOS))
+        return Measurement(counted(hits, rows, path), (NO_BLOCKS, NO_EOS))
     prompts, steps = blocks
     ranks = np.full((prompts, steps + 1, len(heads)), NO_TRIAL)
     for k, hits in enumerate(heads):
@@ -79,7 +79,7 @@ def read_hits(content: Any, path: Path) -> Found:
     meta = {"top_k": heads[0].shape[1], "acceptance": {"rule": "greedy", "temperature": 0.0}}
     starts, end = np.arange(prompts + 1) * (steps + 1), np.full(prompts, End.LIMIT)
     trace = RankTrace(ranks.reshape(-1, len(heads)), starts, end=end, meta=meta)
-    return Found(None, (NO_EOS,), trace)
+    return Measurement(None, (NO_EOS,), trace)
 
 
 def block_shape(rows: list[int]) -> tuple[int, int] | None:
@@ -139,7 +139,7 @@ def is_ranks(content: Any) -> bool:
     return isinstance(first, dict) and "ranks" in first
 
 
-def read_ranks(content: Any, path: Path) -> Found:
+def read_ranks(content: Any, path: Path) -> Measurement:
     lines = typed(list[Logged], content if isinstance(content, list) else [content], path)
     heads = len(lines[0].ranks[0]) if lines[0].ranks else 0
     names = list(dict.fromkeys(line.group or "" for line in lines))
@@ -164,7 +164,7 @@ def read_ranks(content: Any, path: Path) -> Found:
         raise InvalidInput(
             f"{path} must have something to guess for every head, but head {trials.argmin() + 1} has not."
         )
-    return Found(trace=trace)
+    return Measurement(trace=trace)
 
 
 def sequence_ranks(line: Logged, heads: int, where: str) -> NDArray[np.int64]:
