@@ -98,7 +98,7 @@ class Counters:
         if drafted is not None and abs(drafted - full) <= slack + len(reached) * off + SUMS:
             drafted = full
         group = group_of(drafts, reached, drafted, path, accepted, off=ceil(off), slack=ceil(slack))
-        return CountedDrafts([group], path, self.notes, remedy=way, off=off / max(drafts, 1))
+        return CountedDrafts([group], path, self.notes, remedy=remedy, off=off / max(drafts, 1))
 
 
 def is_exposition(content: object, prefix: str) -> bool:

@@ -85,7 +85,8 @@ def read_table(content: Any, path: Path, *, trials: int | None = None) -> Measur
                 f"{upto[k, -1]:.3g}."
             )
         upto = np.rint(np.minimum(upto, 1) * np.array(of_heads)[:, None])
-    hits = np.diff(upto.astype(np.int64), axis=1, prepend=0)
+    ends: NDArray[np.int64] = upto.astype(np.int64)
+    hits = np.concatenate([ends[:, :1], ends[:, 1:] - ends[:, :-1]], axis=1)
     return Measurement(counted(hits, of_heads, path), tuple(notes))
 
 

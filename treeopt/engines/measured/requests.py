@@ -127,7 +127,7 @@ def read_requests(
             f"{responses - len(groups)} of {responses} responses say nothing about drafts (several choices, or "
             "none drafted) and were left out."
         )
-    return CountedDrafts(groups, path, remarks, are_requests=True, remedy=way)
+    return CountedDrafts(groups, path, remarks, are_requests=True, remedy=remedy)
 
 
 def check_request(request: RequestDrafts, where: str, *, is_whole: bool) -> None:

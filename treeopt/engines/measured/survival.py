@@ -88,7 +88,7 @@ class Drafts:
     @classmethod
     def between(cls, reached: Sequence[int], fewest: IntArray, most: IntArray) -> Drafts:
         """One row of drafts with c and bounds of d. Depths at which no draft had a guess are left out."""
-        depth = np.count_nonzero(most)
+        depth = int(np.count_nonzero(most))
         reached, fewest, most = reached[:depth], fewest[:depth], most[:depth]
         tried = []
         for had in (most, (fewest + most) / 2, fewest):
