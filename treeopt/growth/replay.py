@@ -38,8 +38,8 @@ def replay(trace: RankTrace, draft: Draft) -> Rates:
 
 
 def tells(trace: RankTrace, draft: Draft) -> bool:
-    """Whether a draft can be replayed on a trace: a dynamic tree needs pools of its topk that are as deep."""
-    return isinstance(draft, Tree) or places_of(trace, draft) is not None
+    """Whether the trace tells all guesses of a draft apart: a fixed tree needs its ranks, a dynamic one pools of its topk."""
+    return draft.max_rank < trace.top_k if isinstance(draft, Tree) else places_of(trace, draft) is not None
 
 
 def places_of(trace: RankTrace, draft: Draft) -> NDArray[np.uint8] | None:

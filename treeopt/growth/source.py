@@ -98,16 +98,12 @@ class Source(ABC):
         """The best trees with their rates on answers that they were not grown on."""
 
     @abstractmethod
-    def knows(self, tree: Tree) -> bool:
-        """Whether the record tells all nodes of a tree apart."""
+    def knows(self, draft: Draft) -> bool:
+        """Whether the record tells all guesses of a draft apart."""
 
     @abstractmethod
     def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         """The rates of nested trees: the first ``sizes`` of the nodes ``paths``."""
-
-    def tells(self, draft: Draft) -> bool:
-        """Whether the record tells what a draft reaches."""
-        return isinstance(draft, Tree)
 
     def rates(self, draft: Draft) -> Rates:
         """The rates of a draft; nodes that the record does not tell apart are never accepted."""
@@ -206,14 +202,11 @@ class TraceSource(AnswersSource):
             taken[:, test] = steps[np.ix_(places, test)]
         return HeldOut(whole, replay.rates_of(record, taken), list(zip(tests, others, strict=True)))
 
-    def knows(self, tree: Tree) -> bool:
-        return tree.max_rank < self.num_ranks
+    def knows(self, draft: Draft) -> bool:
+        return replay.tells(self.record, draft)
 
     def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         return replay.rates_of(self.record, replay.replay_trees(self.record, paths, sizes))
-
-    def tells(self, draft: Draft) -> bool:
-        return replay.tells(self.record, draft)
 
     def rates(self, draft: Draft) -> Rates:
         steps = replay.replay_lengths(self.record, replay.accepted_lengths(self.record, draft))
@@ -259,8 +252,8 @@ class ProbeSource(AnswersSource):
         steps = by_conversation(self.record, np.diff(self.record.starts))
         return [Rates(steps, emitted) for emitted in by_conversation(self.record, tokens)]
 
-    def knows(self, tree: Tree) -> bool:
-        return set(self.record.tree.paths).issuperset(tree.paths)
+    def knows(self, draft: Draft) -> bool:
+        return isinstance(draft, Tree) and set(self.record.tree.paths).issuperset(draft.paths)
 
     def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         return self._rates(probed.tokens_of_trees(self.record, paths, sizes))
@@ -312,8 +305,8 @@ class CalibrationSource(Source):
         family = grow_products(self.record.accept, limits)
         return HeldOut(GrownTrees.nested(family), [Rates(expected=rate) for rate in family.gains.cumsum().tolist()])
 
-    def knows(self, tree: Tree) -> bool:
-        return tree.depth <= self.num_heads and tree.max_rank < self.num_ranks
+    def knows(self, draft: Draft) -> bool:
+        return isinstance(draft, Tree) and draft.depth <= self.num_heads and draft.max_rank < self.num_ranks
 
     def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         tokens = product_values(self.record.accept, paths).cumsum()

@@ -197,7 +197,7 @@ def group_losses(
 
 def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
     """The draft of an entry, or its best chain where the source tells of chains alone; the limits of its rivals."""
-    draft = entry.draft if source.tells(entry.draft) else entry.tree
+    draft = entry.draft if source.knows(entry.draft) else entry.tree
     if source.num_ranks > 1:
         return draft, limits
     if not ONLY_CHAINS.takes(draft, source.num_heads):
