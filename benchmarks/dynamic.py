@@ -59,8 +59,8 @@ def lines(drafter: str, entry: PlanEntry, result: Benchmark) -> list[str]:
         c = result.contender(name)
         cells = (
             *(drafter, entry.batch_size, figure.draft.kind, figure.draft.name),
-            f"{figure.tokens_per_step:.3f} ± {figure.stderr.tokens_per_step or 0:.3f}",
-            f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}" + (" (stopped)" if c.stopped else ""),
+            f"{figure.tokens_per_step:.3f} ± {figure.tokens_per_step.stderr or 0:.3f}",
+            f"{c.tokens_per_step:.3f} ± {c.rate_of().stderr or 0:.3f}" + (" (stopped)" if c.stopped else ""),
             f"{100 * (figure.tokens_per_step / c.tokens_per_step - 1):+.1f}",
             f"{figure.overhead:.2f}",
             result.overhead(name),

@@ -49,12 +49,12 @@ def main() -> None:
         for c in bench.contenders:
             if c.size == 1 or c.name == "plain":
                 continue
-            predicted, error = c.predicted.tokens_per_step, c.predicted.stderr
+            predicted, error, rate = c.predicted.tokens_per_step, c.predicted.stderr, c.rate_of()
             assert predicted is not None
             assert error is not None
-            assert c.stderr is not None
-            difference = 100 * (predicted / c.tokens_per_step - 1)
-            in_errors = (predicted - c.tokens_per_step) / float(np.hypot(error, c.stderr))
+            assert rate.stderr is not None
+            difference = 100 * (predicted / rate - 1)
+            in_errors = (predicted - rate) / float(np.hypot(error, rate.stderr))
             ratio = bench.overhead(c.name)
             expected = predicted_overhead(run.read_profile(), entry.batch_size, c.draft)
             off = None if ratio is None or expected is None else 100 * (expected / ratio.value - 1)
@@ -63,7 +63,7 @@ def main() -> None:
             overheads += [] if off is None else [abs(off)]
             print(
                 f"| {entry.batch_size} | {c.name} | {c.size} "
-                f"| {predicted:.3f} ± {error:.3f} | {c.tokens_per_step:.3f} ± {c.stderr:.3f} | {difference:+.1f} "
+                f"| {predicted:.3f} ± {error:.3f} | {rate:.3f} ± {rate.stderr:.3f} | {difference:+.1f} "
                 f"| {in_errors:+.1f} | {'–' if expected is None else f'{expected:.3f}'} "
                 f"| {'–' if ratio is None else ratio} | {'–' if off is None else f'{off:+.1f}'} |",
                 flush=True,

@@ -31,7 +31,7 @@ from treeopt.pipeline.bench import held_out
 from treeopt.pipeline.decoding import Decoding, decode
 from treeopt.pipeline.entrants import Entrant, plain_and_chosen, rivals
 from treeopt.records.benchmark import AS_IT_COMES, FEWEST_LAUNCHES, IDLE, Benchmark
-from treeopt.records.contender import Predicted
+from treeopt.records.estimate import Estimate
 from treeopt.records.plan import PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -116,9 +116,9 @@ class Case:
         return found
 
 
-def rate(trace: RankTrace, tree: Draft) -> Predicted:
+def rate(trace: RankTrace, tree: Draft) -> Estimate | None:
     """Tokens per step on the calibration's prompts."""
-    return Predicted(tokens_per_step=replay(trace, tree).tokens_per_step) if tells(trace, tree) else Predicted()
+    return Estimate(replay(trace, tree).tokens_per_step) if tells(trace, tree) else None
 
 
 def block_sweep(trace: RankTrace, known: Mapping[str, Entrant]) -> dict[str, Entrant]:
@@ -152,7 +152,7 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
     """A row for each contender, what the planned setting loses against the best of all, and how far step costs are off."""
     off: dict[str, float] = {}
     for name, entrant in entrants.items():
-        c, planned = result.contender(name), entrant.predicted.tokens_per_step
+        c, planned = result.contender(name), entrant.predicted
         if name == "plain":
             continue
         measured, speedup = result.overhead(name, "plain"), result.speedup(name)
@@ -169,7 +169,8 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
             title,
             "–" if planned is None else f"{planned:.3f}",
             replayed,
-            f"{c.tokens_per_step:.3f} ± {c.stderr or 0:.3f}" + (f" (stopped after {c.compared})" if c.stopped else ""),
+            f"{c.tokens_per_step:.3f} ± {c.rate_of().stderr or 0:.3f}"
+            + (f" (stopped after {c.compared})" if c.stopped else ""),
             "–" if planned is None else f"{100 * (planned / c.tokens_per_step - 1):+.1f}",
             "–" if cost is None else f"{cost:.3f}",
             measured
@@ -194,7 +195,7 @@ def lines(result: Benchmark, entrants: Mapping[str, Entrant], overheads: Mapping
 
 
 def entrants_rate(entrants: Mapping[str, Entrant], overheads: Mapping[str, float], name: str) -> float:
-    return (entrants[name].predicted.tokens_per_step or 0.0) / overheads[name]
+    return (entrants[name].predicted or 0.0) / overheads[name]
 
 
 def main() -> None:

@@ -112,7 +112,7 @@ def main() -> None:
             }
             if chosen.size > 1:
                 off.append(np.log(chosen.speedup / true[chosen.draft]))
-                low, high = chosen.interval95.speedup
+                low, high = chosen.speedup.ends
                 covered.append(low <= true[chosen.draft] <= high)
                 steps_off.append(
                     np.log(chosen.step_ms / chosen.plain_ms / overhead(chosen.size, chosen.depth, **truth))

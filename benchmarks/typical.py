@@ -88,7 +88,7 @@ def sweep(
                 tree=probe_tree(Calibration.from_trace(traces[0]), size=probe_size, policy=policy),
             )
             rates = source_of(probe).crossfit(Limits(size, shape=SHAPE)).rates(size)
-            predicted.append((rates.tokens_per_step, rates.stderr))
+            predicted.append((rates.tokens_per_step, rates.estimate.stderr))
             policy = grow_coverage(probe, Limits(size, shape=SHAPE)).tree(size)
         rows = measured(policy, rule)
         quality = measure_quality(target, prompts, [row.tokens for row in rows], traces[1].texts, conversations=of)

@@ -11,7 +11,7 @@ from treeopt.records.contender import Predicted, Quality
 from treeopt.records.origins import Provenance
 from treeopt.report.bench_table import about_rule, bench_table, bench_tables, text_price
 from treeopt.report.plan_table import trees_table
-from treeopt.report.wording import told
+from treeopt.report.wording import pm
 
 REJECT = {"rule": "rejection", "temperature": 0.7}
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
@@ -91,7 +91,7 @@ def test_one_prediction_stands_in_the_tables():
     known = Predicted(tokens_per_step=1.33)
     bench = replace(bench, contenders=tuple(replace(c, predicted=known) for c in bench.contenders))
     for entry, row in zip(plan.entries, trees_table(plan).rows, strict=True):
-        assert row[4] == told(entry.chosen, "tokens_per_step")
+        assert row[4] == pm(entry.chosen.tokens_per_step)
     table = bench_tables(bench)[0]
     heads = [column.header.split("\n")[1] for column in table.columns if "tokens/step" in column.header]
     assert heads == ["predicted", "measured"]

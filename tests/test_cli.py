@@ -36,7 +36,7 @@ def test_the_line_writes_its_files_and_predicts(line):
     assert [entry.batch_size for entry in plan.entries] == [1, 2]
     for entry in plan.entries:
         assert 1 <= entry.chosen.size <= 16
-        assert entry.chosen.stderr.tokens_per_step is not None
+        assert entry.chosen.tokens_per_step.stderr is not None
     provenance = json.loads((line / "profile.json").read_text())["provenance"]
     assert provenance["model"] == "treeopt demo model"
     assert provenance["dataset_fingerprint"]

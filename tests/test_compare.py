@@ -22,7 +22,8 @@ from treeopt.planning.regret import drawn_accept, group_losses, group_parts, pla
 from treeopt.planning.request import PlanRequest
 from treeopt.records.bootstrap import conversation_draws
 from treeopt.records.calibration import ENGINE_LOG, Calibration
-from treeopt.records.figure import Figure, Intervals
+from treeopt.records.estimate import Estimate
+from treeopt.records.figure import Figure
 from treeopt.records.plan import PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import NO_TRIAL, RankTrace
@@ -124,7 +125,7 @@ def test_halvings_are_seldom_called_different(measure, few, many):
 def test_other_traffic_is_called_different():
     rng = np.random.default_rng(6)
     found = shifts(conversations(rng, 100, best=0.5), conversations(rng, 100, best=0.4))
-    assert all(shift.moved and shift.change95[0] < -0.1 < shift.change95[1] for shift in found)
+    assert all(shift.moved and shift.change.low < -0.1 < shift.change.high for shift in found)
 
 
 def test_a_single_conversation_tells_no_noise():
@@ -140,9 +141,9 @@ def test_a_plan_for_other_traffic_loses_what_can_be_worked_out():
     plan = plan_trees(constant([0, 0]), request=PlanRequest(Limits(3)))
     (found,) = plan_losses(plan, constant([1, 1]))
     assert (found.served.size, found.served.tokens_per_step) == (3, 1.0)
-    assert (found.best.tokens_per_step, found.share, found.stderr) == (2.0, 0.5, 0.0)
+    assert (found.best.tokens_per_step, found.loss, found.loss.stderr) == (2.0, 0.5, 0.0)
     (same,) = plan_losses(plan, constant([0, 0]))
-    assert (same.share, same.interval95) == (0.0, (0.0, 0.0))
+    assert (same.loss, same.loss.ends) == (0.0, (0.0, 0.0))
 
 
 @examples(15)
@@ -170,8 +171,8 @@ def test_the_best_is_grown_on_other_conversations_and_chosen_by_others(seed):
         spent += steps[best][test].sum() * ms[best[1]]
     entry = plan.entries[0]
     ours = replay(trace, entry.tree)
-    assert found.share == pytest.approx(1 - spent / (ours.steps.sum() * ms[entry.chosen.size]), abs=1e-6)
-    assert found.interval95[0] <= found.interval95[1]
+    assert found.loss == pytest.approx(1 - spent / (ours.steps.sum() * ms[entry.chosen.size]), abs=1e-6)
+    assert found.loss.low <= found.loss.high
     assert found.served.tokens_per_step == pytest.approx(ours.tokens_per_step)
 
 
@@ -200,13 +201,12 @@ def test_counts_without_conversations_give_a_loss_with_an_interval():
     after = Calibration(np.array([[300, 500], [100, 50]]), np.array([1000, 1000]))
     plan = plan_trees(before, request=PlanRequest(Limits(3)))
     (found,) = plan_losses(plan, after)
-    assert found.share == pytest.approx(1 - 1.33 / 1.8)
+    assert found.loss == pytest.approx(1 - 1.33 / 1.8)
     # Of 1.33 / 1.8 to first order: derivatives by the shares of ranks 0 and 1, and by that of the second guess.
     first, second, deeper = (1.1 * 1.8 - 1.33) / 1.8**2, -1.33 / 1.8**2, 0.3 / 1.8
     variance = first**2 * 0.3 + second**2 * 0.5 - (first * 0.3 + second * 0.5) ** 2 + deeper**2 * 0.1 * 0.9
-    assert found.stderr == pytest.approx(np.sqrt(variance / 1000), rel=0.2)
-    low, high = found.interval95
-    assert low < found.share < high
+    assert found.loss.stderr == pytest.approx(np.sqrt(variance / 1000), rel=0.2)
+    assert found.loss.low < found.loss < found.loss.high
 
 
 def test_the_spread_of_drawn_counts_is_the_error_that_an_engine_s_requests_have():
@@ -229,7 +229,7 @@ def test_the_losses_of_two_groups_by_hand():
     request = PlanRequest(Limits(3, max_rank=1))
     shared = plan_trees(trace, request=request)
     assert shared.entries[0].tree.medusa_choices == [[0], [0, 0]]
-    losses = {one.group: one.share for one in group_losses(shared, trace, None)}
+    losses = {one.group: one.loss for one in group_losses(shared, trace, None)}
     assert losses == pytest.approx({"x": 0.0, "y": 0.5}, abs=1e-9)
 
 
@@ -282,9 +282,8 @@ def test_a_trace_without_groups_has_none_to_compare():
 
 
 def setting(name: str, value: float, low: float | None, high: float | None) -> DrafterFigure:
-    ends = None if low is None else (low, high)
     figure = Figure(draft=Tree.chain(1), batch_size=1, tokens_per_step=1.5, step_ms=1.5, plain_ms=value,
-                    interval95=Intervals(speedup=ends))  # fmt: skip
+                    speedup=Estimate(value, None, low, high))  # fmt: skip
     return DrafterFigure(drafter=name, figure=figure, setting="", is_measured=True)
 
 
@@ -325,7 +324,7 @@ def test_the_exit_status_says_when_to_plan_anew(files, monkeypatch):
     assert (document["schema"], document["status"], document["keep"]) == ("treeopt.comparison/1", 3, False)
     assert document["different"]
     assert [shift["depth"] for shift in document["shifts"]] == [1, 2, 3]
-    assert document["losses"][0]["interval95"][0] > 0.005
+    assert document["losses"][0]["loss"]["low"] > 0.005
 
 
 def test_the_first_line_says_where_speculation_now_costs_and_where_it_gains():
@@ -345,7 +344,7 @@ def test_the_first_line_says_where_speculation_now_costs_and_where_it_gains():
     cost_words = "At batch size 1 speculation now costs 9 %: turn it off."
     gain_words = "At batch size 1 speculation gains 82 %."
     assert gain.served.speedup == pytest.approx(2 * 10 / 11)
-    assert gain.served.interval95.speedup == pytest.approx((2 * 10 / 11, 2 * 10 / 11), rel=1e-4)
+    assert gain.served.speedup.ends == pytest.approx((2 * 10 / 11, 2 * 10 / 11), rel=1e-4)
     for losses, first in [
         ((cost,), f"{cost_words} The plan"),
         ((gain, off), f"{gain_words} At batch size 32 the plan is not to speculate. The plan"),

@@ -120,7 +120,7 @@ def test_dear_rows_are_verified_less_and_at_last_not_at_all(run, row_ms):
         expected = figure.tokens_per_step / (1 + row_ms / 10 * (figure.rows_per_step - 1))
         assert figure.speedup == pytest.approx(expected, rel=0.02)
         assert figure.speedup >= 0.995 * entry.others["usual"].speedup
-        assert figure.interval95.speedup[0] <= figure.speedup <= figure.interval95.speedup[1]
+        assert figure.speedup.low <= figure.speedup <= figure.speedup.high
 
 
 README_STEPS = "batch_size,size,step_ms\n1,1,8.9\n1,4,11.1\n32,1,15.3\n32,4,30.9\n"

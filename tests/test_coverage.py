@@ -215,14 +215,14 @@ def test_figures_of_a_probe_are_held_out(probe):
     assert held_out.grown.family(12).paths == grow_coverage(probe, limits).paths
     rates = held_out.rates(12)
     assert rates.tokens_per_step == pytest.approx(held_out.every[11].tokens.sum() / len(probe.accepted))
-    assert rates.stderr > 0
+    assert rates.estimate.stderr > 0
     assert drawn(held_out.every)[11].mean() == pytest.approx(rates.tokens_per_step, rel=0.01)
     guesses = source_of(probe).held_out_shares(held_out, 12)
     assert guesses.sum() == pytest.approx(1)
     assert 1 + guesses @ np.arange(len(guesses)) >= rates.tokens_per_step
     groups = rates_by_group(held_out.every[11], probe)
     steps = [np.diff(probe.starts)[probe.group == g].sum() for g in (0, 1)]
-    tokens = sum(n * groups[name][0] for n, name in zip(steps, "ab", strict=True))
+    tokens = sum(n * groups[name] for n, name in zip(steps, "ab", strict=True))
     assert tokens == pytest.approx(held_out.every[11].tokens.sum())
 
 

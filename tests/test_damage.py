@@ -231,7 +231,7 @@ def use_bench(path, tools):
         bench.speedup(contender.name, bench.contenders[0].name)
         bench.figure(contender.name)
         for group in bench.groups:
-            bench.tokens_per_step(contender.name, group)
+            contender.rate_of(group)
 
 
 def use_calibration(path, tools):

@@ -151,9 +151,9 @@ def test_it_is_compared_with_the_fixed_tree_and_with_plain_decoding(tmp_path, pr
     for entry in plan:
         found, chosen = entry.best("dynamic"), entry.chosen
         assert found.plain_ms == pytest.approx(StepCosts(profile, entry.batch_size, 512).plain.ms)
-        assert found.over(chosen).value == pytest.approx(found.tokens_per_s / chosen.tokens_per_s)
+        assert found.over(chosen) == pytest.approx(found.tokens_per_s / chosen.tokens_per_s)
         if found is not chosen:
-            low, high = found.interval95.over_chosen
+            low, high = found.over(chosen).ends
             assert low < found.tokens_per_s / chosen.tokens_per_s < high
         assert found.size <= BUDGET
 

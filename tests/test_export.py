@@ -27,7 +27,7 @@ from treeopt.pipeline.export import export_to
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
-from treeopt.records.figure import Ratio
+from treeopt.records.estimate import Estimate
 from treeopt.records.plan import Plan
 from treeopt.records.rundir import RunDirectory
 from treeopt.trees.published import PUBLISHED_TREES, published_tree
@@ -361,7 +361,7 @@ def test_slower_batch_size(tmp_path, monkeypatch, slow):
     depth = {size: 0 if size == slow else plan[size].chosen.depth for size in (1, 4)}
     benches = {1: "of 1", 4: "of 4"}
     monkeypatch.setattr(exporting, "benches_of", lambda *run: benches)
-    monkeypatch.setattr(exporting, "slowdown", lambda bench: Ratio(value=0.8) if bench == benches[slow] else None)
+    monkeypatch.setattr(exporting, "slowdown", lambda bench: Estimate(0.8) if bench == benches[slow] else None)
     monkeypatch.setattr(exporting, "doubts", lambda *rest, **options: [])
     assert {"vllm", "sglang", "llama-cpp", "openvino"} <= {*export_all(run, plan)}
     _, written = exporting.export(run, "vllm")

@@ -20,7 +20,7 @@ from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
 from treeopt.records.contender import Answer, Block, Contender, Predicted
-from treeopt.records.figure import Intervals
+from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -264,7 +264,7 @@ def test_throughput_is_the_plans():
         size, chosen = str(entry.batch_size), entry.chosen
         assert chosen.tokens_per_s in [float(one.y[0]) for one in left.series if one.look.get("marker") == "*"]
         shade = next(one for one in left.series if one.kind == "area" and list(one.y) == list(left[size].y))
-        half = [1.959964 * p.stderr.tokens_per_s for p in entry.curve]
+        half = [1.959964 * p.tokens_per_s.stderr for p in entry.curve]
         assert (shade.ends[1] - shade.y, shade.y - shade.ends[0]) == (pytest.approx(half), pytest.approx(half))
         assert max(right[size].y) == pytest.approx(max(p.tokens_per_s for p in entry.curve) / entry.plain.tokens_per_s)
     with pytest.raises(OutOfRange, match="treeopt profile"):
@@ -306,9 +306,9 @@ def two_drafters(plan: Plan) -> DraftersCompared:
     """Predicted trees of one drafter, and measured dynamic trees of another."""
     marks = []
     for entry in plan.entries:
-        tree, ends = entry.chosen, Intervals(speedup=(1.5, 1.7))
+        tree, speedup = entry.chosen, Estimate(1.6, low=1.5, high=1.7)
         ms = 2.2 * (tree.plain_ms or 1) / 1.6
-        dynamic = replace(tree, draft=DynamicTree(3, 4, 8), tokens_per_step=2.2, step_ms=ms, interval95=ends)
+        dynamic = replace(tree, draft=DynamicTree(3, 4, 8), tokens_per_step=2.2, step_ms=ms, speedup=speedup)
         marks.append(DrafterFigure(drafter="heads", figure=tree, setting="", is_measured=False))
         marks.append(DrafterFigure(drafter="layer", figure=dynamic, setting="", is_measured=True))
     return DraftersCompared(settings=tuple(marks), about="a model")
@@ -322,7 +322,7 @@ def test_drafters_stand_beside_each_other_at_every_batch_size():
     assert (dynamic.y, dynamic.ends.tolist()) == (pytest.approx([1.6, 1.6]), [[1.5, 1.5], [1.7, 1.7]])
     assert right["layer"].y.tolist() == [2.2, 2.2]
     assert right["heads"].y.tolist() == [entry.chosen.tokens_per_step for entry in plan.entries]
-    ends = np.array([entry.chosen.interval95.tokens_per_step for entry in plan.entries])
+    ends = np.array([entry.chosen.tokens_per_step.ends for entry in plan.entries])
     assert pytest.approx(ends) == right["heads"].ends.T
 
 

@@ -158,7 +158,7 @@ def test_a_context_is_moved_into_the_measured_range_and_interpolated():
 def test_sequences_without_a_step_have_figures_too():
     trace = random_trace(np.random.default_rng(0), [10, 10, 1, 1, 1, 1, 1, 1], 2, 4)
     entry = plan_trees(trace, request=PlanRequest(Limits(4))).entries[0]
-    assert entry.chosen.stderr.tokens_per_step >= 0
+    assert entry.chosen.tokens_per_step.stderr >= 0
     assert plan_trees(trace, request=PlanRequest(Limits(1))).entries[0].chosen.tokens_per_step == 1.0
 
 

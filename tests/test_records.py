@@ -269,7 +269,7 @@ def test_what_a_figure_shows_follows_from_its_fields_and_survives_a_file(depth, 
     figure = Figure(draft=Tree.chain(depth), tokens_per_step=1 + share * depth, **costs)
     assert figure.tokens_per_s == pytest.approx(batch_size * figure.tokens_per_step / (step_ms / 1e3))
     assert figure.speedup == pytest.approx(figure.tokens_per_s / (batch_size / (plain_ms / 1e3)))
-    assert figure.over(figure).value == 1
+    assert figure.over(figure) == 1
     record = document(figure)
     assert record["shown"]["speedup"] == figure.speedup
     assert typed(Figure, {**record, "shown": {"speedup": "x"}}, "x.json") == figure

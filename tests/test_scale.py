@@ -115,7 +115,7 @@ def test_the_error_of_a_sample_is_as_much_wider_as_is_said():
     """Of many conversations alike, so that the square root holds to a few percent (2000 draws: 1.6 % each)."""
     trace = runs_trace(7, 900, 3, turns=False)
     tree, few = grow(trace, Limits(6)).tree(6), trace.select(np.arange(0, 900, 9))
-    errors = [source_of(one).rates(tree).stderr for one in (trace, few)]
+    errors = [source_of(one).rates(tree).estimate.stderr for one in (trace, few)]
     assert errors[1] / errors[0] == pytest.approx(3.0, rel=0.25)
 
 

@@ -170,5 +170,5 @@ def test_of_sizes_as_good_the_smallest_that_was_timed_is_chosen_and_single_sampl
     good = [size for size in curve if curve[size] >= (1 - NEGLIGIBLE) * max(curve.values())]
     assert min(good) < 16
     assert chosen.size == min(size for size in good if size in (8, 16))
-    assert chosen.stderr.step_ms is chosen.stderr.speedup is chosen.interval95.speedup is None
-    assert chosen.stderr.tokens_per_step > 0
+    assert chosen.step_ms.stderr is chosen.speedup.stderr is chosen.speedup.low is None
+    assert chosen.tokens_per_step.stderr > 0

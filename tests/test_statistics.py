@@ -62,14 +62,14 @@ def test_intervals_cover_as_often_as_they_say(conversations, least):
 
 def test_the_replayed_rate_is_that_of_the_renewal_process():
     rates = source_of(calibration(np.random.default_rng(0), 4000)).rates(CHAIN)
-    assert rates.tokens_per_step == pytest.approx(TRUTH, abs=4 * rates.stderr)
+    assert rates.tokens_per_step == pytest.approx(TRUTH, abs=4 * rates.estimate.stderr)
 
 
 def test_the_standard_error_is_that_of_many_samples():
     rng = np.random.default_rng(1)
     samples = [source_of(calibration(rng, 60)).rates(CHAIN) for _ in range(200)]
     spread = np.std([s.tokens_per_step for s in samples])
-    assert np.mean([s.stderr for s in samples]) == pytest.approx(spread, rel=0.2)  # 5 % scatter of the spread
+    assert np.mean([s.estimate.stderr for s in samples]) == pytest.approx(spread, rel=0.2)  # 5 % scatter of the spread
 
 
 def test_draws_are_shared_so_that_pairs_cancel():
@@ -132,9 +132,9 @@ def test_what_a_plan_says_of_its_choice_is_right_on_average(searches, worst, ms_
         chosen = plan_trees(searched(rng), profile, PlanRequest(Limits(32)))[1].chosen
         rate = true_rate(chosen.draft)
         speedup = rate * ms_of(1, 1, 0) / ms_of(1, chosen.size, chosen.depth)
-        ends = chosen.interval95
         off.append((chosen.tokens_per_step / rate - 1, chosen.speedup / speedup - 1))
-        hits.append([low <= x <= high for x, (low, high) in ((rate, ends.tokens_per_step), (speedup, ends.speedup))])
+        pairs = ((rate, chosen.tokens_per_step), (speedup, chosen.speedup))
+        hits.append([found.low <= x <= found.high for x, found in pairs])
     bias, covered = np.mean(off, axis=0), np.mean(hits, axis=0)
     print(f"bias of tokens per step {bias[0]:+.3f}, of the speedup {bias[1]:+.3f}; covered {covered}")
     assert (np.abs(bias) < worst).all()

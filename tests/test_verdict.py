@@ -13,7 +13,8 @@ from treeopt.errors import InvalidInput
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.figure import Errors, Figure, Intervals, Ratio
+from treeopt.records.estimate import Estimate
+from treeopt.records.figure import Figure
 from treeopt.records.inputs import inputs_of
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.bench_table import bench_table
@@ -30,7 +31,8 @@ def entry_of(*, speedup=1.2, ends=None, **changes):
     found = some_plan((1,)).entries[0]
     assert found.speculates
     plain_ms = None if speedup is None else speedup * found.chosen.step_ms / found.chosen.tokens_per_step
-    chosen = replace(found.chosen, plain_ms=plain_ms, interval95=Intervals(speedup=ends), stderr=Errors(speedup=0.04))
+    estimate = Estimate(speedup or 1.0, 0.04, *ends) if ends else None
+    chosen = replace(found.chosen, plain_ms=plain_ms, speedup=estimate, tokens_per_s=None)
     return replace(found, **{"chosen": chosen, "others": {}, "tied_sizes": [], **changes})
 
 
@@ -55,7 +57,7 @@ def rival(bench, name, *, over_chosen):
 )
 def test_a_benchmark_begins_with_what_it_comes_to_a_gain_only_above_1(monkeypatch, low, high, begins):
     middle = 1.05 if low is None else (low + high) / 2
-    monkeypatch.setattr(Benchmark, "speedup", lambda *names, **options: Ratio(value=middle, low=low, high=high))
+    monkeypatch.setattr(Benchmark, "speedup", lambda *names, **options: Estimate(middle, None, low, high))
     bench = some_bench()
     said = shown(bench_table(replace(bench, contenders=bench.contenders[:2])))
     assert said.startswith(begins)
@@ -109,7 +111,7 @@ def test_a_plan_says_first_where_its_error_band_spans_not_to_speculate(changes, 
 def test_a_search_begins_with_its_doubts_batch_size_by_batch_size(ends, begins):
     plan, entries = some_plan((1, 4)), []
     for entry, interval in zip(plan.entries, ends, strict=True):
-        chosen = replace(entry.chosen, interval95=Intervals(speedup=interval))
+        chosen = replace(entry.chosen, speedup=Estimate(sum(interval) / 2, None, *interval))
         entries.append(replace(entry, chosen=chosen, tied_sizes=[], others={}))
     assert shown(plan_table(replace(plan, entries=tuple(entries)))).startswith(begins)
 
@@ -118,15 +120,15 @@ def test_a_chain_that_is_predicted_to_be_faster_is_named():
     entry = entry_of(ends=(1.1, 1.3))
     ours = entry.chosen.tokens_per_s
 
-    def with_chain(ahead, **intervals):
+    def with_chain(ahead, rate=None):
         chain = Figure(draft=Tree.chain(2), batch_size=1, tokens_per_step=1.5, step_ms=1.5e3 / (ahead * ours))
-        chosen = replace(entry.chosen, interval95=Intervals(speedup=(1.1, 1.3), **intervals))
+        chosen = replace(entry.chosen, tokens_per_s=rate)
         return predicted_doubts(replace(entry, chosen=chosen, others={"chain": chain}))
 
     (said,) = with_chain(1.04)
     assert said == "The chosen tree loses against a chain of 2, which is predicted to be 4 % faster."
     assert with_chain(1.002) == []
-    assert with_chain(1.04, tokens_per_s=(0.9 * ours, 1.1 * ours)) == []
+    assert with_chain(1.04, Estimate(ours, None, 0.9 * ours, 1.1 * ours)) == []
 
 
 @pytest.mark.parametrize(
@@ -141,10 +143,9 @@ def test_a_chain_that_is_predicted_to_be_faster_is_named():
 def test_percent_behind_is_of_the_ratio(ratio, ends, says):
     """It was the logarithm of the ratio: 73.0 % for 0.48 times as fast, 160.9 % for 0.2 times."""
     entry = entry_of()
-    chosen = replace(entry.chosen, interval95=Intervals(tokens_per_step=(1.1, 1.3)))
-    next_best = replace(
-        chosen, draft=Tree.chain(4), step_ms=chosen.step_ms / ratio, interval95=Intervals(over_chosen=ends)
-    )
+    chosen = replace(entry.chosen, tokens_per_step=Estimate(entry.chosen.tokens_per_step, None, 1.1, 1.3))
+    over = Estimate(ratio, None, *ends) if ends else None
+    next_best = replace(chosen, draft=Tree.chain(4), step_ms=chosen.step_ms / ratio, over_chosen=over)
     said = certainty(replace(entry, chosen=chosen, runner_up=next_best, tied_sizes=[chosen.size]))
     assert said.endswith(f"no other size is tied; the next best, 5 rows, is {says}.")
 
@@ -243,5 +244,5 @@ def test_a_tree_that_was_timed_faster_than_a_plain_step_is_planned_as_one(capsys
         plain = entry.curve[0]
         assert [point.step_ms for point in small] == pytest.approx([plain.step_ms] * 3)
         assert all(p.tokens_per_s / plain.tokens_per_s <= p.tokens_per_step * (1 + 1e-9) for p in entry.curve)
-        if (ends := entry.chosen.interval95).speedup and entry.chosen.size in (2, 3, 4):
-            assert ends.speedup[1] <= ends.tokens_per_step[1] + 1e-9
+        if entry.chosen.speedup.high and entry.chosen.size in (2, 3, 4):
+            assert entry.chosen.speedup.high <= entry.chosen.tokens_per_step.high + 1e-9

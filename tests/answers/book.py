@@ -79,7 +79,8 @@ def _figure(figure: Figure) -> dict[str, Any]:
     choices = str([list(choice) for choice in draft.choices]) if hasattr(draft, "choices") else None
     answer = {"kind": draft.kind, "rows": draft.rows, "depth": draft.depth, "choices": choices, "draft": str(draft)}
     for name in ("tokens_per_step", "step_ms", "speedup"):
-        answer[name] = {"value": getattr(figure, name), "stderr": getattr(figure.stderr, name)}
+        estimate = getattr(figure, name)
+        answer[name] = {"value": estimate and estimate.value, "stderr": estimate and estimate.stderr}
     return answer
 
 

@@ -21,6 +21,7 @@ from treeopt.growth.replay import accepted_lengths, sequence_of, visited
 from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, drawn_rates, interval95
 from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import NO_TRIAL, Answers, RankTrace
@@ -34,14 +35,14 @@ TOP_1, SURVIVAL = "top-1", "survival"
 class Shift:
     """The share of one depth in two sources.
 
-    change95 : interval of ``after`` - ``before``; the intervals of all depths together hold in 95 % of the cases
-    moved    : whether the interval excludes 0
+    change : ``after`` - ``before``; the intervals of all depths together hold in 95 % of the cases
+    moved  : whether the interval excludes 0
     """
 
     depth: int
     before: float
     after: float
-    change95: tuple[float, float]
+    change: Estimate
     moved: bool
 
 
@@ -82,7 +83,7 @@ def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
             depth=d + 1,
             before=float(first.values[d]),
             after=float(second.values[d]),
-            change95=(low, high),
+            change=Estimate(float(second.values[d] - first.values[d]), None, low, high),
             moved=not low <= 0 <= high,
         )
         for d, (low, high) in enumerate(intervals)

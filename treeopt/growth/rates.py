@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
-from treeopt.records.contender import Predicted
+from treeopt.records.estimate import Estimate
 from treeopt.records.trace import Answers
 from treeopt.trees.tree import IntArray
 
@@ -39,17 +39,13 @@ class Rates:
         return float(self.tokens.sum() / taken) if taken else 1.0
 
     @cached_property
-    def stderr(self) -> float | None:
-        """Standard error of the tokens per step; None where nothing was replayed."""
+    def estimate(self) -> Estimate:
+        """The tokens per step; their error is not known where nothing was replayed."""
         if self.steps is None or self.tokens is None:
-            return None
+            return Estimate(self.expected)
         count = len(self.steps)
-        return stderr(drawn_rates(self.tokens, self.steps, conversation_draws(count)), count)
-
-    @property
-    def predicted(self) -> Predicted:
-        """The tokens per step and their error as a benchmark records them."""
-        return Predicted(tokens_per_step=self.tokens_per_step, stderr=self.stderr)
+        draws = drawn_rates(self.tokens, self.steps, conversation_draws(count))
+        return Estimate(self.tokens_per_step, stderr(draws, count))
 
 
 def drawn(rates: Sequence[Rates]) -> NDArray[np.float64]:
@@ -62,14 +58,14 @@ def drawn(rates: Sequence[Rates]) -> NDArray[np.float64]:
     return drawn_rates(shared, taken, conversation_draws(taken.shape[1]))
 
 
-def rates_by_group(rates: Rates, answers: Answers) -> dict[str, tuple[float, float | None]]:
-    """Tokens per step on the conversations of each group, and its standard error (of one conversation: None)."""
-    groups, reached = np.array(answers.conversation_groups()), dict[str, tuple[float, float | None]]()
+def rates_by_group(rates: Rates, answers: Answers) -> dict[str, Estimate]:
+    """Tokens per step on the conversations of each group; the error is not known for one conversation."""
+    groups, reached = np.array(answers.conversation_groups()), dict[str, Estimate]()
     for name in answers.group_names:
         among = np.flatnonzero(groups == name)
         if len(among) and rates.steps is not None and rates.tokens is not None:
             part = Rates(rates.steps[among], rates.tokens[among])
-            reached[name] = (part.tokens_per_step, part.stderr if len(among) > 1 else None)
+            reached[name] = part.estimate if len(among) > 1 else Estimate(part.tokens_per_step)
     return reached
 
 

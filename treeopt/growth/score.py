@@ -14,7 +14,8 @@ from treeopt.growth.rates import Rates, drawn
 from treeopt.growth.source import source_of
 from treeopt.records.bootstrap import stderr
 from treeopt.records.display import Displayed
-from treeopt.records.figure import Errors, Figure
+from treeopt.records.estimate import Estimate
+from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies
 from treeopt.trees.draft import draft_tree
 from treeopt.trees.shapes import Limits
@@ -27,16 +28,15 @@ ROUNDING = 1e-9  # rates that differ by less are the same sum in another order
 class Score(Displayed):
     """A tree beside the best tree of its size and the smallest tree that is as good.
 
-    smallest        : None if no tree up to the given one's size is as good
-    distance_stderr : paired by conversation; None without a trace
-    unknown_nodes   : number of nodes whose ranks or depths the record does not have
+    smallest      : None if no tree up to the given one's size is as good
+    distance      : its error is paired by conversation, and None without a trace
+    unknown_nodes : number of nodes whose ranks or depths the record does not have
     """
 
     given: Figure
     best: Figure
     smallest: Figure | None
-    distance: float
-    distance_stderr: float | None
+    distance: Estimate
     unknown_nodes: int
     notes: tuple[str, ...]
 
@@ -46,7 +46,7 @@ class Score(Displayed):
             "unknown_nodes": self.unknown_nodes,
             "best": _document(self.best),
             "distance": self.distance,
-            "distance_stderr": self.distance_stderr,
+            "distance_stderr": self.distance.stderr,
             "smallest": _document(self.smallest) if self.smallest else None,
             "notes": list(self.notes),
         }
@@ -62,7 +62,7 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
     >>> from treeopt.records.calibration import Calibration
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
     >>> score = score_tree(calibration, Tree.from_choices([[0], [1]]))
-    >>> score.given.tokens_per_step, draft_tree(score.best.draft).choices, round(score.distance, 3)
+    >>> score.given.tokens_per_step.value, draft_tree(score.best.draft).choices, round(score.distance, 3)
     (1.8, [[0], [0, 0]], 0.022)
     """
     source, size = source_of(record), len(tree)
@@ -91,16 +91,14 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
         given=_figure(tree, rates),
         best=_figure(best_tree, best),
         smallest=_figure(curve.grown.tree(smallest), curve.rates(smallest)) if smallest else None,
-        distance=1 - rates.tokens_per_step / best.tokens_per_step,
-        distance_stderr=error,
+        distance=Estimate(1 - rates.tokens_per_step / best.tokens_per_step, error),
         unknown_nodes=unknown,
         notes=tuple(notes),
     )
 
 
 def _figure(tree: Tree, rates: Rates) -> Figure:
-    errors = Errors(tokens_per_step=rates.stderr)
-    return Figure(draft=tree, batch_size=1, tokens_per_step=rates.tokens_per_step, stderr=errors)
+    return Figure(draft=tree, batch_size=1, tokens_per_step=rates.estimate)
 
 
 def _document(figure: Figure) -> dict[str, object]:
@@ -108,6 +106,6 @@ def _document(figure: Figure) -> dict[str, object]:
         "size": figure.size,
         "depth": figure.depth,
         "tokens_per_step": figure.tokens_per_step,
-        "tokens_per_step_stderr": figure.stderr.tokens_per_step,
+        "tokens_per_step_stderr": figure.tokens_per_step.stderr,
         "medusa_choices": draft_tree(figure.draft).choices,
     }

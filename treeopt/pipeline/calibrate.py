@@ -101,8 +101,8 @@ def summary(trace: RankTrace, provenance: Provenance) -> Calibration:
     calibration = Calibration.from_trace(trace, provenance=provenance)
     if trace.group_names and trace.num_conversations > 1:
         whole = source_of(trace).crossfit(Limits(GROUP_BUDGET))
-        for name, (rate, error) in rates_by_group(whole.every[-1], trace).items():
-            calibration.meta["groups"][name] |= {"tokens_per_step": rate, "tokens_per_step_stderr": error}
+        for name, rate in rates_by_group(whole.every[-1], trace).items():
+            calibration.meta["groups"][name] |= {"tokens_per_step": rate.value, "tokens_per_step_stderr": rate.stderr}
     return calibration
 
 

@@ -19,7 +19,7 @@ from treeopt.pipeline.calibrate import collect
 from treeopt.pipeline.entrants import Entrant
 from treeopt.pipeline.logged import copied_steps, prompts_of
 from treeopt.records.benchmark import LOOKS, Benchmark
-from treeopt.records.contender import Answer, Block, Contender, Quality
+from treeopt.records.contender import Answer, Block, Contender, Predicted, Quality
 from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.pools import Counts
 from treeopt.records.requestlog import Request, RequestLog
@@ -233,7 +233,7 @@ class Contest:
             ],
             passes=sum(run.passes for run in first),
             prefill_s=sum(run.prefill_s for _, run in visits),
-            predicted=entrant.predicted,
+            predicted=Predicted.of(entrant.predicted),
             accepted=np.bincount([n for row in rows for n in row.accepted]).tolist(),
             replayed_accepted=accepted,
             predicted_accepted=entrant.predicted_accepted,

@@ -15,8 +15,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.growth.source import Source
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import AS_IT_COMES, IDLE
-from treeopt.records.contender import Predicted
-from treeopt.records.figure import Figure
+from treeopt.records.estimate import Estimate
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
@@ -40,6 +39,7 @@ ONLY_CHAINS, DYNAMIC = EngineLimits(shape="chain"), EngineLimits(dynamic=Dynamic
 class Entrant:
     """A draft that is decoded, and what the calibration predicts for it.
 
+    predicted          : tokens per step; None where nothing is predicted
     predicted_accepted : share of the steps that emit 0, 1, ... guesses
     is_replayable      : whether its guesses are all of the draft's nodes, and those that the reference ranks
     is_own             : whether an engine decodes it by its own settings, which may guess less than the draft
@@ -47,7 +47,7 @@ class Entrant:
     """
 
     draft: Draft = PLAIN
-    predicted: Predicted = field(default_factory=Predicted)
+    predicted: Estimate | None = None
     predicted_accepted: list[float] = field(default_factory=list)
     is_replayable: bool = True
     is_own: bool = False
@@ -72,7 +72,7 @@ def own_entrants(
     chain = Tree.chain(chain_of.depth if chain_of else drafter.num_heads)
     entrants |= {} if chain == entry.draft else {"chain": fixed(source, chain)}
     accepted = source.held_out_shares(whole, most).tolist()
-    entrants["budget"] = Entrant(whole.grown.tree(most), whole.rates(most).predicted, accepted)
+    entrants["budget"] = Entrant(whole.grown.tree(most), whole.rates(most).estimate, accepted)
     return {**entrants, **given_trees(files, source, entrants)}
 
 
@@ -130,19 +130,15 @@ def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> 
 def plain_and_chosen(entry: PlanEntry) -> dict[str, Entrant]:
     """Plain decoding and the plan's draft, with what the plan predicts."""
     return {
-        "plain": Entrant(PLAIN, Predicted(tokens_per_step=1.0, stderr=0.0)),
-        "chosen": Entrant(entry.draft, _predicted(entry.chosen), entry.accepted),
+        "plain": Entrant(PLAIN, Estimate(1.0, 0.0)),
+        "chosen": Entrant(entry.draft, entry.chosen.tokens_per_step, entry.accepted),
     }
 
 
 def rivals(entry: PlanEntry, kinds: Sequence[str] = ANEW) -> dict[str, Entrant]:
     """The best draft of each of these kinds by the plan, where it is not what was chosen."""
     figures = {kind: entry.others[kind] for kind in kinds if kind in entry.others}
-    return {kind: Entrant(figure.draft, _predicted(figure)) for kind, figure in figures.items()}
-
-
-def _predicted(figure: Figure) -> Predicted:
-    return Predicted(tokens_per_step=figure.tokens_per_step, stderr=figure.stderr.tokens_per_step)
+    return {kind: Entrant(figure.draft, figure.tokens_per_step) for kind, figure in figures.items()}
 
 
 def given_trees(files: Sequence[str | Path], source: Source, taken: Collection[str]) -> dict[str, Entrant]:
@@ -160,4 +156,4 @@ def fixed(source: Source, tree: Tree) -> Entrant:
     """A tree that was not grown here; without predictions where it has nodes that the source does not tell apart."""
     if not source.knows(tree):
         return Entrant(tree)
-    return Entrant(tree, source.rates(tree).predicted, source.guess_shares(tree).tolist())
+    return Entrant(tree, source.rates(tree).estimate, source.guess_shares(tree).tolist())

@@ -324,8 +324,8 @@ def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, ent
     """
     plain, known = next(visit for visit in at if visit.name == "plain"), plain_and_chosen(entry)
     visits = [visit for visit in at if visit.name == name]
-    predicted = {who: one.predicted for who, one in known.items()}
-    predicted |= {who: setting.rates.predicted for who, setting in load.tried.items()}
+    predicted = {key: entrant.predicted for key, entrant in known.items()}
+    predicted |= {key: tried.rates.estimate for key, tried in load.tried.items()}
     first, draft = visits[0], setting[entry.batch_size][1]
     ends = np.cumsum([one.tokens - 1 for one in first.answers]) * first.steps / max(first.emitted, 1)
     sequences = [
@@ -360,7 +360,7 @@ def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, ent
         blocks=blocks,
         accepted=[a - b for a, b in pairwise([first.drafts, *first.reached, 0])] if first.drafts else [],
         spread=True,
-        predicted=predicted.get(name, Predicted()),
+        predicted=Predicted.of(predicted.get(name)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What comparing comes to: two sources of accuracies, the groups of one, or runs of several drafters."""
+"""The outcome of comparing two sources of accuracies, the groups of a run, or runs of several drafters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,11 @@ from math import hypot, log
 
 from treeopt.files.storage import document
 from treeopt.growth.drift import Shift
-from treeopt.planning.regret import Loss
+from treeopt.planning.regret import Regret
 from treeopt.records.bootstrap import LEVEL
 from treeopt.records.display import Displayed
-from treeopt.records.figure import Figure, Ratio
+from treeopt.records.estimate import Estimate
+from treeopt.records.figure import Figure
 
 PLAN_ANEW = 3  # exit status
 # By how much all steps with guesses cost more or less, against plain ones, when they decode at another time (standard deviation
@@ -28,7 +29,7 @@ class Compared(Displayed):
     names: tuple[str, str]
     measure: str
     shifts: tuple[Shift, ...]
-    losses: tuple[Loss, ...]
+    losses: tuple[Regret, ...]
     tolerance: float
     notes: tuple[str, ...] = ()
 
@@ -37,14 +38,14 @@ class Compared(Displayed):
         return tuple(shift for shift in self.shifts if shift.moved)
 
     @property
-    def worst(self) -> Loss:
-        """The batch size at which the plan loses most for certain."""
-        return max(self.losses, key=lambda loss: (loss.exceeds(self.tolerance), loss.share))
+    def worst(self) -> Regret:
+        """What the plan loses at the batch size where it loses most for certain."""
+        return max(self.losses, key=lambda regret: (regret.exceeds(self.tolerance), regret.loss))
 
     @property
     def keep(self) -> bool:
         """Whether the plan is not shown to lose more than it may."""
-        return not any(loss.exceeds(self.tolerance) for loss in self.losses)
+        return not any(regret.exceeds(self.tolerance) for regret in self.losses)
 
     @property
     def status(self) -> int:
@@ -52,8 +53,8 @@ class Compared(Displayed):
         return 0 if self.keep else PLAN_ANEW
 
     def document(self) -> dict[str, object]:
-        found = {"shifts": [], "losses": [], **document(self)}
-        return {**found, "different": bool(self.moved), "keep": self.keep, "status": self.status}
+        known = {"shifts": [], "losses": [], **document(self)}
+        return {**known, "different": bool(self.moved), "keep": self.keep, "status": self.status}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -61,13 +62,13 @@ class GroupsCompared(Displayed):
     """The groups of a run, each with what it loses by sharing a plan; ``tolerance`` is the share that it may lose."""
 
     name: str
-    groups: tuple[Loss, ...]
+    groups: tuple[Regret, ...]
     tolerance: float
     notes: tuple[str, ...] = ()
     status: int = 0
 
     @property
-    def gainers(self) -> tuple[Loss, ...]:
+    def gainers(self) -> tuple[Regret, ...]:
         """The groups that would gain by a plan of their own, beyond noise and more than the tolerance."""
         return tuple(group for group in self.groups if group.exceeds(self.tolerance))
 
@@ -79,8 +80,8 @@ class GroupsCompared(Displayed):
 class DrafterFigure:
     """What a drafter reaches at a batch size with the draft, or the engine's setting, that was chosen for it.
 
-    setting     : of another runtime what it was asked for; empty where the draft itself is decoded with
-    is_measured : by real decoding; else the plan's prediction
+    setting     : what another runtime was asked for; empty where the draft itself is decoded with
+    is_measured : whether real decoding measured the figure; else the plan predicts it
     """
 
     drafter: str
@@ -93,16 +94,15 @@ class DrafterFigure:
         return self.figure.batch_size
 
     @property
-    def speedup(self) -> Ratio:
-        """Over plain decoding of the same run, with its 95 % interval."""
-        ratio = self.figure.speedup_ratio
-        assert ratio is not None
-        return ratio
+    def speedup(self) -> Estimate:
+        """Tokens per second over those of plain decoding in the same run."""
+        assert self.figure.speedup is not None
+        return self.figure.speedup
 
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """The fastest at a batch size; ``tied`` are those that the intervals do not tell from it.
+    """The fastest drafter at a batch size; the intervals do not tell ``tied`` from it.
 
     pays : whether it is shown to be faster than plain decoding; None where there is no interval
     """
@@ -124,39 +124,39 @@ class DraftersCompared(Displayed):
 
     @property
     def winners(self) -> tuple[Winner, ...]:
-        sizes = sorted({one.batch_size for one in self.settings})
-        return tuple(winner([one for one in self.settings if one.batch_size == size]) for size in sizes)
+        sizes = sorted({setting.batch_size for setting in self.settings})
+        return tuple(winner([setting for setting in self.settings if setting.batch_size == size]) for size in sizes)
 
     def document(self) -> dict[str, object]:
         return {**document(self), "winners": document(self.winners)}
 
 
 def winner(settings: Sequence[DrafterFigure]) -> Winner:
-    """The fastest of one batch size, and what is tied with it.
+    """The fastest drafter of one batch size, and those tied with it.
 
-    Speedups are ratios to plain decoding of their own run, so that runs at other times can be compared, each with the error of
-    another time. All pairs with the fastest are tested together (Bonferroni).
+    A speedup is over plain decoding of the same run. So runs at other times can be compared, each with the error of another
+    time. All pairs with the fastest are tested together (Bonferroni).
 
-    >>> from treeopt.records.figure import Intervals
     >>> from treeopt.trees.tree import Tree
     >>> def setting(name, low, high):
-    ...     ends, speedup = Intervals(speedup=(low, high)), (low * high) ** 0.5
-    ...     figure = Figure(draft=Tree.chain(1), batch_size=1, tokens_per_step=1.5, step_ms=1.5, plain_ms=speedup, interval95=ends)
+    ...     speedup = Estimate((low * high) ** 0.5, low=low, high=high)
+    ...     parts = {"tokens_per_step": Estimate(1.5), "step_ms": Estimate(1.5), "plain_ms": speedup.value, "speedup": speedup}
+    ...     figure = Figure(draft=Tree.chain(1), batch_size=1, **parts)
     ...     return DrafterFigure(drafter=name, figure=figure, setting="", is_measured=True)
     >>> winner([setting("a", 1.9, 2.1), setting("b", 1.8, 2.0), setting("c", 1.2, 1.3)])
     Winner(batch_size=1, drafter='a', tied=('b',), pays=True)
     """
     from scipy.stats import norm
 
-    best = max(settings, key=lambda one: one.speedup.value)
-    others = [one for one in settings if one is not best]
+    best = max(settings, key=lambda setting: setting.speedup)
+    others = [setting for setting in settings if setting is not best]
     z = float(norm.isf((1 - LEVEL) / 2 / max(len(others), 1)))
     tied = []
-    for one in others:
-        errors = best.speedup.log_stderr, one.speedup.log_stderr
-        apart = log(best.speedup.value / one.speedup.value)
-        if None in errors or apart <= z * hypot(*(e or 0.0 for e in errors), ANOTHER_TIME, ANOTHER_TIME):
-            tied.append(one.drafter)
+    for other in others:
+        errors = best.speedup.log_stderr, other.speedup.log_stderr
+        apart = log(best.speedup / other.speedup)
+        if None in errors or apart <= z * hypot(*(error or 0.0 for error in errors), ANOTHER_TIME, ANOTHER_TIME):
+            tied.append(other.drafter)
     low = best.speedup.low
     return Winner(
         batch_size=best.batch_size, drafter=best.drafter, tied=tuple(tied), pays=None if low is None else low > 1

@@ -8,9 +8,10 @@ import numpy as np
 from treeopt.growth.rates import rates_by_group
 from treeopt.growth.source import Source
 from treeopt.planning.select import Selection
-from treeopt.planning.table import AS_IT_COMES, CHAIN, GROWN, Candidate, Table
-from treeopt.records.bootstrap import BOOTSTRAPS, interval95, stderr
-from treeopt.records.figure import Errors, Figure, Intervals
+from treeopt.planning.table import AS_IT_COMES, CHAIN, GROWN, Candidate, Floats, Table
+from treeopt.records.bootstrap import BOOTSTRAPS
+from treeopt.records.estimate import Estimate
+from treeopt.records.figure import Figure
 from treeopt.records.plan import EXACT, Basis, PlanEntry
 from treeopt.records.trace import Answers
 from treeopt.trees.draft import ANEW, TreeSize
@@ -25,30 +26,26 @@ def figure_of(table: Table, i: int, *, chosen: int | None = None) -> Figure:
 
     chosen : the candidate that it is compared with
     """
-    one, is_timed = table.all[i], table.context is not None
-    n, draws = one.conversations or BOOTSTRAPS, table.throughput_draws[i]
-    samples = {"tokens_per_step": table.rate_draws[i]} if one.conversations else {}
-    is_sure = table.is_noisy and table.is_sure
-    if is_timed and is_sure:
-        samples["tokens_per_s"] = draws
-    if is_timed and (is_sure or i == table.plain):
-        samples["speedup"] = table.rate_draws[i] * table.ms_draws[table.plain] / table.ms_draws[i]
-    ends = {name: interval95(values, n) for name, values in samples.items()}
-    if chosen is not None and is_sure:
-        ends["over_chosen"] = interval95(draws / table.throughput_draws[chosen], n)
+    candidate, plain, is_timed = table.all[i], table.plain, table.context is not None
+    is_sure, rates, draws = table.is_noisy and table.is_sure, table.throughput, table.throughput_draws
+
+    def estimate(value: float, draws: Floats, is_known: bool) -> Estimate:
+        return Estimate.of_draws(value, draws, candidate.conversations or BOOTSTRAPS) if is_known else Estimate(value)
+
+    over_plain, over_chosen = table.rate_draws[i] * table.ms_draws[plain] / table.ms_draws[i], None
+    if chosen is not None:
+        over_chosen = estimate(rates[i] / rates[chosen], draws[i] / draws[chosen], is_sure)
     return Figure(
-        draft=one.draft,
+        draft=candidate.draft,
         batch_size=table.batch_size,
-        tokens_per_step=float(table.rates[i]),
-        step_ms=float(table.ms[i]) if is_timed else None,
-        plain_ms=float(table.ms[table.plain]) if is_timed else None,
-        stderr=Errors(
-            step_ms=float(table.ms_stderr[i]) if is_timed and table.is_sure else None,
-            **{name: stderr(values, n) for name, values in samples.items()},
-        ),
-        interval95=Intervals(**ends),
-        rows_per_step=one.rows_per_step,
-        replay_us=one.replay_us,
+        tokens_per_step=estimate(table.rates[i], table.rate_draws[i], candidate.conversations > 0),
+        step_ms=Estimate(table.ms[i], table.ms_stderr[i] if table.is_sure else None) if is_timed else None,
+        plain_ms=float(table.ms[plain]) if is_timed else None,
+        rows_per_step=candidate.rows_per_step,
+        replay_us=candidate.replay_us,
+        tokens_per_s=estimate(rates[i], draws[i], is_sure),
+        speedup=estimate(rates[i] / rates[plain], over_plain, is_sure or i == plain),
+        over_chosen=over_chosen,
     )
 
 
@@ -122,12 +119,11 @@ def text_entry(
 
 def _groups(answers: Answers | None, candidate: Candidate, chosen: Figure) -> dict[str, Figure]:
     """What the chosen candidate reaches on the conversations of each group, in steps of the same latency."""
-    size, unknown = TreeSize(candidate.size, candidate.depth), Intervals()
+    rates = rates_by_group(candidate.rates, answers) if answers else {}
+    size = TreeSize(candidate.size, candidate.depth)
     return {
-        name: replace(
-            chosen, draft=size, tokens_per_step=rate, stderr=Errors(tokens_per_step=error), interval95=unknown
-        )
-        for name, (rate, error) in (rates_by_group(candidate.rates, answers) if answers else {}).items()
+        name: replace(chosen, draft=size, tokens_per_step=rate, tokens_per_s=None, speedup=None)
+        for name, rate in rates.items()
     }
 
 
@@ -154,7 +150,7 @@ def _growth_order(best: Candidate | None) -> tuple[list[tuple[Choice, float]], T
 
 def _curve(table: Table) -> list[Figure]:
     """The best grown tree of every size."""
-    best: dict[int, int] = {}
+    best, has_errors = dict[int, int](), table.context is not None and table.is_sure
     for i in np.flatnonzero(table.groups == GROWN).tolist():
         size = table.all[i].size
         if size not in best or table.throughput[i] > table.throughput[best[size]]:
@@ -163,11 +159,9 @@ def _curve(table: Table) -> list[Figure]:
         Figure(
             draft=table.all[i].outline,
             batch_size=table.batch_size,
-            tokens_per_step=float(table.rates[i]),
-            step_ms=None if table.context is None else float(table.ms[i]),
-            stderr=Errors(
-                tokens_per_s=float(table.throughput_draws[i].std()) if table.context and table.is_sure else None
-            ),
+            tokens_per_step=Estimate(table.rates[i]),
+            step_ms=None if table.context is None else Estimate(table.ms[i]),
+            tokens_per_s=Estimate(table.throughput[i], table.throughput_draws[i].std()) if has_errors else None,
         )
         for _, i in sorted(best.items())
     ]

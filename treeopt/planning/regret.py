@@ -1,4 +1,4 @@
-"""What a tree loses on answers against the best that could be chosen for them.
+"""What a draft loses on some answers against the best that could be chosen for them.
 
 throughput = tokens / (steps x latency of a step)
 
@@ -8,7 +8,7 @@ both trees together, so that what is common to them cancels. A calibration has n
 again, and its best tree is not held out.
 
 One plan for several groups of prompts is judged alike: *shared* is the tree grown on all answers as they came, so that large
-groups count more, *own* the one grown on the answers of a group.
+groups count more; *alone* is the tree grown on the answers of one group.
 
 C conversations · n candidates · K depths · R ranks · B bootstrap draws
 """
@@ -16,7 +16,6 @@ C conversations · n candidates · K depths · R ranks · B bootstrap draws
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -29,9 +28,10 @@ from treeopt.planning.entries import figure_of
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.planning.select import select
 from treeopt.planning.table import Candidate, Floats, Table, priced, unpriced
-from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws, interval95, stderr
+from treeopt.records.bootstrap import BOOTSTRAPS, SEED, conversation_draws
 from treeopt.records.calibration import Calibration
-from treeopt.records.figure import Errors, Figure, Intervals, Ratio
+from treeopt.records.estimate import Estimate
+from treeopt.records.figure import Figure
 from treeopt.records.inputs import Accuracies
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -41,53 +41,41 @@ from treeopt.trees.limits import EngineLimits
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import IntArray, Tree
 
-FEWEST = 5  # conversations of a group that a plan of its own is judged by: one for each fold
+FEWEST = 5  # conversations that a group needs to be judged: one for each fold
 ONLY_CHAINS = EngineLimits(shape="chain")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    """Share of the throughput that a draft loses against the best for the same answers; below 0 it is a gain.
+class Regret:
+    """A draft that is served on some answers, beside the best for these answers.
 
-    served  : the plan's draft on these answers; of a group, the draft for all groups on all answers
+    loss    : share of the throughput that the served one loses against the best; below 0 it is a gain
+    served  : the plan's draft on these answers; where groups are compared, the draft for all groups on all answers
     best    : what would be chosen for these answers alone
     planned : tokens per step that the plan expected; None for another draft than the plan's
-    group   : of prompts that these are answers to; None for all · conversations : of them; None where there are counts alone
+    group   : the prompts that were answered; None for all
+    conversations : how many were answered; None where there are counts alone
     """
 
-    share: float
-    stderr: float
-    interval95: tuple[float, float]
+    loss: Estimate
     served: Figure
     best: Figure
     planned: float | None = None
     group: str | None = None
     conversations: int | None = None
 
-    @classmethod
-    def of(cls, ratios: Floats, conversations: int | None, **about: Any) -> Loss:
-        """The loss by (1 + B,) ratios of the two throughputs, first the estimate."""
-        n = conversations or BOOTSTRAPS
-        return cls(
-            share=1 - float(ratios[0]),
-            stderr=stderr(ratios[1:], n),
-            interval95=interval95(1 - ratios[1:], n),
-            conversations=conversations,
-            **about,
-        )
-
     @property
     def batch_size(self) -> int:
         return self.best.batch_size
 
     @property
-    def gain(self) -> Ratio:
-        """What the best draft brings: its throughput over that of the one that is served."""
-        return Ratio.of(1 / (1 - self.share), [1 / (1 - end) for end in self.interval95])
+    def gain(self) -> Estimate:
+        """Throughput of the best draft over that of the served one."""
+        return Estimate(1 / (1 - self.loss), None, *(1 / (1 - end) for end in self.loss.ends))
 
     def exceeds(self, tolerance: float) -> bool:
-        """Whether more is lost than may be, beyond noise."""
-        return self.interval95[0] > tolerance
+        """Whether more is lost than the tolerance, beyond noise."""
+        return self.loss.ends[0] > tolerance
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,21 +104,21 @@ class Taken:
 
 def plan_losses(
     plan: Plan, record: Accuracies, profile: LatencyProfile | None = None, engine: PlanRequest = REQUEST
-) -> list[Loss]:
-    """What each of a plan's trees loses on a record, within the limits that the plan had.
+) -> list[Regret]:
+    """What each of a plan's trees loses on a record, within the limits of the plan.
 
-    Without latencies the best has as many rows as the plan's tree at most. Where a record tells of chains alone, the
-    plan's best chain is judged, among chains.
+    Without latencies the best has at most as many rows as the plan's tree. Where a record tells of chains alone, the plan's
+    best chain is judged, among chains.
 
     engine : a request for what the plan's engine takes; the best is one of these drafts
 
     >>> from treeopt.planning.planner import plan_trees
     >>> before, after = (Calibration(np.array([[60, 20]]), np.array([100])), Calibration(np.array([[60, 30]]), np.array([100])))
-    >>> (found,) = plan_losses(plan_trees(before), after)
-    >>> round(found.served.tokens_per_step, 6), found.share
-    (1.9, 0.0)
+    >>> (regret,) = plan_losses(plan_trees(before), after)
+    >>> print(regret.served.tokens_per_step, regret.loss)
+    1.90 0.00 [0.00, 0.00]
     """
-    source, found = source_of(record), []
+    source, regrets = source_of(record), []
     for entry in plan.entries:
         draft, limits = _judged(entry, source, plan.limits(Limits()))
         limits = limits if profile else replace(limits, budget=len(draft))
@@ -139,60 +127,62 @@ def plan_losses(
         ms = _ms_of(draft, rates, options, costs)
         if rates.steps is None or rates.tokens is None:
             n = None
-            over_best, speedup = (_ratios_by_counts(source, draft, ms, options, i) for i in (best, options.plain))
+            over_best, over_plain = (_ratios_by_counts(source, draft, ms, options, i) for i in (best, options.plain))
         else:
             n = len(rates.steps)
             ours = Taken(rates.steps, rates.tokens, np.zeros(n, dtype=np.int64), ms[None]).rates()
             plain = options.only(np.array([options.plain]))
-            over_best, speedup = (ours / best_of(some, source).rates() for some in (options, plain))
+            over_best, over_plain = (ours / best_of(table, source).rates() for table in (options, plain))
         served = Figure(
             draft=draft,
             batch_size=entry.batch_size,
-            tokens_per_step=rates.tokens_per_step,
-            step_ms=None if costs is None else float(ms[0]),
+            tokens_per_step=rates.estimate,
+            step_ms=None if costs is None else Estimate(ms[0]),
             plain_ms=None if costs is None else float(options.ms[options.plain]),
-            stderr=Errors(tokens_per_step=rates.stderr),
-            interval95=Intervals(speedup=None if costs is None else interval95(speedup[1:], n or BOOTSTRAPS)),
+            speedup=Estimate.of_draws(over_plain[0], over_plain[1:], n or BOOTSTRAPS),
         )
-        planned = entry.chosen.tokens_per_step if draft == entry.draft else None
-        found.append(Loss.of(over_best, n, served=served, best=figure_of(options, best), planned=planned))
-    return found
+        loss = Estimate.of_draws(1 - over_best[0], 1 - over_best[1:], n or BOOTSTRAPS)
+        best_figure = figure_of(options, best)
+        planned = entry.chosen.tokens_per_step.value if draft == entry.draft else None
+        regrets.append(Regret(loss=loss, served=served, best=best_figure, planned=planned, conversations=n))
+    return regrets
 
 
 def group_parts(trace: RankTrace) -> dict[str, RankTrace]:
-    """The sequences of each group that can be judged; InvalidInput where there are fewer than two of enough conversations."""
-    names, found = np.array(trace.conversation_groups()), {}
+    """The sequences of each group that has enough conversations; InvalidInput where fewer than two groups have."""
+    names, parts = np.array(trace.conversation_groups()), {}
     for name in np.unique(names).tolist():
         if (names == name).sum() >= FEWEST:
-            found[name] = trace.select(np.flatnonzero((names == name)[trace.clusters]))
-    if len(found) < 2:
+            parts[name] = trace.select(np.flatnonzero((names == name)[trace.clusters]))
+    if len(parts) < 2:
         raise InvalidInput(
-            f"Plans for groups need two groups of {FEWEST} conversations at least, but the trace has {len(found)}: "
+            f"Plans for groups need two groups of {FEWEST} conversations at least, but the trace has {len(parts)}: "
             "calibrate with `group_by` on more prompts."
         )
-    return found
+    return parts
 
 
 def group_losses(
     plan: Plan, trace: RankTrace, profile: LatencyProfile | None, engine: PlanRequest = REQUEST
-) -> list[Loss]:
+) -> list[Regret]:
     """What each group loses at each batch size with the best tree for all, within the limits of the shared ``plan``.
 
     engine : as of `plan_losses`
     """
-    parts, limits, found = group_parts(trace), plan.limits(Limits()), []
+    parts, limits, regrets = group_parts(trace), plan.limits(Limits()), []
     whole, sources = source_of(trace), {name: source_of(part) for name, part in parts.items()}
     names = np.array(trace.conversation_groups())
     for entry in plan.entries:
         options, _ = _options(whole, plan, entry, limits, profile, engine)
         shared, served = best_of(options, whole), figure_of(options, select(options).chosen)
         for name, part in sources.items():
-            own, _ = _options(part, plan, entry, limits, profile, engine)
+            alone, _ = _options(part, plan, entry, limits, profile, engine)
             among = np.flatnonzero(names == name)
-            ratios = shared.on(among).rates() / best_of(own, part).rates()
-            best = figure_of(own, select(own).chosen)
-            found.append(Loss.of(ratios, len(among), served=served, best=best, group=name))
-    return found
+            lost = 1 - shared.on(among).rates() / best_of(alone, part).rates()
+            loss = Estimate.of_draws(lost[0], lost[1:], len(among))
+            best = figure_of(alone, select(alone).chosen)
+            regrets.append(Regret(loss=loss, served=served, best=best, group=name, conversations=len(among)))
+    return regrets
 
 
 def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Limits]:
@@ -239,10 +229,11 @@ def _ms_of(draft: Draft, rates: Rates, options: Table, costs: StepCosts | None) 
 
 
 def best_of(options: Table, source: Source) -> Taken:
-    """What the best candidate takes: for the conversations of each fold the one that is fastest on all others."""
+    """What the best candidates take: each fold of conversations has the candidate that is fastest on all others."""
     assert source.answers is not None
-    steps = np.stack([one.rates.steps for one in options.all if one.rates.steps is not None])
-    tokens = np.stack([one.rates.tokens for one in options.all if one.rates.tokens is not None])
+    rates = [candidate.rates for candidate in options.all]
+    steps = np.stack([rate.steps for rate in rates if rate.steps is not None])
+    tokens = np.stack([rate.tokens for rate in rates if rate.tokens is not None])
     every, which = np.arange(steps.shape[1]), np.zeros(steps.shape[1], dtype=np.int64)
     folds = fold_numbers(source.answers)[np.unique(source.answers.clusters, return_index=True)[1]]
     for fold in np.unique(folds):

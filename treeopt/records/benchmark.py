@@ -1,10 +1,10 @@
 """What real decoding measured, contender by contender: ``bench.json``, and their ratios.
 
 A contender stops when it is shown to be slower than the chosen tree long before the last block. There are three looks, after
-an eighth, a quarter and half of the blocks. What is tested again and again is found too often, so a look takes an interval of
-99.9 %: the bound of Haybittle (1971) and Peto et al. (1976, Br. J. Cancer 34, 585), which leaves the intervals at the end as
-they are. A contender that stopped keeps the interval of its look, as one of repeated confidence intervals (Jennison and
-Turnbull 1989, J. R. Statist. Soc. B 51, 305): whatever stops, 5 % + 3 x 0.1 % of what is reported misses the truth at most.
+an eighth, a quarter and half of the blocks. Repeated tests find differences by chance, so a look takes an interval of 99.9 %:
+the bound of Haybittle (1971) and Peto et al. (1976, Br. J. Cancer 34, 585), which leaves the intervals at the end as they are.
+A contender that stopped keeps the interval of its look, as repeated confidence intervals do (Jennison and Turnbull 1989,
+J. R. Statist. Soc. B 51, 305): whatever stops, at most 5 % + 3 x 0.1 % of the reported intervals miss the truth.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,15 @@ from treeopt.errors import InvalidInput
 from treeopt.files.fields import Positive, Share
 from treeopt.records.bootstrap import SEED, conversation_draws, interval95, stderr
 from treeopt.records.contender import Block, Contender, Quality
-from treeopt.records.figure import Errors, Figure, Intervals, Ratio
+from treeopt.records.estimate import Estimate
+from treeopt.records.figure import Figure
 from treeopt.records.origins import Kept, Provenance, RuleRecord, Runtime, SkippedRow
 
 FEWEST_BLOCKS = 5  # below it no interval is given
-FEWEST_LAUNCHES = 3  # likewise
+FEWEST_LAUNCHES = 3  # below it no interval is given
 LOOKS = (8, 4, 2)  # after one block in so many
 AS_IT_COMES = "default plain"  # the contender that is plain decoding by an engine as it comes, beside an exact one
-IDLE = "chain of 0"  # that of an engine whose drafter is there and told to guess nothing
+IDLE = "chain of 0"  # the contender whose engine has a drafter that is told to guess nothing
 ERROR = 0.001  # of an interval at a look
 
 
@@ -73,24 +74,18 @@ class Benchmark(Kept):
         names = dict.fromkeys(block.group for block in self.contenders[0].blocks)
         return list(names) if any(names) else []
 
-    def tokens_per_step(self, name: str, group: str) -> tuple[float, int]:
-        """Tokens per step of a contender on the answers of a group, and how many they are."""
-        answers = [answer for answer in self.contender(name).sequences if answer.group == group]
-        steps = sum(answer.steps for answer in answers)
-        return (sum(a.emitted for a in answers) / steps if steps else 1.0), len(answers)
-
     @property
     def baseline(self) -> str:
-        """The contender that speedups are over: plain decoding, or of two kinds of it the faster one."""
+        """The contender that speedups are over: plain decoding, the faster kind of it where there are two."""
         known = [c for c in self.contenders if c.name in ("plain", AS_IT_COMES)]
         return max(known, key=lambda c: c.tokens_per_s or 0.0).name if known else "plain"
 
-    def speedup(self, name: str, baseline: str | None = None, *, group: str | None = None) -> Ratio | None:
-        """Tokens per second over the baseline's, paired by block and round, bootstrapped over blocks; where rounds are
-        launches, over these too.
+    def speedup(self, name: str, baseline: str | None = None, *, group: str | None = None) -> Estimate | None:
+        """Tokens per second over the baseline's, paired by block and round.
 
-        None where nothing was timed (every block had too few prompts for a full batch). Where one of them stopped early,
-        it is of what both decoded, with the interval of the look that stopped it.
+        The interval is by a bootstrap over blocks, and over launches too where rounds are launches. None where nothing was
+        timed (every block had too few prompts for a full batch). Where one of the two stopped early, the ratio is of what both
+        decoded, with the interval of the look that stopped it.
         """
         baseline = baseline or self.baseline
         pairs = self._paired(name, baseline, group)
@@ -100,40 +95,42 @@ class Benchmark(Kept):
         draws = conversation_draws(len(pairs))
         ends = look_interval(pairs) if stopped else _interval(rates_ratio(draws @ pairs), len(pairs))
         if self.is_launched:
-            both = [[b for b in self.contender(who).blocks if group in (None, b.group)] for who in (name, baseline)]
+            both = [[b for b in self.contender(each).blocks if group in (None, b.group)] for each in (name, baseline)]
             ends = launches_interval(*both) if name != baseline else (1.0, 1.0)
-        return Ratio.of(float(rates_ratio(pairs.sum(0))), ends)
+        return Estimate(float(rates_ratio(pairs.sum(0))), None, *(ends or ()))
 
     def figure(self, name: str) -> Figure:
-        """What was measured of a contender; its latencies are those that its tokens per second and its speedup are of."""
-        of, speedup = self.contender(name), self.speedup(name)
-        step_ms = 1e3 * of.batch_size * of.tokens_per_step / of.tokens_per_s if of.tokens_per_s else None
-        ends = None if speedup is None or speedup.low is None or speedup.high is None else (speedup.low, speedup.high)
+        """What was measured of a contender; its latencies are those that give its tokens per second and its speedup."""
+        contender, speedup = self.contender(name), self.speedup(name)
+        rate, step_ms = contender.rate_of(), None
+        if contender.tokens_per_s:
+            step_ms = Estimate(1e3 * contender.batch_size * rate / contender.tokens_per_s)
         return Figure(
-            draft=of.draft,
-            batch_size=of.batch_size,
-            tokens_per_step=max(of.tokens_per_step, 1.0),
+            draft=contender.draft,
+            batch_size=contender.batch_size,
+            tokens_per_step=Estimate(max(rate, 1.0), rate.stderr),
             step_ms=step_ms,
-            plain_ms=speedup.value * step_ms / of.tokens_per_step if speedup and step_ms else None,
-            stderr=Errors(tokens_per_step=of.stderr),
-            interval95=Intervals(speedup=ends),
+            plain_ms=speedup * step_ms / rate if speedup and step_ms else None,
+            speedup=speedup,
         )
 
-    def overhead(self, name: str, baseline: str | None = None) -> Ratio | None:
-        """Latency of a step over that of a plain one (Medusa, appendix B): of the blocks that `speedup` is of, likewise."""
+    def overhead(self, name: str, baseline: str | None = None) -> Estimate | None:
+        """Latency of a step over that of a plain one (Medusa, appendix B), of the blocks that give `speedup`."""
         pairs = self._paired(name, baseline or self.baseline, per="steps")
         if not len(pairs):
             return None
         draws = conversation_draws(len(pairs))
-        return Ratio.of(1 / float(rates_ratio(pairs.sum(0))), _interval(1 / rates_ratio(draws @ pairs), len(pairs)))
+        ends = _interval(1 / rates_ratio(draws @ pairs), len(pairs))
+        return Estimate(1 / float(rates_ratio(pairs.sum(0))), None, *(ends or ()))
 
     def _paired(self, name: str, baseline: str, group: str | None = None, *, per: str = "tokens") -> Any:
-        """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, rounds that both have added up."""
-        ours, theirs = ({(b.round, *b.prompts): b for b in self.contender(who).blocks} for who in (name, baseline))
+        """(blocks, 4) tokens (or steps) and seconds of the contender and of the baseline, summed over the rounds of both."""
+        ours, theirs = ({(b.round, *b.prompts): b for b in self.contender(each).blocks} for each in (name, baseline))
         sums: dict[tuple[int, ...], Any] = {}
         for key, block in ours.items():
             if key in theirs and group in (None, block.group):
-                row = [value for one in (block, theirs[key]) for value in (getattr(one, per), one.decode_s)]
+                other = theirs[key]
+                row = [getattr(block, per), block.decode_s, getattr(other, per), other.decode_s]
                 sums[key[1:]] = sums.get(key[1:], 0.0) + np.array(row)
         return np.array([row for row in sums.values() if row[1] > 0 and row[3] > 0])
 
@@ -149,7 +146,7 @@ class Benchmark(Kept):
 
     @property
     def is_launched(self) -> bool:
-        """Whether every round of a contender is a launch of a server, by the user's command, or of an engine in a process of its own."""
+        """Whether every round of a contender launches a server, by the user's command, or an engine in a new process."""
         return bool(self._runtime.get("command") or self._runtime.get("launches"))
 
     @property
@@ -159,7 +156,7 @@ class Benchmark(Kept):
 
     @property
     def judged(self) -> str:
-        """The contender that is judged: the plan's tree, or in another runtime what stands for it."""
+        """The contender that is judged: the plan's tree, or what stands for it in another runtime."""
         names = [contender.name for contender in self.contenders]
         return names[1] if self.engine and "chosen" not in names and len(names) > 1 else "chosen"
 
@@ -171,7 +168,7 @@ class Benchmark(Kept):
 
     @property
     def shown(self) -> dict[str, object]:
-        speedups = {c.name: ratio for c in self.contenders if (ratio := self.speedup(c.name))}
+        speedups = {c.name: speedup for c in self.contenders if (speedup := self.speedup(c.name))}
         return {"rounds": self.rounds, "speedup": speedups}
 
 
@@ -230,7 +227,7 @@ def _log_rates(blocks: Sequence[Block], prompts: Sequence[tuple[int, ...]], seed
         if tuple(b.prompts) in prompts:
             sums[:, rounds.index(b.round), prompts.index(tuple(b.prompts))] += b.tokens, b.decode_s
     of_rounds, of_prompts = conversation_draws(len(rounds), seed=seed), conversation_draws(len(prompts))
-    tokens, seconds = ((of_rounds @ one * of_prompts).sum(1) for one in sums)
+    tokens, seconds = ((of_rounds @ amounts * of_prompts).sum(1) for amounts in sums)
     total = sums.sum((1, 2))
     return np.log(np.maximum(tokens, 1e-9) / np.maximum(seconds, 1e-9)), float(np.log(total[0] / total[1]))
 
@@ -241,5 +238,5 @@ def loses_by_far(pairs: Any) -> bool:
     >>> loses_by_far([[50, 1.0, 80, 1.0], [50, 1.1, 82, 1.1]] * 3), loses_by_far([[50, 1.0, 80, 1.0]] * 4)
     (True, False)
     """
-    found = look_interval(pairs)
-    return found is not None and found[1] < 1
+    ends = look_interval(pairs)
+    return ends is not None and ends[1] < 1

@@ -29,8 +29,8 @@ def conversation_draws(n: int, *, count: int = BOOTSTRAPS, seed: int = SEED) -> 
     """
     rng, share = np.random.default_rng(seed), np.full(n, 1 / n)
     draws = np.empty((min(count, max(200, MOST_DRAWN // n)), n), dtype=np.uint8)
-    for some in np.array_split(draws, -(-draws.size // AT_ONCE)):
-        some[:] = rng.multinomial(n, share, size=len(some))
+    for part in np.array_split(draws, -(-draws.size // AT_ONCE)):
+        part[:] = rng.multinomial(n, share, size=len(part))
     draws.setflags(write=False)
     return draws
 
@@ -45,12 +45,12 @@ def drawn_rates(
     >>> drawn_rates(np.array([4, 6]), np.array([[2, 3]]), np.array([[1, 1], [2, 0]], np.uint8)).tolist()
     [[2.0, 2.0]]
     """
-    found = []
-    for some in np.array_split(draws, -(-draws.size // AT_ONCE)):
-        times = some.T.astype(np.float64)
+    rates = []
+    for part in np.array_split(draws, -(-draws.size // AT_ONCE)):
+        times = part.T.astype(np.float64)
         taken = steps @ times
-        found.append(np.where(taken > 0, (tokens @ times) / np.maximum(taken, 1e-300), 1.0))
-    return np.concatenate(found, axis=-1)
+        rates.append(np.where(taken > 0, (tokens @ times) / np.maximum(taken, 1e-300), 1.0))
+    return np.concatenate(rates, axis=-1)
 
 
 def interval95(samples: NDArray[np.float64], n: int, *, tests: int = 1) -> tuple[float, float]:
@@ -72,7 +72,7 @@ def interval95(samples: NDArray[np.float64], n: int, *, tests: int = 1) -> tuple
 
 
 def stderr(samples: NDArray[np.float64], n: int) -> float:
-    """Standard error of a figure by its bootstrap draws over ``n`` things.
+    """Standard error of a number by its bootstrap draws over ``n`` things.
 
     >>> stderr(np.array([1.0, 3.0]), 2)
     1.4142135623730951

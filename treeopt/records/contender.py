@@ -14,6 +14,7 @@ from pydantic import AliasChoices, Field
 
 from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.bootstrap import conversation_draws, drawn_rates, stderr
+from treeopt.records.estimate import Estimate
 from treeopt.records.figure import AnyDraft, Rate
 
 OLDER_RATES = AliasChoices("tokens_per_step", "replayed", "product")  # the first that a file has
@@ -35,8 +36,8 @@ class Block:
 class Answer:
     """What a contender decoded for one prompt, beside the plain answer and the replay.
 
-    prefilled : tokens that the pass over the prompt emitted, which is no step; engines may verify guesses in it
-    replayed_tokens : that the replayed steps emit, where the answer is not the plain one
+    prefilled       : tokens that the pass over the prompt emitted, which is no step; engines may verify guesses in it
+    replayed_tokens : tokens that the replayed steps emit, where the answer is not the plain one
     """
 
     id: str  # of the conversation
@@ -58,13 +59,17 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """Tokens per step before a run, with their standard error; None where unknown.
+    """Tokens per step before a run, with their standard error, as files have them; None where unknown.
 
-    Older files have a product of accuracies beside what was replayed.
+    Older files have a product of accuracies beside the replayed rate.
     """
 
     tokens_per_step: Annotated[Rate | None, Field(validation_alias=OLDER_RATES)] = None
     stderr: Annotated[NotNegative | None, Field(validation_alias=AliasChoices("stderr", "replayed_stderr"))] = None
+
+    @classmethod
+    def of(cls, rate: Estimate | None) -> "Predicted":
+        return cls() if rate is None else cls(tokens_per_step=rate.value, stderr=rate.stderr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +97,9 @@ class Quality:
 class Contender:
     """One draft, or plain decoding (a single row), on all prompts; what it answered and what was timed.
 
-    accepted           : steps that emitted 0, 1, ... guesses · replayed_accepted : by replay
+    accepted           : how many steps emitted 0, 1, ... guesses; replayed_accepted, how many of the replay
     predicted_accepted : share of the steps, before this run
-    spread             : whether steps are a server's sum, spread over the answers, whose own are not known
+    spread             : whether a server's sum of steps is spread over the answers, whose steps are not known
     stopped            : whether it lost by far and stopped before the last block: its figures are of what it decoded
     """
 
@@ -166,20 +171,20 @@ class Contender:
         tokens = sum(a.emitted if a.replayed_tokens is None else a.replayed_tokens for a in self.sequences)
         return tokens / self.replayed_steps if self.replayed_steps else 1.0
 
-    @property
-    def stderr(self) -> float | None:
-        """Standard error of tokens_per_step over conversations; None for fewer than two, and where steps are spread."""
-        return self.stderr_of(None)
+    def rate_of(self, group: str | None = None) -> Estimate:
+        """Tokens per step on the answers of a group, or on all; 1 where there was no step.
 
-    def stderr_of(self, group: str | None) -> float | None:
-        """Standard error of tokens per step on the answers of a group alone."""
+        The error is over conversations; None for fewer than two, and where steps are spread.
+        """
         answers = [answer for answer in self.sequences if group in (None, answer.group)]
+        emitted, taken = [answer.emitted for answer in answers], [answer.steps for answer in answers]
+        rate = sum(emitted) / sum(taken) if sum(taken) else 1.0
         places = {name: place for place, name in enumerate(dict.fromkeys(answer.id for answer in answers))}
         if (n := len(places)) < 2 or self.spread:
-            return None
+            return Estimate(rate)
         which = [places[answer.id] for answer in answers]
-        tokens, steps = (np.bincount(which, [getattr(a, name) for a in answers]) for name in ("emitted", "steps"))
-        return stderr(drawn_rates(tokens, steps, conversation_draws(n)), n)
+        tokens, steps = np.bincount(which, emitted), np.bincount(which, taken)
+        return Estimate(rate, stderr(drawn_rates(tokens, steps, conversation_draws(n)), n))
 
     @property
     def shown(self) -> dict[str, object]:

@@ -1,103 +1,73 @@
-"""A figure: a draft with what its steps bring and what they cost, predicted, replayed or measured.
-
-It keeps the factors and what is known of their noise; the rest follows, and is written for readers under "shown".
-"""
+"""A figure: a draft with what its steps bring and what they cost, predicted, replayed or measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import log
+from dataclasses import InitVar, dataclass, field, replace
+from math import nan
 from typing import Annotated
 
-from pydantic import Field, PlainSerializer, PlainValidator
+from pydantic import Field, GetPydanticSchema, PlainValidator
 
 from treeopt.files.fields import Amount, NotNegative, Positive, rule
+from treeopt.records.estimate import Estimate
 from treeopt.trees.draft import Draft, draft_of
 
-AnyDraft = Annotated[Draft, PlainValidator(draft_of), PlainSerializer(lambda draft: draft.record)]
+AnyDraft = Annotated[Draft, PlainValidator(draft_of)]
 Rate = Annotated[float, Field(ge=1, allow_inf_nan=False), rule("a number of at least 1")]  # tokens per step
-
-
-Interval = tuple[Amount, Amount]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """A ratio of two rates with its 95 % interval, None where too little is known for one.
-
-    >>> print(Ratio(value=1.2, low=1.1, high=1.3))
-    1.20 [1.10, 1.30]
-    """
-
-    value: Amount
-    low: Amount | None = None
-    high: Amount | None = None
-
-    @classmethod
-    def of(cls, value: float, ends: Sequence[float] | None) -> Ratio:
-        low, high = ends or (None, None)
-        return cls(value=value, low=low, high=high)
-
-    @property
-    def log_stderr(self) -> float | None:
-        """Standard error of its logarithm; None where there is no interval."""
-        if self.low is None or self.high is None:
-            return None
-        return log(self.high / self.low) / (2 * 1.959964)
-
-    def __str__(self) -> str:
-        interval = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.value:.2f}{interval}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Errors:
-    """Standard errors of a figure; None for unknown ones."""
-
-    tokens_per_step: NotNegative | None = None
-    step_ms: NotNegative | None = None
-    tokens_per_s: NotNegative | None = None
-    speedup: NotNegative | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Intervals:
-    """95 % intervals of a figure; None for unknown ones.
-
-    over_chosen : of its throughput over that of the draft which was chosen beside it
-    """
-
-    tokens_per_step: Interval | None = None
-    tokens_per_s: Interval | None = None
-    speedup: Interval | None = None
-    over_chosen: Interval | None = None
+# Files have the numbers alone, and their errors apart.
+EstimatedRate = Annotated[Estimate, GetPydanticSchema(lambda source, handler: handler.generate_schema(Rate))]
+EstimatedAmount = Annotated[Estimate, GetPydanticSchema(lambda source, handler: handler.generate_schema(Amount))]
+FiledErrors = dict[str, NotNegative | None]
+FiledEnds = dict[str, tuple[Amount, Amount] | None]
+ESTIMATES = ("tokens_per_step", "step_ms", "tokens_per_s", "speedup", "over_chosen")
+SHOWN = ("size", "depth", "tokens_per_s", "speedup")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """A draft with its tokens per step and the milliseconds of its step; None where no latency is known.
 
-    plain_ms      : of a plain decoding step at the same batch size
-    rows_per_step : rows verified on average, root included, of a draft that often has fewer than it may have; None where it
-                    always has all
+    plain_ms      : milliseconds of a plain decoding step at the same batch size
+    rows_per_step : rows verified on average, root included; None where every step verifies as many as it may
     replay_us     : processor time of a step of the replay, prompts included [µs], which is no cost of the engine's
+    tokens_per_s  : tokens per second of the whole batch
+    speedup       : tokens per second over those of plain decoding
+    over_chosen   : throughput over that of the draft that was chosen beside it; its value is that of `over`
+
+    Of tokens_per_s, speedup and over_chosen the errors alone are given: their values follow from the other numbers. Files have
+    all errors under ``stderr`` and ``interval95``, by the names of the numbers.
 
     >>> from treeopt.trees.tree import Tree
-    >>> figure = Figure(draft=Tree.chain(2), batch_size=4, tokens_per_step=1.8, step_ms=6.0, plain_ms=5.0)
-    >>> figure.size, figure.tokens_per_s, figure.speedup
-    (3, 1200.0, 1.5)
+    >>> figure = Figure(draft=Tree.chain(2), batch_size=4, tokens_per_step=Estimate(1.8), step_ms=Estimate(6.0), plain_ms=5.0)
+    >>> print(figure.size, figure.tokens_per_s, figure.speedup)
+    3 1200.00 1.50
     """
 
     draft: AnyDraft
     batch_size: Positive
-    tokens_per_step: Rate
-    step_ms: Amount | None = None
+    tokens_per_step: EstimatedRate
+    step_ms: EstimatedAmount | None = None
     plain_ms: Amount | None = None
     rows_per_step: Rate | None = None
     replay_us: Amount | None = field(default=None, compare=False)
-    stderr: Errors = Errors()
-    interval95: Intervals = Intervals()
+    tokens_per_s: EstimatedAmount | None = None
+    speedup: EstimatedAmount | None = None
+    over_chosen: EstimatedAmount | None = field(default=None, compare=False)
+    stderr: InitVar[FiledErrors | None] = None
+    interval95: InitVar[FiledEnds | None] = None
+
+    def __post_init__(self, stderr: FiledErrors | None, interval95: FiledEnds | None) -> None:
+        values = {name: getattr(self, name) for name in ESTIMATES}
+        values["tokens_per_s"] = self.step_ms and 1e3 * self.batch_size * self.tokens_per_step / self.step_ms
+        values["speedup"] = self.overhead and self.tokens_per_step / self.overhead
+        if interval95 and interval95.get("over_chosen"):
+            values["over_chosen"] = nan
+        for name, value in values.items():
+            known = getattr(self, name)
+            if not isinstance(known, Estimate):
+                known = Estimate(nan, (stderr or {}).get(name), *((interval95 or {}).get(name) or ()))
+            object.__setattr__(self, name, None if value is None else replace(known, value=float(value)))
 
     @property
     def size(self) -> int:
@@ -110,19 +80,9 @@ class Figure:
         return self.draft.depth
 
     @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens per second of the whole batch; None where no latency is known."""
-        return None if self.step_ms is None else 1e3 * self.batch_size * self.tokens_per_step / self.step_ms
-
-    @property
     def overhead(self) -> float | None:
         """Latency of a step over that of a plain one (Medusa, appendix B)."""
         return None if self.step_ms is None or self.plain_ms is None else self.step_ms / self.plain_ms
-
-    @property
-    def speedup(self) -> float | None:
-        """Tokens per second over those of plain decoding; None where a latency is not known."""
-        return None if self.overhead is None else self.tokens_per_step / self.overhead
 
     @property
     def break_even(self) -> float | None:
@@ -131,23 +91,26 @@ class Figure:
         return (self.tokens_per_step - 1) / more if more > 0 else None
 
     @property
-    def rate(self) -> float:
+    def rate(self) -> Estimate:
         """What drafts are compared by: tokens per second, or per step where no latency is known."""
         return self.tokens_per_s or self.tokens_per_step
 
-    @property
-    def speedup_ratio(self) -> Ratio | None:
-        """The speedup with its 95 % interval; None where a latency is not known."""
-        return None if self.speedup is None else Ratio.of(self.speedup, self.interval95.speedup)
-
-    def over(self, chosen: Figure) -> Ratio:
-        """Its throughput over that of the draft that was chosen, with the interval that is known of it."""
-        return Ratio.of(self.rate / chosen.rate, self.interval95.over_chosen)
+    def over(self, chosen: Figure) -> Estimate:
+        """Its throughput over that of the draft that was chosen beside it."""
+        ratio = self.rate / chosen.rate
+        return Estimate(ratio) if self.over_chosen is None else replace(self.over_chosen, value=ratio)
 
     @property
-    def shown(self) -> dict[str, object]:
-        known = {name: getattr(self, name) for name in ("size", "depth", "tokens_per_s", "speedup")}
-        return {name: value for name, value in known.items() if value is not None}
+    def record(self) -> dict[str, object]:
+        """The figure as files have it; what follows from its numbers stands under "shown"."""
+        known = {name: estimate for name in ESTIMATES if (estimate := getattr(self, name)) is not None}
+        parts = {**vars(self), "draft": self.draft.record, "size": self.size, "depth": self.depth}
+        parts |= {name: estimate.value for name, estimate in known.items()}
+        parts["stderr"] = {name: estimate.stderr for name, estimate in known.items() if estimate.stderr is not None}
+        parts["interval95"] = {name: [*estimate.ends] for name, estimate in known.items() if estimate.low is not None}
+        parts["shown"] = {name: part for name in SHOWN if (part := parts.pop(name)) is not None}
+        del parts["over_chosen"]
+        return {name: part for name, part in parts.items() if part not in (None, {})}
 
 
 def fastest(figures: Sequence[Figure]) -> Figure | None:

@@ -15,6 +15,7 @@ from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.files import parameters
 from treeopt.files.fields import Amount, Count, Positive, Share
 from treeopt.records.display import Exported, one_line, viewer
+from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure, fastest
 from treeopt.records.origins import DrafterRecord, Kept, Provenance, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree
@@ -29,9 +30,9 @@ Ranges = tuple[tuple[int, int | None, DraftT], ...]  # (from, to, draft) of batc
 
 
 class Decoder(Protocol):
-    """Whatever decodes a plan's drafts: treeopt's own engines, and the methods of serving engines.
+    """Whatever decodes a plan's drafts: treeopt's engines, and the methods of serving engines.
 
-    follows_schedule : whether it decodes ranges that the plan's schedule merges by one draft
+    follows_schedule : whether it decodes a range of the plan's schedule by one draft
     """
 
     @property
@@ -47,7 +48,7 @@ class PlannedEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """The conversations that a plan was made from: so many ``of`` all, drawn at random by ``seed``."""
+    """How many conversations of all were drawn at random to plan with, and by which seed."""
 
     conversations: Positive
     of: Positive
@@ -63,7 +64,7 @@ class Sample:
 class Basis:
     """How much the chosen draft's tokens per step rest on.
 
-    steps : that were replayed; None where nothing can be, and tokens per step are a product of accuracies
+    steps : replayed steps; None where nothing can be replayed, and tokens per step are a product of accuracies
     """
 
     sequences: Positive | None = None
@@ -73,16 +74,16 @@ class Basis:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PlanEntry:
-    """The chosen draft for one batch size; one of a single row means "do not speculate".
+    """The chosen draft for one batch size; a draft of a single row means "do not speculate".
 
     chosen        : its tokens per step are held-out (cross-fitted replay) where the plan was made from a trace
-    others        : kind ("tree", "chain", "dynamic") to the best of that kind, but for the kind that was chosen; and `EXACT`
-    growth_order  : (path, gain [tokens per step]) of the best fixed tree, first its own nodes, then on to the whole budget
-    tied_sizes    : sizes that the data cannot tell from the fastest; of one draft for a mix, over the mix
+    others        : kind ("tree", "chain", "dynamic") to the best draft of that kind, without the chosen kind; and `EXACT`
+    growth_order  : (path, gain [tokens per step]) of the best fixed tree's nodes, then of the nodes up to the whole budget
+    tied_sizes    : sizes that the data cannot tell from the fastest; where one draft serves a mix, over the mix
     runner_up     : the fastest draft of another size
     accepted      : share of the steps that emit 0, 1, ... guesses
-    own           : of one draft for a mix: what the best for this batch size alone reaches
-    curve         : the best fixed tree of every size; of copied text, the settings that were compared
+    own           : the best draft for this batch size alone, where one draft serves a mix
+    curve         : the best fixed tree of every size; the settings that were compared, where text is copied
     """
 
     batch_size: Positive
@@ -108,7 +109,7 @@ class PlanEntry:
 
     @property
     def tree(self) -> Tree:
-        """The best fixed tree: the chosen one, or that beside a dynamic tree; a lone root for "do not speculate"."""
+        """The best fixed tree, which may not be the chosen draft; a lone root for "do not speculate"."""
         best = self.chosen if not self.speculates else self.best("tree") or self.best("chain")
         return draft_tree(best.draft) if best else ROOT
 
@@ -118,14 +119,14 @@ class PlanEntry:
         return self.chosen.size > 1
 
     def best(self, kind: str) -> Figure | None:
-        """The best draft of a kind, which may be the chosen one (a chain is a tree, too); None where none is known."""
-        own = self.chosen.draft.kind
-        return self.chosen if own == kind or (own, kind) == ("chain", "tree") else self.others.get(kind)
+        """The best draft of a kind, which may be the chosen draft (a chain is a tree, too); None where none is known."""
+        chosen = self.chosen.draft.kind
+        return self.chosen if chosen == kind or (chosen, kind) == ("chain", "tree") else self.others.get(kind)
 
     def serving(self, takes: Callable[[Draft], bool]) -> Figure:
-        """What to decode with where not every draft can be: the chosen one, or the fastest that is faster than plain.
+        """The chosen draft if the decoder ``takes`` it, else the fastest one that it takes and that beats plain decoding.
 
-        takes : whether a draft can be decoded with; InvalidInput where nothing is known of any
+        Raises InvalidInput where the plan has no draft that the decoder takes.
         """
         if not self.speculates or takes(self.draft):
             return self.chosen
@@ -137,12 +138,15 @@ class PlanEntry:
     @property
     def plain(self) -> Figure:
         ms = self.chosen.plain_ms
-        return Figure(draft=ROOT, batch_size=self.batch_size, tokens_per_step=1.0, step_ms=ms, plain_ms=ms)
+        step_ms = None if ms is None else Estimate(ms)
+        return Figure(
+            draft=ROOT, batch_size=self.batch_size, tokens_per_step=Estimate(1.0), step_ms=step_ms, plain_ms=ms
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constraint:
-    """The limits of a search; ``mix`` is the share of the time that each batch size has, where one tree was asked for."""
+    """The limits of a search; ``mix`` is the share of the time that each batch size has, where all get one tree."""
 
     budget: Positive | None = None
     max_rank: Count | None = None
@@ -165,7 +169,7 @@ class BatchRange:
 
 
 def each_its_own(batch_sizes: list[int]) -> list[BatchRange]:
-    """The schedule in which every entry serves the batch sizes from its own up to the next one's.
+    """The schedule in which every entry serves its batch size and all up to the next entry's.
 
     >>> print(*each_its_own([2, 8]), sep="; ")
     from 1 to 7: entry 0; from 8 to the end: entry 1
@@ -184,7 +188,7 @@ def for_all(draft: DraftT) -> Ranges[DraftT]:
 
 
 def only(ranges: Ranges[DraftT]) -> DraftT:
-    """The only draft of ranges that have one for all batch sizes."""
+    """The draft of ranges that have a single one for all batch sizes."""
     ((_, _, draft),) = ranges
     return draft
 
@@ -221,8 +225,8 @@ def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
 class Plan(Kept):
     """The drafts that a search chose, and what it knew when it did.
 
-    runtime    : whose latencies these are · part : of a step that they are of; None for whole steps
-    inputs     : file -> sha256 of what it was made from
+    runtime    : the runtime whose latencies were used · part : the part of a step that they are of; None for whole steps
+    inputs     : file -> sha256 of what the plan was made from
     provenance : command, time, versions and machine of the search
     schedule   : ranges of batch sizes, from 1 on without a gap, the last one open
     sample     : the conversations that were drawn to plan with; None for all
@@ -248,13 +252,13 @@ class Plan(Kept):
 
     @property
     def width(self) -> int | None:
-        """Guesses of the drafter that it is for."""
+        """How many guesses the drafter makes; None where the plan does not say."""
         return (self.drafter or {}).get("num_heads")
 
     copies = property(lambda self: (self.drafter or {}).get("kind") == "copied-text")  # text, by an engine's settings
 
     def entry(self, batch_size: int | None = None) -> PlanEntry:
-        """The entry of a batch size, which may be left out where there is only one; OutOfRange where there is none."""
+        """The entry of a batch size, or the only entry; OutOfRange where there is none."""
         if batch_size is None and len(self.entries) == 1:
             return self.entries[0]
         for entry in self.entries:
@@ -287,7 +291,7 @@ class Plan(Kept):
         return merged(tuple((part.first, part.last, plan.entries[part.entry].draft) for part in parts))
 
     def limits(self, default: Limits) -> Limits:
-        """The limits of the search; where the plan does not say, those of ``default``."""
+        """The limits of the search; a limit that the plan does not say is that of ``default``."""
         known = {name: getattr(self.constraint, name, None) for name in Limits.__dataclass_fields__}
         if known["shape"] not in GROWN:  # an older plan for an engine that takes such trees
             del known["shape"]
@@ -299,11 +303,12 @@ class Plan(Kept):
         return self.constraint.mix if self.constraint else None
 
     def over_mix(self, figures: Callable[[PlanEntry], Figure | None]) -> float | None:
-        """Mean tokens per second of some figures of the entries, each for its share of the time; None where one is unknown."""
-        rates = {e.batch_size: (found := figures(e)) and found.tokens_per_s for e in self.entries}
-        if self.mix is None or not all(rates.values()):
+        """Mean tokens per second of one figure of each entry, weighted by its share of the time; None where one is unknown."""
+        known = {entry.batch_size: figures(entry) for entry in self.entries}
+        rates = {size: figure.tokens_per_s for size, figure in known.items() if figure and figure.tokens_per_s}
+        if self.mix is None or len(rates) < len(known):
             return None
-        return sum(self.mix[size] * (rate or 0.0) for size, rate in rates.items()) / sum(self.mix.values())
+        return sum(self.mix[size] * rate for size, rate in rates.items()) / sum(self.mix.values())
 
     @property
     def mix_speedup(self) -> float | None:
@@ -313,7 +318,7 @@ class Plan(Kept):
 
     @property
     def break_even(self) -> int | None:
-        """The batch size from which on speculation does not pay; None where it does at the largest, or nowhere did."""
+        """The batch size from which on speculation does not pay; None if it pays at the largest batch size, or nowhere."""
         pays = [self.entries[part.entry].speculates for part in self.schedule]
         return None if pays[-1] or not any(pays) else self.schedule[-pays[::-1].index(True)].first
 

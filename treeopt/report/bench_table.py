@@ -8,13 +8,14 @@ from rich.console import RenderableType
 
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.contender import Quality
+from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
 from treeopt.records.rules import RULES, SAME_TEXT, TEXTS, option_of, rule_of
 from treeopt.report.table import Column, Table
 from treeopt.report.terminal import together
 from treeopt.report.verdict import decoding_caveats, label, measured, subject
-from treeopt.report.wording import percentages, pm, told
+from treeopt.report.wording import percentages, pm, timed
 
 
 def bench_table(bench: Benchmark) -> RenderableType:
@@ -27,9 +28,9 @@ def bench_tables(bench: Benchmark) -> list[Table]:
     columns = [
         Column("contender", lambda c: label(bench, c.name), names=True),
         Column("rows", lambda c: f"≤{c.size}" if bench.engine and c.name == "defaults" else str(c.size)),
-        Column("tokens/step\npredicted", lambda c: pm(c.predicted.tokens_per_step, None), spare=1),
-        Column("tokens/step\nmeasured", lambda c: pm(c.tokens_per_step, c.stderr)),
-        Column("\ntokens/s", lambda c: pm(c.tokens_per_s, None, 0)),
+        Column("tokens/step\npredicted", lambda c: pm(c.predicted.tokens_per_step), spare=1),
+        Column("tokens/step\nmeasured", lambda c: pm(c.rate_of())),
+        Column("\ntokens/s", lambda c: pm(c.tokens_per_s, 0)),
         Column(
             "speedup\n[95 % interval]", lambda c: "slower (stopped)" if c.stopped else str(bench.speedup(c.name) or "–")
         ),
@@ -47,7 +48,7 @@ def _quality_table(bench: Benchmark) -> Table:
     """A row for each contender: how likely its texts are by the target, and how many changed."""
 
     def nats(name: str) -> Callable[[tuple[str, Quality]], str]:
-        return lambda row: pm(getattr(row[1], name), getattr(row[1], f"{name}_stderr"), 3)
+        return lambda row: pm(Estimate(getattr(row[1], name), getattr(row[1], f"{name}_stderr")), 3)
 
     columns = [
         Column("contender", lambda row: label(bench, row[0]), names=True),
@@ -73,9 +74,8 @@ def group_table(entry: PlanEntry | None, bench: Benchmark | None) -> Table | Non
     """The chosen tree on each group of prompts, as a plan predicts it and a benchmark measured it; None without groups."""
     predicted = entry.groups if entry else {}
     measured = bench if bench and bench.judged in {c.name for c in bench.contenders} else None
-    judged = measured.judged if measured else ""
-    found = {group: measured.tokens_per_step(judged, group) for group in measured.groups} if measured else {}
-    if not (names := list(dict.fromkeys([*predicted, *found]))):
+    groups = measured.groups if measured else []
+    if not (names := list(dict.fromkeys([*predicted, *groups]))):
         return None
 
     def column(header: str, known: Collection[str], cell: Callable[[str], str]) -> Column:
@@ -84,27 +84,30 @@ def group_table(entry: PlanEntry | None, bench: Benchmark | None) -> Table | Non
     columns = [Column("group", lambda name: name or "(no group)", names=True)]
     if entry:
         columns += [
-            column("tokens/step,\npredicted", predicted, lambda name: told(predicted[name], "tokens_per_step")),
-            column("speedup,\npredicted", predicted, lambda name: _speedup(predicted[name], entry)),
+            column("tokens/step,\npredicted", predicted, lambda name: pm(predicted[name].tokens_per_step)),
+            column("speedup,\npredicted", predicted, lambda name: _speedup(predicted[name], entry.chosen.step_ms)),
         ]
     if measured:
-        shares = dict(zip(found, percentages([answers for _, answers in found.values()]), strict=True))
-        error, decoded = measured.contender(judged).stderr_of, [name for name in found if found[name][1]]
+        judged = measured.contender(measured.judged)
+        answers = [answer.group for answer in judged.sequences]
+        shares = dict(zip(groups, percentages([answers.count(name) for name in groups]), strict=True))
         columns += [
-            column("answers\nmeasured", found, lambda name: str(found[name][1])),
-            column("share of\nanswers", found, lambda name: shares[name]),
-            column("tokens/step,\nmeasured", decoded, lambda name: pm(found[name][0], error(name), 3)),
-            column("speedup\n[95 % interval]", found, lambda name: str(measured.speedup(judged, group=name) or "–")),
+            column("answers\nmeasured", groups, lambda name: str(answers.count(name))),
+            column("share of\nanswers", groups, lambda name: shares[name]),
+            column("tokens/step,\nmeasured", answers, lambda name: pm(judged.rate_of(name), 3)),
+            column(
+                "speedup\n[95 % interval]", groups, lambda name: str(measured.speedup(judged.name, group=name) or "–")
+            ),
         ]
     return Table(f"{subject(bench) if bench else 'The chosen tree'} by group of prompts", columns, names)
 
 
-def _speedup(of: Figure, entry: PlanEntry) -> str:
+def _speedup(group: Figure, step_ms: Estimate | None) -> str:
     """A group's predicted speedup: tokens per step vary with its prompts, the step with the rounds of timing."""
-    if not of.speedup or of.stderr.tokens_per_step is None:
-        return pm(of.speedup, None)
-    of_step = (entry.chosen.stderr.step_ms or 0.0) / (entry.chosen.step_ms or 1.0)
-    return pm(of.speedup, of.speedup * hypot(of.stderr.tokens_per_step / of.tokens_per_step, of_step))
+    rate, speedup = group.tokens_per_step, group.speedup
+    if speedup is None or step_ms is None or rate.stderr is None:
+        return pm(speedup)
+    return pm(Estimate(speedup, speedup * hypot(rate.stderr / rate, (step_ms.stderr or 0.0) / step_ms)))
 
 
 def _about_differences(bench: Benchmark) -> str:
@@ -169,6 +172,6 @@ def closing(entry: PlanEntry, bench: Benchmark) -> str:
         return ""
     exact = " over the exact engine's plain decoding" * (bench.baseline != "plain")
     return (
-        f"The speedup{exact} is {speedup.value:.2f}; {told(entry.chosen, 'speedup')} was predicted. "
-        f"A step takes {overhead.value:.2f} times as long as a plain one; {pm(entry.chosen.overhead, None)} was predicted."
+        f"The speedup{exact} is {speedup:.2f}; {timed(entry.chosen.speedup)} was predicted. "
+        f"A step takes {overhead:.2f} times as long as a plain one; {pm(entry.chosen.overhead)} was predicted."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.report.table import Column, Table
-from treeopt.report.wording import pm, told
+from treeopt.report.wording import pm, timed
 
 Row = tuple[PlanEntry, str, Figure]
 CAPTION = (
@@ -23,16 +23,16 @@ def settings_table(plan: Plan, caption: str = "") -> Table:
         Column("batch", lambda row: str(row[0].batch_size)),
         Column("drafter", _drafter, names=True),
         Column("setting", lambda row: _setting(row[2]), wraps=True),
-        Column("rows/step", lambda row: pm(row[2].rows_per_step, None)),
-        Column("tokens/step", lambda row: told(row[2], "tokens_per_step")),
+        Column("rows/step", lambda row: pm(row[2].rows_per_step)),
+        Column("tokens/step", lambda row: pm(row[2].tokens_per_step)),
     ]
     if is_timed:
-        columns.append(Column("step ms", lambda row: told(row[2], "step_ms"), spare=2))
-        columns.append(Column("speedup", lambda row: told(row[2], "speedup")))
+        columns.append(Column("step ms", lambda row: timed(row[2].step_ms), spare=2))
+        columns.append(Column("speedup", lambda row: timed(row[2].speedup)))
     columns.append(
         Column("replay µs", lambda row: "–" if row[2].replay_us is None else f"{row[2].replay_us:.0f}", spare=3)
     )
-    columns.append(Column("break-even", lambda row: pm(row[2].break_even, None), spare=1))
+    columns.append(Column("break-even", lambda row: pm(row[2].break_even), spare=1))
     return Table(
         "The best setting for each batch size" if is_timed else "The setting that emits the most tokens per step",
         columns,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import nan
 from statistics import median
 
+from treeopt.records.estimate import Estimate
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.report.table import Table, texts
 from treeopt.report.wording import percentages, pm
@@ -46,8 +47,8 @@ def _timed_steps(
     for depth, latency, steps in timed:
         where = (str(setting[0]), str(setting[1] or "–"), str(steps[0].size), depth)
         samples = str(sum(len(p.step_ms) for p in steps))
-        ms = pm(latency.ms, latency.stderr_ms if measured.is_sure else nan)
-        over = pm(latency.ms / measured.plain.ms, None)
+        ms = pm(Estimate(latency.ms, latency.stderr_ms if measured.is_sure else nan))
+        over = pm(latency.ms / measured.plain.ms)
         yield *where, ms, over, samples, *_part_shares(steps[0])
 
 

@@ -19,7 +19,7 @@ from treeopt.errors import OutOfRange, TreeoptError
 from treeopt.files import storage, writing
 from treeopt.files.shell import command_line, printable
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.figure import Ratio
+from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import made_from, not_a_check, timed_elsewhere
 from treeopt.records.origins import DrafterRecord, Provenance
 from treeopt.records.plan import EXACT, Plan, PlanEntry
@@ -43,7 +43,7 @@ from treeopt.report.verdict import (
     timing_caveats,
     weighed,
 )
-from treeopt.report.wording import count, told
+from treeopt.report.wording import count, timed
 
 SHOWN = ("source", "sequences", "positions", "target_agreement", "prompts", "max_new_tokens", "measures", "peak_bytes")
 SEARCHED = ("objective", "drafter", "acceptance", "runtime", "sample")  # what a plan says of its search
@@ -113,7 +113,7 @@ class Section:
     exports: list[tuple[str, str, Written | None]]
 
     @property
-    def speedup(self) -> Ratio | None:
+    def speedup(self) -> Estimate | None:
         return speedup_over(self.bench) if self.bench else None
 
     @property
@@ -130,16 +130,16 @@ class Section:
             return "1×", "" if self.doubts else said
         if speedup and self.bench and not self.elsewhere:
             ends = "" if speedup.low is None else f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
-            said = f"{tree} {pace(Ratio(value=speedup.value), over(self.bench))}, measured{ends}"
-            said += f"; predicted {told(chosen, 'speedup')}." if chosen.speedup is not None else "."
-            return f"{speedup.value:.2f}×", " ".join([said, *weighed(self.bench)[1]])
+            said = f"{tree} {pace(Estimate(speedup.value), over(self.bench))}, measured{ends}"
+            said += f"; predicted {timed(chosen.speedup)}." if chosen.speedup is not None else "."
+            return f"{speedup:.2f}×", " ".join([said, *weighed(self.bench)[1]])
         if chosen.speedup is None:
             rate = f"tokens per step with {chosen.size} rows, predicted; no step was timed."
             return f"{chosen.tokens_per_step:.2f}", rate
         here = "It was not measured by treeopt itself."
         if speedup:
-            here = f"Decoded here it is {speedup.value:.2f} times as fast, which is no check of that."
-        said = f"{tree} is predicted to decode {told(chosen, 'speedup')} times as fast as {BY_DEFAULT if EXACT in self.entry.others else 'plain decoding'}"
+            here = f"Decoded here it is {speedup:.2f} times as fast, which is no check of that."
+        said = f"{tree} is predicted to decode {timed(chosen.speedup)} times as fast as {BY_DEFAULT if EXACT in self.entry.others else 'plain decoding'}"
         said += f", for steps timed {self.elsewhere}" if self.elsewhere else ""
         return f"{chosen.speedup:.2f}×", f"{said}. {here}"
 

@@ -7,13 +7,14 @@ from rich.console import RenderableType
 from rich.text import Text
 from rich.tree import Tree as View
 
+from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
 from treeopt.records.plan import EXACT, BatchRange, Plan, PlanEntry
 from treeopt.report.copied_table import settings_table
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import BY_DEFAULT, doubts
-from treeopt.report.wording import count, kinds_of, percent, percentages, pm, ranges, told
+from treeopt.report.wording import count, kinds_of, percent, percentages, pm, ranges, timed
 from treeopt.trees.draft import ANEW
 from treeopt.trees.tree import Choice, Tree
 
@@ -39,8 +40,8 @@ def trees_table(plan: Plan, caption: str = "") -> Table:
         shares = percentages([plan.mix[entry.batch_size] for entry in plan.entries])
         rows = [(f"{cells[0]} ({share})", *cells[1:]) for cells, share in zip(rows, shares, strict=True)]
     if (total := plan.over_mix(lambda e: e.chosen)) is not None:
-        of_mix = [] if plan.part else [pm(total, None, 0)]
-        rows.append(("mix", *rows[0][1 : -2 - len(of_mix)], "–", *of_mix, pm(plan.mix_speedup, None)))
+        of_mix = [] if plan.part else [pm(total, 0)]
+        rows.append(("mix", *rows[0][1 : -2 - len(of_mix)], "–", *of_mix, pm(plan.mix_speedup)))
     title = "One tree for the mix of loads" if plan.mix else "The best tree for each batch size"
     return Table(title, texts(*headers, wraps=("batch", "widths")), rows, caption=caption)
 
@@ -51,9 +52,9 @@ def _cells(e: PlanEntry, *, is_part: bool) -> tuple[str, ...]:
     return (
         *map(str, (e.batch_size, f.size, f.depth)),
         e.draft.shape if e.speculates else "do not speculate",
-        told(f, "tokens_per_step"),
-        *([pm(f.overhead, None)] if is_part else [told(f, "step_ms"), told(f, "tokens_per_s", 0)]),
-        told(f, "speedup"),
+        pm(f.tokens_per_step),
+        *([pm(f.overhead)] if is_part else [timed(f.step_ms), timed(f.tokens_per_s, 0)]),
+        timed(f.speedup),
     )
 
 
@@ -63,9 +64,9 @@ def kinds_table(plan: Plan) -> Table | None:
         Column("batch", lambda row: str(row[0].batch_size)),
         Column("kind", lambda row: row[1]),
         Column("rows or\nsetting", lambda row: row[2].draft.mark),
-        Column("tokens/step", lambda row: told(row[2], "tokens_per_step")),
-        *([] if plan.part else [Column("step ms", lambda row: pm(row[2].step_ms, None), spare=1)]),
-        Column("speedup", lambda row: told(row[2], "speedup")),
+        Column("tokens/step", lambda row: pm(row[2].tokens_per_step)),
+        *([] if plan.part else [Column("step ms", lambda row: pm(row[2].step_ms and row[2].step_ms.value), spare=1)]),
+        Column("speedup", lambda row: timed(row[2].speedup)),
         Column("over chosen", lambda row: "1" if row[2] is row[0].chosen else str(row[2].over(row[0].chosen))),
     ]
     entries = [e for e in plan.entries if any(map(e.best, ANEW))]
@@ -86,8 +87,8 @@ def certainty(entry: PlanEntry) -> str:
     """
     said = ""
     if exact := entry.others.get(EXACT):
-        said = f"Speedups are over {BY_DEFAULT}; told to be exact it is {told(exact, 'speedup')} times as fast, plain. "
-    if entry.runner_up is None or entry.chosen.interval95.tokens_per_step is None:
+        said = f"Speedups are over {BY_DEFAULT}; told to be exact it is {timed(exact.speedup)} times as fast, plain. "
+    if entry.runner_up is None or entry.chosen.tokens_per_step.low is None:
         return said.strip()
     said += f"Batch size {entry.batch_size}: {_ties(entry, entry.runner_up)}"
     return said + "."
@@ -96,9 +97,9 @@ def certainty(entry: PlanEntry) -> str:
 def _ties(entry: PlanEntry, runner: Figure) -> str:
     """Which sizes are tied with the chosen one, and how far the next best is behind."""
     others, over = any(size != entry.chosen.size for size in entry.tied_sizes), runner.over(entry.chosen)
-    error = nan if over.log_stderr is None else over.value * over.log_stderr
+    error = nan if over.log_stderr is None else over * over.log_stderr
     said = f"sizes {ranges(entry.tied_sizes)} are tied" if others else "no other size is tied"
-    return f"{said}; the next best, {count(runner.size, 'row')}, is {percent(over.value, error, 'behind', 'ahead', digits=1)}"
+    return f"{said}; the next best, {count(runner.size, 'row')}, is {percent(Estimate(over, error), 'behind', 'ahead', digits=1)}"
 
 
 def drawn(plan: Plan) -> str:
@@ -108,7 +109,7 @@ def drawn(plan: Plan) -> str:
     drawn_of = f"Planned with {sample.conversations:,} of {sample.of:,} conversations, drawn at random"
     said = f"{drawn_of} (seed {sample.seed}). "
     said += f"What conversations are uncertain of is {sample.error_inflation:.1f} times as wide as with all of them"
-    errors = [entry.chosen.stderr.tokens_per_step for entry in plan.entries]
+    errors = [entry.chosen.tokens_per_step.stderr for entry in plan.entries]
     if (error := max((e for e in errors if e is not None), default=None)) is not None:
         said += f": ±{error:.2g} tokens per step, where all would give about ±{error / sample.error_inflation:.2g}"
     return said + "."
@@ -156,13 +157,13 @@ def schedule(plan: Plan) -> str:
 
 def slower_than_without(plan: Plan) -> str:
     """Where an engine without a drafter is faster than the schedule of one that has it, and by how much; empty if nowhere."""
-    known = {e.batch_size: e.chosen.speedup_ratio for e in plan.entries}
-    found = {size: ratio for size, ratio in known.items() if ratio is not None and ratio.value < 1}
+    known = {e.batch_size: e.chosen.speedup for e in plan.entries}
+    found = {size: speedup for size, speedup in known.items() if speedup is not None and speedup < 1}
     if not found:
         return ""
     is_tail = list(found) == list(known)[-len(found) :]
     where = f"From batch size {min(found)} on" if is_tail else f"At batch size {', '.join(map(str, found))}"
-    each = ", ".join(f"{ratio} times as fast at {size}" for size, ratio in found.items())
+    each = ", ".join(f"{speedup} times as fast at {size}" for size, speedup in found.items())
     return f" {where} this is slower than an engine without the drafter: {each}."
 
 

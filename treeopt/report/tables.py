@@ -1,10 +1,9 @@
 """What each command shows of its result, but of plans and benchmarks: these have a file each."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -12,15 +11,16 @@ from treeopt.growth.drift import SURVIVAL
 from treeopt.growth.grow import chain_tokens_per_step
 from treeopt.growth.score import Score
 from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared, Winner
-from treeopt.planning.regret import Loss
+from treeopt.planning.regret import Regret
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
+from treeopt.records.estimate import Estimate
 from treeopt.records.requestlog import RequestLog
 from treeopt.report.status import OK, RunStatus
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import times
-from treeopt.report.wording import count, percent, pm, told
+from treeopt.report.wording import count, percent, pm
 
 RANKS = 5  # of a table of accuracies
 
@@ -41,7 +41,7 @@ def calibration_table(calibration: Calibration) -> RenderableType:
 
     def at_rank(r: int) -> Column:
         accept, error = calibration.accept[:, r], calibration.stderr[:, r]
-        return Column(f"rank {r}", lambda k: pm(accept[k], error[k], 3), spare=max(r - 1, 0))
+        return Column(f"rank {r}", lambda k: pm(Estimate(accept[k], error[k]), 3), spare=max(r - 1, 0))
 
     columns = [
         Column(who, lambda k: str(k + 1), names=True),
@@ -71,8 +71,8 @@ def _survival_table(calibration: Calibration) -> Table:
     errors = info.get("survival_stderr") or [None] * calibration.num_heads
     columns = [
         Column("depth", lambda k: str(k + 1), names=True),
-        Column("all right so far", lambda k: pm(info["survival"][k], errors[k], 3)),
-        Column("of those right before", lambda k: pm(accept[k] if calibration.trials[k] else None, None, 3)),
+        Column("all right so far", lambda k: pm(Estimate(info["survival"][k], errors[k]), 3)),
+        Column("of those right before", lambda k: pm(accept[k] if calibration.trials[k] else None, 3)),
         Column("trials", lambda k: str(calibration.trials[k])),
     ]
     return Table(title, columns, range(calibration.num_heads))
@@ -83,10 +83,11 @@ def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Tab
 
     def top1(name: str, k: int) -> str:
         hits, trials = groups[name]["hits"][k][0], groups[name]["trials"][k]
-        return pm(hits / trials if trials else None, None, 3)
+        return pm(hits / trials if trials else None, 3)
 
     def rate(name: str) -> str:
-        return pm(groups[name].get("tokens_per_step"), groups[name].get("tokens_per_step_stderr"))
+        rate = groups[name].get("tokens_per_step")
+        return pm(None if rate is None else Estimate(rate, groups[name].get("tokens_per_step_stderr")))
 
     columns = [
         Column("group", str, names=True),
@@ -128,13 +129,13 @@ def requests_table(log: RequestLog) -> Table:
 
 def score_table(score: Score, name: str) -> RenderableType:
     """The tree, the best of its size and the smallest that reaches as much; what it comes to, in sentences."""
-    held_out = " (held out)" if score.best.stderr.tokens_per_step is not None else ""
+    held_out = " (held out)" if score.best.tokens_per_step.stderr is not None else ""
     labels = (name, f"best of its size{held_out}", f"smallest that reaches it{held_out}")
     columns = [
         Column("tree", lambda row: row[0], names=True),
         Column("rows", lambda row: str(row[1].size)),
         Column("depth", lambda row: str(row[1].depth)),
-        Column("tokens/step", lambda row: pm(row[1].tokens_per_step, row[1].stderr.tokens_per_step, 3)),
+        Column("tokens/step", lambda row: pm(row[1].tokens_per_step, 3)),
     ]
     trees = zip(labels, (score.given, score.best, score.smallest), strict=True)
     return together(Table("Tokens per step", columns, [row for row in trees if row[1]]), score_words(score, name))
@@ -142,8 +143,8 @@ def score_table(score: Score, name: str) -> RenderableType:
 
 def score_words(score: Score, name: str) -> str:
     """How far a tree is below the best of its size, in a sentence or two."""
-    error, size, best = score.distance_stderr, score.given.size, f"the best tree of {score.best.size} rows"
-    share = percent(min(1 - score.distance, 1.0), error, "below", "above", digits=1)
+    error, size, best = score.distance.stderr, score.given.size, f"the best tree of {score.best.size} rows"
+    share = percent(Estimate(min(1 - score.distance, 1.0), error), "below", "above", digits=1)
     if score.unknown_nodes:
         return f"{name} is at most {share} {best}."
     said = f"{name} is {share} {best}."
@@ -159,7 +160,7 @@ def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
     before, after = (record["held_out"][when] for when in ("before", "after"))
 
     def column(header: str, found: Mapping[str, Any], key: str) -> Column:
-        return Column(header, lambda k: pm(found[key][k], None, 3))
+        return Column(header, lambda k: pm(found[key][k], 3))
 
     columns = [
         Column("head", lambda k: str(k + 1)),
@@ -212,46 +213,52 @@ def compared_table(result: Result) -> RenderableType:
     return together(*COMPARED[type(result)][1](result), headline=[verdict(result)])
 
 
-def per_cent(loss: Loss) -> str:
-    return pm(100 * loss.share, 100 * loss.stderr, 1).replace("-0.0 ", "0.0 ")
+def per_cent(loss: Estimate) -> Estimate:
+    """A share with its errors in per cent."""
+    return Estimate(100 * loss, 100 * (loss.stderr or 0.0), *(100 * end for end in loss.ends))
 
 
-def _ends(interval: Iterable[float], digits: str) -> str:
-    return "[{:{digits}}, {:{digits}}]".format(*interval, digits=digits)
+def _ends(estimate: Estimate, digits: str) -> str:
+    low, high = estimate.ends
+    return f"[{low:{digits}}, {high:{digits}}]"
+
+
+def _loss(regret: Regret) -> str:
+    return pm(per_cent(regret.loss), 1).replace("-0.0 ", "0.0 ")
 
 
 def _plan_verdict(result: Compared) -> str:
-    speculation = [_speculation(one) for one in sorted(result.losses, key=lambda one: -one.share) if one.served.speedup]
-    one, tolerance = result.worst, f"{100 * result.tolerance:g} %"
-    best = f"the best for {result.names[1]}" + (f" at batch size {one.batch_size}" if len(result.losses) > 1 else "")
-    plan = f"The plan ({count(one.served.size, 'row')})"
-    low, high = (100 * end for end in one.interval95)
+    timed = [regret for regret in result.losses if regret.served.speedup]
+    speculation = [_speculation(regret) for regret in sorted(timed, key=lambda regret: -regret.loss)]
+    worst, tolerance = result.worst, f"{100 * result.tolerance:g} %"
+    best = f"the best for {result.names[1]}" + (f" at batch size {worst.batch_size}" if len(result.losses) > 1 else "")
+    plan, loss = f"The plan ({count(worst.served.size, 'row')})", per_cent(worst.loss)
+    low, high = loss.ends
     if not result.keep:
-        said = f"{plan} loses {per_cent(one)} % against {best}, more than {tolerance}: plan anew."
+        said = f"{plan} loses {_loss(worst)} % against {best}, more than {tolerance}: plan anew."
     elif high > 100 * result.tolerance:
         said = (
-            f"{plan} loses {per_cent(one)} % against {best}, 95 % interval {low:.1f} to {high:.1f}: not shown to be more "
+            f"{plan} loses {_loss(worst)} % against {best}, 95 % interval {low:.1f} to {high:.1f}: not shown to be more "
             f"than {tolerance}, so keep it. More conversations would tell."
         )
     else:
-        within = pm(max(100 * one.share, 0.0), 100 * one.stderr, 1)
+        within = pm(Estimate(max(loss, 0.0), loss.stderr), 1)
         said = f"{plan} is still within {within} % of {best}: keep it."
     return " ".join([*speculation, said])
 
 
-def _speculation(one: Loss) -> str:
+def _speculation(regret: Regret) -> str:
     """What a plan's draft now costs or gains against plain decoding at a batch size, and whether to turn it off or on."""
-    at, ratio = f"At batch size {one.batch_size}", one.served.speedup_ratio
-    assert ratio is not None
-    assert ratio.low is not None
-    assert ratio.high is not None
-    if one.served.size == 1:
-        pays = one.best.size > 1 and one.exceeds(0)
+    at, speedup = f"At batch size {regret.batch_size}", regret.served.speedup
+    assert speedup is not None
+    low, high = speedup.ends
+    if regret.served.size == 1:
+        pays = regret.best.size > 1 and regret.exceeds(0)
         return f"{at} the plan is not to speculate{', but speculation now gains: turn it on' if pays else ''}."
-    change = 100 * (ratio.value - 1)
-    if ratio.high < 1:
-        return f"{at} speculation now costs {-change:.0f} %{': turn it off' if one.best.size == 1 else ''}."
-    if ratio.low > 1:
+    change = 100 * (speedup - 1)
+    if high < 1:
+        return f"{at} speculation now costs {-change:.0f} %{': turn it off' if regret.best.size == 1 else ''}."
+    if low > 1:
         return f"{at} speculation gains {change:.0f} %."
     return f"{at} speculation is not shown to gain or to cost ({change:+.0f} %)."
 
@@ -259,14 +266,15 @@ def _speculation(one: Loss) -> str:
 def _groups_verdict(result: GroupsCompared) -> str:
     if gainers := result.gainers:
         said = [
-            f"{one.group} at batch size {one.batch_size} ({one.best.draft.words}), {times(one.gain)} as fast as shared"
-            for one in gainers
+            f"{regret.group} at batch size {regret.batch_size} ({regret.best.draft.words}), "
+            f"{times(regret.gain)} as fast as shared"
+            for regret in gainers
         ]
         return f"A setting of their own pays for {'; '.join(said)}. To plan for each: treeopt search --for-groups own."
-    most = max(result.groups, key=lambda group: group.interval95[0])
+    most = max(result.groups, key=lambda regret: regret.loss.ends[0])
     return (
         f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The "
-        f"most is {per_cent(most)} % ({most.group}, batch size {most.batch_size})."
+        f"most is {_loss(most)} % ({most.group}, batch size {most.batch_size})."
     )
 
 
@@ -285,7 +293,7 @@ def _plan_tables(result: Compared) -> list[Table]:
         Column("depth", lambda one: str(one.depth)),
         Column("A", lambda one: f"{one.before:.3f}"),
         Column("B", lambda one: f"{one.after:.3f}"),
-        Column("change [95 % interval]", lambda one: f"{one.after - one.before:+.3f} {_ends(one.change95, '+.3f')}"),
+        Column("change [95 % interval]", lambda one: f"{one.change:+.3f} {_ends(one.change, '+.3f')}"),
         Column("", lambda one: "moved" if one.moved else "noise"),
     ]
     caption = f"{said} A is {result.names[0]}, B is {result.names[1]}. The intervals of all depths hold together."
@@ -294,14 +302,12 @@ def _plan_tables(result: Compared) -> list[Table]:
         Column("batch", lambda one: str(one.batch_size)),
         Column("rows", lambda one: str(one.served.size)),
         Column("depth", lambda one: str(one.served.depth)),
-        Column("tokens/step\nplanned", lambda one: pm(one.planned, None)),
-        Column("tokens/step\non B", lambda one: told(one.served, "tokens_per_step")),
+        Column("tokens/step\nplanned", lambda one: pm(one.planned)),
+        Column("tokens/step\non B", lambda one: pm(one.served.tokens_per_step)),
         Column("best on B:\nrows", lambda one: str(one.best.size), spare=1),
         Column("\ndepth", lambda one: str(one.best.depth), spare=2),
-        Column("best on B:\ntokens/step", lambda one: pm(one.best.tokens_per_step, None), spare=3),
-        Column(
-            "loses %\n[95 % interval]", lambda one: f"{per_cent(one)} {_ends(100 * np.array(one.interval95), '.1f')}"
-        ),
+        Column("best on B:\ntokens/step", lambda one: f"{one.best.tokens_per_step:.2f}", spare=3),
+        Column("loses %\n[95 % interval]", lambda one: f"{_loss(one)} {_ends(per_cent(one.loss), '.1f')}"),
     ]
     table = Table("A's plan on B, beside the best that a search on B would find", plans, result.losses)
     return [*([shifts] if result.shifts else []), table]
@@ -313,7 +319,7 @@ def _groups_tables(result: GroupsCompared) -> list[Table]:
         Column("batch", lambda one: str(one.batch_size)),
         Column("conver-\nsations", lambda one: f"{one.conversations:,}"),
         Column("own tree", lambda one: one.best.draft.words, wraps=True),
-        Column("tokens/step\nof it", lambda one: pm(one.best.tokens_per_step, None), spare=1),
+        Column("tokens/step\nof it", lambda one: f"{one.best.tokens_per_step:.2f}", spare=1),
         Column("own over shared\n[95 % interval]", lambda one: str(one.gain)),
     ]
     caption = "The last column is what its own tree brings a group: tokens per second over those with the shared one, held out."
@@ -326,8 +332,8 @@ def _drafters_tables(result: DraftersCompared) -> list[Table]:
         Column("batch", lambda one: str(one.batch_size)),
         Column("drafter", lambda one: one.drafter, wraps=True),
         Column("tree or setting", lambda one: one.setting or one.figure.draft.words, wraps=True),
-        Column("tokens/step", lambda one: told(one.figure, "tokens_per_step")),
-        Column("step ms", lambda one: pm(one.figure.step_ms, None)),
+        Column("tokens/step", lambda one: pm(one.figure.tokens_per_step)),
+        Column("step ms", lambda one: f"{one.figure.step_ms:.2f}"),
         Column("speedup\n[95 % interval]", lambda one: f"{one.speedup}{'' if one.is_measured else ' predicted'}"),
     ]
     title, best = f"Drafters for {result.about}", lambda one: (one.batch_size, one.drafter) in won

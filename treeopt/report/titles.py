@@ -51,7 +51,7 @@ def _size(point: Figure, entry: PlanEntry, is_part: bool) -> str:
     elif point.size in entry.tied_sizes:
         lines[0] += "; tied: as good, inside the noise"
     if not is_part:
-        lines += [f"step ms {pm(point.step_ms, None, 3)}", f"tokens/s {rate:,.1f}"]
+        lines += [f"step ms {pm(point.step_ms, 3)}", f"tokens/s {rate:,.1f}"]
     if rate and plain:
         lines.append(f"over plain {rate / plain:.2f}")
     return "\n".join(lines)

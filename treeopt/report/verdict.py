@@ -13,7 +13,7 @@ from treeopt.latency.costs import precision_reached
 from treeopt.latency.rounds import busy
 from treeopt.planning.select import NEGLIGIBLE
 from treeopt.records.benchmark import AS_IT_COMES, Benchmark
-from treeopt.records.figure import Ratio
+from treeopt.records.estimate import Estimate
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -61,12 +61,12 @@ def subject(bench: Benchmark) -> str:
     return known.get(bench.judged, f"The {bench.judged}")
 
 
-def outcome(speedup: Ratio | None) -> str:
+def outcome(speedup: Estimate | None) -> str:
     """What a measured speedup over plain decoding shows: a gain, a loss, neither, or that too little was timed.
 
-    >>> outcome(None), outcome(Ratio(value=1.2)), outcome(Ratio(value=1.2, low=0.9, high=1.4))
+    >>> outcome(None), outcome(Estimate(1.2)), outcome(Estimate(1.2, low=0.9, high=1.4))
     ('untimed', 'few', 'open')
-    >>> outcome(Ratio(value=1.2, low=1.1, high=1.3)), outcome(Ratio(value=0.8, low=0.7, high=0.9))
+    >>> outcome(Estimate(1.2, low=1.1, high=1.3)), outcome(Estimate(0.8, low=0.7, high=0.9))
     ('gain', 'loss')
     """
     if speedup is None or speedup.low is None or speedup.high is None:
@@ -74,10 +74,10 @@ def outcome(speedup: Ratio | None) -> str:
     return "loss" if speedup.high < 1 else "open" if speedup.low <= 1 else "gain"
 
 
-def doubt(speedup: Ratio) -> str:
+def doubt(speedup: Estimate) -> str:
     """What to say first where a speedup over plain decoding is not shown to be above 1; empty where it is."""
     said = "is not shown to gain here"
-    if speedup.value < 1:
+    if speedup < 1:
         said = "was slower than plain decoding here, though not beyond noise"
     return {
         "few": f"Speculation {said}: too little was timed for an interval.",
@@ -86,19 +86,19 @@ def doubt(speedup: Ratio) -> str:
     }.get(outcome(speedup), "")
 
 
-def slowdown(bench: Benchmark) -> Ratio | None:
+def slowdown(bench: Benchmark) -> Estimate | None:
     """The speedup of a draft that plain decoding was faster than, beyond noise or not; None of any other."""
     speedup = speedup_over(bench)
-    return speedup if speedup and speedup.value < 1 and bench.contender(bench.judged).size > 1 else None
+    return speedup if speedup and speedup < 1 and bench.contender(bench.judged).size > 1 else None
 
 
-def pace(speedup: Ratio, beside: str = "plain decoding") -> str:
+def pace(speedup: Estimate, beside: str = "plain decoding") -> str:
     """How a contender decodes beside plain decoding.
 
-    >>> pace(Ratio(value=1.2)), pace(Ratio(value=0.9, low=0.8, high=1.1))
+    >>> pace(Estimate(1.2)), pace(Estimate(0.9, low=0.8, high=1.1))
     ('decodes 1.20 times as fast as plain decoding', 'is slower than plain decoding: 0.90 (0.80 to 1.10) times as fast')
     """
-    if speedup.value < 1:
+    if speedup < 1:
         return f"is slower than {beside}: {times(speedup)} as fast"
     return f"decodes {times(speedup)} as fast as {beside}"
 
@@ -186,16 +186,16 @@ def _mix_doubts(plan: Plan) -> list[str]:
         return []
     if not plan.entries[0].speculates:
         return ["No tree pays over the mix: serve the model without speculation."]
-    found = _predicted(total, (total, total), plan.entries[0].tied_sizes, "over the mix")
+    found = _predicted(Estimate(total), plan.entries[0].tied_sizes, "over the mix")
     known_speedups = [(e.batch_size, e.chosen.speedup) for e in plan.entries if e.chosen.speedup]
     if slower := [f"{size} ({speedup:.2f} times)" for size, speedup in known_speedups if speedup < 1]:
         found.append(f"The one tree is predicted to be slower than plain decoding at batch size {', '.join(slower)}.")
     return found
 
 
-def _predicted(speedup: float, ends: tuple[float, float], tied: Sequence[int], where: str) -> list[str]:
-    """What a predicted speedup says against speculation; its ends are one where its error is not known."""
-    low, high = ends
+def _predicted(speedup: Estimate, tied: Sequence[int], where: str) -> list[str]:
+    """What a predicted speedup says against speculation."""
+    low, high = speedup.ends
     if high < 1 or low == high == speedup <= 1:
         return [f"Speculation is predicted to lose {where} ({speedup:.2f} times as fast){ADVICE}."]
     unsure = f"Speculation may not gain {where}"
@@ -214,17 +214,17 @@ def predicted_doubts(entry: PlanEntry) -> list[str]:
         return []
     if chosen.size == 1:
         return [NO_TREE_PAYS]
-    found = _predicted(speedup, chosen.interval95.speedup or (speedup, speedup), entry.tied_sizes, "here")
-    chain, rates = entry.best("chain"), chosen.interval95.tokens_per_s
+    found = _predicted(speedup, entry.tied_sizes, "here")
+    chain = entry.best("chain")
     if chain and chain.tokens_per_s:
         gain = chain.tokens_per_s / chosen.tokens_per_s
-        if gain > 1 + NEGLIGIBLE and (rates is None or chain.tokens_per_s > rates[1]):
-            ahead = percent(gain, None, "slower", "faster")
+        if gain > 1 + NEGLIGIBLE and chain.tokens_per_s > chosen.tokens_per_s.ends[1]:
+            ahead = percent(gain, "slower", "faster")
             found.append(f"The chosen tree loses against a chain of {chain.depth}, which is predicted to be {ahead}.")
     return found
 
 
-def speedup_over(bench: Benchmark) -> Ratio | None:
+def speedup_over(bench: Benchmark) -> Estimate | None:
     """The chosen tree's speedup over plain decoding; None where one of the two was not measured."""
     known = {contender.name for contender in bench.contenders}
     return bench.speedup(bench.judged) if {bench.judged, bench.baseline} <= known else None
@@ -235,14 +235,14 @@ def over(bench: Benchmark | None) -> str:
     return BY_DEFAULT if bench and bench.baseline == AS_IT_COMES else "plain decoding"
 
 
-def times(ratio: Ratio) -> str:
+def times(ratio: Estimate) -> str:
     """A ratio in a sentence.
 
-    >>> times(Ratio(value=1.2, low=1.1, high=1.3)), times(Ratio(value=1.2, low=None, high=None))
+    >>> times(Estimate(1.2, low=1.1, high=1.3)), times(Estimate(1.2))
     ('1.20 (1.10 to 1.30) times', '1.20 times')
     """
     ends = "" if ratio.low is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
-    return f"{ratio.value:.2f}{ends} times"
+    return f"{ratio:.2f}{ends} times"
 
 
 OWN_RUN = ("run", "--model", "MODEL", "--drafter", "HEADS", "--prompts", "prompts.jsonl", "--run", "my-run")

@@ -1,40 +1,43 @@
 """Words of figures: a value with its error, a number with its noun, ranges of numbers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from math import isnan, nan
 
+from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
 
 
-def pm(value: float | None, error: float | None, digits: int = 2) -> str:
-    """A figure with its standard error.
+def pm(number: float | None, digits: int = 2) -> str:
+    """A number, and its standard error if it is an estimate that has one; an error of NaN is not known.
 
-    error : NaN for one that is not known; None where there is none to show
-
-    >>> pm(1.5, 0.02), pm(1.5, nan), pm(None, None)
-    ('1.50 ±0.02', '1.50 ±?', '–')
+    >>> pm(Estimate(1.5, 0.02)), pm(Estimate(1.5, nan)), pm(1.5), pm(None)
+    ('1.50 ±0.02', '1.50 ±?', '1.50', '–')
     """
-    if value is None:
+    if number is None:
         return "–"
-    return f"{value:.{digits}f}" + ("" if error is None else " ±?" if isnan(error) else f" ±{error:.{digits}f}")
+    error = number.stderr if isinstance(number, Estimate) else None
+    return f"{number:.{digits}f}" + ("" if error is None else " ±?" if isnan(error) else f" ±{error:.{digits}f}")
 
 
-def percent(ratio: float, error: float | None, less: str, more: str, *, digits: int = 0) -> str:
+def timed(estimate: Estimate | None, digits: int = 2) -> str:
+    """A number that latencies are in, with its standard error also where it is not known."""
+    if estimate is not None and estimate.stderr is None:
+        estimate = replace(estimate, stderr=nan)
+    return pm(estimate, digits)
+
+
+def percent(ratio: float, less: str, more: str, *, digits: int = 0) -> str:
     """How far one rate is from another by their ratio: what it has less, or more, in per cent of the other.
 
-    >>> percent(0.48, 0.01, "behind", "ahead", digits=1), percent(1.5, None, "slower", "faster")
+    >>> percent(Estimate(0.48, 0.01), "behind", "ahead", digits=1), percent(1.5, "slower", "faster")
     ('52.0 ±1.0 % behind', '50 % faster')
     """
-    apart = pm(100 * abs(ratio - 1), None if error is None else 100 * error, digits)
-    return f"{apart} % {less if ratio <= 1 else more}"
-
-
-def told(figure: Figure, name: str, digits: int = 2) -> str:
-    """One of the numbers of a figure, by its name, with its standard error, that of a latency also where it is not known."""
-    error = getattr(figure.stderr, name)
-    return pm(getattr(figure, name), nan if error is None and name != "tokens_per_step" else error, digits)
+    error = ratio.stderr if isinstance(ratio, Estimate) else None
+    apart = Estimate(100 * abs(ratio - 1), error and 100 * error)
+    return f"{pm(apart, digits)} % {less if ratio <= 1 else more}"
 
 
 def count(n: int, noun: str) -> str:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from treeopt.files.storage import schema
+from treeopt.files.storage import document, schema
 from treeopt.records.calibration import Calibration
-from treeopt.records.figure import Ratio
+from treeopt.records.estimate import Estimate
 from treeopt.serving.watch import Pace
 
 
@@ -24,7 +24,7 @@ class Tuned:
     tokens_per_step: float | None = None
     paces: dict[int, Pace]
     plain: dict[int, Pace]
-    over_plain: Ratio | None = None
+    over_plain: Estimate | None = None
     calibration: Calibration | None = None
     command: str | None = None
     unknown: tuple[str, ...]
@@ -37,7 +37,7 @@ class Tuned:
         figures = ("tokens_per_step", "step_ms", "token_ms")
         sizes = [{"batch_size": n, **{name: getattr(one, name) for name in figures}} for n, one in self.paces.items()]
         plain = [{"batch_size": n, "step_ms": one.step_ms} for n, one in self.plain.items()]
-        ratio, names = self.over_plain, ("engine", "model", "tokens_per_step", "survival", "command", "unknown")
-        over = ratio and {"value": ratio.value, "interval95": None if ratio.low is None else [ratio.low, ratio.high]}
-        said = {name: getattr(self, name) for name in names}
-        return {"schema": schema("tuned"), **said, "over_plain": over, "paces": sizes, "plain": plain}
+        names = ("engine", "model", "tokens_per_step", "survival", "command", "unknown")
+        known = {name: getattr(self, name) for name in names}
+        over = document(self.over_plain)
+        return {"schema": schema("tuned"), **known, "over_plain": over, "paces": sizes, "plain": plain}

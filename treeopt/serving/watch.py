@@ -27,7 +27,7 @@ from treeopt.errors import InvalidInput, TreeoptError, Unsupported, first_line
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.storage import read_text, typed
 from treeopt.records.bootstrap import conversation_draws, interval95
-from treeopt.records.figure import Ratio
+from treeopt.records.estimate import Estimate
 from treeopt.serving.client import WITHIN_S, NoSuchPage, Server
 
 EVERY_S, BLOCK_S = 1.0, 10.0  # between scrapes; of what the bootstrap draws, since neighbours are alike
@@ -244,7 +244,7 @@ def _restarted(old: dict[Series, float], new: dict[Series, float]) -> bool:
     return any(new.get(one, -1.0) < old[one] for one in counted) or any(new[one] != old[one] for one in created)
 
 
-def over_plain(mine: Sequence[Pace], plain: Sequence[Pace]) -> Ratio:
+def over_plain(mine: Sequence[Pace], plain: Sequence[Pace]) -> Estimate:
     """How many times plain's throughput the same requests have, over batch sizes in the shares that they were served.
 
     The interval is by a bootstrap over blocks of time; None where a batch size has fewer than two of either.
@@ -259,4 +259,4 @@ def over_plain(mine: Sequence[Pace], plain: Sequence[Pace]) -> Ratio:
         taken += one.sums[2]
     fewest = min(len(pace.blocks) for pace in (*mine, *plain))
     top, low = np.sum(draws, axis=0)
-    return Ratio.of(without / taken, interval95(top / low, fewest) if fewest > 1 else None)
+    return Estimate(without / taken, None, *(interval95(top / low, fewest) if fewest > 1 else ()))

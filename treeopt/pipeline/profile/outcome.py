@@ -72,7 +72,7 @@ def tell(result: LatencyProfile, remedy: str) -> None:
         note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
     for plain in result.autoregressive:
         if abs(slower := drift(plain)) > TOLD_DRIFT:
-            how = percent(1 / (1 + slower), None, "slower", "faster")
+            how = percent(1 / (1 + slower), "slower", "faster")
             note(
                 f"Plain steps at batch size {plain.batch_size} became {how} while they were timed; trees are compared with "
                 "those of their own round."

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput, OutOfRange
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
+from treeopt.records.estimate import Estimate
 from treeopt.records.origins import Provenance
 from treeopt.report.figures import style
 from treeopt.report.figures.chart import HEIGHT, Chart, Estimates, Panel, Series, wilson
@@ -98,9 +99,9 @@ def groups_chart(groups: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any
     named: Look = {"rows": rows, "height": max(HEIGHT, len(rows) * max(0.3, 0.06 * heads))}
     marks = [top1[:, k].along(str(k + 1), y + dodge[k], **style.series(k)) for k in range(heads)]
     panels = [Panel(marks, f"{share} [{of}]", "group (sequences)", xlim=(0, None), width=3, **named)]
-    rates = [(group.get("tokens_per_step"), None, group.get("tokens_per_step_stderr")) for _, group in found]
-    if all(rate is not None for rate, *_ in rates):
-        known = Estimates.of(rates)
+    rates, errors = ([group.get(name) for _, group in found] for name in ("tokens_per_step", "tokens_per_step_stderr"))
+    if None not in rates:
+        known = Estimates.of(map(Estimate, rates, errors))
         low, high = min(1.0, float(known.ends.min())), float(known.ends.max())
         marks = [known.along("", y, color="black", marker="D")]
         panels.append(Panel(marks, "tokens per step", xlim=(low, low + 1.08 * max(high - low, 0.1)), **named))

@@ -8,7 +8,7 @@ import numpy as np
 from treeopt.errors import OutOfRange
 from treeopt.planning.compared import DraftersCompared
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.figure import Ratio
+from treeopt.records.estimate import Estimate
 from treeopt.records.origins import Provenance
 from treeopt.report.figures import style
 from treeopt.report.figures.chart import Chart, Estimates, Panel, Series, plain_line, wilson
@@ -94,15 +94,15 @@ def contenders_chart(bench: Benchmark) -> Chart:
     return Chart("Real decoding", style.sentence(_about(bench), bar), panels)
 
 
-def _to(ratios: Sequence[Ratio | None], height: float) -> Look:
-    top = max([1.0, *(ratio.high or ratio.value for ratio in ratios if ratio)])
+def _to(ratios: Sequence[Estimate | None], height: float) -> Look:
+    top = max([1.0, *(ratio.high or ratio for ratio in ratios if ratio)])
     return {"xlim": (0, 1.06 * top), "height": height}
 
 
-def _ratios(ratios: Sequence[Ratio | None]) -> list[Series]:
+def _ratios(ratios: Sequence[Estimate | None]) -> list[Series]:
     """One mark a row, from the top; a row without a ratio stays empty."""
     known = [(row, ratio) for row, ratio in enumerate(ratios) if ratio is not None]
-    marks = Estimates.of((ratio.value, (ratio.low, ratio.high), None) for _, ratio in known)
+    marks = Estimates.of(ratio for _, ratio in known)
     plain = Series("", [], [1.0], look={"color": style.GREY, "linestyle": (0, (2, 3)), "zorder": 0}, kind="across")
     look = {"color": style.BLUE, "marker": "o", "markersize": 5, "elinewidth": 2}
     return [marks.along("", [row for row, _ in known], **look), plain]
@@ -124,12 +124,10 @@ def drafters_chart(result: DraftersCompared) -> Chart:
             look = {**style.series(i), "linestyle": "none", "fillstyle": "full" if is_measured else "none"}
             aside = width * (i - (len(names) - 1) / 2 + (0.12 if is_measured else -0.12))
             x = [sizes.index(figure.batch_size) + aside for figure in mine]
-            timed = [(at, f.speedup_ratio, f) for at, f in zip(x, mine, strict=True) if f.speedup_ratio]
-            notes = [f.draft.mark for *_, f in timed]
-            speedups = Estimates.of((ratio.value, (ratio.low, ratio.high), None) for _, ratio, _ in timed)
-            left.append(replace(speedups.over("", [at for at, *_ in timed], **look), notes=notes))
-            rates = [(f.tokens_per_step, f.interval95.tokens_per_step, f.stderr.tokens_per_step) for f in mine]
-            right.append(Estimates.of(rates).over(style.short(name) if mine else "", x, **look))
+            speedups = Estimates.of(figure.speedup for figure in mine if figure.speedup)
+            left.append(replace(speedups.over("", x, **look), notes=[figure.draft.mark for figure in mine]))
+            rates = Estimates.of(figure.tokens_per_step for figure in mine)
+            right.append(rates.over(style.short(name) if mine else "", x, **look))
     axes: Look = {"scale": [str(size) for size in sizes], "ylim": (0, None)}
     panels = [
         Panel(left, "batch size", "speedup over plain decoding", **axes),

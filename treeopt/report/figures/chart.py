@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from treeopt.files.shell import printable
+from treeopt.records.estimate import Z95, Estimate
 from treeopt.report.figures import style
-from treeopt.report.figures.style import Z95, Look
+from treeopt.report.figures.style import Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,9 +47,6 @@ class Series:
     notes: Sequence[str] = ()
 
 
-Known = tuple[float, Sequence[float | None] | None, float | None]  # a value, its 95 % interval, its standard error
-
-
 @dataclass(frozen=True, eq=False)
 class Estimates:
     """Values, and (2, ...) low and high of their 95 % intervals."""
@@ -57,16 +55,13 @@ class Estimates:
     ends: NDArray[np.float64]
 
     @classmethod
-    def of(cls, known: Iterable[Known]) -> Estimates:
+    def of(cls, estimates: Iterable[Estimate]) -> Estimates:
         """Each with its interval, else by its standard error; without either both ends are the value.
 
-        >>> Estimates.of([(2.0, (1.5, 2.5), None), (1.0, None, None)]).ends.tolist()
+        >>> Estimates.of([Estimate(2.0, low=1.5, high=2.5), Estimate(1.0)]).ends.tolist()
         [[1.5, 1.0], [2.5, 1.0]]
         """
-        rows = []
-        for value, ends, stderr in known:
-            half = Z95 * (stderr or 0.0)
-            rows.append((value, *((value - half, value + half) if ends is None or None in ends else ends)))
+        rows = [(estimate.value, *estimate.ends) for estimate in estimates]
         table = np.array(rows, dtype=float).reshape(-1, 3).T
         return cls(table[0], table[1:])
 

@@ -9,7 +9,6 @@ N sizes (1 ... budget)
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from treeopt.errors import OutOfRange
 from treeopt.growth.rates import drawn
 from treeopt.growth.source import source_of
 from treeopt.latency.measurements import Measurements
+from treeopt.records.estimate import Estimate
 from treeopt.records.inputs import Accuracies
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlanEntry
@@ -117,20 +117,20 @@ def _curve(entry: PlanEntry, unit: float, look: dict[str, object], gid: str) -> 
     gid : the element of the sizes' marks in an SVG
     """
     points = [
-        (p.size, p.tokens_per_s / unit, (p.stderr.tokens_per_s or 0.0) / unit) for p in entry.curve if p.tokens_per_s
+        (p.size, p.tokens_per_s / unit, (p.tokens_per_s.stderr or 0.0) / unit) for p in entry.curve if p.tokens_per_s
     ]
     sizes, rates, errors = np.transpose(sorted(points))
-    noise = Estimates.of(zip(rates, repeat(None), errors)).ends
+    noise = Estimates.of(map(Estimate, rates, errors)).ends
     shade = {"color": look["color"], "alpha": 0.12, "linewidth": 0, "zorder": 0}
     broad = {**look, "linewidth": 9, "alpha": 0.25, "solid_capstyle": "butt", "zorder": 1, "linestyle": "-"}
     dots = {**look, "linewidth": 0.8, "marker": "o", "markersize": 1.5, "gid": gid}
     star = {**look, "marker": "*", "markersize": 10, "mec": "black", "mew": 0.6, "zorder": 4}
-    rate, error = (each or 0.0 for each in (entry.chosen.tokens_per_s, entry.chosen.stderr.tokens_per_s))
+    chosen = entry.chosen.tokens_per_s or Estimate(0.0)
     return [
         Series(str(entry.batch_size), sizes, rates, look=dots),
         *([Series("", sizes, rates, noise, shade, "area")] if errors.any() else []),
         *(Series("", x, y, look=broad) for x, y in bands(sizes, rates, entry.tied_sizes)),
-        Estimates.of([(rate / unit, None, error / unit)]).over("", [entry.chosen.size], **star),
+        Estimates.of([Estimate(chosen / unit, (chosen.stderr or 0.0) / unit)]).over("", [entry.chosen.size], **star),
     ]
 
 
@@ -184,7 +184,7 @@ def latency_chart(profile: LatencyProfile) -> Chart:
 
 
 def _timed(label: str, sizes: Sequence[int], values: FloatArray, errors: FloatArray, look: Look) -> Series:
-    return Estimates.of(zip(values, repeat(None), errors)).over(label, sizes, **look)
+    return Estimates.of(map(Estimate, values, errors)).over(label, sizes, **look)
 
 
 def _trees(profile: LatencyProfile, batch_size: int, context: int) -> tuple[Sizes, Sizes]:

@@ -40,7 +40,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LINES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 SEQUENTIAL = "viridis_r"  # dark is much
 
-Z95 = 1.959964  # half width of a 95 % interval in standard errors
 
 Look = dict[str, Any]  # options of matplotlib by name
 _LOOK: Look = {
