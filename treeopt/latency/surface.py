@@ -1,17 +1,18 @@
 """A smooth surface through noisy timings: what a step costs over a plain one, by family, rows and depth.
 
-    log(step / plain step) = log(trend) + bend + stairs
+    log(step / plain step) = log(trend + own) + bend + stairs
 
-trend   a sum of costs, none below 0: of a step, of each row and of each level; a family other than the fixed trees adds such
-        costs of its own
+trend   a sum of costs, none below 0: of a step, of each row and of each level; trees that are built anew at every step add
+        such costs for building them
+own     the costs of a step, a row and a level by which one family of these trees differs from the others
 bend    the part of the rest that is smooth in depth and in the logarithm of rows
 stairs  the part that jumps: matrix products cost by the tile, and other kernels are chosen for other numbers of rows
 
-Bend and stairs are Gaussian processes of unknown size. Each pair of sizes is weighed by how likely it makes the timings
-(empirical Bayes). So a noisy timing is drawn to the surface, a precise one stays where it is, and a step is known the less,
+Own costs, bend and stairs are Gaussian processes of unknown size. Each choice of sizes is weighed by how likely it makes the
+timings (empirical Bayes). So a noisy timing is drawn to the surface, a precise one stays where it is, and a step is known the less,
 the farther it is from what was timed.
 
-A timings · n costs that are asked for · J columns of the trend
+A timings · n costs that are asked for · J columns of trend and own costs
 """
 
 from collections.abc import Sequence
@@ -21,28 +22,30 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.trees.tree import FIXED, Cost
+from treeopt.trees.tree import FIXED, BoolArray, Cost
 
+OWN = (0.01, 0.03, 0.1, 0.3)  # standard deviations of a family's own costs, in plain steps
 BENDS, STAIRS = (0.0, 0.02, 0.06, 0.2), (0.003, 0.01, 0.03, 0.1, 0.3)  # standard deviations of the logarithm
+COMMON = 6  # columns of the trend: a step, its rows and its levels, of all drafts and of trees that are built anew
 FAR = 1.5  # in the logarithm of rows: distance over which bends and stairs are alike
 LEVELS = 4.0  # levels that are as far apart as e times the rows
 SHARED = 0.5  # of the variance of bend and stairs: what all families have in common
 EXACT = 1e-12  # variance of a timing without noise
-LEAST = 1e-3  # share of the likelihood below which a pair of sizes is left out
+LEAST = 1e-3  # share of the likelihood below which a choice of sizes is left out
 Floats = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """The timings as one pair of sizes explains them.
+    """The timings as one choice of sizes explains them.
 
     share   : of the likelihood
-    sizes   : variances of trend, bend and stairs
+    sizes   : variances of trend, own costs, bend and stairs
     weights : (A,) of each timing in the estimate of another step
     inverse : (A, A) inverse of the Cholesky factor of the timings' covariance
     """
 
     share: float
-    sizes: tuple[float, float, float]
+    sizes: tuple[float, float, float, float]
     weights: Floats
     inverse: Floats
 
@@ -63,15 +66,15 @@ class Surface:
         from scipy.optimize import nnls
 
         self.costs = list(costs)
-        self.families = [FIXED, *sorted({cost.family for cost in costs} - {FIXED})]
-        self.varies = {family: _varies(costs, family) for family in self.families}
+        self.families = sorted({cost.family for cost in costs} - {FIXED})
+        self.told = np.array([part for some in self._groups(costs) for part in _varies(costs, some)])  # (J,)
         columns, ratios = self._columns(costs), np.exp(log_ratios)
-        self.slopes = nnls(columns / ratios[:, None], np.ones(len(ratios)))[0]  # (J,)
+        self.slopes = nnls(columns[:, :COMMON] / ratios[:, None], np.ones(len(ratios)))[0]  # (6,)
         self.spread = 1 / np.maximum(columns.max(0), 1)  # (J,) each cost may be wrong by a plain step at its far end
-        kernels, rest = self._kernels(costs, costs), log_ratios - np.log(columns @ self.slopes)
+        kernels, rest = self._kernels(costs, costs), log_ratios - np.log(columns[:, :COMMON] @ self.slopes)
         fits, likelihoods = list[Fit](), list[float]()
-        for bend, stairs in product(BENDS, STAIRS):
-            sizes = 1.0, bend**2, stairs**2
+        for own, bend, stairs in product(OWN if self.families else OWN[:1], BENDS, STAIRS):
+            sizes = 1.0, own**2, bend**2, stairs**2
             inverse = np.linalg.inv(
                 np.linalg.cholesky(np.tensordot(sizes, kernels, 1) + noise + EXACT * np.eye(len(noise)))
             )
@@ -86,7 +89,7 @@ class Surface:
         """(n,) logarithms of step over plain step."""
         kernels = self._kernels(costs, self.costs)
         rest = sum(fit.share * np.tensordot(fit.sizes, kernels, 1) @ fit.weights for fit in self.fits)
-        return np.asarray(np.log(self._columns(costs) @ self.slopes) + rest)
+        return np.asarray(np.log(self._columns(costs)[:, :COMMON] @ self.slopes) + rest)
 
     def covariance(self, costs: Sequence[Cost]) -> Floats:
         """(n, n) of the errors of these estimates."""
@@ -100,22 +103,23 @@ class Surface:
             found += fit.share * (np.tensordot(fit.sizes, within, 1) - known @ known.T)
         return np.asarray(found)
 
+    def _groups(self, costs: Sequence[Cost]) -> list[BoolArray]:
+        """(n,) which steps pay the costs of all, of trees that are built anew, and of each family."""
+        families = np.array([cost.family for cost in costs])
+        return [families == families, families != FIXED, *(families == family for family in self.families)]
+
     def _columns(self, costs: Sequence[Cost]) -> Floats:
-        """(n, J) how often the trend's costs are in each step."""
-        each = np.array([(1, cost.rows - 1, cost.depth) for cost in costs], dtype=float)
-        return np.hstack(
-            [
-                each * self.varies[family] * [[family in (FIXED, cost.family)] for cost in costs]
-                for family in self.families
-            ]
-        )
+        """(n, J) how often each cost is in each step: the six of the trend, and three of each family's own."""
+        parts = np.array([(1, cost.rows - 1, cost.depth) for cost in costs], dtype=float)
+        return np.asarray(self.told * np.hstack([parts * group[:, None] for group in self._groups(costs)]))
 
     def _kernels(self, costs: Sequence[Cost], others: Sequence[Cost]) -> Floats:
-        """(3, n, m) covariances of trend, bend and stairs of unit size."""
-        trend, other_trend = (
-            self.spread * columns / (columns @ self.slopes)[:, None]
+        """(4, n, m) covariances of trend, own costs, bend and stairs of unit size."""
+        shares, other_shares = (
+            self.spread * columns / (columns[:, :COMMON] @ self.slopes)[:, None]
             for columns in (self._columns(costs), self._columns(others))
         )
+        trend, own = shares[:, :COMMON] @ other_shares[:, :COMMON].T, shares[:, COMMON:] @ other_shares[:, COMMON:].T
         at, other_at = (
             np.array([(np.log(cost.rows), cost.depth / LEVELS) for cost in some]) for some in (costs, others)
         )
@@ -123,13 +127,11 @@ class Surface:
         far = np.sqrt(3) * np.hypot(away[..., 0], away[..., 1])
         families, other_families = (np.array([cost.family for cost in some]) for some in (costs, others))
         alike = np.where(families[:, None] == other_families, 1.0, SHARED)
-        return np.stack([trend @ other_trend.T, alike * (1 + far) * np.exp(-far), alike * np.exp(-away.sum(-1))])
+        return np.stack([trend, own, alike * (1 + far) * np.exp(-far), alike * np.exp(-away.sum(-1))])
 
 
-def _varies(costs: Sequence[Cost], family: str) -> tuple[bool, bool, bool]:
-    """Which parts of the trend timings tell apart: a step always, rows and levels where a family was timed with several.
-
-    The common part is told by all families.
-    """
-    some = [cost for cost in costs if family in (FIXED, cost.family)]
-    return True, len({cost.rows for cost in some}) > 1, len({cost.depth for cost in some if cost.rows > 1}) > 1
+def _varies(costs: Sequence[Cost], group: BoolArray) -> tuple[bool, bool, bool]:
+    """Which costs the timings of a group tell apart: of a step, of rows and of levels where it was timed with several."""
+    timed = [cost for cost, belongs in zip(costs, group, strict=True) if belongs]
+    levels = {cost.depth for cost in timed if cost.rows > 1}
+    return bool(timed), len({cost.rows for cost in timed}) > 1, len(levels) > 1
