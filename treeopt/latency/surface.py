@@ -1,18 +1,17 @@
 """A smooth surface through noisy timings: what a step costs over a plain one, by family, rows and depth.
 
-    log(step / plain step) = log(trend + own) + bend + stairs
+    log(step / plain step) = log(trend + building) + bend + stairs
 
-trend   a sum of costs, none below 0: of a step, of each row and of each level; trees that are built anew at every step add
-        such costs for building them
-own     the costs of a step, a row and a level by which one family of these trees differs from the others
-bend    the part of the rest that is smooth in depth and in the logarithm of rows
-stairs  the part that jumps: matrix products cost by the tile, and other kernels are chosen for other numbers of rows
+trend     a sum of costs, none below 0: of a step, of each row and of each level
+building  the same three costs once more, for trees that are built anew at every step; families differ a little in them
+bend      the part of the rest that is smooth in depth and in the logarithm of rows
+stairs    the part that jumps: matrix products cost by the tile, and other kernels are chosen for other numbers of rows
 
-Own costs, bend and stairs are Gaussian processes of unknown size. Each choice of sizes is weighed by how likely it makes the
+What families differ in, bend and stairs are Gaussian processes of unknown size. Each choice of sizes is weighed by how likely it makes the
 timings (empirical Bayes). So a noisy timing is drawn to the surface, a precise one stays where it is, and a step is known the less,
 the farther it is from what was timed.
 
-A timings · n costs that are asked for · J columns of trend and own costs
+A timings · n costs that are asked for · J columns of trend and building
 """
 
 from collections.abc import Sequence
@@ -24,9 +23,9 @@ from numpy.typing import NDArray
 
 from treeopt.trees.tree import FIXED, BoolArray, Cost
 
-OWN = (0.01, 0.03, 0.1, 0.3)  # standard deviations of a family's own costs, in plain steps
+BUILDING = (0.01, 0.03, 0.1, 0.3)  # standard deviations of what building costs, in plain steps
 BENDS, STAIRS = (0.0, 0.02, 0.06, 0.2), (0.003, 0.01, 0.03, 0.1, 0.3)  # standard deviations of the logarithm
-COMMON = 6  # columns of the trend: a step, its rows and its levels, of all drafts and of trees that are built anew
+TREND, FITTED = 3, 6  # columns of the trend, and of what is fitted: the trend and what building costs all families
 FAR = 1.5  # in the logarithm of rows: distance over which bends and stairs are alike
 LEVELS = 4.0  # levels that are as far apart as e times the rows
 SHARED = 0.5  # of the variance of bend and stairs: what all families have in common
@@ -39,7 +38,7 @@ class Fit(NamedTuple):
     """The timings as one choice of sizes explains them.
 
     share   : of the likelihood
-    sizes   : variances of trend, own costs, bend and stairs
+    sizes   : variances of trend, building, bend and stairs
     weights : (A,) of each timing in the estimate of another step
     inverse : (A, A) inverse of the Cholesky factor of the timings' covariance
     """
@@ -69,12 +68,12 @@ class Surface:
         self.families = sorted({cost.family for cost in costs} - {FIXED})
         self.told = np.array([part for some in self._groups(costs) for part in _varies(costs, some)])  # (J,)
         columns, ratios = self._columns(costs), np.exp(log_ratios)
-        self.slopes = nnls(columns[:, :COMMON] / ratios[:, None], np.ones(len(ratios)))[0]  # (6,)
+        self.slopes = nnls(columns[:, :FITTED] / ratios[:, None], np.ones(len(ratios)))[0]  # (6,)
         self.spread = 1 / np.maximum(columns.max(0), 1)  # (J,) each cost may be wrong by a plain step at its far end
-        kernels, rest = self._kernels(costs, costs), log_ratios - np.log(columns[:, :COMMON] @ self.slopes)
+        kernels, rest = self._kernels(costs, costs), log_ratios - np.log(columns[:, :FITTED] @ self.slopes)
         fits, likelihoods = list[Fit](), list[float]()
-        for own, bend, stairs in product(OWN if self.families else OWN[:1], BENDS, STAIRS):
-            sizes = 1.0, own**2, bend**2, stairs**2
+        for building, bend, stairs in product(BUILDING if self.families else BUILDING[:1], BENDS, STAIRS):
+            sizes = 1.0, building**2, bend**2, stairs**2
             inverse = np.linalg.inv(
                 np.linalg.cholesky(np.tensordot(sizes, kernels, 1) + noise + EXACT * np.eye(len(noise)))
             )
@@ -89,7 +88,7 @@ class Surface:
         """(n,) logarithms of step over plain step."""
         kernels = self._kernels(costs, self.costs)
         rest = sum(fit.share * np.tensordot(fit.sizes, kernels, 1) @ fit.weights for fit in self.fits)
-        return np.asarray(np.log(self._columns(costs)[:, :COMMON] @ self.slopes) + rest)
+        return np.asarray(np.log(self._columns(costs)[:, :FITTED] @ self.slopes) + rest)
 
     def covariance(self, costs: Sequence[Cost]) -> Floats:
         """(n, n) of the errors of these estimates."""
@@ -104,22 +103,23 @@ class Surface:
         return np.asarray(found)
 
     def _groups(self, costs: Sequence[Cost]) -> list[BoolArray]:
-        """(n,) which steps pay the costs of all, of trees that are built anew, and of each family."""
+        """(n,) which steps are of any draft, of trees that are built anew, and of each of their families."""
         families = np.array([cost.family for cost in costs])
         return [families == families, families != FIXED, *(families == family for family in self.families)]
 
     def _columns(self, costs: Sequence[Cost]) -> Floats:
-        """(n, J) how often each cost is in each step: the six of the trend, and three of each family's own."""
+        """(n, J) how often each cost is in each step: of the trend, of building, and of building in each family."""
         parts = np.array([(1, cost.rows - 1, cost.depth) for cost in costs], dtype=float)
         return np.asarray(self.told * np.hstack([parts * group[:, None] for group in self._groups(costs)]))
 
     def _kernels(self, costs: Sequence[Cost], others: Sequence[Cost]) -> Floats:
-        """(4, n, m) covariances of trend, own costs, bend and stairs of unit size."""
+        """(4, n, m) covariances of trend, building, bend and stairs of unit size."""
         shares, other_shares = (
-            self.spread * columns / (columns[:, :COMMON] @ self.slopes)[:, None]
+            self.spread * columns / (columns[:, :FITTED] @ self.slopes)[:, None]
             for columns in (self._columns(costs), self._columns(others))
         )
-        trend, own = shares[:, :COMMON] @ other_shares[:, :COMMON].T, shares[:, COMMON:] @ other_shares[:, COMMON:].T
+        trend = shares[:, :TREND] @ other_shares[:, :TREND].T
+        building = shares[:, TREND:] @ other_shares[:, TREND:].T
         at, other_at = (
             np.array([(np.log(cost.rows), cost.depth / LEVELS) for cost in some]) for some in (costs, others)
         )
@@ -127,7 +127,7 @@ class Surface:
         far = np.sqrt(3) * np.hypot(away[..., 0], away[..., 1])
         families, other_families = (np.array([cost.family for cost in some]) for some in (costs, others))
         alike = np.where(families[:, None] == other_families, 1.0, SHARED)
-        return np.stack([trend, own, alike * (1 + far) * np.exp(-far), alike * np.exp(-away.sum(-1))])
+        return np.stack([trend, building, alike * (1 + far) * np.exp(-far), alike * np.exp(-away.sum(-1))])
 
 
 def _varies(costs: Sequence[Cost], group: BoolArray) -> tuple[bool, bool, bool]:
