@@ -147,20 +147,19 @@ def bounds(
 
     off, slack : by how much the drafts and the ``drafted`` guesses may be off
 
-    The numbers d_j never rise with j, are at least c_j, and sum to ``drafted``. d_1 is D, since an empty draft is a miss.
+    The numbers d_j never rise with j and sum to ``drafted``, so that j d_j is at most ``drafted``. A draft that lacks guess j lacks
+    those behind it too, so that the missing guesses are at least K - j + 1 for each such draft. d_1 is D: an empty draft is a
+    miss.
 
     >>> [bound.tolist() for bound in bounds(1000, [800, 600, 420], 2900)]
     [[1000, 950, 900], [1000, 1000, 966]]
     """
-    fewest, most, total = [drafts], [drafts], drafts + off
-    accepted = np.cumsum([0, *reached], dtype=np.int64)
-    for j, count in enumerate(reached[1:], 2):
-        least = -((total * (j - 1) - (drafted - slack)) // (len(reached) - j + 1))
-        fewest.append(min(max(count, least), drafts))
-        # d_j drafts had each guess before j too, unless more were accepted there; and those accepted beyond j had these guesses.
-        left = drafted + slack - (accepted[-1] - accepted[j]) - accepted[:j]
-        most.append(min(drafts, int((left // np.arange(j, 0, -1)).min())))
-    return np.array(fewest, dtype=np.int64), np.array(most, dtype=np.int64)
+    places = np.arange(1, len(reached) + 1)
+    missing = (drafts + off) * len(reached) - (drafted - slack)
+    fewest = np.clip(drafts + off - missing // places[::-1], reached, drafts)
+    most = np.minimum(drafts, (drafted + slack) // places)
+    fewest[0] = most[0] = drafts
+    return fewest, most
 
 
 def chain(drafts: int, reached: Sequence[int], where: object, accepted: int | None = None) -> Drafts:
