@@ -567,14 +567,6 @@ def test_a_damaged_tokenizer_is_one_sentence(folders, tmp_path, file, text, said
         Tokenizer(tmp_path)
 
 
-def test_requests_that_are_alike_are_read_again(tmp_path):
-    """Compressed they were less than a hundredth of what they unpack to, which no reader takes."""
-    row = np.arange(1000, dtype=np.int32)
-    log = RequestLog(np.tile(row, 3000), np.arange(3001) * 1000, np.full(3000, 900))
-    log.save(tmp_path / "requests.npz")
-    assert treeopt.load(tmp_path / "requests.npz").num_sequences == 3000
-
-
 @pytest.mark.slow
 def test_a_million_rows_take_bounded_memory(tmp_path):
     with (tmp_path / "logs.jsonl").open("w") as stream:

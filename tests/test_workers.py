@@ -76,7 +76,7 @@ def test_blocks_that_workers_left_continue_with_and_without_them(tmp_path, here,
     with monkeypatch.context() as patch:
         patch.setattr(Here, "stops_after", 1)
         treeopt(*CALIBRATE, *run, "--engine", "ray", "--workers", 2, code=130)
-    done = [int(file.name[:6]) for file in (tmp_path / "run" / "calibrate.partial").glob("*.sha256")]
+    done = [int(file.name[:6]) for file in (tmp_path / "run" / "calibrate.partial").glob("*.npz")]
     assert done not in ([], [0])
     treeopt(*CALIBRATE, *run, *again)
     assert (tmp_path / "run" / "trace.npz").read_bytes() == undisturbed
@@ -204,7 +204,7 @@ def test_the_bytes_are_the_same_where_a_worker_is_killed(tmp_path, undisturbed):
         journal, killed = tmp_path / "run" / "calibrate.partial", []
         while process.poll() is None and not killed:
             time.sleep(0.05)
-            if list(journal.glob("*.sha256")):
+            if list(journal.glob("*.npz")):
                 children = psutil.Process(process.pid).children(recursive=True)
                 killed = [child.pid for child in children if child.name().startswith("ray::MapWorker")]
                 for pid in killed[:1]:

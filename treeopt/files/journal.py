@@ -1,14 +1,12 @@
 """The finished blocks of a measurement that is still running, so that a killed one goes on.
 
 A journal is a folder ``NAME.partial`` of numbered files, and a key that says what is being measured. The same command
-continues behind its last block; the journal of anything else is thrown away. A block is finished when its hash, together
-with the key's, stands beside it: what was damaged since, or comes from another journal, is measured again.
+continues behind its last block; the journal of anything else is thrown away. A block appears under its name only when it is
+whole (`treeopt.files.writing`), so a block that is there is finished.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,46 +28,36 @@ class Journal:
 
     def __init__(self, folder: Path, key: Mapping[str, Any], suffix: str = ".json") -> None:
         self.folder, self.suffix = folder, suffix
-        self.key = wanted = json.loads(storage.to_json(key))
+        text = storage.to_json(key)
         try:
-            known = storage.load_json(folder / "key.json")
+            is_same = storage.load_json(folder / "key.json") == json.loads(text)
         except InvalidInput:
-            known = None
-        if known != wanted:
+            is_same = False
+        if not is_same:
             writing.discard(folder)
-            writing.write_text(folder / "key.json", storage.to_json(wanted))
-        self._whole: set[int] = set()
-        self._key_hash = hashlib.sha256(storage.to_json(wanted).encode()).hexdigest()
+            writing.write_text(folder / "key.json", text)
 
     def block(self, number: int) -> Path:
+        """The file of a block."""
         return self.folder / f"{number:06d}{self.suffix}"
 
+    def is_finished(self, number: int) -> bool:
+        return self.block(number).is_file()
+
     def finished(self) -> int:
-        """How many blocks, from the first on, are there as they were finished."""
+        """How many blocks are finished, counted from the first to the first gap."""
         return next(number for number in count() if not self.is_finished(number))
 
-    def is_finished(self, number: int) -> bool:
-        with suppress(OSError, ValueError):
-            if number not in self._whole and storage.read_text(self._hash_file(number)) == self._hash(number):
-                self._whole.add(number)
-        return number in self._whole
-
-    def finish(self, number: int) -> None:
-        """Say that the file of a block is whole."""
-        writing.write_text(self._hash_file(number), self._hash(number))
-        self._whole.add(number)
-
     def write(self, number: int, content: bytes) -> None:
-        """Write a block, which is finished then."""
         with writing.atomic_writer(self.block(number)) as stream:
             stream.write(content)
-        self.finish(number)
 
     def fill(self, sizes: Mapping[int, int], make: Make, advance: Advance, say: Say, *, in_parts: bool = False) -> None:
-        """Have these blocks made and written that are not finished; a journal does not tell who made them, or in which order.
+        """Make and write the blocks that are not finished.
 
-        sizes    : of every block, by which ``advance`` is called when it is there
-        in_parts : whether ``make`` calls that itself, while it makes a block
+        sizes    : size of every block; ``advance`` is called with it when the block is there
+        make     : makes the blocks of some numbers, in any order
+        in_parts : whether ``make`` calls ``advance`` itself while it makes a block
         """
         missing = [number for number in sizes if not self.is_finished(number)]
         if len(missing) < len(sizes):
@@ -84,10 +72,5 @@ class Journal:
         self.write(self.finished(), storage.to_json(document).encode())
 
     def documents(self) -> list[Any]:
+        """The finished blocks of a journal of JSON."""
         return [storage.load_json(self.block(number)) for number in range(self.finished())]
-
-    def _hash_file(self, number: int) -> Path:
-        return self.folder / f"{self.block(number).name}.sha256"
-
-    def _hash(self, number: int) -> str:
-        return hashlib.sha256(f"{self._key_hash} {storage.sha256_of(self.block(number))}".encode()).hexdigest()

@@ -139,7 +139,8 @@ class Loop:
                     self.position = Position(step, seconds)
                     if self.accelerator.is_main_process:
                         line = {"step": step, **line, "seconds": round(seconds, 3)}
-                        writing.append_line(self.log, json.dumps(line))
+                        with self.log.open("a", encoding="utf-8") as stream:
+                            stream.write(json.dumps(line) + "\n")
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -267,8 +268,7 @@ class Checkpoints:
     def step(self) -> int:
         """The step of the last checkpoint that is whole; 0 where there is none."""
         files = self._journal.folder.glob("*.pt")
-        steps = [int(file.stem) for file in files if file.stem.isdecimal()]
-        return max(filter(self._journal.is_finished, steps), default=0)
+        return max((int(file.stem) for file in files if file.stem.isdecimal()), default=0)
 
     def save(self, position: Position, module: nn.Module, optimisers: Sequence[Any], scaler: Any = None) -> None:
         """Write a checkpoint; the one before goes when it is whole."""
@@ -280,9 +280,8 @@ class Checkpoints:
         file = self._journal.block(position.step)
         with writing.atomic_writer(file) as stream:
             torch.save({**vars(position), "weights": trained, **states}, stream)
-        self._journal.finish(position.step)
-        for other in self.folder.glob("*.pt*"):
-            if not other.name.startswith(file.name):
+        for other in self.folder.glob("*.pt"):
+            if other != file:
                 other.unlink(missing_ok=True)
 
     def load(self, module: nn.Module, optimisers: Sequence[Any], scaler: Any = None) -> Position:
@@ -290,7 +289,11 @@ class Checkpoints:
         step = self.step()
         if step == 0:
             return Position()
-        state = torch.load(self._journal.block(step), map_location="cpu", weights_only=True)
+        file = self._journal.block(step)
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception:  # torch raises anything at damaged bytes
+            raise InvalidInput(f"The checkpoint {file} is damaged. Delete it to train from the beginning.") from None
         module.load_state_dict(state["weights"], strict=False)
         for optimiser, kept in zip(optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(kept)
