@@ -69,15 +69,13 @@ def test_a_merge_that_was_killed_is_done_by_the_same_command(tmp_path):
     parts = [tmp_path / f"part-{i}" for i in range(3)]
     for i, part in enumerate(parts):
         part.mkdir()
-        shard(blocks, hashes, [i]).save(part / "trace.npz")
+        shard(blocks, hashes, f"{i + 1}/3").save(part / "trace.npz")
     treeopt("merge", *parts, "--run", tmp_path / "whole")
     written = tmp_path / "whole" / "calibration.json"
     before = json.loads(written.read_text())["hits"]
     written.unlink()
     treeopt("merge", *parts, "--run", tmp_path / "whole")
     assert json.loads(written.read_text())["hits"] == before
-    written.unlink()
-    assert "overwrite" in treeopt("merge", *parts[:2], "--run", tmp_path / "whole", code=1)  # the trace is of others
 
 
 def test_a_loop_of_links_is_no_run_directory(tmp_path):
@@ -139,9 +137,8 @@ def test_pipes_are_not_waited_for(tmp_path, pipe):
     write_text(tmp_path / "heads" / "model.safetensors.index.json", json.dumps(index))
     with pytest.raises(InvalidInput, match="which is not there"):
         find_tensors(tmp_path / "heads")
-    journal = Journal(tmp_path / "steps.partial", {})
-    journal.append({"step": 1})
-    pipe(tmp_path / "steps.partial" / "000000.json.sha256")
+    Journal(tmp_path / "steps.partial", {})
+    pipe(tmp_path / "steps.partial" / "000000.json")
     assert Journal(tmp_path / "steps.partial", {}).finished() == 0
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -183,20 +182,3 @@ def test_refused_file_writes_nothing(tmp_path):
     assert "lacks (1, 0)" in said
     assert not output.exists()
     assert "does not exist" in invoke("import-tree", tmp_path / "none", code=1).stderr
-
-
-@pytest.mark.parametrize("linked", [False, True])
-@pytest.mark.parametrize(
-    "command", ["import-tree tree.json --output tree.json", "export --to medusa --tree {written} --run ."]
-)
-def test_input_is_not_replaced(tmp_path, monkeypatch, command, linked):
-    """No command writes over a file that it was given to read, by whatever path."""
-    monkeypatch.chdir(tmp_path)
-    place = Path("export/medusa/medusa_choices.json")
-    place.parent.mkdir(parents=True)
-    for file in (place, Path("tree.json")):
-        file.write_text("[[0],[1]]")
-    Path("link.json").symlink_to(place)
-    said = invoke(*command.format(written="link.json" if linked else place).split(), code=1).stderr
-    assert "is an input of this command" in said
-    assert place.read_text() == Path("tree.json").read_text() == "[[0],[1]]"

@@ -15,8 +15,7 @@ Every parameter is an option of the command of that name, which is made of the f
     trace = treeopt.calibrate(session)
 
 ``run`` is the run directory, as --run: results are kept there, and what a function needs and is not given is read
-there. One batch size is ``batch_size=4`` or ``batch_sizes=[4]``, whichever a function has. Results show themselves in a
-notebook. Importing treeopt is quick; a function imports what it needs.
+there. Results show themselves in a notebook. Importing treeopt is quick; a function imports what it needs.
 """
 
 from __future__ import annotations

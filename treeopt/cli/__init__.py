@@ -23,10 +23,10 @@ from treeopt.cli.exchange import convert, export, import_, import_tree, merge, t
 from treeopt.cli.show import list_, plot, report, show, status
 from treeopt.cli.steps import bench, calibrate, compare, profile, run, score, search, train
 from treeopt.errors import TreeoptError, said_as
-from treeopt.files import writing
 from treeopt.files.shell import printable, shell_word
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = "\ntreeopt: interrupted. Every file is whole. The same treeopt {} command goes on from what was finished."
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 PLAIN = "treeopt-plain"  # for terminals whose encoding is not UTF-8
@@ -36,7 +36,7 @@ SIGNS = {"±": "+-", "×": "x", "–": "-", "·": "-", "…": "...", "∞": "inf
 class Commands(click.Group):
     """Prints a TreeoptError as one sentence and exits 1, and so what the system refuses, a full disk for example.
 
-    Ctrl-C and SIGTERM end a command with a sentence on what is left, and 128 and the number of the signal, 130 for Ctrl-C.
+    Ctrl-C and SIGTERM end a command with a sentence on what is left, and with exit 128 and the number of the signal, 130 for Ctrl-C.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -70,7 +70,6 @@ class Commands(click.Group):
             came.append(number)
             raise KeyboardInterrupt
 
-        writing.WRITTEN.clear()
         before = {n: signal.signal(n, interrupt) for n in SIGNALS if signal.getsignal(n) is not signal.SIG_IGN}
         with said_as(partial(self.as_option, ctx)):
             try:
@@ -78,7 +77,7 @@ class Commands(click.Group):
             except (Exception, KeyboardInterrupt) as error:
                 # Whatever a library made of the interrupt while it wrote an archive, it was one.
                 if came or isinstance(error, KeyboardInterrupt):
-                    _end(_left(str(ctx.invoked_subcommand)), 128 + (came[0] if came else signal.SIGINT))
+                    _end(INTERRUPTED.format(ctx.invoked_subcommand), 128 + (came[0] if came else signal.SIGINT))
                 if isinstance(error, TreeoptError):
                     _end(f"treeopt: {error}", 1)
                 if isinstance(error, OSError) and error.errno not in (None, errno.EPIPE):
@@ -93,16 +92,6 @@ def _end(said: str, code: int) -> NoReturn:
     with suppress(OSError):  # stderr may be full as well
         click.echo(printable(said), err=True)
     sys.exit(code)
-
-
-def _left(command: str) -> str:
-    """A sentence on the files that an interrupted command leaves behind."""
-    journals = {file: writing.is_of_journal(file) for file in writing.WRITTEN if file.exists()}
-    if any(kept and file.name != "key.json" for file, kept in journals.items()):
-        return f"\ntreeopt: interrupted. What was finished is kept. The same treeopt {command} command continues."
-    if not all(journals.values()):
-        return f"\ntreeopt: interrupted. Every file is whole. The same treeopt {command} command begins anew."
-    return "\ntreeopt: interrupted. No result was changed."
 
 
 def _refused(error: OSError) -> str:

@@ -22,8 +22,7 @@ from click.shell_completion import CompletionItem
 
 import treeopt
 from treeopt.errors import spoken
-from treeopt.files.parameters import REQUIRED, Parameter, given_files, parameters_of, without_table
-from treeopt.files.writing import keeping
+from treeopt.files.parameters import REQUIRED, Parameter, parameters_of, without_table
 
 if TYPE_CHECKING:
     from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared
@@ -186,14 +185,13 @@ def command(
 
         def callback(**values: Any) -> Any:
             asked = {k: v for k, v in values.items() if (v is not None and v != ()) or k in given}
-            with keeping(given_files(asked)):
-                if "run" not in own:
-                    return function(**asked)
-                from treeopt.records.rundir import RunDirectory
+            if "run" not in own:
+                return function(**asked)
+            from treeopt.records.rundir import RunDirectory
 
-                run = RunDirectory(asked.pop("run"))
-                with run.writing() if writes else nullcontext():
-                    return function(run=run, **asked)
+            run = RunDirectory(asked.pop("run"))
+            with run.writing() if writes else nullcontext():
+                return function(run=run, **asked)
 
         summary = (function.__doc__ or "").partition("\n")[0]
         return DeclaredCommand(name or function.__name__, callback, build, summary)

@@ -71,8 +71,7 @@ def merge(run: RunDirectory, as_json: bool, runs: tuple[Path, ...], **options: A
     """Make one calibration of its shards.
 
     Each RUN is a run directory. All shards that treeopt calibrate --shard made become the trace of a single
-    process, byte for byte, in whatever order and however many at a time they are merged. Other models,
-    drafters, acceptance rules or ranks are refused.
+    process, byte for byte, in any order. Other models, drafters, acceptance rules or ranks are refused.
 
     \b
     Example:

@@ -1,1 +1,1 @@
-"""How results are kept: written whole or not at all, journaled, with where they come from."""
+"""Files: read within bounds and checked, written whole or not at all, and journals of unfinished measurements."""

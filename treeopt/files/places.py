@@ -1,6 +1,6 @@
-"""Names of models, drafters, prompts and shipped files: what lies here, by path, and what a hub is asked for.
+"""Names of models, drafters, prompts and shipped files: paths of this machine, and ids of a hub.
 
-A path is never asked of a hub: neither one that begins with . ~ or /, nor a name OWNER/NAME whose OWNER is a folder here.
+A hub is never asked for a path: a name that begins with . ~ or /, or a name OWNER/NAME whose OWNER is a folder here.
 """
 
 import os
@@ -15,9 +15,9 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.-]+)?", re.A
 
 
 def find_local(name: str, must: str) -> Path | None:
-    """The file or folder of that name; None where there is none and the name may be a hub's.
+    """The file or folder of that name; None for a name that may be a hub's.
 
-    must : the beginning of the sentence that refuses anything else, "--model must be a folder or a hub id"
+    must : beginning of the message of InvalidInput for any other name: "--model must be a folder or a hub id"
     """
     path = os.path.expanduser(name)
     if os.path.exists(path):
@@ -28,7 +28,7 @@ def find_local(name: str, must: str) -> Path | None:
 
 
 def located(name: str) -> str:
-    """The whole path of what lies here under that name, so that it is found from other folders too; else the name.
+    """The absolute path of a file or folder of that name; the name itself where there is none.
 
     >>> located("no-such-owner/no-such-model")
     'no-such-owner/no-such-model'
@@ -38,12 +38,12 @@ def located(name: str) -> str:
 
 
 def user_cache() -> Path:
-    """The folder for what can be made again; by XDG_CACHE_HOME, as other tools have it."""
+    """The folder of files that can be made again, by XDG_CACHE_HOME."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treeopt"
 
 
 def folder_name(name: str) -> str:
-    """A name that is a folder's, whatever a drafter or a group is called.
+    """A name for a folder, made of any name of a drafter or a group.
 
     >>> folder_name("early-exit:3"), folder_name("/models/my heads/"), folder_name("$(x)"), folder_name("..")
     ('early-exit-3', 'my-heads', 'x', 'unnamed')
@@ -53,7 +53,7 @@ def folder_name(name: str) -> str:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """The names, with a number behind those that came before.
+    """The names, with a number behind each that is there already.
 
     >>> distinct(["medusa", "hydra", "medusa", "medusa-2"])
     ['medusa', 'hydra', 'medusa-2', 'medusa-2-2']
@@ -66,7 +66,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def shipped(kind: str) -> dict[str, Path]:
-    """Name to file of all that is shipped of a kind ("calibration", "profiles"), in the wheel or in a checkout."""
+    """Name to file of the shipped files of a kind ("calibration", "profiles"), in the wheel or in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "shipped" / kind
     folder = installed if installed.is_dir() else package.parent / kind
@@ -74,14 +74,14 @@ def shipped(kind: str) -> dict[str, Path]:
 
 
 def find_shipped(kind: str, path_or_name: str) -> Path:
-    """A file given by path, or a shipped one by its name; InvalidInput if there is neither."""
+    """A file by its path, or a shipped file by its name. Raises InvalidInput where there is neither."""
     path = Path(path_or_name)
     if path.exists():
         return path
-    known = shipped(kind)
-    if path_or_name not in known:
-        names = ", ".join(known) or "none"
+    files = shipped(kind)
+    if path_or_name not in files:
+        names = ", ".join(files) or "none"
         raise InvalidInput(
-            f"There is no file {path_or_name}, nor a shipped one of that name ({names}).{meant(path_or_name, known)}"
+            f"There is no file {path_or_name}, nor a shipped one of that name ({names}).{meant(path_or_name, files)}"
         )
-    return known[path_or_name]
+    return files[path_or_name]

@@ -1,8 +1,4 @@
-"""Words for a shell: every value in a script, a launch line or a command that is printed to be copied.
-
-shell_word     one word, which a shell reads back as the value, whatever it holds
-printable  a text for the terminal, in which nothing moves the cursor or hides what stands there
-"""
+"""Words for a shell, and texts for a terminal, whatever characters they have."""
 
 import re
 import shlex
@@ -10,14 +6,14 @@ from collections.abc import Collection
 
 from treeopt.errors import InvalidInput
 
-PLAIN = set(range(ord(" "), ord("~") + 1)) - set(b"'\\")  # bytes that stand for themselves in $'...'
+PLAIN = set(range(ord(" "), ord("~") + 1)) - set(b"'\\")  # bytes that $'...' takes as they are
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 def shell_word(value: object) -> str:
-    r"""One word of a shell's line.
+    r"""A value as one word, which a shell reads back as the value.
 
-    Bytes of what cannot be printed are written as \x in $'...': without a quote or a line break of its own it is one word
+    Bytes that cannot be printed are written as \x in $'...'. The word has no line break, and no quote inside, so it is one word
     for shells that do not know that form, too.
 
     >>> print(shell_word("HEADS"), shell_word(4), shell_word("my heads"), shell_word("$(x)"), shell_word("it's"), shell_word("a\nb"))
@@ -30,7 +26,7 @@ def shell_word(value: object) -> str:
 
 
 def command_line(*words: object) -> str:
-    """Words as the line that a shell reads as these words.
+    """The line that a shell reads as these words.
 
     >>> command_line("treeopt", "run", "--drafter", "my heads; rm -r x")
     "treeopt run --drafter 'my heads; rm -r x'"
@@ -39,11 +35,11 @@ def command_line(*words: object) -> str:
 
 
 def split_template(name: str, text: str, places: Collection[str]) -> tuple[str, ...]:
-    """The words of a command with places to fill, split as a shell does, without running one.
+    """The words of a command with {places} to fill, split as a shell splits them.
 
-    name : of the parameter
+    name : of the parameter, for messages
 
-    Raises InvalidInput for places that are not known.
+    Raises InvalidInput for an unknown place.
 
     >>> split_template("launch", "run --size {size} '{size} rows'", ["size"])
     ('run', '--size', '{size}', '{size} rows')
@@ -52,14 +48,15 @@ def split_template(name: str, text: str, places: Collection[str]) -> tuple[str, 
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise InvalidInput(f"`{name}` must be a command as in a shell, but {text!r}: {error}.") from None
-    if unknown := sorted({place for word in words for place in re.findall(r"\{(\w+)\}", word)} - set(places)):
-        known = ", ".join(f"{{{place}}}" for place in places)
-        raise InvalidInput(f"`{name}` has the places {known}, but got {{{unknown[0]}}}.")
+    for place in re.findall(r"\{(\w+)\}", " ".join(words)):
+        if place not in places:
+            allowed = ", ".join(f"{{{place}}}" for place in places)
+            raise InvalidInput(f"`{name}` has the places {allowed}, but got {{{place}}}.")
     return words
 
 
 def printable(text: str) -> str:
-    r"""The text with a sign in place of every character that a terminal would obey; lines stay lines.
+    r"""The text with an escape in place of every character that a terminal would obey; lines stay lines.
 
     >>> printable("red \x1b[31m")
     'red \\x1b[31m'

@@ -1,6 +1,6 @@
-"""Files: JSON with a schema name and texts, written whole or not at all, read with checks.
+"""Reading and writing of JSON and texts.
 
-Every document begins {"schema": "treeopt.<type>/1", ...}; readers ignore keys that they do not know.
+Every document begins {"schema": "treeopt.<kind>/1", ...}. Readers ignore keys that they do not know.
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from treeopt.files.writing import write_text
 
 VERSIONS = {"plan": 2, "bench": 2, "profile": 2}  # of kinds whose form has changed
 T = TypeVar("T")
-LONG = (str, list, tuple, Mapping, np.ndarray)  # what has a line of its own in a list
+LONG = (str, list, tuple, Mapping, np.ndarray)  # values that have a line of their own in a list
 
 
 def schema(kind: str) -> str:
-    """The name that a JSON document of a kind begins with.
+    """The schema name of a kind of document.
 
     >>> schema("profile")
     'treeopt.profile/2'
@@ -31,12 +31,12 @@ def schema(kind: str) -> str:
 
 
 def write_json(path: str | Path, kind: str, document: Mapping[str, Any]) -> None:
-    """Write ``document`` with its schema name first; NaN and infinities are refused."""
+    """Write a document of a kind, with its schema name first. Raises ValueError for NaN and infinities."""
     write_text(path, to_json({"schema": schema(kind), **document}) + "\n")
 
 
 def to_json(document: Any, indent: str = "\n") -> str:
-    """JSON, indented, with lists of plain numbers on one line each.
+    """Indented JSON, in which a list of plain numbers is one line.
 
     >>> print(to_json({"paths": [[0], [0, 1]]}))
     {
@@ -50,8 +50,10 @@ def to_json(document: Any, indent: str = "\n") -> str:
         document = document.tolist()
     deeper = indent + "  "
     if isinstance(document, Mapping) and document:
-        named = ((key if isinstance(key, str) else json.dumps(key), value) for key, value in document.items())
-        lines = [f"{json.dumps(key)}: {to_json(value, deeper)}" for key, value in named]
+        lines = []
+        for key, value in document.items():
+            name = key if isinstance(key, str) else json.dumps(key)
+            lines.append(f"{json.dumps(name)}: {to_json(value, deeper)}")
         return "{" + deeper + f",{deeper}".join(lines) + indent + "}"
     if isinstance(document, list | tuple) and any(isinstance(value, LONG) for value in document):
         return "[" + deeper + f",{deeper}".join(to_json(value, deeper) for value in document) + indent + "]"
@@ -59,35 +61,38 @@ def to_json(document: Any, indent: str = "\n") -> str:
 
 
 def document(record: Any) -> Any:
-    """A record as JSON has it: a dataclass as its fields, of those with a default only what is known and not empty, and what follows under "shown".
+    """A record as values of JSON.
 
-    A class says what follows from its fields by a property ``shown``; a draft has a form of its own, ``record``.
+    A dataclass becomes an object of its fields; a field with a default is left out where it is None or empty. Its property
+    ``shown`` adds values that follow from the fields. A draft has a form of its own, ``record``.
     """
     if hasattr(record, "record"):
         return record.record
     if is_dataclass(record):
-        found = {f.name: document(value) for f in fields(record) if (value := getattr(record, f.name)) is not None}
-        follows = document(getattr(record, "shown", {}))
-        needed = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
-        found = {key: value for key, value in found.items() if key in needed or value not in ({}, [])}
-        return {**found, "shown": follows} if follows else found
+        values = {}
+        for field in fields(record):
+            is_needed = field.default is MISSING and field.default_factory is MISSING
+            value = document(getattr(record, field.name))
+            if value is not None and (is_needed or value not in ({}, [])):
+                values[field.name] = value
+        shown = document(getattr(record, "shown", {}))
+        return {**values, "shown": shown} if shown else values
     if isinstance(record, Mapping):
         return {key: document(value) for key, value in record.items()}
     return [document(value) for value in record] if isinstance(record, list | tuple) else record
 
 
 def read_json(path: str | Path, kind: str) -> dict[str, Any]:
-    """The document at ``path``. Raises InvalidInput for a file that is missing, cut off, of another type, or not finite."""
-    document = load_json(path)
-    found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-    if found != schema(kind):
-        raise InvalidInput(f'{path} must have "schema": "{schema(kind)}", but it has {quoted(found)}.')
-    known: dict[str, Any] = document
-    return known
+    """The document of a kind in a file. Raises InvalidInput for a file that is missing, damaged, or of another kind."""
+    document: dict[str, Any] = load_json(path)
+    name = document.get("schema") if isinstance(document, dict) else type(document).__name__
+    if name != schema(kind):
+        raise InvalidInput(f'{path} must have "schema": "{schema(kind)}", but it has {quoted(name)}.')
+    return document
 
 
 def read_text(path: str | Path) -> str:
-    """The text at ``path``, UTF-8; InvalidInput where there is none, or more of it than is read."""
+    """The text of a file, read as UTF-8. Raises InvalidInput for a file that is missing, no text, or beyond the bounds."""
     try:
         with open_regular(path) as stream:
             data = stream.read(MOST_BYTES + 1)
@@ -105,7 +110,7 @@ def read_text(path: str | Path) -> str:
 
 
 def load_json(path: str | Path, *, big_numbers: bool = False) -> Any:
-    """Any JSON at ``path`` within the bounds (`loads`); NaN and infinities are refused."""
+    """The JSON in a file. Raises InvalidInput for a file that is missing, damaged, or beyond the bounds (`loads`)."""
     text = read_text(path)
     try:
         return loads(text, big_numbers=big_numbers)
@@ -116,25 +121,28 @@ def load_json(path: str | Path, *, big_numbers: bool = False) -> Any:
 
 
 def typed(kind: type[T], record: Any, source: str | Path) -> T:
-    """``record``, read from the JSON file ``source``, as an instance of a dataclass or another type.
+    """A record of a JSON file as an instance of a dataclass or another type.
 
-    Every field is checked against its annotation, range included (`treeopt.files.fields`); keys that are no fields are
-    ignored. Raises InvalidInput that names the place.
+    source : the file, for messages
+
+    Raises InvalidInput, which names the place, for a value outside its annotation (`treeopt.files.fields`). Keys that are no
+    fields are ignored.
     """
     from pydantic import ValidationError
 
     from treeopt.files.fields import adapter, first_error
 
     try:
-        found: T = adapter(cast(Hashable, kind)).validate_json(json.dumps(record), strict=True)
-        return found
+        instance: T = adapter(cast(Hashable, kind)).validate_json(json.dumps(record), strict=True)
+        return instance
     except ValidationError as error:
         place, reason = first_error(error)
-        raise InvalidInput(f"{source} is not as it should be{' at ' * bool(place)}{place}: {reason}.") from None
+        where = f" at {place}" if place else ""
+        raise InvalidInput(f"{source} is not as it should be{where}: {reason}.") from None
 
 
 def sha256_of(file: Path) -> str:
-    """Hex digest of a file's bytes, read in blocks."""
+    """Hex digest of a file's bytes."""
     digest = hashlib.sha256()
     with open_regular(file) as stream:
         while block := stream.read(2**20):

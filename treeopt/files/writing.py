@@ -1,8 +1,8 @@
-"""Files that are there whole or not at all, and folders that one process writes to at a time.
+"""Files appear whole or not at all, and one process at a time writes to a folder.
 
-temporary  a file or folder while it is made or deleted, .treeopt-OWNER-RANDOM.tmp beside what it is to be or was
-owner      the folder whose lock the writer holds, by a hash of its path. Who holds that lock next deletes what a
-           killed writer left there, and nothing of other owners
+temporary  a file or folder while it is written or deleted: .treeopt-OWNER-RANDOM.tmp, beside its place
+owner      a hash of the folder whose lock the writer holds. The next holder of that lock deletes the temporary files that a
+           killed writer left, and none of other owners
 """
 
 import errno
@@ -21,76 +21,51 @@ from typing import IO, Any
 from treeopt.errors import InvalidInput
 
 LOCK = ".lock"
-WRITTEN: set[Path] = set()  # files that this process has put in place; the command line says what an interrupt left
-_inputs: ContextVar[frozenset[str]] = ContextVar(
-    "inputs", default=frozenset()
-)  # files that a command was given to read
 _owner: ContextVar[str] = ContextVar("owner", default="0")  # 0: of files that are written without a lock
 
 
 def temporary(path: Path) -> Path:
-    """A new name beside ``path``, for what is to take its place."""
+    """A new name beside ``path``."""
     return path.with_name(f".treeopt-{_owner.get()}-{secrets.token_hex(4)}.tmp")
 
 
 @contextmanager
-def keeping(inputs: Iterable[object]) -> Iterator[None]:
-    """Refuse to write the files among ``inputs``, which a command was given to read."""
-    files = {os.path.realpath(given) for given in inputs if isinstance(given, str | Path) and os.path.isfile(given)}
-    before = _inputs.set(_inputs.get() | files)
-    try:
-        yield
-    finally:
-        _inputs.reset(before)
-
-
-def check_no_input(path: Path) -> None:
-    """Raise InvalidInput where ``path`` is an input of the command that wants to write it, or to delete it."""
-    if os.path.realpath(path) in _inputs.get():
-        raise InvalidInput(
-            f"{path} is an input of this command, which would replace it: move the file to another folder first."
-        )
-
-
-@contextmanager
 def _placing(path: Path) -> Iterator[Path]:
-    """A temporary name; what is made under it takes the place of ``path`` when the block is done without an error."""
-    made = temporary(path)
+    """A temporary name. What is written there takes the place of ``path`` when the block ends without an error."""
+    new = temporary(path)
     try:
-        with _named(path, made):
+        with _named(path, new):
             path.parent.mkdir(parents=True, exist_ok=True)
-            yield made
-            os.replace(made, path)
+            yield new
+            os.replace(new, path)
     finally:
         with suppress(OSError):
-            _delete(made)
+            _delete(new)
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """The name of a file to write, which appears under ``path`` when the block is done without an error, with the mode of the
-    file that was there.
+    """A temporary name for a file, which takes the place of ``path`` when the block ends without an error.
 
-    Raises InvalidInput where it cannot be written: a full disk, a folder in its place, a file that is read-only.
+    It gets the mode of the file that was there. Raises InvalidInput where it cannot be written: the disk is full, there is a
+    folder in its place, or a file that is read-only.
     """
     path = Path(path)
-    check_no_input(path)
-    with _placing(path) as made:
+    with _placing(path) as new:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "there is a folder of that name")
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, "it is read-only")
-        yield made
+        yield new
         if path.exists():
-            made.chmod(stat.S_IMODE(path.stat().st_mode))
-    WRITTEN.add(path)
+            new.chmod(stat.S_IMODE(path.stat().st_mode))
 
 
 @contextmanager
 def atomic_writer(path: str | Path) -> Iterator[IO[bytes]]:
-    """A stream whose file appears under ``path`` only when everything was written. Raises InvalidInput as `replacing`."""
-    with replacing(path) as made:
-        raw = _Watched(made, "xb")
+    """A stream to a file that appears under ``path`` when everything is written. Raises InvalidInput as `replacing` does."""
+    with replacing(path) as new:
+        raw = _Watched(new, "xb")
         try:
             with io.BufferedWriter(raw) as stream:
                 yield stream
@@ -104,7 +79,7 @@ def atomic_writer(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 class _Watched(io.FileIO):
-    """A file that remembers why writing failed, whatever the library that writes makes of it."""
+    """A file that remembers the error of the system, for which a library that writes may raise another."""
 
     failure: OSError | None = None
 
@@ -121,48 +96,39 @@ def write_text(path: str | Path, text: str) -> None:
         stream.write(text.encode())
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add a line to a text that grows; InvalidInput where it cannot be written."""
-    with _named(path), path.open("a", encoding="utf-8") as stream:
-        stream.write(line + "\n")
-    WRITTEN.add(path)
-
-
 def replace_together(writers: Mapping[Path, Callable[[Path], object]], gone: Iterable[Path] = ()) -> None:
-    """Put new files in the place of old ones, all written whole before the first is moved, the last one first.
+    """Write all files whole, then put them in their places, the last one first.
 
-    gone : files to delete before that, so that whenever the process is killed, no two files are of different origin
+    writers : path to a function that writes the file under a temporary name
+    gone    : files to delete before that, so that no two files are of different origin whenever the process is killed
     """
-    gone = list(gone)
-    for path in gone:
-        check_no_input(path)
     with ExitStack() as stack:
         for path, write in writers.items():
-            made = stack.enter_context(replacing(path))
+            new = stack.enter_context(replacing(path))
             try:
-                write(made)
+                write(new)
             except InvalidInput as error:
-                raise InvalidInput(str(error).replace(str(made), str(path))) from None
+                raise InvalidInput(str(error).replace(str(new), str(path))) from None
         for path in gone:
             with _named(path, does="deleted"):
                 path.unlink(missing_ok=True)
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder and all in it: whenever the process is killed, it is there whole or not at all."""
+    """Delete a folder. Whenever the process is killed, the folder is there whole or not at all."""
     if not folder.is_dir():
         return
-    rest = temporary(folder)
+    old = temporary(folder)
     with _named(folder, does="deleted"):
-        os.replace(folder, rest)
-        _delete(rest)
+        os.replace(folder, old)
+        _delete(old)
 
 
 @contextmanager
 def folder_made_once(folder: Path) -> Iterator[Path | None]:
-    """A new folder to fill, which appears under that name when the block is done; None where it is there already.
+    """A new folder to fill, which appears under its name when the block ends; None where it is there already.
 
-    Others who want the same folder wait until it is made. What a killed process left is deleted by the next.
+    Other processes that want the same folder wait for it. The next process deletes what a killed one left.
     """
     from filelock import FileLock
 
@@ -174,28 +140,20 @@ def folder_made_once(folder: Path) -> Iterator[Path | None]:
                 yield None
                 return
             _sweep([folder.parent])
-            with _placing(folder) as made:
-                made.mkdir()
-                yield made
-
-
-def is_of_journal(file: Path) -> bool:
-    """Whether a file is kept for the same command to continue with.
-
-    >>> is_of_journal(Path("run/profile.partial/batch-size-1/000000.json")), is_of_journal(Path("run/profile.json"))
-    (True, False)
-    """
-    return any(part.endswith(".partial") or part.startswith("answers-") for part in file.parts[:-1])
+            with _placing(folder) as new:
+                new.mkdir()
+                yield new
 
 
 @contextmanager
 def sole_writer(folder: Path, places: Iterable[Path], refusal: str, *, lock: bool = True) -> Iterator[None]:
-    """Hold the lock of ``folder``; the operating system lifts it when the process ends, however it does.
+    """Hold the lock of ``folder``. The operating system lifts it when the process ends, even if it is killed.
 
-    places : folders that the holder writes to, in which the temporary files of a killed one are deleted
-    lock   : False for the other processes of a command of several, whose first one holds it
+    places  : folders that the holder writes to; the temporary files of a killed holder are deleted there
+    refusal : the message of InvalidInput where another process holds the lock
+    lock    : False in all but the first of the processes that one command starts
 
-    Raises InvalidInput where another process holds it, with the sentence ``refusal``, or nothing can be written.
+    Raises InvalidInput also where nothing can be written.
     """
     from filelock import FileLock, Timeout
 
@@ -223,7 +181,7 @@ def sole_writer(folder: Path, places: Iterable[Path], refusal: str, *, lock: boo
 
 @contextmanager
 def _owning(folder: Path) -> Iterator[None]:
-    """Have temporary files named as those of the folder's writer."""
+    """Name temporary files as those of the folder's writer."""
     before = _owner.set(hashlib.sha256(os.fsencode(os.path.realpath(folder))).hexdigest()[:12])
     try:
         yield
@@ -234,9 +192,9 @@ def _owning(folder: Path) -> Iterator[None]:
 def _sweep(places: Iterable[Path]) -> None:
     """Delete the temporary files and folders that a killed writer of the same owner left."""
     for place in places:
-        for left in place.glob(f".treeopt-{_owner.get()}-*.tmp"):
+        for file in place.glob(f".treeopt-{_owner.get()}-*.tmp"):
             with suppress(OSError):
-                _delete(left)
+                _delete(file)
 
 
 def _delete(path: Path) -> None:
@@ -247,13 +205,16 @@ def _delete(path: Path) -> None:
 
 
 @contextmanager
-def _named(path: Path, made: Path | None = None, *, does: str = "written") -> Iterator[None]:
-    """Turn the system's refusal into a sentence that names ``path``; errors that name another file stay."""
+def _named(path: Path, new: Path | None = None, *, does: str = "written") -> Iterator[None]:
+    """Turn an error of the system into a sentence that names ``path``. Errors that name another file stay.
+
+    new : its temporary name
+    """
     try:
         yield
     except OSError as error:
         files = {str(name) for name in (error.filename, error.filename2) if name is not None}
-        about = {str(path), *map(str, path.parents), str(made)}
+        about = {str(path), *map(str, path.parents), str(new)}
         if files and not files & about:
             raise
         raise InvalidInput(f"{path} cannot be {does}: {error.strerror or error}.") from None

@@ -11,7 +11,7 @@ from pathlib import Path
 from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.parameters import Count, Positive
-from treeopt.files.writing import check_no_input, replace_together, write_text
+from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
 from treeopt.pipeline.importing import check_nothing_lost, import_file
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
@@ -102,10 +102,8 @@ def tune(
 
 
 def _check_recordings(run: RunDirectory, overwrite: bool) -> None:
-    """Raise InvalidInput where the recordings would replace what is kept, or what is read."""
+    """Raise InvalidInput where the recordings would replace earlier ones."""
     recordings = [run.path / name for name in (SCRAPES, BEFORE, AFTER)]
-    for file in recordings:
-        check_no_input(file)
     if not overwrite:
         check_nothing_lost(run, "what a server counted replaces", *recordings)
 
