@@ -133,8 +133,8 @@ def main() -> None:
     limits = Limits(256)
     ms = milliseconds(lambda: grow(large, limits), 1)
     print(f"trees to 256 rows, 10^6 states: {ms / 1e3:.1f} s")
-    family = grow(large, limits).family(256)
-    ms = milliseconds(lambda: replay_trees(large, family.paths, family.sizes), 1)
+    grown = grow(large, limits)
+    ms = milliseconds(lambda: replay_trees(large, grown.paths, grown.sizes), 1)
     print(f"replay of all 256 sizes, 10^6 states: {ms / 1e3:.1f} s")
     dynamic(with_pools(large))
 

@@ -1,13 +1,12 @@
 """Trees: canonical order, masks, round trips, and what is refused."""
 
-import networkx
 import numpy as np
 import pytest
 from hypothesis import given
 
 from treeopt.errors import InvalidInput
 from treeopt.trees.published import published_tree
-from treeopt.trees.tree import Tree, TreeFamily
+from treeopt.trees.tree import GrownTrees, Tree
 
 from .conftest import trees
 
@@ -20,10 +19,9 @@ def test_choices_round_trip(tree):
 
 @given(trees())
 def test_the_mask_is_reflexive_ancestry(tree):
-    graph = tree.to_networkx()
-    assert networkx.is_arborescence(graph)
-    for node in graph:
-        assert set(np.flatnonzero(tree.mask[node])) == networkx.ancestors(graph, node) | {node}
+    for i, node in enumerate(tree.paths):
+        seen = [tree.paths[j] for j in np.flatnonzero(tree.mask[i])]
+        assert sorted(seen) == [node[:depth] for depth in range(len(node) + 1)]
 
 
 @given(trees())
@@ -65,10 +63,9 @@ def test_cut_keeps_parents():
     assert len(tree) == 1 + 38 - 2  # of the 38 nodes with ranks up to 4, two are four deep
 
 
-def test_a_family_refuses_sizes_it_does_not_have():
-    family = TreeFamily(((), (0,)), np.array([1.0, 0.5]))
+def test_grown_trees_have_no_other_sizes():
     with pytest.raises(InvalidInput, match="1 to 2"):
-        family.tree(3)
+        GrownTrees.nested(((), (0,)), np.array([1.0, 0.5])).tree(3)
 
 
 @given(trees(depth=3, ranks=3))

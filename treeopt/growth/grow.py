@@ -64,7 +64,7 @@ def best_first(
     return taken
 
 
-def grow_products(accept: NDArray[np.float64], limits: Limits) -> TreeFamily:
+def grow_products(accept: NDArray[np.float64], limits: Limits) -> GrownTrees:
     """The trees with the most expected tokens per step if heads erred independently, by (K, R) marginals.
 
     Products never rise along a path, so the trees of all sizes are optimal where accuracies fall with rank.
@@ -79,7 +79,7 @@ def grow_products(accept: NDArray[np.float64], limits: Limits) -> TreeFamily:
         return [(value[0] * share, 0.0) for share in row]
 
     paths, values = zip(*best_first(children, (1.0, 0.0), limits.budget), strict=True)
-    return TreeFamily(paths, np.array(values))
+    return GrownTrees.nested(paths, np.array(values))
 
 
 def most_frequent(paths: Paths, counts: IntArray, accept: NDArray[np.float64], limits: Limits) -> tuple[Choice, ...]:

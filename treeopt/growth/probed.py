@@ -24,7 +24,7 @@ from treeopt.growth.grow import grow_products
 from treeopt.records.calibration import Calibration
 from treeopt.records.probe import Probe
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import BoolArray, Choice, IntArray, Tree, TreeFamily
+from treeopt.trees.tree import BoolArray, Choice, GrownTrees, IntArray, Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ def probe_tree(calibration: Calibration, *, size: int, policy: Tree | None = Non
     return Tree.from_choices(nodes - {()})
 
 
-def grow_coverage(probe: Probe, limits: Limits) -> TreeFamily:
+def grow_coverage(probe: Probe, limits: Limits) -> GrownTrees:
     """Nested trees within the probe tree, grown by `coverage` with look-ahead.
 
     The path that gains most per node and still fits comes next, with the siblings of lower rank that it needs. If no path
@@ -156,7 +156,7 @@ def grow_coverage(probe: Probe, limits: Limits) -> TreeFamily:
     while len(growth.nodes) < limits.budget and growth.grow(limits.budget - len(growth.nodes)):
         pass
     paths = tuple(probe.tree.paths[node] for node in growth.nodes)
-    return TreeFamily(paths, np.array(growth.gains) / len(probe.accepted))
+    return GrownTrees.nested(paths, np.array(growth.gains) / len(probe.accepted))
 
 
 class _Growth:

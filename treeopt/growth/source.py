@@ -236,15 +236,15 @@ class ProbeSource(AnswersSource):
         return len(self.record.accepted), "probed step"
 
     def grow(self, limits: Limits) -> GrownTrees:
-        return GrownTrees.nested(grow_coverage(self.record, limits))
+        return grow_coverage(self.record, limits)
 
     def crossfit(self, limits: Limits) -> HeldOut:
         splits, whole, by_fold = list(folds(self.record)), self.grow(limits), []
         tokens = np.zeros((len(whole), self.record.num_sequences), dtype=np.int64)
         for train, test in splits:
-            family = grow_coverage(self.record.select(train), limits)
-            tokens[:, test] = probed.tokens_of_trees(self.record.select(test), family.paths, whole.sizes)
-            by_fold.append((test, GrownTrees.nested(family)))
+            grown = grow_coverage(self.record.select(train), limits)
+            tokens[:, test] = probed.tokens_of_trees(self.record.select(test), grown.paths, whole.sizes)
+            by_fold.append((test, grown))
         return HeldOut(whole, self._rates(tokens), by_fold)
 
     def _rates(self, tokens: IntArray) -> list[Rates]:
@@ -299,11 +299,12 @@ class CalibrationSource(Source):
         return self.record
 
     def grow(self, limits: Limits) -> GrownTrees:
-        return GrownTrees.nested(grow_products(self.record.accept, limits))
+        return grow_products(self.record.accept, limits)
 
     def crossfit(self, limits: Limits) -> HeldOut:
-        family = grow_products(self.record.accept, limits)
-        return HeldOut(GrownTrees.nested(family), [Rates(expected=rate) for rate in family.gains.cumsum().tolist()])
+        grown = self.grow(limits)
+        rates = grown.families[-1].gains.cumsum()
+        return HeldOut(grown, [Rates(expected=rate) for rate in rates.tolist()])
 
     def knows(self, draft: Draft) -> bool:
         return isinstance(draft, Tree) and draft.depth <= self.num_heads and draft.max_rank < self.num_ranks

@@ -145,7 +145,7 @@ def _growth_order(best: Candidate | None) -> tuple[list[tuple[Choice, float]], T
         return [], Tree.chain(0), 1
     family = best.held_out.grown.family(best.size)
     order = list(zip(family.paths[1:], family.gains[1:].tolist(), strict=True))
-    return order, family.tree(best.size), len(family)
+    return order, best.held_out.grown.tree(best.size), len(best.held_out.grown)
 
 
 def _curve(table: Table) -> list[Figure]:

@@ -1,4 +1,4 @@
-"""Which drafts a method of a serving engine decodes, and what of a draft is beyond it: the kind of a draft is asked for here."""
+"""Which drafts a method of a serving engine decodes, and why it refuses others."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,7 +7,7 @@ from treeopt.trees.draft import MOST_LEVELS, CopiedText, DDTree, Draft, DynamicL
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
 
-TAKEN = {  # by shape
+SHAPE_WORDS = {  # by shape
     "sibling-closed": "trees whose siblings have ranks without a gap",
     "low-rank-expands": "trees in which the likeliest siblings have the children, without a gap",
     "chain": "chains",
@@ -16,14 +16,14 @@ TAKEN = {  # by shape
 
 @dataclass(frozen=True, kw_only=True)
 class EngineLimits:
-    """Limits of the drafts that a method decodes. A lone root means plain decoding, and every method takes it.
+    """Limits of the drafts that a method decodes. Every method takes a lone root, which is plain decoding.
 
-    shape         one of `SHAPES`, of fixed trees
-    max_rank, max_depth   None for no limit
-    dynamic       of dynamic trees, among which chains count; None where it takes none
-    fills_levels  dynamic trees that need a row for each level
-    marginals     most ranks of a depth of trees over marginals; 0 where it takes none
-    copies        whether it takes copied text, and nothing else
+    shape         shape of fixed trees, one of `SHAPES`
+    max_rank, max_depth   of fixed trees; None for no limit
+    dynamic       limits of dynamic trees and chains; None for a method without dynamic trees
+    fills_levels  the dynamic trees that need a row for each level
+    marginals     most ranks at a depth of trees over marginals; 0 for a method without them
+    copies        whether the method takes copied text, and nothing else
     """
 
     shape: Literal["any", "sibling-closed", "low-rank-expands", "chain"] = "chain"
@@ -36,18 +36,18 @@ class EngineLimits:
 
     @property
     def only_chains(self) -> bool:
-        """Whether it takes chains of a length, perhaps by batch size, as most engines do."""
+        """Whether the method takes chains and nothing else, as those of most engines do."""
         return self.shape == "chain" and self.dynamic is None and not self.copies
 
     @property
     def anew(self) -> DynamicLimits | None:
-        """Limits of drafts that are built anew at every step: dynamic trees, or trees over marginals; None where it takes none."""
+        """Limits of dynamic trees or trees over marginals; None for a method without either."""
         return DynamicLimits(levels=0, marginals=True, width=self.marginals) if self.marginals else self.dynamic
 
     def takes(self, draft: Draft, num_heads: int | None) -> bool:
-        """Whether it takes drafts of this kind; `fault` says what is beyond it.
+        """Whether the method takes drafts of this kind.
 
-        num_heads : guesses of the drafter's block, as deep as which a tree over marginals must be
+        num_heads : guesses of the drafter; a tree over marginals must be as deep
 
         >>> EngineLimits().takes(Tree.chain(3), 4), EngineLimits().takes(Tree.dense([2]), 4)
         (True, False)
@@ -68,7 +68,7 @@ class EngineLimits:
         return self.dynamic is not None and isinstance(draft, DynamicTree)
 
     def fault(self, draft: Draft) -> str | None:
-        """Why an engine would refuse a draft, or decode another one; None if it takes the draft.
+        """Why an engine would refuse a draft, or decode another one; None for a draft that it takes.
 
         >>> EngineLimits(max_depth=2).fault(Tree.chain(3))
         'takes drafts up to depth 2, but this one has 3'
@@ -77,9 +77,7 @@ class EngineLimits:
             return None
         if isinstance(draft, Tree) and not self.copies:
             if not SHAPES[self.shape](draft):
-                return (
-                    f"takes {TAKEN[self.shape]} only, but this tree of {len(draft)} rows, {draft.depth} deep, is none"
-                )
+                return f"takes {SHAPE_WORDS[self.shape]} only, but this tree of {len(draft)} rows, {draft.depth} deep, is none"
         elif not self.takes(draft, draft.depth):
             return f"does not take drafts such as {draft.name}"
         if self.dynamic is not None:
@@ -94,7 +92,7 @@ class EngineLimits:
         return None
 
     def _unbuilt(self, draft: Draft, limits: DynamicLimits) -> str | None:
-        """Why a dynamic tree, or a chain as one of topk 1, is beyond the limits of dynamic trees."""
+        """Why a draft is beyond the limits of dynamic trees. A chain is a dynamic tree of topk 1."""
         topk = draft.topk or 1
         most = limits.most_rows(draft.depth, topk)
         if draft.depth > limits.levels or draft.rows > most:

@@ -1,4 +1,4 @@
-"""Trees that others published, in the order of their lists; a word is a path of ranks, the root left out.
+"""Trees that others published, in the order of their lists. A word is a path of ranks, without the root.
 
 Sources: FasterDecoding/Medusa medusa/model/medusa_choices.py, commit e2a5d20 · SafeAILab/EAGLE eagle/model/choices.py, commit cb7e084
 
@@ -57,7 +57,7 @@ PUBLISHED_TREES: dict[str, list[Choice]] = {
 
 
 def published_tree(name: str = "mc_sim_7b_63") -> Tree:
-    """A published tree by its name; InvalidInput for a name that is none of `PUBLISHED_TREES`.
+    """A published tree by its name. Raises InvalidInput for a name that is not in `PUBLISHED_TREES`.
 
     >>> len(published_tree()), published_tree().widths()
     (64, [10, 28, 23, 2])

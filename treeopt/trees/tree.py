@@ -1,4 +1,4 @@
-"""Speculation trees, and the words that the whole project uses for them.
+"""Speculation trees, and the terms for them.
 
 target   the base model that verifies
 drafter  whatever proposes; its head k (1...K) guesses the token at offset k + 1
@@ -22,15 +22,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
-
-if TYPE_CHECKING:
-    import networkx
 
 MOST_RANK = 2**15 - 1  # ranks are kept in 16 bits
 MOST_NODES, MOST_DEPTH = 2**12, 2**8  # of a tree, the root left out; chains of engines are far shorter
@@ -43,7 +40,7 @@ FIXED = "fixed"  # family of the trees whose nodes are the same at every step
 
 
 class Cost(NamedTuple):
-    """What the latency of a step depends on: drafts of one family, with as many rows and levels, cost the same."""
+    """What the latency of a step depends on. Drafts of one family, with equal rows and depths, cost the same."""
 
     family: str
     rows: int
@@ -84,12 +81,12 @@ class Tree:
         """
         paths = [_as_choice(choice) for choice in islice(choices, MOST_NODES + 1)]
         check_size(len(paths))
-        known = {(), *paths}
-        if len(known) <= len(paths):
-            twice = next(path for path, times in Counter(paths).items() if times > 1)
-            raise InvalidInput(f"Every choice may be listed once, but {quoted(twice)} comes twice.")
+        nodes = {(), *paths}
+        if len(nodes) <= len(paths):
+            path = next(path for path, times in Counter(paths).items() if times > 1)
+            raise InvalidInput(f"Every choice may be listed once, but {quoted(path)} comes twice.")
         for path in paths:
-            if path[:-1] not in known:
+            if path[:-1] not in nodes:
                 raise InvalidInput(
                     f"Every choice needs its parent in the list, but {quoted(path)} lacks {quoted(path[:-1])}."
                 )
@@ -120,26 +117,6 @@ class Tree:
             level = [(*path, rank) for path in level for rank in range(width)]
             choices += level
         return cls.from_choices(choices)
-
-    def _repr_svg_(self) -> str:
-        """The tree as a picture in a notebook: the root on top, in every other node its rank."""
-        across: dict[Choice, float] = {}
-        for path in sorted(self.paths, key=lambda path: [*path, MOST_RANK + 1]):  # children before their parent
-            below = [at for child, at in across.items() if child and child[:-1] == path]
-            across[path] = sum(below) / len(below) if below else max(across.values(), default=-1) + 1
-        at = {path: (24 * x + 16, 40 * len(path) + 16) for path, x in across.items()}
-        lines = [
-            '<line x1="{}" y1="{}" x2="{}" y2="{}" stroke="#888"/>'.format(*at[path[:-1]], *at[path])
-            for path in self.paths[1:]
-        ]
-        nodes = [
-            f'<circle cx="{x}" cy="{y}" r="10" fill="#9cf"/><text x="{x}" y="{y + 4}" font-size="11" text-anchor="middle">'
-            f"{path[-1] if path else ''}</text>"
-            for path, (x, y) in at.items()
-        ]
-        width, height = (max(ends) + 16 for ends in zip(*at.values(), strict=True))
-        size = f'width="{width}" height="{height}"'
-        return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join([*lines, *nodes])}</svg>'
 
     def __len__(self) -> int:
         """Rows verified per sequence and step, root included."""
@@ -217,7 +194,7 @@ class Tree:
 
     @cached_property
     def max_rank(self) -> int:
-        """Largest rank of a node: one less than the candidates that the tree needs of a head; -1 for a lone root.
+        """Largest rank of a node, -1 for a lone root. The tree needs one candidate more of a head.
 
         >>> Tree.from_choices([[0], [4]]).max_rank
         4
@@ -257,80 +234,36 @@ class Tree:
         top = self.max_rank if max_rank is None else max_rank
         return Tree.from_choices(p for p in self.paths[1:] if len(p) <= max_depth and max(p) <= top)
 
-    def to_networkx(self) -> networkx.DiGraph[int]:
-        """A directed graph root to leaves, with ``path``, ``rank`` and ``depth`` on each node."""
-        import networkx
 
-        graph: networkx.DiGraph[int] = networkx.DiGraph()
-        for i, (path, rank) in enumerate(zip(self.paths, self.ranks.tolist(), strict=True)):
-            graph.add_node(i, path=path, rank=rank, depth=len(path))
-        graph.add_edges_from((parent, i) for i, parent in enumerate(self.parents.tolist()) if i)
-        return graph
-
-
-@dataclass(frozen=True, eq=False)
-class TreeFamily:
-    """The trees of sizes 1...N, nested: nodes in the order in which they were added.
+class TreeFamily(NamedTuple):
+    """Nodes in the order in which they were added: the first n are the tree of size n.
 
     paths : N paths, each after its parent; paths[0] = ()
     gains : (N,) tokens per step that each node adds, by the objective's own count; gains[0] = 1
-
-    >>> family = TreeFamily(((), (0,), (1,)), np.array([1.0, 0.5, 0.2]))
-    >>> family.tree(2).choices, round(family.tokens_per_step(3), 3)
-    ([[0]], 1.7)
     """
 
     paths: tuple[Choice, ...]
     gains: NDArray[np.float64]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "gains", read_only(self.gains, np.float64))
-
-    def __len__(self) -> int:
-        """Size of the largest tree."""
-        return len(self.paths)
-
-    @property
-    def sizes(self) -> IntArray:
-        """(N,) sizes of the trees."""
-        return np.arange(1, len(self) + 1)
-
-    def tree(self, size: int) -> Tree:
-        """The tree of ``size`` nodes; InvalidInput where there is none of this size."""
-        if not 1 <= size <= len(self):
-            raise InvalidInput(f"The family has trees of 1 to {len(self)} nodes, but {size} was asked.")
-        return self.largest(size)
-
-    def largest(self, size: int) -> Tree:
-        """The largest tree of at most ``size`` nodes."""
-        return Tree.from_choices(self.paths[1:size])
-
-    def tokens_per_step(self, size: int) -> float:
-        """The objective's own (in-sample) expectation for the largest tree of at most ``size`` nodes."""
-        return float(self.gains[:size].sum())
-
-    def depths(self) -> IntArray:
-        """(N,) the depth of each tree."""
-        return np.maximum.accumulate([len(path) for path in self.paths])
 
 
 @dataclass(frozen=True, eq=False)
 class GrownTrees:
     """The best trees of sizes 1...N, each of one of a few nested families.
 
-    families : N, the family that the tree of each size is of
+    families : N, the family of the tree of each size
 
-    >>> small, large = (TreeFamily(((), (0,), path), np.ones(3)) for path in ((1,), (0, 0)))
+    >>> small, large = (TreeFamily(((), (0,), path), np.array([1.0, 0.5, 0.2])) for path in ((1,), (0, 0)))
     >>> grown = GrownTrees((small, small, large))
-    >>> grown.tree(3).choices, grown.depths().tolist()
-    ([[0], [0, 0]], [0, 1, 2])
+    >>> grown.tree(3).choices, grown.depths().tolist(), round(grown.tokens_per_step(3), 3)
+    ([[0], [0, 0]], [0, 1, 2], 1.7)
     """
 
     families: tuple[TreeFamily, ...]
 
     @classmethod
-    def nested(cls, family: TreeFamily) -> GrownTrees:
-        return cls((family,) * len(family))
+    def nested(cls, paths: tuple[Choice, ...], gains: NDArray[np.float64]) -> GrownTrees:
+        """The trees of one family."""
+        return cls((TreeFamily(paths, gains),) * len(paths))
 
     def __len__(self) -> int:
         """Size of the largest tree."""
@@ -341,34 +274,45 @@ class GrownTrees:
         """(N,) sizes of the trees."""
         return np.arange(1, len(self) + 1)
 
+    @property
+    def paths(self) -> tuple[Choice, ...]:
+        """The nodes of the largest tree, in the order in which they were added."""
+        return self.families[-1].paths
+
     def family(self, size: int) -> TreeFamily:
-        """The family of the tree of ``size`` nodes, or of the largest tree where that is smaller."""
-        return self.families[min(size, len(self)) - 1]
+        """The family of the tree of ``size`` nodes. Raises InvalidInput for a size that there is not."""
+        if not 1 <= size <= len(self):
+            raise InvalidInput(f"There are trees of 1 to {len(self)} nodes, but {size} was asked.")
+        return self.families[size - 1]
 
     def tree(self, size: int) -> Tree:
-        """The tree of ``size`` nodes; InvalidInput where there is none of this size."""
-        return self.family(size).tree(size)
+        """The tree of ``size`` nodes. Raises InvalidInput for a size that there is not."""
+        return Tree.from_choices(self.family(size).paths[1:size])
 
     def largest(self, size: int) -> Tree:
         """The largest tree of at most ``size`` nodes."""
         return self.tree(min(size, len(self)))
 
+    def tokens_per_step(self, size: int) -> float:
+        """The objective's own (in-sample) expectation for the tree of ``size`` nodes."""
+        return float(self.family(size).gains[:size].sum())
+
     def depths(self) -> IntArray:
         """(N,) the depth of each tree."""
-        depths = {id(family): family.depths() for family in self.families}
+        depths = {id(f): np.maximum.accumulate([len(path) for path in f.paths]) for f in self.families}
         return np.array([depths[id(family)][i] for i, family in enumerate(self.families)])
 
 
 def read_only(array: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    """``array`` with the given type, read-only: a copy, but of what is read-only itself."""
-    kept = isinstance(array, np.ndarray) and array.dtype == dtype and not array.flags.writeable
-    result: NDArray[Any] = array if kept else np.array(array, dtype=dtype)
+    """A read-only copy of an array, of the given type. An array that is so already is returned itself."""
+    is_so = isinstance(array, np.ndarray) and array.dtype == dtype and not array.flags.writeable
+    result: NDArray[Any] = array if is_so else np.array(array, dtype=dtype)
     result.setflags(write=False)
     return result
 
 
 def check_size(num_choices: int, depth: int = 0) -> None:
-    """InvalidInput where a tree would have more nodes, or be deeper, than any that is drafted."""
+    """Raise InvalidInput for a tree that has too many nodes or is too deep."""
     if num_choices > MOST_NODES or depth > MOST_DEPTH:
         raise InvalidInput(f"A tree may have {MOST_NODES:,} nodes and be {MOST_DEPTH} deep, but this one is larger.")
 

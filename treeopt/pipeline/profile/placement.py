@@ -100,7 +100,7 @@ def tree_families(
     known, max_rank = source.num_heads if source else len(TYPICAL_ACCEPT), min(MAX_RANK, ranks - 1)
     limits = [Limits(budget, depth, max_rank) for depth in range(1, min(num_heads, known) + 1)]
     if source is None:
-        return tuple(GrownTrees.nested(grow_products(TYPICAL_ACCEPT, limit)) for limit in limits)
+        return tuple(grow_products(TYPICAL_ACCEPT, limit) for limit in limits)
     return tuple(source.grow(limit) for limit in limits)
 
 
