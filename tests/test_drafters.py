@@ -204,7 +204,7 @@ def test_every_function_that_a_row_names_is_there_and_names_are_not_shared():
             assert not getattr(row, part) or callable(part_of(kind, part))
         assert bool(row.recognises) == bool(row.writes) == bool(row.layouts)
         assert bool(row.begins) == bool(row.recipes)
-        assert bool(row.opens) == bool(row.asked)
+        assert bool(row.opens) == bool(row.argument)
         assert row.about
     for shared in ("layouts", "recipes"):
         names = [name for row in DRAFTERS.values() for name in getattr(row, shared)]

@@ -48,7 +48,7 @@ def folder(tmp_path_factory) -> Path:
     blocks, hashes, _ = calibration(0, 2)
     for i in range(2):
         (place / f"part-{i}").mkdir()
-        shard(blocks, hashes, [i]).save(place / f"part-{i}" / "trace.npz")
+        shard(blocks, hashes, f"{i + 1}/2").save(place / f"part-{i}" / "trace.npz")
     run(place, "search", "--calibration", SHIPPED, "--budget", "8")
     return place
 

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.errors import InvalidInput
-from treeopt.files.storage import schema
 from treeopt.records.bootstrap import conversation_draws, drawn_rates
 from treeopt.records.calibration import Calibration
-from treeopt.records.profile import LatencyProfile
 from treeopt.records.trace import NO_TRIAL, End, Meta, RankTrace
 from treeopt.runtime.stop import LOOP_PERIOD, LOOP_REPEATS, SequenceEnd, StopRule
 
@@ -77,7 +75,6 @@ def test_a_hand_written_trace_needs_ranks_and_starts_only(tmp_path):
         ({"ranks": [[0]], "starts": [1]}, "rise from 0"),
         ({"ranks": [[-3]], "starts": [0, 1]}, "least value -3"),
         ({"ranks": [[0.5]], "starts": [0, 1]}, "must be whole numbers"),
-        ({"ranks": [[-2]], "starts": [0, 1], "weight": [2.0]}, "calibrate on the traffic itself"),
         ({"ranks": np.array([{}], dtype=object), "starts": [0, 1]}, "without pickles"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": '{"schema": "treeopt.trace/9"}'}, "schema"),
         ({"ranks": [[0]], "starts": [0, 1], "meta": '{"a'}, "cut off"),
@@ -155,26 +152,3 @@ def test_bad_calibrations_are_refused_by_rule(tmp_path, change, message):
     path.write_text(json.dumps({**GOOD, **change}))
     with pytest.raises(InvalidInput, match=message):
         Calibration.load(path)
-
-
-def test_a_trace_with_confidences_of_an_older_version_is_read(tmp_path):
-    arrays = {"ranks": np.array([[0], [1], [-2]]), "starts": np.array([0, 3])}
-    meta = json.dumps({"schema": "treeopt.trace/1", "confidences": True})
-    np.savez(tmp_path / "trace.npz", **arrays, confidences=np.full((3, 1), 0.5, np.float32), meta=np.array(meta))
-    trace = RankTrace.load(tmp_path / "trace.npz")
-    assert trace.ranks.tolist() == arrays["ranks"].tolist()
-    trace.save(tmp_path / "again.npz")
-    assert "confidences" not in np.load(tmp_path / "again.npz").files
-
-
-def test_a_profile_leaves_out_the_confident_chains_of_an_older_version(tmp_path):
-    """Read as fixed chains they would spoil the latencies of these."""
-    step = {"batch_size": 1, "context_tokens": 9, "size": 4, "depth": 3, "step_ms": [3.0]}
-    document = {
-        "schema": schema("profile"),
-        "points": [step, {**step, "step_ms": [30.0], "confident": 3}, {**step, "size": 1, "depth": 0, "confident": 3}],
-        "autoregressive": [{"batch_size": 1, "context_tokens": 9, "step_ms": [2.0]}],
-    }
-    (tmp_path / "profile.json").write_text(json.dumps(document))
-    (point,) = LatencyProfile.load(tmp_path / "profile.json").points
-    assert (point.size, point.step_ms) == (4, (3.0,))

@@ -26,7 +26,7 @@ from treeopt.growth.source import source_of
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import Calibration
-from treeopt.records.merging import WHOLE, Shard, digest, join, shard_record
+from treeopt.records.merging import WHOLE, Shard, digest, join
 from treeopt.records.origins import Provenance, differing
 from treeopt.records.pools import USUAL, Counts
 from treeopt.records.probe import Probe
@@ -192,8 +192,7 @@ def collect(
     traces = [RankTrace.load(journal.block(number)) for number in sizes]
     said: dict[str, object] = {**meta, "skipped": [vars(skipped) for skipped in session.prompts.skipped]}
     if shard != WHOLE:
-        num_blocks = -(-len(conversations) // size)
-        said["shard"] = shard_record(all_prompts, size, num_blocks, dict(zip(numbered, traces, strict=True)))
+        said["shard"] = shard.record(all_prompts, size, traces)
     return join(traces, said)
 
 
@@ -269,7 +268,6 @@ def collect_probes(run: RunDirectory, session: Session, trace: RankTrace, *, bat
         journal = Journal(run.partial("probe") / f"round-{number}", key, ".npz")
         if not journal.is_finished(0):
             collect_round(session, trace, policy, batch_size, f"Probing, round {number}").save(journal.block(0))
-            journal.finish(0)
         found = Probe.load(journal.block(0))
     assert found is not None, "there is a round at least"
     return found

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from treeopt.files.places import distinct, folder_name
-from treeopt.records.inputs import inputs_of, of_all
+from treeopt.records.inputs import group_inputs, inputs_of
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
@@ -37,5 +37,5 @@ def plan_groups(
                 latencies.save(own.profile)
             file, plan = plan_part(own, part)
             files = inputs_of(file, *([own.profile] if latencies else []))
-            replace(plan, inputs={**of_all(inputs), **files}).save(own.plan)
+            replace(plan, inputs={**group_inputs(inputs), **files}).save(own.plan)
         note(f"The plan of the group {name} is in {own.path}.")

@@ -20,7 +20,6 @@ from treeopt.records.origins import Provenance
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report.terminal import note
-from treeopt.report.wording import ranges
 
 
 def import_file(
@@ -84,7 +83,7 @@ def merge_runs(run: RunDirectory, others: Sequence[Path], *, overwrite: bool = F
     now = Provenance.here()
     calibration = summary(trace, replace(Provenance.of(trace.meta), command=now.command, time=now.time))
     run.replace_accuracies(calibration, trace)
-    note(*_told(trace))
+    note(f"Merged {trace.num_conversations:,} conversations, {int(trace.has_step.sum()):,} states.")
     return calibration
 
 
@@ -100,18 +99,6 @@ def _is_same(one: RankTrace, other: RankTrace) -> bool:
     """Whether a trace is that of the same answers, as a merge leaves it that is killed before the calibration is written."""
     hashes = [trace.meta.get("prompt_sha256") for trace in (one, other)]
     return hashes[0] == hashes[1] and np.array_equal(one.ranks, other.ranks)
-
-
-def _told(trace: RankTrace) -> list[str]:
-    told = [f"Merged {trace.num_conversations:,} conversations, {int(trace.has_step.sum()):,} states."]
-    if shard := trace.meta.get("shard"):
-        here = {part["key"] for part in shard["blocks"]}
-        missing = [place + 1 for place in range(shard["num_blocks"]) if place not in here]
-        told.append(
-            f"{len(missing)} of {shard['num_blocks']} blocks of prompts are missing: {ranges(missing)}. "
-            "Merge the shards that have them too."
-        )
-    return told
 
 
 def check_nothing_lost(run: RunDirectory, what: str, *recordings: Path) -> None:

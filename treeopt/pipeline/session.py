@@ -78,7 +78,7 @@ def located_source(source: Mapping[str, Any], model: str = demo.NAME) -> dict[st
 
     model : the target where the options do not name one
     """
-    asked = {kind.asked for kind in DRAFTERS.values() if kind.asked}
+    asked = {kind.argument for kind in DRAFTERS.values() if kind.argument}
     reserved = {None, demo.NAME, *asked, *demo.DRAFTERS.get(source.get("model", model), ())}
     paths = [name for name in ("model", "drafter", "prompts") if source.get(name) not in reserved]
     return {**source, **{name: located(source[name]) for name in paths}}

@@ -1,1 +1,1 @@
-"""What is kept: one type, one file."""
+"""Records: the types of results, and their files."""

@@ -20,7 +20,7 @@ from treeopt.records.bootstrap import SEED, conversation_draws, interval95, stde
 from treeopt.records.contender import Block, Contender, Quality
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
-from treeopt.records.origins import Kept, Provenance, RuleRecord, Runtime, SkippedRow
+from treeopt.records.origins import JsonRecord, Provenance, RuleRecord, Runtime, SkippedRow
 
 FEWEST_BLOCKS = 5  # below it no interval is given
 FEWEST_LAUNCHES = 3  # below it no interval is given
@@ -31,7 +31,7 @@ ERROR = 0.001  # of an interval at a look
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Benchmark(Kept):
+class Benchmark(JsonRecord):
     """All contenders of one run; they decoded the same prompts, interleaved.
 
     prompts    : "held out"; older files may have "trace", for those of the calibration

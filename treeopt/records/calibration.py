@@ -1,4 +1,4 @@
-"""How often each head had the true token at each rank."""
+"""The calibration: how often each head had the true token at each rank."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Count, NotNegative, Positive, Share
 from treeopt.records.figure import Rate
-from treeopt.records.origins import Kept, Origins, Provenance
+from treeopt.records.origins import JsonRecord, Origins, Provenance
 from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import IntArray, read_only
 
-ENGINE_LOG = "engine log"  # the source that calibrations of engines' counters name
+ENGINE_LOG = "engine log"  # the source of a calibration by an engine's counters
 
 
 class Counted(TypedDict, total=False):
@@ -37,7 +37,7 @@ class GroupCounts(Counted, total=False):
 
 
 class CalibrationFile(Counted, Origins, total=False):
-    """Types of what a file says."""
+    """Types of the keys of a file."""
 
     survival: list[Share] | None
     survival_stderr: list[NotNegative] | None
@@ -51,11 +51,11 @@ class CalibrationFile(Counted, Origins, total=False):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Calibration(Kept):
+class Calibration(JsonRecord):
     """Marginal counts of a drafter on a data set: ``calibration.json``.
 
     hits   : (K, top_k) int  states at which head k had the true token at rank i
-    trials : (K,)       int  states at which head k had something to guess; 0 of an engine's drafts that never came so far
+    trials : (K,)       int  states at which head k had something to guess; 0 where an engine's drafts were never so long
     accept : (K, top_k)      hits / trials, the marginal accuracies a_k^(i) of Medusa, section 2.3.3; 0 without a trial
 
     >>> calibration = Calibration(np.array([[60, 20], [40, 10]]), np.array([100, 100]))
@@ -105,27 +105,27 @@ class Calibration(Kept):
     @property
     def stderr(self) -> NDArray[np.float64]:
         """(K, top_k) standard errors of `accept`: over conversations where the file has them, else binomial."""
-        if told := self.meta.get("accept_stderr"):
-            return np.asarray(told, dtype=np.float64)
-        errors: NDArray[np.float64] = np.sqrt(self.accept * (1 - self.accept) / np.maximum(self.trials, 1)[:, None])
-        return errors
+        if errors := self.meta.get("accept_stderr"):
+            return np.asarray(errors, dtype=np.float64)
+        variance: NDArray[np.float64] = self.accept * (1 - self.accept) / np.maximum(self.trials, 1)[:, None]
+        return np.sqrt(variance)
 
     @property
     def independent(self) -> NDArray[np.float64]:
-        """(K,) share of the trials that would have the error of each head's first rank, if they were independent."""
+        """(K,) effective sample size of each head's first rank, as a share of its trials; 1 if they are independent."""
         first, error = self.accept[:, 0], self.stderr[:, 0]
         variance = first * (1 - first) / np.maximum(self.trials, 1)
         return np.asarray(np.where(error > 0, np.minimum(variance / np.maximum(error, 1e-12) ** 2, 1.0), 1.0))
 
     @property
     def survival(self) -> NDArray[np.float64]:
-        """(K,) share of chains that are right up to each depth; as if heads were independent where the file does not say."""
-        told = self.meta.get("survival") or np.cumprod(self.accept[:, 0])
-        return np.minimum.accumulate(np.asarray(told, dtype=np.float64))[: self.num_heads]
+        """(K,) share of chains that are right up to each depth; the product of accuracies where the file has none."""
+        survival = self.meta.get("survival") or np.cumprod(self.accept[:, 0])
+        return np.minimum.accumulate(np.asarray(survival, dtype=np.float64))[: self.num_heads]
 
     @classmethod
     def from_trace(cls, trace: RankTrace, provenance: Provenance | None = None) -> Calibration:
-        """Count hits and trials over all states at which a step can be taken, and for each group."""
+        """Count hits and trials over all states with a step, and for each group."""
         ranks = trace.ranks[trace.has_step]
         hits, trials = count_hits(ranks, trace.top_k)
         if trials.min() < 1:
@@ -160,13 +160,11 @@ class Calibration(Kept):
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
-        rest = storage.read_json(path, "calibration")
-        storage.typed(CalibrationFile, rest, path)
-        hits, trials = rest.pop("hits"), rest.pop("trials")
-        rest.pop("prefix_counts", None)  # of older files
-        meta = {key: value for key, value in rest.items() if key not in ("schema", "shown")}
+        document = storage.read_json(path, "calibration")
+        storage.typed(CalibrationFile, document, path)
+        meta = {key: value for key, value in document.items() if key not in ("schema", "shown", "hits", "trials")}
         try:
-            return cls(np.array(hits), np.array(trials), meta)
+            return cls(np.array(document["hits"]), np.array(document["trials"]), meta)
         except ValueError as error:
             raise InvalidInput(f"{path} is not a calibration: {error}") from None
 
@@ -183,20 +181,21 @@ def count_hits(ranks: NDArray[np.int16], top_k: int) -> tuple[IntArray, IntArray
 
 
 def group_counts(trace: RankTrace) -> Mapping[str, Mapping[str, object]]:
-    found, group = {}, np.repeat(np.asarray(trace.group), trace.lengths)
+    """The counts of each group, by its name."""
+    counts, group = {}, np.repeat(np.asarray(trace.group), trace.lengths)
     for g in np.unique(group).tolist():
-        states = trace.ranks[trace.has_step & (group == g)]
-        counts = {"sequences": int((trace.group == g).sum()), "positions": len(states)}
-        found[trace.group_names[g]] = counts | dict(
-            zip(("hits", "trials"), count_hits(states, trace.top_k), strict=True)
-        )
-    return found
+        ranks = trace.ranks[trace.has_step & (group == g)]
+        hits, trials = count_hits(ranks, trace.top_k)
+        sequences = int((trace.group == g).sum())
+        counts[trace.group_names[g]] = {"sequences": sequences, "positions": len(ranks), "hits": hits, "trials": trials}
+    return counts
 
 
 def accept_stderr(trace: RankTrace) -> NDArray[np.float64]:
-    """(K, top_k) standard errors of the accuracies over conversations, whose states are alike.
+    """(K, top_k) standard errors of the accuracies over conversations.
 
-    The linearised error of a ratio of sums: of each conversation its hits less what its trials would have on average.
+    States of one conversation are alike, so they do not count as independent. The error is the linearised one of a ratio of
+    sums: it comes from the difference between the hits of a conversation and the average hits of as many trials.
 
     >>> ranks = np.array([[0], [0], [-2], [1], [1], [-2]], np.int16)  # one conversation is easy, the other hard
     >>> accept_stderr(RankTrace(ranks, np.array([0, 3, 6]), meta={"top_k": 2})).tolist()
@@ -204,11 +203,11 @@ def accept_stderr(trace: RankTrace) -> NDArray[np.float64]:
     """
     states, top, count = np.flatnonzero(trace.has_step), trace.top_k, trace.num_conversations
     conversation = np.repeat(trace.clusters, trace.lengths)[states]
-    found = np.empty((trace.num_heads, top))
+    errors = np.empty((trace.num_heads, top))
     for head, ranks in enumerate(trace.ranks[states].T):
         cells = conversation * (top + 2) + np.where((ranks < 0) | (ranks >= top), top + (ranks == NO_TRIAL), ranks)
-        each = np.bincount(cells, minlength=count * (top + 2)).reshape(count, -1)[:, : top + 1]
-        hits, trials = each[:, :top], each.sum(1)
-        left = hits - hits.sum(0) / max(trials.sum(), 1) * trials[:, None]
-        found[head] = np.sqrt(np.square(left).sum(0) * count / max(count - 1, 1)) / max(trials.sum(), 1)
-    return found
+        counts = np.bincount(cells, minlength=count * (top + 2)).reshape(count, -1)[:, : top + 1]  # (C, top_k + 1)
+        hits, trials = counts[:, :top], counts.sum(1)
+        difference = hits - hits.sum(0) / max(trials.sum(), 1) * trials[:, None]
+        errors[head] = np.sqrt(np.square(difference).sum(0) * count / max(count - 1, 1)) / max(trials.sum(), 1)
+    return errors

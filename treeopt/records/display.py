@@ -1,7 +1,7 @@
-"""How results show themselves in a notebook, and how they are drawn.
+"""Results show themselves in a notebook, and draw pictures of themselves.
 
-Records lie below the rooms that make tables, pictures and an engine's files, and import none of them. The package's
-front, `treeopt`, registers where they are; they are imported when something is shown.
+Records lie below the rooms that make tables, pictures and an engine's files, and import none of them. `treeopt` registers
+a viewer, the module that has them. It is imported when something is shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exported:
-    """Files that were written for an engine, notes on them, and the command that uses them."""
+    """The files of an export, notes on them, and the command that uses them."""
 
     files: tuple[Path, ...]
     notes: tuple[str, ...]
@@ -30,7 +30,10 @@ _viewers: list[Callable[[], Any]] = []
 
 
 def register(load: Callable[[], Any]) -> None:
-    """Say where the viewer is, a module with the functions that are called below; ``load`` imports it."""
+    """Register the viewer.
+
+    load : imports it
+    """
     _viewers[:] = [load]
 
 
@@ -39,22 +42,23 @@ def viewer() -> Any:
 
 
 def one_line(record: Any) -> str:
-    """A record by what is known of it: numbers and short texts as they are, of the rest how much there is.
+    """A record in one line: its numbers and short texts, and the sizes of its other fields.
 
     >>> from treeopt.trees.draft import DynamicTree
     >>> one_line(DynamicTree(3, 2, 8))
     'DynamicTree(levels=3, topk=2, rows=8)'
     """
-    said = []
-    for name in (field.name for field in fields(record)):
-        value, shape = getattr(record, name), getattr(getattr(record, name), "shape", None)
+    words = []
+    for field in fields(record):
+        value = getattr(record, field.name)
+        shape = getattr(value, "shape", None)
         if isinstance(value, int | float | str):
-            said.append(f"{name}={quoted(value, 40)}")
+            words.append(f"{field.name}={quoted(value, 40)}")
         elif isinstance(shape, tuple):
-            said.append(f"{name}: {'×'.join(map(str, shape))}")
+            words.append(f"{field.name}: {'×'.join(map(str, shape))}")
         elif value not in (None, {}, [], ()):
-            said.append(f"{name}: {len(value) if isinstance(value, Sized) else type(value).__name__}")
-    return f"{type(record).__name__}({', '.join(said)})"
+            words.append(f"{field.name}: {len(value) if isinstance(value, Sized) else type(value).__name__}")
+    return f"{type(record).__name__}({', '.join(words)})"
 
 
 class Displayed:
@@ -63,20 +67,20 @@ class Displayed:
     __repr__ = one_line
 
     def _repr_html_(self) -> str:
-        found: str = viewer().html(self)
-        return found
+        html: str = viewer().html(self)
+        return html
 
 
 class Drawn(Displayed):
-    """A result that there are pictures of."""
+    """A result that has pictures."""
 
     def plot(self, name: str, *others: Drawn, batch_size: int | None = None) -> Figure:
-        """The picture of that name (``treeopt list figures``) as a matplotlib figure.
+        """A picture by its name (``treeopt list figures``), as a matplotlib figure.
 
         others     : results that the picture needs too: ``plan.plot("tree", trace)``
-        batch_size : which one of a plan's trees; by default its first
+        batch_size : of the tree, where a plan has several; by default its first
 
-        Raises InvalidInput for a name that there is not, OutOfRange where a result is missing.
+        Raises InvalidInput for an unknown name, OutOfRange where a result is missing.
         """
         figure: Figure = viewer().figure((self, *others), name, batch_size)
         return figure

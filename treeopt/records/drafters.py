@@ -1,7 +1,7 @@
-"""The kinds of drafters: one row says all that treeopt does with a kind, and everything reads it here.
+"""The kinds of drafters, in one table: a row says all that treeopt knows of a kind.
 
-Functions are named as ``module:function`` below ``treeopt.runtime`` and are imported where they are used, so that the table
-itself needs neither torch nor transformers.
+Functions are named as ``module:function`` below ``treeopt.runtime``. They are imported where they are used, so that the table
+needs neither torch nor transformers.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ class Layout:
 
     about      : for `treeopt list layouts` and the documentation
     names_base : config.json names the base model
-    has_base   : the files hold the base's weights too; such a layout is read, not written
-    shares     : the heads guess with the base's lm_head, which the files do not hold
+    has_base   : the files hold the base's weights too; such a layout is read, but not written
+    shares     : the heads guess with the base's lm_head, which is not in the files
     """
 
     about: str
@@ -27,17 +27,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class RecipeDefaults:
-    """The usual training of one kind of `treeopt train`.
+    """Defaults of one kind of `treeopt train`.
 
-    layout      : in which the result is written
-    decay       : weight of head k's loss is decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head k is
-                  step k of the layer; in Hydra's code all are alike
+    layout      : of the files that are written
+    decay       : the loss of head k has the weight decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head
+                  k is step k of the layer; 1 in Hydra's code
     teacher     : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3)
     trains_base : the base learns too, through LoRA (Medusa-2)
-    every       : a step learns to guess from every so many states of a text, from others the next time: neighbours teach
-                  much the same, and each costs a block (DFlash)
-    muon        : the matrices learn by Muon, with which as many steps reach more than with AdamW (docs/log.md)
-    own_vocab   : it may know a part of the vocabulary (EAGLE-3)
+    every       : a training step uses one of so many states of a text, because neighbours teach much the same and each
+                  state costs a block (DFlash)
+    muon        : the matrices learn by Muon, which needs fewer steps than AdamW (docs/log.md)
+    own_vocab   : the drafter may know a part of the vocabulary only (EAGLE-3)
     """
 
     layout: str
@@ -53,24 +53,24 @@ class RecipeDefaults:
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """A kind of drafter; what is empty it does not have.
+    """A kind of drafter. An empty field is something that the kind does not have.
 
-    about       : for `treeopt list drafters`
-    asked       : how --drafter asks for one that has no files of its own
+    about       : text of `treeopt list drafters`
+    argument    : value of --drafter for a kind without files
     is_heads    : it has one head for every depth
-    by_level    : its guesses come level by level with probabilities, so that dynamic trees grow from it
-    opens       : function of (name, target, number of guesses) that opens what ``asked`` names: a `Drafter`
-    recognises  : function of `StoredTensors` that gives a `Checkpoint`, or None where the files are another's
-    writes      : function of (heads, layout, base, lm_head) that gives `Published` files
-    layouts     : of its checkpoints
-    begins      : function of (target, recipe, lm_head, texts, rms of hidden states) that gives heads to train
-    recipes     : by the name that `treeopt train --kind` takes
-    note        : what to know of counts of its drafts by an engine
-    ends_itself : it ends a draft where it is unsure or finds no more, so that its lengths are no choice of ours
+    by_level    : it guesses level by level, with probabilities, so dynamic trees can be built of its guesses
+    opens       : function of (name, target, number of guesses) that returns a `Drafter` for ``argument``
+    recognises  : function of `StoredTensors` that returns a `Checkpoint`, or None for files of another kind
+    writes      : function of (heads, layout, base, lm_head) that returns `Published` files
+    layouts     : its checkpoint layouts, by name
+    begins      : function of (target, recipe, lm_head, texts, rms of hidden states) that returns untrained heads
+    recipes     : its training, by the name that `treeopt train --kind` takes
+    note        : caveat on an engine's counts of its drafts
+    ends_itself : it ends a draft where it is unsure or finds no more, so the user does not choose the length
     """
 
     about: str = ""
-    asked: str = ""
+    argument: str = ""
     is_heads: bool = False
     by_level: bool = True
     opens: str = ""
@@ -166,14 +166,14 @@ DRAFTERS = {
                         note=ONE_PASS.format("PARD drafts all depths")),
     "mtp": DrafterKind(
         about="the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
-        asked="mtp", opens="drafters.mtp:load_mtp"),
+        argument="mtp", opens="drafters.mtp:load_mtp"),
     "ngram": DrafterKind(
         about="the tokens that followed the same last tokens earlier in the text; ngram:earliest as engines look up",
-        asked="ngram", by_level=False, opens="drafters.lookup:open_lookup", note=ENDS.format("n-gram look-up"), ends_itself=True),
+        argument="ngram", by_level=False, opens="drafters.lookup:open_lookup", note=ENDS.format("n-gram look-up"), ends_itself=True),
     "early-exit": DrafterKind(about="the target's own first layers, early-exit:LAYER",
-                              asked="early-exit:LAYER", opens="drafters.draft_model:open_exit"),
+                              argument="early-exit:LAYER", opens="drafters.draft_model:open_exit"),
 }  # fmt: skip
-# Kinds that only engines run, and treeopt plans for by their counts.
+# Kinds that only engines run. treeopt plans for them by the engines' counts.
 ELSEWHERE = {
     "redrafter": DrafterKind(),
     "suffix": DrafterKind(note=ENDS.format("suffix decoding"), ends_itself=True),
@@ -183,7 +183,7 @@ COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
 LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
 WRITTEN = tuple(name for name, layout in LAYOUTS.items() if not layout.has_base)
 RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}
-ASKED = ", ".join(kind.asked for kind in DRAFTERS.values() if kind.asked)  # as --drafter takes them
+ASKED = ", ".join(kind.argument for kind in DRAFTERS.values() if kind.argument)  # as --drafter takes them
 
 
 def kind_of_layout(layout: str) -> str:
@@ -196,7 +196,7 @@ def kind_of_layout(layout: str) -> str:
 
 
 def depth_noun(drafter: Mapping[str, Any] | None) -> str:
-    """A word for a guess's place in a draft: head, where the drafter has one for each depth, else depth.
+    """The word for a guess's place in a draft: "head" where the drafter has a head for each depth, else "depth".
 
     >>> depth_noun({"kind": "hydra"}), depth_noun({"kind": "ngram"}), depth_noun(None)
     ('head', 'depth', 'depth')

@@ -1,18 +1,17 @@
-"""Which accuracies (a trace, a probe or a calibration) and which latencies (a profile) a command uses, and whether a result
-was made from others than are there now.
+"""Which files a command uses, and whether a result was made from other files than are there now.
 
-A name or path that was given comes first; without one they are the run's own. Results carry the ``inputs`` that they were
-made from: name to sha256 of each file.
+Accuracies are a trace, a probe or a calibration; latencies are a profile. A path or a name that is passed comes first;
+without one the run's own files are used. Results carry the ``inputs`` that they were made from: name to sha256 of each file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.files import places, storage
+from treeopt.files import npz, places, storage
 from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.bootstrap import SEED
@@ -20,9 +19,9 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.origins import Provenance, elsewhere
 from treeopt.records.plan import Plan, Sample
 from treeopt.records.pools import NO_PLACE
-from treeopt.records.probe import Probe, is_probe
+from treeopt.records.probe import Probe
 from treeopt.records.profile import LatencyProfile
-from treeopt.records.requestlog import RequestLog, is_log
+from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -30,11 +29,12 @@ from treeopt.records.trace import RankTrace
 Accuracies = RankTrace | Probe | Calibration
 Result = Accuracies | RequestLog | LatencyProfile | Plan | Benchmark
 JSON: tuple[type[Calibration | LatencyProfile | Plan | Benchmark], ...] = (Calibration, LatencyProfile, Plan, Benchmark)
+ARCHIVES: tuple[type[RankTrace | Probe | RequestLog], ...] = (RankTrace, Probe, RequestLog)  # by arrays that they need
 INPUTS = ("trace.npz", "probe.npz", "requests.npz", "calibration.json", "profile.json", "plan.json")  # of a run
 
 
 def load_result(path: str | Path) -> Result:
-    """What a file holds that a command wrote, or a shipped file of that name; InvalidInput where it is none.
+    """The result in a file that a command wrote, or in the shipped file of that name. Raises InvalidInput for another file.
 
     >>> load_result("vicuna-7b-medusa1").num_heads
     5
@@ -43,59 +43,60 @@ def load_result(path: str | Path) -> Result:
     if not file.exists():
         file = (places.shipped("calibration") | places.shipped("profiles")).get(str(path), file)
     if file.suffix == ".npz":
-        return Probe.load(file) if is_probe(file) else RequestLog.load(file) if is_log(file) else RankTrace.load(file)
+        names = npz.names(file)
+        return next((kind for kind in ARCHIVES if names.issuperset(kind.required)), RankTrace).load(file)
     document = storage.load_json(file)
-    found = document.get("schema") if isinstance(document, dict) else None
-    kinds = {storage.schema(record.file_kind): record for record in JSON}
-    if not isinstance(found, str) or found not in kinds:
+    schema = document.get("schema") if isinstance(document, dict) else None
+    kinds = {storage.schema(kind.file_kind): kind for kind in JSON}
+    if not isinstance(schema, str) or schema not in kinds:
         raise InvalidInput(
-            f'{file} must be a .npz file or have a "schema" of {", ".join(kinds)}, but it has {found!r}.'
+            f'{file} must be a .npz file or have a "schema" of {", ".join(kinds)}, but it has {schema!r}.'
         )
-    return kinds[found].load(file)
+    return kinds[schema].load(file)
 
 
-def read_accuracies(run: RunDirectory, given: str | None = None) -> tuple[Path, RankTrace | Calibration]:
-    """The file and the record of a path or a shipped name, or the run's trace, or else its calibration."""
-    if given is not None:
-        path = places.find_shipped("calibration", given)
-        if path.suffix != ".npz":
-            return path, Calibration.load(path)
-        if is_probe(path):
-            raise InvalidInput(
-                f"Accuracies come from a trace or a calibration, but {path} is a probe of typical acceptance. "
-                "Only treeopt search takes one."
-            )
-        return path, RankTrace.load(path)
-    if run.trace.exists():
-        return run.trace, run.read_trace()
-    if not run.calibration.exists():
+def read_planned(run: RunDirectory, source: str | None = None) -> tuple[Path, Accuracies]:
+    """The accuracies that trees are planned on: those of a path or shipped name, or the run's probe, trace or calibration."""
+    return _read(run, source, (run.probe, run.trace, run.calibration))
+
+
+def read_accuracies(run: RunDirectory, source: str | None = None) -> tuple[Path, RankTrace | Calibration]:
+    """The accuracies of a path or shipped name, or the run's trace, or else its calibration. Raises InvalidInput for a probe."""
+    path, record = _read(run, source, (run.trace, run.calibration))
+    if isinstance(record, Probe):
+        raise InvalidInput(f"{path} is a probe of typical acceptance, which only treeopt search takes: pass a trace.")
+    return path, record
+
+
+def find_accuracies(
+    run: RunDirectory, source: str | None = None, *, otherwise: str | None = None
+) -> tuple[Path, RankTrace | Calibration] | None:
+    """The accuracies of `read_accuracies`. A run without any has those of ``otherwise``, or None."""
+    if source is None and not run.trace.exists() and not run.calibration.exists():
+        source = otherwise
+        if source is None:
+            return None
+    return read_accuracies(run, source)
+
+
+def _read(run: RunDirectory, source: str | None, files: Iterable[Path]) -> tuple[Path, Accuracies]:
+    """The accuracies of a path or shipped name, or of the first of some files that is there."""
+    if source is not None:
+        files = [places.find_shipped("calibration", source)]
+    path = next((file for file in files if file.exists()), None)
+    if path is None:
         raise InvalidInput(
             f"{run.path} has no calibration yet. Make one with treeopt calibrate or treeopt import, or name a "
             "shipped one with `calibration` (treeopt list)."
         )
-    return run.calibration, run.read_calibration()
-
-
-def find_accuracies(
-    run: RunDirectory, given: str | None = None, *, otherwise: str | None = None
-) -> tuple[Path, RankTrace | Calibration] | None:
-    """The accuracies of `read_accuracies`; where nothing was given or calibrated the shipped calibration ``otherwise``, or None."""
-    own = run.trace.exists() or run.calibration.exists()
-    given = given if given is not None or own else otherwise
-    return read_accuracies(run, given) if own or given is not None else None
-
-
-def read_planned(run: RunDirectory, given: str | None = None) -> tuple[Path, Accuracies]:
-    """What trees are planned on: the run's probe where it has one, else as `read_accuracies` has it."""
-    if given is None and run.probe.exists():
-        return run.probe, run.read_probe()
-    if given is not None and given.endswith(".npz") and is_probe(given):
-        return Path(given), Probe.load(given)
-    return read_accuracies(run, given)
+    record = load_result(path)
+    if not isinstance(record, RankTrace | Probe | Calibration):
+        raise InvalidInput(f"Accuracies come from a trace, a probe or a calibration, but {path} is none of them.")
+    return path, record
 
 
 def is_ever_right(record: Accuracies) -> bool:
-    """Whether any guess of the drafter was right."""
+    """Whether the drafter ever guessed right."""
     if isinstance(record, Calibration):
         return bool(record.hits.any())
     if isinstance(record, Probe):
@@ -105,7 +106,10 @@ def is_ever_right(record: Accuracies) -> bool:
 
 
 def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, Sample | None]:
-    """So many conversations of a record, drawn at random, the same ones every time; all, and None, where it has no more."""
+    """A random sample of a record's conversations, always the same, and what it is.
+
+    Returns the whole record and None where it has no more conversations than that.
+    """
     if conversations is None:
         return record, None
     if isinstance(record, Calibration):
@@ -119,11 +123,11 @@ def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, 
 
 
 def find_latencies(
-    run: RunDirectory, given: str | None = None, *, own: bool = True
+    run: RunDirectory, source: str | None = None, *, own: bool = True
 ) -> tuple[Path, LatencyProfile] | None:
-    """The file and the profile of a path or a shipped name, or the run's ``own``; None where there is none."""
-    if given is not None:
-        path = places.find_shipped("profiles", given)
+    """The file and profile of a path or shipped name, or the run's; None where there is none, or ``own`` is False."""
+    if source is not None:
+        path = places.find_shipped("profiles", source)
         return path, LatencyProfile.load(path)
     return (run.profile, run.read_profile()) if own and run.profile.exists() else None
 
@@ -133,59 +137,63 @@ def inputs_of(*files: Path) -> dict[str, str]:
     return {file.name: sha256_of(file) for file in files}
 
 
-def of_all(inputs: Mapping[str, str]) -> dict[str, str]:
-    """The inputs of a plan for all groups, as a plan of one group says them."""
+def group_inputs(inputs: Mapping[str, str]) -> dict[str, str]:
+    """The inputs of a run's plan, as the plan of a group in groups/NAME records them."""
     return {f"../../{name}": sha256 for name, sha256 in inputs.items()}
 
 
 def changed(run: RunDirectory, inputs: Mapping[str, str], *, or_gone: bool = False) -> list[str]:
-    """Names of the run's files that are not what they were when a result was made from them: the result is stale.
+    """Names of the run's files that changed since a result was made from them: the result is stale.
 
     or_gone : whether a file that is missing has changed too
     """
-    found = [(name, run.path / name, sha256) for name, sha256 in inputs.items() if name in INPUTS]
-    return [name for name, file, sha256 in found if (sha256_of(file) != sha256 if file.is_file() else or_gone)]
+    names = []
+    for name, sha256 in inputs.items():
+        file = run.path / name
+        if name in INPUTS and (sha256_of(file) != sha256 if file.is_file() else or_gone):
+            names.append(name)
+    return names
 
 
 def made_from(run: RunDirectory, file: Path, inputs: Mapping[str, str] | None) -> list[str]:
-    """A sentence on each file of the run that a result in ``file`` was made from and that is another now, or gone."""
-    found = []
+    """A sentence on each file of the run that changed, or is gone, since the result in ``file`` was made from it."""
+    sentences = []
     for name in changed(run, inputs or {}, or_gone=True):
-        there = (run.path / name).is_file()
-        what = f"another {name} than the one here now" if there else f"{name}, which is not here any more"
-        found.append(f"{file.name} was made from {what}.")
-    return found
+        is_there = (run.path / name).is_file()
+        what = f"another {name} than the one here now" if is_there else f"{name}, which is not here any more"
+        sentences.append(f"{file.name} was made from {what}.")
+    return sentences
 
 
 def stale_plan(run: RunDirectory, plan: Plan) -> list[str]:
-    """Why the run's plan is stale, in sentences with the command that makes it again."""
+    """Sentences that say why the run's plan is stale, each with the command that makes it again."""
     again = run.command("search")
-    return [f"{said} Make it again with: {again}" for said in made_from(run, run.plan, plan.inputs)]
+    return [f"{sentence} Make it again with: {again}" for sentence in made_from(run, run.plan, plan.inputs)]
 
 
 def timed_elsewhere(run: RunDirectory, plan: Plan, bench: Benchmark) -> str:
-    """Where the plan's latencies were timed, "in vllm", if not where the benchmark was decoded; else empty."""
+    """Where the plan's latencies were timed, for example "in vllm"; empty where the benchmark was decoded there too."""
     profile = read_timed(run, plan.inputs)
     timed = Provenance.of({} if profile is None else profile.info)
     return elsewhere(plan.runtime or {}, timed, bench.provenance or Provenance())
 
 
 def read_timed(run: RunDirectory, inputs: Mapping[str, str]) -> LatencyProfile | None:
-    """The run's profile, where it is the one that a result with these inputs was made from."""
+    """The run's profile, if a result with these inputs was made from it."""
     name = run.profile.name
     return run.read_profile() if name in inputs and not changed(run, {name: inputs[name]}, or_gone=True) else None
 
 
 def read_grown_on(run: RunDirectory, inputs: Mapping[str, str]) -> Accuracies | None:
     """The accuracies among a plan's inputs, of the run or shipped; None where they have changed since."""
-    files = {file.name: file for file in places.shipped("calibration").values()}
-    files |= {file.name: file for file in (run.trace, run.probe, run.calibration)}
-    found = (files[name] for name in inputs if name in files and files[name].is_file())
-    return next((read_planned(run, str(file))[1] for file in found if sha256_of(file) == inputs[file.name]), None)
+    for file in (*places.shipped("calibration").values(), run.trace, run.probe, run.calibration):
+        if file.name in inputs and file.is_file() and sha256_of(file) == inputs[file.name]:
+            return read_planned(run, str(file))[1]
+    return None
 
 
 def not_a_check(where: str, engine: str = "") -> str:
-    """What a benchmark is worth where latencies were timed elsewhere, in a sentence."""
+    """The sentence that a benchmark does not check speedups whose latencies were timed elsewhere."""
     return (
         f"The plan's latencies and speedups are of steps timed {where}, but the benchmark was decoded by "
         f"{engine or 'treeopt'} here: its speedups do not check the predicted ones. Its tokens per step do."
@@ -193,14 +201,15 @@ def not_a_check(where: str, engine: str = "") -> str:
 
 
 def other_origins(record: Accuracies, profile: LatencyProfile) -> list[tuple[str, str, str]]:
-    """(what, of the accuracies, of the latencies) of each origin that differs in what a step costs, where both are known."""
-    ours, theirs = (Provenance.of(info) for info in (record.meta, profile.info))
-    drafters: list[Mapping[str, Any]] = [record.meta.get("drafter") or {}, theirs.drafter or {}]
-    found: list[tuple[str, Any, Any]] = [
-        (key, getattr(ours, key), getattr(theirs, key)) for key in ("model", "dtype", "device")
-    ]
-    if not same_drafter(*drafters, weights=False):
-        keys = ("id", "kind", "num_heads", "num_layers")
-        mine, other = (", ".join(f"{key} {one[key]}" for key in keys if one.get(key)) for one in drafters)
-        found.insert(0, ("drafter", mine, other))
-    return [(what, str(mine), str(other)) for what, mine, other in found if mine and other and mine != other]
+    """Origins that accuracies and latencies have, but not the same: (name, of the accuracies, of the latencies)."""
+    measured, timed = Provenance.of(record.meta), Provenance.of(profile.info)
+    drafter, timed_drafter = record.meta.get("drafter") or {}, timed.drafter or {}
+    origins: list[tuple[str, Any, Any]] = []
+    if not same_drafter(drafter, timed_drafter, weights=False):
+        origins.append(("drafter", _drafter_words(drafter), _drafter_words(timed_drafter)))
+    origins += [(key, getattr(measured, key), getattr(timed, key)) for key in ("model", "dtype", "device")]
+    return [(name, str(ours), str(theirs)) for name, ours, theirs in origins if ours and theirs and ours != theirs]
+
+
+def _drafter_words(drafter: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {drafter[key]}" for key in ("id", "kind", "num_heads", "num_layers") if drafter.get(key))

@@ -1,10 +1,8 @@
 """Join the shards of one calibration.
 
-Shards are one calibration divided among processes that know nothing of each other: the prompts are cut into blocks, which
-are decoded by themselves as in a single process, and shard i of n measures the blocks i, i + n, i + 2n, ...
-
-Nothing is measured again. The blocks of which a trace was made stay known in its meta, so that shards join in any order,
-however many at a time: the blocks are taken out, put in the order of their places, and joined.
+Shards are one calibration divided among processes that know nothing of each other. The prompts are cut into blocks, which
+are decoded by themselves as in a single process, and shard i of n measures the blocks i, i + n, i + 2n, ... Nothing is
+measured again: the blocks are taken out of the shards' traces, put in their order, and joined.
 """
 
 from __future__ import annotations
@@ -14,22 +12,21 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import pairwise
+from itertools import chain, pairwise, zip_longest
 from typing import Any
 
 import numpy as np
 
 from treeopt.errors import InvalidInput
-from treeopt.records.origins import Part, Provenance, ShardRecord, differing
+from treeopt.records.origins import Provenance, ShardRecord, differing
 from treeopt.records.trace import RankTrace
 
-OF_FILES = ("schema", "num_heads")  # keys that saving adds
-Named = tuple[str, RankTrace]  # under which name a trace was given
+Named = tuple[str, RankTrace]  # a trace and what sentences call it
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which of how many shards, counted from 1.
+    """One of several shards, counted from 1.
 
     >>> Shard.of("2/3").places(7)
     [1, 4]
@@ -41,10 +38,10 @@ class Shard:
     @classmethod
     def of(cls, text: str) -> Shard:
         """The shard that "i/n" means. Raises InvalidInput for anything else."""
-        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
-        if not found or not 1 <= int(found[1]) <= int(found[2]):
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
             raise InvalidInput(f"`shard` must be i/n with i from 1 to n, for example 2/8, but got {text!r}.")
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
         return f"{self.index}/{self.count}"
@@ -52,6 +49,17 @@ class Shard:
     def places(self, blocks: int) -> list[int]:
         """The places, from 0, of its blocks among all."""
         return list(range(self.index - 1, blocks, self.count))
+
+    def record(self, prompts: str, block_prompts: int, blocks: Sequence[RankTrace]) -> ShardRecord:
+        """The meta "shard" of a trace that joins its blocks."""
+        sequences = [block.num_sequences for block in blocks]
+        return {
+            "prompts": prompts,
+            "block_prompts": block_prompts,
+            "index": self.index,
+            "count": self.count,
+            "sequences": sequences,
+        }
 
 
 WHOLE = Shard()
@@ -61,22 +69,11 @@ def digest(hashes: Iterable[str]) -> str:
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A block with its own trace, and the name of the trace that it was taken out of."""
-
-    part: Part
-    trace: RankTrace
-    name: str
-
-
 def merge(traces: Sequence[Named]) -> RankTrace:
-    """The trace of all shards, by the names that sentences call them.
+    """The trace of a calibration, by its shards in any order.
 
-    Raises InvalidInput for traces that are no shards or do not belong together, and for blocks that are there twice.
+    Raises InvalidInput for traces that are no shards, that do not belong together, or are not all of them.
     """
-    if len(traces) < 2:
-        raise InvalidInput(f"Merging takes two runs at least, but got {len(traces)}.")
     for name, trace in traces:
         if trace.tokens is None or trace.group is None or trace.meta.get("prompt_sha256") is None:
             raise InvalidInput(f"Merging takes what treeopt calibrate measured, but {name} does not say which prompts.")
@@ -86,29 +83,30 @@ def merge(traces: Sequence[Named]) -> RankTrace:
                 "several files of prompts calibrate on all at once."
             )
         _check_alike(traces[0], (name, trace))
-    blocks = sorted((block for named in traces for block in _blocks(*named)), key=lambda block: block.part["key"])
-    for one, other in pairwise(blocks):
-        if one.part["key"] == other.part["key"]:
-            raise InvalidInput(
-                f"A prompt counts once, but block {1 + one.part['key']} is in {one.name} and in {other.name}: leave one out."
-            )
-    meta = reduce(_agreed, [{k: v for k, v in b.trace.meta.items() if k not in OF_FILES} for b in blocks])
-    meta["shard"] |= {"blocks": [block.part for block in blocks]}
-    if len(blocks) == meta["shard"]["num_blocks"]:
-        del meta["shard"]
-    skipped = [row for _, trace in traces for row in trace.meta.get("skipped") or []]
-    return join([block.trace for block in blocks], meta | {"skipped": skipped})
-
-
-def _check_alike(one: Named, other: Named) -> None:
-    """Raise InvalidInput, with both names, unless two traces are shards of one calibration."""
-    if said := differing(_measured(one[1]), _measured(other[1])):
+    shards = sorted(traces, key=lambda named: named[1].meta["shard"]["index"])
+    indices = [trace.meta["shard"]["index"] for _, trace in shards]
+    count = shards[0][1].meta["shard"]["count"]
+    if indices != list(range(1, count + 1)):
         raise InvalidInput(
-            f"Shards of one calibration are merged, but {one[0]} (there) and {other[0]} (here) differ in {', '.join(said)}."
+            f"Merging takes each of the {count} shards of a calibration once, but got {', '.join(map(str, indices))}."
+        )
+    columns = [_blocks(name, trace) for name, trace in shards]
+    blocks = [block for row in zip_longest(*columns) for block in row if block is not None]
+    meta = reduce(_agreed, [trace.meta for _, trace in shards])
+    skipped = chain(*(trace.meta.get("skipped") or [] for _, trace in shards))
+    return join(blocks, {key: meta[key] for key in meta if key not in ("shard", "num_heads")} | {"skipped": [*skipped]})
+
+
+def _check_alike(first: Named, other: Named) -> None:
+    """Raise InvalidInput, with both names, unless two traces are shards of one calibration."""
+    if differences := differing(_in_common(first[1]), _in_common(other[1])):
+        raise InvalidInput(
+            f"Shards of one calibration are merged, but {first[0]} (there) and {other[0]} (here) differ in "
+            f"{', '.join(differences)}."
         )
 
 
-def _measured(trace: RankTrace) -> dict[str, object]:
+def _in_common(trace: RankTrace) -> dict[str, object]:
     """What all shards of a calibration have in common."""
     meta, made, drafter = trace.meta, Provenance.of(trace.meta), trace.meta.get("drafter") or {}
     rules = ("acceptance", "answers", "max_new_tokens", "eos_ids", "pools", "marginals")
@@ -121,44 +119,46 @@ def _measured(trace: RankTrace) -> dict[str, object]:
         "drafter": {key: drafter.get(key) for key in ("kind", "num_heads", "num_layers", weights)},
         "ranks": trace.top_k,
         "heads": trace.num_heads,
-        "shard": {key: value for key, value in meta["shard"].items() if key != "blocks"},
+        "shard": {key: meta["shard"][key] for key in ("prompts", "block_prompts", "count")},
     }
 
 
-def _blocks(name: str, trace: RankTrace) -> list[_Block]:
-    """The blocks that a shard consists of, each as a trace of its own."""
-    parts: list[Part] = trace.meta["shard"]["blocks"]
-    ends = np.cumsum([0, *(part["sequences"] for part in parts)]).tolist()
+def _blocks(name: str, trace: RankTrace) -> list[RankTrace]:
+    """The blocks of a shard, each as a trace of its own."""
+    ends = np.cumsum([0, *trace.meta["shard"]["sequences"]]).tolist()
     if ends[-1] != trace.num_sequences:
-        raise InvalidInput(f"{name} contradicts itself: the parts that it says it was made of are not what it holds.")
+        raise InvalidInput(f"{name} contradicts itself: its blocks have {ends[-1]} sequences, but it holds others.")
     alone = replace(trace, meta=trace.meta | {"skipped": []})
-    return [_Block(part, alone.select(np.arange(*at)), name) for part, at in zip(parts, pairwise(ends), strict=True)]
+    return [alone.select(np.arange(*ends_of_block)) for ends_of_block in pairwise(ends)]
 
 
-def _agreed(one: Any, other: Any) -> Any:
+def _agreed(first: Any, other: Any) -> Any:
     """What both say; None where they differ."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return {key: _agreed(one.get(key), other.get(key)) for key in dict.fromkeys((*one, *other))}
-    return one if one == other else None
+    if isinstance(first, Mapping) and isinstance(other, Mapping):
+        return {key: _agreed(first.get(key), other.get(key)) for key in dict.fromkeys((*first, *other))}
+    return first if first == other else None
 
 
 def join(blocks: Sequence[RankTrace], meta: Mapping[str, Any]) -> RankTrace:
-    """One trace of all blocks: their groups under common names, their skipped turns in one list."""
-    named = [[block.meta["group_names"][group] for group in np.asarray(block.group).tolist()] for block in blocks]
-    number = {name: place for place, name in enumerate(dict.fromkeys(name for names in named for name in names))}
-    common = [
-        replace(block, group=np.array([number[name] for name in names]))
-        for block, names in zip(blocks, named, strict=True)
-    ]
+    """One trace of all blocks. Groups have common names, and each prompt that was skipped is listed once."""
+    numbers: dict[str, int] = {}
+    common, hashes, batch_sizes = [], [], set()
+    skipped = {_place(row): row for row in meta["skipped"]}
+    for block in blocks:
+        names = [block.meta["group_names"][group] for group in np.asarray(block.group).tolist()]
+        groups = [numbers.setdefault(name, len(numbers)) for name in names]
+        common.append(replace(block, group=np.array(groups)))
+        hashes += block.meta["prompt_sha256"]
+        batch_sizes |= set(block.meta.get("batch_sizes", [block.meta.get("batch_size")]))
+        skipped |= {_place(row): row for row in block.meta["skipped"]}
     first = blocks[0].meta
     same = ("top_k", "eos_ids", "max_new_tokens", "pools", "marginals")
     shared: dict[str, object] = {key: first[key] for key in same if key in first}
-    skipped = [*meta["skipped"], *(turn for b in blocks for turn in b.meta["skipped"])]
     lists = {
-        "group_names": list(number),
-        "batch_sizes": sorted({size for b in blocks for size in b.meta.get("batch_sizes", [b.meta.get("batch_size")])}),
-        "prompt_sha256": [sha for b in blocks for sha in b.meta["prompt_sha256"]],
-        "skipped": sorted({_place(row): row for row in skipped}.values(), key=_place),
+        "group_names": list(numbers),
+        "batch_sizes": sorted(batch_sizes),
+        "prompt_sha256": hashes,
+        "skipped": [skipped[place] for place in sorted(skipped)],
     }
     return RankTrace.concatenate(common, {**shared, **meta, **lists})
 
@@ -166,9 +166,3 @@ def join(blocks: Sequence[RankTrace], meta: Mapping[str, Any]) -> RankTrace:
 def _place(skipped: Mapping[str, Any]) -> tuple[int, str]:
     """Row and reason of a prompt or turn that was left out."""
     return skipped.get("row") or 0, skipped.get("reason") or ""
-
-
-def shard_record(prompts: str, block_prompts: int, num_blocks: int, blocks: Mapping[int, RankTrace]) -> ShardRecord:
-    """The meta "shard" of the trace of some blocks, by place."""
-    parts: list[Part] = [{"key": place, "sequences": block.num_sequences} for place, block in sorted(blocks.items())]
-    return {"prompts": prompts, "block_prompts": block_prompts, "num_blocks": num_blocks, "blocks": parts}

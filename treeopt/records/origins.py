@@ -1,7 +1,4 @@
-"""What result files share: how they are kept, and what they say of the drafter, the rule and the runtime behind them.
-
-Origins are kept as they were written, with the keys that the measuring session knew; files are checked against these types.
-"""
+"""What result files share: how they are saved, and the drafter, the rule, the runtime and the machine behind them."""
 
 import sys
 import time
@@ -20,12 +17,12 @@ from treeopt.files.provenance import machine, versions
 from treeopt.files.shell import command_line
 from treeopt.records.display import Drawn
 
-OURS = "treeopt"  # the runtime that decodes here
-TIMED = {"model": "of", "dtype": "in", "device": "on", "machine": "on"}  # what latencies depend on
+OURS = "treeopt"  # the name of treeopt's own runtime
+TIMED = {"model": "of", "dtype": "in", "device": "on", "machine": "on"}  # origins that latencies depend on
 
 
-class Kept(Drawn):
-    """A dataclass that is a JSON file: its fields are the keys, and `treeopt.files.fields` has their ranges."""
+class JsonRecord(Drawn):
+    """A dataclass that is saved as a JSON file. Its fields are the keys; `treeopt.files.fields` has types with ranges."""
 
     file_kind: ClassVar[str]
 
@@ -41,9 +38,10 @@ class Kept(Drawn):
 
 
 class DrafterRecord(TypedDict, total=False):
-    """A drafter; one without weights of its own has no sha256.
+    """A drafter.
 
-    widest : guesses of its widest block, where every guess depends on how many there are
+    sha256 : of its weights; None where it has none of its own
+    widest : guesses of its widest block, for a drafter whose guesses depend on the width of the block
     """
 
     kind: str | None
@@ -68,9 +66,9 @@ class RuleRecord(TypedDict, total=False):
 
 
 class Runtime(TypedDict, total=False):
-    """The software that decoded: its name, version, and how it was set up.
+    """The software that decoded: its name, version and settings.
 
-    launches : whether every round was a launch of the engine, a process of its own
+    launches : whether the engine was started anew for every round
     """
 
     name: str | None
@@ -86,11 +84,11 @@ class Runtime(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """Where a figure comes from; carried by every file. None stands for unknown.
+    """Where a figure comes from: every file carries it. None stands for unknown.
 
-    threads  : that a processor computes with; None on other devices
-    engine   : the runtime that decoded a benchmark, where it is another than treeopt
-    imported : files that another tool wrote, and their kind
+    threads  : number of threads on a CPU; None on other devices
+    engine   : the runtime that decoded a benchmark, unless it is treeopt
+    imported : the files of another tool, and their kind
     """
 
     model: str | None = None
@@ -112,15 +110,15 @@ class Provenance:
 
     @classmethod
     def here(cls) -> Self:
-        """The provenance of what this process makes now."""
+        """The provenance of a result that this process makes now."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return cls(command=command_line("treeopt", *sys.argv[1:]), time=now, versions=versions(), machine=machine())
 
     @classmethod
     def of(cls, notes: Mapping[str, Any]) -> Self:
-        """The provenance among a file's notes; all of it unknown if they have none."""
-        found = notes.get("provenance")
-        return found if isinstance(found, cls) else storage.typed(cls, found or {}, "its provenance")
+        """The provenance under the key of that name; all of it unknown if there is none."""
+        provenance = notes.get("provenance")
+        return provenance if isinstance(provenance, cls) else storage.typed(cls, provenance or {}, "its provenance")
 
     @property
     def record(self) -> dict[str, object]:
@@ -137,36 +135,39 @@ class SkippedRow(TypedDict, total=False):
 
 
 class Answered(TypedDict, total=False):
-    """Whether answers came with the prompts, at which temperature, and whether figures for greedy decoding are estimates."""
+    """How a trace has its answers.
+
+    given       : whether they came with the prompts
+    temperature : at which they were sampled
+    is_estimate : whether figures for greedy decoding are estimates
+    """
 
     given: bool | None
     temperature: float | None
     is_estimate: bool | None
 
 
-class Part(TypedDict):
-    """A block of a shard: its place among all blocks, and how many sequences it has."""
-
-    key: int
-    sequences: Positive
-
-
 class ShardRecord(TypedDict):
-    """What the trace of a shard, or of some shards, says of itself.
+    """What the trace of a shard says of itself.
 
-    prompts    : digest of all prompts that the calibration asks; block_prompts of them in a block
-    num_blocks : of the whole calibration
-    blocks     : those that are here, by place
+    prompts       : digest of all prompts of the calibration
+    block_prompts : prompts of a block
+    index, count  : which shard it is, from 1, and how many there are
+    sequences     : of each of its blocks
     """
 
     prompts: str
     block_prompts: Positive
-    num_blocks: Positive
-    blocks: list[Part]
+    index: Positive
+    count: Positive
+    sequences: list[Positive]
 
 
 class Origins(TypedDict, total=False):
-    """Keys that records share. ``source`` holds the options of a session, and says of imported accuracies who measured them."""
+    """Keys that records share.
+
+    source : the options of the session; of imported accuracies the name of what measured them
+    """
 
     drafter: DrafterRecord | None
     acceptance: RuleRecord | None
@@ -176,10 +177,10 @@ class Origins(TypedDict, total=False):
 
 
 def elsewhere(runtime: Runtime, timed: Provenance, here: Provenance) -> str:
-    """Where steps were timed, if not where is decoded now: "in vllm", "on cuda:0"; empty where nothing known differs.
+    """Where steps were timed, for example "in vllm" or "on cuda:0"; empty where it is the same place, or unknown.
 
     runtime, timed : the runtime and the provenance of the latencies
-    here           : the provenance of what is decoded now
+    here           : the provenance of what is decoded
 
     >>> here = Provenance(dtype="float32")
     >>> elsewhere({"name": "vllm"}, here, here), elsewhere({"name": "treeopt"}, Provenance(dtype="float16"), here)
@@ -197,12 +198,15 @@ def elsewhere(runtime: Runtime, timed: Provenance, here: Provenance) -> str:
 
 
 def differing(there: Any, here: Any, name: str = "") -> list[str]:
-    """What two records say differently, key by key with both values; versions of packages may differ.
+    """The differences of two records, each by its key and both values. Versions of packages may differ.
 
     >>> differing({"threads": 1, "versions": {"torch": "2.7"}}, {"threads": 2, "dtype": None})
     ['threads (1 there, 2 here)']
     """
     if isinstance(there, Mapping) and isinstance(here, Mapping):
-        keys = [key for key in dict.fromkeys((*there, *here)) if key not in ("version", "versions")]
-        return [said for key in keys for said in differing(there.get(key), here.get(key), f"{name} {key}".strip())]
+        differences = []
+        for key in dict.fromkeys((*there, *here)):
+            if key not in ("version", "versions"):
+                differences += differing(there.get(key), here.get(key), f"{name} {key}".strip())
+        return differences
     return [] if there == here else [f"{name.replace('_', ' ')} ({quoted(there)} there, {quoted(here)} here)"]

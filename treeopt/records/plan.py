@@ -17,7 +17,7 @@ from treeopt.files.fields import Amount, Count, Positive, Share
 from treeopt.records.display import Exported, one_line, viewer
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure, fastest
-from treeopt.records.origins import DrafterRecord, Kept, Provenance, RuleRecord, Runtime
+from treeopt.records.origins import DrafterRecord, JsonRecord, Provenance, RuleRecord, Runtime
 from treeopt.trees.draft import Draft, draft_tree
 from treeopt.trees.shapes import GROWN, Limits
 from treeopt.trees.tree import Choice, Tree
@@ -222,7 +222,7 @@ def check_schedule(schedule: list[BatchRange], n_entries: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Plan(Kept):
+class Plan(JsonRecord):
     """The drafts that a search chose, and what it knew when it did.
 
     runtime    : the runtime whose latencies were used · part : the part of a step that they are of; None for whole steps

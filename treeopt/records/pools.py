@@ -1,7 +1,8 @@
-"""What a trace keeps of trees that are built anew at every step: the place of the true path, of nodes from the best on.
+"""What a trace records of trees that are built anew at every step: the place of the true path among their nodes.
 
-One record answers every setting: a step accepts the guesses of the true path among the best rows - 1 nodes. Fewer levels of a
-dynamic tree are the beginning of its pool; nodes of a tree over marginals keep their order within any depth and width.
+Nodes are ordered from the best on. A step with some rows has the best rows - 1 nodes, and accepts those of the true path among
+them, so one record is enough for every number of rows. The pool of fewer levels is the beginning of a dynamic tree's pool,
+and nodes of a tree over marginals keep their order within any depth and width.
 
 P states · L levels at most · n numbers of expanded nodes ("topk"), or of ranks that are tried ("width")
 """
@@ -18,11 +19,11 @@ from typing_extensions import Self
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.draft import MOST_BLOCK, MOST_LEVELS, MOST_TOPK, MOST_WIDTH
 
-NO_PLACE = 255  # the true path is not in the pool, or too far behind for any tree
+NO_PLACE = 255  # the true path is not in the pool, or too far back for any tree
 
 
 def columns_of(levels: int) -> slice:
-    """Where the places in pools of so many levels are kept, by depth from 1.
+    """The columns of the places in pools of so many levels, by depth from 1.
 
     >>> columns_of(1), columns_of(3)
     (slice(0, 1, None), slice(3, 6, None))
@@ -35,8 +36,8 @@ class Counts:
     """What is recorded at every state.
 
     top_k         : ranks 0...top_k-1 are told apart
-    levels, topks : of the pools of dynamic trees; by default there are none
-    depth, widths : of trees over marginals, likewise
+    levels, topks : settings of dynamic trees; none by default
+    depth, widths : settings of trees over marginals; none by default
     """
 
     top_k: int = 32
@@ -52,16 +53,20 @@ class Counts:
 
     @property
     def record(self) -> dict[str, object]:
-        """The options as a trace's meta has them.
+        """The keys of a trace's meta.
 
         >>> Counts(32, 3, (1, 4)).record
         {'top_k': 32, 'pools': {'levels': 3, 'topks': [1, 4]}}
         """
-        kinds = (Pools, self.levels, self.topks), (Marginals, self.depth, self.widths)
-        kept = {kind.name: {"levels": n, kind.key: list(numbers)} for kind, n, numbers in kinds if n and numbers}
-        return {"top_k": self.top_k, **kept}
+        record: dict[str, object] = {"top_k": self.top_k}
+        if self.levels and self.topks:
+            record["pools"] = {"levels": self.levels, "topks": list(self.topks)}
+        if self.depth and self.widths:
+            record["marginals"] = {"levels": self.depth, "widths": list(self.widths)}
+        return record
 
     def fitting(self, drafter: Any) -> Counts:
+        """Those of the counts that a drafter has."""
         tokens, guesses = drafter.draft_vocab_size, drafter.num_heads
         topks = tuple(topk for topk in self.topks if topk <= tokens and drafter.has_probabilities)
         widths = tuple(width for width in self.widths if width <= tokens and drafter.has_marginals)
@@ -78,8 +83,8 @@ USUAL_OF_BLOCKS = Counts(depth=MOST_BLOCK, widths=(MOST_WIDTH,))
 class Pools:
     """The pools of every state, for each topk.
 
-    places : (P, n, L (L + 1) / 2) uint8  place of the true path's node of depth d among the nodes of the first s levels, best
-             first from 0, `columns_of` s at d - 1; NO_PLACE where it is not among them
+    places : (P, n, L (L + 1) / 2) uint8  column d - 1 of `columns_of` s has the true path's node of depth d: its place from 0
+             among the nodes of the first s levels, or NO_PLACE where it is not among them
 
     Raises InvalidInput for arrays that do not fit together.
     """
@@ -102,7 +107,7 @@ class Pools:
 
     @classmethod
     def of(cls, about: object, places: NDArray[np.uint8]) -> Self:
-        """By what a trace's meta says of them."""
+        """The pools of places, by the object in a trace's meta."""
         levels, topks = (about.get("levels"), about.get(cls.key)) if isinstance(about, dict) else (None, None)
         if type(levels) is not int or type(topks) is not list or not all(type(topk) is int for topk in topks):
             raise InvalidInput(
@@ -116,6 +121,6 @@ class Pools:
 
 
 class Marginals(Pools):
-    """The trees over marginals of every state, for each width: places of the nodes of s depths, in the order they are taken."""
+    """The trees over marginals of every state, for each width: `Pools` whose levels are depths."""
 
     name, key, most = "marginals", "widths", (MOST_BLOCK, MOST_WIDTH)

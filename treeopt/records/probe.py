@@ -1,43 +1,46 @@
 """The probe: which nodes of a large tree each step of decoding would have accepted.
 
-Under typical acceptance the text depends on the tree, so that no trace of ranks tells what a tree reaches. Instead answers
-are decoded with one tree, the policy, while a larger one, the probe tree, is verified in the same passes. Any part of that
-is then scored on the same steps: exactly for the policy, approximately for others, whose steps would begin elsewhere.
+Under typical acceptance the text depends on the tree, so a trace of ranks does not tell what a tree reaches. Instead answers
+are decoded with one tree, the policy, and the same passes verify a larger tree, the probe tree. Every part of the probe tree
+is then scored on the same steps. The score of the policy is exact. That of another tree is approximate, because its steps
+would begin at other places.
 
 P steps of all sequences · S sequences · T nodes of the probe tree · A accepted nodes of all steps, roots left out
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput
-from treeopt.files import npz, storage
+from treeopt.files import npz
 from treeopt.files.bounds import MOST_ARRAY_BYTES
-from treeopt.files.fields import within
-from treeopt.records.trace import Answers, check_answers, read_meta
+from treeopt.records.trace import OF_SEQUENCES, Answers
 from treeopt.trees.tree import BoolArray, IntArray, Tree, read_only
 
-SCHEMA = storage.schema("probe")
+FORMS = OF_SEQUENCES | {
+    "log_likelihood": npz.Form(np.float32, "accepted"),
+    "lengths": npz.Form(np.int32, "sequences", least=1),
+}
+BITS = {"accepted": npz.Form(np.bool_, "steps nodes"), "ends": npz.Form(np.bool_, "steps nodes")}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Probe(Answers):
-    """What a probing run records: ``probe.npz``, where ``accepted`` and ``ends`` are packed bits.
+    """The record of a probing run: ``probe.npz``, where ``accepted`` and ``ends`` are packed bits.
 
     tree           : the probe tree
-    policy         : the tree that decoding followed, a part of it
-    accepted       : (P, T) bool     node accepted together with all its ancestors; the root always is
-    ends           : (P, T) bool     accepted node whose token would end its sequence: EOS, the limit, a loop
-    log_likelihood : (A,)   float32  of the path to each accepted node, by step and then node: of paths of one
-                                     length the likeliest wins
+    policy         : the tree that decoding followed, a part of the probe tree
+    accepted       : (P, T) bool     whether a node and all its ancestors were accepted; the root always is
+    ends           : (P, T) bool     whether the token of an accepted node ends its sequence: EOS, the limit, a loop
+    log_likelihood : (A,)   float32  of the path to each accepted node, by step and then by node; among paths of one length
+                                     decoding takes the likeliest
     starts         : (S+1,) int64    sequence s has the steps starts[s]...starts[s+1]-1; it may have none
     lengths        : (S,)   int32    tokens that each sequence emitted, the first (prefilled) one included
     prompt_tokens, end, group, cluster : (S,)  as in `RankTrace`
@@ -49,6 +52,8 @@ class Probe(Answers):
     1
     """
 
+    file_kind, title, forms = "probe", "probe", FORMS | BITS
+    required = (*BITS, "log_likelihood", "starts", "lengths", "meta")
     tree: Tree
     policy: Tree
     accepted: BoolArray
@@ -63,7 +68,7 @@ class Probe(Answers):
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._take_forms(FORMS | BITS)
+        self._take_forms()
         (steps, nodes), starts = self.accepted.shape, self.starts
         if nodes != len(self.tree):
             raise InvalidInput(f"accepted and ends must have {len(self.tree)} nodes, but have {nodes}.")
@@ -77,26 +82,13 @@ class Probe(Answers):
             raise InvalidInput("A node can be accepted only where its parent is, and the root always is.")
         if (self.ends & ~self.accepted).any() or self.ends[:, 0].any():
             raise InvalidInput("Only an accepted guess can end a sequence.")
-        wanted = int(self.accepted[:, 1:].sum())
-        if self.log_likelihood.shape != (wanted,) or not (self.log_likelihood <= 0).all():
-            raise InvalidInput(
-                f"log_likelihood must be at most 0 for each of {wanted} accepted nodes, and one for each."
-            )
-
-    def check(self) -> None:
-        """Raise InvalidInput where a sequence is not as long as its steps with the policy make it."""
-        check_answers(self, self.lengths)
-        followed = np.isin(np.arange(len(self.tree)), [self.tree.paths.index(path) for path in self.policy.paths])
-        guesses = np.where(self.accepted & followed, self.tree.depths, 0).max(1)
-        cut = np.where((self.ends & followed).any(1), guesses, 0)  # as many may be left out
-        most = 1 + np.bincount(self.sequence, 1 + guesses, self.num_sequences).astype(np.int64)
-        least = most - np.bincount(self.sequence, cut, self.num_sequences).astype(np.int64)
-        for s in np.flatnonzero((self.lengths > most) | (self.lengths < least))[:1].tolist():
-            within(least[s], most[s], **{f"the length of sequence {s}, by its steps,": self.lengths[s]})
+        count = int(self.accepted[:, 1:].sum())
+        if self.log_likelihood.shape != (count,) or not (self.log_likelihood <= 0).all():
+            raise InvalidInput(f"log_likelihood must be {count} numbers of at most 0, one for each accepted node.")
 
     @property
     def num_heads(self) -> int:
-        """Depth of the probe tree: no tree beyond it can be scored."""
+        """Depth of the probe tree; deeper trees cannot be scored."""
         return self.tree.depth
 
     @cached_property
@@ -107,57 +99,32 @@ class Probe(Answers):
     @cached_property
     def first_end(self) -> NDArray[np.int16]:
         """(P, T) depth of the first token on the path to an accepted node that ends the sequence; 0 for none."""
-        found = np.zeros(self.ends.shape, dtype=np.int16)
+        first = np.zeros(self.ends.shape, dtype=np.int16)
         steps = np.flatnonzero(self.ends.any(1))
-        part = np.where(self.ends[steps], self.tree.depths, 0).astype(np.int16)
+        depths = np.where(self.ends[steps], self.tree.depths, 0).astype(np.int16)
         for node in range(1, len(self.tree)):
-            above = part[:, self.tree.parents[node]]
-            np.copyto(part[:, node], above, where=above > 0)
-        found[steps] = part
-        return read_only(found, np.int16)
+            above = depths[:, self.tree.parents[node]]
+            np.copyto(depths[:, node], above, where=above > 0)
+        first[steps] = depths
+        return read_only(first, np.int16)
 
     def select(self, sequences: IntArray) -> Probe:
         """The probe of some of the sequences, in the given order."""
-        steps = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
         likelihood = np.zeros(self.accepted.shape, dtype=np.float32)
         likelihood[:, 1:][self.accepted[:, 1:]] = self.log_likelihood
-        accepted = self.accepted[steps]
-        return Probe(
-            self.tree,
-            self.policy,
-            accepted,
-            ends=self.ends[steps],
-            log_likelihood=likelihood[steps][:, 1:][accepted[:, 1:]],
-            starts=np.cumsum([0, *np.diff(self.starts)[sequences]]),
-            **{name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()},
-            meta=self.meta,
-        )
+        chosen = self._chosen(sequences)
+        likelihood = likelihood[self._rows(sequences)][:, 1:][chosen["accepted"][:, 1:]]
+        return Probe(self.tree, self.policy, **chosen, log_likelihood=likelihood, meta=self.meta)
 
-    def save(self, path: str | Path) -> None:
-        meta = {**self.meta, "schema": SCHEMA, "tree": self.tree.choices, "policy": self.policy.choices}
-        bits = {n: np.packbits(a[:, 1:], axis=1, bitorder="little") for n, a in self._arrays(*BITS).items()}
-        npz.write(path, {**self._arrays(*FORMS), **bits, "meta": np.array(json.dumps(meta, allow_nan=False))})
+    def _stored(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        bits = {name: np.packbits(self.arrays[name][:, 1:], axis=1, bitorder="little") for name in BITS}
+        return self.arrays | bits, {**self.meta, "tree": self.tree.choices, "policy": self.policy.choices}
 
     @classmethod
-    def load(cls, path: str | Path) -> Probe:
-        arrays = npz.read(path, (*BITS, "log_likelihood", "starts", "lengths", "meta"), tuple(FORMS))
-        meta = read_meta(path, arrays, SCHEMA)
-        try:
-            tree, policy = (_tree(meta.pop(name, None)) for name in ("tree", "policy"))
-            own = npz.fitting(arrays, FORMS) | {name: _unpacked(name, arrays[name], len(tree)) for name in BITS}
-            probe = cls(tree, policy, **own, meta={k: v for k, v in meta.items() if k != "schema"})
-            probe.check()
-            return probe
-        except InvalidInput as error:
-            raise InvalidInput(f"{path} is not a probe: {error}") from None
-
-
-def is_probe(path: str | Path) -> bool:
-    """Whether an .npz file holds a probe, by the names of its arrays; not where it cannot be read."""
-    try:
-        return {"accepted", "ends"} <= npz.names(path)
-    except InvalidInput:
-        return False
+    def _of_file(cls, arrays: Mapping[str, NDArray[Any]], meta: dict[str, Any]) -> Probe:
+        tree, policy = _tree(meta.pop("tree", None)), _tree(meta.pop("policy", None))
+        accepted, ends = (_unpacked(name, arrays[name], len(tree)) for name in BITS)
+        return cls(tree, policy, accepted, ends, **npz.fitting(arrays, FORMS), meta=meta)
 
 
 def _tree(choices: Any) -> Tree:
@@ -176,16 +143,3 @@ def _unpacked(name: str, packed: NDArray[Any], n_nodes: int) -> BoolArray:
     bits = np.unpackbits(packed, axis=1, count=n_nodes - 1, bitorder="little").astype(bool)
     root = np.full((len(bits), 1), name == "accepted")
     return np.concatenate([root, bits], axis=1)
-
-
-BITS = {"accepted": npz.Form(np.bool_, "steps nodes"), "ends": npz.Form(np.bool_, "steps nodes")}
-FORMS = {
-    "log_likelihood": npz.Form(np.float32, "accepted"),
-    "starts": npz.Form(np.int64, "sequences+1"),
-    "lengths": npz.Form(np.int32, "sequences"),
-    "prompt_tokens": npz.Form(np.int32, "sequences"),
-    "end": npz.Form(np.uint8, "sequences"),
-    "group": npz.Form(np.int16, "sequences"),
-    "cluster": npz.Form(np.int32, "sequences"),
-}
-PER_SEQUENCE = tuple(name for name, form in FORMS.items() if form.axes == "sequences")

@@ -1,4 +1,4 @@
-"""What a decoding step took, as it was measured: the samples of ``profile.json``.
+"""The profile: measured latencies of decoding steps, ``profile.json``.
 
 step_ms    samples of the latency of one whole decoding step (propose, verify, accept, commit) [ms]
 plain      an autoregressive step, of size 1: no heads, no mask, no gather
@@ -21,7 +21,7 @@ from pydantic import Field
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
-from treeopt.records.origins import Kept, Origins, Runtime
+from treeopt.records.origins import JsonRecord, Origins, Runtime
 from treeopt.trees.draft import MOST_TOPK, OVER_MARGINALS, topk_family
 from treeopt.trees.tree import FIXED, Cost
 
@@ -30,7 +30,7 @@ Setting = tuple[int, int]  # batch_size, context_tokens
 
 @dataclass(frozen=True)
 class AtSetting:
-    """Something of a batch size and a context."""
+    """The base of records that have a batch size and a context."""
 
     batch_size: Positive
     context_tokens: Count
@@ -42,15 +42,16 @@ class AtSetting:
 
 @dataclass(frozen=True)
 class StepTiming(AtSetting):
-    """Samples of one kind of step: drafts of ``size`` rows and ``depth``, for ``batch_size`` sequences.
+    """Latencies of one kind of step: it verifies drafts of ``size`` rows and ``depth``, for ``batch_size`` sequences.
 
-    round         : in which each sample was taken
-    parts_ms      : samples of draft, target, verify and commit
-    expanding     : of each depth, how many nodes of the tree have children
-    topk          : of a dynamic tree of ``depth`` levels: nodes that it expands on each, and children of each
-    over_marginals: whether it is a tree over marginals
-    as_it_comes   : whether it is a plain step of an engine with nothing forced, beside an exact one
-    depth_assumed : whether nobody said the depth, so that the tree is as deep as the drafter guesses and its size allows
+    step_ms        : samples of the whole step
+    round          : round of each sample
+    parts_ms       : samples of each part: draft, target, verify and commit
+    expanding      : number of nodes with children at each depth of the tree
+    topk           : of a dynamic tree: the nodes that it expands on each level, and the children of each
+    over_marginals : whether it is a tree over marginals
+    as_it_comes    : whether it is a plain step of an engine in its default setting, where ``autoregressive`` has exact ones
+    depth_assumed  : whether the depth is unknown. The tree is then as deep as the drafter's guesses and its size allow
     """
 
     size: Positive
@@ -66,7 +67,7 @@ class StepTiming(AtSetting):
 
     @property
     def cost(self) -> Cost:
-        """What its latency depends on; plain steps and an engine's as it comes are of one row."""
+        """What the latency depends on."""
         family = OVER_MARGINALS if self.over_marginals else topk_family(self.topk or 1)
         return Cost(family, self.size, self.depth)
 
@@ -77,39 +78,42 @@ class StepTiming(AtSetting):
             )
 
     def by_round(self) -> dict[int, float]:
-        """Median sample of every round; empty where rounds are not known."""
+        """Round to its median sample; empty where rounds are unknown."""
         samples: dict[int, list[float]] = {}
         for number, ms in zip(self.round or (), self.step_ms, strict=False):
             samples.setdefault(number, []).append(ms)
         return {number: median(samples[number]) for number in sorted(samples)}
 
     def whole_parts(self) -> dict[str, list[float]]:
-        """The samples of every part, the levels of drafting taken together, sample by sample.
+        """The samples of every part. Those of all levels of drafting are added up.
 
         >>> parts = {"draft 0": (1.0, 2.0), "draft 1": (0.5, 0.5), "target": (3.0, 3.0)}
         >>> StepTiming(1, 128, 8, 2, (5.0, 6.0), parts_ms=parts).whole_parts()
         {'draft': [1.5, 2.5], 'target': [3.0, 3.0]}
         """
-        found: dict[str, list[float]] = {}
+        parts: dict[str, list[float]] = {}
         for name, samples in (self.parts_ms or {}).items():
             part = name.split(" ")[0]
-            found[part] = (
-                [a + b for a, b in zip(found[part], samples, strict=False)] if part in found else list(samples)
-            )
-        return found
+            sums = parts.get(part, [0.0] * len(samples))
+            parts[part] = [a + b for a, b in zip(sums, samples, strict=False)]
+        return parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSetting(AtSetting):
-    """A batch size and a context that were measured; ``nominal`` where rows were held at that context."""
+    """A batch size and a context that were measured.
+
+    nominal : whether all rows were held at that context
+    """
 
     nominal: bool = True
 
 
 class ProfileInfo(Origins, total=False):
-    """Types of what a file says beside its timings.
+    """Types of the other keys of a file.
 
-    precision : margin of error of every latency at which timing would have ended, as a share
+    precision       : margin of error of every latency that was aimed at, as a share
+    processor_share : share of the time that the process had the processor
     """
 
     precision: NotNegative | None
@@ -119,7 +123,7 @@ class ProfileInfo(Origins, total=False):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LatencyProfile(Kept):
+class LatencyProfile(JsonRecord):
     """Measured step latencies: ``profile.json``.
 
     >>> point = StepTiming(1, 128, size=8, depth=2, step_ms=(3.0,))
@@ -143,7 +147,7 @@ class LatencyProfile(Kept):
                 )
 
     def as_deep_as(self, num_heads: int) -> LatencyProfile:
-        """The profile for a drafter of so many heads: depths that were assumed are those of its trees."""
+        """The profile for a drafter of so many heads, which decide the depths that are assumed."""
         if not any(point.depth_assumed for point in self.points):
             return self
         points = [replace(p, depth=min(p.size - 1, num_heads)) if p.depth_assumed else p for p in self.points]
@@ -151,20 +155,22 @@ class LatencyProfile(Kept):
 
     @property
     def fixed(self) -> list[StepTiming]:
+        """The timings of fixed trees."""
         return [point for point in self.points if point.cost.family == FIXED and not point.as_it_comes]
 
     @property
     def as_it_comes(self) -> list[StepTiming]:
-        """The plain steps of an engine with nothing forced; empty where those of ``autoregressive`` are such."""
+        """The plain steps of an engine in its default setting; empty where ``autoregressive`` has these."""
         return [point for point in self.points if point.as_it_comes]
 
     @property
     def dynamic(self) -> list[StepTiming]:
+        """The timings of dynamic trees."""
         return [point for point in self.points if point.topk is not None]
 
     @property
     def anew(self) -> list[StepTiming]:
-        """The timings of drafts that are built anew at every step, whatever their kind."""
+        """The timings of drafts that are built anew at every step, of every kind."""
         return [point for point in self.points if point.cost.family != FIXED]
 
     @cached_property
@@ -186,19 +192,17 @@ class LatencyProfile(Kept):
         plain = storage.document(self.autoregressive)
         for timing in plain:
             del timing["size"], timing["depth"]
-        found = {"points": self.points, "autoregressive": plain, "runtime": self.runtime, **self.info}
-        return {"schema": storage.schema("profile"), **storage.document(found)}
+        keys = {"points": self.points, "autoregressive": plain, "runtime": self.runtime, **self.info}
+        return {"schema": storage.schema("profile"), **storage.document(keys)}
 
     @classmethod
     def load(cls, path: str | Path) -> LatencyProfile:
         document = storage.read_json(path, "profile")
-        points, plain = document.get("points"), document.get("autoregressive")
-        if isinstance(points, list):  # older files have chains that their drafter cuts, too
-            document["points"] = [p for p in points if not (isinstance(p, dict) and p.get("confident"))]
+        plain = document.get("autoregressive")
         for timing in plain if isinstance(plain, list) else ():
             if isinstance(timing, dict):
                 timing |= {"size": 1, "depth": 0, **timing}
         profile = storage.typed(cls, {**document, "info": {}}, path)
-        rest = {k: v for k, v in document.items() if k not in ("schema", "shown", *cls.__dataclass_fields__)}
-        known = storage.typed(ProfileInfo, rest, path).items()
-        return replace(profile, info={**rest, **{k: v for k, v in known if k not in Origins.__annotations__}})
+        info = {k: v for k, v in document.items() if k not in ("schema", "shown", *cls.__dataclass_fields__)}
+        checked = storage.typed(ProfileInfo, info, path)
+        return replace(profile, info=info | ({"settings": checked["settings"]} if "settings" in info else {}))

@@ -1,11 +1,11 @@
-"""Names and meaning of the acceptance rules, and whether what was measured with one rule or drafter holds for another."""
+"""The acceptance rules, and whether measurements with one rule or drafter hold for another."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from treeopt.errors import MARKED, InvalidInput
 
-# As --acceptance has them, and as records do.
+# The name on the command line, and the name in records.
 RULES = {"greedy": "greedy", "sample": "sample-then-match", "reject": "rejection", "typical": "typical"}
 OPTIONS = {
     "greedy": (),
@@ -19,17 +19,17 @@ MEANINGS = {
     "reject": "the same distribution by p/q rejection, with chains of a draft model",
     "typical": "Medusa's: whatever is likely enough passes; faster, with another text",
 }
-TEXTS = {  # what a tree's texts are
+TEXTS = {  # the texts that decoding with a tree gives
     "greedy": "the target's own, whatever the tree",
     "sample": "samples of the target's own, the same with every tree",
     "reject": "samples of the target's own distribution, and differ from tree to tree",
     "typical": "not the target's own, and differ from tree to tree",
 }
-SAME_TEXT = ("greedy", "sample-then-match")  # the text does not depend on the tree
+SAME_TEXT = ("greedy", "sample-then-match")  # rules whose text does not depend on the tree
 
 
 def rule_of(record: Mapping[str, Any] | None) -> str:
-    """The name of a record's rule, as --acceptance has it; greedy where none is said.
+    """The name of a record's rule on the command line; greedy for a record without one.
 
     >>> rule_of({"rule": "rejection", "temperature": 0.7})
     'reject'
@@ -38,7 +38,7 @@ def rule_of(record: Mapping[str, Any] | None) -> str:
 
 
 def marked_rule(record: Mapping[str, Any]) -> str:
-    """The parameters that ask for the rule of a record, marked as a message has them (`treeopt.errors`).
+    """The parameters that ask for a record's rule, marked as in messages (`treeopt.errors`).
 
     >>> marked_rule({"rule": "rejection", "temperature": 0.7})
     '`acceptance=reject` `temperature=0.7`'
@@ -49,7 +49,7 @@ def marked_rule(record: Mapping[str, Any]) -> str:
 
 
 def option_of(record: Mapping[str, Any]) -> str:
-    """The options that ask for the rule of a record.
+    """The options that ask for a record's rule.
 
     >>> option_of({"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "seed": 0})
     '--acceptance sample --temperature 0.7'
@@ -57,19 +57,27 @@ def option_of(record: Mapping[str, Any]) -> str:
     return MARKED.sub(lambda match: f"--{match[1].replace('_', '-')} {match[2]}", marked_rule(record))
 
 
-def same_drafter(one: Mapping[str, Any], other: Mapping[str, Any], *, weights: bool = True) -> bool:
-    """Whether two records are of the same drafter, or (without ``weights``) of ones that cost the same; unknown may be.
+def same_drafter(first: Mapping[str, Any], other: Mapping[str, Any], *, weights: bool = True) -> bool:
+    """Whether two records can be of one drafter, or (without ``weights``) of drafters that cost the same.
+
+    A key that a record does not have is no difference. A drafter without weights is told by its id.
 
     >>> same_drafter({"kind": "early-exit", "id": "early-exit:1"}, {"kind": "early-exit", "id": "early-exit:2"})
     False
     """
-    has_none = one.get("sha256") is None and other.get("sha256") is None  # no weights of its own
-    keys = ["kind", "num_heads", "num_layers", *["sha256"] * weights, *["id"] * has_none]
-    return all(one.get(key) == other.get(key) for key in keys if None not in (one.get(key), other.get(key)))
+    keys = ["kind", "num_heads", "num_layers"]
+    if weights:
+        keys.append("sha256")
+    if first.get("sha256") is None and other.get("sha256") is None:
+        keys.append("id")
+    return all(first.get(key) == other.get(key) for key in keys if None not in (first.get(key), other.get(key)))
 
 
 def check_drafter(measured: Mapping[str, Any] | None, wanted: Mapping[str, Any], what: str) -> None:
-    """Raise InvalidInput, beginning with ``what`` ("Bench decodes"), where a run was calibrated with a known other drafter."""
+    """Raise InvalidInput where a run was calibrated with another drafter.
+
+    what : beginning of the message: "Bench decodes"
+    """
     if measured and not same_drafter(measured, wanted):
         raise InvalidInput(
             f"{what} with the drafter that the run was calibrated with, {measured.get('id')}, but got {wanted['id']}. "
@@ -84,9 +92,10 @@ def check_rule(
     *,
     command: str = "treeopt calibrate --overwrite",
 ) -> None:
-    """Raise InvalidInput, with ``what`` ("trace.npz holds"), unless what was measured under one rule, if known, holds for another.
+    """Raise InvalidInput where a measurement under one rule does not hold for another. An unknown rule holds for all.
 
-    command : what measures again, without the options of the rule
+    what    : the measurement, in the message: "trace.npz holds"
+    command : measures again, without the options of the rule
     """
     keys = ["rule"] if wanted["rule"] == "greedy" else [key for key in wanted if key != "seed"]
     if not measured or all(measured.get(key) == wanted[key] for key in keys):

@@ -1,4 +1,4 @@
-"""The run directory: where commands find what earlier ones wrote."""
+"""The run directory: the files that commands write and later ones read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treeopt.records.requestlog import RequestLog
 from treeopt.records.trace import RankTrace
 
 T = TypeVar("T")
-ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.runtime.engines`
+ENGINES = {  # other runtimes on this machine, and the functions of `treeopt.runtime.engines` that open them
     "transformers": "transformers:Transformers",
     "openvino": "openvino:in_fp32",
     "openvino-int8": "openvino:in_int8",
@@ -30,10 +30,10 @@ ENGINES = {  # other runtimes that decode here, and what opens them in `treeopt.
     "openvino-int8-default": "openvino:in_int8_own",
     "vllm": "vllm:Vllm",
 }
-LAUNCHED = "launched"  # stands for the servers that a user's command started
-DECODERS = (*ENGINES, LAUNCHED)  # of benchmarks beside treeopt's own
+LAUNCHED = "launched"  # the servers that a user's command started
+DECODERS = (*ENGINES, LAUNCHED)  # runtimes of benchmarks, besides treeopt's own
 BENCH = re.compile(rf"bench(?:-({'|'.join(DECODERS)}))?(?:-batch-size-(\d+))?", re.ASCII)
-MAKERS = {  # of other names than their files
+MAKERS = {  # commands that have other names than their files
     "trace": "calibrate", "probe": "calibrate", "calibration": "calibrate", "plan": "search", "drafters": "run",
 }  # fmt: skip
 
@@ -45,15 +45,20 @@ def maker(name: str) -> list[str]:
     (['search'], ['bench', '--batch-size', '4'], ['bench', '--engine', 'openvino'])
     """
     stem = name.split(".")[0]
-    if found := BENCH.fullmatch(stem):
-        engine, size = found.groups()
-        told = ["--launch", "COMMAND"] if engine == LAUNCHED else ["--engine", engine] if engine else []
-        return ["bench", *(["--batch-size", size] if size else []), *told]
-    return ["calibrate", "--from-logs", "FILE"] if stem == "requests" else [MAKERS.get(stem, stem)]
+    if stem == "requests":
+        return ["calibrate", "--from-logs", "FILE"]
+    match = BENCH.fullmatch(stem)
+    if match is None:
+        return [MAKERS.get(stem, stem)]
+    engine, size = match.groups()
+    words = ["bench", "--batch-size", size] if size else ["bench"]
+    if engine == LAUNCHED:
+        return [*words, "--launch", "COMMAND"]
+    return [*words, "--engine", engine] if engine else words
 
 
 class RunDirectory:
-    """The files of one run, under fixed names; each is made by the command named beside it.
+    """The files of one run, under fixed names.
 
     >>> RunDirectory("my-run").trace.name
     'trace.npz'
@@ -74,7 +79,7 @@ class RunDirectory:
         self.figures = self.path / "figures"  # plot
         self.report = self.path / "report.html"  # report
         self._is_writing = False
-        self.is_held = False  # whether it is gone when it was used
+        self.is_held = False  # whether it is temporary: `holding`
 
     @classmethod
     def of(cls, path: str | Path | RunDirectory) -> RunDirectory:
@@ -83,7 +88,7 @@ class RunDirectory:
     @classmethod
     @contextmanager
     def holding(cls, *records: Any) -> Iterator[RunDirectory]:
-        """A directory that holds these results as long as it is used."""
+        """A temporary directory with these results."""
         with TemporaryDirectory(prefix="treeopt-") as folder:
             run = cls(folder)
             run.is_held = True
@@ -91,36 +96,36 @@ class RunDirectory:
             files |= {RequestLog: run.requests, LatencyProfile: run.profile, Plan: run.plan, Benchmark: run.bench}
             for record in records:
                 if type(record) not in files:
-                    raise TypeError(f"a result of treeopt is wanted, but this is a {type(record).__name__}")
+                    raise TypeError(f"a result of treeopt is needed, but this is a {type(record).__name__}")
                 record.save(files[type(record)])
             yield run
 
     def bench_of(self, batch_size: int, engine: str | None = None) -> Path:
-        """The benchmark of one batch size, where the plan has several."""
+        """The file of the last benchmark at one batch size, of a plan that has several."""
         return self.bench.with_name(f"{self.bench_in(engine).stem}-batch-size-{batch_size}.json")
 
     def bench_in(self, engine: str | None) -> Path:
-        """The last benchmark that another runtime decoded, or treeopt itself."""
+        """The file of the last benchmark that another runtime decoded; for None, that treeopt decoded."""
         return self.bench.with_name(f"bench-{engine}.json") if engine else self.bench
 
     def replace_bench(self, result: Benchmark, plan: Plan, batch_size: int, engine: str | None = None) -> None:
-        """Keep a benchmark as the last one, and where the plan has several batch sizes as that of its own too."""
+        """Save a benchmark as the last one, and also as that of its batch size where the plan has several."""
         files = [self.bench_in(engine), *([self.bench_of(batch_size, engine)] if len(plan.entries) > 1 else [])]
         replace_together(dict.fromkeys(files, result.save))
 
     def engine_benches(self) -> list[Path]:
-        """All that other runtimes decoded: one for each batch size, or the last one where the plan has a single one."""
-        found: list[Path] = []
+        """The benchmarks of other runtimes: those of each batch size, or else the last one."""
+        files: list[Path] = []
         for last in map(self.bench_in, DECODERS):
-            found += [file for file in self.benches() if file.stem.startswith(f"{last.stem}-batch-size-")] or [last]
-        return [file for file in found if file.exists()]
+            files += [file for file in self.benches() if file.stem.startswith(f"{last.stem}-batch-size-")] or [last]
+        return [file for file in files if file.exists()]
 
     def benches(self) -> list[Path]:
-        """All benchmarks that there are; a copy under a name of its own is none."""
+        """All benchmarks, under the names that treeopt gives them."""
         return [file for file in sorted(self.path.glob("bench*.json")) if maker(file.name)[0] == "bench"]
 
     def command(self, *words: object) -> str:
-        """A command of treeopt on this run, as a shell reads it.
+        """A command of treeopt on this run, in words for a shell.
 
         >>> RunDirectory("my run").command("profile", "--batch-size", 8)
         "treeopt profile --batch-size 8 --run 'my run'"
@@ -128,12 +133,15 @@ class RunDirectory:
         return command_line("treeopt", *words, *(() if self.is_held else ("--run", self.path)))
 
     def partial(self, name: str) -> Path:
-        """The journal of a measurement that is not finished."""
+        """The folder of a journal, of a measurement that is not finished."""
         return self.path / f"{name}.partial"
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be the only writer; within it the same object may be asked again. InvalidInput where another process writes."""
+        """Be the only writer of the directory. Raises InvalidInput where another process writes to it.
+
+        Within the block the same object may enter it again.
+        """
         if self._is_writing:
             yield
             return
@@ -152,17 +160,20 @@ class RunDirectory:
     def replace_accuracies(
         self, calibration: Calibration, trace: RankTrace | None = None, probe: Probe | None = None
     ) -> None:
-        """Replace what was measured before; those that are not given are deleted. Whenever this is killed, and on a full disk,
-        the files that are there are of one origin.
+        """Replace all accuracies of the run by new ones, which are of one origin.
+
+        Whenever the process is killed, and on a full disk, no two files are of different origin.
         """
         records = {self.calibration: calibration, self.probe: probe, self.trace: trace}
         old = [self.requests, self.probe, self.calibration if trace is not None else self.trace]
         replace_together({file: record.save for file, record in records.items() if record is not None}, old)
 
     def replace_requests(self, log: RequestLog) -> None:
+        """Replace all accuracies of the run by a log of requests."""
         replace_together({self.requests: log.save}, [self.calibration, self.probe, self.trace])
 
     def accuracies(self) -> list[Path]:
+        """The files of accuracies and requests that there are."""
         return [file for file in (self.trace, self.probe, self.calibration, self.requests) if file.exists()]
 
     def read_trace(self) -> RankTrace:

@@ -1,9 +1,8 @@
 """The rank trace: at which rank each head had the token that really came, at every state.
 
-A sequence of N emitted tokens y1...yN has states t = 0...N-1. At state t the last committed token is
-y_t, the target's own head gives the root y_{t+1}, and head k guesses y_{t+1+k}. A step is taken at t
-only if t <= N-2. Greedy output does not depend on the tree, so the trace alone tells how many steps
-decoding takes with any tree (see `treeopt.growth.replay`).
+A sequence of N emitted tokens y1...yN has states t = 0...N-1. At state t the last committed token is y_t, the target's own head
+gives the root y_{t+1}, and head k guesses y_{t+1+k}. A step can be taken at t <= N-2. Greedy output does not depend on the
+tree, so the trace alone tells how many steps decoding takes with any tree (`treeopt.growth.replay`).
 
 P states of all sequences · S sequences · K heads
 """
@@ -11,22 +10,21 @@ P states of all sequences · S sequences · K heads
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from io import BytesIO
-from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypedDict
+from typing_extensions import Self, TypedDict
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files import npz, storage
-from treeopt.files.fields import within
+from treeopt.files.fields import Positive
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Origins, ShardRecord
 from treeopt.records.pools import Marginals, Pools
@@ -34,7 +32,8 @@ from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
 FOLDS = 5  # of cross-validation
-SCHEMA = storage.schema("trace")
+PER_ROW = ("states", "steps", "tokens")  # axes along which ``starts`` counts
+OF_GUESSES = ("ranks", "pool_places", "marginal_places")  # arrays of the drafter's guesses
 
 
 class End(IntEnum):
@@ -42,6 +41,22 @@ class End(IntEnum):
     EOS = 1
     CONTEXT = 2
     LOOP = 3
+
+
+OF_SEQUENCES = {
+    "starts": npz.Form(np.int64, "sequences+1"),
+    "prompt_tokens": npz.Form(np.int32, "sequences", least=0),
+    "end": npz.Form(np.uint8, "sequences", most=max(End)),
+    "group": npz.Form(np.int16, "sequences", least=0),
+    "cluster": npz.Form(np.int32, "sequences", least=0),
+}
+FORMS = OF_SEQUENCES | {
+    "ranks": npz.Form(np.int16, "states heads"),
+    "tokens": npz.Form(np.int32, "states", least=0),
+    "target_rank": npz.Form(np.int16, "states", least=MISS),
+    "pool_places": npz.Form(np.uint8, "states topks places"),
+    "marginal_places": npz.Form(np.uint8, "states widths marginal-places"),
+}
 
 
 class Meta(TypedDict, total=False):
@@ -53,33 +68,43 @@ class Meta(TypedDict, total=False):
     max_new_tokens: int | None
     num_heads: int | None
     eos_ids: list[int] | None
-    batch_sizes: list[int] | None
+    batch_sizes: list[Positive] | None
     group_names: list[Any] | None
     skipped: list[dict[str, Any]] | None
     shard: ShardRecord | None
 
 
 class Answers(Drawn):
-    """What every record of answers says of them: where each begins, and whose turn it is.
+    """A record of answers in arrays, and its file: a trace, a probe or a log of requests.
 
-    starts  : (S+1,)  where the states (or steps) of each sequence begin, and the end
-    group   : (S,)    index into meta["group_names"]
-    cluster : (S,)    conversation that a sequence is a turn of; None: each is its own
+    file_kind : of the schema's name
+    title     : what messages call the record
+    forms     : the form of every array
+    required  : the arrays that a file must have
+    starts    : (S+1,)  where the states (or steps, or tokens) of each sequence begin, and the end
+    group     : (S,)    index into meta["group_names"]
+    cluster   : (S,)    conversation that a sequence is a turn of; None: each is its own
     """
 
+    file_kind: ClassVar[str]
+    title: ClassVar[str]
+    forms: ClassVar[Mapping[str, npz.Form]]
+    required: ClassVar[tuple[str, ...]]
     starts: IntArray
     group: NDArray[np.int16] | None
     cluster: NDArray[np.int32] | None
     meta: dict[str, Any]
 
-    def _arrays(self, *names: str) -> dict[str, NDArray[Any]]:
-        return {name: array for name in names if (array := getattr(self, name)) is not None}
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays that there are, by name."""
+        return {name: array for name in self.forms if (array := getattr(self, name)) is not None}
 
-    def _take_forms(self, forms: Mapping[str, npz.Form]) -> None:
-        """Make the arrays read-only and of their types; InvalidInput where their shapes do not fit together."""
-        for name, array in self._arrays(*forms).items():
-            object.__setattr__(self, name, read_only(array, forms[name].kind))
-        npz.check_shapes(self._arrays(*forms), forms)
+    def _take_forms(self) -> None:
+        """Make the arrays read-only and of their types. Raises InvalidInput where their shapes do not fit together."""
+        for name, array in self.arrays.items():
+            object.__setattr__(self, name, read_only(array, self.forms[name].kind))
+        npz.check_shapes(self.arrays, self.forms)
 
     @property
     def num_sequences(self) -> int:
@@ -109,10 +134,65 @@ class Answers(Drawn):
         firsts = np.unique(self.clusters, return_index=True)[1]
         return [self.group_names[group] for group in self.group[firsts].tolist()]
 
+    def _rows(self, sequences: IntArray) -> IntArray:
+        """The states (or steps, or tokens) of some of the sequences, in the given order."""
+        lengths = np.diff(self.starts)[sequences]
+        before = np.cumsum(lengths) - lengths
+        rows: IntArray = np.arange(lengths.sum()) + np.repeat(self.starts[:-1][sequences] - before, lengths)
+        return rows
+
+    def _chosen(self, sequences: IntArray) -> dict[str, NDArray[Any]]:
+        """The arrays of some of the sequences, in the given order."""
+        rows = self._rows(sequences)
+        chosen = {"starts": np.append(0, np.cumsum(np.diff(self.starts)[sequences]))}
+        for name, array in self.arrays.items():
+            axis = self.forms[name].axes.split()[0]
+            if axis == "sequences":
+                chosen[name] = array[sequences]
+            elif axis in PER_ROW:
+                chosen[name] = array[rows]
+        return chosen
+
+    def _stored(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """The arrays and the meta that a file has."""
+        return self.arrays, self.meta
+
+    def save(self, path: str | Path | BytesIO) -> None:
+        arrays, meta = self._stored()
+        text = json.dumps({"schema": storage.schema(self.file_kind), **meta}, allow_nan=False)
+        npz.write(path, {**arrays, "meta": np.array(text)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        arrays = npz.read(path, cls.required, (*cls.forms, "meta"))
+        meta = _read_meta(path, arrays, storage.schema(cls.file_kind))
+        try:
+            record = cls._of_file(arrays, meta)
+            record.check()
+        except InvalidInput as error:
+            raise InvalidInput(f"{path} is not a {cls.title}: {error}") from None
+        return record
+
+    @classmethod
+    def _of_file(cls, arrays: Mapping[str, NDArray[Any]], meta: dict[str, Any]) -> Self:
+        """The record of a file's arrays and meta."""
+        make: Callable[..., Self] = cls
+        return make(**npz.fitting(arrays, cls.forms), meta=meta)
+
+    def check(self) -> None:
+        """Raise InvalidInput where a file contradicts itself."""
+        names, hashes = self.meta.get("group_names"), self.meta.get("prompt_sha256")
+        if self.group is not None and names is not None and self.group.max(initial=-1) >= len(names):
+            raise InvalidInput(f"group must be a place among {len(names)} group_names, but one is {self.group.max()}.")
+        if hashes is not None and len(hashes) != self.num_sequences:
+            raise InvalidInput(
+                f"prompt_sha256 must be one for each of {self.num_sequences} sequences, but are {len(hashes)}."
+            )
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RankTrace(Answers):
-    """What calibration records: ``trace.npz``.
+    """The record of a calibration: ``trace.npz``.
 
     ranks         : (P, K) int16  rank of the true token at head k; -1 beyond top_k, -2 no trial
     starts        : (S+1,) int64  sequence s has the states starts[s]...starts[s+1]-1
@@ -121,9 +201,9 @@ class RankTrace(Answers):
     end           : (S,)   uint8  why each sequence ended (`End`)
     group         : (S,)   int16  index into meta["group_names"]
     cluster       : (S,)   int32  conversation that a sequence is a turn of; absent: each is its own
-    target_rank   : (P,)   int16  of given answers: rank of each token at the target itself
-    pool_places   : (P, n, L (L + 1) / 2) uint8  of dynamic trees, as meta["pools"] says: see `Pools`
-    marginal_places : (P, n, L (L + 1) / 2) uint8  of trees over marginals, as meta["marginals"] says
+    target_rank   : (P,)   int16  rank of each token at the target itself, where answers came with the prompts
+    pool_places   : (P, n, L (L + 1) / 2) uint8  places of dynamic trees: see `Pools`, and meta["pools"]
+    marginal_places : (P, n, L (L + 1) / 2) uint8  places of trees over marginals, and meta["marginals"]
     meta          : num_heads, top_k, drafter, acceptance, EOS ids, prompt hashes, provenance, ...
 
     Only ``ranks`` and ``starts`` are required of a file.
@@ -133,6 +213,7 @@ class RankTrace(Answers):
     (1, 1, [True, True, False])
     """
 
+    file_kind, title, forms, required = "trace", "rank trace", FORMS, ("ranks", "starts")
     ranks: NDArray[np.int16]
     starts: IntArray
     tokens: NDArray[np.int32] | None = None
@@ -146,7 +227,7 @@ class RankTrace(Answers):
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._take_forms(FORMS)
+        self._take_forms()
         if 0 in self.ranks.shape or self.ranks.min() < NO_TRIAL:
             raise InvalidInput(
                 f"ranks must be a (states, heads) table of ranks, -1 or -2, but has shape "
@@ -162,8 +243,8 @@ class RankTrace(Answers):
             raise InvalidInput(f"top_k must be at most {MOST_RANK + 1}, as ranks have 16 bits, but is {self.top_k}.")
 
     def check(self) -> None:
-        """Raise InvalidInput where what a file says of its sequences contradicts them."""
-        check_answers(self, self.lengths)
+        """Raise InvalidInput where a file contradicts itself."""
+        super().check()
         _ = self.pools, self.marginals  # which raise where they do not fit together
         left = np.repeat(self.starts[1:], self.lengths) - np.arange(len(self.ranks))  # (P,) tokens from a state on
         ended = np.arange(1, self.num_heads + 1) >= left[:, None]  # (P, K) no token is left to guess
@@ -172,9 +253,6 @@ class RankTrace(Answers):
                 f"ranks must be -1 or -2 where a sequence has no token to guess, but state {state}, {left[state]} before "
                 f"the end, has rank {self.ranks[state, head]} at head {head + 1}."
             )
-        for name, low in (("tokens", 0), ("target_rank", MISS)):
-            for array in self._arrays(name).values():
-                within(low, **{name: int(array.min())})
 
     @property
     def num_heads(self) -> int:
@@ -192,136 +270,79 @@ class RankTrace(Answers):
 
     @cached_property
     def pools(self) -> Pools | None:
-        """The pools of dynamic trees, where they were recorded. Raises InvalidInput where they do not fit together."""
+        """The pools of dynamic trees; None where none were recorded. Raises InvalidInput for arrays that do not fit."""
         return None if self.pool_places is None else Pools.of(self.meta.get("pools"), self.pool_places)
 
     @cached_property
     def marginals(self) -> Marginals | None:
-        """What was recorded of trees over marginals, likewise."""
+        """The places of trees over marginals; None where none were recorded. Raises InvalidInput as `pools` does."""
         return None if self.marginal_places is None else Marginals.of(self.meta.get("marginals"), self.marginal_places)
 
     @cached_property
     def has_step(self) -> BoolArray:
-        """(P,) whether a step can be taken at the state: its root is not the last token."""
+        """(P,) whether a step can be taken at each state: its root is not the last token."""
         has_step = np.ones(len(self.ranks), dtype=bool)
         has_step[self.starts[1:] - 1] = False
         return read_only(has_step, np.bool_)
 
     @cached_property
     def texts(self) -> list[list[int]]:
-        """The tokens of each sequence; a trace that was collected has them."""
+        """The tokens of each sequence, of a trace that has ``tokens``."""
         assert self.tokens is not None
         return [text.tolist() for text in np.split(self.tokens, self.starts[1:-1])]
 
     def select(self, sequences: IntArray) -> RankTrace:
         """The trace of some of the sequences, in the given order."""
-        states = np.concatenate([np.arange(self.starts[s], self.starts[s + 1]) for s in sequences])
         meta, hashes = self.meta, self.meta.get("prompt_sha256")
         if hashes is not None:
             meta = {**meta, "prompt_sha256": [hashes[s] for s in sequences.tolist()]}
-        own = {name: array[states] for name, array in self._arrays(*PER_STATE).items()}
-        own |= {name: array[sequences] for name, array in self._arrays(*PER_SEQUENCE).items()}
-        return RankTrace(starts=np.cumsum([0, *self.lengths[sequences]]), **own, meta=meta)
+        return RankTrace(**self._chosen(sequences), meta=meta)
 
     @classmethod
     def concatenate(cls, traces: Sequence[RankTrace], meta: dict[str, Any]) -> RankTrace:
-        """All sequences of several traces of the same kind; their conversations stay apart.
+        """All sequences of several traces, whose conversations stay different ones.
 
-        >>> one = RankTrace(np.array([[0], [-2]]), np.array([0, 2]))
-        >>> RankTrace.concatenate([one, one], {}).starts.tolist()
+        >>> trace = RankTrace(np.array([[0], [-2]]), np.array([0, 2]))
+        >>> RankTrace.concatenate([trace, trace], {}).starts.tolist()
         [0, 2, 4]
         """
-        every = [trace._arrays(*PER_STATE, *PER_SEQUENCE) for trace in traces]
-        names = set.intersection(*map(set, every))
-        own = {name: np.concatenate([arrays[name] for arrays in every]) for name in names}
+        parts = [trace.arrays for trace in traces]
+        names = set.intersection(*map(set, parts)) - {"starts", "cluster"}
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
         firsts = np.cumsum([0, *(trace.num_conversations for trace in traces)])
-        own["cluster"] = np.concatenate([trace.clusters + n for trace, n in zip(traces, firsts, strict=False)])
+        clusters = np.concatenate([trace.clusters + n for trace, n in zip(traces, firsts, strict=False)])
         starts = np.cumsum([0, *np.concatenate([trace.lengths for trace in traces])])
-        return cls(starts=starts, **own, meta=meta)
+        return cls(starts=starts, cluster=clusters, **arrays, meta=meta)
 
     def loop_share(self) -> float | None:
-        """Share of the sequences that ended in a loop; None where the file does not say."""
+        """Share of the sequences that ended in a loop; None where it is unknown."""
         return None if self.end is None else float(np.mean(self.end == End.LOOP))
 
-    def save(self, path: str | Path | BytesIO) -> None:
-        meta = {"schema": SCHEMA, **self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
-        text = np.array(json.dumps(meta, allow_nan=False))
-        npz.write(path, {**self._arrays(*FORMS), "meta": text})
-
-    @classmethod
-    def load(cls, path: str | Path) -> RankTrace:
-        arrays = npz.read(path, ("ranks", "starts"), (*FORMS, "meta", "weight"))
-        if "weight" in arrays:
-            raise InvalidInput(
-                f"{path} weighs its conversations, which this version does not: calibrate on the traffic itself."
-            )
-        meta = read_meta(path, arrays, SCHEMA)
-        try:
-            trace = cls(**npz.fitting(arrays, FORMS), meta=meta)
-            trace.check()
-        except InvalidInput as error:
-            raise InvalidInput(f"{path} is not a rank trace: {error}") from None
-        return trace
+    def _stored(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        return self.arrays, {**self.meta, "num_heads": self.num_heads, "top_k": self.top_k}
 
 
-def read_meta(path: str | Path, arrays: dict[str, NDArray[Any]], schema: str) -> dict[str, Any]:
-    """The JSON under "meta" of a file's arrays, its schema name and kinds checked; a key of `Meta` without value is left out."""
+def _read_meta(path: str | Path, arrays: Mapping[str, NDArray[Any]], schema: str) -> dict[str, Any]:
+    """The document in a file's array "meta", without the keys of `Meta` that have no value.
+
+    Raises InvalidInput for another schema, and for a value of another type.
+    """
     meta = npz.json_of(arrays["meta"], f"'meta' of {path}") if "meta" in arrays else {}
     if not isinstance(meta, dict) or meta.get("schema", schema) != schema:
-        found = meta.get("schema") if isinstance(meta, dict) else meta
-        raise InvalidInput(f"{path} must have the schema {schema}, but has {quoted(found)}.")
+        name = meta.get("schema") if isinstance(meta, dict) else meta
+        raise InvalidInput(f"{path} must have the schema {schema}, but has {quoted(name)}.")
     storage.typed(Meta, meta, path)
     storage.typed(Origins, meta, path)
-    return {key: value for key, value in meta.items() if value is not None or key not in Meta.__annotations__}
+    unknown = {key for key in Meta.__annotations__ if meta.get(key) is None}
+    return {key: value for key, value in meta.items() if key != "schema" and key not in unknown}
 
 
-def check_answers(record: Answers, lengths: NDArray[Any]) -> None:
-    """Raise InvalidInput where what a trace or a probe says of its sequences contradicts them.
-
-    lengths : (S,) tokens of each
-    """
-    sequences, meta = record.num_sequences, record.meta
-    names, limit, hashes = (meta.get(key) for key in ("group_names", "max_new_tokens", "prompt_sha256"))
-    most = {"end": max(End), "group": inf if names is None else len(names) - 1}
-    for name in ("prompt_tokens", "cluster", "end", "group"):
-        values = getattr(record, name, None)  # a log of requests has no ends
-        for value in () if values is None or not sequences else (values.min(), values.max()):
-            within(0, most.get(name, inf), **{name: int(value)})
-    if hashes is not None and len(hashes) != sequences:
-        raise InvalidInput(f"prompt_sha256 must be one for each of {sequences} sequences, but are {len(hashes)}.")
-    if limit is not None and sequences:
-        within(0, limit, **{"tokens of a sequence": int(lengths.max())})
-    if meta.get("batch_sizes"):
-        within(1, batch_sizes=min(meta["batch_sizes"]))
-
-
-def fold_numbers(trace: Answers) -> IntArray:
-    """(S,) which of five folds each sequence belongs to; conversations stay whole.
+def fold_numbers(answers: Answers) -> IntArray:
+    """(S,) which of five folds each sequence belongs to; the turns of a conversation are in one fold.
 
     >>> trace = RankTrace(np.array([[0], [-2]] * 10), np.arange(0, 22, 2))
     >>> sorted(np.bincount(fold_numbers(trace)).tolist())
     [2, 2, 2, 2, 2]
     """
-    return folds_of(trace.clusters)
-
-
-def folds_of(clusters: IntArray) -> IntArray:
-    """(S,) the same by the conversation 0 ... C-1 of each sequence."""
-    return (np.random.default_rng(0).permutation(int(clusters.max()) + 1) % FOLDS)[clusters]
-
-
-FORMS = {
-    "ranks": npz.Form(np.int16, "states heads"),
-    "starts": npz.Form(np.int64, "sequences+1"),
-    "tokens": npz.Form(np.int32, "states"),
-    "prompt_tokens": npz.Form(np.int32, "sequences"),
-    "end": npz.Form(np.uint8, "sequences"),
-    "group": npz.Form(np.int16, "sequences"),
-    "cluster": npz.Form(np.int32, "sequences"),
-    "target_rank": npz.Form(np.int16, "states"),
-    "pool_places": npz.Form(np.uint8, "states topks places"),
-    "marginal_places": npz.Form(np.uint8, "states widths marginal-places"),
-}
-OF_GUESSES = ("ranks", "pool_places", "marginal_places")  # what is recorded of a drafter's guesses
-PER_STATE = tuple(name for name, form in FORMS.items() if form.axes.startswith("states"))
-PER_SEQUENCE = tuple(name for name, form in FORMS.items() if form.axes == "sequences")
+    numbers = np.random.default_rng(0).permutation(answers.num_conversations) % FOLDS
+    return np.asarray(numbers[answers.clusters], np.int64)
