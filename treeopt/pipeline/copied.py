@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -49,6 +49,7 @@ MEANS: dict[State, str] = {
 }
 UNUSED = {"shape": None, "max_rank": None, "max_depth": None, "measured_only": False, "sample": None}  # fmt: skip
 Job = tuple[str, Settings, State, int | None]  # a drafter, its settings, what is kept, and how many requests
+Replays = Callable[[Sequence[Job]], list[list[Candidate]]]  # what each job found on the two halves
 _WORKERS: list[tuple[RequestLog, list[BoolArray]]] = []  # a process's log and its halves
 
 
@@ -137,19 +138,19 @@ def planned(
     first, budget = first_answers(log, SOUGHT_TOKENS).num_sequences, request.limits.budget
     each = max(MOST_TRIED // len(drafters), FEWEST_TRIED)
     warnings, settings, usuals = list[str](), dict[str, list[Candidate]](), dict[str, Candidate]()
-    with _replays(file, log) as many, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
+    with _replays(file, log) as replayed, progress("Searching", len(drafters) * (each + FINALISTS)) as advance:
 
         def value(name: str, tried: Sequence[Settings]) -> Floats:
-            return worth(
-                [sought_on for sought_on, _ in many([(name, one, state, first) for one in tried])], costs, request
-            )
+            results = replayed([(name, options, state, first) for options in tried])
+            return worth([sought_on for sought_on, _ in results], costs, request)
 
         for name in drafters:
             values = sought(name, partial(value, name), most=each)
             advance(each)
-            best = [sorted(values, key=lambda s: -values[s][b])[:FINALISTS] for b in range(len(request.sizes))]
-            finalists = dict.fromkeys([usual(name), *(one for some in best for one in some)])
-            judged = [held_out for _, held_out in many([(name, one, state, None) for one in finalists])]
+            finalists = {usual(name): None}
+            for b in range(len(request.sizes)):
+                finalists |= dict.fromkeys(sorted(values, key=lambda options: -values[options][b])[:FINALISTS])
+            judged = [held_out for _, held_out in replayed([(name, options, state, None) for options in finalists])]
             settings[name] = [candidate for candidate in judged if candidate.size <= budget]
             if judged[0] in settings[name]:
                 usuals[name] = judged[0]
@@ -168,7 +169,7 @@ def planned(
                 f"Replayed were the first {log.num_sequences:,} of {all_requests:,} requests, {JUDGED_TOKENS:,} tokens of answers."
             )
         plan = plan_text({name: some for name, some in settings.items() if some}, usuals, held_out, costs, request)
-        brackets = _bracket(many, plan, state)
+        brackets = _bracket(replayed, plan, state)
     entries = (replace(e, warnings=[*e.warnings, *warnings, *brackets.get(e.batch_size, [])]) for e in plan.entries)
     return replace(plan, entries=tuple(entries))
 
@@ -229,8 +230,8 @@ def halves(log: RequestLog) -> IntArray:
 
 
 @contextmanager
-def _replays(file: Path, log: RequestLog) -> Iterator[Any]:
-    """A function from jobs to what each found on the two halves; in several processes where that pays."""
+def _replays(file: Path, log: RequestLog) -> Iterator[Replays]:
+    """What replays jobs, in several processes where that pays."""
     if len(log.tokens) < IN_PROCESS:
         parts = _parts(log)
         yield lambda jobs: [tried_on(log, job, parts) for job in jobs]
@@ -276,7 +277,7 @@ def tried_on(log: RequestLog, job: Job, parts: Sequence[BoolArray]) -> list[Cand
     return candidates
 
 
-def _bracket(many: Any, plan: Plan, state: State) -> dict[int, list[str]]:
+def _bracket(replayed: Replays, plan: Plan, state: State) -> dict[int, list[str]]:
     """What the chosen settings reach where a server has kept nothing, and where it served the log in order, by batch size."""
     brackets: dict[Draft, list[str]] = {}
     chosen = {entry.draft: entry.chosen.tokens_per_step for entry in plan.entries if entry.speculates}
@@ -285,7 +286,9 @@ def _bracket(many: Any, plan: Plan, state: State) -> dict[int, list[str]]:
             continue
         states: list[State] = [other for other in MEANS if other in ("cold", "serial") and other != state]
         settings = tuple(sorted(draft.options.items()))
-        held_out = [judged.rates for _, judged in many([(draft.drafter, settings, other, None) for other in states])]
+        held_out = [
+            judged.rates for _, judged in replayed([(draft.drafter, settings, other, None) for other in states])
+        ]
         rates = dict(zip(states, (reached.tokens_per_step for reached in held_out), strict=True)) | {state: rate}
         if max(rates.values()) > (1 + NOTICEABLE) * min(rates.values()):
             each = "; ".join(f"{MEANS[kept]} {rates[kept]:.2f}" for kept in MEANS if kept in rates)

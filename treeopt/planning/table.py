@@ -183,10 +183,10 @@ def row_shares(counts: IntArray, batch_size: int) -> Floats:
     if batch_size > 1:
         drawn_rows = np.random.default_rng(SEED).choice(len(counts), (PASSES, batch_size), p=shares)
         means, shares = drawn_rows.mean(axis=1), np.full(PASSES, 1 / PASSES)
-    low, found = means.astype(int), np.zeros(len(counts) + 1)
-    np.add.at(found, low, shares * (1 - means + low))
-    np.add.at(found, low + 1, shares * (means - low))
-    return found
+    low, by_rows = means.astype(int), np.zeros(len(counts) + 1)
+    np.add.at(by_rows, low, shares * (1 - means + low))
+    np.add.at(by_rows, low + 1, shares * (means - low))
+    return by_rows
 
 
 def mean_ms(candidates: Sequence[Candidate], costs: StepCosts) -> Floats:
