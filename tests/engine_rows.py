@@ -1,6 +1,6 @@
-"""The rows of engines in their contract: what each is told of a chain, and ports of how it reads what treeopt writes.
+"""The contract of engines: the options of a chain for each, and ports of their own readers.
 
-Each gives the tree, the lengths or the settings that the engine decodes with, and fails where it would refuse or fail.
+A reader gives the tree, the lengths or the settings that the engine decodes with. It fails where the engine would.
 """
 
 import ast
@@ -37,9 +37,9 @@ Reader = Callable[[Files], Tree | Lengths | Settings | CopiedText | None]
 
 def export(engine: str, served: Draft | Ranges[Draft], method: str | None = None, **about: Any) -> Written:
     """The export of a draft for all batch sizes, or of drafts by batch size."""
-    said = About(**{"num_heads": 8, **about})
+    record = About(**{"num_heads": 8, **about})
     ranges = served if isinstance(served, tuple) else for_all(served)
-    return write_served(method_of(engine, said.drafter, method), ranges, said)
+    return write_served(method_of(engine, record.drafter, method), ranges, record)
 
 
 def chains(*lengths: tuple[int, int | None, int]) -> Ranges[Draft]:
@@ -83,13 +83,13 @@ def flags(files: Files) -> dict[str, str]:
     >>> flags({"commands.sh": "serve MODEL --eager --steps 3 # three"})
     {'--eager': '', '--steps': '3'}
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for word, following in pairwise([*shlex.split(files[COMMANDS], comments=True), "--"]):
         if word.startswith("--") and "=" in word:
-            name, _, found[name] = word.partition("=")
+            name, _, options[name] = word.partition("=")
         elif word.startswith("--"):
-            found[word] = "" if following.startswith("--") else following
-    return found
+            options[word] = "" if following.startswith("--") else following
+    return options
 
 
 # Trees
@@ -157,7 +157,7 @@ def read_token_tree(files: Files) -> Tree:
 
 
 def by_flag(
-    on: str, length: str = "", root: bool = False, must: Callable[[dict[str, str]], bool] = lambda given: True
+    on: str, length: str = "", root: bool = False, must: Callable[[dict[str, str]], bool] = lambda options: True
 ) -> Reader:
     """A reader of one length behind a flag; none without the flag that turns speculation on.
 
@@ -165,55 +165,56 @@ def by_flag(
     """
 
     def read(files: Files) -> Lengths:
-        given = flags(files)
-        assert must(given), given
-        return ((1, None, int(given[length or on]) - root),) if on in given else NO_CHAIN
+        options = flags(files)
+        assert must(options), options
+        return ((1, None, int(options[length or on]) - root),) if on in options else NO_CHAIN
 
     return read
 
 
 ALGORITHMS = (None, "eagle", "eagle3", "deepseek_mtp", "hy3_mtp", "qwen3_5_mtp", "dflash")  # LMDeploy's
 BY_FLAG = {
-    "tgi": by_flag("--speculate", must=lambda given: given["--model-id"] != "HEADS" or "--speculate" in given),
+    "tgi": by_flag("--speculate", must=lambda options: options["--model-id"] != "HEADS" or "--speculate" in options),
     "lmdeploy": by_flag(
         "--speculative-algorithm",
         "--speculative-num-draft-tokens",
-        must=lambda given: given["--backend"] == "pytorch" and given.get("--speculative-algorithm") in ALGORITHMS,
+        must=lambda options: options["--backend"] == "pytorch" and options.get("--speculative-algorithm") in ALGORITHMS,
     ),
     "redrafter": by_flag(
-        "--beam_length", root=True, must=lambda given: "--autoregression" in given or given["--beam_width"] == "1"
+        "--beam_length", root=True, must=lambda options: "--autoregression" in options or options["--beam_width"] == "1"
     ),
     "rtp-llm": by_flag(
         "--sp_type",
         "--gen_num_per_cycle",
-        must=lambda given: (
-            "--sp_type" not in given
+        must=lambda options: (
+            "--sp_type" not in options
             or (
-                given["--sp_type"] in ("mtp", "eagle", "dspark")
-                and {"--sp_model_type", "--sp_checkpoint_path"} < given.keys()
+                options["--sp_type"] in ("mtp", "eagle", "dspark")
+                and {"--sp_model_type", "--sp_checkpoint_path"} < options.keys()
             )
         ),
     ),
     "mlx-lm": by_flag("--draft-model", "--num-draft-tokens"),
     "exllamav3": by_flag(
         "--num_draft_tokens",
-        must=lambda given: (
-            "--dynamic_draft" not in given
-            and any(flag.split()[0] in given for flag in exllamav3.FLAGS.values()) == ("--num_draft_tokens" in given)
+        must=lambda options: (
+            "--dynamic_draft" not in options
+            and any(flag.split()[0] in options for flag in exllamav3.FLAGS.values())
+            == ("--num_draft_tokens" in options)
         ),
     ),
 }
-EDGE = by_flag("--specVerifySize", root=True, must=lambda given: "--dsparkScheduler" not in given)
+EDGE = by_flag("--specVerifySize", root=True, must=lambda options: "--dsparkScheduler" not in options)
 
 
 def read_edge_llm(files: Files) -> Lengths:
     """The length that is verified; of a stepwise drafter as many steps, of a block one step and DFlash's own rows."""
-    given = flags(files)
-    if "--specDecode" in given:
-        assert given["--specDraftTopK"] == "1"  # else a tree
-        steps, rows = int(given["--specDraftStep"]), int(given["--specVerifySize"])
+    options = flags(files)
+    if "--specDecode" in options:
+        assert options["--specDraftTopK"] == "1"  # else a tree
+        steps, rows = int(options["--specDraftStep"]), int(options["--specVerifySize"])
         assert steps in (1, rows - 1)  # its DFlash, JetSpec and DSpark ask for 1
-        assert given.get("--dflashBlockSize", str(rows)) == str(rows)  # which verifySize is set to
+        assert options.get("--dflashBlockSize", str(rows)) == str(rows)  # which verifySize is set to
     return EDGE(files)
 
 
@@ -241,26 +242,26 @@ LOSSY = {"--speculative-accept-threshold-single", "--speculative-accept-threshol
 
 def read_llama_cpp(files: Files) -> Lengths:
     """The longest chain; none where nothing is drafted."""
-    given = flags(files)
-    kind = given.get("--spec-type")
-    assert not REMOVED & given.keys()
-    if kind is None or (kind not in ("draft-mtp", "ngram-simple") and "--spec-draft-model" not in given):
+    options = flags(files)
+    kind = options.get("--spec-type")
+    assert not REMOVED & options.keys()
+    if kind is None or (kind not in ("draft-mtp", "ngram-simple") and "--spec-draft-model" not in options):
         return NO_CHAIN  # a line in the log, and the server goes on
     assert kind in TYPES
     if kind == "ngram-simple":
-        length, looked_up = (int(given[f"--spec-ngram-simple-size-{name}"]) for name in "mn")
+        length, looked_up = (int(options[f"--spec-ngram-simple-size-{name}"]) for name in "mn")
         return ((1, None, length if length >= looked_up else 0),)
     # The limit is looked at after a token was drafted, so 0 drafts one as well.
-    return ((1, None, max(1, int(given["--spec-draft-n-max"]))),)
+    return ((1, None, max(1, int(options["--spec-draft-n-max"]))),)
 
 
 def read_mlc(files: Files) -> Lengths:
     """The chain length; it would choose one for 0, make a tree of some width, or not fit one sequence."""
-    given = flags(files)
-    mode = given.get("--speculative-mode")
+    options = flags(files)
+    mode = options.get("--speculative-mode")
     if mode is None:
         return NO_CHAIN
-    settings = {name: int(n) for name, _, n in (part.partition("=") for part in given["--overrides"].split(";"))}
+    settings = {name: int(n) for name, _, n in (part.partition("=") for part in options["--overrides"].split(";"))}
     length = settings["spec_draft_length"]
     assert length > 0
     assert "spec_tree_width" not in settings
@@ -269,39 +270,41 @@ def read_mlc(files: Files) -> Lengths:
 
 
 def read_eagle2(files: Files) -> Settings:
-    given = flags(files)
-    if "--total-token" not in given:
+    options = flags(files)
+    if "--total-token" not in options:
         return NO_TREE
-    return ((1, None, DynamicTree(int(given["--depth"]) + 1, int(given["--top-k"]), int(given["--total-token"]))),)
+    return (
+        (1, None, DynamicTree(int(options["--depth"]) + 1, int(options["--top-k"]), int(options["--total-token"]))),
+    )
 
 
 def read_sglang_tree(files: Files) -> Settings:
     """The dynamic tree as SGLang builds it, a chain with topk 1; it fails at the first step for more rows than its pool has."""
-    given = flags(files)
-    if "--speculative-algorithm" not in given:
+    options = flags(files)
+    if "--speculative-algorithm" not in options:
         return NO_TREE
-    assert not LOSSY & given.keys()
-    steps, topk, rows = (int(given[name]) for name in (sglang.STEPS, sglang.TOPK, sglang.ROWS))
+    assert not LOSSY & options.keys()
+    steps, topk, rows = (int(options[name]) for name in (sglang.STEPS, sglang.TOPK, sglang.ROWS))
     return ((1, None, DynamicTree(steps, topk, steps + 1 if topk == 1 else rows)),)
 
 
 def read_sglang(files: Files) -> Lengths:
     """The chain lengths as SGLang reads flags and config; with another drafter it would silently stay static."""
-    given = flags(files)
-    algorithm = given.get("--speculative-algorithm")
+    options = flags(files)
+    algorithm = options.get("--speculative-algorithm")
     if algorithm is None:
         return NO_CHAIN
     if algorithm == "DSPARK":
-        return ((1, None, int(given["--speculative-dspark-block-size"])),)
+        return ((1, None, int(options["--speculative-dspark-block-size"])),)
     if algorithm in ("DFLASH", "NGRAM"):
-        return ((1, None, int(given[sglang.ROWS]) - 1),)
-    assert given[sglang.TOPK] == "1"
-    steps = int(given[sglang.STEPS])
-    if "--speculative-adaptive" not in given:
+        return ((1, None, int(options[sglang.ROWS]) - 1),)
+    assert options[sglang.TOPK] == "1"
+    steps = int(options[sglang.STEPS])
+    if "--speculative-adaptive" not in options:
         return ((1, None, steps),)
     assert algorithm in [sglang.ALGORITHMS[drafter] for drafter in sglang.ADAPTIVE]
     slots = {int(key): entry["candidate_steps"] for key, entry in json.loads(files[sglang.FILE]).items()}
-    assert all(len(found) == 1 for found in slots.values())  # among several it chooses at run time
+    assert all(len(candidates) == 1 for candidates in slots.values())  # among several it chooses at run time
     lengths = {key: length for key, (length,) in slots.items()}
     assert steps in lengths.values()
     return ranges_of(lambda batch_size: length_at(lengths, batch_size))
@@ -309,22 +312,22 @@ def read_sglang(files: Files) -> Lengths:
 
 def read_fastrl(files: Files) -> Settings:
     """The settings by batch size as its fixed map has them."""
-    given = flags(files)
+    options = flags(files)
     ((_, _, first),) = read_sglang_tree(files)
     if first is None:
         return NO_TREE
     begins, trees = [1], [first]
-    if sglang.CONFIGS in given:
-        assert given[sglang.ALGORITHM] == "PREDEFINED"
-        parts = {*given[sglang.CONFIGS].split(","), f"{first.levels}_{first.topk}_{first.rows}"}
+    if sglang.CONFIGS in options:
+        assert options[sglang.ALGORITHM] == "PREDEFINED"
+        parts = {*options[sglang.CONFIGS].split(","), f"{first.levels}_{first.topk}_{first.rows}"}
         trees = [DynamicTree(*map(int, part.split("_"))) for part in sorted(parts)]
         trees.sort(key=lambda tree: -tree.rows)
-        begins = [int(one) for one in given[sglang.THRESHOLD].split(",")]
+        begins = [int(begin) for begin in options[sglang.THRESHOLD].split(",")]
     assert len(begins) == len(trees)
     assert begins == sorted({1, *begins})
-    known = dict(zip(begins, trees, strict=True))
-    most = int(given.get(sglang.UP_TO, LAST))
-    return ranges_of(lambda size: known[max(begin for begin in begins if begin <= size)] if size <= most else None)
+    by_begin = dict(zip(begins, trees, strict=True))
+    most = int(options.get(sglang.UP_TO, LAST))
+    return ranges_of(lambda size: by_begin[max(begin for begin in begins if begin <= size)] if size <= most else None)
 
 
 # Files of settings
@@ -393,18 +396,18 @@ def program_calls(files: Files) -> dict[str, frozenset[str | None]]:
 def read_transformers(files: Files) -> Lengths:
     """The chain length as ``generate`` picks its drafter: early exit, prompt lookup, then an assistant."""
     calls, settings = program_calls(files), json.loads(files["generation_config.json"])
-    given = calls["model.generate"]
-    own = settings if "model.generation_config" in calls else {}
-    assert "assistant_early_exit" not in own  # an exit would draft with exits of its own
-    if "assistant_early_exit" not in given and "prompt_lookup_num_tokens" in own:
-        return ((1, None, own["prompt_lookup_num_tokens"]),)
-    if not given & {"assistant_early_exit", "assistant_model"}:
+    arguments = calls["model.generate"]
+    defaults = settings if "model.generation_config" in calls else {}
+    assert "assistant_early_exit" not in defaults  # an exit would draft with exits of its own
+    if "assistant_early_exit" not in arguments and "prompt_lookup_num_tokens" in defaults:
+        return ((1, None, defaults["prompt_lookup_num_tokens"]),)
+    if not arguments & {"assistant_early_exit", "assistant_model"}:
         return NO_CHAIN
     if "speculation_type" in settings:  # its block is the assistant's own
         assert settings["speculation_type"] == "dflash"
         assert {"config", "key_mapping"} <= calls["MuseGlimmerAssistantModel.from_pretrained"]
         return ((1, None, settings["num_assistant_tokens"]),)
-    assert "assistant_early_exit" in given or "assistant.generation_config" in calls
+    assert "assistant_early_exit" in arguments or "assistant.generation_config" in calls
     assert settings["num_assistant_tokens_schedule"] == "constant"
     assert settings["assistant_confidence_threshold"] == 0  # else a chain stops where its drafter is unsure
     return ((1, None, settings["num_assistant_tokens"]),)
@@ -413,12 +416,12 @@ def read_transformers(files: Files) -> Lengths:
 def read_openvino(files: Files) -> Lengths:
     """The chain length as the pipeline takes it."""
     calls, settings = program_calls(files), json.loads(files["generation_config.json"])
-    given = calls["openvino_genai.LLMPipeline"]
+    arguments = calls["openvino_genai.LLMPipeline"]
     assert "openvino_genai.GenerationConfig" in calls
-    if not given & {"draft_model", "prompt_lookup"}:
+    if not arguments & {"draft_model", "prompt_lookup"}:
         return NO_CHAIN
     assert "assistant_confidence_threshold" not in settings
-    assert ("prompt_lookup" in given) == ("max_ngram_size" in settings)
+    assert ("prompt_lookup" in arguments) == ("max_ngram_size" in settings)
     return ((1, None, settings["num_assistant_tokens"]),)
 
 
@@ -499,8 +502,8 @@ def read_copied(engine: str) -> Reader:
 
 
 def options_of_flags(files: Files, *prefixes: str) -> dict[str, Any]:
-    given = {name[2:].replace("-", "_"): value for name, value in flags(files).items() if name.startswith(prefixes)}
-    return {name: yaml.safe_load(value or "true") for name, value in given.items()}
+    options = {name[2:].replace("-", "_"): value for name, value in flags(files).items() if name.startswith(prefixes)}
+    return {name: yaml.safe_load(value or "true") for name, value in options.items()}
 
 
 def copied_vllm(files: Files) -> tuple[str, dict[str, Any]]:
@@ -511,13 +514,13 @@ def copied_vllm(files: Files) -> tuple[str, dict[str, Any]]:
     assert config == json.loads(files.get(vllm.FILE, '{"method": ""}'))
     method = config.pop("method")
     runner = {"0": "-v1", "1": "-v2", None: ""}[variables.pop("VLLM_USE_V2_MODEL_RUNNER", None)]
-    own = "arctic" if variables.pop("ARCTIC_INFERENCE_ENABLED", "0") == "1" else "vllm"
+    engine = "arctic" if variables.pop("ARCTIC_INFERENCE_ENABLED", "0") == "1" else "vllm"
     assert not variables
     if method == "ngram":
         shortest, longest = (config.get(f"prompt_lookup_{bound}") for bound in ("min", "max"))
         assert config["num_speculative_tokens"] > 0
         assert (shortest or longest or 5) <= (longest or shortest or 5)
-    return method and f"{own}:{method}{runner}", config
+    return method and f"{engine}:{method}{runner}", config
 
 
 def copied_llama(files: Files) -> tuple[str, dict[str, Any]]:
@@ -548,7 +551,7 @@ READ_COPIED: dict[str, Callable[[Files], tuple[str, dict[str, Any]]]] = {
 }  # fmt: skip
 
 
-# What each is told: by engine and drafter, options of a chain of three guesses, in the command or in a file
+# Options of a chain of three guesses by engine and drafter, in the command or in a file
 
 DRAFT = "--speculative-draft-model-path DRAFTER"
 STEPS = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
@@ -559,7 +562,7 @@ VLLM = {"model": "DRAFTER", "num_speculative_tokens": 3}
 TRT = {"max_draft_len": 3}
 ASSISTED = {"do_sample": False, "num_assistant_tokens": 3}
 FIXED = {"max_draft_tokens": 3, "min_adaptive_k": 0, "cooldown": False}
-TOLD = {
+CHAIN_OPTIONS = {
     ("exllamav3", "draft-model"): "--draft_model_dir DRAFTER --num_draft_tokens 3",
     ("exllamav3", "mtp"): "--mtp --num_draft_tokens 3",
     ("exllamav3", "ngram"): "--ngram_match_min 1 --num_draft_tokens 3",

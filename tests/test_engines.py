@@ -1,6 +1,6 @@
-"""The contract of engines: a row each of what they are told, and for all: what is written is read back or refused.
+"""The contract of engines: an export is read back as it was asked, or refused.
 
-What is read back is read by ports of the engines' own rules (`tests.engine_rows`).
+Ports of the engines' own rules read it back (`tests.engine_rows`).
 """
 
 import json
@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.engine_rows import COPIED, READERS, TOLD, chains, check_read_back, export, flags
+from tests.engine_rows import CHAIN_OPTIONS, COPIED, READERS, chains, check_read_back, export, flags
 from treeopt import __version__
 from treeopt.cli import cli
 from treeopt.engines.base import BLOCKS, COMMANDS
@@ -58,23 +58,23 @@ def draft_for(method):
     return Tree.chain(3) if method.limits.only_chains else Tree.dense([2, 1])
 
 
-@pytest.mark.parametrize(("engine", "drafter"), TOLD, ids="-".join)
+@pytest.mark.parametrize(("engine", "drafter"), CHAIN_OPTIONS, ids="-".join)
 def test_options_of_a_chain(engine, drafter):
     """The options of a chain of three guesses, engine by engine."""
-    written, told = chain(engine, drafter), TOLD[engine, drafter]
-    if isinstance(told, str):
-        assert told in written.command
+    written, expected = chain(engine, drafter), CHAIN_OPTIONS[engine, drafter]
+    if isinstance(expected, str):
+        assert expected in written.command
         if engine not in ("mlc-llm", "mlx-lm", "exllamav3", "edge-llm", "onnx-genai"):
             assert tree_in(written.files[COMMANDS]) == Tree.chain(3)
     else:
         (text,) = [text for name, text in written.files.items() if name.endswith((".json", ".yml"))]
-        found = yaml.safe_load(text)
-        assert found.get("speculative_config", found) == told
+        settings = yaml.safe_load(text)
+        assert settings.get("speculative_config", settings) == expected
 
 
 def test_options_table_is_complete():
     """Every engine of chains has a row."""
-    assert {engine for engine, _ in CHAINS} == {engine for engine, _ in TOLD}
+    assert {engine for engine, _ in CHAINS} == {engine for engine, _ in CHAIN_OPTIONS}
 
 
 # For every method
@@ -177,8 +177,8 @@ def test_notes_on_drafter(engine, method):
     notes = export(engine, Tree.chain(3), method.name).notes
     assert f"The plan does not name its drafter; this is written for {usual}." in notes
     for drafter in method.drafters:
-        said = [note for note in export(engine, Tree.chain(3), method.name, drafter=drafter).notes if "blocks" in note]
-        assert len(said) == (drafter in BLOCKS)
+        notes = export(engine, Tree.chain(3), method.name, drafter=drafter).notes
+        assert sum("blocks" in note for note in notes) == (drafter in BLOCKS)
 
 
 def test_unused_version():
@@ -199,7 +199,7 @@ def test_unknown_names():
 
 
 @pytest.mark.parametrize(
-    ("engine", "drafter", "options", "said"),
+    ("engine", "drafter", "options", "words"),
     [
         ("sglang", "eagle3", {"batch_size": 64}, "--max-running-requests 64"),
         ("sglang", "dflash", {"batch_size": 64}, "--max-running-requests 64"),
@@ -217,11 +217,11 @@ def test_unknown_names():
         ("tensorrt-llm", "draft-model", {"lengths": chains((1, 8, 4), (9, None, 0))}, "one token"),
     ],
 )
-def test_notes(engine, drafter, options, said):
+def test_notes(engine, drafter, options, words):
     """A note says what an engine does silently."""
-    assert any(said in note for note in chain(engine, drafter, **options).notes)
-    assert not any(said in note for note in chain(engine, "ngram" if engine == "vllm" else drafter, 1).notes) or (
-        said.startswith("removed")
+    assert any(words in note for note in chain(engine, drafter, **options).notes)
+    assert not any(words in note for note in chain(engine, "ngram" if engine == "vllm" else drafter, 1).notes) or (
+        words.startswith("removed")
     )
 
 
@@ -232,8 +232,8 @@ def test_rejection():
         assert (config.get("draft_sample_method") == "probabilistic") == asks
         assert ("use-rejection-sampling" in chain("sglang", "eagle3", acceptance=rule).command) == asks
         options = chain("tensorrt-llm", "draft-model", acceptance=rule).files["llm_api_options.yml"]
-        given = yaml.safe_load(options)["speculative_config"].get("use_rejection_sampling")
-        assert given is (None if rule is None else asks)
+        rejection = yaml.safe_load(options)["speculative_config"].get("use_rejection_sampling")
+        assert rejection is (None if rule is None else asks)
     with pytest.raises(InvalidInput, match="no use_rejection_sampling"):
         chain("tensorrt-llm", "draft-model", acceptance=REJECTED, version="lower-bound")
 
@@ -242,12 +242,15 @@ def test_options_by_batch_size():
     """Options that follow from the number of sequences."""
     for size in (1, 4):
         assert "--parallel" not in chain("llama-cpp", "mtp", batch_size=size).command
-    given = flags(chain("llama-cpp", "mtp", 0, batch_size=5).files)
-    assert (given["--parallel"], given["--kv-unified"]) == ("5", "")  # else every sequence gets a fifth of the context
+    options = flags(chain("llama-cpp", "mtp", 0, batch_size=5).files)
+    assert (options["--parallel"], options["--kv-unified"]) == (
+        "5",
+        "",
+    )  # else every sequence gets a fifth of the context
     assert "max_num_sequence=32'" in chain("mlc-llm", "draft-model", batch_size=8).command
     for length, looked_up in ((1, 1), (8, 3)):
-        given = flags(chain("llama-cpp", "ngram", length).files)
-        assert given["--spec-ngram-simple-size-n"] == str(looked_up)
+        options = flags(chain("llama-cpp", "ngram", length).files)
+        assert options["--spec-ngram-simple-size-n"] == str(looked_up)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "tgi", "mlc-llm"])
@@ -257,9 +260,8 @@ def test_chain_longer_than_heads(engine):
         chain(engine, "medusa", 9)
 
 
-SERVED = {  # engines by the kind of drafter of blocks, and by their way with a block that is too wide
-    kind: {name for name, engine in ENGINES.items() if any(kind in way.drafters for way in engine.methods)}
-    for kind in (*BLOCKS, "p-eagle", "pard")
+SERVED = {  # kind of drafter of blocks to the engines that run it
+    kind: {name for name, method in METHODS if kind in method.drafters} for kind in (*BLOCKS, "p-eagle", "pard")
 }
 WIDER = {
     "vllm": "without a word",
@@ -285,8 +287,8 @@ def test_block_drafter_elsewhere(kind):
 def test_chain_longer_than_block(kind, engine):
     """A chain as long as the block is written. A longer one is refused, but for SGLang, which runs it with a warning."""
     assert chain(engine, kind, 5, widest=5).files
-    if said := WIDER.get((engine, kind), WIDER.get(engine)):
-        with pytest.raises(InvalidInput, match=f"up to 5 guesses from this drafter.*this one has 6, and it .*{said}"):
+    if words := WIDER.get((engine, kind), WIDER.get(engine)):
+        with pytest.raises(InvalidInput, match=f"up to 5 guesses from this drafter.*this one has 6, and it .*{words}"):
             chain(engine, kind, 6, widest=5)
     else:
         assert chain(engine, kind, 6, widest=5).files
@@ -305,13 +307,13 @@ def test_fastrl_schedules():
     def schedule(*settings, **others):
         return export("fastrl", settings, drafter="eagle3", **others)
 
-    for settings, said in (
+    for settings, words in (
         (((1, 4, b), (5, None, a)), "most rows to the smallest batch sizes"),
         (((1, 4, DynamicTree(4, 2, 6)), (5, None, b)), "most rows to the smallest batch sizes"),
         (((1, 4, Tree.chain(0)), (5, None, a)), "stops speculating above one batch size"),
         (((1, 256, a), (257, None, b)), r"16 rows of 256 sequences are 4,096; keep within budget=8"),
     ):
-        with pytest.raises(InvalidInput, match=said):
+        with pytest.raises(InvalidInput, match=words):
             schedule(*settings)
     with pytest.raises(InvalidInput, match="16 rows of 129 sequences"):
         schedule((1, None, a), batch_size=129)
@@ -321,8 +323,8 @@ def test_dynamic_trees_are_lossless():
     """No export of a dynamic tree loosens acceptance."""
     for (engine, method), rule in product([row for row in METHODS if row[1].limits.dynamic], (None, SAMPLED)):
         if rule is None or "sample" in method.rules:
-            found = export(engine, DynamicTree(3, 4, 8), method.name, drafter="eagle3", acceptance=rule)
-            assert not re.search("threshold|relaxed|typical", "".join([found.command, *found.files.values()]))
+            written = export(engine, DynamicTree(3, 4, 8), method.name, drafter="eagle3", acceptance=rule)
+            assert not re.search("threshold|relaxed|typical", "".join([written.command, *written.files.values()]))
     with pytest.raises(InvalidInput, match="top_p"):
         export("eagle2", DynamicTree(3, 4, 8), acceptance={**SAMPLED, "top_p": 0.9})
 
@@ -349,8 +351,8 @@ def refreshed(page):
     tables = (
         f"{in_markdown(HEADS)}\n| engine | known, and not planned for | how it is asked for |\n| --- | --- | --- |\n"
     )
-    others = [(one.name, *other) for one in ENGINES.values() for other in one.unplanned.items()]
-    tables += "".join(f"| `{engine}` | {name} | {asked} |\n" for engine, name, asked in others)
+    others = [(engine.name, *other) for engine in ENGINES.values() for other in engine.unplanned.items()]
+    tables += "".join(f"| `{engine}` | {name} | {options} |\n" for engine, name, options in others)
     return f"{before}{BEGIN}\n\n{tables}\n{END}\n" + rest.partition(f"{END}\n")[2]
 
 
@@ -381,14 +383,13 @@ def test_ngrams_of_tensorrt_llm():
 @pytest.mark.parametrize("drafter_id", ["ngram", "ngram:earliest"])
 def test_note_on_lookup(drafter_id):
     """A note says whether the engine looks n-grams up as treeopt's drafter does."""
-    engines = {name for name, one in ENGINES.items() if any("ngram" in way.drafters for way in one.methods)}
+    engines = {name for name, method in METHODS if "ngram" in method.drafters}
     fits = {"transformers", "openvino"} if drafter_id == "ngram:earliest" else set()
     for engine in engines:
         notes = export(engine, Tree.chain(3), drafter="ngram", drafter_id=drafter_id).notes
-        said = [note for note in notes if note.startswith(f"{engine} looks n-grams up ")]
-        assert len(said) == 1
-        assert ("as ngram:earliest does" in said[0]) == (engine in fits)
-        assert ("so its tokens per step differ" in said[0]) == (engine not in fits)
+        (note,) = [note for note in notes if note.startswith(f"{engine} looks n-grams up ")]
+        assert ("as ngram:earliest does" in note) == (engine in fits)
+        assert ("so its tokens per step differ" in note) == (engine not in fits)
 
 
 @named(METHODS)
@@ -401,7 +402,7 @@ def test_method_fields(engine, method):
     assert re.search(r"\d", method.checked), "a release, or a commit and its month"
     assert all([method.carrier, method.syntax, method.versions, *(re.search(r"=|<=|≤", f) for f in method.derived)])
     assert method.status == "live" or (method.status in engine_table.available(method) and "removed" in method.status)
-    assert [one.name for one in ENGINES[engine].methods].count(method.name) == 1
+    assert [other.name for other in ENGINES[engine].methods].count(method.name) == 1
 
 
 def listed(*words, columns=300):
