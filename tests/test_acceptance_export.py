@@ -119,8 +119,8 @@ TRACE = RankTrace(
 
 def test_lengths_and_groups(tmp_path):
     """A trace gives every length and every group of prompts."""
-    found = exported(run_with(tmp_path, TRACE))
-    assert found.exit_code == 0, found.output
+    result = exported(run_with(tmp_path, TRACE))
+    assert result.exit_code == 0, result.output
     folder = tmp_path / "export" / "acceptance"
     by_group = yaml.safe_load((folder / "inferencex.yaml").read_text(encoding="utf-8"))
     chains = [chain_survival(part, 2) for part in (TRACE, TRACE.select(np.array([0, 2])), TRACE.select(np.array([1])))]
@@ -151,7 +151,7 @@ def test_counts_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("trace", "options", "said"),
+    ("trace", "options", "words"),
     [
         (TRACE, ["--batch-size", "4"], "--batch-size goes with a plan"),
         (TRACE, ["--beyond", "last"], "--beyond goes with a plan"),
@@ -160,12 +160,12 @@ def test_counts_alone(tmp_path):
         (RankTrace(RANKS, np.array([0, 6]), meta={"acceptance": {"rule": "typical"}}), [], "--acceptance sample"),
     ],
 )
-def test_refused_options(tmp_path, trace, options, said):
+def test_refused_options(tmp_path, trace, options, words):
     """Options that do not fit are refused, and nothing is written."""
     run = run_with(tmp_path, trace, Calibration(np.array([[1]]), np.array([2])))
-    found = exported(run, *options)
-    assert found.exit_code == 1
-    assert said in found.output
+    result = exported(run, *options)
+    assert result.exit_code == 1
+    assert words in result.output
     assert not run.export.exists()
 
 
@@ -199,11 +199,11 @@ def test_numbers():
 def test_runs_here(tmp_path, monkeypatch):
     """An engine runs here if its server is on the path."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    (way,) = runs_here(ENGINES["llama-cpp"])
-    assert way == "--launch 'llama-server ...'"
-    assert runs_here(ENGINES["llama-cpp"]) == {way: False}
+    (option,) = runs_here(ENGINES["llama-cpp"])
+    assert option == "--launch 'llama-server ...'"
+    assert runs_here(ENGINES["llama-cpp"]) == {option: False}
     (tmp_path / "llama-server").touch(mode=0o755)
-    assert runs_here(ENGINES["llama-cpp"]) == {way: True}
+    assert runs_here(ENGINES["llama-cpp"]) == {option: True}
     rows = json.loads(CliRunner().invoke(cli, ["list", "engines", "--json"]).output)["engines"]
-    assert {row["engine"] for row in rows if row["runs_here"].get(way)} == {"llama-cpp"}
+    assert {row["engine"] for row in rows if row["runs_here"].get(option)} == {"llama-cpp"}
     assert "llama-cpp by --launch" in CliRunner().invoke(cli, ["list", "engines"], env={"COLUMNS": "200"}).output

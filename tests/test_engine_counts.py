@@ -74,11 +74,11 @@ DETAILS = [meta_info(), meta_info([0, 0, 0, 100]), SILENT]
 TWICE = {"choices": [{"meta_info": meta_info()}], "sglext": {"spec_tokens_details": meta_info()}}
 UNTOLD = [{k: v for k, v in meta_info(h).items() if "proposed" not in k} for h in ([5, 5], [0, 0, 10])]
 NOTHING = {**stats(), "acceptance_histogram": [0] * 4, "num_spec_steps": 0, "num_accepted_draft_tokens": 0}
-NULL = [{"metrics": {"speculative_decoding": said}} for said in (None, NOTHING)]
+NULL = [{"metrics": {"speculative_decoding": record}} for record in (None, NOTHING)]
 STEPS = (
     [(2, 0)] * 30 + [(2, 1)] * 20 + [(2, 2)] * 50 + [(3, 0)] * 170 + [(3, 1)] * 180 + [(3, 2)] * 130 + [(3, 3)] * 420
 )
-TOLD = {"per_step_drafted": [k for k, _ in STEPS], "per_step_accepted": [a for _, a in STEPS]}
+STEP_BY_STEP = {"per_step_drafted": [k for k, _ in STEPS], "per_step_accepted": [a for _, a in STEPS]}
 FEW = {"per_step_accepted": [0, 1, 3, 2], "per_step_drafted": [2, 2, 3, 2]}
 
 # Texts, what is made of them (meta, hits and trials), and words of notes; those after a minus are not there.
@@ -112,7 +112,7 @@ READ = {
     "AIPerf's warm-up": ([lines(aiperf([100, 0, 0, 0], phase="warmup"), aiperf(), aiperf())], {"survival": ALL}),
     "a sparse histogram": ([aiperf([50, 50, 0, 0])], {"draft_length": 3, "survival": [0.5, 0.0, 0.0]}),
     "one request": ([response()], {"requests": 1, "survival_stderr_is_optimistic": True}, OPTIMISTIC),
-    "lengths by those at risk": ([response([200, 200, 180, 420], num_draft_tokens=2900, **TOLD)],  # naively .42 / .62
+    "lengths by those at risk": ([response([200, 200, 180, 420], num_draft_tokens=2900, **STEP_BY_STEP)],  # naively .42 / .62
                                  {"trials": [1000, 800, 550], "hits": [800, 600, 420], "draft_length": None,
                                   "draft_lengths": {"2": 100, "3": 900}}, MIXED),
     "steps that tell lengths": ([response([1, 1, 1, 1], num_draft_tokens=9, **FEW)],
@@ -121,7 +121,7 @@ READ = {
     "a length that SGLang reports": ([{"meta_info": meta_info()}], {"survival": ALL}, UNKNOWN_LENGTHS),
     "a histogram that grows on demand": ([json.dumps([{"meta_info": meta_info([5, 4], k=3)}, {"meta_info": meta_info([0, 0, 3, 3])}])],
                                          {"draft_lengths": {"3": 15}, "trials": [15, 10, 6]}),
-    "the longest of the file": ([json.dumps([{"meta_info": one} for one in UNTOLD])], {"survival": [0.75, 0.5]}),
+    "the longest of the file": ([json.dumps([{"meta_info": record} for record in UNTOLD])], {"survival": [0.75, 0.5]}),
     "the newest names": ([{"meta_info": {**meta_info([1, 0, 0, 0], names=ALIASES), **meta_info([1, 0, 0, 0], names=OLDER),
                                          **meta_info()}}], {"drafts": 100}),
     "several choices": ([{"choices": [{}, {}, {}], "sglext": {"spec_tokens_details": DETAILS}}],
@@ -157,17 +157,17 @@ READ = {
 @rows_of(READ)
 def test_counts(imported, name):
     """Counts, metadata and notes of an import."""
-    texts, expected, *said = READ[name]
+    texts, expected, *all_words = READ[name]
     calibration, notes = imported(*texts)
-    found = {**calibration.meta, "hits": calibration.hits[:, 0].tolist(), "trials": calibration.trials.tolist()}
-    assert {key: found[key] for key in expected} == expected
-    for words in said:
+    numbers = {**calibration.meta, "hits": calibration.hits[:, 0].tolist(), "trials": calibration.trials.tolist()}
+    assert {key: numbers[key] for key in expected} == expected
+    for words in all_words:
         assert any(words.lstrip("-") in note for note in notes) == (not words.startswith("-")), words
 
 
-def changed(said, instead):
-    assert said in llama_process()
-    return llama_process().replace(said, instead)
+def changed(words, instead):
+    assert words in llama_process()
+    return llama_process().replace(words, instead)
 
 
 SGLANG_MEANS = r"only means of its drafts.*return_spec_tokens_details"
@@ -298,8 +298,8 @@ def test_six_digits(total):
 
 def six(text):
     names = "num_drafts_total", "num_draft_tokens_total", "num_accepted_tokens_total"
-    said = [line.rsplit(" ", 1) for line in text.splitlines()]
-    return lines(*[f"{a} {float(b):.6g}" if a.endswith(names) and a[0] != "#" else f"{a} {b}" for a, b in said])
+    pairs = [line.rsplit(" ", 1) for line in text.splitlines()]
+    return lines(*[f"{a} {float(b):.6g}" if a.endswith(names) and a[0] != "#" else f"{a} {b}" for a, b in pairs])
 
 
 @SAME

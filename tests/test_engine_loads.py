@@ -1,4 +1,4 @@
-"""Plans for several batch sizes on their whole way into an engine: search --for, then export --to."""
+"""Plans for several batch sizes on their whole method into an engine: search --for, then export --to."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +22,18 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 
 SIZES = (1, 4, 64)
-WAYS = [
-    (name, way, kind)
+CASES = [
+    (name, method, kind)
     for name, engine in ENGINES.items()
-    for way in engine.methods
-    if way.limits.dynamic is None and not way.limits.copies
-    for kind in way.drafters
+    for method in engine.methods
+    if method.limits.dynamic is None and not method.limits.copies
+    for kind in method.drafters
 ]
 
 
-def named(ways):
-    ids = [f"{engine}-{way.name}-{kind}" for engine, way, kind in ways]
-    return pytest.mark.parametrize(("engine", "way", "drafter"), ways, ids=ids)
+def named(cases):
+    ids = [f"{engine}-{method.name}-{kind}" for engine, method, kind in cases]
+    return pytest.mark.parametrize(("engine", "method", "drafter"), cases, ids=ids)
 
 
 def measured(drafter: str) -> Calibration:
@@ -62,24 +62,24 @@ def run(tmp_path):
     return found
 
 
-def what_is_read(engine, way, folder: Path):
+def what_is_read(engine, method, folder: Path):
     files = {file.name: file.read_text() for file in folder.iterdir() if file.name != ".written"}
-    return READERS[engine, way.name](files)
+    return READERS[engine, method.name](files)
 
 
-@named(WAYS)
-def test_search_then_export(run, engine, way, drafter):
+@named(CASES)
+def test_search_then_export(run, engine, method, drafter):
     """The export holds the plan that `search --for` made."""
     measured(drafter).save(run.calibration)
-    plan = search(run, budget=16, engine=engine, method=way.name)
+    plan = search(run, budget=16, engine=engine, method=method.name)
     sizes = [entry.batch_size for entry in plan.entries]
-    assert sizes == ([1] if way.max_batch_size == 1 else list(SIZES))
+    assert sizes == ([1] if method.max_batch_size == 1 else list(SIZES))
     assert plan.entries[0].chosen.size > 1
     paths, written = export(run, engine)
     assert paths
     assert not any("this plan is for batch size" in note for note in written.notes)
     for folder in {path.parent for path in paths}:
-        read = what_is_read(engine, way, folder)
+        read = what_is_read(engine, method, folder)
         if folder.name.startswith("batch-size-"):
             entry = plan.entry(int(folder.name.removeprefix("batch-size-")))
             assert read == (entry.tree if isinstance(read, Tree) else ((1, None, entry.chosen.depth),))
@@ -90,16 +90,16 @@ def test_search_then_export(run, engine, way, drafter):
             assert found == [entry.chosen.depth for entry in plan.entries]
 
 
-@named([row for row in WAYS if row[1].max_batch_size == 1])
-def test_batch_size_beyond_engine(run, engine, way, drafter):
+@named([row for row in CASES if row[1].max_batch_size == 1])
+def test_batch_size_beyond_engine(run, engine, method, drafter):
     """A batch size that an engine does not decode is refused."""
     measured(drafter).save(run.calibration)
     for asked in ([1, 4], {1: 0.5, 64: 0.5}):
         with pytest.raises(InvalidInput, match="at most 1 sequence at once, but got batch_size"):
-            search(run, batch_sizes=asked, engine=engine, method=way.name)
+            search(run, batch_sizes=asked, engine=engine, method=method.name)
     timed((4, 64)).save(run.profile)
     with pytest.raises(InvalidInput, match="treeopt profile --batch-size 1"):
-        search(run, engine=engine, method=way.name)
+        search(run, engine=engine, method=method.name)
 
 
 class TestPlansForEveryEngine:
@@ -114,11 +114,11 @@ class TestPlansForEveryEngine:
         plan = self.plan()
         plan = replace(plan, schedule=(BatchRange(first=1, last=None, entry=2),))
         assert (plan.entries[0].chosen.depth, plan.entries[2].chosen.depth) == (3, 0)
-        way = method_of("transformers", "draft-model")
-        assert batch_sizes_to_export(plan, way) == [1]
-        assert READERS["transformers", way.name](export_plan(plan, "transformers").files) == ((1, None, 3),)
+        method = method_of("transformers", "draft-model")
+        assert batch_sizes_to_export(plan, method) == [1]
+        assert READERS["transformers", method.name](export_plan(plan, "transformers").files) == ((1, None, 3),)
         _, written = export_to(tmp_path, plan, "transformers")
-        assert what_is_read("transformers", way, tmp_path / "batch-size-1") == ((1, None, 3),)
+        assert what_is_read("transformers", method, tmp_path / "batch-size-1") == ((1, None, 3),)
         assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["batch-size-1"]
         assert any("nothing was written for batch size 4, 64" in note for note in written.notes)
 

@@ -43,16 +43,16 @@ def test_same_survival(tmp_path, name):
     paths = [tmp_path / f"{n}.txt" for n in range(len(texts))]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text, encoding="utf-8")
-    kind, found = read_measurement(paths)
+    kind, measurement = read_measurement(paths)
     assert kind == expected
-    info = found.source.meta
+    info = measurement.source.meta
     assert info["survival"] == pytest.approx(SURVIVAL, abs=1e-12)
-    assert found.source.hits.tolist() == [[c] for c in REACHED]
-    assert found.source.trials.tolist() == [DRAFTS, 800, 600]
+    assert measurement.source.hits.tolist() == [[c] for c in REACHED]
+    assert measurement.source.trials.tolist() == [DRAFTS, 800, 600]
     assert (info["source"], info["drafts"], info["draft_length"]) == ("engine log", DRAFTS, 3)
     assert info["draft_lengths"] == {"3": DRAFTS}
-    assert CHAIN in found.notes
-    assert MIXED not in found.notes
+    assert CHAIN in measurement.notes
+    assert MIXED not in measurement.notes
 
 
 def test_binomial_errors(imported):
@@ -89,7 +89,7 @@ def test_emptied_draft(tmp_path):
         assert read_measurement(path, drafter=drafter)[1].source.meta["survival"] == [0.5]
 
 
-# What is asked for.
+# The named drafter
 
 
 def test_named_drafter(tmp_path):
@@ -131,7 +131,7 @@ NAMED = {  # the lines of a log that names its drafter, its kind here, and how t
 @pytest.mark.parametrize("name", NAMED)
 def test_drafter_of_log(tmp_path, name):
     """A log of EAGLE-3 was exported as one of a draft model."""
-    log, kind, told = NAMED[name]
+    log, kind, option = NAMED[name]
     engine = "vllm" if name.startswith("vllm") else "llama-cpp"
     (tmp_path / "server.log").write_text(lines(*log))
     (tmp_path / "steps.csv").write_text("batch_size,size,step_ms\n1,1,20\n1,2,22\n1,3,23\n1,4,24\n")
@@ -139,7 +139,7 @@ def test_drafter_of_log(tmp_path, name):
     assert import_file(run, tmp_path / "server.log").meta["drafter"] == {"kind": kind}
     invoke("profile", "--from-csv", tmp_path / "steps.csv", "--run", run.path)
     invoke("search", "--for", engine, "--run", run.path)
-    assert told in invoke("export", "--to", engine, "--run", run.path).stdout
+    assert option in invoke("export", "--to", engine, "--run", run.path).stdout
     with pytest.raises(InvalidInput, match=f"has drafts of {kind}, as it says, but drafter is medusa"):
         import_file(run, tmp_path / "server.log", drafter="medusa", overwrite=True)
 

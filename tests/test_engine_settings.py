@@ -121,12 +121,12 @@ def test_fastest_setting(run, engine):
     chosen = {}
     for entry in plan:
         speed, plain = rates_of(entry.batch_size, limits)
-        found = fastest([figure for figure in (entry.chosen, *entry.others.values()) if figure.size > 1])
-        tree = chosen[entry.batch_size] = DynamicTree(found.depth, found.draft.topk or 1, found.size)
-        assert found.tokens_per_s == pytest.approx(speed[tree])
+        figure = fastest([best for best in (entry.chosen, *entry.others.values()) if best.size > 1])
+        tree = chosen[entry.batch_size] = DynamicTree(figure.depth, figure.draft.topk or 1, figure.size)
+        assert figure.tokens_per_s == pytest.approx(speed[tree])
         assert not entry.speculates or speed[tree] >= 0.994 * np.nanmax(list(speed.values()))
-        assert found.speedup == pytest.approx(found.tokens_per_s / plain)
-        assert setting_of(entry.draft) == (tree if found.tokens_per_s > plain else None)
+        assert figure.speedup == pytest.approx(figure.tokens_per_s / plain)
+        assert setting_of(entry.draft) == (tree if figure.tokens_per_s > plain else None)
     assert [entry.speculates for entry in plan] == [True, True, False]
     assert plan[1].draft.topk > 1
     assert plan[1].chosen.size > plan[4].chosen.size
@@ -161,8 +161,8 @@ def test_files_by_batch_size(run):
         assert numbers == ([tree.levels, tree.topk, tree.rows] if tree else [])
     notes = " ".join(written.notes)
     assert "Batch size 64: No tree pays here" in notes
-    _, one = export(run, "sglang", ExportOptions(batch_size=4))
-    assert any(note.startswith("Written for batch size 4 (") for note in one.notes)
+    _, written = export(run, "sglang", ExportOptions(batch_size=4))
+    assert any(note.startswith("Written for batch size 4 (") for note in written.notes)
 
 
 def test_mix(run):

@@ -196,11 +196,11 @@ MISREAD = [
 ]
 
 
-@pytest.mark.parametrize(("engines", "choices", "said"), MISREAD)
-def test_misread_tree(engines, choices, said):
+@pytest.mark.parametrize(("engines", "choices", "words"), MISREAD)
+def test_misread_tree(engines, choices, words):
     """A tree that an engine would take for another is refused."""
     for engine in engines.split():
-        with pytest.raises(InvalidInput, match=said):
+        with pytest.raises(InvalidInput, match=words):
             export(Tree.from_choices(choices), engine)
 
 
@@ -275,12 +275,12 @@ def test_plan_beyond_block(kind):
     plan = plan_of(kind, shape="chain")
     length = plan[1].chosen.depth
     for widest in (None, length, length - 1):
-        told = replace(plan, drafter={**plan.drafter, "widest": widest})
+        wider = replace(plan, drafter={**plan.drafter, "widest": widest})
         if widest == length - 1:
             with pytest.raises(InvalidInput, match=f"up to {widest} guesses from this drafter"):
-                export_plan(told, "vllm")
+                export_plan(wider, "vllm")
         else:
-            assert export_plan(told, "vllm").files
+            assert export_plan(wider, "vllm").files
 
 
 TYPICAL = {"rule": "typical", "temperature": 0.7, "epsilon": 0.09, "delta": 0.3}
@@ -292,8 +292,8 @@ def test_typical_acceptance(engine, kind):
     """Medusa's and Hydra's scripts get the options of typical acceptance."""
     plan = replace(plan_of(kind), acceptance=TYPICAL)
     written = export_plan(plan, engine)
-    given = dict(re.findall(r"--(temperature|posterior-threshold|posterior-alpha) ([\d.]+)", written.command))
-    assert {name: float(value) for name, value in given.items()} == {
+    options = dict(re.findall(r"--(temperature|posterior-threshold|posterior-alpha) ([\d.]+)", written.command))
+    assert {name: float(value) for name, value in options.items()} == {
         "temperature": 0.7,
         "posterior-threshold": 0.09,
         "posterior-alpha": 0.3,

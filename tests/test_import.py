@@ -64,11 +64,11 @@ def test_medusa_hits_roundtrip(tmp_path_factory, seed, prompts, steps, heads):
     """Medusa hits come back as the trace they were taken from."""
     trace = limited_trace(np.random.default_rng(seed), prompts, steps, heads, 6)
     path = write(tmp_path_factory.mktemp("m") / "v_heads_accuracy.pt", medusa_tensors(trace))
-    kind, found = read_measurement(path)
+    kind, measurement = read_measurement(path)
     assert kind == "medusa-pt"
-    assert (found.source.ranks == trace.ranks).all()
-    assert (found.source.starts == trace.starts).all()
-    ours, theirs = Calibration.from_trace(found.source), Calibration.from_trace(trace)
+    assert (measurement.source.ranks == trace.ranks).all()
+    assert (measurement.source.starts == trace.starts).all()
+    ours, theirs = Calibration.from_trace(measurement.source), Calibration.from_trace(trace)
     assert (ours.hits == theirs.hits).all()
     assert (ours.trials == theirs.trials).all()
 
@@ -86,10 +86,10 @@ def test_medusa_rows_without_blocks(tmp_path, rows):
     """Rows that make no blocks give each head's accuracy over its own rows."""
     hits = torch.eye(40).bool()[:, :5]
     tensors = [torch.cat([hits, hits])[:n] for n in rows]
-    found = read_measurement(write(tmp_path / "x.pt", tensors))[1]
-    assert found.source.trials.tolist() == list(rows)
-    assert found.source.hits.tolist() == [tensor.sum(0).tolist() for tensor in tensors]
-    assert NO_BLOCKS in found.notes
+    measurement = read_measurement(write(tmp_path / "x.pt", tensors))[1]
+    assert measurement.source.trials.tolist() == list(rows)
+    assert measurement.source.hits.tolist() == [tensor.sum(0).tolist() for tensor in tensors]
+    assert NO_BLOCKS in measurement.notes
 
 
 def csv_files(calibration):
@@ -119,10 +119,10 @@ def csv_files(calibration):
 def test_table_roundtrip(tmp_path_factory, form, calibration):
     """A table comes back as the counts it was made from."""
     path = write(tmp_path_factory.mktemp("c") / "table.csv", csv_files(calibration)[form])
-    kind, found = read_measurement(path)
+    kind, measurement = read_measurement(path)
     assert kind == "csv"
-    assert found.source.hits.tolist() == calibration.hits.tolist()
-    assert found.source.trials.tolist() == calibration.trials.tolist()
+    assert measurement.source.hits.tolist() == calibration.hits.tolist()
+    assert measurement.source.trials.tolist() == calibration.trials.tolist()
 
 
 def logged(trace: RankTrace, *, beyond=None) -> str:
@@ -141,21 +141,24 @@ def test_logged_ranks_roundtrip(tmp_path_factory, beyond, trace):
     """Logged ranks come back as the trace."""
     assume((trace.ranks[trace.has_step] != -2).any(0).all())
     path = write(tmp_path_factory.mktemp("l") / "log.jsonl", logged(trace, beyond=beyond))
-    kind, found = read_measurement(path)
+    kind, measurement = read_measurement(path)
     assert kind == "ranks"
-    assert (found.source.ranks == trace.ranks).all()
-    assert (found.source.end == trace.end).all()
-    assert replay(found.source, Tree.dense([2, 2])).steps.tolist() == replay(trace, Tree.dense([2, 2])).steps.tolist()
+    assert (measurement.source.ranks == trace.ranks).all()
+    assert (measurement.source.end == trace.end).all()
+    assert (
+        replay(measurement.source, Tree.dense([2, 2])).steps.tolist()
+        == replay(trace, Tree.dense([2, 2])).steps.tolist()
+    )
 
 
 def test_logged_conversations(tmp_path):
     """A log keeps its tokens, groups and conversations."""
     line = {"ranks": [[0], [None], [None]], "tokens": [5, 6, 7]}
     lines = [line | {"id": "a", "group": "x"}, line | {"id": "b", "group": "y"}, line | {"id": "a", "group": "x"}]
-    found = read_measurement(write(tmp_path / "l.jsonl", "\n".join(map(json.dumps, lines))))[1].source
-    assert found.tokens.tolist() == [5, 6, 7] * 3
-    assert found.clusters.tolist() == [0, 1, 0]
-    assert [found.group_names[g] for g in found.group] == ["x", "y", "x"]
+    measurement = read_measurement(write(tmp_path / "l.jsonl", "\n".join(map(json.dumps, lines))))[1].source
+    assert measurement.tokens.tolist() == [5, 6, 7] * 3
+    assert measurement.clusters.tolist() == [0, 1, 0]
+    assert [measurement.group_names[g] for g in measurement.group] == ["x", "y", "x"]
 
 
 HITS = torch.eye(6).bool()
@@ -248,7 +251,7 @@ def test_search_of_accuracies(tmp_path):
     path, run = write(tmp_path / "t.csv", "head,top1,top2\n1,0.6,0.8\n2,0.4,0.5\n"), tmp_path / "run"
     shown = invoke("import", path, "--run", run, "--trials", "100")
     assert "rank 1" in shown.stdout
-    for said in (" ".join(shown.stderr.split()), *Calibration.load(run / "calibration.json").meta["notes"][-1:]):
-        assert "100 trials a head were assumed" in said
+    for notes in (" ".join(shown.stderr.split()), *Calibration.load(run / "calibration.json").meta["notes"][-1:]):
+        assert "100 trials a head were assumed" in notes
     invoke("search", "--run", run, "--budget", "3")
     assert Plan.load(run / "plan.json").entries[0].tree.choices == [[0], [0, 0]]
