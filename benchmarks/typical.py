@@ -98,7 +98,7 @@ def sweep(
             "greedy_tree": tokens_per_step(measured(greedy_tree, rule), of),
             "probed_tree": tokens_per_step(rows, of),
             **vars(quality),
-            "difference_nats_per_token": quality.difference_nats_per_token,
+            "difference_nats_per_token": quality.difference,
         }
 
 

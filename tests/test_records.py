@@ -17,6 +17,7 @@ from treeopt.pipeline.search import check_latencies
 from treeopt.pipeline.session import resolve
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import Calibration
+from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
 from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile, StepTiming
@@ -261,6 +262,21 @@ def test_a_hand_written_file_needs_only_the_keys_that_must_be(tmp_path, name):
     first = KINDS[name].load(file)
     first.save(file)
     assert to_json(KINDS[name].load(file).document()) == to_json(first.document())
+
+
+def test_the_errors_of_a_figure_survive_a_file():
+    """Files have them apart from the numbers, by name; the value of one that follows is never read."""
+    speedup, over = Estimate(2.0, 0.1, 1.8, 2.2), Estimate(0.9, low=0.8, high=1.1)
+    figure = Figure(draft=Tree.chain(2), batch_size=1, tokens_per_step=Estimate(1.5, 0.2), step_ms=Estimate(3.0), plain_ms=4.0,
+                    speedup=speedup, over_chosen=over)  # fmt: skip
+    record = document(figure)
+    assert record["stderr"] == {"tokens_per_step": 0.2, "speedup": 0.1}
+    assert record["interval95"] == {"speedup": [1.8, 2.2], "over_chosen": [0.8, 1.1]}
+    found = typed(Figure, {**record, "speedup": 7.0}, "x.json")
+    assert document(found) == record
+    assert str(found.speedup) == "2.00 [1.80, 2.20]"
+    assert str(found.over(replace(figure, step_ms=2.7))) == "0.90 [0.80, 1.10]"
+    assert replace(found, plain_ms=8.0).speedup == 4.0
 
 
 @given(st.integers(1, 6), st.integers(1, 64), st.floats(0, 1), st.floats(0.1, 1e3), st.floats(0.1, 1e3))

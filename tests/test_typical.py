@@ -255,7 +255,7 @@ def test_quality_is_the_targets_own_likelihood(target, heads):
     n = sum(map(len, texts))
     assert found.log_likelihood_nats_per_token == pytest.approx(total / n, abs=1e-5)
     assert found.tokens == n
-    assert found.difference_nats_per_token == pytest.approx(
+    assert found.difference == pytest.approx(
         found.log_likelihood_nats_per_token - found.reference_log_likelihood_nats_per_token
     )
     assert found.log_likelihood_nats_per_token_stderr > 0

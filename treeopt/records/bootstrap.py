@@ -1,4 +1,4 @@
-"""Error bars: the bootstrap over conversations, which are what a measurement drew at random.
+"""Error bars, by the bootstrap over conversations: a measurement draws conversations at random.
 
 Figures that are compared share the draws, so that what is common to them cancels.
 

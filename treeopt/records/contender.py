@@ -88,9 +88,15 @@ class Quality:
     reference_tokens: Count | None = None
 
     @property
-    def difference_nats_per_token(self) -> float:
-        """Log-likelihood beyond that of the reference."""
-        return self.log_likelihood_nats_per_token - self.reference_log_likelihood_nats_per_token
+    def log_likelihood(self) -> Estimate:
+        """Log-likelihood of the texts by the target [nats per token]."""
+        return Estimate(self.log_likelihood_nats_per_token, self.log_likelihood_nats_per_token_stderr)
+
+    @property
+    def difference(self) -> Estimate:
+        """Log-likelihood beyond that of the reference [nats per token], paired by conversation."""
+        difference = self.log_likelihood_nats_per_token - self.reference_log_likelihood_nats_per_token
+        return Estimate(difference, self.difference_nats_per_token_stderr)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +139,7 @@ class Contender:
 
     @property
     def tokens_per_step(self) -> float:
-        """Over all answers; 1 where there was no step."""
+        """Tokens per step over all answers; 1 where there was no step."""
         return self.tokens / self.steps if self.steps else 1.0
 
     @property

@@ -1,13 +1,13 @@
 """What a benchmark says: its tables for the terminal and the report, and sentences on them."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from math import hypot
 from typing import Any
 
 from rich.console import RenderableType
 
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.contender import Quality
 from treeopt.records.estimate import Estimate
 from treeopt.records.figure import Figure
 from treeopt.records.plan import PlanEntry
@@ -46,14 +46,10 @@ def bench_tables(bench: Benchmark) -> list[Table]:
 
 def _quality_table(bench: Benchmark) -> Table:
     """A row for each contender: how likely its texts are by the target, and how many changed."""
-
-    def nats(name: str) -> Callable[[tuple[str, Quality]], str]:
-        return lambda row: pm(Estimate(getattr(row[1], name), getattr(row[1], f"{name}_stderr")), 3)
-
     columns = [
         Column("contender", lambda row: label(bench, row[0]), names=True),
-        Column("log-likelihood\n[nats per token]", nats("log_likelihood_nats_per_token")),
-        Column("over plain answers\n[nats per token]", nats("difference_nats_per_token")),
+        Column("log-likelihood\n[nats per token]", lambda row: pm(row[1].log_likelihood, 3)),
+        Column("over plain answers\n[nats per token]", lambda row: pm(row[1].difference, 3)),
         Column("answers\nchanged", lambda row: f"{row[1].changed_answers_share:.0%}"),
         Column("tokens\nchanged", lambda row: f"{row[1].changed_tokens_share:.0%}"),
     ]
@@ -152,14 +148,14 @@ def text_price(acceptance: Mapping[str, Any] | None, bench: Benchmark | None) ->
     """What a rule that does not keep the target's distribution costs the chosen tree's texts; empty for the others."""
     if rule_of(acceptance) != "typical":
         return ""
-    of = (bench.quality or {}).get("chosen") if bench else None
-    if of is None:
+    quality = (bench.quality or {}).get("chosen") if bench else None
+    if quality is None:
         return "What the rule costs in text is not measured yet."
-    by, error = of.difference_nats_per_token, of.difference_nats_per_token_stderr
+    apart, is_less = replace(quality.difference, value=abs(quality.difference)), quality.difference <= 0
     return (
-        f"By the target's own probabilities, texts of the chosen tree are {abs(by):.3f} ±{error:.3f} nats per token "
-        f"{'less' if by <= 0 else 'more'} likely than plain answers; {of.changed_answers_share:.0%} of the answers and "
-        f"{of.changed_tokens_share:.0%} of the tokens changed."
+        f"By the target's own probabilities, texts of the chosen tree are {pm(apart, 3)} nats per token "
+        f"{'less' if is_less else 'more'} likely than plain answers; {quality.changed_answers_share:.0%} of the answers "
+        f"and {quality.changed_tokens_share:.0%} of the tokens changed."
     )
 
 
