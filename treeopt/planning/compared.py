@@ -53,8 +53,7 @@ class Compared(Displayed):
         return 0 if self.keep else PLAN_ANEW
 
     def document(self) -> dict[str, object]:
-        known = {"shifts": [], "losses": [], **document(self)}
-        return {**known, "different": bool(self.moved), "keep": self.keep, "status": self.status}
+        return {**document(self), "different": bool(self.moved), "keep": self.keep, "status": self.status}
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -137,11 +137,9 @@ class PlanEntry:
 
     @property
     def plain(self) -> Figure:
-        ms = self.chosen.plain_ms
+        rate, ms = Estimate(1.0), self.chosen.plain_ms
         step_ms = None if ms is None else Estimate(ms)
-        return Figure(
-            draft=ROOT, batch_size=self.batch_size, tokens_per_step=Estimate(1.0), step_ms=step_ms, plain_ms=ms
-        )
+        return Figure(draft=ROOT, batch_size=self.batch_size, tokens_per_step=rate, step_ms=step_ms, plain_ms=ms)
 
 
 @dataclass(frozen=True, kw_only=True)

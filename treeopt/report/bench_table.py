@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from math import hypot
 from typing import Any
 
@@ -84,16 +85,14 @@ def group_table(entry: PlanEntry | None, bench: Benchmark | None) -> Table | Non
             column("speedup,\npredicted", predicted, lambda name: _speedup(predicted[name], entry.chosen.step_ms)),
         ]
     if measured:
-        judged = measured.contender(measured.judged)
+        judged, speedup = measured.contender(measured.judged), partial(measured.speedup, measured.judged)
         answers = [answer.group for answer in judged.sequences]
         shares = dict(zip(groups, percentages([answers.count(name) for name in groups]), strict=True))
         columns += [
             column("answers\nmeasured", groups, lambda name: str(answers.count(name))),
             column("share of\nanswers", groups, lambda name: shares[name]),
             column("tokens/step,\nmeasured", answers, lambda name: pm(judged.rate_of(name), 3)),
-            column(
-                "speedup\n[95 % interval]", groups, lambda name: str(measured.speedup(judged.name, group=name) or "–")
-            ),
+            column("speedup\n[95 % interval]", groups, lambda name: str(speedup(group=name) or "–")),
         ]
     return Table(f"{subject(bench) if bench else 'The chosen tree'} by group of prompts", columns, names)
 

@@ -218,11 +218,6 @@ def per_cent(loss: Estimate) -> Estimate:
     return Estimate(100 * loss, 100 * (loss.stderr or 0.0), *(100 * end for end in loss.ends))
 
 
-def _ends(estimate: Estimate, digits: str) -> str:
-    low, high = estimate.ends
-    return f"[{low:{digits}}, {high:{digits}}]"
-
-
 def _loss(regret: Regret) -> str:
     return pm(per_cent(regret.loss), 1).replace("-0.0 ", "0.0 ")
 
@@ -293,7 +288,7 @@ def _plan_tables(result: Compared) -> list[Table]:
         Column("depth", lambda one: str(one.depth)),
         Column("A", lambda one: f"{one.before:.3f}"),
         Column("B", lambda one: f"{one.after:.3f}"),
-        Column("change [95 % interval]", lambda one: f"{one.change:+.3f} {_ends(one.change, '+.3f')}"),
+        Column("change [95 % interval]", lambda one: "{:+.3f} [{:+.3f}, {:+.3f}]".format(one.change, *one.change.ends)),
         Column("", lambda one: "moved" if one.moved else "noise"),
     ]
     caption = f"{said} A is {result.names[0]}, B is {result.names[1]}. The intervals of all depths hold together."
@@ -307,7 +302,9 @@ def _plan_tables(result: Compared) -> list[Table]:
         Column("best on B:\nrows", lambda one: str(one.best.size), spare=1),
         Column("\ndepth", lambda one: str(one.best.depth), spare=2),
         Column("best on B:\ntokens/step", lambda one: f"{one.best.tokens_per_step:.2f}", spare=3),
-        Column("loses %\n[95 % interval]", lambda one: f"{_loss(one)} {_ends(per_cent(one.loss), '.1f')}"),
+        Column(
+            "loses %\n[95 % interval]", lambda one: "{} [{:.1f}, {:.1f}]".format(_loss(one), *per_cent(one.loss).ends)
+        ),
     ]
     table = Table("A's plan on B, beside the best that a search on B would find", plans, result.losses)
     return [*([shifts] if result.shifts else []), table]

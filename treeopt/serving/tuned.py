@@ -39,5 +39,5 @@ class Tuned:
         plain = [{"batch_size": n, "step_ms": one.step_ms} for n, one in self.plain.items()]
         names = ("engine", "model", "tokens_per_step", "survival", "command", "unknown")
         known = {name: getattr(self, name) for name in names}
-        over = document(self.over_plain)
-        return {"schema": schema("tuned"), **known, "over_plain": over, "paces": sizes, "plain": plain}
+        known["over_plain"] = document(self.over_plain)
+        return {"schema": schema("tuned"), **known, "paces": sizes, "plain": plain}
