@@ -346,6 +346,25 @@ def test_a_run_killed_in_its_second_stage_goes_on_there(run, session, monkeypatc
     assert [ms for v in visits if v["place"] == 0 for ms in v["step_ms"]] == list(later[0].step_ms[:1])
 
 
+def test_a_journal_of_other_visits_is_begun_anew(run, session, monkeypatch):
+    """Visits had up to four untimed and six timed steps before, and a journal began with how many they had."""
+    append = Journal.append
+
+    def dies(journal, document):
+        append(journal, document)
+        raise Killed
+
+    monkeypatch.setattr(Journal, "append", dies)
+    with pytest.raises(Killed):
+        timed(run, session, 1)
+    monkeypatch.undo()
+    folder = run.partial("profile") / "batch-size-1"
+    key, planned = (json.loads((folder / name).read_text()) for name in ("key.json", "000000.json"))
+    key.pop("visit_steps", None)
+    Journal(folder, key).append({**planned, "visit": [4, 6]})
+    assert [len(point.step_ms) for point in timed(run, session, 1).points] == [3]  # one of each of the fewest rounds
+
+
 def test_the_file_says_how_well_latencies_are_known(run, session, capsys):
     result = pipeline.profile(run, session, batch_sizes=(1,), sizes=(2, 3), precision=1e-9, **QUICK)
     known = precision_reached(result, result.info["precision"])

@@ -248,6 +248,7 @@ class Stages:
             visits = StepVisits(stepper, prompts, trees, batch_size)
         at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
+        asked["visit_steps"] = list(visits.visit_steps)
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
         known = {**replace(session.provenance(seed=0), time=None, command=None).record, **at_hand, **asked, **limits}
         known |= {
