@@ -13,7 +13,7 @@ from treeopt.files.places import folder_name
 from treeopt.files.writing import write_text
 from treeopt.latency.hardware import device_of, shape_of
 from treeopt.latency.measurements import median_latency, paired_latency
-from treeopt.latency.roofline import step_ms
+from treeopt.latency.roofline import Step, step_ms
 from treeopt.records.profile import LatencyProfile, StepTiming
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,11 +132,9 @@ def shape_lines(measured: Path, shape: str, known: Mapping[str, Figures], profil
     timed = {way: {key(t): t for t in (*found[1].points, *found[1].autoregressive)} for way, found in profiles.items()}
 
     def cells(at: tuple[int, ...]) -> list[str]:
-        batch_size, context, size, depth = at
-        asked = {"batch_size": batch_size, "context_tokens": context}
+        batch_size, context, *_ = at
         least, plain = (
-            step_ms(model, device, **asked, size=size, num_heads=depth),
-            step_ms(model, device, **asked, size=1),
+            step_ms(model, device, step) for step in (Step(*at), Step(batch_size, context))
         )
         found = [f"{least:.2f}", f"{least / plain:.2f}"]
         for way in ways:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from treeopt.errors import InvalidInput
 from treeopt.files import storage
 from treeopt.latency.hardware import Device, ModelShape
-from treeopt.latency.roofline import Operator, linear, operator_us, step_operators
+from treeopt.latency.roofline import Operator, Step, linear, operator_us, step_operators
 from treeopt.records.profile import LatencyProfile
 from treeopt.report.figures.style import (
     COLOURS,
@@ -146,7 +146,7 @@ def roofline_data(setting: Setting | None = None) -> RooflineData:
         return tuple(found)
 
     def step(size: int, num_heads: int) -> tuple[tuple[str, float, float], ...]:
-        operators = step_operators(shape, batch_size=1, size=size, context_tokens=CONTEXT, num_heads=num_heads)
+        operators = step_operators(shape, Step(1, CONTEXT, size, num_heads))
         return tuple(
             (op.name, op.intensity, op.flops / operator_us(op, setting.device) / 1e6)
             for op in operators
@@ -289,9 +289,7 @@ def speedup_data(setting: Setting | None = None) -> SpeedupData:
         found = {kind: np.zeros(len(sizes)) for kind in KINDS}
         for i, size in enumerate(sizes.tolist()):
             heads = min(setting.num_heads, size - 1)
-            for op in step_operators(
-                setting.shape, batch_size=batch_size, size=size, context_tokens=context, num_heads=heads
-            ):
+            for op in step_operators(setting.shape, Step(batch_size, context, size, heads)):
                 found[op.kind][i] += op.times * operator_us(op, setting.device) / 1e3
         return found
 

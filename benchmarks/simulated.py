@@ -75,11 +75,9 @@ def profile(noise: float, rng: np.random.Generator, **truth: float) -> LatencyPr
     samples: dict[int, list[tuple[float, int]]] = {place: [] for place in range(len(steps) + 1)}
     block = 0
     for number in range(ROUNDS):
-        order = turns(range(len(steps)), len(steps), number)
-        plains = order.count(len(steps))
-        for part in np.array_split(np.array(order), plains):
+        for places in turns(range(len(steps)), len(steps), number):
             slow = np.exp(0.15 * rng.standard_normal())
-            for place in part.tolist():
+            for place in places:
                 ms = 4.0 * (overhead(*steps[place], **truth) if place < len(steps) else 1.0)
                 samples[place].append((ms * slow * np.exp(per_visit * rng.standard_normal()), block))
             block += 1

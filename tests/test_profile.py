@@ -15,7 +15,7 @@ from treeopt.files.journal import Journal
 from treeopt.growth.source import source_of
 from treeopt.latency.costs import StepCosts, precision_reached
 from treeopt.latency.measurements import paired_ratios
-from treeopt.latency.rounds import PLAIN_VISITS, Visit, Visitor, drift, margin_of_error, plan_rounds, time_rounds
+from treeopt.latency.rounds import PLAIN_VISITS, Visit, Visitor, margin_of_error, plan_rounds, time_rounds
 from treeopt.pipeline.profile.placement import placed_sizes, rivals, shaped, timing_trees, tree_families
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.request import PlanRequest
@@ -150,27 +150,26 @@ def test_a_time_limit_is_kept_or_what_does_not_fit_is_said_before(limit_s, sizes
     trees, said = [Tree.from_choices([[i] for i in range(1 + n)]) for n in range(20)], []
     precision = 1e-9 if limit_s < 1e4 else 0.02
     found = time_rounds(Slow(trees, 1), time_limit_s=limit_s, precision=precision, progress=said.append)
-    assert said[0] == found.planned
+    assert said[0] == found.plan
     assert len(found.trees) == sizes
     assert {len(tree) for tree in found.trees} >= {2, 21}
     assert len(found.rounds) >= 3
-    assert found.seconds <= 1.2 * max(limit_s, found.planned.warm_up_s + found.planned.least_s)
+    assert found.seconds <= 1.2 * max(limit_s, found.plan.warm_up_s + found.plan.least_s)
 
 
 def test_the_least_that_is_timed_encloses_most_sizes():
     """Of two trees of different depths, neither has a size beside it, so that every size between was unknown."""
     families = tree_families(None, 4, 64)
     trees = timing_trees(families, placed_sizes(1, 64))
-    planned = plan_rounds(trees, [1.0] * (len(trees) + 1), 0.0)
-    assert [(len(trees[i]), trees[i].depth) for i in planned.kept] == [(5, 4), (64, 4)]
+    plan = plan_rounds(trees, [1.0] * (len(trees) + 1), 0.0)
+    assert [(len(trees[place]), trees[place].depth) for place in plan.places] == [(5, 4), (64, 4)]
 
 
-def test_a_machine_that_slows_down_is_told_and_corrected(measured):
+def test_a_machine_that_slows_down_spoils_no_ratio(measured):
     def latency(clock, tree):
         return (1.0 + 0.01 * clock.now) * (1e-3 if tree is None else 2e-3)
 
     _, (point,), plain = measured(latency, precision=1e-9, time_limit_s=40.0)
-    assert drift(plain) > 0.2
     profile = LatencyProfile((point,), (plain,))
     assert StepCosts(profile, 1, 9).ms([Cost(FIXED, 2, 1)])[0] / StepCosts(profile, 1, 9).plain.ms == pytest.approx(
         2.0, rel=0.01
@@ -347,7 +346,7 @@ def test_a_run_killed_in_its_second_stage_goes_on_there(run, session, monkeypatc
 
 
 def test_a_journal_of_other_visits_is_begun_anew(run, session, monkeypatch):
-    """Visits had up to four untimed and six timed steps before, and a journal began with how many they had."""
+    """Visits had up to four untimed and six timed steps before, and a journal began with that number."""
     append = Journal.append
 
     def dies(journal, document):

@@ -1,10 +1,10 @@
 """Whether two sources of accuracies differ by more than noise, depth by depth.
 
 top-1      share of the trials at a depth in which the likeliest guess was right
-survival   share of a chain's steps that accept its guesses up to a depth; probes and engines count no more than that
+survival   share of a chain's steps that accept its guesses up to a depth; all that probes and engines count
 
 Conversations were drawn at random, so those of each source are drawn again. The intervals of all depths hold together:
-of pairs that do not differ at most one in 20 is called different.
+at most one of 20 pairs of equal sources is called different.
 
 C conversations · D depths · B bootstrap draws
 """
@@ -33,7 +33,7 @@ TOP_1, SURVIVAL = "top-1", "survival"
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """The share of one depth in two sources.
+    """The share at one depth in two sources.
 
     change : ``after`` - ``before``; the intervals of all depths together hold in 95 % of the cases
     moved  : whether the interval excludes 0
@@ -48,7 +48,7 @@ class Shift:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """(D,) shares of a source with their (D, B) draws; the number of conversations is None where it is not known."""
+    """(D,) shares of a source, their (D, B) draws, and the number of conversations, None where it is not known."""
 
     values: Floats
     draws: Floats
@@ -56,7 +56,7 @@ class Shares:
 
 
 def measure_for(*records: Accuracies) -> str:
-    """The measure that all records have: survival if some know of chains alone, else top-1."""
+    """The measure that all records have: survival where a record is of chains alone, else top-1."""
     for record in records:
         if source_of(record).kind == "probe" or record.meta.get("source") == ENGINE_LOG:
             return SURVIVAL
@@ -64,14 +64,14 @@ def measure_for(*records: Accuracies) -> str:
 
 
 def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
-    """The shift of each depth that both sources have.
+    """How the share of each depth that both sources have differs between them.
 
     >>> before, after = (Calibration(np.array([[hits]]), np.array([1000])) for hits in (600, 500))
     >>> [(shift.before, shift.after, shift.moved) for shift in shifts(before, after)]
     [(0.6, 0.5, True)]
     """
     measure, depth = measure_for(before, after), min(before.num_heads, after.num_heads)
-    # Sources are independent, so each has draws of its own.
+    # Sources are independent, so their draws have different seeds.
     first, second = shares_of(before, measure, depth, SEED), shares_of(after, measure, depth, SEED + 1)
     count = min(first.draws.shape[1], second.draws.shape[1])
     n = min(first.conversations or BOOTSTRAPS, second.conversations or BOOTSTRAPS)
@@ -92,7 +92,7 @@ def shifts(before: Accuracies, after: Accuracies) -> list[Shift]:
 
 @singledispatch
 def shares_of(record: Accuracies, measure: str, depth: int, seed: int = SEED) -> Shares:
-    """The shares of depths 1 ... D by one of the two measures; chains are ``depth`` long.
+    """The shares of depths 1 ... D by one of the two measures, of chains of ``depth`` guesses.
 
     >>> trace = RankTrace(np.array([[0], [1], [-2]] * 2), np.array([0, 3, 6]))
     >>> shares_of(trace, TOP_1, 1).values.tolist()
@@ -133,8 +133,8 @@ def _(record: Calibration, measure: str, depth: int, seed: int = SEED) -> Shares
         shares, errors = record.accept[:depth, 0], record.stderr[:depth, 0]
     else:
         shares, trials = record.survival[:depth], meta.get("positions") or record.trials[0]
-        counted = meta.get("survival_stderr")
-        errors = np.sqrt(shares * (1 - shares) / trials) if counted is None else np.asarray(counted)[:depth]
+        stderr = meta.get("survival_stderr")
+        errors = np.sqrt(shares * (1 - shares) / trials) if stderr is None else np.asarray(stderr)[:depth]
         requests = None if meta.get("survival_stderr_is_optimistic", True) else meta.get("requests")
     noise = np.random.default_rng(seed).standard_normal((len(shares), BOOTSTRAPS))
     return Shares(shares, shares[:, None] + errors[:, None] * noise, requests)
@@ -148,10 +148,10 @@ def _pooled(
     measure: str,
     seed: int,
 ) -> Shares:
-    """The shares of (n, D) counts, with draws over conversations; ``sequence`` has the number of each row's sequence."""
+    """The shares by (n, D) counts, with draws over conversations; row i is of the sequence with the number ``sequence[i]``."""
     n, conversation = record.num_conversations, record.clusters[sequence]
     if n < 2:
-        raise OutOfRange("Each source must have at least 2 conversations, since noise is told by how they differ.")
+        raise OutOfRange("Each source must have at least 2 conversations, since their differences tell the noise.")
     hits, trials = (
         np.stack([np.bincount(conversation, column, n) for column in counts.T]) for counts in (passed, tried)
     )  # (D, C)

@@ -7,13 +7,13 @@ of the two trees by in-sample replay.
 
 Siblings come in order of rank, so that trees have no gaps: most engines keep only how many children a node has.
 
-P states · S sequences · N distinct paths · K heads · R ranks told apart · G sets of sequences to grow on · M trees
+P states · S sequences · N distinct paths · K heads · R ranks · G sets of sequences to grow on · M trees
 """
 
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,9 +43,9 @@ def best_first(
 
     children : values of the nodes (*path, 0), (*path, 1), ... by a path and its value
 
-    Only the next sibling and the first child of a taken node wait, so n nodes cost O(n log n).
+    Only the next sibling and the first child of a node of the tree wait, so n nodes cost O(n log n).
     """
-    taken: list[tuple[Choice, float]] = []
+    nodes: list[tuple[Choice, float]] = []
     siblings: dict[Choice, list[Value]] = {}
     waiting: list[tuple[float, float, int, Choice]] = [(-root[0], -root[1], 0, ())]
 
@@ -54,18 +54,18 @@ def best_first(
             first, second = siblings[parent][rank]
             heapq.heappush(waiting, (-first, -second, len(parent) + 1, (*parent, rank)))
 
-    while waiting and len(taken) < budget:
+    while waiting and len(nodes) < budget:
         first, second, _, path = heapq.heappop(waiting)
-        taken.append((path, -first))
+        nodes.append((path, -first))
         siblings[path] = children(path, (-first, -second))
         offer(path, 0)
         if path:
             offer(path[:-1], path[-1] + 1)
-    return taken
+    return nodes
 
 
 def grow_products(accept: NDArray[np.float64], limits: Limits) -> GrownTrees:
-    """The trees with the most expected tokens per step if heads erred independently, by (K, R) marginals.
+    """The trees with the most expected tokens per step by (K, R) marginals, as if heads erred independently.
 
     Products never rise along a path, so the trees of all sizes are optimal where accuracies fall with rank.
 
@@ -83,9 +83,10 @@ def grow_products(accept: NDArray[np.float64], limits: Limits) -> GrownTrees:
 
 
 def most_frequent(paths: Paths, counts: IntArray, accept: NDArray[np.float64], limits: Limits) -> tuple[Choice, ...]:
-    """The nodes with the most frequent paths, in this order. Equally frequent ones go by the product of marginals.
+    """The nodes with the most frequent paths, in this order. Equally frequent paths are ordered by the product of marginals.
 
-    counts : (N,) how often each distinct path comes · accept : (K, R) marginals
+    counts : (N,) number of states with each distinct path
+    accept : (K, R) marginals
     """
     sums, depth = np.append(0, counts.cumsum()), limits.depth(len(accept))
 
@@ -103,7 +104,7 @@ def most_frequent(paths: Paths, counts: IntArray, accept: NDArray[np.float64], l
 class TraceGrowth:
     """Growth on sets of a trace's sequences. Depth limits share the paths and counts.
 
-    top      : number of ranks told apart
+    top      : number of ranks; a guess of a later rank is a miss
     grown_on : (G, S) whether a set has a sequence
     """
 
@@ -141,27 +142,29 @@ class TraceGrowth:
         return self._visits([frozenset[Choice]([()])] * len(self.grown_on))
 
     @cached_property
-    def _steps_known(self) -> dict[Nodes, IntArray]:
-        """Nodes of a small tree to its (G,) steps on the sequences of each set."""
+    def _small_steps(self) -> dict[Nodes, IntArray]:
+        """Small tree -> its (G,) steps on the sequences of each set, for trees that were replayed."""
         return {}
 
     def grow(self, limits: Limits) -> tuple[list[GrownTrees], IntArray, IntArray]:
-        """The best trees of each set; the (M, S) steps of every sequence with M trees; (G, n) which of the M are the best."""
-        sets = range(len(self.grown_on))
+        """The best trees of each set, the (M, S) steps of every sequence with M trees, and (G, n) the places of the best in M."""
         pairs = [*zip(self._from_small(limits), self._from_counts(limits), strict=True)]
-        trees = [[[frozenset(paths[:n]) for n in range(1, len(paths) + 1)] for paths in pair] for pair in pairs]
-        distinct = dict.fromkeys(tree for pair in trees for family in pair for tree in family)
-        number = {tree: i for i, tree in enumerate(distinct)}
-        numbers = np.array([[[number[tree] for tree in family] for family in pair] for pair in trees])  # (G, 2, n)
-        steps = self._replayed(list(distinct))
-        taken = (steps @ self.grown_on.T)[numbers, np.array(sets)[:, None, None]]
-        tokens = self.grown_on @ (self.trace.lengths - 1)
-        gains, better = np.diff(tokens[:, None, None] / taken, prepend=0.0), taken.argmin(axis=1)
-        grown = []
-        for g in sets:
-            families = [TreeFamily(paths, gains[g, i]) for i, paths in enumerate(pairs[g])]
-            grown.append(GrownTrees(tuple(families[i] for i in better[g])))
-        return grown, steps, np.take_along_axis(numbers, better[:, None], axis=1)[:, 0]
+        places: dict[Nodes, int] = {}
+        for paths in itertools.chain(*pairs):
+            for n in range(1, len(paths) + 1):
+                places.setdefault(frozenset(paths[:n]), len(places))
+        steps = self._replayed(list(places))
+        steps_on = steps @ self.grown_on.T  # (M, G)
+        tokens_on = self.grown_on @ (self.trace.lengths - 1)
+        grown, best = [], []
+        for g, pair in enumerate(pairs):
+            at = np.array([_places(paths, places) for paths in pair])  # (2, n)
+            better = steps_on[at, g].argmin(axis=0)
+            gains = np.diff(tokens_on[g] / steps_on[at, g], prepend=0.0)
+            families = [TreeFamily(*family) for family in zip(pair, gains, strict=True)]
+            grown.append(GrownTrees(tuple(families[i] for i in better)))
+            best.append(at[better, np.arange(len(better))])
+        return grown, steps, np.array(best)
 
     def _from_counts(self, limits: Limits) -> list[tuple[Choice, ...]]:
         """For each set the most frequent paths of the states that the largest tree visits."""
@@ -190,10 +193,10 @@ class TraceGrowth:
         while len(grown[0]) < min(SMALL, len(frequent[0])):
             following = [[path for path in frequent[g] if _may_follow(path, grown[g])] for g in sets]
             trees = [[frozenset([*grown[g], path]) for path in following[g]] for g in sets]
-            new = [tree for tree in dict.fromkeys(itertools.chain(*trees)) if tree not in self._steps_known]
-            self._steps_known.update(zip(new, self._replayed(new) @ self.grown_on.T, strict=True))
+            new = [tree for tree in dict.fromkeys(itertools.chain(*trees)) if tree not in self._small_steps]
+            self._small_steps.update(zip(new, self._replayed(new) @ self.grown_on.T, strict=True))
             for g in sets:
-                steps = [int(self._steps_known[tree][g]) for tree in trees[g]]
+                steps = [int(self._small_steps[tree][g]) for tree in trees[g]]
                 grown[g].append(following[g][int(np.argmin(steps))])
         counts = self._visits([frozenset(paths) for paths in grown])
         rest = [self._most_frequent(g, counts[g], limits) for g in sets]
@@ -203,7 +206,7 @@ class TraceGrowth:
         return most_frequent(self.paths, counts, self.marginals[g], limits)
 
     def _visits(self, trees: Sequence[Nodes]) -> IntArray:
-        """(G, N) number of steps at states with each path, on the sequences of each set with the set's tree."""
+        """(G, N) number of steps at states with each path, when the sequences of each set are decoded with the set's tree."""
         order, has = self._nodes(trees)
         starts = as_bits(self.grown_on.T)
         counts = np.zeros((len(trees), self.paths.ranks.shape[1]), dtype=np.int64)
@@ -219,10 +222,15 @@ class TraceGrowth:
         return steps_of(self.trace, self.lanes, *self._nodes(trees))
 
     def _nodes(self, trees: Sequence[Nodes]) -> tuple[IntArray, BoolArray]:
-        """(N, D) node of each prefix of every path; (nodes + 1, M) whether a tree has a node, the last one being no node."""
+        """(N, D) node of each prefix of every path, and (nodes + 1, M) whether a tree has a node; the last is no node."""
         nodes = sorted(frozenset[Choice]([()]).union(*trees), key=lambda path: (len(path), path))
         has = [[path in tree for tree in trees] for path in nodes] + [[False] * len(trees)]
         return growth_index(self.paths.ranks.T, tuple(nodes)), np.array(has)
+
+
+def _places(paths: Sequence[Choice], places: Mapping[Nodes, int]) -> list[int]:
+    """Places of the nested trees of the first 1, 2, ... paths."""
+    return [places[frozenset(paths[:n])] for n in range(1, len(paths) + 1)]
 
 
 def _may_follow(path: Choice, nodes: Collection[Choice]) -> bool:

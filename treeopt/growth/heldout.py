@@ -1,7 +1,7 @@
 """Trees of every size, with their rates on answers that they were not grown on.
 
-Trees are grown on all folds of conversations but one and replayed on that one, so no figure is in-sample. The trees that
-are delivered are grown on all folds.
+Trees are grown on all folds of conversations but one and replayed on that one, so no figure is in-sample. Plans have the
+trees that are grown on all folds.
 
 n sizes of a family
 """
@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 class HeldOut:
     """Trees of every size up to a depth limit, with their cross-fitted rates.
 
-    grown   : trees grown on all sequences, which are delivered
+    grown   : trees grown on all sequences, which plans have
     every   : the rates of each size
     by_fold : for every fold the numbers of its sequences, and the trees grown on all others
     """

@@ -1,7 +1,7 @@
 """Greedy decoding of all sequences side by side, with up to 64 trees at once: exact, and without the model.
 
 Row t has the t-th state of every sequence. A step in row t that accepts a guesses leads to row t + 1 + a, so all sequences
-go on together. The trees that visit a state are the bits of one word.
+go on together. Each tree has a bit of a word for each state: whether it takes a step there.
 
 S sequences · N distinct rank paths · D depths · n trees · W sequences of a block · T states of its longest one
 """
@@ -22,7 +22,7 @@ AT_ONCE = 2**20  # states that are decoded together
 
 @dataclass(frozen=True, eq=False)
 class Lanes:
-    """Sequences that are decoded side by side, the longest first, by the states that a step can be taken at.
+    """Sequences that are decoded side by side, the longest first, and their states but for the last of each.
 
     sequences : (W,) numbers of the sequences
     widths    : (T,) number of sequences that have a t-th state; these come first
@@ -39,7 +39,7 @@ class Lanes:
 
 
 def lanes_of(trace: RankTrace, of: NDArray[Any] | None = None) -> list[Lanes]:
-    """The sequences with a step, in blocks of `AT_ONCE` states; ``of`` has each state's path, by default the state's number."""
+    """The sequences with a step, in blocks of `AT_ONCE` states. ``of`` has the path of each state, by default its number."""
     steps = trace.lengths - 1
     order = np.argsort(-steps, kind="stable")[: np.count_nonzero(steps)]
     cuts = np.flatnonzero(np.diff(steps[order].cumsum() // AT_ONCE)) + 1
@@ -55,7 +55,7 @@ def lanes_of(trace: RankTrace, of: NDArray[Any] | None = None) -> list[Lanes]:
 def visits_of(
     lanes: Lanes, order: NDArray[Any], has: NDArray[np.uint64], starts: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """(n,) for each state the bits of the trees, up to 64, that take a step there.
+    """(n,) for each state a word with the bits of the trees that take a step there.
 
     order  : (N, D) number of the node of each prefix of every path
     has    : (numbers,) bits of the trees that have each node
@@ -109,34 +109,13 @@ def as_bits(flags: BoolArray) -> NDArray[np.uint64]:
 
 
 def _column_sums(bits: NDArray[np.uint64], lanes: Lanes) -> IntArray:
-    """(W, 64) number of states of each lane that have each bit. Overwrites the bits.
-
-    A word has one binary digit of 64 sums. Three words of a digit are added to one and a carry to the next digit.
-    """
-    digits: list[list[NDArray[np.uint64]]] = [[]]
-    for row in lanes.rows():
-        word = bits[row]
-        for words in digits:
-            words.append(word)
-            if len(words) < 3:
-                break
-            first, second, third = words
-            word, carry = _add(first, second), _add(first, third)
-            word[: len(carry)] |= carry
-            del words[1:]
-        else:
-            digits.append([word])
+    """(W, 64) number of states of each lane that have each bit."""
     sums = np.zeros((len(lanes.sequences), 64), dtype=np.int64)
-    for place, words in enumerate(digits):
-        for word in words:
-            ones = np.unpackbits(word[:, None].view(np.uint8), axis=1, bitorder="little")
-            sums[: len(word)] += ones.astype(np.int64) << place
-    return sums
-
-
-def _add(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Add a word, which may be shorter, to the first one in place. Returns the carry."""
-    same = first[: len(second)]
-    carry = same & second
-    same ^= second
-    return carry
+    counts = np.zeros(sums.shape, dtype=np.uint8)
+    for number, row in enumerate(lanes.rows(), 1):
+        flags = np.unpackbits(bits[row].view(np.uint8), bitorder="little").reshape(-1, 64)
+        counts[: len(flags)] += flags
+        if number % 255 == 0:  # the most that a byte can hold
+            sums += counts
+            counts[:] = 0
+    return sums + counts

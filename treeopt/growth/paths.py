@@ -1,10 +1,10 @@
-"""The distinct rank paths of a trace's states. States with one path are alike to every tree.
+"""The distinct rank paths of a trace's states. Every tree accepts the same guesses at states with the same path.
 
-path   the ranks of heads 1, 2, ... up to the first one that is not told apart; it and all behind it are `top`
+path   the ranks of heads 1, 2, ... up to the first rank of `top` or more; that rank and all behind it are `top`
 
 Paths are numbered in lexicographic order, so those that begin alike are neighbours.
 
-P states · N distinct paths · D heads · R = top ranks told apart
+P states · N distinct paths · D heads · R = top ranks
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Paths:
         return cls(of, paths, top)
 
     def children(self, path: Choice) -> IntArray:
-        """(R+1,) first number of the paths that continue a path by rank 0, 1, ...; at the end the number behind the last."""
+        """(R+1,) number of the first path that continues a path by rank 0, 1, ...; at the end the number behind the last."""
         if path not in self._children:
             low, high = self.children(path[:-1])[path[-1] : path[-1] + 2] if path else (0, len(self.ranks.T))
             column = self.ranks[len(path), low:high]
@@ -62,7 +62,7 @@ def _numbered(codes: IntArray, most: int) -> tuple[IntArray, NDArray[np.int32]]:
     if most > max(4 * len(codes), MARKED):
         distinct, places = np.unique(codes, return_inverse=True)
         return distinct, places.astype(np.int32)
-    seen = np.zeros(most, dtype=bool)
-    seen[codes] = True
-    number = (seen.cumsum(dtype=np.int32) - 1).astype(np.int32)
-    return np.flatnonzero(seen), number[codes]
+    is_there = np.zeros(most, dtype=bool)
+    is_there[codes] = True
+    number = (is_there.cumsum(dtype=np.int32) - 1).astype(np.int32)
+    return np.flatnonzero(is_there), number[codes]

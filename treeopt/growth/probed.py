@@ -12,7 +12,7 @@ A accepted nodes of all steps, roots left out
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -124,6 +124,7 @@ def _places(probe: Probe, paths: tuple[Choice, ...]) -> IntArray:
 
 
 COVERAGE = "coverage"  # name of the growth in a plan
+Words = NDArray[np.uint16]  # a bit for each step
 _ONES = np.array([i.bit_count() for i in range(2**16)], dtype=np.uint8)  # number of ones in 16 bits
 
 
@@ -148,92 +149,56 @@ def grow_coverage(probe: Probe, limits: Limits) -> GrownTrees:
 
     The path that gains most per node and still fits comes next, with the siblings of lower rank that it needs. If no path
     gains, the nodes that were accepted most often follow. Greedy growth of a submodular gain is not always best (a test
-    bounds its loss against brute force). Time O(budget x T x P / 16) at most, in table look-ups.
+    bounds its loss against brute force). Time O(budget x T x P / 16), in table look-ups.
     """
     if not len(probe.accepted):
         raise OutOfRange("Growing needs answers of more than one token, but the probe has none.")
-    growth = _Growth(probe, _allowed(probe.tree, limits))
-    while len(growth.nodes) < limits.budget and growth.grow(limits.budget - len(growth.nodes)):
-        pass
-    paths = tuple(probe.tree.paths[node] for node in growth.nodes)
-    return GrownTrees.nested(paths, np.array(growth.gains) / len(probe.accepted))
+    useful = probe.accepted & (probe.first_end == 0)  # no guess up to it ends the sequence
+    words = np.ascontiguousarray(np.pad(useful, ((0, -len(useful) % 16), (0, 0))).T)
+    covers = dict(zip(probe.tree.paths, np.packbits(words, axis=1).view(np.uint16), strict=True))
+    often = dict(zip(probe.tree.paths, probe.accepted.sum(0).tolist(), strict=True))
+    left = dict.fromkeys(range(1, probe.tree.depth + 1), ~np.zeros_like(covers[()]))  # steps that a depth does not cover
+    nodes, gains = [Choice()], [len(probe.accepted)]
+    while path := _best_path(nodes, covers, left, often, limits):
+        for node in path:
+            gains.append(_count(covers[node] & left[len(node)]))
+            left[len(node)] = left[len(node)] & ~covers[node]
+        nodes += path
+    return GrownTrees.nested(tuple(nodes), np.array(gains) / len(probe.accepted))
 
 
-class _Growth:
-    """A tree that grows. ``left[v]`` has a bit for each step in which node v would be the first accepted one of its depth."""
+def _best_path(
+    nodes: list[Choice],
+    covers: Mapping[Choice, Words],
+    left: Mapping[int, Words],
+    often: Mapping[Choice, int],
+    limits: Limits,
+) -> list[Choice]:
+    """The nodes that come next in a tree: a path with the siblings that it needs. Empty if none fits.
 
-    def __init__(self, probe: Probe, allowed: BoolArray) -> None:
-        self.tree = tree = probe.tree
-        useful = probe.accepted & (probe.first_end == 0)  # no guess up to it ends the sequence
-        words = np.ascontiguousarray(np.pad(useful, ((0, -len(useful) % 16), (0, 0))).T)
-        self.left = np.packbits(words, axis=1).view(np.uint16)  # (T, words)
-        self.often = probe.accepted.sum(0)
-        self.inside = ~allowed
-        self.inside[0] = True
-        # The sibling of the rank before, which a node needs.
-        index = {path: i for i, path in enumerate(tree.paths)}
-        self.before = np.zeros(len(tree), dtype=np.int64)
-        for path, i in index.items():
-            if path and path[-1] > 0 and allowed[i]:
-                self.before[i] = index[(*path[:-1], path[-1] - 1)]
-        # Gain and number of nodes of a node with its missing siblings. Only depths that have changed are counted again.
-        self.gain, self.cost = np.zeros((2, len(tree)), dtype=np.int64)
-        for depth in range(1, tree.depth + 1):
-            self._count(depth)
-        self.nodes, self.gains = [0], [len(probe.accepted)]
-
-    def _count(self, depth: int) -> None:
-        """Count gain and cost of every node of a depth, with its missing siblings of lower rank."""
-        covered: dict[int, NDArray[np.uint16]] = {}
-        for node in np.flatnonzero((self.tree.depths == depth) & ~self.inside).tolist():
-            before = int(self.before[node])
-            missing = not self.inside[before]
-            covered[node] = self.left[node] | covered[before] if missing else self.left[node]
-            self.cost[node] = 1 + (self.cost[before] if missing else 0)
-        if covered:
-            self.gain[list(covered)] = _ONES[np.stack(list(covered.values()))].sum(1, dtype=np.int64)
-
-    def grow(self, room: int) -> bool:
-        """Add the best path of at most ``room`` nodes. Returns False if there is none."""
-        tree, gain, cost = self.tree, self.gain.copy(), self.cost.copy()
-        for depth in range(2, tree.depth + 1):  # with the missing ancestors
-            nodes = np.flatnonzero((tree.depths == depth) & ~self.inside[tree.parents])
-            gain[nodes] += gain[tree.parents[nodes]]
-            cost[nodes] += cost[tree.parents[nodes]]
-        nodes = np.flatnonzero(~self.inside & (cost <= room))
-        if not len(nodes):
-            return False
-        per_node = gain[nodes] / cost[nodes]
-        best = int(nodes[np.lexsort((-self.often[nodes], cost[nodes], -per_node))[0]])
-        added = self._path(best)
-        for node in added:
-            new = self.left[node].copy()
-            self.left[tree.depths == tree.depths[node]] &= ~new
-            self.inside[node] = True
-            self.nodes.append(node)
-            self.gains.append(int(_ONES[new].sum(dtype=np.int64)))
-        for depth in set(tree.depths[added].tolist()):
-            self._count(depth)
-        return True
-
-    def _path(self, node: int) -> list[int]:
-        """The nodes that the tree lacks for a node, the node last."""
-        nodes: list[int] = []
-        while not self.inside[node]:
-            sibling = node
-            while not self.inside[sibling]:
-                nodes.insert(0, sibling)
-                sibling = int(self.before[sibling])
-            node = int(self.tree.parents[node])
-        return nodes
+    covers : nodes of the probe tree in order, with a bit for each step that accepts the node
+    left   : depths with a bit for each step in which the tree accepts nothing there
+    often  : nodes with the number of steps that accept them
+    """
+    gain, missing = dict.fromkeys(nodes, 0), {node: list[Choice]() for node in nodes}  # for a node with all that it needs
+    new, siblings = dict[Choice, Words](), dict[Choice, list[Choice]]()  # the same of its own depth alone
+    for node in covers:
+        if node in gain or len(node) > limits.depth(len(left)) or node[-1] >= limits.num_ranks:
+            continue
+        parent, before = node[:-1], (*node[:-1], node[-1] - 1)
+        if parent in gain and (before in gain or not node[-1]):
+            new[node] = covers[node] & left[len(node)]
+            if before in new:  # steps that accept both siblings count once
+                new[node] = new[node] | new[before]
+            siblings[node] = [*siblings.get(before, ()), node]
+            gain[node] = gain[parent] + _count(new[node])
+            missing[node] = missing[parent] + siblings[node]
+    fitting = [node for node in new if len(missing[node]) <= limits.budget - len(nodes)]
+    if not fitting:
+        return []
+    return missing[min(fitting, key=lambda n: (-gain[n] / len(missing[n]), len(missing[n]), -often[n]))]
 
 
-def _allowed(tree: Tree, limits: Limits) -> BoolArray:
-    """(T,) whether a tree within the limits can have each node."""
-    allowed: set[Choice] = {()}
-    depth = limits.depth(tree.depth)
-    for path in tree.paths[1:]:
-        has_sibling = path[-1] == 0 or (*path[:-1], path[-1] - 1) in allowed
-        if path[:-1] in allowed and has_sibling and path[-1] < limits.num_ranks and len(path) <= depth:
-            allowed.add(path)
-    return np.array([path in allowed for path in tree.paths])
+def _count(words: Words) -> int:
+    """Number of bits that are set."""
+    return int(_ONES[words].sum(dtype=np.int64))

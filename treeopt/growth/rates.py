@@ -1,4 +1,4 @@
-"""Steps and tokens of drafts by conversation, and the tokens per step that follow with their errors.
+"""Steps and tokens of drafts by conversation, and from these tokens per step with their errors.
 
 S sequences · C conversations, of which they are the turns · n drafts · B bootstrap draws
 """
@@ -60,13 +60,13 @@ def drawn(rates: Sequence[Rates]) -> NDArray[np.float64]:
 
 def rates_by_group(rates: Rates, answers: Answers) -> dict[str, Estimate]:
     """Tokens per step on the conversations of each group; the error is not known for one conversation."""
-    groups, reached = np.array(answers.conversation_groups()), dict[str, Estimate]()
+    groups, by_group = np.array(answers.conversation_groups()), dict[str, Estimate]()
     for name in answers.group_names:
         among = np.flatnonzero(groups == name)
         if len(among) and rates.steps is not None and rates.tokens is not None:
             part = Rates(rates.steps[among], rates.tokens[among])
-            reached[name] = part.estimate if len(among) > 1 else Estimate(part.tokens_per_step)
-    return reached
+            by_group[name] = part.estimate if len(among) > 1 else Estimate(part.tokens_per_step)
+    return by_group
 
 
 def by_conversation(answers: Answers, of_sequences: IntArray) -> IntArray:

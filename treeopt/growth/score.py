@@ -1,7 +1,7 @@
 """How good a given tree is, beside the best trees.
 
-best      the tree that growth finds at that size; on a trace its tokens per step are held out (cross-fitted)
-distance  share of the best tree's tokens per step that the given one lacks, 0.1 for 10 %
+best      the tree of the same size that growth finds; on a trace its tokens per step are held out (cross-fitted)
+distance  share of the best tree's tokens per step that the given tree lacks, 0.1 for 10 %
 
 A given tree is replayed on the whole trace. If it was grown there, a note says so, or the held-out figure takes its place.
 """
@@ -81,8 +81,8 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
         rates, error = best, 0.0
         notes.append("The search finds the same tree on this trace, so the figures shown are the held-out ones.")
     else:  # both from the same resampled conversations: what is hard for one tree is for the other too
-        ours, theirs = drawn([rates, best])
-        error = stderr(1 - ours / theirs, len(best.steps))
+        given_draws, best_draws = drawn([rates, best])
+        error = stderr(1 - given_draws / best_draws, len(best.steps))
         if grown_here:
             notes.append("The tree was grown on this trace, so its figures are in-sample, and too good.")
     enough = np.flatnonzero(curve.tokens_per_step >= rates.tokens_per_step * (1 - ROUNDING)) + 1

@@ -1,14 +1,14 @@
-"""Latency of a decoding step at one batch size and context: the one place where a latency is asked for.
+"""Latency of a decoding step at one batch size and context: all latencies of plans come from here.
 
 step_ms  latency of one whole decoding step (propose, verify, accept, commit) [ms]
-plain    an autoregressive step: no heads, no mask, no gather; what speedups are measured against
+plain    an autoregressive step: no heads, no mask, no gather; speedups are over it
 
-A step is predicted by a smooth surface through all that was timed (`surface`), before anything is chosen: the fastest of many
+A step is predicted by a smooth surface through all timings (`surface`), before anything is chosen: the fastest of many
 noisy timings would owe its place to luck. A step with a tree does all that a plain step does, so a shorter latency is
 noise: it is raised to the plain step's. Between two contexts latencies lie on a straight line. Steps with more rows or
-levels than were timed, or of a family that was not, have none: NaN.
+levels than were timed, or of a family that was not, have no latency: NaN.
 
-n costs that are asked for · B draws
+n steps by their costs · B draws
 """
 
 from __future__ import annotations
@@ -28,31 +28,21 @@ from treeopt.trees.draft import COPIED
 from treeopt.trees.tree import FIXED, BoolArray, Cost
 
 SHOWN = 3.29  # standard errors that a step is below a plain one before that is no noise: 99.9 %, since many are timed
-SHOWN_ROUNDS = 5  # in which that was measured
-ROUNDING = 1e-9  # variance of a logarithm, beyond what rounding takes from that of a step which is hardly unsure
+SHOWN_ROUNDS = 5  # that such a step needs
+ROUNDING = 1e-9  # added to variances of logarithms, which rounding may make negative
 MOST_FITTED = 250  # timings at one setting that a surface is drawn through
 ALONE = 64  # rows up to which every number errs for itself
 Floats = NDArray[np.float64]
 
 
-def way_to(wanted: ArrayLike, low: ArrayLike, high: ArrayLike) -> Floats:
-    """Share of the straight way from ``low`` to ``high`` at which each wanted number lies; 0 where the two are one.
-
-    >>> way_to([4, 6, 8], 4, 8).tolist()
-    [0.0, 0.5, 1.0]
-    """
-    start, end = np.asarray(low, float), np.asarray(high, float)
-    return np.asarray((np.asarray(wanted, float) - start) / np.maximum(end - start, 1))
-
-
-def between_batch_sizes(low_ms: Floats, high_ms: Floats, wanted: ArrayLike, low: int, high: int) -> Floats:
+def between_batch_sizes(low_ms: Floats, high_ms: Floats, batch_sizes: ArrayLike, low: int, high: int) -> Floats:
     """(n, G) latencies of n trees at G batch sizes between two, from their (n,) latencies at these: a straight line.
 
     >>> between_batch_sizes(np.array([5.0]), np.array([7.0]), [4, 6], 4, 8).tolist()
     [[5.0, 6.0]]
     """
-    way = way_to(wanted, low, high)
-    return np.asarray(low_ms[:, None] * (1 - way) + high_ms[:, None] * way)
+    share = (np.asarray(batch_sizes, float) - low) / max(high - low, 1)
+    return np.asarray(low_ms[:, None] * (1 - share) + high_ms[:, None] * share)
 
 
 class StepCosts:
@@ -61,9 +51,9 @@ class StepCosts:
     context_tokens : ``context``, moved into the measured range; by default the shortest measured
     plain          : an autoregressive step
     twin           : plain decoding by the engine as it comes, or with an idle drafter (`is_idle`); None where none was timed
-    reach          : the most rows and the deepest trees that were timed
-    is_faster      : whether a step with a tree is shown to be faster than a plain one, as where an engine's kernels for one
-                     row are its worst; latencies then go down to the fastest that is shown
+    reach          : the most rows and the most levels of the timed trees
+    is_faster      : whether a step with a tree is shown to be faster than a plain one, which happens where an engine's
+                     kernels for one row are its worst; such a step is the least latency then
     is_sure        : whether errors are known: not where steps were timed once, or in one round
 
     Raises OutOfRange for a batch size that was not measured.
@@ -78,15 +68,15 @@ class StepCosts:
     def __init__(self, profile: LatencyProfile, batch_size: int, context: float | None = None) -> None:
         contexts = [tokens for batch, tokens in profile.settings if batch == batch_size]
         if not contexts:
-            known = ", ".join(map(str, profile.batch_sizes))
-            raise OutOfRange(f"The profile covers batch sizes {known}, but {batch_size} was asked.")
+            covered = ", ".join(map(str, profile.batch_sizes))
+            raise OutOfRange(f"The profile covers batch sizes {covered}, but {batch_size} was asked.")
         self.profile, self.batch_size = profile, batch_size
         self.context_tokens = int(min(max(context or 0, contexts[0]), contexts[-1]))
         low = max(tokens for tokens in contexts if tokens <= self.context_tokens)
         high = min(tokens for tokens in contexts if tokens >= self.context_tokens)
         self._near = [_timed(profile, (batch_size, tokens)) for tokens in sorted({low, high})]
-        far = float(way_to(self.context_tokens, low, high))
-        self._shares = [1 - far, far][: len(self._near)]
+        share = (self.context_tokens - low) / max(high - low, 1)
+        self._shares = [1 - share, share][: len(self._near)]
         plain = [near.measured.plain for near in self._near]
         self.plain = Latency(
             float(np.dot(self._shares, [p.ms for p in plain])),
@@ -97,7 +87,7 @@ class StepCosts:
         self.is_idle = bool(profile.runtime.get("launches"))
         least_ms = float(np.dot(self._shares, [p.ms * near.least for p, near in zip(plain, self._near, strict=True)]))
         self.is_faster = least_ms < self.plain.ms
-        # The engine that has the drafter may be the faster one even where it guesses nothing.
+        # An engine with an idle drafter may be faster than the plain engine.
         self._idle = self.twin if self.is_idle else None
         self._least_ms = min(least_ms, self._idle.ms) if self._idle else least_ms
 
@@ -118,7 +108,7 @@ class StepCosts:
         return np.asarray(ms)
 
     def draws_ms(self, costs: Sequence[Cost], count: int, rng: np.random.Generator) -> Floats:
-        """(n, B) what these steps may really cost; errors that they share are the same in each draw."""
+        """(n, B) draws of the true latencies [ms]; errors that steps share are the same in each draw."""
         draws = np.tensordot(self._shares, [near.draws_ms(costs, count, rng) for near in self._near], 1)
         ms = self._untouched_ms(costs)
         draws *= (np.maximum(ms, self._floors_ms(costs)) / ms)[:, None]  # noise is on both sides of a raised latency
@@ -142,10 +132,11 @@ class StepCosts:
 
 
 class _Setting:
-    """What was timed at one batch size and context.
+    """The timings at one batch size and context.
 
-    rows, depth : rows of the timed fixed trees, ascending, and the deepest's levels; 1 and 0 where there is none
-    least       : what any step costs over a plain one at least
+    rows  : of the timed fixed trees, ascending; 1 where there is none
+    depth : of the deepest timed fixed tree; 0 where there is none
+    least : the least ratio of any step to a plain one
     """
 
     def __init__(self, measured: Measurements) -> None:
@@ -169,14 +160,15 @@ class _Setting:
 
     @cached_property
     def _surface(self) -> Surface:
-        some = _evenly(range(len(self._timed)))
-        return Surface([self._timed[i] for i in some], self.measured.log_ratios[some], self.measured.noise(some))
+        places = _evenly(range(len(self._timed)))
+        costs = [self._timed[i] for i in places]
+        return Surface(costs, self.measured.log_ratios[places], self.measured.noise(places))
 
     @cached_property
     def _without_error(self) -> dict[Cost, float]:
         """Logarithms of the ratios that were computed, or timed once."""
-        free = np.flatnonzero(self.measured.variances + self.measured.shared == 0).tolist()
-        return {self._timed[i]: float(self.measured.log_ratios[i]) for i in free}
+        places = np.flatnonzero(self.measured.variances + self.measured.shared == 0).tolist()
+        return {self._timed[i]: float(self.measured.log_ratios[i]) for i in places}
 
     @cached_property
     def _by_rows(self) -> Surface:
@@ -231,34 +223,36 @@ class _Setting:
 
     def ms(self, costs: Sequence[Cost]) -> Floats:
         """(n,) [ms]; NaN for steps that do not lie among the timed ones."""
-        found = np.array([1.0 if cost.rows == 1 else np.nan for cost in costs])
+        ratios = np.array([1.0 if cost.rows == 1 else np.nan for cost in costs])
         for surface, some, places in self._by_surface(costs):
-            # Between two numbers of rows that were timed nothing is taken to be cheaper than with either.
             timed, rows = np.unique([cost.rows for cost in surface.costs]), np.array([cost.rows for cost in some])
             above = np.searchsorted(timed, rows)
-            ends = [
-                [cost._replace(rows=int(n)) for cost, n in zip(some, timed[i], strict=True)] for i in (above, above - 1)
-            ]
-            least = np.where(timed[above] == rows, -np.inf, np.minimum(*map(surface.estimates, ends)))
+            # Between two numbers of rows that were timed nothing is taken to be cheaper than with either.
+            fewer, more = (surface.estimates(_with_rows(some, timed[i])) for i in (above - 1, above))
+            least = np.where(timed[above] == rows, -np.inf, np.minimum(fewer, more))
             logs = np.maximum(surface.estimates(some), least)
-            found[places] = np.exp([self._without_error.get(cost, log) for cost, log in zip(some, logs, strict=True)])
-        return np.asarray(self.measured.plain.ms * found)
+            ratios[places] = np.exp([self._without_error.get(cost, log) for cost, log in zip(some, logs, strict=True)])
+        return np.asarray(self.measured.plain.ms * ratios)
 
     def draws_ms(self, costs: Sequence[Cost], count: int, rng: np.random.Generator) -> Floats:
-        """(n, B) [ms], the plain step's error in all of them."""
+        """(n, B) draws [ms]; the plain step's error is in all of them."""
         plain = self.measured.plain
-        found = (self.ms(costs) / plain.ms)[:, None] * plain.draws_ms(count, rng)
+        draws = (self.ms(costs) / plain.ms)[:, None] * plain.draws_ms(count, rng)
         for surface, some, places in self._by_surface(costs):
             unsure = [(cost, i) for cost, i in zip(some, places, strict=True) if cost not in self._without_error]
             if not unsure:
                 continue
-            alike = [_much_alike(cost) for cost, _ in unsure]
-            unlike = list(dict.fromkeys(alike))
-            numbers = {cost: i for i, cost in enumerate(unlike)}
-            covariance = surface.covariance(unlike) + ROUNDING * np.eye(len(unlike))
-            errors = np.linalg.cholesky(covariance) @ rng.standard_normal((len(unlike), count))
-            found[[i for _, i in unsure]] *= np.exp(errors)[[numbers[cost] for cost in alike]]
-        return found
+            groups = [_group(cost) for cost, _ in unsure]
+            distinct = list(dict.fromkeys(groups))
+            numbers = {group: i for i, group in enumerate(distinct)}
+            covariance = surface.covariance(distinct) + ROUNDING * np.eye(len(distinct))
+            errors = np.linalg.cholesky(covariance) @ rng.standard_normal((len(distinct), count))
+            draws[[i for _, i in unsure]] *= np.exp(errors)[[numbers[group] for group in groups]]
+        return draws
+
+
+def _with_rows(costs: Sequence[Cost], rows: Sequence[int]) -> list[Cost]:
+    return [cost._replace(rows=int(n)) for cost, n in zip(costs, rows, strict=True)]
 
 
 def _evenly(numbers: Sequence[int]) -> list[int]:
@@ -266,8 +260,8 @@ def _evenly(numbers: Sequence[int]) -> list[int]:
     return [numbers[i] for i in np.linspace(0, len(numbers) - 1, min(len(numbers), MOST_FITTED)).astype(int)]
 
 
-def _much_alike(cost: Cost) -> Cost:
-    """One cost for steps of many rows that differ by 3 % at most: these err alike."""
+def _group(cost: Cost) -> Cost:
+    """One cost for steps of many rows that differ by 3 % at most: these have one error."""
     if cost.rows <= ALONE:
         return cost
     return cost._replace(rows=round(ALONE * 1.03 ** round(np.log(cost.rows / ALONE) / np.log(1.03))))
@@ -280,7 +274,7 @@ def _timed(profile: LatencyProfile, setting: Setting) -> _Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """How well latencies are known: the margin of error that was wanted, the widest, and how many of them miss it."""
+    """The margin of error that was wanted of latencies, the widest of theirs, and how many of them miss it."""
 
     wanted: float
     worst: float
@@ -289,7 +283,7 @@ class Precision:
 
 
 def precision_reached(profile: LatencyProfile, wanted: float) -> Precision:
-    """How well a profile's latencies are known: half of 95 % intervals, as shares, of trees those of their ratios to plain steps."""
+    """The margins of error of a profile's latencies: half of 95 % intervals, as shares; of trees, of their ratios to plain steps."""
     margins = list[float]()
     for setting in profile.settings:
         timed = _timed(profile, setting)

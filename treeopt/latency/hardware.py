@@ -1,12 +1,5 @@
 """Accelerators and models by name: what an analytical latency (`roofline`) depends on.
 
-tflops    dense products in bfloat16 or float16 with float32 sums, no sparsity [TFLOP/s]
-tb_per_s  memory bandwidth [TB/s], both as the makers say
-units     what tiles of a product are dealt out to: streaming multiprocessors, compute units
-fitted    whether efficiencies were fitted to measurements on it (`roofline.EFFICIENCY`); the others borrow them
-
-link_gb_per_s  what a device sends to the others of a server, in one direction [GB/s]
-
 A model is a decoder of equal layers: h its `width`, i the `inner` width of an MLP, d the `head_width` of attention; in some
 all layers but the first ones have experts in the MLP's place.
 """
@@ -26,32 +19,35 @@ from treeopt.files import storage
 
 @dataclass(frozen=True)
 class Device:
-    """The two roofs of an accelerator."""
+    """The two roofs of an accelerator, as its maker says.
+
+    tflops        : dense products in bfloat16 or float16 with float32 sums, no sparsity [TFLOP/s]
+    tb_per_s      : memory bandwidth [TB/s]
+    link_gb_per_s : what a device sends to the others of a server, in one direction [GB/s]; by default by PCIe 4.0
+    units         : multiprocessors that share the tiles of a product, where tiles and efficiencies were fitted; else None
+    """
 
     name: str
     tflops: float
     tb_per_s: float
+    link_gb_per_s: float = 32
     units: int | None = None
-    memory_gb: float | None = None
-    source: str | None = None
-    fitted: bool = False
-    link_gb_per_s: float = 32  # PCIe 4.0 of 16 lanes
 
 
 DEVICES = {
     device.name: device
     for device in (
-        Device("A100-80GB-PCIe", 312, 1.935, 108, 80, "NVIDIA A100 datasheet, 2021", fitted=True),
-        Device("A100-80GB-SXM", 312, 2.039, 108, 80, "NVIDIA A100 datasheet, 2021", link_gb_per_s=300),
-        Device("A100-40GB-SXM", 312, 1.555, 108, 40, "NVIDIA A100 datasheet, 2020", link_gb_per_s=300),
-        Device("H100-SXM", 989.4, 3.35, 132, 80, "NVIDIA H100 datasheet, half of the sparse figure", link_gb_per_s=450),
-        Device("H100-PCIe", 756, 2.0, 114, 80, "NVIDIA H100 datasheet, half of the sparse figure", link_gb_per_s=64),
-        Device("H200-SXM", 989.4, 4.8, 132, 141, "NVIDIA H200 datasheet, half of the sparse figure", link_gb_per_s=450),
-        Device("L40S", 362.05, 0.864, 142, 48, "NVIDIA L40S datasheet"),
-        Device("L4", 121, 0.3, 58, 24, "NVIDIA L4 datasheet, half of the sparse figure"),
-        Device("A10G", 70, 0.6, 80, 24, "NVIDIA A10G datasheet"),
-        Device("RTX-4090", 165.2, 1.008, 128, 24, "NVIDIA Ada GPU architecture white paper, appendix A"),
-        Device("MI300X", 1307.4, 5.3, 304, 192, "AMD Instinct MI300X datasheet", link_gb_per_s=448),
+        Device("A100-80GB-PCIe", 312, 1.935, units=108),
+        Device("A100-80GB-SXM", 312, 2.039, link_gb_per_s=300),
+        Device("A100-40GB-SXM", 312, 1.555, link_gb_per_s=300),
+        Device("H100-SXM", 989.4, 3.35, link_gb_per_s=450),
+        Device("H100-PCIe", 756, 2.0, link_gb_per_s=64),
+        Device("H200-SXM", 989.4, 4.8, link_gb_per_s=450),
+        Device("L40S", 362.05, 0.864),
+        Device("L4", 121, 0.3),
+        Device("A10G", 70, 0.6),
+        Device("RTX-4090", 165.2, 1.008),
+        Device("MI300X", 1307.4, 5.3, link_gb_per_s=448),
     )
 }
 
@@ -62,15 +58,15 @@ def device_of(text: str) -> tuple[Device, int]:
     >>> device_of("312:2")[0].tb_per_s, device_of("4xH100-SXM")[1]
     (2.0, 4)
     """
-    known = {name.lower(): device for name, device in DEVICES.items()}
-    count, times, name = text.lower().partition("x")
-    devices, name = (int(count), name) if times and count.isdecimal() and int(count) else (1, text.lower())
-    if name in known:
-        return known[name], devices
+    by_name = {name.lower(): device for name, device in DEVICES.items()}
+    number, times, name = text.lower().partition("x")
+    count, name = (int(number), name) if times and number.isdecimal() and int(number) else (1, text.lower())
+    if name in by_name:
+        return by_name[name], count
     with suppress(ValueError):
         tflops, tb_per_s = map(float, name.split(":"))
         if 0 < tflops < math.inf and 0 < tb_per_s < math.inf:
-            return Device(f"{tflops:g} TFLOP/s, {tb_per_s:g} TB/s", tflops, tb_per_s), devices
+            return Device(f"{tflops:g} TFLOP/s, {tb_per_s:g} TB/s", tflops, tb_per_s), count
     raise InvalidInput(
         f"`analytical` must be one of {', '.join(DEVICES)}, or TFLOPS:TB_PER_S such as 312:1.935, or several of one, such as "
         f"4xH100-SXM, but got {text!r}."
@@ -96,7 +92,14 @@ DRAFT_VOCABULARY = 32000  # of EAGLE-3's published checkpoints, if its config is
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of equal layers with gated MLPs."""
+    """A decoder of equal layers with gated MLPs.
+
+    window        : keys that a query sees at most
+    weight_bytes  : of a weight of the layers; the lm_head has 16 bits
+    sparse_layers : the last ones, which have experts
+    shared_inner  : width of all experts together that every row takes
+    devices       : number of devices that share every layer
+    """
 
     name: str
     layers: int
@@ -106,14 +109,14 @@ class ModelShape:
     kv_heads: int
     head_width: int
     vocab_size: int
-    window: int | None = None  # keys that a query sees at most
-    weight_bytes: float = ITEMSIZE  # of a weight of the layers; the lm_head has 16 bits
-    sparse_layers: int = 0  # the last ones, which have experts
+    window: int | None = None
+    weight_bytes: float = ITEMSIZE
+    sparse_layers: int = 0
     experts: int = 0
     experts_per_token: int = 0
     expert_inner: int = 0
-    shared_inner: int = 0  # of all experts together that every row takes
-    devices: int = 1  # that share every layer
+    shared_inner: int = 0
+    devices: int = 1
 
     @property
     def layer_weights(self) -> int:
@@ -123,26 +126,17 @@ class ModelShape:
         sparse = 3 * self.width * (self.experts * self.expert_inner + self.shared_inner) * self.sparse_layers
         return self.layers * attention + dense + sparse
 
-    @property
-    def gigabytes(self) -> float:
-        """Size of all weights but the embedding, in the formats that they are stored in [GB]."""
-        return (self.layer_weights * self.weight_bytes + self.width * self.vocab_size * ITEMSIZE) / 1e9
-
-    def one_layer(self, **changes: Any) -> ModelShape:
+    def one_layer(self, vocab_size: int) -> ModelShape:
         """A drafter of one such layer: dense, as wide as a row's experts together, in 16 bits."""
         inner = self.experts_per_token * self.expert_inner + self.shared_inner if self.sparse_layers else self.inner
-        own = {"layers": 1, "inner": inner, "sparse_layers": 0, "weight_bytes": ITEMSIZE, **changes}
-        return replace(self, **own)
-
-    @property
-    def cache_numbers(self) -> int:
-        """Numbers of keys and values that the cache has for a token."""
-        return 2 * self.layers * self.kv_heads * self.head_width
+        return replace(
+            self, layers=1, inner=inner, sparse_layers=0, weight_bytes=ITEMSIZE, vocab_size=min(vocab_size, self.vocab_size)
+        )
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """What drafts: a kind of `DRAFTERS`, and the shape of its layers, None for those of heads."""
+    """What drafts: a kind of drafter, and the shape of its layers, None for that of heads."""
 
     kind: str = "medusa"
     shape: ModelShape | None = None
@@ -160,9 +154,9 @@ def drafting_of(text: str, target: ModelShape) -> Drafting:
     if kind in ("medusa", "hydra", "hydra++", "ngram"):
         return Drafting(kind)
     if kind == "eagle":
-        return Drafting(kind, target.one_layer())
+        return Drafting(kind, target.one_layer(target.vocab_size))
     if kind == "eagle3":
-        return Drafting(kind, target.one_layer(vocab_size=min(target.vocab_size, DRAFT_VOCABULARY)))
+        return Drafting(kind, target.one_layer(DRAFT_VOCABULARY))
     if kind == "mtp":
         return Drafting(kind, replace(target, layers=1, sparse_layers=min(target.sparse_layers, 1)))
     if kind == "early-exit":
@@ -173,8 +167,7 @@ def drafting_of(text: str, target: ModelShape) -> Drafting:
             "`analytical` knows what drafting costs with medusa, hydra, hydra++, eagle, eagle3, mtp, ngram, early-exit:LAYER "
             f"and with the config.json of a draft model or of an EAGLE layer, but got {text!r}."
         )
-    shape, *_ = shape_of(text)
-    shape = replace(shape, devices=target.devices)
+    shape = replace(shape_of(text)[0], devices=target.devices)
     if shape.layers > 1:
         return Drafting("draft-model", shape)
     return Drafting("eagle" if shape.vocab_size == target.vocab_size else "eagle3", shape)
@@ -200,8 +193,8 @@ def shape_of(config: str) -> tuple[ModelShape, Path | None, str | None]:
     path = Path(config)
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
-        known = ", ".join(SHAPES)
-        raise InvalidInput(f"`model` must be a config.json, its folder, or one of {known}, but {file} does not exist.")
+        names = ", ".join(SHAPES)
+        raise InvalidInput(f"`model` must be a config.json, its folder, or one of {names}, but {file} does not exist.")
     document = storage.load_json(file)
     if not isinstance(document, dict) or not isinstance(document.get("model_type"), str):
         raise InvalidInput(f"`model` must be a config.json with a model_type, but {file} has none.")
@@ -224,25 +217,13 @@ def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
             raise InvalidInput(f"{file} must have {key}, a whole number of at least 1, but it has {value!r}.")
         return value
 
-    width, heads = number("hidden_size"), number("num_attention_heads")
+    layers, width, heads = number("num_hidden_layers"), number("hidden_size"), number("num_attention_heads")
     kv_heads = number("num_key_value_heads", heads)
     if heads % kv_heads:
         raise InvalidInput(f"{file} must have num_attention_heads a multiple of num_key_value_heads.")
-    names, sparse = EXPERTS.get(kind), {}
-    if names:
-        count, inner, shared = names
-        shared_inner = number(shared, 1) * (number(inner) if shared.startswith("n_") else 1) if shared else 0
-        sparse = {
-            "sparse_layers": number("num_hidden_layers") - int(config.get("first_k_dense_replace") or 0),
-            "experts": number(count),
-            "experts_per_token": number("num_experts_per_tok"),
-            "expert_inner": number(inner),
-            "shared_inner": shared_inner,
-        }
-    windowed = kind in WINDOWED and config.get("sliding_window") is not None
-    return ModelShape(
+    dense = ModelShape(
         name,
-        layers=number("num_hidden_layers"),
+        layers=layers,
         width=width,
         inner=number("intermediate_size"),
         heads=heads,
@@ -250,20 +231,31 @@ def _shape(config: dict[str, Any], name: str, file: Path) -> ModelShape:
         head_width=number("head_dim", KNOWN[kind] or width // heads),
         vocab_size=number("draft_vocab_size", number("vocab_size")),
         weight_bytes=_weight_bytes(config.get("quantization_config"), file),
-        **sparse,
-        window=number("sliding_window") if windowed else None,
+        window=number("sliding_window") if kind in WINDOWED and config.get("sliding_window") is not None else None,
+    )
+    if kind not in EXPERTS:
+        return dense
+    count, inner, shared = EXPERTS[kind]
+    shared_inner = number(shared, 1) * (number(inner) if shared.startswith("n_") else 1) if shared else 0
+    return replace(
+        dense,
+        sparse_layers=layers - int(config.get("first_k_dense_replace") or 0),
+        experts=number(count),
+        experts_per_token=number("num_experts_per_tok"),
+        expert_inner=number(inner),
+        shared_inner=shared_inner,
     )
 
 
-def _weight_bytes(said: Mapping[str, Any] | None, file: Path) -> float:
+def _weight_bytes(quantisation: Mapping[str, Any] | None, file: Path) -> float:
     """Bytes of a weight by a config's quantization_config, the scales of its groups included."""
-    if not said:
+    if not quantisation:
         return ITEMSIZE
-    groups = said.get("config_groups") or {"": {"weights": said}}
+    groups, method = quantisation.get("config_groups") or {"": {"weights": quantisation}}, quantisation.get("quant_method")
     weights = next(iter(groups.values())).get("weights") or {}
-    bits = 8 if said.get("quant_method") in ("fp8", "fbgemm_fp8") else weights.get("bits") or weights.get("num_bits")
+    bits = 8 if method in ("fp8", "fbgemm_fp8") else weights.get("bits") or weights.get("num_bits")
     if bits not in (4, 8):
         raise Unsupported(
-            f"`analytical` knows weights of 16, 8 and 4 bits, but {file} says quantization_config {said.get('quant_method')!r}."
+            f"`analytical` knows weights of 16, 8 and 4 bits, but {file} says quantization_config {method!r}."
         )
     return bits / 8 + (ITEMSIZE / size if (size := weights.get("group_size")) and size > 0 else 0.0)

@@ -31,7 +31,7 @@ class Latency:
     stderr_ms: float
 
     def draws_ms(self, count: int, rng: np.random.Generator) -> Floats:
-        """(B,) what it may really be."""
+        """(B,) draws of the true latency [ms]."""
         return np.asarray(self.ms * np.exp(self.stderr_ms / self.ms * rng.standard_normal(count)))
 
 
@@ -68,8 +68,8 @@ def paired_latency(point: StepTiming, plain: StepTiming) -> Latency:
 
 def paired_ratios(point: StepTiming, plain: StepTiming) -> NDArray[np.float64]:
     """(R,) the point over the plain step, in every round that has both; empty where rounds are not known."""
-    ours, theirs = point.by_round(), plain.by_round()
-    return np.array([ours[number] / theirs[number] for number in ours if number in theirs])
+    point_ms, plain_ms = point.by_round(), plain.by_round()
+    return np.array([point_ms[number] / plain_ms[number] for number in point_ms if number in plain_ms])
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +77,10 @@ class Measurements:
     """Everything that was timed at one batch size and context.
 
     plain      : the plain step
-    timings    : every other kind of step by what it costs, repeated timings pooled
+    timings    : every other kind of step by its cost, repeated timings pooled
     log_ratios : (A,) logarithms of their latencies over the plain step's
-    variances  : (A,) of their own errors; 0 where each was timed once
-    shared     : variance of the error that they have in common, the plain step's
+    variances  : (A,) of the errors that they do not share; 0 where each was timed once
+    shared     : variance of the error that all share, the plain step's
     is_sure    : whether the errors are known: not where most were timed once, or in one round
     """
 
@@ -97,18 +97,21 @@ class Measurements:
         # Samples of a round are alike, so the plain step's error is that of its rounds.
         error = median_latency(list(plain.by_round().values()) or plain.step_ms).stderr_ms
         latency = Latency(median_latency(plain.step_ms).ms, error)
-        kinds = by_cost([p for p in profile.points if p.setting == setting and not p.as_it_comes])
-        timings = {cost: pooled(same) for cost, same in sorted(kinds.items())}
-        log_ratios, variances, shared, unknown = _ratios_to(plain, list(timings.values()))
-        is_sure = len(plain.by_round() or plain.step_ms) > 1 and 2 * unknown <= len(timings)
+        kinds: dict[Cost, list[StepTiming]] = {}
+        for point in profile.points:
+            if point.setting == setting and not point.as_it_comes:
+                kinds.setdefault(point.cost, []).append(point)
+        timings = {cost: pooled(points) for cost, points in sorted(kinds.items())}
+        log_ratios, variances, shared, timed_once = _ratios_to(plain, list(timings.values()))
+        is_sure = len(plain.by_round() or plain.step_ms) > 1 and 2 * timed_once <= len(timings)
         return cls(latency, timings, log_ratios, variances, shared, is_sure)
 
-    def noise(self, some: Sequence[int]) -> Floats:
-        """(n, n) covariance of the errors of some log ratios."""
-        return np.asarray(np.diag(self.variances[some]) + self.shared)
+    def noise(self, places: Sequence[int]) -> Floats:
+        """(n, n) covariance of the errors of the log ratios at some places."""
+        return np.asarray(np.diag(self.variances[places]) + self.shared)
 
     def latencies(self) -> dict[Cost, Latency]:
-        """The timed steps as they were measured, each with its own error."""
+        """The latency of each kind of step as it was measured, not smoothed."""
         errors = np.sqrt(self.variances + self.shared)
         ratios = zip(self.timings, np.exp(self.log_ratios).tolist(), errors.tolist(), strict=True)
         return {
@@ -118,10 +121,10 @@ class Measurements:
 
 
 def _ratios_to(plain: StepTiming, timings: Sequence[StepTiming]) -> tuple[Floats, Floats, float, int]:
-    """Log ratios to the plain step, variances of their own errors and of what they share, and how many were timed once.
+    """Log ratios to the plain step, variances of their errors, the variance that all share, and how many were timed once.
 
-    The spread of few samples is hardly known itself, so each is drawn to the usual one. Steps of a block were compared
-    with one plain visit, whose error they share.
+    The spread of few samples is hardly known itself, so each is drawn to the usual one. Steps of a block are compared
+    with one plain visit, so they share its error.
     """
     logs = [np.log(paired_ratios(timing, plain)) for timing in timings]
     is_paired = bool(plain.by_round()) and all(len(log) for log in logs)
@@ -129,14 +132,17 @@ def _ratios_to(plain: StepTiming, timings: Sequence[StepTiming]) -> tuple[Floats
         reference = median_latency(plain.step_ms)
         logs = [np.log(np.asarray(timing.step_ms) / reference.ms) for timing in timings]
     samples = np.array([len(log) for log in logs])
-    found, spread = np.array([np.median(log) for log in logs]), np.array([_variance(log) for log in logs])
-    known = samples > 1
-    usual = float(np.median(spread[known])) if known.any() else 0.0
-    variance = (USUAL_ROUNDS * usual + np.where(known, samples * spread, 0.0)) / (USUAL_ROUNDS + samples * known)
-    errors = MEDIAN * variance / samples
-    shared = _shared_variance(plain, timings, logs) if is_paired else (reference.stderr_ms / reference.ms) ** 2
-    own = np.maximum(errors - shared, errors / 4) if is_paired else errors
-    return found, own, shared, int((~known).sum())
+    medians, spreads = np.array([np.median(log) for log in logs]), np.array([_variance(log) for log in logs])
+    several = samples > 1
+    usual = float(np.median(spreads[several])) if several.any() else 0.0
+    spreads = (USUAL_ROUNDS * usual + np.where(several, samples * spreads, 0.0)) / (USUAL_ROUNDS + samples * several)
+    variances = MEDIAN * spreads / samples
+    if is_paired:
+        shared = _shared_variance(plain, timings, logs)
+        variances = np.maximum(variances - shared, variances / 4)
+    else:
+        shared = (reference.stderr_ms / reference.ms) ** 2
+    return medians, variances, shared, int((~several).sum())
 
 
 def _variance(values: Floats) -> float:
@@ -145,7 +151,7 @@ def _variance(values: Floats) -> float:
 
 
 def _shared_variance(plain: StepTiming, timings: Sequence[StepTiming], logs: Sequence[Floats]) -> float:
-    """Variance that all ratios share since plain visits err: how ratios of one block err together, over all blocks."""
+    """Variance that all ratios share, since plain visits err: how far ratios of one block err together, over all blocks."""
     sums, squares, pairs = Counter[int](), Counter[int](), Counter[int]()
     blocks = plain.by_round()
     for timing, log in zip(timings, logs, strict=True):
@@ -159,21 +165,14 @@ def _shared_variance(plain: StepTiming, timings: Sequence[StepTiming], logs: Seq
     return MEDIAN * max(together / max(sum(k * (k - 1) for k in pairs.values()), 1), 0.0) / len(blocks)
 
 
-def by_cost(timings: Sequence[StepTiming]) -> dict[Cost, list[StepTiming]]:
-    found: dict[Cost, list[StepTiming]] = {}
-    for timing in timings:
-        found.setdefault(timing.cost, []).append(timing)
-    return found
-
-
 def pooled(timings: Sequence[StepTiming]) -> StepTiming:
     """All samples of one kind of step as one timing; without rounds where those of any are unknown."""
     first = timings[0]
-    known = all(p.round is not None and len(p.round) == len(p.step_ms) for p in timings)
+    have_rounds = all(p.round is not None and len(p.round) == len(p.step_ms) for p in timings)
     return StepTiming(
         *first.setting,
         first.size,
         first.depth,
         step_ms=tuple(ms for p in timings for ms in p.step_ms),
-        round=tuple(r for p in timings for r in p.round or ()) if known else None,
+        round=tuple(r for p in timings for r in p.round or ()) if have_rounds else None,
     )

@@ -1,7 +1,7 @@
-"""Prompt lookup of ExLlamaV3: of what followed the longest suffix that stood before, as much as a window that follows acceptance.
+"""Prompt lookup of ExLlamaV3: copy the tokens behind the longest suffix that stood before, up to a width.
 
-The window lies above a moving average of accepted tokens. Requests that run at once share a width: the widest window, but no
-more than the shortest draft, so none where one request has found nothing. The prompt's last token is the first step's.
+A request's window lies above a moving average of its accepted tokens. Requests that run at once have one width: the widest
+window, but at most the shortest match, so 0 where one request has no match. The prompt's last token is the first step's.
 
 Source: exllamav3 00c091e, generator/generator.py
 """
@@ -24,7 +24,7 @@ class Job:
     """A request of ExLlamaV3.
 
     window : tokens that it would draft
-    match  : what followed the longest suffix, before it is cut; None where it was not looked up yet
+    match  : tokens behind the longest suffix, not yet cut; None before it is looked up
     mean   : of accepted tokens; None before the first draft
     low    : rounds for which the window was 0
     width  : of the last draft
@@ -43,9 +43,9 @@ class WindowLookup(TextDrafter):
     """ExLlamaV3's lookup.
 
     length   : K
-    shortest : tokens of a suffix that is copied from
+    shortest : fewest tokens of a suffix
     dynamic  : whether the window moves below K
-    running  : requests
+    running  : the requests that are not ended
     """
 
     length: int = 4
@@ -82,9 +82,9 @@ class WindowLookup(TextDrafter):
         state.text.extend(tokens)
         state.match = None
         if self.dynamic and state.width:
-            now = accepted + (accepted == state.width)
-            weight = UP if state.mean is not None and now > state.mean else DOWN
-            state.mean = float(now) if state.mean is None else weight * now + (1 - weight) * state.mean
+            sample = accepted + (accepted == state.width)
+            weight = UP if state.mean is not None and sample > state.mean else DOWN
+            state.mean = float(sample) if state.mean is None else weight * sample + (1 - weight) * state.mean
 
     def stop(self, state: Job) -> None:
         self.running.remove(state)

@@ -1,4 +1,4 @@
-"""The drafters of text that engines have: the rule of each, the engine's own options, and the values that a search tries."""
+"""Engines' drafters that copy text: the rule of each, the engine's options for it, and the values that a search tries."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FACTORS, PROBS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0), (0.0, 0.05, 0.1, 0.2, 0.3, 0.5,
 class Option(NamedTuple):
     """An option of a drafter.
 
-    parameter   : what the rule calls it
+    parameter   : its name in the rule
     tried       : values that a search tries, in order
     needed      : whether nothing is drafted without it
-    kind        : of its values; a key of `WORDS`
+    kind        : type of its values; a key of `WORDS`
     least, most : values that the engine takes
     """
 
@@ -60,11 +60,11 @@ class Option(NamedTuple):
 class EngineDrafter(NamedTuple):
     """A drafter that an engine has.
 
-    make    : the rule
+    make    : makes the rule
     options : by the engine's names
-    fixed   : parameters of the rule that the engine sets, or its defaults
-    usual   : options as the engine's documentation shows them, where it has no defaults
-    kept    : what a server keeps of a request for the next ones
+    fixed   : parameters of the rule that the engine sets, and its defaults
+    usual   : values in the engine's documentation, where it has no defaults
+    kept    : what a server keeps from one request to the next, in words
     """
 
     make: Callable[..., Any]
@@ -80,12 +80,12 @@ class EngineDrafter(NamedTuple):
 
 
 def vllm_ngram(length: int, longest: int | None = None, shortest: int | None = None, **fixed: Any) -> Lookup:
-    """vLLM's look-up. A bound that is given alone is both."""
+    """vLLM's look-up. A single bound stands for both."""
     return Lookup(length, longest or shortest or 5, shortest or longest or 5, **fixed)
 
 
 def prefixed(prefix: str, options: Mapping[str, Option]) -> dict[str, Option]:
-    """Options whose names all begin alike."""
+    """Options with a prefix before their names."""
     return {prefix + name: option for name, option in options.items()}
 
 
@@ -176,7 +176,7 @@ KINDS = {
 
 
 def kinds_of(name: str) -> list[EngineDrafter]:
-    """The kind of a name; of llama.cpp's drafters several, with a comma between them. InvalidInput for a name of none."""
+    """The drafters of a name: one, or several of llama.cpp with a comma between them. InvalidInput for an unknown name."""
     engine, _, kinds = name.partition(":")
     names = [f"{engine}:{kind}" for kind in kinds.split(",")]
     if not KINDS.keys() >= set(names) or (len(names) > 1 and engine != "llama.cpp"):
@@ -187,7 +187,7 @@ def kinds_of(name: str) -> list[EngineDrafter]:
 
 
 def text_drafter(name: str, settings: Mapping[str, Any]) -> TextDrafter:
-    """A fresh drafter by its engine's name and options. InvalidInput for options and values that the engine would refuse.
+    """A new drafter by its name and its engine's options. InvalidInput for options and values that the engine refuses.
 
     >>> text_drafter("exllamav3:ngram", {"ngram_match_min": 2}).length
     4

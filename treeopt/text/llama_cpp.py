@@ -1,10 +1,9 @@
 """llama.cpp's drafters of text: ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache, and several at once.
 
-Of several the first that drafts wins, in this order; those behind are not asked, and only the winner hears how many of its
-guesses were accepted. What they keep, they keep for the slot, over requests, but for ngram-mod's table, which all slots
-share. Here there are as many slots as requests that run at once. The rules are copied with their defects (the tokens around
-the end of a prompt are in no map, ngram-cache does not see n-grams over the borders of steps, k4v drafts what followed the
-match and not the value that it counted).
+Several rules are asked in this order until one drafts; only that one is told how many of its guesses were accepted. A slot
+keeps its rules' tables from request to request; ngram-mod's table is shared by all slots. There are as many slots as requests
+that run at once. The rules have llama.cpp's defects: the tokens around the end of a prompt are in no map, ngram-cache does not
+count n-grams over the borders of steps, and k4v drafts the tokens behind the match, not the value that it counted.
 
 tokens : the slot's text, the token that was just sampled last; L tokens stand before that one
 n, m   : tokens of the key that is looked up, and of the value that is copied, at most
@@ -34,9 +33,10 @@ SAMPLES, PERCENT = (2, 2, 1, 1), (66, 50, 50, 50)  # least, by the tokens of the
 
 
 class SlotRule:
-    """One of the five, in one slot; `dataclasses.replace` makes it for another, with what slots share.
+    """A rule of one slot. `dataclasses.replace` makes the rule of another slot, which shares the fields of `__init__`.
 
-    place : in the order in which they are asked · n, m : 1 where it has none
+    place : in the order in which rules are asked
+    n, m  : 1 for a rule without keys or values
     """
 
     place: int
@@ -49,14 +49,14 @@ class SlotRule:
             )
 
     def begin(self, tokens: list[int]) -> None:
-        """Take a prompt in, whose list grows from here on."""
+        """Begin a request. ``tokens`` is its prompt, and grows with the answer."""
 
     def draft(self, tokens: list[int]) -> list[int]:
-        """Guesses of what follows."""
+        """Guesses of the next tokens."""
         raise NotImplementedError
 
     def accept(self, accepted: int) -> None:
-        """Hear how many guesses of the last draft were accepted."""
+        """Take the number of accepted guesses of the last draft in."""
 
 
 @dataclass(eq=False)
@@ -70,9 +70,9 @@ class Slot:
 
 @dataclass
 class LlamaCpp(TextDrafter):
-    """A llama.cpp server with those of the five rules that it was started with; the first that drafts is taken.
+    """A llama.cpp server with one or several of the five rules.
 
-    free : slots without a request, the one that is free for the longest first
+    free : slots without a request, the slot that is free for the longest first
     """
 
     rules: Sequence[SlotRule]
@@ -89,7 +89,10 @@ class LlamaCpp(TextDrafter):
         return slot
 
     def _slot_for(self, prompt: Sequence[int]) -> Slot:
-        """The free slot whose text the prompt repeats for the longest, else that which is free for the longest, else a new one."""
+        """The free slot whose text has most in common with the prompt's beginning; a new slot if none is free.
+
+        Where they have hardly anything in common, it is the slot that is free for the longest.
+        """
         if not self.free:
             return Slot([replace(rule) for rule in self.rules])  # type: ignore[type-var]  # all are dataclasses
         common = [sum(1 for _ in takewhile(bool, map(eq, slot.tokens, prompt))) for slot in self.free]
@@ -99,9 +102,9 @@ class LlamaCpp(TextDrafter):
     def draft(self, state: Slot, left: int) -> Guesses:
         state.winner = None
         for rule in state.rules if left > 1 else ():
-            if found := rule.draft(state.tokens)[: left - 1]:
+            if guesses := rule.draft(state.tokens)[: left - 1]:
                 state.winner = rule
-                return Guesses(found, 1 + len(found))
+                return Guesses(guesses, 1 + len(guesses))
         return NO_GUESSES
 
     def commit(self, state: Slot, tokens: Sequence[int], accepted: int) -> None:
@@ -128,14 +131,14 @@ class Simple(SlotRule):
         before = len(tokens) - 1
         self.text.index(before)
         _, end = self.text.match(self.n)
-        found = tokens[end : min(end + self.m, before)]
-        clear = end > self.n and before > self.n + self.m + 1  # a match at the text's beginning is none
-        return found if clear and len(found) >= self.n else []
+        guesses = tokens[end : min(end + self.m, before)]
+        is_match = end > self.n and before > self.n + self.m + 1  # llama.cpp ignores a match at the text's beginning
+        return guesses if is_match and len(guesses) >= self.n else []
 
 
 @dataclass
 class Value:
-    """What followed a key. accepted: of its last draft, which bounds the next."""
+    """Tokens that followed a key, by their place. ``accepted`` guesses of the last draft are the most of the next draft."""
 
     at: int
     count: int
@@ -144,19 +147,23 @@ class Value:
 
 @dataclass
 class Key:
-    """An n-gram that was looked up with success."""
+    """An n-gram that was looked up and found.
+
+    counted : place up to which its occurrences are counted in the values
+    hits    : number of look-ups
+    """
 
     at: int
     values: list[Value]
-    counted: int = 0  # occurrences before it are in the values
+    counted: int = 0
     hits: int = 0
 
 
 @dataclass
 class Map(SlotRule):
-    """ngram-map-k, and with ``counts`` ngram-map-k4v: a table of hashes, of equal ones the first that came in.
+    """ngram-map-k, or with ``counts`` ngram-map-k4v: a table from hashes of n-grams to the place of the first with that hash.
 
-    least_hits : look-ups of a key from which k4v drafts
+    least_hits : look-ups of a key before k4v drafts
     """
 
     n: int = 12
@@ -175,19 +182,19 @@ class Map(SlotRule):
         return 1 + self.counts
 
     def begin(self, tokens: list[int]) -> None:
-        size, kept = len(tokens), self.begun
-        if kept > size:
-            kept = max(size - self.n - self.m, 0)
+        size, common = len(tokens), self.begun  # llama.cpp takes the last prompt for the beginning of this one
+        if common > size:
+            common = max(size - self.n - self.m, 0)
         if size < self.seen:
-            self.table = {code: at for code, at in self.table.items() if at < kept}
-            self.indexed = max(kept - 1, 0)
+            self.table = {code: at for code, at in self.table.items() if at < common}
+            self.indexed = max(common - 1, 0)
             for key in self.keys:
-                key.values = [value for value in key.values if value.at < kept]
-            self.keys = [key for key in self.keys if key.at < kept and key.values]
+                key.values = [value for value in key.values if value.at < common]
+            self.keys = [key for key in self.keys if key.at < common and key.values]
         self.seen = self.begun = size
-        self.known: dict[Gram, Key] = {}
-        for key in self.keys:  # by what stands there now
-            self.known.setdefault(tuple(tokens[key.at : key.at + self.n]), key)
+        self.key_of: dict[Gram, Key] = {}
+        for key in self.keys:  # the tokens at the key's place may be others now
+            self.key_of.setdefault(tuple(tokens[key.at : key.at + self.n]), key)
         self.hashes = Hashes(tokens, self.n, MAP_FACTOR, MAP_BITS)
 
     def draft(self, tokens: list[int]) -> list[int]:
@@ -197,10 +204,10 @@ class Map(SlotRule):
         self.seen = before
         if not (at := self._find(tokens)):
             return []
-        if (gram := tuple(tokens[-n:])) not in self.known:
-            self.known[gram] = Key(at, [] if self.counts else [Value(0, 0, m)])
-            self.keys.append(self.known[gram])
-        key = self.known[gram]
+        if (gram := tuple(tokens[-n:])) not in self.key_of:
+            self.key_of[gram] = Key(at, [] if self.counts else [Value(0, 0, m)])
+            self.keys.append(self.key_of[gram])
+        key = self.key_of[gram]
         key.hits += 1
         if self.counts and (key.hits < self.least_hits or not self._is_clear(tokens, key, at)):
             return []
@@ -208,29 +215,29 @@ class Map(SlotRule):
         return tokens[at + n : at + n + min(m, self.last.accepted)]
 
     def _find(self, tokens: list[int]) -> int:
-        """The start of a match, 0 for none; what was not yet in the table comes in."""
+        """The start of a match, 0 for none. Adds new n-grams to the table."""
         n, last, table = self.n, len(tokens) - 2 - self.n - self.m, self.table
         codes, gram = self.hashes.first(len(tokens) - n + 1), tokens[-n:]
-        found = table.get(code := codes[len(tokens) - n], 0)
-        if found >= last or tokens[found : found + n] != gram:
-            found = 0
+        match = table.get(code := codes[len(tokens) - n], 0)
+        if match >= last or tokens[match : match + n] != gram:
+            match = 0
         prompt = range(self.begun - n - self.m - 1, self.indexed, -1)
         for at in (*prompt, *range(last, max(self.begun, self.indexed), -1)):
-            if not found and codes[at] == code and tokens[at : at + n] == gram:
-                found = at
+            if not match and codes[at] == code and tokens[at : at + n] == gram:
+                match = at
             table.setdefault(codes[at], at)
         self.indexed = max(last, self.indexed)
-        return found
+        return match
 
     def _is_clear(self, tokens: list[int], key: Key, at: int) -> bool:
-        """Count what followed the key up to a match; whether one value came at least twice as often as all others."""
+        """Count the values of a key up to a match. Returns whether one came at least twice as often as all others together."""
         n, m, gram = self.n, self.m, tokens[at : at + self.n]
         for start in self.hashes.alike(at, key.counted):
             if tokens[start : start + n] != gram:
                 continue
             end = start + n
-            wanted = tokens[end : end + m]
-            value = next((value for value in key.values if tokens[value.at : value.at + m] == wanted), None)
+            following = tokens[end : end + m]
+            value = next((value for value in key.values if tokens[value.at : value.at + m] == following), None)
             if value is None and len(key.values) < MOST_VALUES:
                 key.values.append(value := Value(end, 0, m))
             if value:
@@ -246,9 +253,10 @@ class Map(SlotRule):
 
 @dataclass
 class Mod(SlotRule):
-    """ngram-mod: a table from hashes of n-grams to the token that followed last; equal hashes are not told apart.
+    """ngram-mod: a table from hashes of n-grams to the token that followed last. N-grams with one hash share an entry.
 
-    least, m : tokens of a draft · table : of all slots
+    least, m : fewest and most tokens of a draft
+    table    : of all slots
     """
 
     n: int = 24
@@ -295,9 +303,9 @@ class Mod(SlotRule):
 
 @dataclass(slots=True)
 class Followers:
-    """Tokens that followed an n-gram, in the order of a small std::unordered_map: the newest bucket first, in each the newest first.
+    """Tokens that followed an n-gram. Equally frequent ones have the order of a small std::unordered_map, the newest first.
 
-    ranks     : of each token its count, and by age its bucket and itself; of two tokens the greater leads
+    ranks     : of each token its count, and the ages of its bucket and of itself; the token with the greatest leads
     buckets   : by age
     likeliest : the token that leads
     """
@@ -322,7 +330,7 @@ class Followers:
 
 @dataclass
 class Cache(SlotRule):
-    """ngram-cache without files: tokens counted behind n-grams of up to 4."""
+    """ngram-cache without files: counts of the tokens behind n-grams of up to 4 tokens."""
 
     followers: dict[Gram, Followers] = field(default_factory=dict, init=False)
     seen: int = field(default=0, init=False)
@@ -333,10 +341,10 @@ class Cache(SlotRule):
             self._count(tokens[self.seen :])
             self.seen = len(tokens)
         text = tokens[-CACHED:]
-        known = len(text)
-        while known > 1 and len(text) < known + CACHE_DRAFT and (token := self._likeliest(text)) is not None:
+        first = len(text)
+        while first > 1 and len(text) < first + CACHE_DRAFT and (token := self._likeliest(text)) is not None:
             text.append(token)
-        return text[known:]
+        return text[first:]
 
     def _count(self, new: list[int]) -> None:
         for n in range(1, CACHED + 1):
@@ -348,9 +356,9 @@ class Cache(SlotRule):
 
     def _likeliest(self, text: list[int]) -> int | None:
         for n in range(min(CACHED, len(text)), 0, -1):
-            behind = self.followers.get(tuple(text[-n:]))
-            if behind and behind.total >= SAMPLES[n - 1]:
-                count, *_ = behind.ranks[behind.likeliest]
-                if 100 * count >= PERCENT[n - 1] * behind.total:
-                    return behind.likeliest
+            followers = self.followers.get(tuple(text[-n:]))
+            if followers and followers.total >= SAMPLES[n - 1]:
+                count, *_ = followers.ranks[followers.likeliest]
+                if 100 * count >= PERCENT[n - 1] * followers.total:
+                    return followers.likeliest
         return None

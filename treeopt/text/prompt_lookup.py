@@ -1,4 +1,4 @@
-"""Copy what followed one match: the earliest or the latest place where the last tokens stood before.
+"""Copy the tokens behind one match: the earliest or the latest place where the last tokens stood before.
 
                           n-grams         match      where less is found
 vLLM, runner V1           min to max      earliest   less is verified
@@ -22,7 +22,7 @@ from treeopt.errors import InvalidInput
 from treeopt.text.matches import Ngrams
 from treeopt.text.rules import First, Guesses, TextDrafter
 
-# How many of K tokens are drafted where so many are left.
+# Tokens that are drafted, by K and by the tokens that may still be emitted.
 CUTS: Mapping[str, Callable[[int, int], int]] = {
     "never": lambda length, left: length,
     "last": lambda length, left: length if left > 1 else 0,
@@ -36,10 +36,10 @@ class Lookup(TextDrafter):
 
     length   : K
     longest, shortest : tokens of the n-grams that are looked up, the longest first
-    latest   : of several matches the latest, not the earliest
-    fill     : what stands where less than K was found, up to K rows; nothing, blanks or the last token
-    cut      : of `CUTS`
-    halved   : longer n-grams than the text are looked up from half the text on
+    latest   : whether the latest of several matches is copied, not the earliest
+    fill     : what fills a draft of less than K tokens up to K
+    cut      : a key of `CUTS`
+    halved   : whether a text of at most ``longest`` tokens is looked up from half its length on
     ends     : tokens that end a sequence, and a draft
     """
 
@@ -76,7 +76,7 @@ class Lookup(TextDrafter):
 
 
 def check_sizes(length: int, shortest: int, longest: int | None = None) -> None:
-    """Raise InvalidInput for a look-up that drafts nothing, or behind no n-gram."""
+    """Raise InvalidInput for a look-up that drafts no token, or has no n-gram to look up."""
     if min(length, shortest) < 1 or (longest is not None and longest < shortest):
         raise InvalidInput(
             "A look-up drafts at least 1 token behind n-grams of at least 1 token, the longest not shorter than the "

@@ -1,7 +1,7 @@
-"""Steps of recorded requests with a drafter that copies text: greedy answers do not depend on the draft, so they are exact.
+"""Steps of recorded requests with a drafter that copies text: exact, since greedy answers do not depend on the draft.
 
-What a drafter keeps of one request may be there for the next: with nothing kept, or all in order, the truth is bracketed where
-it is not known which requests ran at once.
+A drafter may keep text of one request for the next ones. Where it is not known which requests ran at once, the truth lies
+between two replays: one that keeps nothing, and one that keeps all in order.
 
 R requests · S steps
 """
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from treeopt.records.requestlog import Request
 from treeopt.text.rules import MANY, NO_GUESSES, TextDrafter
 
-State = Literal["cold", "serial", "overlapped"]  # of what a drafter keeps from request to request
+State = Literal["cold", "serial", "overlapped"]  # what a drafter keeps from request to request
 Counts = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What a drafter did at every step of every request.
+    """Guesses, rows and tokens of every step of every request.
 
     starts   : (R+1,) the steps of request r are starts[r] to starts[r+1]
     drafted  : (S,) guesses
@@ -50,61 +50,66 @@ class Replay:
 
 
 def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, state: State = "serial") -> Replay:
-    """Replay requests with a fresh drafter for each ("cold"), with one in order ("serial"), or as they overlapped by their times.
+    """Replay requests with a new drafter for each ("cold"), with one in order ("serial"), or as they overlapped by their times.
 
-    While requests overlap, each emits its tokens evenly between its two times, and what a drafter keeps of one is there for the
+    Of requests that overlap each emits its tokens evenly between its two times. What a drafter keeps of one is there for the
     others.
 
     >>> from treeopt.text.prompt_lookup import Lookup
-    >>> one = replay([Request([1, 2, 3], [1, 2, 3, 1, 2])], lambda: Lookup(2, longest=2))
-    >>> one.drafted.tolist(), one.accepted.tolist(), one.emitted.tolist()
+    >>> counts = replay([Request([1, 2, 3], [1, 2, 3, 1, 2])], lambda: Lookup(2, longest=2))
+    >>> counts.drafted.tolist(), counts.accepted.tolist(), counts.emitted.tolist()
     ([2, 2], [2, 1], [3, 1])
     """
     if state == "overlapped":
-        found = _overlapped(requests, make())
+        requests_steps = _overlapped(requests, make())
     else:
-        drafter, found = make(), []
+        drafter, requests_steps = make(), []
         for request in requests:
             drafter = make() if state == "cold" else drafter
-            found.append(steps := array("i"))
+            requests_steps.append(steps := array("i"))
             for _ in _steps(drafter, request, steps):
                 pass
-    starts = np.cumsum([0, *(len(steps) // 4 for steps in found)])
-    together = np.concatenate([np.frombuffer(steps, np.int32) for steps in found] or [np.zeros(0, np.int32)])
-    return Replay(starts, *together.reshape(-1, 4).T)
+    starts = np.cumsum([0, *(len(steps) // 4 for steps in requests_steps)])
+    counts = np.concatenate([np.frombuffer(steps, np.int32) for steps in requests_steps] or [np.zeros(0, np.int32)])
+    return Replay(starts, *counts.reshape(-1, 4).T)
 
 
 def _overlapped(requests: Iterable[Request], drafter: TextDrafter) -> list[array[int]]:
-    """The steps of each request, which begin in order; of steps at one time those of the request that is first come first."""
-    found: list[array[int]] = []
-    running, times = dict[int, tuple[Request, Iterator[int]]](), list[tuple[float, int]]()
-    for request in chain(requests, [None]):
-        while times and times[0][0] <= (request.begin_s if request else inf):
-            _, r = heappop(times)
-            one, steps = running[r]
-            if (at := next(steps, None)) is None:
-                del running[r]
+    """The steps of each request, taken in the order of their times. Requests come in the order in which they begin.
+
+    Of steps at the same time that of the earlier request comes first.
+    """
+    requests_steps: list[array[int]] = []
+    running, times = dict[int, tuple[Request, Iterator[int]]](), list[tuple[float, int]]()  # by the request's number
+    for new in chain(requests, [None]):
+        while times and times[0][0] <= (new.begin_s if new else inf):
+            _, number = heappop(times)
+            request, steps = running[number]
+            if (emitted := next(steps, None)) is None:
+                del running[number]
             else:
-                heappush(times, (one.begin_s + (one.end_s - one.begin_s) * at / len(one.answer), r))
-        if request:
-            found.append(array("i"))
-            running[len(found) - 1] = request, _steps(drafter, request, found[-1])
-            heappush(times, (request.begin_s, len(found) - 1))
-    return found
+                seconds = (request.end_s - request.begin_s) * emitted / len(request.answer)
+                heappush(times, (request.begin_s + seconds, number))
+        if new:
+            requests_steps.append(array("i"))
+            number = len(requests_steps) - 1
+            running[number] = new, _steps(drafter, new, requests_steps[number])
+            heappush(times, (new.begin_s, number))
+    return requests_steps
 
 
 def _steps(drafter: TextDrafter, request: Request, steps: array[int]) -> Iterator[int]:
-    """Take the steps of one request, four numbers each, and say after every one how many tokens of the answer there are."""
-    answer, most, at = request.answer, request.limit or MANY, 0
+    """Append the steps of one request, four numbers each. Yields after every step how many tokens of the answer there are."""
+    answer, limit, place = request.answer, request.limit or MANY, 0
     state = drafter.start(request.prompt)
-    while at < len(answer):
-        draft = drafter.draft(state, most - at) if at or drafter.first != "no draft" else NO_GUESSES
+    while place < len(answer):
+        draft = drafter.draft(state, limit - place) if place or drafter.first != "no draft" else NO_GUESSES
         guesses = len(draft.tokens)
-        accepted = draft.accepted(answer[at : at + guesses])
-        emitted = answer[at : at + accepted + 1]
-        if at or drafter.first == "step":
+        accepted = draft.accepted(answer[place : place + guesses])
+        emitted = answer[place : place + accepted + 1]
+        if place or drafter.first == "step":
             steps.extend((guesses, draft.rows, accepted, len(emitted)))
         drafter.commit(state, emitted, accepted)
-        at += len(emitted)
-        yield at
+        place += len(emitted)
+        yield place
     drafter.stop(state)

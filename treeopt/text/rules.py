@@ -1,8 +1,8 @@
-"""What all drafters that copy text have in common: guesses after every step, from the tokens so far and what was kept.
+"""The protocol of drafters that copy text: guesses for every step, from the request's tokens and from kept text.
 
-A drafter keeps what one request leaves behind for the next. The state that `start` makes belongs to one request. At each step
-`draft` guesses, the target verifies, and `commit` takes in what was emitted. The first token of an answer is the prefill's: it
-is committed without guesses before it, unless an engine drafts behind the prompt alone (`First`).
+`start` makes the state of a request; a drafter itself may keep text for later requests. At each step `draft` guesses, the
+target verifies, and `commit` takes in the emitted tokens. The prefill emits the first token of an answer: it is committed
+without guesses before it, unless an engine drafts behind the prompt alone (`First`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MANY = 2**31  # tokens that a request without a limit may still emit
 
 
 class Guesses(NamedTuple):
-    """What a step verifies.
+    """The guesses of a step.
 
-    tokens : guesses, with those of an engine's padding that can be accepted
-    rows   : verified, the root and all padding included
+    tokens : guesses, and padding that can be accepted
+    rows   : rows that the step verifies, the root and all padding included
     """
 
     tokens: Sequence[int]
@@ -39,9 +39,9 @@ NO_GUESSES = Guesses([], 1)
 
 
 class TextDrafter:
-    """A drafter that copies text: the rule of one engine at one setting.
+    """A drafter that copies text: the rule of one engine with some options.
 
-    first : what it does before the first token
+    first : what it does before the first token of an answer
     """
 
     first: First = "no draft"
@@ -51,7 +51,7 @@ class TextDrafter:
         raise NotImplementedError
 
     def draft(self, state: Any, left: int) -> Guesses:
-        """What the next step verifies; the request may emit ``left`` more tokens."""
+        """The guesses of the next step; the request may emit ``left`` more tokens."""
         raise NotImplementedError
 
     def commit(self, state: Any, tokens: Sequence[int], accepted: int) -> None:

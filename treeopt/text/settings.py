@@ -16,29 +16,29 @@ BOUNDS = (("prompt_lookup_min", "prompt_lookup_max"), ("spec_ngram_mod_n_min", "
 
 
 def drafters_of(engine: str | None) -> list[str]:
-    """The names of an engine's drafters; of all engines' for None."""
+    """The names of an engine's drafters; of all drafters without an engine."""
     return [name for name in KINDS if engine in (None, name.partition(":")[0])]
 
 
 def usual(drafter: str) -> Settings:
-    """The engine's defaults, or what its documentation shows where it has none."""
+    """The engine's default options, or those in its documentation where it has no defaults."""
     return tuple(sorted(KINDS[drafter].usual.items()))
 
 
 def fits(settings: Mapping[str, Any]) -> bool:
-    """Whether no least number is above its greatest."""
+    """Whether every lower bound is at most its upper bound."""
     return all(settings[low] <= settings[high] for low, high in BOUNDS if {low, high} <= settings.keys())
 
 
 def sought(
     drafter: str, value: Callable[[Sequence[Settings]], NDArray[np.float64]], *, most: int = 60
 ) -> dict[Settings, NDArray[np.float64]]:
-    """The settings that were tried, and what each is worth at every batch size: first far apart, then beside the best ones.
+    """Some settings and their values at every batch size: settings far apart first, then those beside the best ones.
 
-    value : (n, B) of n settings at B batch sizes, higher is better
+    value : (n, B) values of n settings at B batch sizes, higher is better
 
     >>> def length_of(settings):
-    ...     return np.array([[-abs(dict(each)["prompt_lookup_num_tokens"] - 6.0)] for each in settings])
+    ...     return np.array([[-abs(dict(setting)["prompt_lookup_num_tokens"] - 6.0)] for setting in settings])
     >>> values = sought("transformers:prompt-lookup", length_of)
     >>> dict(max(values, key=lambda settings: values[settings][0]))["prompt_lookup_num_tokens"], len(values) <= 60
     (6, True)
@@ -58,17 +58,17 @@ def sought(
 
 
 def _beside(settings: Settings, grid: Mapping[str, Sequence[Any]]) -> Iterator[Settings]:
-    """Settings with one option changed to the next value below or above; one that is not said is where the middle is."""
-    known = dict(settings)
+    """Settings with one option changed to the next value below or above. An option without a value is at the grid's middle."""
+    options = dict(settings)
     for option, tried in grid.items():
-        now = known.get(option, tried[len(tried) // 2])
-        if isinstance(now, bool):
-            others = [other for other in tried if other != now]
+        value = options.get(option, tried[len(tried) // 2])
+        if isinstance(value, bool):
+            others = [other for other in tried if other != value]
         else:
-            below, above = [other for other in tried if other < now], [other for other in tried if other > now]
+            below, above = [other for other in tried if other < value], [other for other in tried if other > value]
             others = [*below[-1:], *above[:1]]
-            if option not in known:
-                others.append(now)
+            if option not in options:
+                others.append(value)
         for other in others:
-            if fits(changed := {**known, option: other}):
+            if fits(changed := {**options, option: other}):
                 yield tuple(sorted(changed.items()))

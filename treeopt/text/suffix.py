@@ -1,10 +1,9 @@
-"""Suffix decoding (Oliaro et al. 2024) as ArcticInference and vLLM have it: what followed most often, by counts of all suffixes.
+"""Suffix decoding (Oliaro et al. 2024) as in ArcticInference and vLLM: the likeliest continuation, by counts of all suffixes.
 
-Suffixes are cut at D tokens. They are counted in the text of the request, prompt and answer, and in all answers together, of
-which the oldest requests' go first. For every length m < D of the last tokens that stood before, its likeliest continuation is
-drafted, at most m times the factor, plus the offset, tokens. The draft with the greatest sum of probabilities wins, then the
-longer match, then the request's own text. Of equally frequent tokens the order decides, which goes by how they came to their
-counts: `SuffixCounts`.
+Suffixes of up to D tokens are counted twice: in the text of the request, prompt and answer, and in the latest answers together.
+For every length m < D of the last tokens that stood before, the likeliest continuation is drafted, of at most m times the
+factor, plus the offset, tokens. The draft with the greatest sum of probabilities wins, then the longer match, then the
+request's own text. Equally frequent tokens have the order in which `SuffixCounts` keeps them.
 
 Source: ArcticInference 9d46438, csrc/suffix_decoding/suffix_tree.cc and arctic_inference/suffix_decoding/cache.py
 """
@@ -22,7 +21,7 @@ from treeopt.errors import InvalidInput
 from treeopt.text.matches import SuffixAutomaton
 from treeopt.text.rules import Guesses, TextDrafter
 
-Steps = dict[int, tuple[int, int, float]]  # by state: the likeliest token, the state behind it, its share
+Steps = dict[int, tuple[int, int, float]]  # state -> its likeliest next token, the state behind that, its probability
 
 
 @dataclass
@@ -39,10 +38,10 @@ class CountedText:
 
 
 class SuffixCounts(SuffixAutomaton):
-    """How often every n-gram of up to ``depth`` tokens stands in some texts, and what follows it.
+    """How often every n-gram of up to ``depth`` tokens stands in some texts, and which tokens follow it.
 
     counts : of each state
-    orders : tokens behind each state, the most frequent first; none of state 0, from which nothing is drafted
+    orders : of each state, the tokens that follow, the most frequent first; empty for state 0, as nothing is drafted behind it
     """
 
     def __init__(self, depth: int) -> None:
@@ -52,7 +51,7 @@ class SuffixCounts(SuffixAutomaton):
         self.orders: list[list[int]] = [[]]
 
     def extend(self, text: CountedText, tokens: Sequence[int]) -> None:
-        """Lengthen one of the texts."""
+        """Append tokens to one of the texts."""
         text.tokens += tokens
         for token in tokens:
             text.whole = self.append(text.whole, token)
@@ -65,20 +64,20 @@ class SuffixCounts(SuffixAutomaton):
             cut = self._change(cut, token, -1)
 
     def shortened(self, state: int) -> int:
-        """The state of the last D - 1 tokens, by that of as many or more."""
+        """The state of the last D - 1 tokens, by a state of as many or more tokens."""
         while self.lengths[state] >= self.depth and self.lengths[self.links[state]] >= self.depth - 1:
             state = self.links[state]
         return state
 
     def _change(self, cut: int, token: int, by: int) -> int:
-        """Count a token behind all suffixes that end in ``cut``, or count it no more; the state of the longest with the token."""
+        """Add ``by`` to the count of a token behind all suffixes of the state ``cut``. Returns the state behind the token."""
         links, counts = self.links, self.counts
         cut = suffix = self.shortened(cut)
         while suffix:
             order = self.orders[suffix]
             if by < 0:
                 self._lower(suffix, token)
-            elif not order or order[0] != token:  # who leads stays
+            elif not order or order[0] != token:  # the first token stays first
                 self._raise(suffix, token)
             suffix = links[suffix]
         longest = suffix = self.moves[cut][token]
@@ -88,7 +87,7 @@ class SuffixCounts(SuffixAutomaton):
         return longest
 
     def _raise(self, state: int, token: int) -> None:
-        """Order a token whose count rises: who led those of the same count goes before those of the next, others behind them."""
+        """Move a token whose count rises by one to its place among the tokens with the new count, as ArcticInference does."""
         order, moves, counts = self.orders[state], self.moves[state], self.counts
         count = counts[moves[token]]
         if count == 0:
@@ -101,7 +100,7 @@ class SuffixCounts(SuffixAutomaton):
                 order.insert(first, order.pop(i))
 
     def _lower(self, state: int, token: int) -> None:
-        """Order a token whose count falls: it goes behind those that have as many as it had, unless none is left of it."""
+        """Move a token whose count falls by one behind the tokens with its old count, or remove it at 0."""
         order, moves, counts = self.orders[state], self.moves[state], self.counts
         count, i = counts[moves[token]], order.index(token)
         del order[i]
@@ -115,7 +114,7 @@ class SuffixCounts(SuffixAutomaton):
         return super()._add(length, moves)
 
     def longest(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The longest suffix of some tokens that is in the texts: its state and its length."""
+        """State and length of the longest suffix of some tokens that is in the texts."""
         state = length = 0
         for token in tokens:
             while state and token not in self.moves[state]:
@@ -126,10 +125,10 @@ class SuffixCounts(SuffixAutomaton):
         return state, length
 
     def likeliest(self, state: int, most: int, least: float, steps: Steps) -> tuple[list[int], list[float]]:
-        """At most so many tokens of the likeliest path behind a state, and the sums of their probabilities, in float32 as in C++.
+        """The likeliest path behind a state, of at most ``most`` tokens, and sums of its probabilities, in float32 as in C++.
 
         least : probability of a path, below which it ends
-        steps : by state, those that were looked up since a text changed
+        steps : those that were looked up since a text changed; new ones are added
         """
         tokens, sums = list[int](), [0.0]
         cell = array("f", (1, 0))  # probability of the path, sum of them
@@ -153,7 +152,7 @@ class SuffixCounts(SuffixAutomaton):
 
 @dataclass
 class Running:
-    """A request: its number among all, and its own text."""
+    """A request: its number, and the counts of its text."""
 
     number: int
     counts: SuffixCounts
@@ -166,9 +165,9 @@ class SuffixDecoding(TextDrafter):
 
     length : most tokens of a draft; D where it is None
     depth  : D
-    factor, offset : of the length of the match, how long its draft may be
+    factor, offset : a match of m tokens has a draft of at most factor x m + offset tokens
     least  : probability of a path, below which it ends
-    cached : most requests whose answers are counted together, the running ones included; 0 for none
+    cached : most requests whose answers are counted together, the running ones included
     """
 
     length: int | None = None
@@ -218,7 +217,7 @@ class SuffixDecoding(TextDrafter):
         return Guesses(guesses, 1 + len(guesses))
 
     def _best(self, counts: SuffixCounts, state: int, matched: int) -> tuple[list[int], float]:
-        """The best draft behind the last tokens that matched, or fewer of them: its tokens and the sum of their probabilities."""
+        """Tokens of the best draft behind the matched tokens, or fewer of these, and the sum of their probabilities."""
         best, score, steps = list[int](), 0.0, Steps()
         while state:
             shorter = counts.links[state]

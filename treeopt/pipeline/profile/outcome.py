@@ -9,15 +9,13 @@ from treeopt.files.shell import shell_word
 from treeopt.files.storage import to_json
 from treeopt.files.writing import discard
 from treeopt.latency.roofline import MEASURES as ANALYTICAL
-from treeopt.latency.rounds import drift
 from treeopt.records.origins import OURS, Provenance, differing
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note
 from treeopt.report.verdict import timing_caveats
-from treeopt.report.wording import percent
 
-TOLD_DRIFT, LONGER = 0.05, "a longer `time_limit_s` helps"
+LONGER = "a longer `time_limit_s` helps"
 SAME = ("model", "revision", "drafter", "acceptance", "device", "dtype", "machine")  # of joined profiles
 
 
@@ -70,13 +68,6 @@ def tell(result: LatencyProfile, remedy: str) -> None:
     if "weights" in result.runtime:
         weights = result.info["weight_bytes"]
         note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
-    for plain in result.autoregressive:
-        if abs(slower := drift(plain)) > TOLD_DRIFT:
-            how = percent(1 / (1 + slower), "slower", "faster")
-            note(
-                f"Plain steps at batch size {plain.batch_size} became {how} while they were timed; trees are compared with "
-                "those of their own round."
-            )
 
 
 def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:

@@ -20,7 +20,7 @@ import numpy as np
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.journal import Journal
 from treeopt.growth.source import Source, source_of
-from treeopt.latency.rounds import Planned, Rounds, Visit, Visitor, processor_share, time_rounds
+from treeopt.latency.rounds import Rounds, TimingPlan, Visit, Visitor, processor_share, time_rounds
 from treeopt.pipeline.logged import lookups, some_requests
 from treeopt.pipeline.profile.outcome import check_can_join, finish
 from treeopt.pipeline.profile.placement import (
@@ -267,8 +267,8 @@ def all_rounds(visitor: Visitor, at: Place, limit_s: float, precision: float, jo
     title = f"Timing {len(visitor.trees)} trees, batch size {at[0]}" + ("" if at[1] is None else f" context {at[1]}")
     with progress(title, max(limit_s, 0.0)) as advance:
 
-        def heard(event: Planned | Visit) -> None:
-            if isinstance(event, Planned):
+        def heard(event: TimingPlan | Visit) -> None:
+            if isinstance(event, TimingPlan):
                 _say_planned(at, visitor.trees, limit_s, event)
             else:
                 advance(event.seconds)
@@ -314,18 +314,18 @@ def stretches(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
     return found
 
 
-def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, planned: Planned) -> None:
+def _say_planned(at: Place, trees: Sequence[Draft], limit_s: float, plan: TimingPlan) -> None:
     """Before the first round: what the time limit has no room for."""
     where = f"at batch size {at[0]}" + ("" if at[1] is None else f", context {at[1]}")
-    if len(planned.kept) < len(trees):
-        kept = sorted({len(trees[i]) for i in planned.kept})
+    if len(plan.places) < len(trees):
+        sizes = sorted({len(trees[place]) for place in plan.places})
         note(
-            f"Timing all {len(trees)} trees {where} would take about {planned.whole_s:.0f} s, of which `time_limit_s` leaves "
-            f"{max(limit_s - planned.warm_up_s, 0):.0f} s. Timed are {len(kept)} sizes: {', '.join(map(str, kept))}."
+            f"Timing all {len(trees)} trees {where} would take about {plan.whole_s:.0f} s, of which `time_limit_s` leaves "
+            f"{max(limit_s - plan.warm_up_s, 0):.0f} s. Timed are {len(sizes)} sizes: {', '.join(map(str, sizes))}."
         )
-    if planned.least_s > SPARE * limit_s:
+    if plan.least_s > SPARE * limit_s:
         note(
-            f"The least that can be timed {where} takes about {planned.least_s:.0f} s, longer than the limit: fewer `sizes` take less."
+            f"The least that can be timed {where} takes about {plan.least_s:.0f} s, longer than the limit: fewer `sizes` take less."
         )
 
 

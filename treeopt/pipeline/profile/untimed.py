@@ -20,7 +20,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Amount, Count, Positive, checked
 from treeopt.files.storage import read_text
-from treeopt.latency.hardware import DTYPES, ITEMSIZE, MEDUSA, device_of, drafting_of, shape_of
+from treeopt.latency.hardware import DTYPES, MEDUSA, device_of, drafting_of, shape_of
 from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.latency.rounds import PRECISION
 from treeopt.pipeline.profile.outcome import check_can_join, finish
@@ -269,12 +269,11 @@ def profile_analytical(
     shape, calibrated = replace(shape, devices=devices), find_accuracies(run)
     kind = (calibrated[1].meta.get("drafter") or {}).get("kind") if calibrated else None
     drafts = drafting_of(drafter or kind or MEDUSA.kind, shape)
-    contexts = wanted.contexts or (COMPUTED_CONTEXT,)
     result = analytical_profile(
         shape,
         found,
         batch_sizes=wanted.batch_sizes,
-        contexts=contexts,
+        contexts=wanted.contexts or (COMPUTED_CONTEXT,),
         dtype=dtype or own or "bfloat16",
         sizes=wanted.sizes or range(2, wanted.budget + 1),
         num_heads=num_heads or calibrated_heads(run) or NUM_HEADS,
@@ -287,11 +286,7 @@ def profile_analytical(
     note(
         f"Nothing was timed: latencies are a roofline of {several}{found.name} for {shape.name}, drafting with {drafts.kind}."
     )
-    if not found.fitted:
+    if found.units is None:
         note(f"Efficiencies are those of the A100-80GB-PCIe, since no {found.name} was measured.")
-    cache_gb = max(wanted.batch_sizes) * max(contexts) * shape.cache_numbers * ITEMSIZE / 1e9
-    gigabytes, memory_gb = shape.gigabytes + cache_gb, devices * (found.memory_gb or math.inf)
-    if gigabytes > memory_gb:
-        note(f"Weights and cache of {gigabytes:.0f} GB do not fit into the {memory_gb:g} GB of {several}{found.name}.")
     result.save(run.profile)
     return result
