@@ -133,9 +133,7 @@ def shape_lines(measured: Path, shape: str, known: Mapping[str, Figures], profil
 
     def cells(at: tuple[int, ...]) -> list[str]:
         batch_size, context, *_ = at
-        least, plain = (
-            step_ms(model, device, step) for step in (Step(*at), Step(batch_size, context))
-        )
+        least, plain = (step_ms(model, device, step) for step in (Step(*at), Step(batch_size, context)))
         found = [f"{least:.2f}", f"{least / plain:.2f}"]
         for way in ways:
             one, reference = timed[way].get(at), timed[way].get((batch_size, context, 1, 0))

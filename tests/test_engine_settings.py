@@ -9,7 +9,8 @@ import pytest
 from tests.engine_rows import READERS, setting_of
 from treeopt.engines.plans import ExportOptions, batch_sizes_to_export, export_plan, method_for_plan, planned_method
 from treeopt.errors import InvalidInput
-from treeopt.growth.replay import dynamic_rates, replay
+from treeopt.growth.replay import dynamic_rates
+from treeopt.growth.source import source_of
 from treeopt.latency.costs import StepCosts
 from treeopt.pipeline import export, search
 from treeopt.pipeline.export import export_to
@@ -23,7 +24,7 @@ from treeopt.trees.draft import DynamicLimits, DynamicTree, pool_size
 from treeopt.trees.tree import Tree
 
 SIZES, LEVELS, TOPKS = (1, 4, 64), 3, (2, 4)
-WITHIN = DynamicLimits(rows=12, chains=True)
+WITHIN = DynamicLimits(rows=12)
 ROW = {1: 0.1, 4: 0.9, 64: 30.0}  # ms of a row more
 
 
@@ -87,7 +88,9 @@ def planned(run, engine=None, **options) -> Plan:
 
 def rates_of(batch_size, within=WITHIN):
     """Tokens per second of every setting at a batch size, and of plain decoding."""
-    costs, rates = StepCosts(timed(), batch_size, 128), dynamic_rates(measured(), within)
+    costs, trace = StepCosts(timed(), batch_size, 128), measured()
+    chains = source_of(trace).nested_rates(Tree.chain(LEVELS).paths, np.arange(2, LEVELS + 2))
+    rates = {DynamicTree(n, 1, n + 1): rate for n, rate in enumerate(chains, 1)} | dynamic_rates(trace, within)
     speed = (
         1e3
         * batch_size
@@ -97,14 +100,11 @@ def rates_of(batch_size, within=WITHIN):
     return dict(zip(rates, speed.tolist(), strict=True)), 1e3 * batch_size / costs.plain.ms
 
 
-def test_chains_by_ranks():
-    """Chains among dynamic trees have the rates of a replay."""
+def test_dynamic_trees_within_limits():
+    """All of them are rated."""
     trace = measured()
-    rates = dynamic_rates(trace, DynamicLimits(chains=True))
-    chains = {tree.levels: reached.steps.sum() for tree, reached in rates.items() if tree.topk == 1}
-    assert chains == {levels: replay(trace, Tree.chain(levels)).steps.sum() for levels in range(1, LEVELS + 1)}
     assert {tree.topk for tree in dynamic_rates(trace)} == set(TOPKS)
-    assert not [tree for tree in dynamic_rates(trace, DynamicLimits(rows=2, chains=True)) if tree.rows > 2]
+    assert max(tree.rows for tree in dynamic_rates(trace, DynamicLimits(rows=3))) == 3
     tight = dynamic_rates(trace, DynamicLimits(levels=3, within_levels=True))
     assert max(tree.levels for tree in tight) == 3
     assert {tree.rows for tree in tight if (tree.levels, tree.topk) == (3, 2)} == set(range(4, 8))
@@ -115,7 +115,7 @@ def test_fastest_setting(run, engine):
     """The setting of each batch size is the fastest within the engine's limits."""
     plan = planned(run, engine, method="dynamic-tree")
     of_tensorrt = engine == "tensorrt-llm"
-    limits = DynamicLimits(rows=12, within_levels=of_tensorrt, chains=True)
+    limits = DynamicLimits(rows=12, within_levels=of_tensorrt)
     assert [entry.batch_size for entry in plan] == list(SIZES)
     assert planned_method(plan).limits.dynamic
     chosen = {}

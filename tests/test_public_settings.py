@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from treeopt.growth.replay import dynamic_rates
+from treeopt.growth.source import source_of
 from treeopt.pipeline import search
 from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.trees.draft import DynamicLimits, DynamicTree, pool_size
+from treeopt.trees.draft import DynamicTree, pool_size
 
 # Of each batch size tokens per second without speculation, and of each setting (levels, topk, rows) the accept length and
 # tokens per second. Qwen3-30B-A3B with EAGLE-3, MT-Bench.
@@ -85,12 +85,11 @@ def test_the_plan_says_off_where_the_measurements_do(tmp_path, table, pays):
     trace = trace_of({setting: accept for _, settings in table.values() for setting, (accept, _) in settings.items()})
     trace.save(run.trace)
     profile_of(table).save(run.profile)
-    rates = dynamic_rates(trace, DynamicLimits(chains=True))
     plan = search(run, budget=64, batch_sizes=tuple(table), engine="sglang", method="dynamic-tree")
     for entry in plan:
         rate, settings = table[entry.batch_size]
         for setting, (accept, _) in settings.items():
-            assert rates[DynamicTree(*setting)].tokens_per_step == pytest.approx(accept, rel=0.01)
+            assert source_of(trace).rates(DynamicTree(*setting)).tokens_per_step == pytest.approx(accept, rel=0.01)
         best = max(speed for _, speed in settings.values())
         assert (best > rate) == (entry.batch_size in pays)
         fastest = max(

@@ -159,7 +159,9 @@ def test_a_step_is_the_sum_of_its_operators_at_the_roofs():
     device = Device("memory", tflops=1e9, tb_per_s=2.0)
     shape = SHAPES["llama-7b"]
     weights = shape.layer_weights + shape.width * shape.vocab_size
-    assert step_ms(shape, device, Step(1, 0)) == pytest.approx(2 * weights / 2e12 * 1e3 / EFFICIENCY["linear"], rel=2e-3)
+    assert step_ms(shape, device, Step(1, 0)) == pytest.approx(
+        2 * weights / 2e12 * 1e3 / EFFICIENCY["linear"], rel=2e-3
+    )
 
 
 @given(rows=st.integers(1, 4000), inner=st.integers(1, 64), columns=st.integers(1, 4000))
@@ -231,9 +233,7 @@ GLM |= {"n_shared_experts": 2, "first_k_dense_replace": 1}
 def test_experts_of_configs_and_the_numbers_that_are_read(tmp_path):
     shape, *_ = shape_of(config(tmp_path, **GLM))
     assert (shape.sparse_layers, shape.experts, shape.expert_inner, shape.shared_inner) == (2, 16, 32, 64)
-    one, many = (
-        {op.name: op for op in step_operators(shape, Step(b, 9))} for b in (1, 4000)
-    )
+    one, many = ({op.name: op for op in step_operators(shape, Step(b, 9))} for b in (1, 4000))
     each = 3 * 64 * 32
     activations = 2 * 4 * (2 * 64 + 3 * 32)
     assert one["experts"].moved_bytes == pytest.approx(2 * 4 * each + activations)
@@ -269,9 +269,7 @@ def test_quantised_weights_move_fewer_bytes(tmp_path, said, weight_bytes):
 def test_devices_share_every_layer_and_send_each_other_its_sums():
     shape = SHAPES["llama-7b"]
     shared = replace(shape, devices=4)
-    found, whole = (
-        {op.name: op for op in step_operators(one, Step(2, 99, 8))} for one in (shared, shape)
-    )
+    found, whole = ({op.name: op for op in step_operators(one, Step(2, 99, 8))} for one in (shared, shape))
     for name in ("qkv", "o", "gate", "up", "down", "lm_head", "attention"):
         assert found[name].flops == whole[name].flops / 4
     assert (found["all-reduce"].times, found["all-reduce"].moved_bytes) == (64, 2 * 3 / 4 * 2 * 16 * 4096)
@@ -313,7 +311,9 @@ def test_each_drafter_costs_what_its_weights_say(tmp_path):
     small = config(tmp_path, hidden_size=512, intermediate_size=1024, vocab_size=vocabulary, num_hidden_layers=2)
     draft = shape_of(small)[0]
     assert drafting_of(small, LLAMA3).kind == "draft-model"
-    assert moved(LLAMA3, small, 3, 4) == pytest.approx(6 * (draft.layer_weights + draft.width * draft.vocab_size), rel=0.02)
+    assert moved(LLAMA3, small, 3, 4) == pytest.approx(
+        6 * (draft.layer_weights + draft.width * draft.vocab_size), rel=0.02
+    )
     layer = config(tmp_path, num_hidden_layers=1, draft_vocab_size=50)
     assert (drafting_of(layer, LLAMA3).kind, drafting_of(layer, LLAMA3).shape.vocab_size) == ("eagle3", 50)
     with pytest.raises(Unsupported, match="knows what drafting costs with medusa"):

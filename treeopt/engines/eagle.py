@@ -111,7 +111,7 @@ ENGINES = (
     )),
     ServingEngine(name="eagle2", title="EAGLE-2 and EAGLE-3", methods=(
         Method(name="dynamic-tree", checked="main cb7e084 of 2026-02", drafters=tuple(DRAFTERS), rules=("greedy", "sample"), max_batch_size=1,
-               limits=EngineLimits(dynamic=DynamicLimits(chains=True), fills_levels="none"), refuses=other_sampling,
+               limits=EngineLimits(dynamic=DynamicLimits(), fills_levels="none"), refuses=other_sampling,
                carrier="--total-token, --depth, --top-k, or EaModel.from_pretrained(total_token=..., depth=..., top_k=...)",
                syntax="--total-token 16 --depth 4 --top-k 4",
                derived=("total-token = rows", "depth = levels - 1", "total-token - 1 <= pool"), versions="branch main",

@@ -291,7 +291,7 @@ CHAIN_FLAGS = ("eagle-topk = 1", "num-draft-tokens = steps + 1")
 UNPLANNED = {"UNO": "--speculative-algorithm UNO", "Domino": "a drafter of DFlash's kind, with projector_type: domino",
              "block verification": "where it samples; how it is asked for was not seen",
              "adaptive verification of DSpark": "--speculative-dspark-confidence-sts-path, --speculative-dspark-sps-table-path"}  # fmt: skip
-TREES = EngineLimits(dynamic=DynamicLimits(chains=True))
+TREES = EngineLimits(dynamic=DynamicLimits())
 method = partial(Method, checked="0.5.23")
 ENGINES = (
     ServingEngine(name="fastrl", title="fastrl", methods=(

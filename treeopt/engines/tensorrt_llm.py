@@ -235,7 +235,7 @@ ENGINE = ServingEngine(
               looks_up="in a pool of all requests", versions="PR #8194 on; it refuses use_rejection_sampling",
               source=f"{ARGS}, tensorrt_llm/_torch/speculative/ngram.py"),
     Method(name="dynamic-tree", checked=MAIN, drafters=("eagle3",),
-           limits=EngineLimits(dynamic=DynamicLimits(within_levels=True, chains=True), fills_levels="all"),
+           limits=EngineLimits(dynamic=DynamicLimits(within_levels=True), fills_levels="all"),
            rules=("greedy", "sample"), carrier=CARRIER,
            syntax="use_dynamic_tree: true, dynamic_tree_max_topK: 4, max_draft_len: 5, max_total_draft_tokens: 15",
            derived=("max_draft_len = levels", "max_total_draft_tokens = rows - 1", "levels <= rows - 1 <= topk x levels"),

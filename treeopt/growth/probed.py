@@ -24,7 +24,7 @@ from treeopt.growth.grow import grow_products
 from treeopt.records.calibration import Calibration
 from treeopt.records.probe import Probe
 from treeopt.trees.shapes import Limits
-from treeopt.trees.tree import BoolArray, Choice, GrownTrees, IntArray, Tree
+from treeopt.trees.tree import Choice, GrownTrees, IntArray, Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,8 @@ def grow_coverage(probe: Probe, limits: Limits) -> GrownTrees:
     words = np.ascontiguousarray(np.pad(useful, ((0, -len(useful) % 16), (0, 0))).T)
     covers = dict(zip(probe.tree.paths, np.packbits(words, axis=1).view(np.uint16), strict=True))
     often = dict(zip(probe.tree.paths, probe.accepted.sum(0).tolist(), strict=True))
-    left = dict.fromkeys(range(1, probe.tree.depth + 1), ~np.zeros_like(covers[()]))  # steps that a depth does not cover
+    every_step = ~np.zeros_like(covers[()])
+    left = dict.fromkeys(range(1, probe.tree.depth + 1), every_step)
     nodes, gains = [Choice()], [len(probe.accepted)]
     while path := _best_path(nodes, covers, left, often, limits):
         for node in path:
@@ -180,8 +181,9 @@ def _best_path(
     left   : depths with a bit for each step in which the tree accepts nothing there
     often  : nodes with the number of steps that accept them
     """
-    gain, missing = dict.fromkeys(nodes, 0), {node: list[Choice]() for node in nodes}  # for a node with all that it needs
-    new, siblings = dict[Choice, Words](), dict[Choice, list[Choice]]()  # the same of its own depth alone
+    # Gain and nodes of a candidate with all nodes that it needs; then its steps and nodes at its own depth alone.
+    gain, missing = dict.fromkeys(nodes, 0), {node: list[Choice]() for node in nodes}
+    new, siblings = dict[Choice, Words](), dict[Choice, list[Choice]]()
     for node in covers:
         if node in gain or len(node) > limits.depth(len(left)) or node[-1] >= limits.num_ranks:
             continue

@@ -196,21 +196,12 @@ ANY = DynamicLimits()
 
 
 def dynamic_rates(trace: RankTrace, limits: DynamicLimits = ANY) -> dict[DynamicTree, Rates]:
-    """The rates of all dynamic trees within limits, with more rows than levels; empty without pools.
-
-    Chains are replayed by their ranks if no pools of topk 1 were recorded.
-    """
+    """The rates of all dynamic trees within limits, with a topk above 1 and more rows than levels; empty without pools."""
     rates: dict[DynamicTree, Rates] = {}
     if (pools := trace.pools) is None:
         return rates
-    deepest = min(pools.levels, limits.levels)
-    longest = min(deepest, trace.num_heads, limits.rows - 1)
-    if limits.chains and 1 not in pools.topks and longest > 0:
-        trees = [DynamicTree(levels, 1, levels + 1) for levels in range(1, longest + 1)]
-        steps = replay_trees(trace, Tree.chain(longest).paths, np.arange(2, longest + 2))
-        rates.update(zip(trees, rates_of(trace, steps), strict=True))
-    topks = [topk for topk in pools.topks if topk > 1 or limits.chains]
-    for topk, levels in product(topks, range(1, deepest + 1)):
+    topks = [topk for topk in pools.topks if topk > 1]  # others are chains
+    for topk, levels in product(topks, range(1, min(pools.levels, limits.levels) + 1)):
         if rows := range(levels + 1, limits.most_rows(levels, topk) + 1):
             trees = [DynamicTree(levels, topk, n) for n in rows]
             steps = steps_by_place(trace, pools.places_in(levels, topk), rows)

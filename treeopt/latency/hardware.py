@@ -129,9 +129,8 @@ class ModelShape:
     def one_layer(self, vocab_size: int) -> ModelShape:
         """A drafter of one such layer: dense, as wide as a row's experts together, in 16 bits."""
         inner = self.experts_per_token * self.expert_inner + self.shared_inner if self.sparse_layers else self.inner
-        return replace(
-            self, layers=1, inner=inner, sparse_layers=0, weight_bytes=ITEMSIZE, vocab_size=min(vocab_size, self.vocab_size)
-        )
+        vocab_size = min(vocab_size, self.vocab_size)
+        return replace(self, layers=1, inner=inner, sparse_layers=0, weight_bytes=ITEMSIZE, vocab_size=vocab_size)
 
 
 @dataclass(frozen=True)
@@ -251,7 +250,8 @@ def _weight_bytes(quantisation: Mapping[str, Any] | None, file: Path) -> float:
     """Bytes of a weight by a config's quantization_config, the scales of its groups included."""
     if not quantisation:
         return ITEMSIZE
-    groups, method = quantisation.get("config_groups") or {"": {"weights": quantisation}}, quantisation.get("quant_method")
+    method = quantisation.get("quant_method")
+    groups = quantisation.get("config_groups") or {"": {"weights": quantisation}}
     weights = next(iter(groups.values())).get("weights") or {}
     bits = 8 if method in ("fp8", "fbgemm_fp8") else weights.get("bits") or weights.get("num_bits")
     if bits not in (4, 8):

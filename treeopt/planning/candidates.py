@@ -45,7 +45,7 @@ def tree_tables(source: Source, limits: Limits, request: PlanRequest, costs: Map
     candidates += [Candidate(CHAIN, Tree.chain(depth), rates) for depth, rates in enumerate(chains, 1)]
     if request.dynamic is not None and any(cost.profile.anew for cost in costs.values()):
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
-        within = replace(request.dynamic, levels=levels, rows=rows, chains=False)
+        within = replace(request.dynamic, levels=levels, rows=rows)
         if source.pooled is not None:
             candidates += _anew([*dynamic_rates(source.pooled, within).items()], costs)
         if source.pooled is not None and within.marginals:

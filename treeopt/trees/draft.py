@@ -220,7 +220,6 @@ class DynamicLimits:
     """Limits of dynamic trees: at most so many levels and rows.
 
     within_levels : whether it may have ``topk`` nodes for each level, fewer than its pool has (TensorRT-LLM)
-    chains        : whether chains are asked for too, which are dynamic trees of topk 1
     marginals     : whether trees over marginals are, as deep as the drafter guesses, of at most as many rows
     width         : most ranks of a depth of trees over marginals
 
@@ -231,7 +230,6 @@ class DynamicLimits:
     levels: int = MOST_LEVELS
     rows: int = MOST_ROWS
     within_levels: bool = False
-    chains: bool = False
     marginals: bool = False
     width: int = MOST_WIDTH
 
