@@ -241,4 +241,4 @@ def test_vllms_suffix_decoding_takes_the_steps_of_the_replay(cached, factor):
     told = replay(requests, lambda: Overrun(text_drafter("vllm:suffix", options), longer, limit), state="serial")
     for r, own in enumerate(steps):
         assert [len(one) for one in own[1:]] == told.emitted[told.starts[r] : told.starts[r + 1]].tolist()
-    assert told.tokens_per_step > 1.5
+    assert told.emitted.mean() > 1.5

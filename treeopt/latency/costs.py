@@ -251,8 +251,8 @@ class _Setting:
         return draws
 
 
-def _with_rows(costs: Sequence[Cost], rows: Sequence[int]) -> list[Cost]:
-    return [cost._replace(rows=int(n)) for cost, n in zip(costs, rows, strict=True)]
+def _with_rows(costs: Sequence[Cost], rows: NDArray[np.int64]) -> list[Cost]:
+    return [cost._replace(rows=n) for cost, n in zip(costs, rows.tolist(), strict=True)]
 
 
 def _evenly(numbers: Sequence[int]) -> list[int]:

@@ -43,11 +43,6 @@ class Replay:
     accepted: Counts
     emitted: Counts
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens that a step emits on average; 1 where there is none."""
-        return float(self.emitted.sum() / len(self.rows)) if len(self.rows) else 1.0
-
 
 def replay(requests: Iterable[Request], make: Callable[[], TextDrafter], *, state: State = "serial") -> Replay:
     """Replay requests with a new drafter for each ("cold"), with one in order ("serial"), or as they overlapped by their times.

@@ -248,11 +248,11 @@ class Stages:
             visits = StepVisits(stepper, prompts, trees, batch_size)
         at_hand = {"compiled": session.target.compiled, "runtime": [stepper.name, stepper.version]}
         asked = {"batch_size": batch_size, "context": context, "trees": [tree.record for tree in trees]}
-        asked["visit_steps"] = list(visits.visit_steps)
         limits = {name: getattr(self.wanted, name) for name in ("precision", "time_limit_s")}
         known = {**replace(session.provenance(seed=0), time=None, command=None).record, **at_hand, **asked, **limits}
         known |= {
             "max_new_tokens": self.max_new_tokens,
+            "visit_steps": visits.visit_steps,
             "texts": inputs_of(*self.run.accuracies()[:1]) if self.engine else None,
         }
         held = "" if context is None else f"-context-{context}"
