@@ -121,7 +121,7 @@ def _priced(table: Table, costs: StepCosts, request: PlanRequest, deepest: int) 
             "The profile must have timed some of the trees that can be planned, but at batch size "
             f"{costs.batch_size} it has none: time sizes {sizes}."
         )
-    most = max(candidate.size for candidate in table.all if candidate.size == 1 or candidate not in timed.places)
+    most = max(candidate.size for candidate in table.candidates if candidate.size == 1 or candidate not in timed.places)
     gaps = _gap_warnings(costs, request, sorted(wanted - known), most, deepest)
     timed = replace(timed, warnings=(*_engine_warnings(costs), *gaps))
     return timed.only(np.flatnonzero(timed.timed)) if request.measured_only else timed

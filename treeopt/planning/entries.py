@@ -26,7 +26,7 @@ def figure_of(table: Table, i: int, *, chosen: int | None = None) -> Figure:
 
     chosen : the candidate that it is compared with
     """
-    candidate, plain, is_timed = table.all[i], table.plain, table.context is not None
+    candidate, plain, is_timed = table.candidates[i], table.plain, table.context is not None
     is_sure, rates, draws = table.is_noisy and table.is_sure, table.throughput, table.throughput_draws
 
     def estimate(value: float, draws: Floats, is_known: bool) -> Estimate:
@@ -52,7 +52,7 @@ def figure_of(table: Table, i: int, *, chosen: int | None = None) -> Figure:
 def entry_of(table: Table, selection: Selection, answers: Answers | None) -> PlanEntry:
     """The chosen candidate at one batch size, whoever drafts it, as judged on the answers."""
     i, runner_up = selection.chosen, selection.runner_up
-    candidate, chosen = table.all[i], figure_of(table, i)
+    candidate, chosen = table.candidates[i], figure_of(table, i)
     steps, accepted = candidate.rates.steps, candidate.accepted
     return PlanEntry(
         batch_size=table.batch_size,
@@ -80,9 +80,9 @@ def tree_entry(
     alone  : of a draft for a mix, what the best for this batch size alone reaches; ties of a mix are those of all
     """
     i, entry = selection.chosen, entry_of(table, selection, source.answers)
-    candidate = table.all[i]
+    candidate = table.candidates[i]
     best = i if candidate.held_out else table.best_of(GROWN)  # of the fixed trees
-    order, tree, most = _growth_order(None if best is None else table.all[best])
+    order, tree, most = _growth_order(None if best is None else table.candidates[best])
     if candidate.held_out:
         shares = source.held_out_shares(candidate.held_out, candidate.size)
     else:
@@ -133,7 +133,7 @@ def _others(table: Table, chosen: Figure, i: int) -> dict[str, Figure]:
     best = [figure_of(table, j, chosen=i) for j in places if j is not None]
     others = {figure.draft.kind: figure for figure in best}  # the best tree may be a chain
     others.pop(chosen.draft.kind, None)
-    if table.all[table.plain].group == AS_IT_COMES:
+    if table.candidates[table.plain].group == AS_IT_COMES:
         exact = int(np.flatnonzero((table.groups == GROWN) & (table.sizes == 1))[0])
         others[EXACT] = figure_of(table, exact, chosen=i)
     return others
@@ -152,12 +152,12 @@ def _curve(table: Table) -> list[Figure]:
     """The best grown tree of every size."""
     best, has_errors = dict[int, int](), table.context is not None and table.is_sure
     for i in np.flatnonzero(table.groups == GROWN).tolist():
-        size = table.all[i].size
+        size = table.candidates[i].size
         if size not in best or table.throughput[i] > table.throughput[best[size]]:
             best[size] = i
     return [
         Figure(
-            draft=table.all[i].outline,
+            draft=table.candidates[i].outline,
             batch_size=table.batch_size,
             tokens_per_step=Estimate(table.rates[i]),
             step_ms=None if table.context is None else Estimate(table.ms[i]),

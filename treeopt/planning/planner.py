@@ -110,7 +110,7 @@ def plan_text(
     tables, unpriced = dict[str, list[Table]](), list[str]()
     for drafter, tried in settings.items():
         tables[drafter] = text_tables(tried, request, costs)
-        if bare := [table.batch_size for table in tables[drafter] if len(table.all) == 1]:
+        if bare := [table.batch_size for table in tables[drafter] if len(table.candidates) == 1]:
             unpriced.append(
                 f"At batch size {bare[-1]} every setting of {drafter} verifies more than the {costs[bare[-1]].reach[0]} rows that "
                 "were timed."
@@ -175,7 +175,7 @@ def schedule_of(tables: Sequence[Table], selections: Sequence[Selection]) -> lis
     Above the largest batch size that was searched its draft goes on, and below the smallest one that one's.
     Without latencies a batch size between two belongs with the smaller one.
     """
-    chosen = [table.all[selection.chosen] for table, selection in zip(tables, selections, strict=True)]
+    chosen = [table.candidates[selection.chosen] for table, selection in zip(tables, selections, strict=True)]
     losses = [_losses(table, selection, chosen) for table, selection in zip(tables, selections, strict=True)]
     has_drafter = any(candidate.size > 1 for candidate in chosen)
     tables = [
@@ -214,7 +214,7 @@ def _fewest(losses: list[dict[int, float]]) -> list[tuple[int, int]]:
 def _losses(table: Table, selection: Selection, chosen: Sequence[Candidate]) -> dict[int, float]:
     """Loss at this batch size of every entry whose draft is tied for best there."""
     own = float(table.throughput[selection.chosen])
-    tied = {table.all[i]: float(table.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
+    tied = {table.candidates[i]: float(table.throughput[i]) for i in (*selection.tied.tolist(), selection.chosen)}
     return {i: max(0.0, 1 - tied[candidate] / own) for i, candidate in enumerate(chosen) if candidate in tied}
 
 
@@ -224,7 +224,7 @@ def _some(first: int, last: int) -> IntArray:
 
 def _lost(low: Table, high: Table, batch_sizes: IntArray) -> Losses:
     """Share of the throughput that candidates lose against the fastest, by interpolated latencies; none without latencies."""
-    shared = [] if low.context is None else [candidate for candidate in low.all if candidate in high.places]
+    shared = [] if low.context is None else [candidate for candidate in low.candidates if candidate in high.places]
     here, there = ([table.places[candidate] for candidate in shared] for table in (low, high))
     ms = between_batch_sizes(low.ms[here], high.ms[there], batch_sizes, low.batch_size, high.batch_size)  # (n, G)
     rates = low.rates[here, None] / ms

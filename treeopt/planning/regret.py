@@ -122,27 +122,28 @@ def plan_losses(
     for entry in plan.entries:
         draft, limits = _judged(entry, source, plan.limits(Limits()))
         limits = limits if profile else replace(limits, budget=len(draft))
-        options, costs = _options(source, plan, entry, limits, profile, engine)
-        rates, best = source.rates(draft), int(options.throughput.argmax())
-        ms = _ms_of(draft, rates, options, costs)
+        table, costs = _table(source, plan, entry, limits, profile, engine)
+        rates, best = source.rates(draft), int(table.throughput.argmax())
+        ms = _ms_of(draft, rates, table, costs)
         if rates.steps is None or rates.tokens is None:
             n = None
-            over_best, over_plain = (_ratios_by_counts(source, draft, ms, options, i) for i in (best, options.plain))
+            over_best = _ratios_by_counts(source, draft, ms, table, best)
+            over_plain = _ratios_by_counts(source, draft, ms, table, table.plain)
         else:
             n = len(rates.steps)
             ours = Taken(rates.steps, rates.tokens, np.zeros(n, dtype=np.int64), ms[None]).rates()
-            plain = options.only(np.array([options.plain]))
-            over_best, over_plain = (ours / best_of(table, source).rates() for table in (options, plain))
+            plain = table.only(np.array([table.plain]))
+            over_best, over_plain = ours / best_of(table, source).rates(), ours / best_of(plain, source).rates()
         served = Figure(
             draft=draft,
             batch_size=entry.batch_size,
             tokens_per_step=rates.estimate,
             step_ms=None if costs is None else Estimate(ms[0]),
-            plain_ms=None if costs is None else float(options.ms[options.plain]),
+            plain_ms=None if costs is None else float(table.ms[table.plain]),
             speedup=Estimate.of_draws(over_plain[0], over_plain[1:], n or BOOTSTRAPS),
         )
         loss = Estimate.of_draws(1 - over_best[0], 1 - over_best[1:], n or BOOTSTRAPS)
-        best_figure = figure_of(options, best)
+        best_figure = figure_of(table, best)
         planned = entry.chosen.tokens_per_step.value if draft == entry.draft else None
         regrets.append(Regret(loss=loss, served=served, best=best_figure, planned=planned, conversations=n))
     return regrets
@@ -173,10 +174,10 @@ def group_losses(
     whole, sources = source_of(trace), {name: source_of(part) for name, part in parts.items()}
     names = np.array(trace.conversation_groups())
     for entry in plan.entries:
-        options, _ = _options(whole, plan, entry, limits, profile, engine)
-        shared, served = best_of(options, whole), figure_of(options, select(options).chosen)
+        table, _ = _table(whole, plan, entry, limits, profile, engine)
+        shared, served = best_of(table, whole), figure_of(table, select(table).chosen)
         for name, part in sources.items():
-            alone, _ = _options(part, plan, entry, limits, profile, engine)
+            alone, _ = _table(part, plan, entry, limits, profile, engine)
             among = np.flatnonzero(names == name)
             lost = 1 - shared.on(among).rates() / best_of(alone, part).rates()
             loss = Estimate.of_draws(lost[0], lost[1:], len(among))
@@ -196,7 +197,7 @@ def _judged(entry: PlanEntry, source: Source, limits: Limits) -> tuple[Draft, Li
     return draft, replace(limits, shape="chain")
 
 
-def _options(
+def _table(
     source: Source, plan: Plan, entry: PlanEntry, limits: Limits, profile: LatencyProfile | None, engine: PlanRequest
 ) -> tuple[Table, StepCosts | None]:
     """All drafts that could be chosen for a source at an entry's batch size, in the source's context or else the entry's."""
@@ -212,15 +213,15 @@ def _options(
     return table, costs
 
 
-def _ms_of(draft: Draft, rates: Rates, options: Table, costs: StepCosts | None) -> Floats:
+def _ms_of(draft: Draft, rates: Rates, table: Table, costs: StepCosts | None) -> Floats:
     """(1 + B,) latency of a draft's step, by the same draws as those of the candidates; OutOfRange if it is not known."""
-    for i, candidate in enumerate(options.all):
+    for i, candidate in enumerate(table.candidates):
         if costs is None or candidate.outline.cost == draft.cost:
-            return np.append(options.ms[i], options.ms_draws[i])
+            return np.append(table.ms[i], table.ms_draws[i])
     assert costs is not None
     judged = [Candidate("", draft, rates)]
-    alone = priced(unpriced(options.batch_size, judged, options.rates[:1], options.ms_draws[:1]), costs)
-    if not alone.all:
+    alone = priced(unpriced(table.batch_size, judged, table.rates[:1], table.ms_draws[:1]), costs)
+    if not alone.candidates:
         raise OutOfRange(
             f"The profile must cover the plan's tree of {len(draft)} rows, {draft.depth} deep: add it with treeopt profile "
             f"--sizes {len(draft)}."
@@ -228,29 +229,29 @@ def _ms_of(draft: Draft, rates: Rates, options: Table, costs: StepCosts | None) 
     return np.append(alone.ms, alone.ms_draws)
 
 
-def best_of(options: Table, source: Source) -> Taken:
+def best_of(table: Table, source: Source) -> Taken:
     """What the best candidates take: each fold of conversations has the candidate that is fastest on all others."""
     assert source.answers is not None
-    rates = [candidate.rates for candidate in options.all]
+    rates = [candidate.rates for candidate in table.candidates]
     steps = np.stack([rate.steps for rate in rates if rate.steps is not None])
     tokens = np.stack([rate.tokens for rate in rates if rate.tokens is not None])
     every, which = np.arange(steps.shape[1]), np.zeros(steps.shape[1], dtype=np.int64)
     folds = fold_numbers(source.answers)[np.unique(source.answers.clusters, return_index=True)[1]]
     for fold in np.unique(folds):
         others = folds != fold
-        rate = tokens[:, others].sum(1) / np.maximum(steps[:, others].sum(1) * options.ms, 1e-12)
+        rate = tokens[:, others].sum(1) / np.maximum(steps[:, others].sum(1) * table.ms, 1e-12)
         which[folds == fold] = int(rate.argmax())
-    return Taken(steps[which, every], tokens[which, every], which, np.column_stack([options.ms, options.ms_draws]))
+    return Taken(steps[which, every], tokens[which, every], which, np.column_stack([table.ms, table.ms_draws]))
 
 
-def _ratios_by_counts(source: Source, draft: Draft, ms: Floats, options: Table, i: int) -> Floats:
+def _ratios_by_counts(source: Source, draft: Draft, ms: Floats, table: Table, i: int) -> Floats:
     """(1 + B,) throughput over that of a candidate where there are counts alone, which are drawn again."""
-    tree, rival = draft_tree(draft), draft_tree(options.all[i].draft)  # dynamic trees are not judged by counts
+    tree, rival = draft_tree(draft), draft_tree(table.candidates[i].draft)  # dynamic trees are not judged by counts
     assert source.calibration is not None
     accept = drawn_accept(source.calibration)
     theirs = tokens_of(rival, accept)
     ours = tokens_of(tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1), accept)
-    return np.asarray(ours / theirs * np.append(options.ms[i], options.ms_draws[i]) / ms)
+    return np.asarray(ours / theirs * np.append(table.ms[i], table.ms_draws[i]) / ms)
 
 
 def drawn_accept(calibration: Calibration) -> Floats:

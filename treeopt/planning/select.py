@@ -56,7 +56,7 @@ def select(table: Table, *, has_drafter: bool = False) -> Selection:
         chosen = int(np.lexsort((table.sizes, -table.rates.round(3), -grown))[0])
         return Selection(chosen, np.array([chosen]), None)
     barred = table.plain if has_drafter and table.idle is not None else table.idle
-    can = np.arange(len(table.all)) != barred
+    can = np.arange(len(table.candidates)) != barred
     total, draws = table.throughput * can, table.throughput_draws * can[:, None]
     fastest = int(total.argmax())
     near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)

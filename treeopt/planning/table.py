@@ -100,7 +100,7 @@ class Table:
 
     batch_size: int
     context: int | None
-    all: Sequence[Candidate]
+    candidates: Sequence[Candidate]
     rates: Floats
     rate_draws: Floats
     ms: Floats
@@ -111,16 +111,16 @@ class Table:
 
     @cached_property
     def sizes(self) -> IntArray:
-        return np.array([candidate.size for candidate in self.all], dtype=np.int64)
+        return np.array([candidate.size for candidate in self.candidates], dtype=np.int64)
 
     @cached_property
     def groups(self) -> NDArray[np.str_]:
-        return np.array([candidate.group for candidate in self.all])
+        return np.array([candidate.group for candidate in self.candidates])
 
     @cached_property
     def places(self) -> dict[Candidate, int]:
         """Where each candidate is; the tables of all batch sizes have the same ones."""
-        return {candidate: i for i, candidate in enumerate(self.all)}
+        return {candidate: i for i, candidate in enumerate(self.candidates)}
 
     @cached_property
     def plain(self) -> int:
@@ -141,7 +141,7 @@ class Table:
     @cached_property
     def is_noisy(self) -> bool:
         """Whether anything is known of how uncertain throughputs are."""
-        return self.all[0].rates.steps is not None or bool(self.ms_stderr.any())
+        return self.candidates[0].rates.steps is not None or bool(self.ms_stderr.any())
 
     @cached_property
     def throughput(self) -> Floats:
@@ -155,10 +155,12 @@ class Table:
 
     def only(self, which: IntArray) -> Table:
         names = ("rates", "rate_draws", "ms", "ms_draws", "timed")
-        return replace(self, all=[self.all[i] for i in which], **{name: getattr(self, name)[which] for name in names})
+        return replace(
+            self, candidates=[self.candidates[i] for i in which], **{name: getattr(self, name)[which] for name in names}
+        )
 
     def without(self, i: int) -> Table:
-        return self.only(np.delete(np.arange(len(self.all)), i))
+        return self.only(np.delete(np.arange(len(self.candidates)), i))
 
     def best_of(self, *groups: str) -> int | None:
         """The fastest of some groups by estimate, more than a lone root; None where there is none."""
@@ -204,10 +206,10 @@ def _passes(candidates: Sequence[Candidate], batch_size: int) -> tuple[list[dict
 
 def priced(table: Table, costs: StepCosts) -> Table:
     """The candidates whose latency is known, with it: errors that their steps share are the same in each draw."""
-    every_ms = mean_ms(table.all, costs)
+    every_ms = mean_ms(table.candidates, costs)
     places = np.flatnonzero(~np.isnan(every_ms))
     known, ms = table.only(places), every_ms[places]
-    passes, steps = _passes(known.all, costs.batch_size)
+    passes, steps = _passes(known.candidates, costs.batch_size)
     rng, count = np.random.default_rng([SEED, costs.batch_size]), table.rate_draws.shape[1]
     count = count if count > 1 else BOOTSTRAPS
     step_draws, timed = costs.draws_ms(steps, count, rng), costs.was_timed(steps)
@@ -227,7 +229,7 @@ def priced(table: Table, costs: StepCosts) -> Table:
 def common(tables: Sequence[Table]) -> list[Table]:
     """The candidates that every batch size has, in the same order."""
     shared = set(tables[0].places).intersection(*(table.places for table in tables[1:]))
-    candidates = [candidate for candidate in tables[0].all if candidate in shared]
+    candidates = [candidate for candidate in tables[0].candidates if candidate in shared]
     return [table.only(np.array([table.places[candidate] for candidate in candidates])) for table in tables]
 
 
