@@ -22,12 +22,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, quoted
+
+if TYPE_CHECKING:
+    import networkx
 
 MOST_RANK = 2**15 - 1  # ranks are kept in 16 bits
 MOST_NODES, MOST_DEPTH = 2**12, 2**8  # of a tree, the root left out; chains of engines are far shorter
@@ -224,6 +227,16 @@ class Tree:
         [2, 1]
         """
         return [int(width) for width in np.bincount(self.depths)[1:]]
+
+    def to_networkx(self) -> networkx.DiGraph[int]:
+        """A directed graph from root to leaves, with ``path``, ``rank`` and ``depth`` of each node."""
+        import networkx
+
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        for i, (path, rank) in enumerate(zip(self.paths, self.ranks.tolist(), strict=True)):
+            graph.add_node(i, path=path, rank=rank, depth=len(path))
+        graph.add_edges_from((parent, i) for i, parent in enumerate(self.parents.tolist()) if i)
+        return graph
 
     def cut(self, *, max_depth: int, max_rank: int | None = None) -> Tree:
         """The nodes no deeper than ``max_depth``, all of whose ranks are at most ``max_rank``.
