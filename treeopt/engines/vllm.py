@@ -29,10 +29,9 @@ from treeopt.engines.measured.printed import RATE, Printed, drafters_named, numb
 from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
 from treeopt.engines.measured.survival import CountedDrafts, Drafts, group_of
 from treeopt.errors import InvalidInput
-from treeopt.files.fields import Count
+from treeopt.files.fields import Count, Share
 from treeopt.files.fields import checked as row_of
 from treeopt.files.shell import shell_word
-from treeopt.files.storage import typed
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import CopiedText, Draft
@@ -182,6 +181,7 @@ class Run(BaseModel):
     drafts: Count = Field(alias="spec_decode_num_drafts")
     drafted: Count = Field(alias="spec_decode_draft_tokens")
     accepted: Count = Field(alias="spec_decode_accepted_tokens")
+    rates: list[Share] = Field(alias=RATES)
 
 
 def _from_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
@@ -192,16 +192,13 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
         if record.get(RATES) is None:
             continue
         where = f"{path}, run {r},"
-        rates = typed(list[float], record[RATES], path)
         try:
             run = row_of(Run, record)
         except InvalidInput as error:
             raise InvalidInput(f"{where} is not as it should be: {error}") from None
-        counts = [rate * run.drafts if 0 <= rate <= 1 else -1 for rate in rates]
-        reached = [round(count) for count in counts]
-        exact = all(abs(c - n) < 1e-6 * max(run.drafts, 1) for c, n in zip(counts, reached, strict=True))
-        groups.append(group_of(run.drafts, reached, run.drafted, where, run.accepted if exact else None))
-        if abs(sum(reached) - run.accepted) > len(rates) * (RATE * run.drafts + 0.5):
+        reached = [round(rate * run.drafts) for rate in run.rates]
+        groups.append(group_of(run.drafts, reached, run.drafted, where))
+        if abs(sum(reached) - run.accepted) > len(reached) * (RATE * run.drafts + 0.5):
             raise InvalidInput(
                 f"{where} must have rates that sum to {run.accepted} accepted, but they sum to {sum(reached)}."
             )
