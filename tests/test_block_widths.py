@@ -113,8 +113,8 @@ def test_an_export_says_that_the_length_is_the_width(engine):
     trace = traced(4)
     request, _ = request_of(trace, None, engine=engine, batch_sizes=(1,))
     notes = export_plan(plan_trees(trace, None, request), engine).notes
-    assert any("4 tokens or more: engines cut what is longer, refuse it, or draft it" in note for note in notes)
-    assert any("all 4 guesses are verified, and it is neither a prefix" in note for note in notes)
+    assert any("blocks of 4 guesses or more: engines cut a wider block" in note for note in notes)
+    assert any("all 4 guesses are verified, not a prefix" in note for note in notes)
 
 
 def test_a_length_wider_than_the_block_is_refused_with_the_reason():

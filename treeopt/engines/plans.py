@@ -195,10 +195,10 @@ def _notes_on(method: Method, served: Ranges[Draft], about: About) -> list[str]:
     is_block = all(len(draft) == draft.depth + 1 for *_, draft in served)
     if about.drafter in BLOCKS and longest and is_block:
         notes.append(
-            f"DRAFTER must have been trained for blocks that guess {longest} tokens or more: engines cut what is "
-            f"longer, refuse it, or draft it without a word, untrained. The length is the block's width: all {longest} guesses are verified, and it is neither a prefix of a wider "
-            f"block nor a tree. Blocks of other widths guess otherwise, unless all layers are causal: tokens per step hold where "
-            f"the drafter was calibrated with --draft-depth {longest}, and this plan's with {about.num_heads}."
+            f"DRAFTER must have been trained for blocks of {longest} guesses or more: engines cut a wider block than that of the "
+            f"training, refuse it, or silently draft it. The length is the width of the block: all {longest} guesses are verified, "
+            f"not a prefix of a wider block. Unless all layers are causal, a block of another width has other guesses: tokens per step "
+            f"hold for a drafter that was calibrated with --draft-depth {longest}, and this one was with {about.num_heads}."
         )
     elif about.drafter is None and longest and method.limits.shape == "chain" and not method.limits.copies:
         notes.append(f"The plan does not name its drafter; this is written for {method.drafters[0]}.")

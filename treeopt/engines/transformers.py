@@ -86,7 +86,7 @@ assistant = Library(PROGRAM, {
 }, (NOTE,))  # fmt: skip
 USUAL_FORM = (
     "DRAFTER is a folder in the layout of z-lab, SpecForge and treeopt, with a dflash_config. transformers drafts with DFlash's usual "
-    "form alone; what your drafter would have otherwise is said by treeopt bench --engine transformers."
+    "form alone: treeopt bench --engine transformers says whether your drafter has another."
 )
 block = Library(OF_BLOCKS, {
     "dflash": Loading(LENGTH, {"speculation_type": "dflash"}, "DRAFTER", BLOCK, ", assistant_model=assistant"),

@@ -181,7 +181,7 @@ class Run(BaseModel):
     drafts: Count = Field(alias="spec_decode_num_drafts")
     drafted: Count = Field(alias="spec_decode_draft_tokens")
     accepted: Count = Field(alias="spec_decode_accepted_tokens")
-    rates: list[Share] = Field(alias=RATES)
+    rates: list[Share] = Field(alias="spec_decode_per_position_acceptance_rates")
 
 
 def _from_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
