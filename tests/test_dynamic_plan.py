@@ -271,21 +271,12 @@ def test_edge_llm_builds_trees_over_the_marginals_of_whole_blocks(tmp_path):
     assert few is None or few.draft.ranks <= 3
 
 
-class Leveled(Slow):
-    """Steps whose drafting is timed level by level."""
-
-    def visit(self, place, steps, turn):
-        tree = self.trees[place] if place < len(self.trees) else Tree.chain(0)
-        return replace(super().visit(place, steps, turn), parts_ms={f"draft {d}": 1.0 for d in range(tree.depth)})
-
-
 @pytest.mark.parametrize("limit_s", [0.0, 20.0])
 @pytest.mark.parametrize("budget", [2, 4, 8])
 def test_a_plan_follows_from_the_few_trees_of_a_short_time(trace, budget, limit_s):
     """In the shortest time one chain and one dynamic tree are timed, whose steps were checked as those of a fixed one."""
     families = tree_families(source_of(trace), 3, budget)
     trees = [*timing_trees(families, placed_sizes(1, budget)), *anew_trees(trace, budget)]
-    (points, plain), *_ = time_rounds(Leveled(trees, 1), time_limit_s=limit_s).timings(512)
+    (points, plain), *_ = time_rounds(Slow(trees, 1), time_limit_s=limit_s).timings(512)
     timed = LatencyProfile(tuple(points), (plain,))
-    assert any(point.expanding for point in timed.points)
     assert plan_trees(trace, timed, PlanRequest(Limits(budget), batch_sizes=(1,)))[1].chosen.speedup >= 1

@@ -274,10 +274,10 @@ def test_a_family_costs_what_fixed_trees_do_and_its_own_drafting():
     assert np.isnan(costs.ms(unknown)).all()
 
 
-def test_trees_alike_in_size_and_depth_cost_alike_whichever_of_their_nodes_expand():
+def test_trees_alike_in_size_and_depth_cost_alike():
     points = tuple(
-        StepTiming(1, 100, 7, 2, (ms,) * 20, round=tuple(range(first, first + 20)), expanding=expanding)
-        for ms, first, expanding in ((11.0, 0, (1, 3)), (7.0, 20, (1, 1)), (8.0, 40, (1, 2)))
+        StepTiming(1, 100, 7, 2, (ms,) * 20, round=tuple(range(first, first + 20)))
+        for ms, first in ((11.0, 0), (7.0, 20), (8.0, 40))
     )
     plain = StepTiming(1, 100, 1, 0, (2.0,) * 60, round=tuple(range(60)))
     assert StepCosts(LatencyProfile(points, (plain,)), 1, 100).ms(fixed((7, 2)))[0] == pytest.approx(8.0, rel=1e-3)

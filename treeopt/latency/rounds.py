@@ -186,7 +186,6 @@ class Rounds:
             step_ms=tuple(ms for visit in visits for ms in visit.step_ms),
             round=tuple(visit.block for visit in visits for _ in visit.step_ms),
             parts_ms={part: tuple(visit.parts_ms[part] for visit in visits) for part in parts} or None,
-            expanding=tuple(tree.expanding()) if "draft 0" in parts else None,
             topk=tree.topk,
             over_marginals=tree.cost.family == OVER_MARGINALS or None,
             as_it_comes=(len(tree) == 1 and place < len(self.all_trees)) or None,

@@ -4,8 +4,6 @@ step_ms    samples of the latency of one whole decoding step (propose, verify, a
 plain      an autoregressive step, of size 1: no heads, no mask, no gather
 setting    a batch size and a context length
 round      a stretch of time in which everything was measured once
-level      of drafting: a drafter that works level by level (Hydra heads, EAGLE, a draft model) runs once for every
-           depth 0...D-1 of a tree, on the nodes there that have children (its *expanding* nodes), and finds these
 """
 
 from __future__ import annotations
@@ -47,7 +45,6 @@ class StepTiming(AtSetting):
     step_ms        : samples of the whole step
     round          : round of each sample
     parts_ms       : samples of each part: draft, target, verify and commit
-    expanding      : number of nodes with children at each depth of the tree
     topk           : of a dynamic tree: the nodes that it expands on each level, and the children of each
     over_marginals : whether it is a tree over marginals
     as_it_comes    : whether it is a plain step of an engine in its default setting, where ``autoregressive`` has exact ones
@@ -59,7 +56,6 @@ class StepTiming(AtSetting):
     step_ms: Annotated[tuple[Amount, ...], Field(min_length=1)]
     round: tuple[Count, ...] | None = None
     parts_ms: dict[str, tuple[NotNegative, ...]] | None = None
-    expanding: tuple[Positive, ...] | None = None
     topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
     over_marginals: bool | None = None
     as_it_comes: bool | None = None
@@ -83,20 +79,6 @@ class StepTiming(AtSetting):
         for number, ms in zip(self.round or (), self.step_ms, strict=False):
             samples.setdefault(number, []).append(ms)
         return {number: median(samples[number]) for number in sorted(samples)}
-
-    def whole_parts(self) -> dict[str, list[float]]:
-        """The samples of every part. Those of all levels of drafting are added up.
-
-        >>> parts = {"draft 0": (1.0, 2.0), "draft 1": (0.5, 0.5), "target": (3.0, 3.0)}
-        >>> StepTiming(1, 128, 8, 2, (5.0, 6.0), parts_ms=parts).whole_parts()
-        {'draft': [1.5, 2.5], 'target': [3.0, 3.0]}
-        """
-        parts: dict[str, list[float]] = {}
-        for name, samples in (self.parts_ms or {}).items():
-            part = name.split(" ")[0]
-            sums = parts.get(part, [0.0] * len(samples))
-            parts[part] = [a + b for a, b in zip(sums, samples, strict=False)]
-        return parts
 
 
 @dataclass(frozen=True, kw_only=True)

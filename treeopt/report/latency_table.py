@@ -54,6 +54,6 @@ def _timed_steps(
 
 def _part_shares(timing: StepTiming) -> list[str]:
     """Median share of each part in the sum of all; they are timed in steps of their own."""
-    ms = {part: median(samples) for part, samples in timing.whole_parts().items()}
+    ms = {part: median(samples) for part, samples in (timing.parts_ms or {}).items()}
     shares = dict(zip(ms, percentages(list(ms.values())), strict=True))
     return [shares.get(part, "–") for part in PARTS]

@@ -179,9 +179,17 @@ class Decoder(Stepper):
             time.perf_counter() - began,
             reads_prompt,
             accepted={row.id: row.accepted[-1] for row in rows if row.accepted},
-            parts_ms={part: 1e3 * (now - then) for (_, then), (part, now) in pairwise(self._marks or [])},
+            parts_ms=self._parts_ms(),
             forwards=self.target.passes - forwards,
         )
+
+    def _parts_ms(self) -> dict[str, float]:
+        """Time of each part of the step; the levels of drafting, "draft 0", "draft 1", ..., are one part."""
+        parts: dict[str, float] = {}
+        for (_, began), (mark, ended) in pairwise(self._marks or []):
+            part = mark.split(" ")[0]
+            parts[part] = parts.get(part, 0.0) + 1e3 * (ended - began)
+        return parts
 
     def _mark(self, part: str) -> None:
         if self._marks is not None:
