@@ -113,23 +113,6 @@ def test_the_errors_that_the_documents_state_are_the_tested_ones(request):
         assert f"| {median:.1%} | {worst:.1%} |".replace("%", " %") in text
 
 
-def test_the_roofs_and_one_factor_alone_are_as_far_off_as_the_documents_say():
-    """Without tiles and without the start of a kernel: median and worst relative error of the TFLOP/s, a class a factor."""
-    found = {}
-    for tables in ((6, 7), (8,)):
-        points = [
-            (table, min(A100.tflops, A100.tb_per_s * operator_of(table, row, c).intensity), measured)
-            for table in tables
-            for row, measured_all in TFLOPS[table].items()
-            for c, measured in zip(CANDIDATES, measured_all, strict=True)
-        ]
-        factor = np.median([measured / roof for _, roof, measured in points])
-        for table in tables:
-            off = [abs(factor * roof / measured - 1) for at, roof, measured in points if at == table]
-            found[table] = (round(float(np.median(off)), 2), round(max(off), 2))
-    assert found == {6: (0.13, 1.26), 7: (0.16, 2.34), 8: (0.10, 0.58)}
-
-
 def test_operators_of_a_step_by_hand(tmp_path):
     """8 heads of 8 on 2 key heads: qkv is 64 x 96, three layers; two sequences, trees of 5, 11 tokens before."""
     shape, *_ = shape_of(config(tmp_path))

@@ -269,6 +269,13 @@ SMALL = {
     **{f"spec_ngram_{rule}_size_{x}": n for rule in ("simple", "map_k", "map_k4v") for x, n in zip("nm", (2, 4), strict=True)},
     "spec_ngram_mod_n_match": 2, "spec_ngram_mod_n_min": 1, "spec_ngram_mod_n_max": 4,
 }  # fmt: skip
+
+
+def small(name: str, **others: int) -> dict[str, int]:
+    """Settings of a kind that draft behind few tokens."""
+    return {option: value for option, value in (SMALL | others).items() if option in KINDS[name].options}
+
+
 SHARED = {"llama.cpp:ngram-mod", "exllamav3:ngram"}  # a table of all requests; a width of those that run at once
 
 
@@ -294,9 +301,7 @@ def operations(function) -> int:
 @pytest.mark.parametrize("name", KINDS)
 def test_looped_answer(name, period):
     """A token of a long loop is searched with as many operations as one of a short loop: once some took 200 seconds for 1,000."""
-    shallow = {"suffix_decoding_max_tree_depth": 4, "suffix_cache_max_depth": 4}
-    settings = {option: value for option, value in (SMALL | shallow).items() if option in KINDS[name].options}
-    per_token = []
+    settings, per_token = small(name, suffix_decoding_max_tree_depth=4, suffix_cache_max_depth=4), []
     for n in (500, 1000):
         request = Request([9], [i % period for i in range(n)])
         per_token.append(operations(partial(replay, [request], lambda: text_drafter(name, settings))) / n)
@@ -307,8 +312,7 @@ def test_looped_answer(name, period):
 @pytest.mark.parametrize("name", KINDS)
 def test_overlapped_requests_keep_their_own_text(name):
     """At once they are as alone, and one after the other as in order. What requests share is held against the slow rules."""
-    settings = {option: value for option, value in SMALL.items() if option in KINDS[name].options}
-    accepted = 0
+    settings, accepted = small(name), 0
     for seed in range(80):
         rng, texts_of = requests_of(seed)
         apart = [Request(*pair, None, 2.0 * r, 2.0 * r + 1) for r, pair in enumerate(texts_of)]
@@ -389,14 +393,7 @@ def test_transformers_verifies_a_draft_with_the_prompt_and_that_is_no_step():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_opens_by_its_options_and_refuses_others(name):
-    needed = {
-        "num_speculative_tokens": 3,
-        "prompt_lookup_num_tokens": 3,
-        "num_assistant_tokens": 3,
-        "max_ngram_size": 3,
-        "ngram_match_min": 1,
-    }
-    drafter = text_drafter(name, {option: value for option, value in needed.items() if option in KINDS[name].options})
+    drafter = text_drafter(name, small(name))
     run = replay([Request([1, 2, 3], [1, 2, 3, 1, 2, 3])], lambda: drafter, state="serial")
     assert run.emitted.sum() == 5 + (drafter.first == "step")
     with pytest.raises(InvalidInput, match=f"{name} takes the options .* but got depht"):

@@ -1,4 +1,4 @@
-"""A smooth surface through noisy timings: what a step costs over a plain one, by family, rows and depth.
+"""A smooth surface through noisy timings: the cost of a step over that of a plain one, by family, rows and depth.
 
     log(step / plain step) = log(trend + building) + bend + stairs
 
@@ -7,11 +7,11 @@ building  the same three costs once more, for trees that are built anew at every
 bend      the part of the rest that is smooth in depth and in the logarithm of rows
 stairs    the part that jumps: matrix products cost by the tile, and other kernels are chosen for other numbers of rows
 
-What families differ in, bend and stairs are Gaussian processes of unknown size. Each choice of sizes is weighed by how likely it makes the
-timings (empirical Bayes). So a noisy timing is drawn to the surface, a precise one stays where it is, and a step is known the less,
-the farther it is from what was timed.
+Differences between families, bend and stairs are Gaussian processes of unknown size. Each choice of sizes is weighed by the
+likelihood of the timings (empirical Bayes). So a noisy timing is drawn to the surface, and a precise one stays where it is.
+The farther a step is from the timings, the less is known of it.
 
-A timings · n costs that are asked for · J columns of trend and building
+A timings · n steps by their costs · J columns of trend and building
 """
 
 from collections.abc import Sequence
@@ -95,12 +95,12 @@ class Surface:
         across, within = self._kernels(costs, self.costs), self._kernels(costs, costs)
         rests = np.array([np.tensordot(fit.sizes, across, 1) @ fit.weights for fit in self.fits])
         shares = np.array([fit.share for fit in self.fits])
-        apart = rests - shares @ rests  # by how much the sizes disagree
-        found = (shares[:, None] * apart).T @ apart
+        differences = rests - shares @ rests  # between choices of sizes
+        covariance = (shares[:, None] * differences).T @ differences
         for fit in self.fits:
-            known = np.tensordot(fit.sizes, across, 1) @ fit.inverse.T
-            found += fit.share * (np.tensordot(fit.sizes, within, 1) - known @ known.T)
-        return np.asarray(found)
+            explained = np.tensordot(fit.sizes, across, 1) @ fit.inverse.T
+            covariance += fit.share * (np.tensordot(fit.sizes, within, 1) - explained @ explained.T)
+        return np.asarray(covariance)
 
     def _groups(self, costs: Sequence[Cost]) -> list[BoolArray]:
         """(n,) which steps are of any draft, of trees that are built anew, and of each of their families."""

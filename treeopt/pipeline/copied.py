@@ -282,7 +282,7 @@ def _bracket(replayed: Replays, plan: Plan, state: State) -> dict[int, list[str]
     brackets: dict[Draft, list[str]] = {}
     chosen = {entry.draft: entry.chosen.tokens_per_step for entry in plan.entries if entry.speculates}
     for draft, rate in chosen.items():
-        if not kinds_of(draft.drafter)[0].kept:
+        if not kinds_of(draft.drafter)[0].memory:
             continue
         states: list[State] = [other for other in MEANS if other in ("cold", "serial") and other != state]
         settings = tuple(sorted(draft.options.items()))

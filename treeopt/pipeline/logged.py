@@ -94,7 +94,7 @@ def copied_entrants(entry: PlanEntry, tried: Mapping[str, Candidate], engine: St
         draft = entry.draft if name == "chosen" else setting.draft
         assert setting.accepted is not None
         shares = (setting.accepted / max(setting.accepted.sum(), 1)).tolist()
-        entrants[name] = Entrant(draft, setting.rates.estimate, shares, not kinds_of(draft.drafter)[0].kept)
+        entrants[name] = Entrant(draft, setting.rates.estimate, shares, not kinds_of(draft.drafter)[0].memory)
     return entrants | ({AS_IT_COMES: Entrant(PLAIN, as_it_comes=True)} if engine.as_it_comes else {})
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from treeopt.text.matches import LongestSuffix
-from treeopt.text.prompt_lookup import check_sizes
 from treeopt.text.rules import First, Guesses, TextDrafter
 
 UP, DOWN, TOO_LOW, PROBE, PROBED = 1.3, 0.65, 0.3, 2, 16  # weights; mean of no window, but one every so many steps
@@ -53,9 +52,6 @@ class WindowLookup(TextDrafter):
     dynamic: bool = False
     running: list[Job] = field(default_factory=list)
     first: First = "step"
-
-    def __post_init__(self) -> None:
-        check_sizes(self.length, self.shortest)
 
     def start(self, prompt: Sequence[int]) -> Job:
         job = Job(LongestSuffix(), self.length)

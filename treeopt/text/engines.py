@@ -64,14 +64,14 @@ class EngineDrafter(NamedTuple):
     options : by the engine's names
     fixed   : parameters of the rule that the engine sets, and its defaults
     usual   : values in the engine's documentation, where it has no defaults
-    kept    : what a server keeps from one request to the next, in words
+    memory  : what a server keeps from one request to the next, in words
     """
 
     make: Callable[..., Any]
     options: Mapping[str, Option]
     fixed: Mapping[str, Any] = {}
     usual: Mapping[str, Any] = {}
-    kept: str = ""
+    memory: str = ""
 
     @property
     def grid(self) -> dict[str, Sequence[Any]]:
@@ -117,7 +117,7 @@ SIZES = {
 MOD = {
     "n_match": Option("n", (4, 8, 12, 16, 24, 32), most=1024),
     "n_min": Option("least", (2, 4, 8, 16, 32, 48), least=0, most=1024),
-    "n_max": Option("m", LONG[2:], least=0, most=1024),
+    "n_max": Option("m", LONG[2:], most=1024),
 }
 ANSWERS = "the answers of the latest requests, as many as {}"
 SLOTS = "the text of every slot for that slot, and of ngram-mod one table for all"
@@ -129,13 +129,13 @@ KINDS = {
         SuffixDecoding,
         {"num_speculative_tokens": Option("length", LONG[1:7]), **prefixed("suffix_decoding_", SUFFIX)},
         usual={"num_speculative_tokens": 24},
-        kept=ANSWERS.format("suffix_decoding_max_cached_requests"),
+        memory=ANSWERS.format("suffix_decoding_max_cached_requests"),
     ),
     "arctic:suffix": EngineDrafter(
         SuffixDecoding,
         prefixed("suffix_", ARCTIC),
         {"length": 16, "depth": 64, "cached": 100_000},
-        kept=ANSWERS.format("suffix_cache_max_requests"),
+        memory=ANSWERS.format("suffix_cache_max_requests"),
     ),
     "transformers:prompt-lookup": EngineDrafter(
         Lookup,
@@ -165,13 +165,16 @@ KINDS = {
         },
         usual={"ngram_match_min": 2},
     ),
-    "llama.cpp:ngram-simple": EngineDrafter(Simple, prefixed("spec_ngram_simple_", SIZES), kept=SLOTS),
-    "llama.cpp:ngram-map-k": EngineDrafter(Map, prefixed("spec_ngram_map_k_", SIZES), kept=SLOTS),
+    "llama.cpp:ngram-simple": EngineDrafter(Simple, prefixed("spec_ngram_simple_", SIZES), memory=SLOTS),
+    "llama.cpp:ngram-map-k": EngineDrafter(Map, prefixed("spec_ngram_map_k_", SIZES), memory=SLOTS),
     "llama.cpp:ngram-map-k4v": EngineDrafter(
-        Map, prefixed("spec_ngram_map_k4v_", {**SIZES, "min_hits": Option("least_hits")}), {"counts": True}, kept=SLOTS
+        Map,
+        prefixed("spec_ngram_map_k4v_", {**SIZES, "min_hits": Option("least_hits")}),
+        {"counts": True},
+        memory=SLOTS,
     ),
-    "llama.cpp:ngram-mod": EngineDrafter(Mod, prefixed("spec_ngram_mod_", MOD), kept=SLOTS),
-    "llama.cpp:ngram-cache": EngineDrafter(Cache, {}, kept=SLOTS),
+    "llama.cpp:ngram-mod": EngineDrafter(Mod, prefixed("spec_ngram_mod_", MOD), memory=SLOTS),
+    "llama.cpp:ngram-cache": EngineDrafter(Cache, {}, memory=SLOTS),
 }
 
 

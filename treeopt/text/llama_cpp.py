@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from operator import eq
 
-from treeopt.errors import InvalidInput
 from treeopt.text.matches import Gram, Hashes, Ngrams
 from treeopt.text.rules import NO_GUESSES, Guesses, TextDrafter
 
@@ -41,12 +40,6 @@ class SlotRule:
 
     place: int
     n = m = 1
-
-    def __post_init__(self) -> None:
-        if min(self.n, self.m) < 1:
-            raise InvalidInput(
-                f"llama.cpp looks up and copies at least 1 token, but got keys of {self.n} and values of {self.m}."
-            )
 
     def begin(self, tokens: list[int]) -> None:
         """Begin a request. ``tokens`` is its prompt, and grows with the answer."""

@@ -54,7 +54,10 @@ class Lookup(TextDrafter):
     first: First = "no draft"
 
     def __post_init__(self) -> None:
-        check_sizes(self.length, self.shortest, self.longest)
+        if self.longest < self.shortest:
+            raise InvalidInput(
+                f"A look-up's longest n-gram is below the shortest: {self.longest} and {self.shortest} tokens."
+            )
 
     def start(self, prompt: Sequence[int]) -> Ngrams:
         return Ngrams(self.shortest, self.longest, "latest" if self.latest else "earliest", tokens=list(prompt))
@@ -73,12 +76,3 @@ class Lookup(TextDrafter):
 
     def commit(self, state: Ngrams, tokens: Sequence[int], accepted: int) -> None:
         state.extend(tokens)
-
-
-def check_sizes(length: int, shortest: int, longest: int | None = None) -> None:
-    """Raise InvalidInput for a look-up that drafts no token, or has no n-gram to look up."""
-    if min(length, shortest) < 1 or (longest is not None and longest < shortest):
-        raise InvalidInput(
-            "A look-up drafts at least 1 token behind n-grams of at least 1 token, the longest not shorter than the "
-            f"shortest, but got {length} tokens behind n-grams of {shortest} to {longest}."
-        )
