@@ -9,12 +9,14 @@ P states · L levels at most · n numbers of expanded nodes ("topk"), or of rank
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
+from pydantic import Field
+from typing_extensions import Self, TypedDict
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.trees.draft import MOST_BLOCK, MOST_LEVELS, MOST_TOPK, MOST_WIDTH
@@ -29,6 +31,20 @@ def columns_of(levels: int) -> slice:
     (slice(0, 1, None), slice(3, 6, None))
     """
     return slice(levels * (levels - 1) // 2, levels * (levels + 1) // 2)
+
+
+class PoolsRecord(TypedDict):
+    """The settings of dynamic trees in a trace's meta."""
+
+    levels: Annotated[int, Field(ge=1, le=MOST_LEVELS)]
+    topks: Annotated[list[Annotated[int, Field(ge=1, le=MOST_TOPK)]], Field(min_length=1)]
+
+
+class MarginalsRecord(TypedDict):
+    """The settings of trees over marginals in a trace's meta."""
+
+    levels: Annotated[int, Field(ge=1, le=MOST_BLOCK)]
+    widths: Annotated[list[Annotated[int, Field(ge=1, le=MOST_WIDTH)]], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -86,34 +102,25 @@ class Pools:
     places : (P, n, L (L + 1) / 2) uint8  column d - 1 of `columns_of` s has the true path's node of depth d: its place from 0
              among the nodes of the first s levels, or NO_PLACE where it is not among them
 
-    Raises InvalidInput for arrays that do not fit together.
+    Raises InvalidInput for places of another shape.
     """
 
     levels: int
     topks: tuple[int, ...]
     places: NDArray[np.uint8]
-    name, key, most = "pools", "topks", (MOST_LEVELS, MOST_TOPK)
+    name, key = "pools", "topks"  # in a trace's meta
 
     def __post_init__(self) -> None:
-        rising = [topk for topk in range(1, self.most[1] + 1) if topk in self.topks]
-        if not 1 <= self.levels <= self.most[0] or not rising or list(self.topks) != rising:
-            raise InvalidInput(
-                f"{self.name} must have 1 to {self.most[0]} levels and a rising list of {self.key[:-1]} from 1 to "
-                f"{self.most[1]}, but have {self.levels} and {quoted(list(self.topks))}."
-            )
         shape = (len(self.places), len(self.topks), columns_of(self.levels).stop)
         if self.places.shape != shape:
             raise InvalidInput(f"places of the {self.name} must be {shape}, but are {self.places.shape}.")
 
     @classmethod
-    def of(cls, about: object, places: NDArray[np.uint8]) -> Self:
+    def of(cls, record: Mapping[str, Any] | None, places: NDArray[np.uint8]) -> Self:
         """The pools of places, by the object in a trace's meta."""
-        levels, topks = (about.get("levels"), about.get(cls.key)) if isinstance(about, dict) else (None, None)
-        if type(levels) is not int or type(topks) is not list or not all(type(topk) is int for topk in topks):
-            raise InvalidInput(
-                f"meta '{cls.name}' must have a number of levels and a list of {cls.key}, but is {quoted(about)}."
-            )
-        return cls(levels, tuple(topks), places)
+        if record is None:
+            raise InvalidInput(f"meta must have the levels and {cls.key} of the {cls.name}, but has none.")
+        return cls(record["levels"], tuple(record[cls.key]), places)
 
     def places_in(self, levels: int, topk: int) -> NDArray[np.uint8]:
         """(P, levels) place of the true path's node of each depth in the pool of so many levels."""
@@ -123,4 +130,4 @@ class Pools:
 class Marginals(Pools):
     """The trees over marginals of every state, for each width: `Pools` whose levels are depths."""
 
-    name, key, most = "marginals", "widths", (MOST_BLOCK, MOST_WIDTH)
+    name, key = "marginals", "widths"

@@ -27,7 +27,7 @@ from treeopt.files import npz, storage
 from treeopt.files.fields import Positive
 from treeopt.records.display import Drawn
 from treeopt.records.origins import Origins, ShardRecord
-from treeopt.records.pools import Marginals, Pools
+from treeopt.records.pools import Marginals, MarginalsRecord, Pools, PoolsRecord
 from treeopt.trees.tree import MOST_RANK, BoolArray, IntArray, read_only
 
 MISS, NO_TRIAL = -1, -2  # instead of a rank: beyond the recorded ranks; nothing to guess
@@ -72,6 +72,8 @@ class Meta(TypedDict, total=False):
     group_names: list[Any] | None
     skipped: list[dict[str, Any]] | None
     shard: ShardRecord | None
+    pools: PoolsRecord | None
+    marginals: MarginalsRecord | None
 
 
 class Answers(Drawn):
