@@ -245,12 +245,12 @@ def test_blocks_change_nothing(monkeypatch):
     rng = np.random.default_rng(3)
     trace = random_trace(rng, rng.choice([1, 2, 3, 40, 120], 30), 4, 12)
     sets = rng.random((3, 30)) < 0.7
-    whole, steps, numbers = TraceGrowth(trace, 10, sets).grow(Limits(20))
+    whole = list(TraceGrowth(trace, 10, sets).grow(Limits(20)))
     monkeypatch.setattr("treeopt.growth.lanes.AT_ONCE", 50)
     monkeypatch.setattr("treeopt.growth.paths.MARKED", 0)
-    pieces, other_steps, other_numbers = TraceGrowth(trace, 10, sets).grow(Limits(20))
-    assert [[f.paths for f in one.families] for one in whole] == [[f.paths for f in one.families] for one in pieces]
-    assert (steps[numbers] == other_steps[other_numbers]).all()
+    for (grown, steps), (other, other_steps) in zip(whole, TraceGrowth(trace, 10, sets).grow(Limits(20)), strict=True):
+        assert [family.paths for family in grown.families] == [family.paths for family in other.families]
+        assert (steps == other_steps).all()
 
 
 def test_answers_in_another_order_have_the_same_trees():

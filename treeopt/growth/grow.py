@@ -13,7 +13,7 @@ P states · S sequences · N distinct paths · K heads · R ranks · G sets of s
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -146,25 +146,18 @@ class TraceGrowth:
         """Small tree -> its (G,) steps on the sequences of each set, for trees that were replayed."""
         return {}
 
-    def grow(self, limits: Limits) -> tuple[list[GrownTrees], IntArray, IntArray]:
-        """The best trees of each set, the (M, S) steps of every sequence with M trees, and (G, n) the places of the best in M."""
+    def grow(self, limits: Limits) -> Iterator[tuple[GrownTrees, IntArray]]:
+        """For each set the best trees on it, and the (n, S) steps of every sequence with each of them."""
         pairs = [*zip(self._from_small(limits), self._from_counts(limits), strict=True)]
-        places: dict[Nodes, int] = {}
-        for paths in itertools.chain(*pairs):
-            for n in range(1, len(paths) + 1):
-                places.setdefault(frozenset(paths[:n]), len(places))
-        steps = self._replayed(list(places))
-        steps_on = steps @ self.grown_on.T  # (M, G)
-        tokens_on = self.grown_on @ (self.trace.lengths - 1)
-        grown, best = [], []
-        for g, pair in enumerate(pairs):
-            at = np.array([_places(paths, places) for paths in pair])  # (2, n)
-            better = steps_on[at, g].argmin(axis=0)
-            gains = np.diff(tokens_on[g] / steps_on[at, g], prepend=0.0)
+        trees = list(dict.fromkeys(tree for paths in itertools.chain(*pairs) for tree in _nested(paths)))
+        steps_of_tree = dict(zip(trees, self._replayed(trees), strict=True))
+        for grown_on, pair in zip(self.grown_on, pairs, strict=True):
+            rows = [steps_of_tree[tree] for paths in pair for tree in _nested(paths)]
+            steps = np.reshape(rows, (len(pair), -1, len(grown_on)))  # (2, n, S)
+            taken, tokens = steps @ grown_on, (self.trace.lengths - 1) @ grown_on
+            gains, better = np.diff(tokens / taken, prepend=0.0), taken.argmin(axis=0)
             families = [TreeFamily(*family) for family in zip(pair, gains, strict=True)]
-            grown.append(GrownTrees(tuple(families[i] for i in better)))
-            best.append(at[better, np.arange(len(better))])
-        return grown, steps, np.array(best)
+            yield GrownTrees(tuple(families[i] for i in better)), steps[better, np.arange(len(better))]
 
     def _from_counts(self, limits: Limits) -> list[tuple[Choice, ...]]:
         """For each set the most frequent paths of the states that the largest tree visits."""
@@ -228,9 +221,9 @@ class TraceGrowth:
         return growth_index(self.paths.ranks.T, tuple(nodes)), np.array(has)
 
 
-def _places(paths: Sequence[Choice], places: Mapping[Nodes, int]) -> list[int]:
-    """Places of the nested trees of the first 1, 2, ... paths."""
-    return [places[frozenset(paths[:n])] for n in range(1, len(paths) + 1)]
+def _nested(paths: Sequence[Choice]) -> list[Nodes]:
+    """The trees of the first 1, 2, ... nodes."""
+    return [frozenset(paths[:n]) for n in range(1, len(paths) + 1)]
 
 
 def _may_follow(path: Choice, nodes: Collection[Choice]) -> bool:
@@ -241,7 +234,8 @@ def _may_follow(path: Choice, nodes: Collection[Choice]) -> bool:
 def grow(trace: RankTrace, limits: Limits) -> GrownTrees:
     """The best trees of every size on the whole trace, in-sample; see `treeopt.growth.heldout`."""
     all_sequences = np.ones((1, trace.num_sequences), dtype=bool)
-    return TraceGrowth(trace, min(limits.num_ranks, trace.top_k), all_sequences).grow(limits)[0][0]
+    ((grown, _),) = TraceGrowth(trace, min(limits.num_ranks, trace.top_k), all_sequences).grow(limits)
+    return grown
 
 
 def product_values(accept: NDArray[np.float64], paths: tuple[Choice, ...]) -> NDArray[np.float64]:

@@ -196,11 +196,13 @@ class TraceSource(AnswersSource):
             for row, test in zip(grown_on[1:], tests, strict=True):
                 row[test] = False
             self._growths[top] = TraceGrowth(record, top, grown_on)
-        (whole, *others), steps, numbers = self._growths[top].grow(limits)
+        growth, by_fold = self._growths[top].grow(limits), []
+        whole, _ = next(growth)
         taken = np.empty((len(whole), record.num_sequences), dtype=np.int64)
-        for test, places in zip(tests, numbers[1:], strict=True):
-            taken[:, test] = steps[np.ix_(places, test)]
-        return HeldOut(whole, replay.rates_of(record, taken), list(zip(tests, others, strict=True)))
+        for test, (grown, steps) in zip(tests, growth, strict=True):
+            taken[:, test] = steps[:, test]
+            by_fold.append((test, grown))
+        return HeldOut(whole, replay.rates_of(record, taken), by_fold)
 
     def knows(self, draft: Draft) -> bool:
         return replay.tells(self.record, draft)

@@ -117,7 +117,7 @@ class StepCosts:
         return np.asarray(draws)
 
     def _find_nothing(self, costs: Sequence[Cost]) -> BoolArray:
-        """(n,) whether the drafter copies text and found none: it was there, and idle."""
+        """(n,) whether a step is of a drafter that copies text and found none, so that it is idle."""
         return np.array([(cost.family, cost.rows) == (COPIED, 1) for cost in costs], dtype=bool)
 
     def _untouched_ms(self, costs: Sequence[Cost]) -> Floats:
@@ -178,8 +178,8 @@ class _Setting:
         noise = np.pad(self.measured.noise(fixed), (1, 0))
         return Surface(costs, np.append(0.0, self.measured.log_ratios[fixed]), noise)
 
-    def _is_known(self, cost: Cost) -> bool:
-        """Whether a step lies among those that were timed."""
+    def _is_among_timed(self, cost: Cost) -> bool:
+        """Whether a step lies among the timed ones."""
         if cost.family == COPIED:
             return cost.rows <= self.rows[-1]
         if cost.family == FIXED and self._only_chains and cost.rows not in (*self.rows, cost.depth + 1):
@@ -195,13 +195,13 @@ class _Setting:
 
         A draft that is made anew costs what a fixed tree does and what making it costs, so it has the bounds of both.
         """
-        found = {}
+        bounds = {}
         for family in {cost.family for cost in self._timed}:
             families = (family,) if self._only_chains else (family, FIXED)
-            among = [cost for cost in self._timed if cost.family in families]
-            rows, depths = [cost.rows for cost in among], [cost.depth for cost in among if cost.rows > 1] or [0]
-            found[family] = min(rows), max(rows), min(depths), max(depths)
-        return found
+            costs = [cost for cost in self._timed if cost.family in families]
+            rows, depths = [cost.rows for cost in costs], [cost.depth for cost in costs if cost.rows > 1] or [0]
+            bounds[family] = min(rows), max(rows), min(depths), max(depths)
+        return bounds
 
     def was_timed(self, cost: Cost) -> bool:
         family = FIXED if cost.family == COPIED else cost.family
@@ -212,11 +212,11 @@ class _Setting:
         return {(cost.family, cost.rows) for cost in self._timed}
 
     def _by_surface(self, costs: Sequence[Cost]) -> Iterator[tuple[Surface, list[Cost], list[int]]]:
-        """Each surface with those of the costs that it tells, and their places."""
-        known = [i for i, cost in enumerate(costs) if cost.rows > 1 and self._is_known(cost)]
-        if copied := [i for i in known if costs[i].family == COPIED]:
+        """Each surface, the costs that are read from it, and their places."""
+        places = [i for i, cost in enumerate(costs) if cost.rows > 1 and self._is_among_timed(cost)]
+        if copied := [i for i in places if costs[i].family == COPIED]:
             yield self._by_rows, [Cost(COPIED, costs[i].rows, 0) for i in copied], copied
-        if others := [i for i in known if costs[i].family != COPIED]:
+        if others := [i for i in places if costs[i].family != COPIED]:
             # Fewer levels than any that were timed cost as much as these.
             deep = [costs[i]._replace(depth=max(costs[i].depth, self._bounds[costs[i].family][2])) for i in others]
             yield self._surface, deep, others
