@@ -204,8 +204,8 @@ def first_answers(log: RequestLog, tokens: int) -> RequestLog:
 def halves(log: RequestLog) -> IntArray:
     """(C,) 0 for the conversations on which settings are sought, 1 for those that they are judged on; 2, both, for a single one.
 
-    Of two neighbours of a group one is sought on, so a log's first conversations have the halves that they have alone. Raises
-    InvalidInput where no answer has a second token, which is the first that is decoded in a step.
+    Conversations of a group are paired in order, and each half gets one of a pair. So the beginning of a log is divided as it
+    is in the whole log. Raises InvalidInput where no answer has a second token, which is the first that is decoded in a step.
 
     >>> halves(RequestLog(np.zeros(12, int), np.arange(0, 13, 3), np.ones(4, int))).tolist()
     [1, 0, 1, 0]

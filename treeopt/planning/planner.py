@@ -8,7 +8,7 @@ A range has one draft for all its batch sizes. It may be another than the best o
 is tied with it there; what it costs by the estimates is the range's loss.
 
 Between two batch sizes that were searched, step latencies are interpolated on a straight line. A range ends there
-where the next one's draft becomes faster by that estimate. Of very many between two it is asked of `MOST`.
+where the next one's draft becomes faster by that estimate. Between two sizes at most `MOST` are asked, evenly spaced.
 
 n candidates of two batch sizes · G batch sizes between them
 """
@@ -172,8 +172,8 @@ def _useful(limits: Limits, source: Source, costs: Mapping[int, StepCosts]) -> L
 def schedule_of(tables: Sequence[Table], selections: Sequence[Selection]) -> list[BatchRange]:
     """The fewest ranges of batch sizes, where entry i is what was selected of tables[i].
 
-    Above the largest batch size that was searched its draft goes on, and below the smallest one that one's.
-    Without latencies a batch size between two belongs with the smaller one.
+    The draft of the largest batch size that was searched serves all larger ones too, that of the smallest all smaller ones.
+    Without latencies the sizes between two belong to the smaller one.
     """
     chosen = [table.candidates[selection.chosen] for table, selection in zip(tables, selections, strict=True)]
     losses = [_losses(table, selection, chosen) for table, selection in zip(tables, selections, strict=True)]

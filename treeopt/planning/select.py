@@ -60,7 +60,7 @@ def select(table: Table, *, has_drafter: bool = False) -> Selection:
     total, draws = table.throughput * can, table.throughput_draws * can[:, None]
     fastest = int(total.argmax())
     near = np.flatnonzero((draws[fastest] > draws).mean(axis=1) < CERTAIN)
-    # The fastest may be one that is hardly known: then another may still be clearly faster than what is near to it.
+    # Draws of the fastest may be so wide that nothing is told from it. What a third one clearly beats is not tied.
     tied = np.array([i for i in near if i == fastest or ((draws > draws[i]).mean(axis=1) < CERTAIN).all()])
     is_fixed = np.isin(table.groups[tied], FIXED_BEFOREHAND)
     tied = tied[np.lexsort((-total[tied], table.sizes[tied], ~table.timed[tied], ~is_fixed))]

@@ -22,8 +22,8 @@ from treeopt.records.bootstrap import BOOTSTRAPS, SEED
 from treeopt.trees.draft import Draft
 from treeopt.trees.tree import BoolArray, Cost, IntArray
 
-ROUNDING = 1e-9  # of a latency without noise, one that was computed
-PASSES = 4096  # random ones, whose mean rows say what a pass of a batch verifies
+ROUNDING = 1e-9  # relative error of a latency that was computed, not timed
+PASSES = 4096  # batches that are drawn at random to find how many rows a pass verifies
 UNTIMED = "No profile was used, so this is {}. What a step costs was not considered."
 # Groups of candidates. Those of drafts that are built anew are called by their kind, those of copied text by their drafter.
 GROWN, CHAIN = "grown", "chain"
@@ -76,7 +76,7 @@ class Candidate:
         cost = self.outline.cost
         if self.row_counts is None:
             return {cost: 1.0}
-        counts = self.row_counts if self.row_counts.any() else np.array([0, 1])  # no step is plain
+        counts = self.row_counts if self.row_counts.any() else np.array([0, 1])  # nothing was replayed: one plain step
         shares = row_shares(counts, batch_size)
         return {cost._replace(rows=n): float(shares[n]) for n in np.flatnonzero(shares).tolist()}
 
@@ -93,7 +93,7 @@ class Table:
     context  : tokens that sequences have; None without latencies
     rates    : (n,) held-out tokens per step, rate_draws (n, B)
     ms       : (n,) latency of a step, ms_draws (n, B); without latencies all the same
-    timed    : (n,) whether as many rows were timed, and are not between two
+    timed    : (n,) whether this number of rows was timed; False where its latency is estimated between two that were
     is_sure  : whether the errors of latencies are known
     warnings : what the latencies do not tell
     """
@@ -177,9 +177,12 @@ def unpriced(batch_size: int, candidates: Sequence[Candidate], rates: Floats, dr
 
 
 def row_shares(counts: IntArray, batch_size: int) -> Floats:
-    """(N+2,) share of the passes that verify 0, 1, ... rows a sequence, where (N+1,) steps of a sequence do.
+    """(N+2,) share of the passes that verify 0, 1, ... rows per sequence.
 
-    Engines put the rows of a batch into one pass, so their mean counts; one between two numbers is split between these.
+    counts : (N+1,) steps of one sequence that verified 0, 1, ... rows
+
+    An engine verifies the rows of a whole batch in one pass, so a pass costs what the mean of its rows does. A mean between
+    two numbers is divided between them.
     """
     means, shares = np.arange(len(counts), dtype=float), counts / counts.sum()
     if batch_size > 1:
