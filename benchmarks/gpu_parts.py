@@ -100,7 +100,7 @@ class Part:
 
 
 def run_exactness(part: Part) -> None:
-    small = min(part.sizes["shapes"], key=lambda shape: shape.layer_weights)
+    small = min(part.sizes["shapes"], key=lambda shape: shape.width)
     for dtype, shape in product(("float32", "bfloat16"), (None, small)):
         compare_texts(part, dtype, shape)
         gc.collect()
@@ -142,7 +142,7 @@ def compare_texts(part: Part, dtype: str, shape: ModelShape | None) -> None:
 def run_shape(part: Part, *, compiled: bool = False) -> None:
     """Steps of a shape at every setting, in every way; the time that is left is shared by those that are left."""
     shapes = {shape.name: shape for shape in part.sizes["shapes"]}
-    shape = min(shapes.values(), key=lambda one: one.layer_weights) if compiled else shapes[part.name]
+    shape = min(shapes.values(), key=lambda shape: shape.width) if compiled else shapes[part.name]
     session = part.open(shape, "bfloat16")
     if not part.knows(kind="roofs"):
         part.add(kind="roofs", shape=shape.name, **roofs(session, part.sizes["square"]))

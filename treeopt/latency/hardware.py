@@ -118,14 +118,6 @@ class ModelShape:
     shared_inner: int = 0
     devices: int = 1
 
-    @property
-    def layer_weights(self) -> int:
-        """Numbers of all layers, norms left out."""
-        attention = self.width * self.head_width * (2 * self.heads + 2 * self.kv_heads)
-        dense = 3 * self.width * self.inner * (self.layers - self.sparse_layers)
-        sparse = 3 * self.width * (self.experts * self.expert_inner + self.shared_inner) * self.sparse_layers
-        return self.layers * attention + dense + sparse
-
     def one_layer(self, vocab_size: int) -> ModelShape:
         """A drafter of one such layer: dense, as wide as a row's experts together, in 16 bits."""
         inner = self.experts_per_token * self.expert_inner + self.shared_inner if self.sparse_layers else self.inner
