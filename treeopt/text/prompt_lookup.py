@@ -56,7 +56,8 @@ class Lookup(TextDrafter):
     def __post_init__(self) -> None:
         if self.longest < self.shortest:
             raise InvalidInput(
-                f"A look-up's longest n-gram is below the shortest: {self.longest} and {self.shortest} tokens."
+                "A look-up's longest n-grams must not be shorter than the shortest, but got "
+                f"{self.longest} and {self.shortest} tokens."
             )
 
     def start(self, prompt: Sequence[int]) -> Ngrams:
