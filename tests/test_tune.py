@@ -87,9 +87,9 @@ def test_where_speculation_costs_the_plan_is_to_serve_without(run, tmp_path):
     assert found.command == "vllm serve MODEL"
 
 
-@pytest.mark.parametrize("options", [[], ["--plain", "scrapes.jsonl"]])
+@pytest.mark.parametrize("options", [[], ["--plain", "scrapes.jsonl", "--overwrite"]])
 def test_recordings_are_not_replaced(run, monkeypatch, options):
-    """Another look at a server needs --overwrite; it is said at once."""
+    """Another look at a server needs --overwrite, and never takes the plain server's file, which it reads; it is said at once."""
     run.path.mkdir(exist_ok=True)
     monkeypatch.chdir(run.path)
     with lying(Engine((), 0.01)) as plain:
@@ -97,7 +97,7 @@ def test_recordings_are_not_replaced(run, monkeypatch, options):
         before = (run.path / "scrapes.jsonl").read_bytes()
         code, _, said = invoke("tune", plain.url, "--minutes", "60", "--run", run.path, *options)
     assert (code, (run.path / "scrapes.jsonl").read_bytes()) == (1, before)
-    assert "only with --overwrite" in said
+    assert ("would be replaced" if options else "only with --overwrite") in said
 
 
 @pytest.mark.parametrize("full", [0.99, 0.9])

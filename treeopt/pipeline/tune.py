@@ -65,7 +65,7 @@ def tune(
     """
     import anyio
 
-    _check_recordings(run, overwrite)
+    _check_recordings(run, plain, overwrite)
     prompts = _prompts(drive) if drive else []
     is_up = plain is not None and "://" in plain
     others = read_scrapes(Path(plain)) if plain and not is_up else []
@@ -101,9 +101,13 @@ def tune(
     return replace(found, over_plain=ratio, calibration=calibration, command=command)
 
 
-def _check_recordings(run: RunDirectory, overwrite: bool) -> None:
-    """Raise InvalidInput where the recordings would replace earlier ones."""
+def _check_recordings(run: RunDirectory, plain: str | None, overwrite: bool) -> None:
+    """Raise InvalidInput where the recordings would replace earlier ones, or those of ``plain``, which are still to be read."""
     recordings = [run.path / name for name in (SCRAPES, BEFORE, AFTER)]
+    if plain and Path(plain).resolve() in [path.resolve() for path in recordings]:
+        raise InvalidInput(
+            f"{plain} would be replaced by what is counted now: move it to another folder, or name another `run`."
+        )
     if not overwrite:
         check_nothing_lost(run, "what a server counted replaces", *recordings)
 
