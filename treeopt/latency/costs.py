@@ -227,7 +227,7 @@ class _Setting:
         for surface, some, places in self._by_surface(costs):
             timed, rows = np.unique([cost.rows for cost in surface.costs]), np.array([cost.rows for cost in some])
             above = np.searchsorted(timed, rows)
-            # Between two numbers of rows that were timed nothing is taken to be cheaper than with either.
+            # An estimate between two timed numbers of rows is never below the lower of the estimates at these two.
             fewer, more = (surface.estimates(_with_rows(some, timed[i])) for i in (above - 1, above))
             least = np.where(timed[above] == rows, -np.inf, np.minimum(fewer, more))
             logs = np.maximum(surface.estimates(some), least)

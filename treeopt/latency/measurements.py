@@ -123,7 +123,7 @@ class Measurements:
 def _ratios_to(plain: StepTiming, timings: Sequence[StepTiming]) -> tuple[Floats, Floats, float, int]:
     """Log ratios to the plain step, variances of their errors, the variance that all share, and how many were timed once.
 
-    The spread of few samples is hardly known itself, so each is drawn to the usual one. Steps of a block are compared
+    The spread of few samples is unreliable, so it is shrunk towards the median spread of all steps. Steps of a block are compared
     with one plain visit, so they share its error.
     """
     logs = [np.log(paired_ratios(timing, plain)) for timing in timings]

@@ -3,12 +3,13 @@
     log(step / plain step) = log(trend + building) + bend + stairs
 
 trend     a sum of costs, none below 0: of a step, of each row and of each level
-building  the same three costs once more, for trees that are built anew at every step; families differ a little in them
+building  what it costs to build a tree anew at every step: again of a step, of each row and of each level. One fit for all
+          families of such trees, and a small difference of each family
 bend      the part of the rest that is smooth in depth and in the logarithm of rows
 stairs    the part that jumps: matrix products cost by the tile, and other kernels are chosen for other numbers of rows
 
-Differences between families, bend and stairs are Gaussian processes of unknown size. Each choice of sizes is weighed by the
-likelihood of the timings (empirical Bayes). So a noisy timing is drawn to the surface, and a precise one stays where it is.
+The trend may be wrong by much, building, bend and stairs by standard deviations that are not known: each choice of these is
+weighed by the likelihood of the timings (empirical Bayes). All are Gaussian processes. So a noisy timing is drawn to the surface, and a precise one stays where it is.
 The farther a step is from the timings, the less is known of it.
 
 A timings · n steps by their costs · J columns of trend and building
@@ -25,10 +26,10 @@ from treeopt.trees.tree import FIXED, BoolArray, Cost
 
 BUILDING = (0.01, 0.03, 0.1, 0.3)  # standard deviations of what building costs, in plain steps
 BENDS, STAIRS = (0.0, 0.02, 0.06, 0.2), (0.003, 0.01, 0.03, 0.1, 0.3)  # standard deviations of the logarithm
-TREND, FITTED = 3, 6  # columns of the trend, and of what is fitted: the trend and what building costs all families
-FAR = 1.5  # in the logarithm of rows: distance over which bends and stairs are alike
-LEVELS = 4.0  # levels that are as far apart as e times the rows
-SHARED = 0.5  # of the variance of bend and stairs: what all families have in common
+TREND, FITTED = 3, 6  # the first columns are the trend's, the next those of building in all families; these are fitted
+FAR = 1.5  # length scale of bend and stairs, in units of log(rows)
+LEVELS = 4.0  # this many levels count as far apart as e times the rows
+SHARED = 0.5  # share of the variance of bend and stairs that all families have in common
 EXACT = 1e-12  # variance of a timing without noise
 LEAST = 1e-3  # share of the likelihood below which a choice of sizes is left out
 Floats = NDArray[np.float64]
@@ -69,7 +70,7 @@ class Surface:
         self.told = np.array([part for some in self._groups(costs) for part in _varies(costs, some)])  # (J,)
         columns, ratios = self._columns(costs), np.exp(log_ratios)
         self.slopes = nnls(columns[:, :FITTED] / ratios[:, None], np.ones(len(ratios)))[0]  # (6,)
-        self.spread = 1 / np.maximum(columns.max(0), 1)  # (J,) each cost may be wrong by a plain step at its far end
+        self.spread = 1 / np.maximum(columns.max(0), 1)  # (J,) standard deviations: a plain step at the farthest timing
         kernels, rest = self._kernels(costs, costs), log_ratios - np.log(columns[:, :FITTED] @ self.slopes)
         fits, likelihoods = list[Fit](), list[float]()
         for building, bend, stairs in product(BUILDING if self.families else BUILDING[:1], BENDS, STAIRS):
