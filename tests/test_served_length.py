@@ -62,7 +62,7 @@ def test_a_log_whose_acceptance_fell_is_compared(run):
     found = json.loads(invoke("compare", run.path, fallen, "--json", code=3).stdout)
     (loss,) = found["losses"]
     assert loss["served"]["tokens_per_step"] == pytest.approx(1 + 4 / 70)
-    assert loss["share"] == pytest.approx(1 - (1 + 4 / 70) * 40 / 60)
+    assert loss["loss"]["value"] == pytest.approx(1 - (1 + 4 / 70) * 40 / 60)
     assert [shift["after"] for shift in found["shifts"]][1:] == [0] * 6
 
 
