@@ -70,8 +70,7 @@ def tests_said(measured: Path) -> str:
 def write_profile(root: Path, name: str, profile: LatencyProfile) -> str:
     """Write it without the parts of steps; its row of the table."""
     points, plain = (
-        tuple(replace(t, parts_ms=None, expanding=None) for t in some)
-        for some in (profile.points, profile.autoregressive)
+        tuple(replace(t, parts_ms=None) for t in some) for some in (profile.points, profile.autoregressive)
     )
     made = {**profile.info["provenance"], "command": "make gpu"}
     info = {**profile.info, "provenance": made}

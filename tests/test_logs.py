@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import treeopt
@@ -304,6 +304,7 @@ MESSAGE = st.fixed_dictionaries(
     st.lists(MESSAGE, max_size=3),
     st.sampled_from(["plain", "chat", "tools"]),
 )
+@example({"tools": ["\ud800"]}, [{"role": "user"}], "tools")
 def test_whatever_a_row_holds_it_is_read_or_named(folders, tmp_path_factory, row, messages, name):
     path = tmp_path_factory.mktemp("any")
     log = read(

@@ -74,7 +74,11 @@ class Tokenizer:
         return found
 
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
-        ids: list[int] = self._model.encode(text, add_special_tokens=bos).ids
+        """The tokens of a text. Raises ValueError for text that has no UTF-8."""
+        try:
+            ids: list[int] = self._model.encode(text, add_special_tokens=bos).ids
+        except TypeError:
+            raise ValueError("its text has half a character in it (a lone surrogate)") from None
         return ids
 
     def write(
