@@ -88,7 +88,7 @@ class Form(NamedTuple):
 
 
 def fitting(arrays: Mapping[str, NDArray[Any]], forms: Mapping[str, Form]) -> dict[str, NDArray[Any]]:
-    """Those of the arrays that the table of forms names. Raises InvalidInput where one does not fit its form."""
+    """The arrays that a table of forms names. Raises InvalidInput where an array does not fit its form."""
     named = {name: arrays[name] for name in forms if name in arrays}
     for name, array in named.items():
         _check_numbers(name, array, forms[name])

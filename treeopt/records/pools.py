@@ -82,7 +82,7 @@ class Counts:
         return record
 
     def fitting(self, drafter: Any) -> Counts:
-        """Those of the counts that a drafter has."""
+        """What a trace of a drafter records: these counts, cut to the tokens and guesses that the drafter has."""
         tokens, guesses = drafter.draft_vocab_size, drafter.num_heads
         topks = tuple(topk for topk in self.topks if topk <= tokens and drafter.has_probabilities)
         widths = tuple(width for width in self.widths if width <= tokens and drafter.has_marginals)
