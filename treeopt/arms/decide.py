@@ -4,53 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log1p
+from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
-from treeopt.arms.arm import Arm
-from treeopt.arms.model import Floats, Posterior
+from treeopt.arms.model import Posterior
 
-TIE_CHANCE, TIE_SHARE = 0.1, 0.02  # what ties: better with at least this chance, or within this share
-LEAST_VALUE = 0.005  # of a run, as a share of throughput
-OUTCOMES = ndtri((np.arange(64) + 0.5) / 64)  # standard normal ones of equal chance
+TIE_CHANCE, TIE_SHARE = 0.1, 0.02  # what ties: faster with at least this chance, or within this share
+LEAST_GAIN = 0.005  # of a run that is worth it, as a share of throughput
+OUTCOMES = np.array([NormalDist().inv_cdf((i + 0.5) / 64) for i in range(64)])  # normal ones of equal chance
 
 
-@dataclass(frozen=True)
-class NextRun:
-    """A run that may change a decision: the arm, the throughput that it is expected to gain, and how likely it changes the choice."""
+class Predicted(NamedTuple):
+    """An arm that was not run, and the chance that it is faster than the chosen one."""
 
-    arm: Arm
+    arm: int
+    chance: float
+
+
+class NextRun(NamedTuple):
+    """A run (again or for the first time) that may change a decision.
+
+    gain   : share of throughput that it is expected to bring
+    chance : that another arm is chosen after it
+    """
+
+    arm: int
     gain: float
     chance: float
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The choice for one model, data set and concurrency.
+    """The choice for one model, data set and concurrency; arms by their places in the posterior.
 
     chosen    : the fastest of the arms that were run
-    tied      : arms that were run and that noise does not tell from it
-    predicted : an arm that was not run and is likely better, with that chance; None where there is none
-    next_run  : None where no run is worth it
+    tied      : other arms that were run and that noise does not tell from it
+    predicted : the fastest of the others, where it is likely faster than the chosen one
+    next_run  : the run that is worth most; None where none is worth it
     """
 
     chosen: int
     tied: tuple[int, ...]
-    predicted: tuple[int, float] | None
+    predicted: Predicted | None
     next_run: NextRun | None
-
-
-def chance_of(posterior: Posterior, i: int, j: int) -> float:
-    """How likely arm i is faster than arm j."""
-    sd = _difference_sd(posterior, i, j)
-    gap = posterior.mean[i] - posterior.mean[j]
-    return float(ndtr(gap / sd)) if sd > 0 else float(gap > 0)
-
-
-def _difference_sd(posterior: Posterior, i: int, j: int) -> float:
-    c = posterior.covariance
-    return float(np.sqrt(max(c[i, i] + c[j, j] - 2 * c[i, j], 0.0)))
 
 
 def decide(posterior: Posterior, cell: Sequence[int]) -> Decision | None:
@@ -58,32 +57,27 @@ def decide(posterior: Posterior, cell: Sequence[int]) -> Decision | None:
 
     cell : their places in the posterior
     """
-    mean = posterior.mean
-    run = [i for i in cell if posterior.arms[i].tokens_per_s]
+    mean, run = posterior.mean, [i for i in cell if posterior.arms[i].tokens_per_s]
     if not run:
         return None
     chosen = max(run, key=lambda i: mean[i])
     tied = tuple(
         i
         for i in run
-        if i != chosen
-        and (chance_of(posterior, i, chosen) > TIE_CHANCE or mean[i] > mean[chosen] + np.log1p(-TIE_SHARE))
+        if i != chosen and (posterior.chance(i, chosen) > TIE_CHANCE or mean[i] > mean[chosen] + log1p(-TIE_SHARE))
     )
-    others = [i for i in cell if i not in run]
-    best = max(others, key=lambda i: mean[i], default=chosen)
-    predicted = (best, chance_of(posterior, best, chosen)) if mean[best] > mean[chosen] else None
-    runs = [next_run(posterior, i, run) for i in cell]
-    worth = max(runs, key=lambda run: run.gain)
-    return Decision(chosen, tied, predicted, worth if worth.gain >= LEAST_VALUE else None)
+    best = max(cell, key=lambda i: mean[i])
+    predicted = Predicted(best, posterior.chance(best, chosen)) if mean[best] > mean[chosen] else None
+    following = max((next_run(posterior, i, run) for i in cell), key=lambda following: following.gain)
+    return Decision(chosen, tied, predicted, following if following.gain >= LEAST_GAIN else None)
 
 
 def next_run(posterior: Posterior, i: int, run: Sequence[int]) -> NextRun:
-    """What running arm i (again) is worth (the knowledge gradient) beside the arms ``run``."""
+    """What running arm i is worth (its knowledge gradient) where the arms ``run`` were run."""
     mean, covariance = posterior.mean, posterior.covariance
-    places = np.array([*run, *([] if i in run else [i])])
-    spread = covariance[places, i] / np.sqrt(covariance[i, i] + posterior.launch[i])
-    after: Floats = mean[places, None] + spread[:, None] * OUTCOMES
-    best = max(mean[j] for j in run)
-    choice = int(places[np.argmax(np.where(np.isin(places, run), mean[places], -np.inf))])
-    changed = places[after.argmax(axis=0)] != choice
-    return NextRun(posterior.arms[i], float(after.max(axis=0).mean() - best), float(changed.mean()))
+    choice = max(run, key=lambda j: mean[j])
+    places = np.array([choice, *(j for j in run if j != choice), *([] if i in run else [i])])
+    moved = covariance[places, i] / np.sqrt(covariance[i, i] + posterior.launch[i])
+    after = mean[places, None] + moved[:, None] * OUTCOMES
+    gain = after.max(axis=0).mean() - mean[choice]
+    return NextRun(i, float(np.expm1(gain)), float((after.argmax(axis=0) != 0).mean()))

@@ -3,7 +3,7 @@
 A step without speculation takes plain(c) at c requests; one with k guesses plain(c) (1 + fixed(c) + k guess(c)), and emits
 E(k) = 1 + a (1 - b^k) / (1 - b) tokens, so that log tokens/s = log c + log E(k) - log plain(c) - log(1 + fixed(c) + k guess(c)).
 What such steps can be is drawn from `PRIOR`; mean and covariance of the draws, with a smooth process for what the form misses,
-are the Gaussian, which is conditioned once on all figures. How far a table lies from the form is a property of its cells that
+are the Gaussian, which is conditioned once on all figures. How far a table lies from the form is a property of its arms that
 comes back when they are run again: it is no noise, and has a variance of its own.
 
 n arms · P draws
@@ -11,137 +11,48 @@ n arms · P draws
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import erf, exp, sqrt
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.arms.arm import OFF, Arm
+from treeopt.arms.arm import Arm
+from treeopt.records.estimate import Z95, Estimate
 
 Floats = NDArray[np.float64]
-DRAWS, SEED = 2000, 0
-MISFITS = (0.006, 0.0125, 0.025, 0.05, 0.1, 0.2)  # of a cell, weighted by evidence
-LAUNCH = 0.025  # between launches, where a table has no repeats
-LENGTH_NOISE = 0.05  # of the logarithm of tokens per step
-LEVEL, DATASET_LEVEL = 10.0, 0.15  # of log plain steps: free, and of a data set beside others
+DRAWS = 2000
+MISFITS = (0.006, 0.0125, 0.025, 0.05, 0.1, 0.2)  # of an arm, weighted by evidence
+LAUNCH = 0.025  # standard deviation between launches, where neither the arm nor the user gives one
+TOKENS_ERROR = 0.05  # of the logarithm of measured tokens per step, beside those that the form gives
+LEVEL, DATASET_LEVEL = 10.0, 1.0  # of log plain steps: free, and of a data set beside others
 ADAPTIVE = 0.15  # of an engine that chooses lengths, beside the longest
 PRIOR = {  # mean, and standard deviations: of all, of a drafter, of a data set
-    "fixed": (np.log(0.12), 0.8, 0.6, 0.0),
+    "fixed": (np.log(0.12), 0.8, 0.6, 0.0),  # its logarithm, as are the following
     "fixed slope": (0.0, 0.15, 0.0, 0.0),  # by the binary logarithm of the concurrency
     "guess": (np.log(0.06), 0.8, 0.5, 0.0),
     "guess slope": (0.25, 0.2, 0.0, 0.0),
     "first": (0.85, 0.6, 0.5, 0.5),  # logit of a
     "next": (1.1, 0.8, 0.0, 0.0),  # logit of b
-    "plain slope": (0.2, 0.2, 0.0, 0.0),  # by the natural logarithm of the concurrency
+    "plain slope": (0.2, 0.2, 0.0, 0.1),  # of log plain, by the natural logarithm of the concurrency
     "knee": (4.0, 2.0, 0.0, 0.0),  # binary logarithm of the concurrency
     "bend": (-1.0, 0.8, 0.0, 0.0),  # logarithm of what the slope gains there, by the binary logarithm
 }
-# what the form misses: standard deviation, and which arms share it
-SMOOTH = {"length": 0.05, "dataset length": 0.04, "drafter": 0.05, "concurrency": 0.04}
-LENGTH_SCALE, CONCURRENCY_SCALE = 0.8, 2.0  # in log(1 + k), in log2 c
-
-
-def _sigmoid(x: Floats) -> Floats:
-    return np.asarray(1 / (1 + np.exp(-x)))
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """Parts of the steps of n arms, P draws of each: (P, n) or (n,) arrays.
-
-    plain : logarithm of a step without speculation, but for its level
-    fixed, guess : share of it that drafting takes whatever its length, and each guess with its verification
-    tokens : logarithm of the tokens of a step
-    """
-
-    plain: Floats
-    fixed: Floats
-    guess: Floats
-    tokens: Floats
-    lengths: Floats
-
-    @property
-    def cost(self) -> Floats:
-        """Logarithm of a step over a plain one."""
-        drafts = self.lengths > 0
-        return np.asarray(np.log1p(drafts * self.fixed + self.lengths * self.guess))
-
-    @property
-    def throughput(self) -> Floats:
-        return self.tokens - self.plain - self.cost
-
-
-def lengths_of(arms: Sequence[Arm]) -> Floats:
-    """(n,) guesses per step; of an engine that chooses, the longest that any arm has of that model."""
-    longest = max((arm.k or 0 for arm in arms), default=0)
-    return np.array([longest if arm.k is None else arm.k for arm in arms], dtype=np.float64)
-
-
-def drawn_steps(arms: Sequence[Arm], rng: np.random.Generator, count: int = DRAWS) -> Step:
-    """The parts of each arm's step, drawn from the prior."""
-
-    def draw(name: str) -> Floats:
-        mean, all_sd, drafter_sd, dataset_sd = PRIOR[name]
-        values = mean + all_sd * rng.standard_normal((count, 1))
-        for sd, labels in ((drafter_sd, [arm.drafter for arm in arms]), (dataset_sd, [arm.dataset for arm in arms])):
-            if sd:
-                names = sorted(set(labels))
-                offsets = sd * rng.standard_normal((count, len(names)))
-                values = values + offsets[:, [names.index(label) for label in labels]]
-        return np.asarray(values)
-
-    return steps_of(arms, {name: draw(name) for name in PRIOR})
-
-
-def steps_of(arms: Sequence[Arm], values: dict[str, Floats]) -> Step:
-    """The parts of each arm's step by the values of `PRIOR`, each (..., 1) or (..., n)."""
-    doublings, lengths = np.log2([arm.concurrency for arm in arms]), lengths_of(arms)
-    bend = np.exp(values["bend"]) * (
-        np.logaddexp(0, doublings - values["knee"]) - np.logaddexp(0, -values["knee"])
-    )
-    plain = values["plain slope"] * doublings * np.log(2) + bend
-    fixed = np.exp(values["fixed"] + values["fixed slope"] * doublings)
-    guess = np.exp(values["guess"] + values["guess slope"] * doublings)
-    first, following = _sigmoid(values["first"]), _sigmoid(values["next"])
-    tokens = np.log1p(first * (1 - following**lengths) / (1 - following))
-    return Step(plain, *np.broadcast_arrays(fixed, guess, tokens), lengths)
-
-
-def _same(labels: Sequence[object]) -> NDArray[np.bool_]:
-    numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
-    codes = np.array([numbers[label] for label in labels])
-    return np.asarray(codes[:, None] == codes)
-
-
-def _near(values: Floats, scale: float) -> Floats:
-    return np.asarray(np.exp(-0.5 * np.square((values[:, None] - values) / scale)))
-
-
-def residual(arms: Sequence[Arm]) -> Floats:
-    """(n, n) covariance of what the form misses of log tokens/s, but for what each cell has of its own."""
-    lengths, doublings = np.log1p(lengths_of(arms)), np.log2([arm.concurrency for arm in arms])
-    drafter, dataset = _same([arm.drafter for arm in arms]), _same([arm.dataset for arm in arms])
-    speculates = np.array([arm.k != 0 for arm in arms])
-    both = speculates[:, None] & speculates
-    near_length, near_load = _near(lengths, LENGTH_SCALE), _near(doublings, CONCURRENCY_SCALE)
-    chosen = np.array([arm.k is None for arm in arms])
-    return np.asarray(
-        LEVEL**2
-        + DATASET_LEVEL**2 * dataset
-        + SMOOTH["concurrency"] ** 2 * near_load
-        + SMOOTH["length"] ** 2 * both * drafter * near_length
-        + SMOOTH["dataset length"] ** 2 * both * dataset * near_length
-        + SMOOTH["drafter"] ** 2 * drafter * near_load
-        + ADAPTIVE**2 * (chosen[:, None] & chosen) * drafter
-    )
+# standard deviations of what the form misses, smooth in length or concurrency
+DRAFTER_LENGTH, DATASET_LENGTH, DRAFTER_LOAD, DATASET_LOAD, LOAD = 0.05, 0.04, 0.05, 0.08, 0.04
+LENGTH_SCALE, LOAD_SCALE = 0.8, 2.0  # in log(1 + k), in log2 c
 
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Log tokens per second of n arms: mean (n,), and covariance (n, n) of what running them again would give, but for noise.
+    """What is known of n arms.
 
-    launch : (n,) variance between launches
+    mean       : (n,) log tokens per second, of all requests together (a ratio's logarithm where the arm is one)
+    covariance : (n, n) of what they are; noise of launches is not in it
+    launch     : (n,) variance between launches
     """
 
     arms: tuple[Arm, ...]
@@ -149,40 +60,151 @@ class Posterior:
     covariance: Floats
     launch: Floats
 
+    @cached_property
+    def run(self) -> tuple[int, ...]:
+        """Places of the arms that have figures."""
+        return tuple(i for i, arm in enumerate(self.arms) if arm.tokens_per_s)
 
-def posterior_of(arms: Sequence[Arm], *, launch: float = LAUNCH) -> Posterior:
+    def throughput(self, i: int) -> Estimate:
+        """Tokens per second of arm i, in its own unit."""
+        return _exponential(self.mean[i] - _shared_log(self.arms[i]), self.covariance[i, i])
+
+    def ratio(self, i: int, j: int) -> Estimate:
+        """Throughput of arm i over that of arm j."""
+        return _exponential(self.mean[i] - self.mean[j], self.variance(i, j))
+
+    def chance(self, i: int, j: int) -> float:
+        """How likely arm i is faster than arm j; 0.5 for an arm and itself."""
+        deviation = sqrt(self.variance(i, j)) or 1e-9
+        return 0.5 + 0.5 * erf((self.mean[i] - self.mean[j]) / deviation / sqrt(2))
+
+    def variance(self, i: int, j: int) -> float:
+        """Variance of the difference of their log throughput."""
+        covariance = self.covariance
+        return max(float(covariance[i, i] + covariance[j, j] - 2 * covariance[i, j]), 0.0)
+
+
+def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posterior:
     """What is known of all ``arms`` of one model by the figures of those that were run.
 
-    arms : each setting in each cell once; those without figures are predicted
+    arms   : each setting in each cell once; those without figures are predicted
+    launch : standard deviation of log tokens per second between launches, for arms that do not have their own
     """
-    steps = drawn_steps(arms, np.random.default_rng(SEED))
-    n, loads = len(arms), np.log([arm.concurrency for arm in arms])
-    both = np.concatenate([steps.throughput, np.broadcast_to(steps.tokens, (DRAWS, n))], axis=1)
-    mean = both.mean(axis=0)
-    prior = np.cov(both, rowvar=False)
-    mean[:n] += loads
-    prior[:n, :n] += residual(arms)
-    is_ratio = np.array([arm.is_ratio for arm in arms])
-    if is_ratio.any():  # each cell has a level of its own
-        prior[:n, :n] += LEVEL**2 * _same([(arm.dataset, arm.concurrency) for arm in arms]) * (is_ratio[:, None] & is_ratio)
-    noise = np.array([launch**2 / arm.repeats if arm.stderr is None else arm.stderr**2 for arm in arms])
-    run = [i for i, arm in enumerate(arms) if arm.tokens_per_s]
-    lengths = [i for i, arm in enumerate(arms) if arm.tokens_per_step and arm.k]
-    seen = np.array([*run, *(n + i for i in lengths)])
-    values = np.log([*(arms[i].tokens_per_s for i in run), *(arms[i].tokens_per_step for i in lengths)])  # type: ignore[list-item]
-    errors = np.array([*noise[run], *[LENGTH_NOISE**2] * len(lengths)])
+    noise = (LAUNCH if launch is None else launch) ** 2
+    n, run = len(arms), [i for i, arm in enumerate(arms) if arm.tokens_per_s]
+    counted = [i for i, arm in enumerate(arms) if arm.tokens_per_step and arm.k != 0]
+    mean, prior = _prior(arms)
+    seen = np.array([*run, *(n + i for i in counted)], dtype=int)
+    values = [np.log(arms[i].tokens_per_s or 1) + _shared_log(arms[i]) for i in run]
+    values += [np.log(arms[i].tokens_per_step or 1) for i in counted]
+    errors = np.full(len(seen), TOKENS_ERROR**2)
+    errors[: len(run)] = [
+        noise / arm.repeats if arm.stderr is None else arm.stderr**2 for arm in (arms[i] for i in run)
+    ]
+    off = np.array(values) - mean[seen]
     means, covariances, evidence = [], [], []
     for misfit in MISFITS:
-        covariance = prior.copy()
-        covariance[np.arange(n), np.arange(n)] += misfit**2
+        covariance = prior + np.diag(misfit**2 * (np.arange(2 * n) < n))
         known = covariance[np.ix_(seen, seen)] + np.diag(errors)
-        gain = np.linalg.solve(known, covariance[seen][:, :n]).T
-        off = values - mean[seen]
+        gain = np.linalg.solve(known, covariance[seen, :n]).T
         means.append(mean[:n] + gain @ off)
-        covariances.append(covariance[:n, :n] - gain @ covariance[seen][:, :n])
+        covariances.append(covariance[:n, :n] - gain @ covariance[seen, :n])
         evidence.append(-0.5 * (off @ np.linalg.solve(known, off) + np.linalg.slogdet(known)[1]))
     weights = np.exp(np.array(evidence) - max(evidence))
     weights /= weights.sum()
-    middle = np.einsum("m,mn->n", weights, means)
-    spread = sum(w * (c + np.outer(m - middle, m - middle)) for w, m, c in zip(weights, means, covariances, strict=True))
-    return Posterior(tuple(arms), middle, np.asarray(spread), np.full(n, launch**2))
+    middle = weights @ np.stack(means)
+    apart = np.stack(means) - middle
+    spread = np.tensordot(weights, np.stack(covariances), 1) + (weights[:, None] * apart).T @ apart
+    return Posterior(tuple(arms), middle, spread, np.full(n, noise))
+
+
+def _exponential(mean: float, variance: float) -> Estimate:
+    """Of what has a normal logarithm: its median and its 95 % interval."""
+    middle, half = exp(mean), exp(Z95 * sqrt(variance))
+    return Estimate(middle, None, middle / half, middle * half)
+
+
+def _shared_log(arm: Arm) -> float:
+    """What the logarithm of its figure lacks to that of all requests together."""
+    return float(np.log(arm.concurrency)) if arm.unit == "request" else 0.0
+
+
+def _prior(arms: Sequence[Arm]) -> tuple[Floats, Floats]:
+    """Mean (2n,) and covariance (2n, 2n) of the log throughput of the arms and of their log tokens per step."""
+    draws = {name: _drawn(name, arms) for name in PRIOR}
+    tokens, milliseconds = log_tokens(arms, draws), log_plain(arms, draws) + log_cost(arms, draws)
+    both = np.concatenate([tokens - milliseconds, np.broadcast_to(tokens, milliseconds.shape)], axis=1)
+    mean, covariance = both.mean(axis=0), np.cov(both, rowvar=False)
+    mean[: len(arms)] += [0.0 if arm.unit == "ratio" else np.log(arm.concurrency) for arm in arms]
+    covariance[: len(arms), : len(arms)] += _missed(arms)
+    return mean, covariance
+
+
+def _drawn(name: str, arms: Sequence[Arm]) -> Floats:
+    """(P, n) draws of one value of `PRIOR`, which other arms do not change."""
+    mean, all_sd, drafter_sd, dataset_sd = PRIOR[name]
+    shared = mean + all_sd * _normal(name)
+    drafter = {label: drafter_sd * _normal(name, "drafter", label) for label in {arm.drafter for arm in arms}}
+    dataset = {label: dataset_sd * _normal(name, "dataset", label) for label in {arm.dataset for arm in arms}}
+    return np.stack([shared + drafter[arm.drafter] + dataset[arm.dataset] for arm in arms], axis=1)
+
+
+def _normal(*names: str) -> Floats:
+    return np.random.default_rng(crc32("\0".join(names).encode())).standard_normal(DRAWS)
+
+
+def lengths_of(arms: Sequence[Arm]) -> Floats:
+    """(n,) guesses per step; where the engine chooses, the most that any of the arms has."""
+    longest = max((arm.k or 0 for arm in arms), default=0)
+    return np.array([longest if arm.k is None else arm.k for arm in arms], dtype=np.float64)
+
+
+def _doublings(arms: Sequence[Arm]) -> Floats:
+    return np.log2([arm.concurrency for arm in arms])
+
+
+def log_plain(arms: Sequence[Arm], values: Mapping[str, Floats]) -> Floats:
+    """(P, n) logarithm of a step without speculation, by (P, n) values of `PRIOR`; its level is free."""
+    doublings, knee = _doublings(arms), values["knee"]
+    bend = np.logaddexp(0, doublings - knee) - np.logaddexp(0, -knee)
+    return np.asarray(values["plain slope"] * doublings * np.log(2) + np.exp(values["bend"]) * bend)
+
+
+def log_cost(arms: Sequence[Arm], values: Mapping[str, Floats]) -> Floats:
+    """(P, n) logarithm of a step over one without speculation."""
+    doublings, lengths = _doublings(arms), lengths_of(arms)
+    fixed = np.exp(values["fixed"] + values["fixed slope"] * doublings)
+    guess = np.exp(values["guess"] + values["guess slope"] * doublings)
+    return np.asarray(np.log1p((lengths > 0) * fixed + lengths * guess))
+
+
+def log_tokens(arms: Sequence[Arm], values: Mapping[str, Floats]) -> Floats:
+    """(P, n) logarithm of the tokens of a step."""
+    first, following = (1 / (1 + np.exp(-values[name])) for name in ("first", "next"))
+    return np.asarray(np.log1p(first * (1 - following ** lengths_of(arms)) / (1 - following)))
+
+
+def _missed(arms: Sequence[Arm]) -> Floats:
+    """(n, n) covariance of log throughput that the form leaves open: levels, and what it misses smoothly."""
+    drafter, dataset = _same([arm.drafter for arm in arms]), _same([arm.dataset for arm in arms])
+    near_length, near_load = _near(np.log1p(lengths_of(arms)), LENGTH_SCALE), _near(_doublings(arms), LOAD_SCALE)
+    speculates, chosen = (np.array([test(arm.k) for arm in arms]) for test in (lambda k: k != 0, lambda k: k is None))
+    ratio = np.array([arm.unit == "ratio" for arm in arms])
+    return np.asarray(
+        LEVEL**2
+        + LEVEL**2 * np.outer(ratio, ratio) * _same([arm.cell for arm in arms])
+        + DATASET_LEVEL**2 * dataset
+        + (LOAD**2 + DATASET_LOAD**2 * dataset + DRAFTER_LOAD**2 * drafter) * near_load
+        + (DRAFTER_LENGTH**2 * drafter + DATASET_LENGTH**2 * dataset) * near_length * np.outer(speculates, speculates)
+        + ADAPTIVE**2 * np.outer(chosen, chosen) * drafter
+    )
+
+
+def _same(labels: Sequence[Hashable]) -> NDArray[np.bool_]:
+    numbers = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    codes = np.array([numbers[label] for label in labels])
+    return np.asarray(codes[:, None] == codes)
+
+
+def _near(values: Floats, scale: float) -> Floats:
+    return np.asarray(np.exp(-0.5 * np.square((values[:, None] - values) / scale)))
