@@ -19,7 +19,6 @@ from treeopt.engines import exllamav3, medusa, neuron, sglang, tensorrt_llm, vll
 from treeopt.engines import tensorrt_trees as old
 from treeopt.engines.base import COMMANDS, LAST, About, Written
 from treeopt.engines.chains import SCRIPT
-from treeopt.engines.lists import the_list
 from treeopt.engines.plans import write_served
 from treeopt.engines.registry import method_of
 from treeopt.records.plan import Ranges, for_all, merged, only
@@ -95,13 +94,18 @@ def flags(files: Files) -> dict[str, str]:
 # Trees
 
 
+def listed(text: str) -> list[Any]:
+    """The list that a text holds as it stands."""
+    return ast.literal_eval(text[text.index("[") : text.rindex("]") + 1])
+
+
 def lists_of(files: Files) -> Iterator[list[Any]]:
     """The list of every file; that of the launch command stands behind a flag."""
     for name, text in files.items():
         if name != COMMANDS:
-            yield the_list(text)
+            yield listed(text)
         else:
-            yield from (the_list(value) for flag, value in flags(files).items() if flag.endswith("choices"))
+            yield from (listed(value) for flag, value in flags(files).items() if flag.endswith("choices"))
 
 
 def same(trees: Iterable[Tree]) -> Tree:

@@ -32,6 +32,10 @@ SMALL = Tree.from_choices([[0], [1], [0, 0], [0, 1]])
         'python examples/run.py --medusa_choices "[[0], [1], [0, 0], [0, 1]]" --temperature 1.0',
         'python -m eagle.evaluation.gen_ea_answer_vicuna --tree-choices "[[0], [1], [0, 0], [0, 1]]"',
         '{"0": ["1", "2"], "1": ["3", "4"]}',
+        '{"roots": [[0], [1, 2]], "branches": [[2], [2, 0]], "Successors": [[1, 2], [3, 4], [], [], []], "size": 5}',
+        "spec = {'model': MODEL, 'speculative_token_tree': str([(0,), (1,), (0, 0), (0, 1)]), 'num_speculative_tokens': 4}",
+        "def main():\n    serve(model, config=dict(speculative_token_tree='[(0,), (1,), (0, 0), (0, 1)]'))\n",
+        "mine = [[0], [1], [0, 0], [0, 1]]\nconfig = {'medusa_choices': mine}\nprint(mine)\n",
         "[(0,), (1,), (0, 0), (0, 1)]",
         '"[(0,), (1,), (0, 0), (0, 1)]"',
         '{"method": "eagle", "speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1)]"}',
@@ -61,8 +65,12 @@ def test_read_exports(engine):
 
 # Texts that are not read as a tree, and words of the refusal.
 REFUSED = {
-    "mask": ("[[1,0,0,0],[1,1,0,0],[1,0,1,0],[1,1,0,1]]", "(1, 0, 0, 0) lacks (1, 0, 0)"),
-    "mask in Python": ("mask = [[1.0, 0.0], [1.0, 1.0]]", "got [1.0, 0.0]"),
+    "mask": ("[[1,0,0,0],[1,1,0,0],[1,0,1,0],[1,1,0,1]]", "an attention mask of 4 rows"),
+    "mask in Python": ("mask = [[1.0, 0.0], [1.0, 1.0]]", "an attention mask of 2 rows"),
+    "mask of a batch": ('{"tree_mask": [[[[true, false], [true, true]]]]}', "an attention mask of 2 rows"),
+    "mask that is added": ("[[0, -1e9], [0, 0]]", "an attention mask of 2 rows"),
+    "widths": ("medusa_choices = [1, 7, 6]", "widths of a dense tree (50 rows or 51 rows)"),
+    "widths by depth": ("[4, 2]", "widths of a dense tree (13 rows)"),
     "adjacency list": ("[[1, 2], [3, 4], [5], [], [], []]", "got []"),
     "edges": ("[(0, 1), (0, 2), (1, 3)]", "(0, 1) lacks (0,)"),
     "leaves": ("[[0,0,0,0],[0,1,0],[1,0],[1,1]]", "(0, 0, 0, 0) lacks (0, 0, 0)"),
@@ -74,7 +82,12 @@ REFUSED = {
     "rank that is no whole number": ("[[0.5]]", "got [0.5]"),
     "rank that is true": ("[[true]]", "got [True]"),
     "list of lists of lists": ("[[[0]]]", "got [[0]]"),
-    "two lists": ("a = [[0]]\nb = [[0], [1]]\n", "keep one"),
+    "two lists": ("a = [[0]]\nb = [[0], [1]]\n", "has 2, a, b: say which"),
+    "two lists by one name": ("a = [[0]]\na = [[0], [1]]\n", "has 2, a, a (line 2): say which"),
+    "two configurations": (
+        "C = {'x': {'speculative_token_tree': '[(0,)]'}, 'y': {'speculative_token_tree': '[(0,), (1,)]'}}",
+        "has 2, C.x, C.y: say which",
+    ),
     "prose": ("prose", "must hold a tree"),
     "nothing": ("", "must hold a tree"),
     # Neuron refuses these token trees too.
@@ -85,22 +98,23 @@ REFUSED = {
     "two parents": ('{"0": ["1", "2"], "1": ["3"], "2": ["3"]}', "two"),
     "cycle": ('{"0": ["1"], "1": ["0"]}', "two"),
     "choices twice": ("[[0], [0], [0, 0]]", "listed once"),
-    "two keys": ('{"medusa_choices": [[0]], "a": {"hydra_choices": [[0], [1]]}}', "one tree, but has 2"),
-    "two flags": ("a --medusa-choices '[[0]]'\nb --medusa-choices '[[0], [1]]'", "one tree, but has 2"),
-    "two lengths": ("sglang --speculative-num-steps 3\nsglang --speculative-num-steps 4", "one tree, but has 2"),
-    "sum": ("small = [[0], [1]]\nlarge = small + [[2]]", "has small, large: code is not run"),
-    "list of a list": ("small = [[0], [1]]\nlarge = [*small, [2]]", "has small, large: code is not run"),
-    "comprehension": (
-        "small = [[0], [1]]\nlarge = [path + [0] for path in small]",
-        "has small, large: code is not run",
-    ),
-    "part": ("large = [[0], [1]]\nsmall = large[:1]", "has large, small: code is not run"),
-    "longer in place": ("small = [[0], [1]]\nsmall += [[2]]", "has small, line 2: code is not run"),
-    "longer by a call": ("small = [[0], [1]]\nsmall.append([2])", "has small, line 2: code is not run"),
-    "longer by a loop": (
-        "small = [[0]]\nfor rank in (1, 2):\n    small.append([rank])",
-        "has small, line 2: code is not run",
-    ),
+    "two keys": ('{"medusa_choices": [[0]], "a": {"hydra_choices": [[0], [1]]}}', "has 2, medusa_choices, a: say"),
+    "two flags": ("a --medusa-choices '[[0]]'\nb --medusa-choices '[[0], [1]]'", "has 2, line 1, line 2: say"),
+    "two lengths": ("sglang --speculative-num-steps 3\nsglang --speculative-num-steps 4", "has 2, line 1, line 2: say"),
+    "comprehension alone": ("large = [[rank] for rank in range(4)]", "large, is made by code, which is not run"),
+    **{
+        f"code {code}": (f"small = [[0], [1]]\nlarge = {code}", "has 2, small, large (made by code, which is not run)")
+        for code in ("small + [[2]]", "[*small, [2]]", "[path + [0] for path in small]", "small[:1]", "wider(small)")
+    },
+    **{
+        f"code {code}": (f"small = [[0], [1]]\n{code}", "small, is made by code, which is not run")
+        for code in (
+            "small += [[2]]",
+            "small.append([2])",
+            "for rank in (2, 3):\n    small.append([rank])",
+            "del small[0]",
+        )
+    },
 }
 
 
@@ -171,6 +185,17 @@ def test_tree_of_plan(tmp_path):
     assert "--batch-size" in invoke("import-tree", path, code=1).stderr
     path.write_text("[[0]]")
     assert "is no plan" in invoke("import-tree", path, "--batch-size", 2, code=1).stderr
+
+
+@pytest.mark.parametrize("name", ["small", "trees.small"])
+def test_tree_by_name(tmp_path, name):
+    """Of several trees that which is named is read, by import-tree and where a tree is an option."""
+    file = tmp_path / "choices.py"
+    file.write_text("trees = {'small': [(0,), (0, 0)], 'large': [(0,), (1,)]}\nsum = trees['small'] + [(1,)]\n")
+    assert json.loads(invoke("import-tree", f"{file}:{name}").stdout) == [[0], [0, 0]]
+    assert json.loads(invoke("show", "--tree", f"{file}:{name}", "--json").stdout)["size"] == 3
+    for other, words in ((f"{file}:none", "trees.small, trees.large, sum"), (f"{file}:sum", "made by code")):
+        assert words in invoke("import-tree", other, code=1).stderr
 
 
 def test_refused_file_writes_nothing(tmp_path):

@@ -89,7 +89,8 @@ def import_tree(as_json: bool, file: Path, *, output: Path | None = None, batch_
     """Read a tree in any engine's format.
 
     FILE is a list in Python, JSON or YAML, an engine's configuration or launch command with one, Neuron's lists of
-    children, vLLM's tuples, or a plan. It is read as it stands: what is no tree is refused.
+    children, Sequoia's growmap, vLLM's tuples, or a plan; FILE:NAME is one of several trees. It is read as it stands:
+    what is no tree is refused.
 
     \b
     Example:

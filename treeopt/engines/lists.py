@@ -1,11 +1,10 @@
-"""Medusa's list of choices: how it is written, and read.
+"""Medusa's list of choices: how it is written.
 
 Medusa builds its buffers from the list, and Hydra, Neuron and Model Optimizer's benchmark build theirs alike
 (medusa/model/utils.py); EAGLE-1 builds its mask so. All candidates lie in one row: the root's token, then ten of every head. A
 node points at candidate 1 + rank + 10 x (depth - 1), so that rank 10 of one head is rank 0 of the next. Nothing checks that.
 """
 
-import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,6 @@ from typing import Any
 
 from treeopt.engines.base import About, Written
 from treeopt.engines.chains import plain
-from treeopt.errors import InvalidInput
-from treeopt.files.bounds import parse_python
 from treeopt.files.shell import shell_word
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.tree import MAX_RANK, Tree
@@ -69,30 +66,3 @@ def no_tree(served: Ranges[Tree], about: About) -> str | None:
     if all(len(tree) > 1 for *_, tree in served):
         return None
     return "needs a tree, but the plan is not to speculate here; serve the model alone, or plan again"
-
-
-def the_list(text: str) -> Choices | None:
-    """The only list in a Python or JSON file, unchecked; None if it has no list.
-
-    Raises InvalidInput for several lists, and for a list that code makes of others, because no code of a file is run.
-
-    >>> the_list("mine = [(0,), (0, 0)]")
-    [(0,), (0, 0)]
-    """
-    lists, names = list[Choices](), list[str]()
-    try:
-        for statement in parse_python(text).body:
-            variables = [part for part in ast.walk(statement) if isinstance(part, ast.Name)]
-            is_literal = not any(isinstance(variable.ctx, ast.Load) for variable in variables)
-            if is_literal and isinstance(statement, ast.Assign | ast.Expr) and isinstance(statement.value, ast.List):
-                lists.append(ast.literal_eval(statement.value))
-            elif not any(variable.id in names for variable in variables):
-                continue
-            target = next(iter(getattr(statement, "targets", [])), None)
-            names.append(target.id if isinstance(target, ast.Name) else f"line {statement.lineno}")
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        return None
-    if len(names) > 1:
-        cure = "keep one of them" if len(lists) == len(names) else "code is not run, so write out the one that is meant"
-        raise InvalidInput(f"it must hold one list of choices, but has {', '.join(names)}: {cure}.")
-    return lists[0] if lists else None

@@ -17,7 +17,8 @@ from treeopt.trees.tree import Tree
 
 
 def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
-    if Path(tree).is_file():
+    """The tree of a file, of FILE:NAME where a file has several, or of a published name."""
+    if _split(Path(tree))[0].is_file():
         return read_tree(Path(tree), batch_size=batch_size)
     if tree not in PUBLISHED_TREES:
         raise InvalidInput(
@@ -31,16 +32,24 @@ def named_tree(tree: str, *, batch_size: int | None = None) -> Tree:
 def read_tree(path: Path, *, batch_size: int | None = None) -> Tree:
     """A tree from a file in any engine's format, or from a plan.
 
-    Of a plan the tree of ``batch_size``, which may be left out where the plan has one.
+    path       : FILE:NAME where a file has several trees
+    batch_size : which of a plan's trees; may be left out where it has one
     """
+    path, name = _split(path)
     if (plan := read_plan(path)) is not None:
         return plan.entry(batch_size).tree
     if batch_size is not None:
         raise InvalidInput(f"`batch_size` picks one of a plan's trees, but {path} is no plan: leave it out.")
     try:
-        return tree_in(read_text(path))
+        return tree_in(read_text(path), name)
     except InvalidInput as error:
         raise InvalidInput(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+def _split(path: Path) -> tuple[Path, str]:
+    """A file, and the name of a tree in it, empty where none is given."""
+    file, _, name = str(path).rpartition(":")
+    return (Path(file), name) if file and not path.exists() else (path, "")
 
 
 def read_plan(path: Path) -> Plan | None:
