@@ -26,12 +26,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from treeopt.engines import chains
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
+from treeopt.files.fields import Amount, Count, Positive
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import Draft, DynamicLimits
 from treeopt.trees.limits import EngineLimits
@@ -282,6 +285,32 @@ def refuse_trees(counts: CountedDrafts, deepest: int) -> None:
             f"{tried[last]:.0f} steps that accepted so much none went on: these look like trees, which do not tell how good "
             "the first guesses are. Measure with --speculative-eagle-topk 1 and a fixed --speculative-num-steps."
         )
+
+
+class SpeculationTimed(BaseModel):
+    """A line of bench_speculative.py, for which all of steps, topk and num_draft_tokens are 0 without speculation.
+
+    num_draft_tokens : rows verified, the root included
+    step_time        : of a whole step [s], the 20th percentile
+    speed            : tokens per second of one request
+    """
+
+    batch_size: Positive
+    steps: Count
+    topk: Count = 1
+    num_draft_tokens: Count
+    step_time: Amount
+    acc_length: Amount | None = None
+    speed: Amount | None = None
+    completion_tokens: Amount | None = None
+
+    @property
+    def size(self) -> int:
+        return max(1, self.num_draft_tokens)
+
+    @property
+    def depth(self) -> int:
+        return min(self.steps, self.size - 1)
 
 
 KIND = Kind("responses of SGLang with meta_info or sglext", is_of_drafts, read_drafts)

@@ -57,6 +57,7 @@ def load_file(path: Path) -> Any:
     if start.startswith(TORCH):
         return _arrays(path)
     text = read_text(path).removeprefix("\ufeff").strip()
+    text = text.replace('"request_rate": Infinity', '"request_rate": "inf"')  # as SGLang's bench_serving writes it
     if not text:
         raise InvalidInput(f"{path} must hold a measurement, but it is empty.")
     return _documents(path, text) if text[0] in "{[" else text

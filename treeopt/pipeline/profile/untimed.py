@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from treeopt.engines.sglang import SpeculationTimed
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Amount, Count, Positive, checked
@@ -67,20 +68,6 @@ class LatencyRow(BaseModel):
         if size > 1 and depth is not None and not 1 <= depth < size:
             raise InvalidInput(f"depth must be at least 1 and less than size, but they are {depth} and {size}.")
         return self.model_copy(update={"size": size, "step_ms": ms, "depth": depth if size > 1 else 0})
-
-
-class SglangLine(BaseModel):
-    """A line of SGLang's bench_speculative.py: its num_draft_tokens counts the root, 0 is plain decoding."""
-
-    batch_size: Positive
-    num_draft_tokens: Count
-    steps: Count
-    step_time: Amount  # seconds
-
-    def row(self) -> LatencyRow:
-        size = max(1, self.num_draft_tokens)
-        ms, depth = 1e3 * self.step_time, min(self.steps, size - 1)
-        return LatencyRow.model_construct(batch_size=self.batch_size, size=size, step_ms=ms, depth=depth).whole()
 
 
 def profile_from_file(
@@ -157,7 +144,12 @@ def read_rows(file: Path) -> list[LatencyRow]:
     for line, record in limit_rows(records, file):
         try:
             if {"step_time", "num_draft_tokens", "steps"} <= record.keys():
-                found.append(checked(SglangLine, record).row())
+                timed = checked(SpeculationTimed, record)
+                ms = 1e3 * timed.step_time
+                row = LatencyRow.model_construct(
+                    batch_size=timed.batch_size, size=timed.size, step_ms=ms, depth=timed.depth
+                )
+                found.append(row.whole())
                 continue
             names: dict[str, str] = {}
             for name in record:

@@ -1,0 +1,236 @@
+"""Arms of benchmarking tools' results. Figures are of public runs, or of runs made for tests/data (its README says how)."""
+
+import json
+
+import pytest
+
+from treeopt.arms.tools import read_sweep, read_tool
+from treeopt.engines.measured.files import load_file
+from treeopt.errors import InvalidInput
+
+# Two runs of one server, without and with more guesses, as their author pasted them (a public thread on vLLM, 2026).
+CONSOLE = """MTP 1
+
+============ Serving Benchmark Result ============
+Maximum request concurrency:             64
+Benchmark duration (s):                  275.18
+Output token throughput (tok/s):         1646.15
+-----Time per Output Token (excl. 1st token)------
+Median TPOT (ms):                        37.18
+P99 TPOT (ms):                           45.42
+---------------Inter-token Latency----------------
+Median ITL (ms):                         22.40
+---------------Speculative Decoding---------------
+Acceptance rate (%):                     83.59
+Acceptance length:                       1.84
+Drafts:                                  246348
+Draft tokens:                            246348
+Accepted tokens:                         205916
+Per-position acceptance (%):
+  Position 0:                            83.59
+==================================================
+
+MTP 3
+
+============ Serving Benchmark Result ============
+Successful requests:                     1320
+Failed requests:                         2
+Maximum request concurrency:             64
+Request rate configured (RPS):           8.00
+Benchmark duration (s):                  214.95
+Total generated tokens:                  452520
+Output token throughput (tok/s):         2148.42
+Mean TPOT (ms):                          27.90
+Acceptance length:                       2.82
+Drafts:                                  160000
+Draft tokens:                            480000
+Accepted tokens:                         291200
+  Position 0:                            80.00
+  Position 1:                            60.00
+  Position 2:                            42.00
+==================================================
+"""
+# vLLM's issue "Speculative Decoding Issue with VLLM_ENABLE_V1_MULTIPROCESSING=0"
+OFFLINE = """python examples/offline_inference/spec_decode.py --method ngram
+--------------------------------------------------
+total_num_output_tokens: 248291
+num_drafts: 74097
+num_draft_tokens: 147899
+num_accepted_tokens: 141162
+mean acceptance length: 2.91
+--------------------------------------------------
+acceptance at token 0: 0.96
+acceptance at token 1: 0.94
+"""
+SERVED = {
+    "backend": "openai", "label": None, "model_id": "m", "num_prompts": 64, "gpu": "H100", "request_rate": "inf", "max_concurrency": 8,
+    "duration": 12.9, "completed": 64, "failed": 0, "total_input_tokens": 8192, "total_output_tokens": 16420,
+    "output_throughput": 1272.9, "mean_tpot_ms": 6.0, "p99_tpot_ms": 7.2, "median_itl_ms": 16.5,
+}  # fmt: skip
+DRAFTED = {
+    "spec_decode_acceptance_rate": 60.67, "spec_decode_acceptance_length": 2.82, "spec_decode_num_drafts": 5800,
+    "spec_decode_draft_tokens": 17400, "spec_decode_accepted_tokens": 10556,
+    "spec_decode_per_position_acceptance_rates": [0.8, 0.6, 0.42],
+}  # fmt: skip
+SGLANG = (
+    '{"tag": null, "backend": "sglang", "dataset_name": "sharegpt", "request_rate": Infinity, "max_concurrency": 8, "duration": 12.9, '
+    '"completed": 64, "total_input_tokens": 8192, "total_output_tokens": 16420, "output_throughput": 1272.9, "mean_tpot_ms": 6.0, '
+    '"p99_tpot_ms": 7.2, "mean_itl_ms": 6.0, "concurrency": 7.8, "accept_length": %s, "server_info": %s}\n'
+)
+FLAGS = {
+    "speculative_algorithm": "EAGLE3",
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+}
+# llama.cpp's README of llama-batched-bench
+BATCHED = """|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
+|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
+|   128 |    128 |    1 |    256 |    0.108 |  1186.64 |    3.079 |    41.57 |    3.187 |    80.32 |
+|   128 |    128 |   32 |   8192 |    3.408 |  1201.73 |    8.801 |   465.40 |   12.209 |   670.96 |
+"""
+BATCHED_LINE = '{"n_threads": 8, "pp": 128, "tg": 128, "pl": 8, "n_kv": 2048, "t_tg": 7.344, "speed_tg": 139.43}\n'
+# ... and of llama-bench
+BENCHED = """| model                          |       size |     params | backend    | ngl |            test |                  t/s |
+| ------------------------------ | ---------: | ---------: | ---------- | --: | --------------: | -------------------: |
+| qwen2 7B Q4_K - Medium         |   4.36 GiB |     7.62 B | CUDA       |  -1 |           pp512 |      7340.20 ± 23.45 |
+| qwen2 7B Q4_K - Medium         |   4.36 GiB |     7.62 B | CUDA       |  -1 |    tg128 @ d512 |        116.71 ± 0.60 |
+
+build: 8cf427ff (5163)
+"""
+BENCHED_CSV = """build_commit,backends,model_type,n_threads,n_prompt,n_gen,n_depth,avg_ns,avg_ts,stddev_ts
+"8cf427ff","CUDA","qwen2 7B Q4_K - Medium","8","0","128","0","1067431600","119.915244","0.430617"
+"""
+
+
+def lines(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def read(folder, text, name="result.txt"):
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return read_tool(load_file(file), file)
+
+
+def steps(*values):
+    names = ("batch_size", "steps", "topk", "num_draft_tokens", "acc_length", "step_time", "speed", "completion_tokens")
+    return dict(zip(names, values, strict=True))
+
+
+FORMS = {  # text and name of a file: for each arm its drafter, K, concurrency, tokens/s, tokens per step
+    "vllm": (lines(SERVED | DRAFTED, SERVED), "mtp.json", ("mtp", 3, 8, 1272.9, 2.82), ("none", 0, 8, 1272.9, None)),
+    "vllm metadata": (
+        lines(SERVED | DRAFTED | {"method": "eagle3"}, SERVED | {"num_speculative_tokens": "2"}),
+        "a.json", ("eagle3", 3, 8, 1272.9, 2.82), ("drafter", 2, 8, 1272.9, None),
+    ),
+    "vllm config": (
+        lines(SERVED | DRAFTED | {"run_number": 0, "speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}),
+        "run=0.json", ("ngram", 3, 8, 1272.9, 2.82),
+    ),
+    "vllm schedule": (
+        lines(SERVED | DRAFTED | {"run_number": 0, "speculative_config.method": "mtp",
+                                  "speculative_config.num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 64, 1]]}),
+        "run=0.json", ("mtp by batch size", None, 8, 1272.9, 2.82),
+    ),
+    "console": (CONSOLE, "mtp.txt", ("MTP", 1, 64, 1646.15, 1.8359), ("MTP", 3, 64, 2148.42, 2.82)),
+    "offline": (OFFLINE, "out.txt", ("ngram", 2, 1, None, 248291 / (248291 - 141162))),
+    "offline counts": (lines(DRAFTED), "ngram.json", ("ngram", 3, 1, None, 2.82)),
+    "bench_serving": (SGLANG % ("2.82", json.dumps(FLAGS)), "a.jsonl", ("EAGLE3", 3, 8, 1272.9, 2.82)),
+    "bench_serving off": (SGLANG % ("null", "null"), "eagle3.jsonl", ("none", 0, 8, 1272.9, None)),
+    "bench_serving tree": (
+        SGLANG % ("3.1", json.dumps(FLAGS | {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 16})),
+        "a.jsonl", ("EAGLE3 tree (topk 4, 16 tokens)", 3, 8, 1272.9, 3.1),
+    ),
+    "bench_speculative": (
+        lines(steps(8, 0, 0, 0, 1.0, 0.01, 100.0, 512.0), steps(8, 3, 1, 4, 2.82, 0.01692, 166.667, 512.0),
+              steps(8, 3, 4, 16, 3.1, 0.02, 155.0, 512.0)),
+        "output.jsonl", ("none", 0, 8, 100.0, None), ("EAGLE", 3, 8, 166.667, 2.82), ("EAGLE tree (topk 4, 16 tokens)", 3, 8, 155.0, 3.1),
+    ),
+    "batched": (BATCHED, "b.md", ("none", 0, 1, 41.57, None), ("none", 0, 32, 465.40, None)),
+    "batched lines": ("main: n_kv_max = 2048\n\n" + BATCHED_LINE + "\nllama_perf\n", "b.jsonl", ("none", 0, 8, 139.43, None)),
+    "llama-bench": (BENCHED, "l.md", ("none", 0, 1, 116.71, None)),
+    "llama-bench csv": (BENCHED_CSV, "l.csv", ("none", 0, 1, 119.915244, None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_gives_the_arms_that_were_run(form, tmp_path):
+    text, name, *expected = FORMS[form]
+    arms = read(tmp_path, text, name).arms
+    assert [(arm.drafter, arm.k, arm.concurrency) for arm in arms] == [arm[:3] for arm in expected]
+    assert [arm.tokens_per_s for arm in arms] == [arm[3] and pytest.approx(arm[3], rel=1e-3) for arm in expected]
+    assert [arm.tokens_per_step for arm in arms] == [arm[4] and pytest.approx(arm[4], abs=1e-3) for arm in expected]
+
+
+def test_what_else_is_said_of_a_run(tmp_path):
+    """Conditions, prompts and seconds are kept; a median is no mean, a failed request and a rate of requests are noted."""
+    arm = read(tmp_path, lines(SERVED | DRAFTED)).arms[0]
+    assert dict(arm.about) == {"gpu": "H100", "engine": "vllm", "input_tokens": "128", "output_tokens": "257"}
+    assert (arm.model, arm.tpot_ms, arm.tpot_p99_ms, arm.prompts, arm.seconds) == ("m", 6.0, 7.2, 64, 12.9)
+    assert arm.positions == (0.8, 0.6, 0.42)
+    first, second = (found := read(tmp_path, CONSOLE)).arms
+    assert (first.tpot_ms, first.tpot_p99_ms, second.tpot_ms) == (None, 45.42, 27.9)
+    assert second.about["request_rate"] == "8.0"
+    assert "2 of 1322 requests failed" in found.notes[0]
+    assert "8.0 requests a second were sent" in found.notes[1]
+    tree = read(tmp_path, lines(steps(8, 3, 4, 16, 3.1, 0.02, 155.0, 512.0))).arms[0]
+    assert (tree.unit, tree.about["output_tokens"]) == ("request", "512")
+    deep = read(tmp_path, BENCHED)
+    assert (deep.arms[0].about["context"], deep.arms[0].model) == ("512", "qwen2 7B Q4_K - Medium")
+    assert "read a prompt" in deep.notes[0]
+    assert read(tmp_path, BATCHED).arms[1].tpot_ms == pytest.approx(68.76, abs=0.01)
+
+
+def test_steps_without_a_draft_count(tmp_path):
+    """Acceptance lengths are of steps with a draft; drafts of other requests are noted."""
+    drafts = DRAFTED | {
+        "spec_decode_num_drafts": 1000,
+        "spec_decode_accepted_tokens": 1820,
+        "spec_decode_draft_tokens": 3000,
+    }
+    found = read(tmp_path, lines(SERVED | drafts | {"total_output_tokens": 64 + 1820 + 1000 + 500}))
+    assert found.arms[0].tokens_per_step == pytest.approx(3320 / 1500)
+    assert "500 steps had no draft. They are counted: 2.21 tokens per step, 2.82 of those with one." in found.notes[0]
+    others = read(tmp_path, lines(SERVED | DRAFTED | {"total_output_tokens": 8000}))
+    assert others.arms[0].tokens_per_step == pytest.approx(2.82)
+    assert "of other requests too" in others.notes[0]
+
+
+def test_a_sweep_is_read_run_by_run(tmp_path):
+    """An arm for each run, with what the sweep changed; warm-ups and summaries are no runs, a failure is noted."""
+    for folder, extra in (("off", {}), ("k3", DRAFTED | {"speculative_config.method": "mtp"})):
+        (tmp_path / folder).mkdir()
+        record = SERVED | extra | {"run_number": 0, "max_concurrency": 4, "temperature": 0.5}
+        for name in ("run=0.json", "run=1.json", "warmup.json"):
+            (tmp_path / folder / name).write_text(json.dumps(record))
+        (tmp_path / folder / "summary.json").write_text(json.dumps([record, record]))
+    (tmp_path / "k3" / "run=2.failure.json").write_text("{}")
+    found = read_sweep(tmp_path)
+    assert [(arm.name, arm.concurrency) for arm in found.arms] == [("mtp 3", 4)] * 2 + [("off", 4)] * 2
+    assert {arm.about["temperature"] for arm in found.arms} == {"0.5"}
+    assert found.notes == (f"{tmp_path / 'k3' / 'run=2.failure.json'}: this run failed.",)
+    with pytest.raises(InvalidInput, match="must have results of a benchmarking tool"):
+        read_sweep(tmp_path / "elsewhere")
+
+
+OTHER = ("k,tokens_per_s\n0,10\n2,20\n", "| K | tok/s |\n|---|---|\n| 2 | 20 |\n", "words\n", '{"a": 1}\n', "[1, 2]\n")
+
+
+@pytest.mark.parametrize("text", OTHER)
+def test_other_files_are_of_no_tool(text, tmp_path):
+    assert read(tmp_path, text) is None
+
+
+DAMAGED = (
+    ({"output_throughput": "fast"}, "run 1: output_throughput must be a number of at least 0"),
+    ({"spec_decode_per_position_acceptance_rates": [80, 60]}, "run 1: .* must be a share from 0 to 1"),
+    ({"spec_decode_num_drafts": -1}, "run 1: spec_decode_num_drafts must be a whole number"),
+    ({"max_concurrency": 0}, "run 1: max_concurrency must be a whole number of at least 1"),
+)
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGED)
+def test_a_damaged_record_is_refused_by_its_place(change, message, tmp_path):
+    with pytest.raises(InvalidInput, match=message):
+        read(tmp_path, lines(SERVED | DRAFTED | change))

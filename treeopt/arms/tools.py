@@ -1,0 +1,332 @@
+"""Arms from the results of benchmarking tools, each in the forms that the tool itself writes (`records_of`).
+
+vllm bench serve, its sweeps, spec_decode.py    with speculation and without
+SGLang's bench_serving, bench_speculative.py    with speculation and without
+llama-batched-bench, llama-bench                without speculation
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+
+from treeopt.arms.arm import OFF, Arm, Arms
+from treeopt.engines.measured.benchmarks import POSITIONS, Record, records_of
+from treeopt.engines.measured.files import load_file
+from treeopt.engines.sglang import SpeculationTimed
+from treeopt.errors import InvalidInput
+from treeopt.files.bounds import limit_rows, loads
+from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, checked
+
+Read = tuple[Arm | None, list[str]]  # of a record: its arm, and notes
+UNNAMED = "drafter"  # where neither the file nor its name says which
+MANY = 0.02  # steps without a draft over those with one, above which they are counted
+OTHERS = 1.1  # tokens of all drafts over those that were answered, above which other requests were counted too
+
+
+def read_tool(content: Any, path: Path) -> Arms | None:
+    """The arms in a result of a benchmarking tool; None where it is of none.
+
+    content : as `load_file` gives it
+    """
+    arms, meanings, notes = list[Arm](), dict[str, str](), list[str]()
+    for number, (titles, record) in enumerate(limit_rows(records_of(content), path), 1):
+        form = next((form for form in FORMS if set(form[0]) <= record.keys()), None)
+        if form is None:
+            continue
+        where = f"{path}, run {number}"
+        given = {name: value for name, value in record.items() if value is not None}
+        try:
+            arm, remarks = form[1](given, (*titles, path.stem), where)
+        except InvalidInput as error:
+            raise InvalidInput(f"{where}: {error}") from None
+        arms += [] if arm is None else [arm]
+        notes += [f"{where}: {remark}" for remark in remarks]
+        meanings |= {name: meaning for name, meaning in form[2].items() if name in given}
+    return Arms(arms=tuple(arms), meanings=meanings, notes=tuple(notes)) if meanings else None
+
+
+def read_sweep(folder: Path) -> Arms:
+    """The arms in a folder of vllm bench sweep serve, or with results of a tool; an arm for each run."""
+    files = sorted(file for file in folder.rglob("run=*.json") if re.fullmatch(r"run=\d+\.json", file.name))
+    files = files or sorted(file for file in folder.rglob("*") if file.suffix in (".json", ".jsonl"))
+    results = [read_tool(load_file(file), file) for file in limit_rows(files, folder)]
+    read = [result for result in results if result is not None]
+    if not read:
+        raise InvalidInput(
+            f"{folder} must have results of a benchmarking tool, as vllm bench sweep serve writes them (run=0.json of each "
+            "setting), but has none."
+        )
+    failed = [f"{file}: this run failed." for file in sorted(folder.rglob("*failure.json"))]
+    return Arms(
+        arms=tuple(arm for result in read for arm in result.arms),
+        meanings={name: meaning for result in read for name, meaning in result.meanings.items()},
+        notes=(*(note for result in read for note in result.notes), *failed),
+    )
+
+
+def _listed(value: Any) -> Any:
+    """A list of a CSV file's cell."""
+    return loads(value) if isinstance(value, str) else value
+
+
+class Served(BaseModel):
+    """A run of vllm bench serve, of spec_decode.py or of SGLang's bench_serving."""
+
+    completed: Count = 0
+    failed: Count = 0
+    duration: Amount | None = None
+    total_input_tokens: Count = 0
+    total_output_tokens: Count = 0
+    output_throughput: NotNegative = 0
+    mean_tpot_ms: NotNegative = 0
+    p99_tpot_ms: NotNegative = 0
+    max_concurrency: Positive | None = None
+    concurrency: NotNegative = 0  # mean
+    max_concurrent_requests: NotNegative = 0
+    drafts: Count = Field(0, alias="spec_decode_num_drafts")
+    drafted: Count = Field(0, alias="spec_decode_draft_tokens")
+    accepted: Count = Field(0, alias="spec_decode_accepted_tokens")
+    length: NotNegative = Field(0, validation_alias=AliasChoices("spec_decode_acceptance_length", "accept_length"))
+    positions: Annotated[tuple[Share, ...], BeforeValidator(_listed)] = Field((), validation_alias=POSITIONS)
+
+    @property
+    def answered(self) -> int:
+        """Tokens of decoding steps; the first of each answer is of its prompt's pass."""
+        return self.total_output_tokens - self.completed
+
+    @property
+    def undrafted(self) -> int:
+        """Steps without a draft; 0 where they are few, or the tokens are not known."""
+        steps = self.answered - self.drafts - self.accepted
+        return steps if steps > MANY * self.drafts else 0
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        if self.drafts:
+            return 1 + self.accepted / (self.drafts + self.undrafted)
+        return self.length or None
+
+    @property
+    def k(self) -> int | None:
+        """Guesses per step, by the positions that are counted, or by drafts that are all as long."""
+        if self.positions:
+            return len(self.positions)
+        return self.drafted // self.drafts if self.drafts and self.drafted % self.drafts == 0 else None
+
+    @property
+    def remarks(self) -> list[str]:
+        found = [f"{self.failed} of {self.failed + self.completed} requests failed."] if self.failed else []
+        if self.drafts and self.undrafted:
+            found.append(
+                f"{self.undrafted} steps had no draft. They are counted: {self.tokens_per_step:.2f} tokens per step, "
+                f"{1 + self.accepted / self.drafts:.2f} of those with one."
+            )
+        if 0 < OTHERS * self.answered < self.drafts + self.accepted:
+            found.append(
+                f"drafts brought {self.drafts + self.accepted} tokens, but {self.answered} were answered: the acceptance is of "
+                "other requests too."
+            )
+        return found
+
+
+def _of_served(record: Record, titles: Sequence[str], where: str) -> Read:
+    run = checked(Served, record)
+    if "completed" in record and not run.completed:
+        return None, ["no request was answered; the run was left out."]
+    drafter, k = _setting(record, run, titles)
+    about = _about(record)
+    for name, tokens in (("input_tokens", run.total_input_tokens), ("output_tokens", run.total_output_tokens)):
+        if run.completed and tokens:
+            about[name] = str(round(tokens / run.completed))
+    remarks = run.remarks
+    if "request_rate" in about:
+        remarks.append(
+            f"{about['request_rate']} requests a second were sent: a setting that keeps up is no faster than they are."
+        )
+    if drafter == UNNAMED:
+        remarks.append("the drafter is not named. The file's name can say it, as eagle3-k4.json does.")
+    arm = Arm(
+        model=str(record.get("model_id") or _server(record).get("model_path") or ""),
+        dataset=str(record.get("dataset_name") or record.get("dataset") or ""),
+        drafter=drafter,
+        k=k,
+        concurrency=run.max_concurrency or round(run.concurrency or run.max_concurrent_requests) or 1,
+        about=about,
+        tokens_per_s=run.output_throughput or None,
+        tpot_ms=run.mean_tpot_ms or None,
+        tpot_p99_ms=run.p99_tpot_ms or None,
+        tokens_per_step=None if drafter == OFF else run.tokens_per_step,
+        positions=run.positions,
+        prompts=run.completed or None,
+        seconds=run.duration,
+        source=where,
+    )
+    return arm, remarks
+
+
+DRAFTER = re.compile(
+    r"(?<![a-z])(?:(?:p-?)?eagle(?:[- ]?[123](?:\.\d)?(?![\d.]))?|mtp|nextn|medusa|hydra|n-?gram|suffix|d-?flash(?:2(?!\d))?|dspark|"
+    r"pard|draft[- ]model|lookahead)(?![a-z])",
+    re.IGNORECASE,
+)
+LENGTH = re.compile(r"\b(?:k|spec(?:ulative)? tokens|num steps)[- =:]*(\d{1,2})(?![\d.])", re.IGNORECASE)
+PLAIN = re.compile(r"\b(?:off|baseline|plain|none|vanilla|no[- ]?spec(?:ulation)?)\b", re.IGNORECASE)
+METHODS = ("method", "drafter", "spec_method", "speculative_method", "speculative_algorithm")
+LENGTHS = ("num_speculative_tokens", "num_spec_tokens", "spec_tokens", "k")
+SCHEDULE = "num_speculative_tokens_per_batch_size"
+TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+
+
+def _named(titles: Sequence[str]) -> tuple[str | None, int | None]:
+    """Drafter and length that the first title names which names any.
+
+    >>> _named(("====", "EAGLE-3 (num_steps=8):")), _named(("ngram_k3",)), _named(("no spec",)), _named(("run7",))
+    (('EAGLE-3', 8), ('ngram', 3), ('none', 0), (None, None))
+    """
+    for title in titles:
+        words = title.replace("_", " ")
+        drafter = DRAFTER.search(words)
+        behind = drafter and re.match(r"[- =:]*(\d{1,2})(?![\d.])", words[drafter.end() :])
+        length = LENGTH.search(words) or behind
+        if drafter or length:
+            return drafter and drafter[0], int(length[1]) if length else None
+        if PLAIN.search(words):
+            return OFF, 0
+    return None, None
+
+
+def _setting(record: Record, run: Served, titles: Sequence[str]) -> tuple[str, int | None]:
+    """Drafter and length: by what was drafted, the engine's config or metadata, and the titles."""
+    config = _speculation(record)
+    named, length = _named(titles)
+    drafter = next((str(config[name]) for name in METHODS if name in config), named or UNNAMED)
+    if SCHEDULE in config:
+        return f"{drafter} by batch size", None
+    if all(isinstance(config.get(name), int) for name in TREE):
+        return _tree(drafter, *(config[name] for name in TREE))
+    configured = [int(config[name]) for name in LENGTHS if str(config.get(name)).isdigit()]
+    k = next((k for k in (run.k, *configured, length) if k is not None), None)
+    is_off = k == 0 or (k is None and not config and not run.drafts and not run.length)
+    return (OFF, 0) if is_off else (UNNAMED if drafter == OFF else drafter, k)
+
+
+def _tree(algorithm: str, steps: int, topk: int, rows: int) -> tuple[str, int]:
+    """The setting of SGLang's three flags; each shape of a tree is a drafter, whose length is its depth."""
+    if topk > 1:
+        return f"{algorithm} tree (topk {topk}, {rows} tokens)", steps
+    return algorithm, min(steps, max(rows, 1) - 1)
+
+
+def _server(record: Record) -> Record:
+    info = record.get("server_info")
+    return info if isinstance(info, dict) else {}
+
+
+def _speculation(record: Record) -> dict[str, Any]:
+    """How a record says that it drafts: in vLLM's config, in metadata, or in what SGLang's server says of itself."""
+    found: dict[str, Any] = {}
+    for name, value in {**_server(record), **record}.items():
+        key, _, part = name.replace("-", "_").partition(".")
+        if key == "speculative_config":
+            config = {part: value} if part else _listed(value)
+            found |= config if isinstance(config, dict) else {}
+        elif key in (*METHODS, *LENGTHS, *TREE):
+            found[key] = value
+    return {name: value for name, value in found.items() if value is not None}
+
+
+SAID = {  # elsewhere, or no condition
+    "date", "endpoint_type", "backend", "label", "tag", "model_id", "tokenizer_id", "request_rate", "dataset_name", "dataset",
+    "_benchmark_name", "max_concurrency", "num_prompts", "speculative_config", *METHODS, *LENGTHS,
+}  # fmt: skip
+
+
+def _about(record: Record) -> dict[str, str]:
+    """Conditions of a run: metadata, what a sweep changed, the rate of requests, engine and version."""
+    names = list(record)
+    swept = names[names.index("run_number") + 1 :] if "run_number" in names else []
+    about = {}
+    for name, value in record.items():
+        key = name.replace("-", "_").removeprefix("speculative_config.")
+        if (isinstance(value, str) or (name in swept and isinstance(value, int | float))) and key not in SAID:
+            about[key] = str(value)[:80]
+    if str(rate := record.get("request_rate", "inf")) != "inf":
+        about["request_rate"] = str(rate)
+    if isinstance(backend := record.get("backend"), str):
+        about["engine"] = "vllm" if backend.startswith("openai") else backend.partition("-")[0]
+    if version := _server(record).get("version"):
+        about["version"] = str(version)
+    return about
+
+
+def _of_steps(record: Record, _titles: Sequence[str], where: str) -> Read:
+    run = checked(SpeculationTimed, record)
+    drafter, k = _tree("EAGLE", run.steps, run.topk, run.num_draft_tokens) if run.steps else (OFF, 0)
+    about = {"engine": "sglang"}
+    if run.completion_tokens:
+        about["output_tokens"] = str(round(run.completion_tokens))
+    length = None if drafter == OFF else run.acc_length
+    arm = Arm(drafter=drafter, k=k, concurrency=run.batch_size, about=about, unit="request", source=where)
+    return replace(arm, tokens_per_s=run.speed or (run.acc_length or 1) / run.step_time, tokens_per_step=length), []
+
+
+class Batched(BaseModel):
+    """A line of llama-batched-bench: so many sequences decode tg tokens each, all in one step."""
+
+    pp: Count = 0
+    tg: Positive
+    pl: Positive
+    t_tg: Amount  # seconds
+
+
+def _of_batched(record: Record, _titles: Sequence[str], where: str) -> Read:
+    run = checked(Batched, record)
+    about = {"engine": "llama.cpp", "input_tokens": str(run.pp), "output_tokens": str(run.tg)}
+    about |= {name: str(record[name]) for name in LLAMA if name in record}
+    speed = run.pl * run.tg / run.t_tg
+    return Arm(concurrency=run.pl, about=about, tokens_per_s=speed, tpot_ms=1e3 * run.t_tg / run.tg, source=where), []
+
+
+class Benched(BaseModel):
+    """A test of llama-bench: n_gen tokens of one sequence, behind n_depth of context."""
+
+    n_prompt: Count = 0
+    n_gen: Count
+    n_depth: Count = 0
+    avg_ts: Amount
+    model_type: str = ""
+
+
+def _of_benched(record: Record, _titles: Sequence[str], where: str) -> Read:
+    run = checked(Benched, record)
+    if run.n_prompt or not run.n_gen:
+        return None, ["it read a prompt, which says nothing of decoding; it was left out."]
+    about = {"engine": "llama.cpp", "context": str(run.n_depth), "output_tokens": str(run.n_gen)}
+    about |= {name: str(record[name]) for name in LLAMA if name in record}
+    return Arm(model=run.model_type, about=about, tokens_per_s=run.avg_ts, tpot_ms=1e3 / run.avg_ts, source=where), []
+
+
+LLAMA = ("backends", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
+ALL = "tokens per second of all requests together"
+SERVED = {
+    "output_throughput": ALL,
+    "mean_tpot_ms": "mean milliseconds per token of a request, its first left out",
+    "p99_tpot_ms": "their 99th percentile",
+    "spec_decode_num_drafts": "with the accepted tokens: tokens per step, with the bonus token",
+    "accept_length": "tokens per step, with the bonus token; the mean since the server's start",
+    POSITIONS: "share of the drafts whose guess was accepted with all before it",
+}
+FORMS: tuple[tuple[tuple[str, ...], Callable[[Record, Sequence[str], str], Read], dict[str, str]], ...] = (
+    (("output_throughput", "duration"), _of_served, SERVED),
+    (("spec_decode_num_drafts",), _of_served, SERVED),
+    (("step_time", "num_draft_tokens", "steps"), _of_steps, {"speed": "tokens per second of one request while it decodes",
+                                                             "acc_length": "tokens per step, with the bonus token"}),
+    (("tg", "pl", "t_tg"), _of_batched, {"t_tg": f"with tg and pl: {ALL}"}),
+    (("n_gen", "avg_ts"), _of_benched, {"avg_ts": "tokens per second of one sequence"}),
+)  # fmt: skip

@@ -1,0 +1,149 @@
+"""Results of benchmarking tools as records, under the names that the tools give them in JSON.
+
+vllm bench serve, sglang.bench_serving   JSON, JSON lines, summary.csv of a sweep, and the block that they print
+spec_decode.py of vLLM's examples        lines such as "num_drafts: 993", under the names of vllm bench serve
+llama-batched-bench, llama-bench         Markdown, CSV, JSON, JSON lines among those of a log
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from treeopt.files.bounds import loads
+
+Record = Mapping[str, Any]  # nothing of it is checked
+Titled = tuple[list[str], Record]  # texts that may name the setting, the nearest first; and the record
+POSITIONS = "spec_decode_per_position_acceptance_rates"
+BLOCK = "Serving Benchmark Result"
+LABELS = {  # of the block
+    "Backend": "backend",
+    "Successful requests": "completed",
+    "Failed requests": "failed",
+    "Maximum request concurrency": "max_concurrency",
+    "Max request concurrency": "max_concurrency",
+    "Max reqeuest concurrency": "max_concurrency",  # as releases of SGLang print it
+    "Peak concurrent requests": "max_concurrent_requests",
+    "Concurrency": "concurrency",
+    "Request rate configured (RPS)": "request_rate",
+    "Traffic request rate": "request_rate",
+    "Benchmark duration (s)": "duration",
+    "Total input tokens": "total_input_tokens",
+    "Total generated tokens": "total_output_tokens",
+    "Output token throughput (tok/s)": "output_throughput",
+    "Mean TPOT (ms)": "mean_tpot_ms",
+    "P99 TPOT (ms)": "p99_tpot_ms",
+    "Accept length": "accept_length",
+    "Acceptance length": "spec_decode_acceptance_length",
+    "Drafts": "spec_decode_num_drafts",
+    "Draft tokens": "spec_decode_draft_tokens",
+    "Accepted tokens": "spec_decode_accepted_tokens",
+}
+OFFLINE = "total_num_output_tokens"
+OFFLINE_LABELS = {
+    OFFLINE: "total_output_tokens",
+    "num_drafts": "spec_decode_num_drafts",
+    "num_draft_tokens": "spec_decode_draft_tokens",
+    "num_accepted_tokens": "spec_decode_accepted_tokens",
+}
+COLUMNS = {  # of Markdown
+    "PP": "pp", "TG": "tg", "B": "pl", "T_TG s": "t_tg", "S_TG t/s": "speed_tg", "model": "model_type", "backend": "backends",
+    "threads": "n_threads", "ngl": "n_gpu_layers", "fa": "flash_attn", "t/s": "avg_ts",
+}  # fmt: skip
+LINE = re.compile(r"[>\s]*([^:>\s][^:]{0,60}):\s+(\S{1,40})\s*", re.ASCII)
+POSITION = re.compile(r"Position \d{1,3}|acceptance at token \d{1,3}", re.ASCII)
+
+
+def records_of(content: Any) -> Iterator[Titled]:
+    """The records in a file's content, as `load_file` gives it."""
+    if isinstance(content, str):
+        yield from _records_of_text(content)
+    for record in content if isinstance(content, list) else [content]:
+        if isinstance(record, dict):
+            titles = [record.get(name) for name in ("_benchmark_name", "label", "tag")]
+            yield [title for title in titles if isinstance(title, str)], record
+
+
+def _records_of_text(text: str) -> Iterator[Titled]:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if BLOCK in text:
+        yield from _printed(lines, BLOCK, LABELS, 0.01)
+    elif f"{OFFLINE}: " in text:
+        yield from _printed(lines, OFFLINE, OFFLINE_LABELS, 1)
+    else:
+        yield from records_of(_json_lines(lines) or _markdown(lines) or _csv(lines))
+
+
+def _printed(lines: list[str], head: str, labels: Mapping[str, str], unit: float) -> Iterator[Titled]:
+    """A record for each block that begins with a head, with the lines between it and the block before.
+
+    unit : of rates by position, as a share
+    """
+    titles, between = list[str](), list[str]()
+    record: dict[str, Any] = {}
+    for line in lines:
+        if head in line:
+            if record:
+                yield titles, record
+            titles, between, record = between[::-1], [], {}
+        match = LINE.fullmatch(line)
+        if match and match[1] in labels:
+            record[labels[match[1]]] = _value(match[2])
+        elif match and POSITION.fullmatch(match[1]):
+            rate = _value(match[2])
+            record.setdefault(POSITIONS, []).append(round(rate * unit, 6) if isinstance(rate, int | float) else rate)
+        else:
+            between.append(line)
+    yield titles, record
+
+
+def _json_lines(lines: list[str]) -> list[Any]:
+    found = []
+    for line in lines:
+        if line.startswith('{"'):
+            try:
+                found.append(loads(line))
+            except ValueError:
+                return []
+    return found
+
+
+def _csv(lines: list[str]) -> list[Any]:
+    try:
+        rows = list(csv.DictReader(lines, strict=True))
+    except csv.Error:
+        return []
+    return [{name: _value(cell) for name, cell in row.items() if name and isinstance(cell, str)} for row in rows]
+
+
+def _markdown(lines: list[str]) -> list[Any]:
+    """Rows of the tables of llama-bench and llama-batched-bench."""
+    found = []
+    header: list[str] = []
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if {"B", "T_TG s"} <= set(cells) or {"test", "t/s"} <= set(cells):
+            header = cells
+        elif line.startswith("|") and len(cells) == len(header) and set(line) - set("|-: "):
+            row = {COLUMNS.get(name, name): _value(cell) for name, cell in zip(header, cells, strict=True)}
+            found.append(row | _test(str(row.pop("test"))) if "test" in row else row)
+    return found
+
+
+def _test(name: str) -> dict[str, int]:
+    """What llama-bench calls a test.
+
+    >>> _test("tg128 @ d512")
+    {'n_prompt': 0, 'n_gen': 128, 'n_depth': 512}
+    """
+    numbers = dict(re.findall(r"\b(pp|tg|d) ?(\d{1,9})", name, re.ASCII))
+    return {long: int(numbers.get(short, 0)) for long, short in (("n_prompt", "pp"), ("n_gen", "tg"), ("n_depth", "d"))}
+
+
+def _value(cell: str) -> Any:
+    """A cell as JSON would have it; of "131.42 ± 0.59" the mean; None where it is empty."""
+    text = cell.partition("±")[0].strip()
+    try:
+        return loads(text) if text else None
+    except ValueError:
+        return text
