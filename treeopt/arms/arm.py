@@ -66,6 +66,13 @@ class Arm:
         return self.model, self.dataset, self.concurrency
 
     @property
+    def emitted(self) -> float | None:
+        """Tokens of a step with the bonus token, by its rates by position where they are not given themselves."""
+        if self.k == 0:
+            return 1.0
+        return self.tokens_per_step or (1 + sum(self.positions) if self.positions else None)
+
+    @property
     def name(self) -> str:
         """
         >>> Arm().name, Arm(drafter="MTP", k=3).name, Arm(drafter="MTP adaptive", k=None).name

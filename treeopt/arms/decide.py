@@ -53,11 +53,12 @@ class Decision:
 
 
 def decide(posterior: Posterior, cell: Sequence[int]) -> Decision | None:
-    """The decision among the arms of one cell; None where none of them was run.
+    """The decision among the arms of one cell whose drafter is not broken; None where none of them was run.
 
     cell : their places in the posterior
     """
-    mean, run = posterior.mean, [i for i in cell if posterior.arms[i].tokens_per_s]
+    cell = [i for i in cell if posterior.arms[i].drafter not in posterior.broken]
+    mean, run = posterior.mean, [i for i in cell if i in posterior.run]
     if not run:
         return None
     chosen = max(run, key=lambda i: mean[i])

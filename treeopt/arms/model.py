@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.arms.arm import Arm
+from treeopt.arms.broken import broken
 from treeopt.records.estimate import Z95, Estimate
 
 Floats = NDArray[np.float64]
@@ -65,13 +66,18 @@ class Posterior:
         """Places of the arms that have figures."""
         return tuple(i for i, arm in enumerate(self.arms) if arm.tokens_per_s)
 
+    @cached_property
+    def broken(self) -> dict[str, str]:
+        """Why each drafter is broken that is."""
+        return broken(self.arms)
+
     def throughput(self, i: int) -> Estimate:
         """Tokens per second of arm i, in its own unit."""
-        return _exponential(self.mean[i] - _shared_log(self.arms[i]), self.covariance[i, i])
+        return log_normal(self.mean[i] - _shared_log(self.arms[i]), self.covariance[i, i])
 
     def ratio(self, i: int, j: int) -> Estimate:
         """Throughput of arm i over that of arm j."""
-        return _exponential(self.mean[i] - self.mean[j], self.variance(i, j))
+        return log_normal(self.mean[i] - self.mean[j], self.variance(i, j))
 
     def chance(self, i: int, j: int) -> float:
         """How likely arm i is faster than arm j; 0.5 for an arm and itself."""
@@ -92,24 +98,22 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     """
     noise = (LAUNCH if launch is None else launch) ** 2
     n, run = len(arms), [i for i, arm in enumerate(arms) if arm.tokens_per_s]
-    counted = [i for i, arm in enumerate(arms) if arm.tokens_per_step and arm.k != 0]
+    counted = [i for i, arm in enumerate(arms) if arm.emitted and arm.k != 0 and arm.drafter not in broken(arms)]
     mean, prior = _prior(arms)
     seen = np.array([*run, *(n + i for i in counted)], dtype=int)
     values = [np.log(arms[i].tokens_per_s or 1) + _shared_log(arms[i]) for i in run]
-    values += [np.log(arms[i].tokens_per_step or 1) for i in counted]
+    values += [np.log(arms[i].emitted or 1) for i in counted]
     errors = np.full(len(seen), TOKENS_ERROR**2)
-    errors[: len(run)] = [
-        noise / arm.repeats if arm.stderr is None else arm.stderr**2 for arm in (arms[i] for i in run)
-    ]
+    errors[: len(run)] = [figure_variance(arms[i], noise) for i in run]
     off = np.array(values) - mean[seen]
     means, covariances, evidence = [], [], []
     for misfit in MISFITS:
         covariance = prior + np.diag(misfit**2 * (np.arange(2 * n) < n))
         known = covariance[np.ix_(seen, seen)] + np.diag(errors)
-        gain = np.linalg.solve(known, covariance[seen, :n]).T
-        means.append(mean[:n] + gain @ off)
-        covariances.append(covariance[:n, :n] - gain @ covariance[seen, :n])
-        evidence.append(-0.5 * (off @ np.linalg.solve(known, off) + np.linalg.slogdet(known)[1]))
+        solved = np.linalg.solve(known, np.column_stack([covariance[seen, :n], off]))
+        means.append(mean[:n] + covariance[seen, :n].T @ solved[:, n])
+        covariances.append(covariance[:n, :n] - covariance[seen, :n].T @ solved[:, :n])
+        evidence.append(-0.5 * (off @ solved[:, n] + np.linalg.slogdet(known)[1]))
     weights = np.exp(np.array(evidence) - max(evidence))
     weights /= weights.sum()
     middle = weights @ np.stack(means)
@@ -118,8 +122,13 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     return Posterior(tuple(arms), middle, spread, np.full(n, noise))
 
 
-def _exponential(mean: float, variance: float) -> Estimate:
-    """Of what has a normal logarithm: its median and its 95 % interval."""
+def figure_variance(arm: Arm, launch: float) -> float:
+    """Of the logarithm of its figure, by its own standard error or the variance between launches."""
+    return launch / arm.repeats if arm.stderr is None else arm.stderr**2
+
+
+def log_normal(mean: float, variance: float) -> Estimate:
+    """The median and the 95 % interval of what has a normal logarithm."""
     middle, half = exp(mean), exp(Z95 * sqrt(variance))
     return Estimate(middle, None, middle / half, middle * half)
 
@@ -132,7 +141,8 @@ def _shared_log(arm: Arm) -> float:
 def _prior(arms: Sequence[Arm]) -> tuple[Floats, Floats]:
     """Mean (2n,) and covariance (2n, 2n) of the log throughput of the arms and of their log tokens per step."""
     draws = {name: _drawn(name, arms) for name in PRIOR}
-    tokens, milliseconds = log_tokens(arms, draws), log_plain(arms, draws) + log_cost(arms, draws)
+    works = np.array([arm.drafter not in broken(arms) for arm in arms])
+    tokens, milliseconds = log_tokens(arms, draws) * works, log_plain(arms, draws) + log_cost(arms, draws)
     both = np.concatenate([tokens - milliseconds, np.broadcast_to(tokens, milliseconds.shape)], axis=1)
     mean, covariance = both.mean(axis=0), np.cov(both, rowvar=False)
     mean[: len(arms)] += [0.0 if arm.unit == "ratio" else np.log(arm.concurrency) for arm in arms]
