@@ -1,0 +1,263 @@
+"""What the words of a table mean: headers, labels, headings and cells as people write them.
+
+A text is read into what it measures ("tok/s"), the axes that it names ("batch size"), the axes that it sets ("K=2", "c=8",
+"no spec"), and the words that are left, which may name a drafter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+DRAFTER = (
+    r"(?:p-?)?eagle(?:[- ]?[123](?:\.\d)?\b|(?![- ]?[123]\b))|mtp|nextn|medusa|hydra|d-?flash(?:2(?!\d))?|dspark|domino|jacobi|ddtree|"
+    r"n-?gram(?:[-_ ]mod)?|prompt[- ]?lookup|lookahead|suffix(?: decoding)?|pard|pearl|draft[- ]model|re-?drafter|"
+    r"mlp[- ]speculator|self[- ]spec\w*"
+)
+SPECULATION = rf"(?:spec(?:ulation|ulative)?(?:[- ]?dec(?:oding|ode)?)?|sd|draft(?:ing|er)?|{DRAFTER})"
+PER_REQUEST = r"(?:/|\bper|\bsingle|\beach)[- ]?(?:user|req(?:uest)?|stream|client|seq(?:uence)?)\b"
+SPEED = (
+    r"(?:(?:output|generation|gen|decode|decoding|eval|mean|avg|average|median|total|aggregate|system)[ -])*"
+    r"(?:(?:token )?(?:throughput|thru?put|speed)\b|tok(?:en)?s? ?(?:/|per) ?s(?:ec(?:ond)?s?)?\b|\bt/s\b|\btps\b|\btok s\b|"
+    r"\btg ?\d*\b)"
+)
+TPOT = r"\btpot\b|time per (?:output )?tok(?:en)?\b|\bm?s(?:ec)? ?(?:/|per) ?tok(?:en)?\b|per-?token latency|latency per token"
+LENGTH = r"(?:len(?:gths?)?|tokens?|tok)\b"
+# In this order; what one has read the later ones do not see. "acceptance" is a length or a rate: its values decide.
+MEASURES = (
+    ("ignore", r"\bttft\b|\bitl\b|inter-?token|first token|\be2el?\b|req(?:uest)?s? ?(?:/|per) ?s\w*|requests? throughput|"
+               r"total token throughput|peak (?:output )?(?:token )?throughput|\b(?:prompt|prefill|pp|input)\b.*(?:"
+               + SPEED + r")|\bpp ?\d+\b|goodput|(?:draft|accepted) throughput|std ?(?:dev)? ?tpot"),
+    ("tpot_p99_ms", rf"\bp99\b.*(?:{TPOT})|(?:{TPOT}).*\bp99\b"),
+    ("ignore", r"\bp\d\d\b.*|" + rf"(?:{TPOT}).*\bp\d\d\b"),
+    ("tokens_per_step", r"\btokens? ?(?:/|per) ?(?:step|pass|iteration|forward|round|verify)\w*|\bblock efficiency\b"),
+    ("accepted_per_step", r"\baccepted (?:draft|drafted|guesses)[a-z ]* ?(?:/|per) ?(?:step|draft|round)"),
+    ("positions", r"\bpositions?\b(?! ?\d)|(?:rates? )?(?:by|per)[- ]position(?: accept\w*)?(?: rates?)?"),
+    ("acceptance_rate", r"\baccept\w*[- ]?(?:rate|%|percent\w*|ratio|prob\w*)|\bar ?\(?%\)?|\bhit rate|\baccept\w* ?\(%\)|"
+                        r"% accepted|\balpha\b|α"),
+    ("length", rf"(?:mean |avg |average )?(?:\baccept\w*|\bacc) ?{LENGTH}(?: ?(?:/|per) ?(?:step|draft|pass))?|\bal\b|\btau\b|τ|"
+               r"mean accept\w*|avg accept\w*|accepted ?(?:/|per) ?(?:step|draft|pass)"),
+    ("acceptance", r"\baccept(?:ance|ed)?\b|\bacc\b"),
+    ("tokens_per_s_per_request", rf"(?:{SPEED})[^a-z]*{PER_REQUEST}|{PER_REQUEST} (?:{SPEED})|tokens per s per request"),
+    ("tpot_s", rf"(?:{TPOT})[^a-z]*\bs(?:ec\w*)?\b|\bs(?:ec)? ?(?:/|per) ?tok(?:en)?\b"),
+    ("tpot_ms", rf"(?:mean |median |avg )?(?:{TPOT})"),
+    ("speedup", r"\bspeed-?ups?\b(?: (?:vs|over|to)\b.*)?|\brelative(?: speed)?\b|\bratio\b"),
+    ("gain", r"Δ ?%?|\bdelta\b|\bvs\.? .*|\bgain\b|\bimprovement\b|% ?change|\buplift\b|\bover (?:off|baseline)"),
+    ("spread", r"(?:±|\+/-) ?(?:std|sd)?|\bstd(?: ?dev)?\b|\bstdev\b|\bsd\b"),
+    ("stderr", r"\bstderr\b|\bstandard error\b|\bsem\b"),
+    ("tokens_per_s", SPEED),
+    ("prompts", r"\bnum prompts\b|#? ?(?:questions|prompts|samples)\b|\b(?:successful|completed|n) requests\b"),
+    ("seconds", r"\bduration\b|\bseconds\b|\belapsed\b|\bwall ?(?:time|clock)\b"),
+    ("repeats", r"\brepeats\b|\bn ?runs\b|\bruns\b|\brepetitions\b"),
+)  # fmt: skip
+K = r"(?:-*spec[ -])?(?:num |n )?(?:spec(?:ulative)?|draft(?:ed)?)[ -](?:n[ -])?(?:tokens?|len(?:gth)?|steps?|depth|max|n)|num steps|n[ -]max|depth|gamma|γ"
+CONCURRENCY = r"(?:max )?(?:conc(?:urren(?:cy|t))?|batch(?:[ -]?size)?|bsz?|clients?|users?|streams?|parallel|slots|np)"
+AXES = (
+    ("k", rf"\b(?:{K}|k|steps|spec)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?= ?(\d+)\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b"),
+    ("block", r"\bblock(?: size)? ?[=:]? ?(\d+)\b"),
+    ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b[cb] ?=? ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
+                    r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
+    ("temperature", r"\btemp(?:erature)? ?[=:]? ?(\d+(?:\.\d+)?)|\bt ?= ?(\d+(?:\.\d+)?)"),
+    ("context", r"\b(\d+ ?k?) (?:ctx|context)\b|\b(?:ctx|context)(?: len\w*)? ?[=:]? ?(\d+ ?k?)\b"),
+    ("position", r"\bpos(?:ition)?[ #=]*(\d+)\b"),
+)  # fmt: skip
+PLAIN = re.compile(
+    rf"\b(?:no|non|without|w/o)[- ]?{SPECULATION}(?: decoding)?|\b{SPECULATION}[ :=]*(?:off|disabled|none)\b|"
+    r"\b(?:off|baseline|base|vanilla|none|autoregressive|plain|disabled|ar|target[- ]only)\b(?: decoding)?",
+    re.IGNORECASE,
+)
+ADAPTIVE = re.compile(r"\b(?:adaptive|dynamic|auto)\b(?: ?(?:<=|≤|up to|max) ?\d+)?", re.IGNORECASE)
+SHORT_K = re.compile(
+    rf"(\b(?:{DRAFTER})(?: chain| tree| head)?) ?[-x×= ]? ?\(?(\d{{1,2}})\)?(?= *(?:[:,;)(|/+]|$))", re.IGNORECASE
+)
+DRAFTED = re.compile(rf"\b(?:{DRAFTER})", re.IGNORECASE)
+NAMES = (
+    ("k", rf"{K}|k|n|steps|num spec(?:ulative)?|spec|lookahead|speculation length"),
+    ("block", r"block(?: size)?"),
+    ("concurrency", rf"{CONCURRENCY}(?: level)?|c|concurrent (?:requests|users|clients)|reqs|load|b"),
+    ("drafter", r"drafter|draft(?: model)?|spec(?:ulative)? (?:method|algorithm|type)|speculator|algorithm|head"),
+    ("label", r"|config\w*|set(?:ting|up)s?|method|mode|arm|variant|run|case|name|speculation|speculative(?: decoding)?|decoding|type"),
+    ("model", r"(?:target |base )?model(?: name)?|target|llm"),
+    ("dataset", r"data ?sets?|data|benchmarks?|tasks?|workload|prompts?|category|subset|domain|suite"),
+    ("note", r"notes?|remarks?|comments?|status|verdict|result|why|source|link|url|author|date|day"),
+    ("ignore", r"#|id|idx|index|row|seed|rep(?:eat|etition)?|trial|iter(?:ation)?|run (?:id|#|no\.?)|rank"),
+    ("positions", r"pos|rates"),
+    ("speedup", r"x|×|speed ?up \(?x\)?"),
+    ("prompts", r"n prompts|requests"),
+    ("tokens_per_s", r"t|toks|tok|tokens|decode|generation|output"),
+    ("setting", r"temp(?:erature)?|top[ -]?[pk]|isl|osl|(?:input|output|prompt|max)[ -]?(?:len\w*|tok\w*|tokens)|.*context.*|ctx|version|"
+                r"commit|build|image|kv.*|cache.*|quant\w*|dtype|precision|weights|hardware|gpus?|device|engine|backend|framework|"
+                r"server|[tpde]p|tp size|table|thinking|attention|cuda ?graphs?|eager|sampling|greedy"),
+)  # fmt: skip
+CANONICAL = {  # meanings of figures under their own names
+    "tokens_per_s", "tokens_per_s_per_request", "speedup", "tpot_ms", "tpot_p99_ms", "tokens_per_step", "accepted_per_step",
+    "acceptance_rate", "positions", "repeats", "stderr", "seconds", "ignore",
+}  # fmt: skip
+BLANK = "\x1f"  # in place of what was read
+TAKEN = tuple((meaning, re.compile(pattern, re.IGNORECASE)) for meaning, pattern in MEASURES)
+SET = tuple((axis, re.compile(pattern, re.IGNORECASE)) for axis, pattern in AXES)
+NAMED = tuple((axis, re.compile(rf"(?:{pattern})", re.IGNORECASE)) for axis, pattern in NAMES)
+MODEL = re.compile(
+    r"[\w./-]*(?:qwen|llama|gemma|deepseek|glm|mi[sx]tral|phi-?\d|gpt|kimi|nemotron|apertus|vicuna|minimax|\d+b\b)[\w./-]*"
+    r"(?: \d[\w.-]*| flash\b| coder\b| nvfp4\b| fp8\b| bf16\b)*",
+    re.IGNORECASE,
+)
+DATASET = re.compile(
+    r"gsm-?8k|math-?\d*|human-?eval\+?|mbpp\+?|mt-?bench|alpaca|share-?gpt|spec-?bench|livecodebench|aime\S*|gpqa|mmlu\S*|"
+    r"swe-?\w*|cnn\S*|summari[sz]ation|translation|\brag\b|\bcod(?:e|ing)\b|\bchat\b|\bqa\b",
+    re.IGNORECASE,
+)
+CANNOT = re.compile(r"oom\b|out of memory|unsupported|not supported|cannot|crash|fail|err(?:or)?\b|✗|❌", re.IGNORECASE)
+MISSING = re.compile(
+    rf"[-–—−?/.\s]*|n/?a|nan|null|none|tbd|todo|time-?out|skip\w*|not run|dnf|dnr|pending|(?:{CANNOT.pattern}).*",
+    re.IGNORECASE,
+)
+SUMMARY = re.compile(
+    r"avg\.?|average|(?:geo(?:metric)?\.?[- ]?)?mean|gmean|overall|total|sum|median|min|max|std", re.IGNORECASE
+)
+NUMBER = re.compile(
+    r"(?<![\w.])([+−-]?(?:\d{1,3}(?:[,'_\u202f\u00a0 ]\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:e[+-]?\d+)?|[+-]?(?:\.\d+|inf\w*))"
+    r" ?(%|x\b|×|k\b|[a-zµ/]+)?(?: ?(?:±|\+/-|\+-) ?(\d*\.?\d+) ?(%)?)?",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a text says.
+
+    measures : meanings of its figures, in its order
+    said     : their words in the text
+    names    : axes that it names ("K \\ concurrency")
+    axes     : axes that it sets
+    rest     : other words
+    """
+
+    measures: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    axes: Mapping[str, str] = field(default_factory=dict)
+    rest: str = ""
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A figure of a cell, its unit as it stands, and the spread behind its "±"."""
+
+    value: float
+    unit: str = ""
+    spread: float | None = None
+
+
+def bare(text: str) -> str:
+    """The text without the marks of Markdown and HTML.
+
+    >>> bare("**28.5**<br>`MTP`  [K=2](https://x)")
+    '28.5 MTP K=2'
+    """
+    text = re.sub(r"<[^<>]{0,80}>|&nbsp;|[*`🏆🥇⭐✅🔥]|\\(?=[|_*])", " ", text)
+    return " ".join(re.sub(r"!?\[([^][]{0,200})\]\([^()]{0,500}\)", r"\1", text).split())
+
+
+@lru_cache(maxsize=4096)
+def words_of(text: str) -> Words:
+    r"""What a header, a label or a heading says.
+
+    >>> words_of("accept MTP K=1").measures, dict(words_of("accept MTP K=1").axes)
+    (('acceptance',), {'k': '1', 'drafter': 'MTP'})
+    >>> words_of("no spec").axes, words_of("Output token throughput (tok/s)").measures, words_of("K \ batch size").names
+    ({'k': '0'}, ('tokens_per_s',), ('k', 'concurrency'))
+    """
+    text = bare(text)[:400]
+    name = " ".join(re.sub(r"[\s_]+", " ", text).strip(" :").split())
+    if name.replace(" ", "_") in CANONICAL:
+        return Words(measures=(name.replace(" ", "_"),), said=name)
+    whole = axis_of(name)
+    names = [whole] if whole else [axis_of(part) for part in re.split(r" ?[\\/|↓→] ?| x | vs ", name)]
+    if None not in names:
+        return Words(names=tuple(name for name in names if name))
+    left = text.replace("_", " ")
+    found: dict[int, str] = {}
+    said: list[str] = []
+    axes: dict[str, str] = {}
+
+    def take(match: re.Match[str]) -> None:
+        nonlocal left
+        left = left[: match.start()] + BLANK * len(match[0]) + left[match.end() :]
+
+    if match := SHORT_K.search(left):
+        axes["k"] = match[2]
+        left = left[: match.start(2)] + BLANK * len(match[2]) + left[match.end(2) :]
+    for axis, pattern in SET:
+        if match := pattern.search(left):
+            axes.setdefault(axis, next(group for group in match.groups() if group))
+            take(match)
+    for meaning, pattern in TAKEN:
+        while match := pattern.search(left):
+            found.setdefault(match.start(), meaning)
+            said.append(match[0].strip())
+            take(match)
+    if (match := PLAIN.search(left)) and "k" not in axes:
+        axes["k"] = "0"
+        take(match)
+    elif match := ADAPTIVE.search(left):
+        axes["k"] = " ".join(match[0].split())
+        take(match)
+    rest = " ".join("".join(" " if new == BLANK else old for old, new in zip(text, left, strict=True)).split())
+    if "block" in axes:
+        axes.setdefault("k", str(int(axes.pop("block")) - 1))
+    if axes.get("k") != "0" and DRAFTED.search(rest):
+        axes["drafter"] = drafter_name(rest)
+    measures = tuple(dict.fromkeys(found[place] for place in sorted(found)))
+    return Words(("ignore",) if "ignore" in measures else measures, (), axes, rest, " ".join(said))
+
+
+def axis_of(name: str) -> str | None:
+    """The axis of which this is the whole name; "setting" for a known setting of how it was run."""
+    return next((axis for axis, pattern in NAMED if pattern.fullmatch(name)), None)
+
+
+def drafter_name(text: str) -> str:
+    """The words without those that say only that it speculates.
+
+    >>> drafter_name("speculative decoding with DSpark ( ):")
+    'DSpark'
+    """
+    text = re.sub(
+        r"\b(?:with|using|w/|spec(?:ulative)?|decoding|on|at|in|and|tokens?|values?)(?=\s|$)",
+        " ",
+        text,
+        flags=re.IGNORECASE,
+    )
+    text = re.sub(r"\(\s*\W*\s*\)|\[\s*\]", " ", text)
+    return " ".join(text.split()).strip(" :,;=@|+/()–—-")
+
+
+@lru_cache(maxsize=65536)
+def numbers_of(text: str, comma: bool = False) -> tuple[Number, ...]:
+    """The figures of a cell.
+
+    comma : whether a comma is always that of a decimal, as in a table with semicolons
+
+    >>> [number.value for number in numbers_of("~1,234.5 (+67%)")], numbers_of("12.3 ± 0.4 ms")[0].spread
+    ([1234.5, 67.0], 0.4)
+    """
+    text = text.replace("−", "-")
+    pattern = r"(?<![\d,.])(\d+),(\d+)(?![\d,])" if comma else r"(?<![\d,.])(\d+),(\d{1,2}|\d{4,})(?![\d,])"
+    text = re.sub(pattern, r"\1.\2", text)
+    numbers = []
+    for match in NUMBER.finditer(text):
+        value = float(re.sub(r"[,'_\s]", "", match[1]))
+        unit = (match[2] or "").lower().replace("×", "x")
+        spread = float(match[3]) if match[3] else None
+        if spread is not None and match[4]:
+            spread *= value / 100
+        numbers.append(Number(value * 1000, "", spread) if unit == "k" else Number(value, unit, spread))
+    return tuple(numbers)
+
+
+def has_figure(words: Words) -> bool:
+    """Whether a phrase has a figure and says what it is: "accept 2.18"."""
+    return bool(words.measures) and words.measures != ("ignore",) and bool(numbers_of(words.rest.replace(":", " ")))

@@ -1,0 +1,328 @@
+"""From rows of figures with their axes to arms: what a figure counts is decided by all figures of its column."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log, sqrt
+from pathlib import Path
+from statistics import median
+
+from treeopt.arms.arm import OFF, Arm, Arms, Unit
+from treeopt.arms.columns import PER_REQUEST, Number
+from treeopt.errors import InvalidInput, quoted
+
+UNNAMED = "draft"  # drafter of an arm whose source names none
+SPEEDS = ("tokens_per_s", "tokens_per_s_per_request", "speedup", "gain")
+TIMES = ("tpot_ms", "tpot_p99_ms")
+LENGTHS = ("length", "acceptance", "acceptance_rate", "accepted_per_step", "tokens_per_step")
+CELL = ("model", "dataset", "drafter", "k", "concurrency")
+RATIO = re.compile(r"\brelative\b|\bnormali[sz]ed\b", re.IGNORECASE)
+REQUEST = re.compile(PER_REQUEST, re.IGNORECASE)
+ALL = re.compile(r"\ball requests\b|\baggregate\b|\btotal\b|\bsystem\b", re.IGNORECASE)
+SPREAD = re.compile(r"\bsd of (\d+) repeats (\d*\.?\d+)", re.ASCII)
+SAID: Mapping[Unit, str] = {
+    "all": "all requests together",
+    "request": "one request",
+    "ratio": "a ratio to decoding without speculation",
+}
+
+
+@dataclass
+class Row:
+    """Figures of one setting, each with the name of its column.
+
+    axes   : "model", "dataset", "drafter", "k", "concurrency" and others, as they are written
+    note   : what the headings and the row say of it
+    table  : number of the table; 0 for lines outside of tables
+    """
+
+    axes: dict[str, str]
+    note: str
+    where: str
+    table: int
+    figures: dict[str, tuple[str, tuple[Number, ...]]] = field(default_factory=dict)
+
+    def has(self, measures: Iterable[str]) -> bool:
+        return any(measure in self.figures for measure in measures)
+
+    def take(self, name: str, measures: Sequence[str], numbers: tuple[Number, ...]) -> None:
+        """Add the figures of a cell, in the order of what its column measures; a figure that is there stays."""
+        if not numbers:
+            return
+        if measures == ("positions",):
+            numbers = (*self.figures.get("positions", ("", ()))[1], *numbers)
+            self.figures["positions"] = (name, numbers)
+        elif measures[0] in SPEEDS and len(measures) == 1:
+            speed = next((number for number in numbers if number.unit.startswith("t")), numbers[0])
+            self.figures.setdefault("speedup" if speed.unit == "x" else measures[0], (name, (speed,)))
+        else:
+            for measure, number in zip(measures, numbers, strict=False):
+                if measure == "tpot_s" or (measure in TIMES and re.match(r"s(ec|$|/)", number.unit)):
+                    measure, number = measure.replace("_s", "_ms"), Number(number.value * 1000)
+                self.figures.setdefault(measure, (name, (number,)))
+
+    def value(self, *measures: str) -> float | None:
+        return next((self.figures[measure][1][0].value for measure in measures if measure in self.figures), None)
+
+    @property
+    def positions(self) -> tuple[float, ...]:
+        shares = [number.value for number in self.figures.get("positions", ("", ()))[1]]
+        return tuple(share / 100 for share in shares) if max(shares, default=0) > 1 else tuple(shares)
+
+    @property
+    def k(self) -> int | None:
+        return int(self.axes["k"]) if self.axes.get("k", "").isdigit() else None
+
+    @property
+    def concurrency(self) -> int:
+        return int(self.axes.get("concurrency", "1"))
+
+    @property
+    def is_off(self) -> bool:
+        return self.k == 0
+
+    @property
+    def drafter(self) -> str:
+        if self.is_off:
+            return OFF
+        policy = self.axes.get("k", "") if self.k is None else ""
+        return f"{self.axes.get('drafter') or UNNAMED} {policy}".strip()
+
+    @property
+    def cell(self) -> tuple[str, str]:
+        return self.axes.get("model", ""), self.axes.get("dataset", "")
+
+
+def arms_of(rows: Sequence[Row], notes: Sequence[str], path: Path) -> Arms:
+    """The arms of a text. Raises InvalidInput where no row has a throughput or a time per token."""
+    for row in rows:
+        if row.axes.get("drafter", "").casefold() == OFF or ("drafter" not in row.axes and "k" not in row.axes):
+            row.axes.setdefault("k", "0")
+    measured = {measure for row in rows for measure in row.figures}
+    if not measured & {*SPEEDS, "tpot_ms"}:
+        found = ", ".join(sorted(measured)) or "none"
+        raise InvalidInput(
+            f"{path} must give tokens per second or time per token of settings that were run, but its figures are: {found}. "
+            "If a column holds them: --column NAME=tokens_per_s, or NAME=tpot_ms."
+        )
+    notes = list(dict.fromkeys(notes))
+    meanings: dict[str, str] = {}
+    lengths = _tokens_per_step(rows, meanings)
+    units = _units(rows, meanings)
+    rows = _gathered(rows, lengths)
+    about = _about(rows, notes)
+    if len({"concurrency" in row.axes for row in rows}) == 2:
+        notes.append("Rows that do not say their concurrency were taken as 1.")
+    arms = [_arm(row, units[row.table], lengths.get(id(row)), other) for row, other in zip(rows, about, strict=True)]
+    return Arms(arms=tuple(arms), meanings=meanings, notes=tuple(notes))
+
+
+def _arm(row: Row, unit: Unit, tokens_per_step: float | None, about: Mapping[str, str]) -> Arm:
+    if unit == "ratio":
+        speed = row.value("speedup", "tokens_per_s")
+        if speed is None and (gain := row.value("gain")) is not None:
+            speed = 1 + gain / 100
+    else:
+        speed = row.value("tokens_per_s", "tokens_per_s_per_request")
+    repeats = int(row.value("repeats") or 1)
+    spread = row.value("spread")
+    if spread is None:
+        spread = next((row.figures[measure][1][0].spread for measure in SPEEDS if measure in row.figures), None)
+    if match := SPREAD.search(row.note):
+        repeats, spread = max(repeats, int(match[1])), float(match[2])
+    stderr = row.value("stderr")
+    if stderr is None and spread is not None:
+        stderr = spread / sqrt(repeats)
+    prompts = row.value("prompts")
+    return Arm(
+        model=row.axes.get("model", ""),
+        dataset=row.axes.get("dataset", ""),
+        drafter=row.drafter,
+        k=row.k,
+        concurrency=row.concurrency,
+        about=about,
+        tokens_per_s=speed,
+        unit=unit,
+        tpot_ms=row.value("tpot_ms"),
+        tpot_p99_ms=row.value("tpot_p99_ms"),
+        tokens_per_step=1.0 if row.is_off else tokens_per_step,
+        positions=row.positions,
+        repeats=repeats,
+        stderr=stderr / speed if stderr and speed else None,
+        prompts=int(prompts) if prompts else None,
+        seconds=row.value("seconds"),
+        source=row.where,
+    )
+
+
+def _columns(rows: Iterable[Row], measures: Sequence[str]) -> dict[tuple[str, int], list[Row]]:
+    """Rows that have figures of a measure, by measure and table."""
+    columns = defaultdict(list)
+    for row in rows:
+        for measure in measures:
+            if measure in row.figures:
+                columns[measure, row.table].append(row)
+    return columns
+
+
+def _tokens_per_step(rows: Sequence[Row], meanings: dict[str, str]) -> dict[int, float]:
+    """Tokens per step with the bonus token, by the row's identity. What was taken as what is added to ``meanings``."""
+    lengths: dict[int, float] = {}
+    for (measure, _), column in _columns(rows, LENGTHS).items():
+        name = column[0].figures[measure][0]
+        speculative = [row for row in column if not row.is_off]
+        numbers = [row.figures[measure][1][0] for row in speculative]
+        values = [number.value for number in numbers]
+        plain = [row.value(measure) for row in column if row.is_off]
+        if not values:
+            continue
+        percent = any(number.unit == "%" for number in numbers)
+        is_rate = measure == "acceptance_rate" and (percent or max(values) <= 1 or max(values) > 20 or "%" in name)
+        is_rate |= measure == "acceptance" and (percent or max(values) <= 1 or max(values) > 20)
+        correct = f'; if not: --column "{name}={{}}"'
+        if is_rate:
+            scale = 100 if percent or max(values) > 1 else 1
+            kind = f"share of the drafted tokens that was accepted{correct.format('tokens_per_step')}"
+        elif measure == "accepted_per_step":
+            kind = "accepted tokens per step, without the bonus token"
+        elif measure == "tokens_per_step":
+            kind = "tokens per step, with the bonus token"
+        elif _has_no_bonus(speculative, values, plain):
+            kind = f"accepted tokens per step, without the bonus token{correct.format('tokens_per_step')}"
+        else:
+            kind = f"tokens per step, with the bonus token{correct.format('accepted_per_step')}"
+        meanings[name] = kind
+        for row, value in zip(speculative, values, strict=True):
+            if is_rate and row.k is not None:
+                lengths.setdefault(id(row), 1 + row.k * value / scale)
+            elif not is_rate:
+                lengths[id(row)] = value + kind.startswith("accepted")
+    return lengths
+
+
+def _has_no_bonus(rows: Sequence[Row], values: Sequence[float], plain: Sequence[float | None]) -> bool:
+    """Whether mean lengths count the accepted tokens alone: by plain, by rates beside them, or since one is below 1."""
+    if 0 in plain or min(values) < 1:
+        return True
+    for row, value in zip(rows, values, strict=True):
+        accepted = sum(row.positions)
+        rate = row.value("acceptance_rate")
+        if rate is not None and row.k:
+            accepted = row.k * (rate / 100 if rate > 1 else rate)
+        if accepted:
+            return abs(value - accepted) < abs(value - accepted - 1)
+    return False
+
+
+def _units(rows: Sequence[Row], meanings: dict[str, str]) -> dict[int, Unit]:
+    """The unit of tokens_per_s of each table."""
+    tables = defaultdict(list)
+    for row in rows:
+        tables[row.table].append(row)
+    units: dict[int, Unit] = {}
+    for table, group in tables.items():
+        speed = next((measure for measure in SPEEDS if any(measure in row.figures for row in group)), None)
+        if speed is None:
+            units[table] = "all"
+            for name, _ in (row.figures["tpot_ms"] for row in group if "tpot_ms" in row.figures):
+                meanings[name] = "milliseconds per token of one request"
+            continue
+        name = next(row.figures[speed][0] for row in group if speed in row.figures)
+        off = [row.value("tokens_per_s") for row in group if row.is_off]
+        notes = " ".join({row.note for row in group if speed in row.figures}) + " " + name
+        if (
+            speed in ("speedup", "gain")
+            or RATIO.search(notes)
+            or (speed == "tokens_per_s" and off and set(off) == {1.0})
+        ):
+            unit: Unit = "ratio"
+        elif speed == "tokens_per_s_per_request" or (REQUEST.search(notes) and not ALL.search(name)):
+            unit = "request"
+        else:
+            unit = "all" if ALL.search(notes) or not _is_per_request(group) else "request"
+        units[table] = unit
+        meanings[name] = SAID[unit]
+        for other in SPEEDS[SPEEDS.index(speed) + 1 :]:
+            for column in {row.figures[other][0] for row in group if other in row.figures}:
+                if column != name:
+                    meanings[column] = f"left out: {name} says it"
+        for name, _ in (row.figures["tpot_ms"] for row in group if "tpot_ms" in row.figures):
+            meanings[name] = "milliseconds per token of one request"
+    return units
+
+
+def _is_per_request(rows: Iterable[Row]) -> bool:
+    """Whether tokens per second times time per token are about 1 and not the concurrency."""
+    shares = [
+        log(row.value("tokens_per_s") * row.value("tpot_ms") / 1000) / log(row.concurrency)  # type: ignore[operator]
+        for row in rows
+        if row.concurrency > 1 and row.has(["tokens_per_s"]) and row.has(["tpot_ms"])
+    ]
+    return bool(shares) and median(shares) < 0.3
+
+
+def _gathered(rows: Sequence[Row], lengths: dict[int, float]) -> list[Row]:
+    """The rows; what a table says of acceptance alone goes to the rows of the same axes in other tables."""
+    timed = [row for row in rows if row.has([*SPEEDS, "tpot_ms"]) or not row.figures]
+    by_axes = defaultdict(list)
+    sparse = [row for row in rows if row.figures and not row.has([*SPEEDS, "tpot_ms"])]
+    forms = {tuple(sorted(row.axes.keys() & {*CELL})) for row in sparse}
+    for form in forms:
+        for row in timed:
+            by_axes[form, tuple(row.axes.get(axis) for axis in form)].append(row)
+    gathered = list(timed)
+    for row in sparse:
+        form = tuple(sorted(row.axes.keys() & {*CELL}))
+        others = by_axes.get((form, tuple(row.axes[axis] for axis in form)), [])
+        others = [other for other in others if other.table != row.table or "concurrency" not in row.axes]
+        if not others:
+            gathered.append(row)
+        for other in others:
+            other.figures = {**row.figures, **other.figures}
+            if id(row) in lengths:
+                lengths.setdefault(id(other), lengths[id(row)])
+    return gathered
+
+
+def _about(rows: Sequence[Row], notes: list[str]) -> list[dict[str, str]]:
+    """What else differs between rows of a model and data set, for each row.
+
+    A setting that is known as one counts where it differs; another column only where one setting was run at several of its
+    values, since it is a measurement otherwise.
+    """
+    cells = defaultdict(list)
+    for row in rows:
+        cells[row.cell].append(row)
+    heeded: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for cell, group in cells.items():
+        for axis in dict.fromkeys(axis for row in group for axis in row.axes):
+            if axis in CELL or axis in ("measure", "note"):
+                continue
+            values = {row.axes[axis] for row in group if axis in row.axes}
+            if len(values) < 2:
+                continue
+            if axis.startswith("?") and not _is_crossed(axis, group):
+                notes.append(
+                    f'Column {quoted(axis[1:])} was not used. If arms may differ in it: --column "{axis[1:]}=context".'
+                )
+                continue
+            heeded[cell].add(axis)
+    notes[:] = dict.fromkeys(notes)
+    return [{axis.lstrip("?"): row.axes[axis] for axis in row.axes if axis in heeded[row.cell]} for row in rows]
+
+
+def _is_crossed(axis: str, rows: Sequence[Row]) -> bool:
+    """Whether most settings were run at several values, and with other settings at the same ones."""
+    values = defaultdict(set)
+    settings = defaultdict(set)
+    for row in rows:
+        if axis in row.axes:
+            setting = (row.drafter, row.k, row.concurrency)
+            values[setting].add(row.axes[axis])
+            settings[row.axes[axis]].add(setting)
+    return sum(len(found) > 1 for found in values.values()) > len(values) / 2 and all(
+        len(s) > 1 for s in settings.values()
+    )

@@ -1,0 +1,105 @@
+"""Where a text has tables, and their cells: CSV, Markdown, frames of a console, aligned columns."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treeopt.arms.columns import MISSING, bare, has_figure, words_of
+from treeopt.errors import InvalidInput
+
+MOST_COLUMNS = 200
+MOST_CELL = 2000  # characters
+MARKS = ("|", "\t", ";", ",", "  ", " ")  # between cells
+RULE = re.compile(r"[\s|:+=_.~-]{3,}$")
+BOX = str.maketrans("│┃║┆─━═┄┌┏╔└┗╚├┣╠┤┫╣┬┳╦┴┻╩┼╋╬╇╈┡┩╒╕╘╛╞╡╪╤╧┐┓╗┘┛╝", "||||" + "-" * 44, "\ufeff")
+Cells = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table: its header, its rows with their line, and whether commas are those of decimals."""
+
+    header: Cells
+    rows: Sequence[tuple[int, Cells]]
+    comma: bool
+    line: int
+
+    def column(self, i: int) -> list[str]:
+        """The cells that hold something."""
+        return [cell for _, cells in self.rows if not MISSING.fullmatch(cell := bare(cells[i]))]
+
+    def transposed(self) -> Grid:
+        """Columns become rows; they keep the line of the header."""
+        names = [self.header[0], *(cells[0] for _, cells in self.rows)]
+        columns = range(1, len(self.header))
+        rows = [(self.line, [self.header[i], *(cells[i] for _, cells in self.rows)]) for i in columns]
+        return Grid(names, rows, self.comma, self.line)
+
+
+def grid_at(lines: Sequence[str], start: int, path: Path, is_known: Callable[[str], bool]) -> Grid | None:
+    """The table whose header is a line; None where none is.
+
+    is_known : whether a cell of the header names something; a line of prose has none or few
+    """
+    second = next((i for i in range(start + 1, min(start + 3, len(lines))) if not RULE.match(lines[i])), None)
+    if second is None or not lines[second].strip():
+        return None
+    for mark in MARKS:
+        header = _split(lines[start], mark, start, path)
+        size = len(header)
+        if size < 2 or (mark != "|" and len(_split(lines[second], mark, second, path)) != size):
+            continue
+        needed = {"|": second == start + 1, "\t": 1, " ": size}.get(mark, 2)
+        if sum(map(is_known, header)) >= needed and not any(has_figure(words_of(cell)) for cell in header):
+            rows = _rows(lines, second, header, mark, path)
+            return Grid(header, rows, mark == ";", start + 1)
+    return None
+
+
+def _rows(lines: Sequence[str], start: int, header: list[str], mark: str, path: Path) -> list[tuple[int, list[str]]]:
+    """The rows of a table with their lines, until an empty line."""
+    size = len(header)
+    rows = []
+    for i in range(start, len(lines)):
+        if lines[i].strip() and RULE.match(lines[i]):
+            continue
+        if not lines[i].strip() or (mark == "|" and "|" not in lines[i]):
+            break
+        cells = _split(lines[i], mark, i, path)
+        if mark == "|":
+            cells += [""] * (size - len(cells))
+        if not any(cells[size:]):
+            cells = cells[:size]
+        if len(cells) != size and mark in "  ":
+            break
+        if len(cells) != size:
+            raise InvalidInput(
+                f"{path} line {i + 1} must have {size} cells, as its header has, but it has {len(cells)}."
+            )
+        if cells != header:
+            rows.append((i + 1, cells))
+    for number, row in [(start, header), *rows]:
+        if size > MOST_COLUMNS or any(len(cell) > MOST_CELL for cell in row):
+            raise InvalidInput(
+                f"{path} line {number} may have {MOST_COLUMNS} columns of {MOST_CELL:,} characters, but has more."
+            )
+    return rows
+
+
+def _split(line: str, mark: str, number: int, path: Path) -> list[str]:
+    """The cells of a line."""
+    if mark == "|":
+        line = line.strip().replace("\\|", "¦")
+        return [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")] if "|" in line else []
+    if mark in "  ":
+        return re.split(r"\s{2,}" if mark == "  " else r"\s+", line.strip())
+    if mark not in line:
+        return []
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=mark, strict=True))]
+    except csv.Error as error:
+        raise InvalidInput(f"{path} line {number + 1} is no row of a table: {error}.") from None
