@@ -37,14 +37,15 @@ def _arm(key: tuple[str, str, str, str, int], rows: list[dict[str, str]]) -> Arm
     model, dataset, drafter, length, concurrency = key
     k = int(length) if length.isdigit() else None
     tokens = [float(row["tokens_per_step"]) for row in rows if row["tokens_per_step"]]
-    note = rows[0]["note"]
+    logs, note = np.log([float(row["tokens_per_s"]) for row in rows]), rows[0]["note"]
     return Arm(
         model=model,
         dataset=dataset,
         drafter=OFF if k == 0 else drafter if k else f"{drafter} {length}",
         k=k,
         concurrency=concurrency,
-        tokens_per_s=float(np.exp(np.mean([np.log(float(row["tokens_per_s"])) for row in rows]))),
+        tokens_per_s=float(np.exp(logs.mean())),
+        stderr=float(logs.std(ddof=1) / np.sqrt(len(logs))) if len(logs) > 1 else None,
         unit="ratio" if "RELATIVE" in note else "request" if "per request" in note else "all",
         tokens_per_step=float(np.mean(tokens)) if tokens else None,
         repeats=sum(int(row["repeats"] or 1) for row in rows),

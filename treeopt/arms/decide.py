@@ -13,6 +13,7 @@ import numpy as np
 from treeopt.arms.model import Posterior
 
 TIE_CHANCE, TIE_SHARE = 0.1, 0.02  # what ties: faster with at least this chance, or within this share
+LIKELY = 0.6  # least chance that an arm that was not run is faster, with which it is named
 LEAST_GAIN = 0.005  # of a run that is worth it, as a share of throughput
 OUTCOMES = np.array([NormalDist().inv_cdf((i + 0.5) / 64) for i in range(64)])  # normal ones of equal chance
 
@@ -55,10 +56,14 @@ class Decision:
 def decide(posterior: Posterior, cell: Sequence[int]) -> Decision | None:
     """The decision among the arms of one cell whose drafter is not broken; None where none of them was run.
 
-    cell : their places in the posterior
+    Where broken drafters alone were run it is off, by what is known of it.
+
+    cell : places of its arms in the posterior
     """
-    cell = [i for i in cell if posterior.arms[i].drafter not in posterior.broken]
-    mean, run = posterior.mean, [i for i in cell if i in posterior.run]
+    mean, arms = posterior.mean, posterior.arms
+    tried = any(i in posterior.run for i in cell)
+    cell = [i for i in cell if arms[i].drafter not in posterior.broken]
+    run = [i for i in cell if i in posterior.run] or [i for i in cell if arms[i].k == 0 and tried]
     if not run:
         return None
     chosen = max(run, key=lambda i: mean[i])
@@ -68,9 +73,14 @@ def decide(posterior: Posterior, cell: Sequence[int]) -> Decision | None:
         if i != chosen and (posterior.chance(i, chosen) > TIE_CHANCE or mean[i] > mean[chosen] + log1p(-TIE_SHARE))
     )
     best = max(cell, key=lambda i: mean[i])
-    predicted = Predicted(best, posterior.chance(best, chosen)) if mean[best] > mean[chosen] else None
+    predicted = Predicted(best, posterior.chance(best, chosen))
     following = max((next_run(posterior, i, run) for i in cell), key=lambda following: following.gain)
-    return Decision(chosen, tied, predicted, following if following.gain >= LEAST_GAIN else None)
+    return Decision(
+        chosen,
+        tied,
+        predicted if predicted.chance >= LIKELY else None,
+        following if following.gain >= LEAST_GAIN else None,
+    )
 
 
 def next_run(posterior: Posterior, i: int, run: Sequence[int]) -> NextRun:

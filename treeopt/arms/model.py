@@ -27,7 +27,7 @@ from treeopt.records.estimate import Z95, Estimate
 Floats = NDArray[np.float64]
 DRAWS = 2000
 MISFITS = (0.006, 0.0125, 0.025, 0.05, 0.1, 0.2)  # of an arm, weighted by evidence
-LAUNCH = 0.025  # standard deviation between launches, where neither the arm nor the user gives one
+LAUNCH, USUAL = 0.025, 4  # usual standard deviation between launches, and the repeats that it counts as
 TOKENS_ERROR = 0.05  # of the logarithm of measured tokens per step, beside those that the form gives
 LEVEL, DATASET_LEVEL = 10.0, 1.0  # of log plain steps: free, and of a data set beside others
 ADAPTIVE = 0.15  # of an engine that chooses lengths, beside the longest
@@ -62,9 +62,9 @@ class Posterior:
     launch: Floats
 
     @cached_property
-    def run(self) -> tuple[int, ...]:
+    def run(self) -> frozenset[int]:
         """Places of the arms that have figures."""
-        return tuple(i for i, arm in enumerate(self.arms) if arm.tokens_per_s)
+        return frozenset(i for i, arm in enumerate(self.arms) if arm.tokens_per_s)
 
     @cached_property
     def broken(self) -> dict[str, str]:
@@ -94,17 +94,18 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     """What is known of all ``arms`` of one model by the figures of those that were run.
 
     arms   : each setting in each cell once; those without figures are predicted
-    launch : standard deviation of log tokens per second between launches, for arms that do not have their own
+    launch : usual standard deviation of log tokens per second between launches, which repeats correct
     """
-    noise = (LAUNCH if launch is None else launch) ** 2
+    launches = _launch_variances(arms, LAUNCH if launch is None else launch)
     n, run = len(arms), [i for i, arm in enumerate(arms) if arm.tokens_per_s]
-    counted = [i for i, arm in enumerate(arms) if arm.emitted and arm.k != 0 and arm.drafter not in broken(arms)]
+    failed = broken(arms)
+    counted = [i for i, arm in enumerate(arms) if arm.emitted and arm.k != 0 and arm.drafter not in failed]
     mean, prior = _prior(arms)
     seen = np.array([*run, *(n + i for i in counted)], dtype=int)
     values = [np.log(arms[i].tokens_per_s or 1) + _shared_log(arms[i]) for i in run]
     values += [np.log(arms[i].emitted or 1) for i in counted]
     errors = np.full(len(seen), TOKENS_ERROR**2)
-    errors[: len(run)] = [figure_variance(arms[i], noise) for i in run]
+    errors[: len(run)] = [launches[i] / arms[i].repeats for i in run]
     off = np.array(values) - mean[seen]
     means, covariances, evidence = [], [], []
     for misfit in MISFITS:
@@ -119,12 +120,16 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     middle = weights @ np.stack(means)
     apart = np.stack(means) - middle
     spread = np.tensordot(weights, np.stack(covariances), 1) + (weights[:, None] * apart).T @ apart
-    return Posterior(tuple(arms), middle, spread, np.full(n, noise))
+    return Posterior(tuple(arms), middle, spread, launches)
 
 
-def figure_variance(arm: Arm, launch: float) -> float:
-    """Of the logarithm of its figure, by its own standard error or the variance between launches."""
-    return launch / arm.repeats if arm.stderr is None else arm.stderr**2
+def _launch_variances(arms: Sequence[Arm], launch: float) -> Floats:
+    """(n,) variances between launches: by all repeats over what is usual, and by an arm's own over those."""
+    freedom = np.array([arm.repeats - 1 if arm.stderr is not None else 0 for arm in arms])
+    own = np.array([(arm.stderr or 0) ** 2 * arm.repeats for arm in arms])
+    shared = (USUAL * launch**2 + freedom @ own) / (USUAL + freedom.sum())
+    single = np.array([arm.stderr is not None and arm.repeats == 1 for arm in arms])
+    return np.where(single, own, (USUAL * shared + freedom * own) / (USUAL + freedom))
 
 
 def log_normal(mean: float, variance: float) -> Estimate:
@@ -141,7 +146,8 @@ def _shared_log(arm: Arm) -> float:
 def _prior(arms: Sequence[Arm]) -> tuple[Floats, Floats]:
     """Mean (2n,) and covariance (2n, 2n) of the log throughput of the arms and of their log tokens per step."""
     draws = {name: _drawn(name, arms) for name in PRIOR}
-    works = np.array([arm.drafter not in broken(arms) for arm in arms])
+    failed = broken(arms)
+    works = np.array([arm.drafter not in failed for arm in arms])
     tokens, milliseconds = log_tokens(arms, draws) * works, log_plain(arms, draws) + log_cost(arms, draws)
     both = np.concatenate([tokens - milliseconds, np.broadcast_to(tokens, milliseconds.shape)], axis=1)
     mean, covariance = both.mean(axis=0), np.cov(both, rowvar=False)
