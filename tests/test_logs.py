@@ -111,6 +111,35 @@ def test_answer_that_a_model_wrote_as_json_is_a_text(folders, tmp_path, answer):
     assert byte_tokenizer().decode(request.answer) == f"{answer}<|im_end|>"
 
 
+SYSTEM = "<|im_start|>system\nBe brief.<|im_end|>\n"
+THOUGHT = [{"type": "thinking", "thinking": "Two and two. "}, {"type": "text", "text": REPLY["content"]}]
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt", "answer"),
+    [
+        ({"request": {"system": "Be brief.", "messages": [USER]}, "response": {"content": "4"}}, SYSTEM + ASKED, "4<|im_end|>"),
+        ({"request": {"system": [{"type": "text", "text": "Be brief."}], "messages": [USER]}, "response": {"role": "assistant", "content": THOUGHT}},
+         SYSTEM + ASKED, f"Two and two. {SAID}"),
+        ({"messages": [USER], "choices": [{"message": REPLY | {"reasoning_content": "Two and two. "}}]}, ASKED, f"Two and two. {SAID}"),
+        ({"messages": [USER], "choices": [{"message": {"role": "assistant", "content": None, "reasoning": "Two"}, "finish_reason": "length"}]}, ASKED, "Two"),
+    ],
+)  # fmt: skip
+def test_system_and_reasoning(folders, tmp_path, row, prompt, answer):
+    """A system text beside the messages is asked too, and reasoning was generated before the content."""
+    log = read(tmp_path, [row], folders["chat"])
+    assert texts(log) == [(prompt, answer)]
+    assert any("with reasoning" in note for note in log.meta["notes"]) == ("Two" in answer)
+
+
+def test_fewer_tokens_than_usage(folders, tmp_path):
+    """Where usage counts far more tokens than an answer has, something that was generated is not in the log."""
+    rows = [{"messages": [USER, REPLY], "usage": {"completion_tokens": count}} for count in (14, 60)]
+    assert [
+        note for note in read(tmp_path, rows, folders["chat"]).meta["notes"] if note.startswith("1 answer of far fewer")
+    ]
+
+
 def test_a_raw_text_gets_the_tokenizers_bos_and_a_template_writes_its_own(folders, tmp_path):
     row = {"request": {"prompt": "def f"}, "response": {"choices": [{"text": "(x):"}]}}
     assert texts(read(tmp_path, [row], folders["plain"])) == [("<s>def f", "(x):</s>")]

@@ -54,6 +54,9 @@ NOTES = {
                 "{moved_share:.2%} of the tokens end elsewhere. The ids are kept."),
     "other_texts": ("answer", "{} with ids of another text than is given: is it this tokenizer? The ids are kept."),
     "unwritten_calls": ("answer", "{} without the calls of tools, which the chat template does not write."),
+    "reasoning": ("answer", "{} with reasoning, which was generated too: it stands before the content, without marks around it."),
+    "shorter": ("answer", "{} of far fewer tokens than usage counts: some of what was generated, such as reasoning, is not in the log, or it is "
+                "another tokenizer."),
     "otherwise": ("answer", "{} tokenised alone: the chat template does not write the answer where it begins one."),
 }  # fmt: skip
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treeopt.runtime.prompts.logged import LoggedRequest
+from treeopt.runtime.prompts.logged import REASONINGS, LoggedRequest, Message
 from treeopt.runtime.prompts.tokenizer import Tokenizer
 
 Tokens = Sequence[int]
+MUCH_LONGER = 1.5  # times as many tokens as here, which another tokenizer does not explain
 
 
 class Encoder:
@@ -19,7 +20,8 @@ class Encoder:
     counted : texts, answers that came as text; answers with ids and text: of them those with other_ids once the text is
               tokenised again, their tokens, and tokens moved to another end; other_texts, answers whose ids are of another
               text; unwritten_calls and otherwise, answers that the chat template writes without their calls of tools, or
-              otherwise than it begins an answer
+              otherwise than it begins an answer; reasoning, answers whose reasoning it does not write; shorter, answers of far
+              fewer tokens than the server counted
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -39,7 +41,7 @@ class Encoder:
             bos = not (is_chat and tokenizer.chats) and not tokenizer.is_rendered(written)
             prompt = prompt or tokenizer.encode(written, bos=bos)
             if not answer and one.answer is not None:
-                said = self._said(tokenizer, one, written) if is_chat else one.answer["content"]
+                said = self._said(tokenizer, one, written) if is_chat else self._whole(one.answer)
                 answer = tokenizer.until_end(tokenizer.encode(said), limit=one.limit, was_cut=one.was_cut)
             if (most := max(max(prompt, default=0), max(answer, default=0))) >= len(tokenizer.lengths):
                 raise ValueError(f"its token {most} is beyond the tokenizer's {len(tokenizer.lengths)}")
@@ -48,12 +50,17 @@ class Encoder:
         if not (prompt and answer):
             raise ValueError(f"its {'answer' if prompt else 'prompt'} has no tokens")
         self.counted["texts"] += not one.answer_ids
+        self.counted["shorter"] += one.counted > MUCH_LONGER * len(answer)
         return prompt, answer
 
     def _said(self, tokenizer: Tokenizer, one: LoggedRequest, written: str) -> str:
         """What the template writes of the answer behind the prompt; its content where it begins answers otherwise."""
         bare = dict(one.answer or {})
         whole = tokenizer.write([*one.messages, bare], one.options, finished=True)
+        plain = {name: value for name, value in bare.items() if name not in REASONINGS}
+        if plain != bare and whole == tokenizer.write([*one.messages, plain], one.options, finished=True):
+            bare["content"] = self._whole(bare)
+            whole = tokenizer.write([*one.messages, bare], one.options, finished=True)
         called = bool(bare.pop("tool_calls", None))
         is_lost = called and whole == tokenizer.write([*one.messages, bare], one.options, finished=True)
         is_behind = whole.startswith(written)
@@ -61,6 +68,12 @@ class Encoder:
             raise ValueError("its answer calls a tool, which the chat template does not write behind the prompt")
         self.counted += Counter(unwritten_calls=int(is_lost), otherwise=int(not is_behind))
         return whole[len(written) :] if is_behind else str(bare["content"])
+
+    def _whole(self, answer: Message) -> str:
+        """The reasoning and the content of an answer, without the marks that its model writes around the reasoning."""
+        reasoning = answer.get("reasoning_content", "")
+        self.counted["reasoning"] += bool(reasoning)
+        return reasoning + str(answer["content"])
 
     def _compare(self, tokenizer: Tokenizer, ids: Tokens, text: str) -> None:
         """Count where the tokens that were generated and those of their text differ."""

@@ -24,13 +24,15 @@ CHOICES = ("choices", "outputs")
 # Names of values, first found; times ending in _ms are milliseconds.
 PROMPTS = (*LISTS[1:], "prompt", "question", "instruction", "inputs", "input")
 ANSWERS = ("response", "answer", "completion", "output", "generated_text", "content", "text")
+SYSTEMS = ("system", "instructions", "system_prompt")  # what stands before the messages
+REASONINGS = ("reasoning_content", "reasoning", "thinking")  # what was generated before an answer
 PROMPT_IDS = ("prompt_token_ids", "prompt_ids", "input_ids")
 ANSWER_IDS = ("token_ids", "generated_token_ids", "output_token_ids", "output_ids", "completion_token_ids",
               "response_token_ids", "answer_token_ids")  # fmt: skip
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens", "n_predict", "num_predict")
-BEGINS = ("begin_s", "start_s", "start_time", "begin_time", "start_ms", "begin_ms", "arrival_time", "request_time",
+BEGINS = ("begin_s", "start_s", "start_time", "startTime", "begin_time", "start_ms", "begin_ms", "arrival_time", "request_time",
           "created_at", "created", "timestamp", "ts")  # fmt: skip
-ENDS = ("end_s", "end_time", "end_ms", "finish_time", "finished_at", "completed_at")
+ENDS = ("end_s", "end_time", "endTime", "end_ms", "finish_time", "finished_at", "completed_at")
 SPANS = ("latency", "latency_s", "latency_ms", "duration", "duration_s", "duration_ms", "elapsed_s", "elapsed_ms")
 CONVERSATIONS = ("conversation_id", "session_id", "thread_id", "chat_id", "trace_id", "conversation", "session")
 STOPS, LIMITED = ("finish_reason", "stop_reason", "stop_type"), ("length", "max_tokens", "limit")
@@ -53,6 +55,7 @@ class LoggedRequest:
     options      : what the request gave the chat template besides
     conversation : the value of a column that names it
     was_cut      : whether the limit ended the answer
+    counted      : tokens of the answer as the server counted them; 0 where it did not
     """
 
     messages: tuple[Message, ...] = ()
@@ -65,6 +68,7 @@ class LoggedRequest:
     times: tuple[float, float] = (math.nan, math.nan)
     conversation: str | None = None
     was_cut: bool = False
+    counted: int = 0
 
 
 def read_logged(row: Row, column: str | None = None, responses: str | None = None) -> Iterator[LoggedRequest]:
@@ -130,6 +134,9 @@ def _request(choice: list[Row], row: list[Row], column: str | None, responses: s
         prompt_ids = prompt_ids or _ids(name, value)
     elif isinstance(value, list):
         messages = [_message(message, i) for i, message in enumerate(value, 1)]
+        system = joined(_first(said, SYSTEMS, str, list)[1])
+        if system and all(message["role"] != "system" for message in messages):
+            messages.insert(0, {"role": "system", "content": system})
     elif value is not None:
         text = text_of(value, name, "a text or a list")
         extra = _first(said, INPUTS, str)[1] if name == "instruction" and column is None else None
@@ -145,6 +152,7 @@ def _request(choice: list[Row], row: list[Row], column: str | None, responses: s
         messages = [{"role": "user", "content": text}]
     why, named = _first(said, STOPS)[1], _first(said, CONVERSATIONS)[1]
     options = _first(said, ("chat_template_kwargs",), dict)[1] or {}
+    usage = _first(said, ("usage",), dict)[1] or {}
     return LoggedRequest(
         tuple(messages),
         text,
@@ -156,6 +164,7 @@ def _request(choice: list[Row], row: list[Row], column: str | None, responses: s
         times=_times(said),
         conversation=None if named is None else str(named),
         was_cut=(why.get("type") if isinstance(why, dict) else why) in LIMITED,
+        counted=_first(usage, ("completion_tokens", "output_tokens"), int)[1] or 0,
     )
 
 
@@ -166,7 +175,8 @@ def _answer(objects: Sequence[Row], messages: list[Message], responses: str | No
     if roled is not None:
         message: Message = _message(roled, len(messages) + 1)
     elif said is not None:
-        message = {"role": "assistant", "content": joined(said)}
+        reasoning = _first(_joint(objects), REASONINGS, str)[1]
+        message = _message({"role": "assistant", "content": said, "reasoning_content": reasoning}, len(messages) + 1)
     elif any(one["role"] == "assistant" for one in messages):
         while (message := messages.pop())["role"] != "assistant":
             pass
@@ -174,17 +184,23 @@ def _answer(objects: Sequence[Row], messages: list[Message], responses: str | No
         return None
     if message["content"].strip():
         text_of(message["content"], name or "its answer")
-    return message if message["content"].strip() or message.get("tool_calls") else None
+    is_empty = not (message["content"].strip() or message.get("reasoning_content") or message.get("tool_calls"))
+    return None if is_empty else message
 
 
 def _message(message: Any, i: int) -> Message:
     """A message as chat templates take it: its content a text, the arguments of its calls objects, nothing empty."""
-    role, content = role_of(message, i, ROLES | TOOLS), joined(message.get(first_of(message, ("content", "value"))))
+    role, content = role_of(message, i, ROLES | TOOLS), message.get(first_of(message, ("content", "value")))
+    reasoning = message.get(first_of(message, REASONINGS))
+    if isinstance(content, list):
+        thoughts = [part for part in content if isinstance(part, dict) and part.get("type") in REASONINGS]
+        reasoning = reasoning or "".join(str(_first(part, (*REASONINGS, "text"))[1] or "") for part in thoughts)
+        content = joined([part for part in content if part not in thoughts])
     if content is not None and not isinstance(content, str):
         raise ValueError(f"the content of message {i} must be a text, but is {kind_of(content)}")
     found = {key: value for key, value in message.items() if value not in (None, [])}
-    if name := first_of(message, ("reasoning_content", "reasoning", "thinking")):
-        found |= {"thinking": message[name], "reasoning_content": message[name]}
+    if reasoning:
+        found |= {"thinking": reasoning, "reasoning_content": reasoning}
     if calls := message.get("tool_calls"):
         if not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
             raise ValueError(f"the tool_calls of message {i} must be a list of objects")
