@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from treeopt.arms.arm import OFF, Arm, Arms
-from treeopt.engines.measured.benchmarks import POSITIONS, Record, records_of
+from treeopt.engines.measured.benchmarks import POSITIONS, Record, parsed, records_of
 from treeopt.engines.measured.files import load_file
 from treeopt.engines.sglang import SpeculationTimed
 from treeopt.errors import InvalidInput
-from treeopt.files.bounds import limit_rows, loads
+from treeopt.files.bounds import limit_rows
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, checked
 
 Read = tuple[Arm | None, list[str]]  # of a record: its arm, and notes
@@ -29,50 +29,64 @@ MANY = 0.02  # steps without a draft over those with one, above which they are c
 OTHERS = 1.1  # tokens of all drafts over those that were answered, above which other requests were counted too
 
 
+@dataclass(frozen=True)
+class Results:
+    """What was read of some files: arms, what the columns mean, and notes with the places of their runs."""
+
+    arms: list[Arm] = field(default_factory=list)
+    meanings: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, list[str]] = field(default_factory=dict)
+
+    def read(self, content: Any, path: Path) -> None:
+        for number, (titles, record) in enumerate(limit_rows(records_of(content), path), 1):
+            form = next((form for form in FORMS if set(form[0]) <= record.keys()), None)
+            if form is None:
+                continue
+            where = f"{path}, run {number}"
+            given = {name: value for name, value in record.items() if value is not None}
+            try:
+                arm, notes = form[1](given, (*titles, path.stem), where)
+            except InvalidInput as error:
+                raise InvalidInput(f"{where}: {error}") from None
+            self.arms.extend([] if arm is None else [arm])
+            self.meanings.update({name: meaning for name, meaning in form[2].items() if name in given})
+            for note in notes:
+                self.notes.setdefault(note, []).append(where)
+
+    def whole(self) -> Arms:
+        """All arms; a note on several runs is one, with the first of their places."""
+        notes = []
+        for note, places in self.notes.items():
+            others = f" and {len(places) - 1} more" if len(places) > 1 else ""
+            notes.append(f"{places[0]}{others}: {note}")
+        return Arms(arms=tuple(self.arms), meanings=self.meanings, notes=tuple(notes))
+
+
 def read_tool(content: Any, path: Path) -> Arms | None:
     """The arms in a result of a benchmarking tool; None where it is of none.
 
     content : as `load_file` gives it
     """
-    arms, meanings, notes = list[Arm](), dict[str, str](), list[str]()
-    for number, (titles, record) in enumerate(limit_rows(records_of(content), path), 1):
-        form = next((form for form in FORMS if set(form[0]) <= record.keys()), None)
-        if form is None:
-            continue
-        where = f"{path}, run {number}"
-        given = {name: value for name, value in record.items() if value is not None}
-        try:
-            arm, remarks = form[1](given, (*titles, path.stem), where)
-        except InvalidInput as error:
-            raise InvalidInput(f"{where}: {error}") from None
-        arms += [] if arm is None else [arm]
-        notes += [f"{where}: {remark}" for remark in remarks]
-        meanings |= {name: meaning for name, meaning in form[2].items() if name in given}
-    return Arms(arms=tuple(arms), meanings=meanings, notes=tuple(notes)) if meanings else None
+    results = Results()
+    results.read(content, path)
+    return results.whole() if results.meanings else None
 
 
 def read_sweep(folder: Path) -> Arms:
     """The arms in a folder of vllm bench sweep serve, or with results of a tool; an arm for each run."""
     files = sorted(file for file in folder.rglob("run=*.json") if re.fullmatch(r"run=\d+\.json", file.name))
     files = files or sorted(file for file in folder.rglob("*") if file.suffix in (".json", ".jsonl"))
-    results = [read_tool(load_file(file), file) for file in limit_rows(files, folder)]
-    read = [result for result in results if result is not None]
-    if not read:
+    results = Results()
+    for file in limit_rows(files, folder):
+        results.read(load_file(file), file)
+    if not results.meanings:
         raise InvalidInput(
             f"{folder} must have results of a benchmarking tool, as vllm bench sweep serve writes them (run=0.json of each "
             "setting), but has none."
         )
-    failed = [f"{file}: this run failed." for file in sorted(folder.rglob("*failure.json"))]
-    return Arms(
-        arms=tuple(arm for result in read for arm in result.arms),
-        meanings={name: meaning for result in read for name, meaning in result.meanings.items()},
-        notes=(*(note for result in read for note in result.notes), *failed),
-    )
-
-
-def _listed(value: Any) -> Any:
-    """A list of a CSV file's cell."""
-    return loads(value) if isinstance(value, str) else value
+    for file in sorted(folder.rglob("*failure.json")):
+        results.notes.setdefault("this run failed.", []).append(str(file))
+    return results.whole()
 
 
 class Served(BaseModel):
@@ -93,7 +107,12 @@ class Served(BaseModel):
     drafted: Count = Field(0, alias="spec_decode_draft_tokens")
     accepted: Count = Field(0, alias="spec_decode_accepted_tokens")
     length: NotNegative = Field(0, validation_alias=AliasChoices("spec_decode_acceptance_length", "accept_length"))
-    positions: Annotated[tuple[Share, ...], BeforeValidator(_listed)] = Field((), validation_alias=POSITIONS)
+    positions: Annotated[tuple[Share, ...], BeforeValidator(parsed)] = Field((), validation_alias=POSITIONS)
+
+    @property
+    def requests(self) -> int:
+        """At once; where nothing limits them and they come at a rate, their mean or their peak."""
+        return self.max_concurrency or round(self.concurrency or self.max_concurrent_requests) or 1
 
     @property
     def answered(self) -> int:
@@ -124,14 +143,10 @@ class Served(BaseModel):
         found = [f"{self.failed} of {self.failed + self.completed} requests failed."] if self.failed else []
         if self.drafts and self.undrafted:
             found.append(
-                f"{self.undrafted} steps had no draft. They are counted: {self.tokens_per_step:.2f} tokens per step, "
-                f"{1 + self.accepted / self.drafts:.2f} of those with one."
+                "many steps had no draft. Its tokens per step count them; the acceptance length of vLLM does not."
             )
         if 0 < OTHERS * self.answered < self.drafts + self.accepted:
-            found.append(
-                f"drafts brought {self.drafts + self.accepted} tokens, but {self.answered} were answered: the acceptance is of "
-                "other requests too."
-            )
+            found.append("its drafts brought more tokens than were answered: its acceptance is of other requests too.")
         return found
 
 
@@ -156,7 +171,7 @@ def _of_served(record: Record, titles: Sequence[str], where: str) -> Read:
         dataset=str(record.get("dataset_name") or record.get("dataset") or ""),
         drafter=drafter,
         k=k,
-        concurrency=run.max_concurrency or round(run.concurrency or run.max_concurrent_requests) or 1,
+        concurrency=run.requests if "request_rate" in about else run.max_concurrency or run.completed + run.failed or 1,
         about=about,
         tokens_per_s=run.output_throughput or None,
         tpot_ms=run.mean_tpot_ms or None,
@@ -234,7 +249,7 @@ def _speculation(record: Record) -> dict[str, Any]:
     for name, value in {**_server(record), **record}.items():
         key, _, part = name.replace("-", "_").partition(".")
         if key == "speculative_config":
-            config = {part: value} if part else _listed(value)
+            config = {part: value} if part else parsed(value)
             found |= config if isinstance(config, dict) else {}
         elif key in (*METHODS, *LENGTHS, *TREE):
             found[key] = value

@@ -88,9 +88,9 @@ def _printed(lines: list[str], head: str, labels: Mapping[str, str], unit: float
             titles, between, record = between[::-1], [], {}
         match = LINE.fullmatch(line)
         if match and match[1] in labels:
-            record[labels[match[1]]] = _value(match[2])
+            record[labels[match[1]]] = parsed(match[2])
         elif match and POSITION.fullmatch(match[1]):
-            rate = _value(match[2])
+            rate = parsed(match[2])
             record.setdefault(POSITIONS, []).append(round(rate * unit, 6) if isinstance(rate, int | float) else rate)
         else:
             between.append(line)
@@ -113,7 +113,7 @@ def _csv(lines: list[str]) -> list[Any]:
         rows = list(csv.DictReader(lines, strict=True))
     except csv.Error:
         return []
-    return [{name: _value(cell) for name, cell in row.items() if name and isinstance(cell, str)} for row in rows]
+    return [{name: parsed(cell) for name, cell in row.items() if name and isinstance(cell, str)} for row in rows]
 
 
 def _markdown(lines: list[str]) -> list[Any]:
@@ -125,7 +125,7 @@ def _markdown(lines: list[str]) -> list[Any]:
         if {"B", "T_TG s"} <= set(cells) or {"test", "t/s"} <= set(cells):
             header = cells
         elif line.startswith("|") and len(cells) == len(header) and set(line) - set("|-: "):
-            row = {COLUMNS.get(name, name): _value(cell) for name, cell in zip(header, cells, strict=True)}
+            row = {COLUMNS.get(name, name): parsed(cell) for name, cell in zip(header, cells, strict=True)}
             found.append(row | _test(str(row.pop("test"))) if "test" in row else row)
     return found
 
@@ -140,8 +140,10 @@ def _test(name: str) -> dict[str, int]:
     return {long: int(numbers.get(short, 0)) for long, short in (("n_prompt", "pp"), ("n_gen", "tg"), ("n_depth", "d"))}
 
 
-def _value(cell: str) -> Any:
-    """A cell as JSON would have it; of "131.42 ± 0.59" the mean; None where it is empty."""
+def parsed(cell: Any) -> Any:
+    """The value of a text, where it is JSON; of "131.42 ± 0.59" the mean; None where it is empty."""
+    if not isinstance(cell, str):
+        return cell
     text = cell.partition("±")[0].strip()
     try:
         return loads(text) if text else None
