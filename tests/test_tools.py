@@ -120,6 +120,11 @@ def steps(*values):
 
 FORMS = {  # text and name of a file: for each arm its drafter, K, concurrency, tokens/s, tokens per step
     "vllm": (lines(SERVED | DRAFTED, SERVED), "mtp.json", ("mtp", 3, 8, 1272.9, 2.82), ("none", 0, 8, 1272.9, None)),
+    "vllm by name": (lines(SERVED), "eagle3-k4.json", ("eagle3", 4, 8, 1272.9, None)),
+    "vllm off beside drafts": (
+        lines(SERVED | DRAFTED, SERVED), "eagle3-k3.json", ("eagle3", 3, 8, 1272.9, 2.82), ("none", 0, 8, 1272.9, None),
+    ),
+    "vllm without a limit": (lines(SERVED | {"max_concurrency": None}), "a.json", ("none", 0, 64, 1272.9, None)),
     "vllm metadata": (
         lines(SERVED | DRAFTED | {"method": "eagle3"}, SERVED | {"num_speculative_tokens": "2"}),
         "a.json", ("eagle3", 3, 8, 1272.9, 2.82), ("drafter", 2, 8, 1272.9, None),

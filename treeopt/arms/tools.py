@@ -38,14 +38,18 @@ class Results:
     notes: dict[str, list[str]] = field(default_factory=dict)
 
     def read(self, content: Any, path: Path) -> None:
-        for number, (titles, record) in enumerate(limit_rows(records_of(content), path), 1):
+        records = list(limit_rows(records_of(content), path))
+        some_drafted = any(map(_drafted, (record for _, record in records)))
+        for number, (titles, record) in enumerate(records, 1):
             form = next((form for form in FORMS if set(form[0]) <= record.keys()), None)
             if form is None:
                 continue
             where = f"{path}, run {number}"
             given = {name: value for name, value in record.items() if value is not None}
             try:
-                arm, notes = form[1](given, (*titles, path.stem), where)
+                # A run without drafts beside others with drafts is not what the file's name says.
+                names = titles if some_drafted and not _drafted(record) else [*titles, path.stem]
+                arm, notes = form[1](given, names, where)
             except InvalidInput as error:
                 raise InvalidInput(f"{where}: {error}") from None
             self.arms.extend([] if arm is None else [arm])
@@ -100,6 +104,7 @@ class Served(BaseModel):
     output_throughput: NotNegative = 0
     mean_tpot_ms: NotNegative = 0
     p99_tpot_ms: NotNegative = 0
+    request_rate: float | str = "inf"
     max_concurrency: Positive | None = None
     concurrency: NotNegative = 0  # mean
     max_concurrent_requests: NotNegative = 0
@@ -111,8 +116,10 @@ class Served(BaseModel):
 
     @property
     def requests(self) -> int:
-        """At once; where nothing limits them and they come at a rate, their mean or their peak."""
-        return self.max_concurrency or round(self.concurrency or self.max_concurrent_requests) or 1
+        """At once; all without a limit, or where they come at a rate their mean or their peak."""
+        at_rate = round(self.concurrency or self.max_concurrent_requests)
+        sent = self.completed + self.failed
+        return self.max_concurrency or (sent if self.request_rate == "inf" else at_rate) or 1
 
     @property
     def answered(self) -> int:
@@ -133,10 +140,11 @@ class Served(BaseModel):
 
     @property
     def k(self) -> int | None:
-        """Guesses per step, by the positions that are counted, or by drafts that are all as long."""
+        """Guesses per step, by the positions that are counted, or by drafts that are nearly all as long."""
         if self.positions:
             return len(self.positions)
-        return self.drafted // self.drafts if self.drafts and self.drafted % self.drafts == 0 else None
+        mean = self.drafted / self.drafts if self.drafts else 0.0
+        return round(mean) if abs(mean - round(mean)) < 0.02 * mean else None
 
     @property
     def remarks(self) -> list[str]:
@@ -148,6 +156,10 @@ class Served(BaseModel):
         if 0 < OTHERS * self.answered < self.drafts + self.accepted:
             found.append("its drafts brought more tokens than were answered: its acceptance is of other requests too.")
         return found
+
+
+def _drafted(record: Record) -> bool:
+    return bool(record.get("spec_decode_num_drafts") or record.get("accept_length"))
 
 
 def _of_served(record: Record, titles: Sequence[str], where: str) -> Read:
@@ -171,7 +183,7 @@ def _of_served(record: Record, titles: Sequence[str], where: str) -> Read:
         dataset=str(record.get("dataset_name") or record.get("dataset") or ""),
         drafter=drafter,
         k=k,
-        concurrency=run.requests if "request_rate" in about else run.max_concurrency or run.completed + run.failed or 1,
+        concurrency=run.requests,
         about=about,
         tokens_per_s=run.output_throughput or None,
         tpot_ms=run.mean_tpot_ms or None,
@@ -302,8 +314,7 @@ class Batched(BaseModel):
 
 def _of_batched(record: Record, _titles: Sequence[str], where: str) -> Read:
     run = checked(Batched, record)
-    about = {"engine": "llama.cpp", "input_tokens": str(run.pp), "output_tokens": str(run.tg)}
-    about |= {name: str(record[name]) for name in LLAMA if name in record}
+    about = _llama(record, input_tokens=run.pp, output_tokens=run.tg)
     speed = run.pl * run.tg / run.t_tg
     return Arm(concurrency=run.pl, about=about, tokens_per_s=speed, tpot_ms=1e3 * run.t_tg / run.tg, source=where), []
 
@@ -322,9 +333,13 @@ def _of_benched(record: Record, _titles: Sequence[str], where: str) -> Read:
     run = checked(Benched, record)
     if run.n_prompt or not run.n_gen:
         return None, ["it read a prompt, which says nothing of decoding; it was left out."]
-    about = {"engine": "llama.cpp", "context": str(run.n_depth), "output_tokens": str(run.n_gen)}
-    about |= {name: str(record[name]) for name in LLAMA if name in record}
+    about = _llama(record, context=run.n_depth, output_tokens=run.n_gen)
     return Arm(model=run.model_type, about=about, tokens_per_s=run.avg_ts, tpot_ms=1e3 / run.avg_ts, source=where), []
+
+
+def _llama(record: Record, **tokens: int) -> dict[str, str]:
+    said = {name: record[name] for name in LLAMA if name in record}
+    return {"engine": "llama.cpp", **{name: str(value) for name, value in {**tokens, **said}.items()}}
 
 
 LLAMA = ("backends", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")
