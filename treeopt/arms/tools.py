@@ -8,7 +8,7 @@ llama-batched-bench, llama-bench                without speculation
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 
 from treeopt.arms.arm import OFF, Arm, Arms
+from treeopt.arms.columns import DATASET, DRAFTED, words_of
 from treeopt.engines.measured.benchmarks import POSITIONS, Record, parsed, records_of
 from treeopt.engines.measured.files import load_file
 from treeopt.engines.sglang import SpeculationTimed
@@ -163,11 +164,12 @@ def _drafted(record: Record) -> bool:
 
 
 def _of_served(record: Record, titles: Sequence[str], where: str) -> Read:
-    run = checked(Served, record)
+    title, axes = _title(titles)
+    run = checked(Served, {"max_concurrency": axes.get("concurrency"), **record})
     if "completed" in record and not run.completed:
         return None, ["no request was answered; the run was left out."]
-    drafter, k = _setting(record, run, titles)
-    about = _about(record)
+    drafter, k = _setting(record, run, title, axes.get("k"))
+    about = {name: axes[name] for name in ("temperature", "context") if name in axes} | _about(record)
     for name, tokens in (("input_tokens", run.total_input_tokens), ("output_tokens", run.total_output_tokens)):
         if run.completed and tokens:
             about[name] = str(round(tokens / run.completed))
@@ -178,9 +180,10 @@ def _of_served(record: Record, titles: Sequence[str], where: str) -> Read:
         )
     if drafter == UNNAMED:
         remarks.append("the drafter is not named. The file's name can say it, as eagle3-k4.json does.")
+    dataset = DATASET.search(title)
     arm = Arm(
         model=str(record.get("model_id") or _server(record).get("model_path") or ""),
-        dataset=str(record.get("dataset_name") or record.get("dataset") or ""),
+        dataset=str(record.get("dataset_name") or record.get("dataset") or (dataset[0] if dataset else "")),
         drafter=drafter,
         k=k,
         concurrency=run.requests,
@@ -197,50 +200,41 @@ def _of_served(record: Record, titles: Sequence[str], where: str) -> Read:
     return arm, remarks
 
 
-DRAFTER = re.compile(
-    r"(?<![a-z])(?:(?:p-?)?eagle(?:[- ]?[123](?:\.\d)?(?![\d.]))?|mtp|nextn|medusa|hydra|n-?gram|suffix|d-?flash(?:2(?!\d))?|dspark|"
-    r"pard|draft[- ]model|lookahead)(?![a-z])",
-    re.IGNORECASE,
-)
-LENGTH = re.compile(r"\b(?:k|spec(?:ulative)? tokens|num steps)[- =:]*(\d{1,2})(?![\d.])", re.IGNORECASE)
-PLAIN = re.compile(r"\b(?:off|baseline|plain|none|vanilla|no[- ]?spec(?:ulation)?)\b", re.IGNORECASE)
 METHODS = ("method", "drafter", "spec_method", "speculative_method", "speculative_algorithm")
 LENGTHS = ("num_speculative_tokens", "num_spec_tokens", "spec_tokens", "k")
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
 
-def _named(titles: Sequence[str]) -> tuple[str | None, int | None]:
-    """Drafter and length that the first title names which names any.
+def _title(titles: Sequence[str]) -> tuple[str, Mapping[str, str]]:
+    """The first title that names a setting, and the axes that it sets.
 
-    >>> _named(("====", "EAGLE-3 (num_steps=8):")), _named(("ngram_k3",)), _named(("no spec",)), _named(("run7",))
-    (('EAGLE-3', 8), ('ngram', 3), ('none', 0), (None, None))
+    >>> _title(["=====", "EAGLE-3 (num_steps=8):", "off"])
+    ('EAGLE-3 (num steps=8):', {'k': '8', 'drafter': 'EAGLE-3'})
     """
     for title in titles:
-        words = title.replace("_", " ")
-        drafter = DRAFTER.search(words)
-        behind = drafter and re.match(r"[- =:]*(\d{1,2})(?![\d.])", words[drafter.end() :])
-        length = LENGTH.search(words) or behind
-        if drafter or length:
-            return drafter and drafter[0], int(length[1]) if length else None
-        if PLAIN.search(words):
-            return OFF, 0
-    return None, None
+        axes = words_of(title).axes
+        if "k" in axes or "drafter" in axes:
+            return title.replace("_", " "), axes
+    return "", {}
 
 
-def _setting(record: Record, run: Served, titles: Sequence[str]) -> tuple[str, int | None]:
-    """Drafter and length: by what was drafted, the engine's config or metadata, and the titles."""
+def _setting(record: Record, run: Served, title: str, named: str | None) -> tuple[str, int | None]:
+    """Drafter and length: by what was drafted, the engine's config or metadata, and the title.
+
+    named : the length in the title
+    """
     config = _speculation(record)
-    named, length = _named(titles)
-    drafter = next((str(config[name]) for name in METHODS if name in config), named or UNNAMED)
+    match = DRAFTED.search(title)
+    drafter = next((str(config[name]) for name in METHODS if name in config), match[0] if match else UNNAMED)
     if SCHEDULE in config:
         return f"{drafter} by batch size", None
     if all(isinstance(config.get(name), int) for name in TREE):
         return _tree(drafter, *(config[name] for name in TREE))
-    configured = [int(config[name]) for name in LENGTHS if str(config.get(name)).isdigit()]
-    k = next((k for k in (run.k, *configured, length) if k is not None), None)
-    is_off = k == 0 or (k is None and not config and not run.drafts and not run.length)
-    return (OFF, 0) if is_off else (UNNAMED if drafter == OFF else drafter, k)
+    lengths = [str(length) for length in (run.k, *(config.get(name) for name in LENGTHS), named) if length is not None]
+    k = next((int(length) for length in lengths if length.isdigit()), None)
+    is_off = k == 0 or (k is None and not config and not named and not _drafted(record))
+    return (OFF, 0) if is_off else (drafter, k)
 
 
 def _tree(algorithm: str, steps: int, topk: int, rows: int) -> tuple[str, int]:
