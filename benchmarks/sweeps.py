@@ -18,7 +18,7 @@ import numpy as np
 
 from treeopt.arms.arm import OFF, Arm
 from treeopt.arms.decide import Decision, decide
-from treeopt.arms.model import Floats, Posterior, posterior_of
+from treeopt.arms.model import Floats, Posterior, figure_variance, posterior_of
 from treeopt.records.estimate import Z95
 
 DRAWS = 10  # of the arms that are left
@@ -45,7 +45,6 @@ def _arm(key: tuple[str, str, str, str, int], rows: list[dict[str, str]]) -> Arm
         k=k,
         concurrency=concurrency,
         tokens_per_s=float(np.exp(logs.mean())),
-        stderr=float(logs.std(ddof=1) / np.sqrt(len(logs))) if len(logs) > 1 else None,
         unit="ratio" if "RELATIVE" in note else "request" if "per request" in note else "all",
         tokens_per_step=float(np.mean(tokens)) if tokens else None,
         repeats=sum(int(row["repeats"] or 1) for row in rows),
@@ -147,7 +146,7 @@ def coverage(table: Table, errors: dict[str, list[tuple[float, float]]]) -> None
     for kind, gone in left_out(table):
         part = table.without(gone)
         for i in gone:
-            half = Z95 * float(np.sqrt(part.covariance[i, i] + part.launch[i] / table.arms[i].repeats))
+            half = Z95 * float(np.sqrt(part.covariance[i, i] + figure_variance(table.arms[i], part.launch[i])))
             errors[kind].append((abs(part.mean[i] - table.truth[i]), half))
 
 

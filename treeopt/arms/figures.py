@@ -126,7 +126,9 @@ def _arm(row: Row, unit: Unit, tokens_per_step: float | None, about: Mapping[str
         if speed is None and (gain := row.value("gain")) is not None:
             speed = 1 + gain / 100
     else:
-        speed = row.value("tokens_per_s", "tokens_per_s_per_request")
+        speed, tpot = row.value("tokens_per_s", "tokens_per_s_per_request"), row.value("tpot_ms")
+        if speed is None and tpot:
+            speed = 1000 / tpot * (row.concurrency if unit == "all" else 1)
     repeats = int(row.value("repeats") or 1)
     spread = row.value("spread")
     if spread is None:

@@ -27,7 +27,7 @@ from treeopt.records.estimate import Z95, Estimate
 Floats = NDArray[np.float64]
 DRAWS = 2000
 MISFITS = (0.006, 0.0125, 0.025, 0.05, 0.1, 0.2)  # of an arm, weighted by evidence
-LAUNCH, USUAL = 0.025, 4  # usual standard deviation between launches, and the repeats that it counts as
+LAUNCH = 0.025  # usual standard deviation between launches
 TOKENS_ERROR = 0.05  # of the logarithm of measured tokens per step, beside those that the form gives
 LEVEL, DATASET_LEVEL = 10.0, 1.0  # of log plain steps: free, and of a data set beside others
 ADAPTIVE = 0.15  # of an engine that chooses lengths, beside the longest
@@ -43,7 +43,7 @@ PRIOR = {  # mean, and standard deviations: of all, of a drafter, of a data set
     "bend": (-1.0, 0.8, 0.0, 0.0),  # logarithm of what the slope gains there, by the binary logarithm
 }
 # standard deviations of what the form misses, smooth in length or concurrency
-DRAFTER_LENGTH, DATASET_LENGTH, DRAFTER_LOAD, DATASET_LOAD, LOAD = 0.05, 0.04, 0.05, 0.08, 0.04
+DRAFTER_LENGTH, DATASET_LENGTH, DRAFTER_LOAD, DATASET_LOAD, LOAD = 0.07, 0.06, 0.05, 0.08, 0.04
 LENGTH_SCALE, LOAD_SCALE = 0.8, 2.0  # in log(1 + k), in log2 c
 
 
@@ -94,9 +94,9 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     """What is known of all ``arms`` of one model by the figures of those that were run.
 
     arms   : each setting in each cell once; those without figures are predicted
-    launch : usual standard deviation of log tokens per second between launches, which repeats correct
+    launch : standard deviation of log tokens per second between launches, for arms without a standard error of their own
     """
-    launches = _launch_variances(arms, LAUNCH if launch is None else launch)
+    noise = (LAUNCH if launch is None else launch) ** 2
     n, run = len(arms), [i for i, arm in enumerate(arms) if arm.tokens_per_s]
     failed = broken(arms)
     counted = [i for i, arm in enumerate(arms) if arm.emitted and arm.k != 0 and arm.drafter not in failed]
@@ -105,7 +105,7 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     values = [np.log(arms[i].tokens_per_s or 1) + _shared_log(arms[i]) for i in run]
     values += [np.log(arms[i].emitted or 1) for i in counted]
     errors = np.full(len(seen), TOKENS_ERROR**2)
-    errors[: len(run)] = [launches[i] / arms[i].repeats for i in run]
+    errors[: len(run)] = [figure_variance(arms[i], noise) for i in run]
     off = np.array(values) - mean[seen]
     means, covariances, evidence = [], [], []
     for misfit in MISFITS:
@@ -120,16 +120,12 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     middle = weights @ np.stack(means)
     apart = np.stack(means) - middle
     spread = np.tensordot(weights, np.stack(covariances), 1) + (weights[:, None] * apart).T @ apart
-    return Posterior(tuple(arms), middle, spread, launches)
+    return Posterior(tuple(arms), middle, spread, np.full(n, noise))
 
 
-def _launch_variances(arms: Sequence[Arm], launch: float) -> Floats:
-    """(n,) variances between launches: by all repeats over what is usual, and by an arm's own over those."""
-    freedom = np.array([arm.repeats - 1 if arm.stderr is not None else 0 for arm in arms])
-    own = np.array([(arm.stderr or 0) ** 2 * arm.repeats for arm in arms])
-    shared = (USUAL * launch**2 + freedom @ own) / (USUAL + freedom.sum())
-    single = np.array([arm.stderr is not None and arm.repeats == 1 for arm in arms])
-    return np.where(single, own, (USUAL * shared + freedom * own) / (USUAL + freedom))
+def figure_variance(arm: Arm, launch: float) -> float:
+    """Of the logarithm of its figure, by its own standard error or the variance between launches."""
+    return launch / arm.repeats if arm.stderr is None else arm.stderr**2
 
 
 def log_normal(mean: float, variance: float) -> Estimate:
