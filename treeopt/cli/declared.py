@@ -53,7 +53,7 @@ WORDS = {
 }  # fmt: skip
 METAVARS = {
     "shard": "I/N", "random_weights": "CONFIG", "from_csv": "FILE", "from_logs": "FILE", "tokenizer": "FOLDER",
-    "runtime": "NAME", "analytical": "DEVICE", "launch": "COMMAND", "present": "OPTIONS", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]",
+    "runtime": "NAME", "analytical": "DEVICE", "launch": "COMMAND", "present": "OPTIONS", "runs": "RUN...", "files": "FILE...", "sources": "A [B...]", "inputs": "[FILE... | URL]",
     "topic": "[TOPIC]", "name": "[NAME]",
 }  # fmt: skip
 # The topics whose names complete a parameter; what is no name of theirs is a file, if it may be.
@@ -61,7 +61,7 @@ TOPICS = {
     "calibration": "calibrations", "profile": "profiles", "tree": "trees", "trees": "trees", "drafter": "drafters",
     "acceptance": "acceptance", "layout": "layouts", "names": "figures", "name": "engines",
 }  # fmt: skip
-FILES = ("calibration", "profile", "tree", "trees", "drafter", "model", "prompts", "sources", "from_csv", "from_logs")  # fmt: skip
+FILES = ("calibration", "profile", "tree", "trees", "drafter", "model", "prompts", "sources", "inputs", "from_csv", "from_logs")  # fmt: skip
 FOLDERS = ("run", "runs", "tokenizer")
 RUNTIMES = ("profile", "bench")  # commands whose --engine is a runtime on this machine
 SHARED = {

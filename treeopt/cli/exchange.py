@@ -5,46 +5,96 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+from click.core import ParameterSource
+
 from treeopt.cli.declared import command, show_files, show_result
-from treeopt.files.parameters import Count
+from treeopt.errors import InvalidInput
+from treeopt.files.parameters import Count, parameters_of
 
 if TYPE_CHECKING:
+    from treeopt.pipeline.arms import TunedFiles
     from treeopt.records.rundir import RunDirectory
+    from treeopt.serving.tuned import Tuned
 
 
-@command("treeopt.pipeline.tune:tune", without=("url",))
-def tune(run: RunDirectory, as_json: bool, url: str, **options: Any) -> None:
-    """Say what speculation brings on a server that is up.
+@command(
+    "treeopt.pipeline.tune:tune", "treeopt.pipeline.arms:tune_files", without=("url", "files"), words={"columns": "--column"}
+)
+def tune(run: RunDirectory, as_json: bool, inputs: tuple[str, ...] = (), *, markdown: bool = False, **options: Any) -> None:
+    """Say which setting to serve: by a table of settings that were run, or by a server that is up.
 
-    URL is a server of vLLM, SGLang, llama.cpp (start it with --metrics) or TensorRT-LLM. It is watched while it serves, and
-    nothing is sent to it but GETs, unless --drive says which prompts. The environment variable TREEOPT_API_KEY has its key.
+    FILE is a table as CSV, Markdown or text, or what vllm bench serve, llama-batched-bench or SGLang's benchmarks wrote; without one, the
+    arms of the run are taken. What a setting that was not run would give is predicted, and the run that would decide most is named.
+
+    URL is a server of vLLM, SGLang, llama.cpp (start it with --metrics) or TensorRT-LLM. It is watched while it
+    serves, and nothing is sent to it but GETs, unless --drive says which prompts. The environment variable TREEOPT_API_KEY has its key.
 
     \b
     Example:
+        treeopt tune sweep.md
+        treeopt tune results/*.json --lengths 1,2,3,4 --engine vllm
         treeopt tune http://localhost:8000 --drafter eagle3
         treeopt tune http://localhost:8000 --plain http://localhost:8001 --drive prompts.jsonl --clients 1,4,16
+
+    markdown : print a table for a pull request
     """
-    from treeopt import pipeline
+    from treeopt.pipeline.arms import tune_files
+    from treeopt.pipeline.tune import tune as watch
+
+    is_server = any("://" in source for source in inputs)
+    taken, source_of = parameters_of(watch if is_server else tune_files), click.get_current_context().get_parameter_source
+    for name in sorted(options.keys() - taken.keys()):
+        if source_of(name) is not ParameterSource.DEFAULT:
+            raise InvalidInput(f"`{name}` goes with {'files' if is_server else 'the URL of a server'}: leave it out.")
+        del options[name]
+    if is_server:
+        if len(inputs) > 1 or markdown:
+            raise InvalidInput("One server is watched at a time, and has no table for a pull request.")
+        _show_server(watch(run, inputs[0], **options), as_json)
+    else:
+        _show_files(tune_files(run, list(map(Path, inputs)), **options), as_json, markdown)
+
+
+def _show_server(found: Tuned, as_json: bool) -> None:
     from treeopt.report.server_table import server_table
     from treeopt.report.terminal import note
 
-    found = pipeline.tune(run, url, **options)
     note(*found.unknown)
     show_result(found.document(), server_table(found), as_json)
     if found.command and not as_json:
         show_result(None, found.command, as_json)
 
 
+def _show_files(found: TunedFiles, as_json: bool, as_markdown: bool) -> None:
+    from treeopt.report.arms_table import decision_table, markdown
+    from treeopt.report.terminal import note
+
+    meanings = [f"{name}: {meaning}." for name, meaning in found.decided.meanings.items()]
+    note(*meanings, *found.decided.notes, *found.notes)
+    if as_markdown and not as_json:
+        show_result(None, markdown(found.decided), as_json)
+        return
+    commands = list(found.commands)
+    show_result({**found.decided.document(), "commands": commands}, decision_table(found.decided, found.served), as_json)
+    if commands and not as_json:
+        show_result(None, "\n".join(commands), as_json)
+
+
 @command("treeopt.pipeline.importing:import_file", name="import", without=("paths",))
-def import_(run: RunDirectory, as_json: bool, files: tuple[Path, ...], **options: Any) -> None:
-    """Take what another tool measured as the run's calibration.
+def import_(
+    run: RunDirectory, as_json: bool, files: tuple[Path, ...], *, columns: Sequence[str] = (), **options: Any
+) -> None:
+    """Take what another tool measured as the run's own.
 
     \b
-    FILE holds
+    FILE holds settings that were run, which become arms.json (treeopt tune decides among them):
+        arms           a table with tokens per second, or what a benchmark of vLLM, SGLang or llama.cpp wrote
+    or accuracies, which become calibration.json:
         medusa-pt      hit tensors of Medusa's heads_accuracy.py
         csv            a table of accuracies or hits
         ranks          ranks that an engine logged, as JSON lines
-    or what an engine counted while it served chains
+    or what an engine counted while it served chains, likewise:
         vllm-metrics   /metrics before and after, the log, vllm bench serve
         vllm-requests  responses with draft metrics, or AIPerf's records
         sglang         responses with meta_info or sglext
@@ -53,17 +103,35 @@ def import_(run: RunDirectory, as_json: bool, files: tuple[Path, ...], **options
 
     \b
     Example:
+        treeopt import sweep.csv
         treeopt import vicuna_heads_accuracy.pt
         treeopt import accuracies.csv --trials 5000 --run other-run
         treeopt import before.txt after.txt --drafter eagle3
+
+    columns : what a column of a table of settings means, as NAME=MEANING
     """
     from treeopt import pipeline
     from treeopt.report.tables import calibration_table
     from treeopt.report.terminal import note
 
+    kind = options.get("kind")
+    if kind == ARMS or (kind is None and not is_measurement(files)):
+        _import_arms(run, as_json, files, columns, bool(options.get("overwrite")))
+        return
     calibration = pipeline.import_file(run, files, **options)
     note(*calibration.meta["notes"])
     show_result(calibration.document(), calibration_table(calibration), as_json)
+
+
+def _import_arms(run: RunDirectory, as_json: bool, files: tuple[Path, ...], columns: Sequence[str], overwrite: bool) -> None:
+    from treeopt.files.storage import document
+    from treeopt.pipeline.arms import columns_of, import_arms
+    from treeopt.report.arms_table import arms_table
+    from treeopt.report.terminal import note
+
+    arms = import_arms(run, files, columns_of(columns), overwrite=overwrite)
+    note(*(f"{name}: {meaning}." for name, meaning in arms.meanings.items()), *arms.notes)
+    show_result({"schema": schema("arms"), **document(arms)}, arms_table(arms), as_json)
 
 
 @command("treeopt.pipeline.importing:merge_runs", without=("others",))

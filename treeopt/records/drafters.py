@@ -4,6 +4,7 @@ Functions are named as ``module:function`` below ``treeopt.runtime``. They are i
 needs neither torch nor transformers.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -203,3 +204,18 @@ def depth_noun(drafter: Mapping[str, Any] | None) -> str:
     """
     kind = DRAFTERS.get((drafter or {}).get("kind", ""))
     return "head" if kind is not None and kind.is_heads else "depth"
+
+
+ALIASES = {"nextn": "mtp", "lookup": "ngram", "draft": "draft-model", "speculator": "eagle3"}  # in names that people give
+
+
+def kind_of_name(name: str) -> str | None:
+    """The kind of drafter that a name in a table says; None where it says none.
+
+    >>> kind_of_name("EAGLE-3.1 chain"), kind_of_name("n-gram"), kind_of_name("Domino")
+    ('eagle3', 'ngram', None)
+    """
+    letters = re.sub(r"[^a-z0-9]", "", name.lower())
+    known = {kind.replace("-", ""): kind for kind in COUNTED} | ALIASES
+    found = [word for word in known if word in letters]
+    return known[max(found, key=len)] if found else None

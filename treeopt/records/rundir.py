@@ -78,6 +78,7 @@ class RunDirectory:
         self.export = self.path / "export"  # export
         self.figures = self.path / "figures"  # plot
         self.report = self.path / "report.html"  # report
+        self.arms = self.path / "arms.json"  # import, or bench --launch --lengths
         self._is_writing = False
         self.is_held = False  # whether it is temporary: `holding`
 

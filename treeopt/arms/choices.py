@@ -1,0 +1,239 @@
+"""What a table of arms says: the choice at each concurrency, what it brings, the step taken apart and the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from treeopt.arms.arm import OFF, Arm, Arms
+from treeopt.arms.decide import NextRun, decide
+from treeopt.arms.groups import apart, launch_noise, merged
+from treeopt.arms.model import Posterior, posterior_of
+from treeopt.arms.steps import StepParts, broken_drafters, parts_of
+from treeopt.errors import InvalidInput
+from treeopt.files.storage import schema
+from treeopt.records.estimate import Z95, Estimate
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What to serve for one model, data set and concurrency.
+
+    posterior     : what is known of all arms of the model
+    cell          : places of the arms of the choice in it
+    chosen        : the fastest of the arms that were run
+    tied          : arms that were run and are as fast within noise
+    predicted     : an arm that was not run and is likely faster, with the chance of it
+    within_limit  : whether the chosen arm keeps the limit on the time per token; None without a limit
+    """
+
+    posterior: Posterior
+    cell: tuple[int, ...]
+    chosen: int
+    tied: tuple[int, ...]
+    predicted: tuple[int, float] | None
+    next_run: NextRun | None
+    within_limit: bool | None = None
+
+    @property
+    def arm(self) -> Arm:
+        return self.posterior.arms[self.chosen]
+
+    def place_of(self, setting: tuple[str, int | None]) -> int | None:
+        """The place of a setting that was run here; None where it was not."""
+        places = [i for i in self.cell if self.posterior.arms[i].setting == setting]
+        return next((i for i in places if self.posterior.arms[i].tokens_per_s), None)
+
+    @property
+    def over_off(self) -> Estimate | None:
+        """How many times the throughput without speculation the chosen arm has; None where that was not run."""
+        return self.over((OFF, 0))
+
+    def over(self, setting: tuple[str, int | None]) -> Estimate | None:
+        place = self.place_of(setting)
+        return None if place is None else self.ratio(self.chosen, place)
+
+    def ratio(self, i: int, j: int) -> Estimate:
+        """Throughput of arm i over that of arm j."""
+        return ratio(self.posterior, i, j)
+
+
+def throughput(posterior: Posterior, i: int) -> Estimate:
+    """Tokens per second of an arm: as measured where it was run, else as predicted, with a 95 % interval."""
+    measured = posterior.arms[i].tokens_per_s
+    value = float(np.exp(posterior.mean[i])) if measured is None else measured
+    return _estimate(value, float(posterior.covariance[i, i]))
+
+
+def ratio(posterior: Posterior, i: int, j: int) -> Estimate:
+    """Throughput of arm i over that of arm j, both as in `throughput`."""
+    c = posterior.covariance
+    values = [throughput(posterior, place).value for place in (i, j)]
+    return _estimate(values[0] / values[1], float(c[i, i] + c[j, j] - 2 * c[i, j]) if i != j else 0.0)
+
+
+def _estimate(value: float, variance: float) -> Estimate:
+    """A number by the variance of its logarithm."""
+    spread = np.exp(Z95 * np.sqrt(max(variance, 0.0)))
+    return Estimate(value, None, float(value / spread), float(value * spread))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Decided:
+    """What a table of arms says: the choice at each concurrency, the step taken apart, broken drafters, the next run.
+
+    arms   : as they were compared, repeats merged
+    launch : standard deviation of log tokens/s between launches
+    limit  : most milliseconds per token
+    """
+
+    arms: tuple[Arm, ...]
+    posteriors: tuple[Posterior, ...]
+    choices: tuple[Choice, ...]
+    steps: tuple[StepParts, ...]
+    broken: Mapping[str, str]
+    launch: float
+    limit_ms: float | None = None
+    meanings: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def next_run(self) -> tuple[Choice, NextRun] | None:
+        """The run that is worth most of all; None where none is."""
+        worth = [(choice, choice.next_run) for choice in self.choices if choice.next_run]
+        return max(worth, key=lambda pair: pair[1].gain, default=None)
+
+    def document(self) -> dict[str, object]:
+        cells = [(posterior, i) for posterior in self.posteriors for i in range(len(posterior.arms))]
+        estimates = [
+            {**_cell(p.arms[i]), **_setting(p.arms[i]), "tokens_per_s": _figure(throughput(p, i)), "run": bool(p.arms[i].tokens_per_s)}
+            for p, i in cells
+        ]
+        return {
+            "schema": schema("decision"),
+            "decisions": [_decision(choice) for choice in self.choices],
+            "estimates": estimates,
+            "steps": [_step(step) for step in self.steps],
+            "next_run": self.next_run and {**_cell(self.next_run[0].arm), **_run(*self.next_run)},
+            "broken": [{"drafter": drafter, "why": why} for drafter, why in self.broken.items()],
+            "meanings": dict(self.meanings),
+            "notes": list(self.notes),
+        }
+
+
+def _cell(arm: Arm) -> dict[str, object]:
+    return {"model": arm.model, "dataset": arm.dataset, "concurrency": arm.concurrency}
+
+
+def _setting(arm: Arm) -> dict[str, object]:
+    return {"drafter": arm.drafter, "k": arm.k}
+
+
+def _figure(estimate: Estimate | None) -> dict[str, float] | None:
+    return None if estimate is None else {"value": estimate.value, "low": estimate.ends[0], "high": estimate.ends[1]}
+
+
+def _decision(choice: Choice) -> dict[str, object]:
+    posterior, predicted = choice.posterior, None
+    if choice.predicted:
+        i, chance = choice.predicted
+        predicted = {**_setting(posterior.arms[i]), "tokens_per_s": _figure(throughput(posterior, i)), "chance": chance}
+    return {
+        **_cell(choice.arm),
+        **_setting(choice.arm),
+        "tokens_per_s": _figure(throughput(posterior, choice.chosen)),
+        "over_off": _figure(choice.over_off),
+        "tied_with": [_setting(posterior.arms[i]) for i in choice.tied],
+        "predicted": predicted,
+        "next_run": choice.next_run and _run(choice, choice.next_run),
+    }
+
+
+def _run(choice: Choice, run: NextRun) -> dict[str, object]:
+    arm = choice.posterior.arms[run.arm]
+    return {**_setting(arm), "prompts": prompts_of(choice), "minutes": minutes_of(choice, run), "gain": run.gain, "chance": run.chance}
+
+
+def prompts_of(choice: Choice) -> int | None:
+    """Prompts of a run like those of the cell; None where it does not say how many they were."""
+    return max((arm.prompts for arm in map(choice.posterior.arms.__getitem__, choice.cell) if arm.prompts), default=None)
+
+
+def minutes_of(choice: Choice, run: NextRun) -> float | None:
+    """Minutes that a run takes by those of the cell, whose answers it has at another speed; None where none is known."""
+    arms = [choice.posterior.arms[i] for i in choice.cell]
+    tokens = [arm.seconds * arm.tokens_per_s for arm in arms if arm.seconds and arm.tokens_per_s]
+    if not tokens:
+        return None
+    return float(np.mean(tokens)) / throughput(choice.posterior, run.arm).value / 60
+
+
+def _step(step: StepParts) -> dict[str, object]:
+    parts = ("plain_ms", "fixed_ms", "per_guess_ms", "step_ms", "break_even_tokens_per_step")
+    cell = {"model": step.model, "dataset": step.dataset, "concurrency": step.concurrency, "drafter": step.drafter}
+    return {**cell, **{name: _figure(getattr(step, name)) for name in parts}}
+
+
+def decide_arms(
+    arms: Arms, *, lengths: Sequence[int] = (), noise: float | None = None, tpot_limit: float | None = None
+) -> Decided:
+    """The decision by some arms.
+
+    lengths    : lengths that could be run with each drafter, beside those of the table
+    noise      : standard deviation between launches, as a share; by default what repeats say, else 2.5 %
+    tpot_limit : most milliseconds per token
+    """
+    compared, notes = apart(arms.arms)
+    if not any(arm.tokens_per_s for arm in compared):
+        raise InvalidInput("No arm has tokens per second or a time per token, so nothing can be compared.")
+    launch = launch_noise(compared) if noise is None else noise
+    compared = _with_lengths(merged(compared, launch), lengths)
+    broken = dict(broken_drafters(compared))
+    posteriors, choices, steps = [], [], list[StepParts]()
+    for model in dict.fromkeys(arm.model for arm in compared):
+        posterior = posterior_of([arm for arm in compared if arm.model == model], launch=launch)
+        posteriors.append(posterior)
+        steps += parts_of(posterior)
+        for cell in dict.fromkeys(arm.cell for arm in posterior.arms):
+            places = [i for i, arm in enumerate(posterior.arms) if arm.cell == cell and arm.drafter not in broken]
+            if choice := _choice(posterior, places, tpot_limit):
+                choices.append(choice)
+    return Decided(
+        arms=tuple(compared), posteriors=tuple(posteriors), choices=tuple(choices), steps=tuple(steps), broken=broken,
+        launch=launch, limit_ms=tpot_limit, meanings=arms.meanings, notes=(*arms.notes, *notes),
+    )  # fmt: skip
+
+
+def _with_lengths(arms: list[Arm], lengths: Sequence[int]) -> list[Arm]:
+    """The arms, and candidates of more lengths for each drafter in each cell where it was run."""
+    known = {(arm.cell, arm.setting) for arm in arms}
+    added = []
+    for arm in arms:
+        for k in lengths:
+            setting = (OFF, 0) if k == 0 else (arm.drafter, k)
+            if (k == 0 or arm.k) and (arm.cell, setting) not in known:
+                known.add((arm.cell, setting))
+                added.append(Arm(model=arm.model, dataset=arm.dataset, concurrency=arm.concurrency, drafter=setting[0], k=k, unit=arm.unit))
+    return [*arms, *added]
+
+
+def _choice(posterior: Posterior, cell: Sequence[int], limit: float | None) -> Choice | None:
+    """The choice in a cell; with a limit among the arms that keep it, and without it where none does."""
+    fast = cell if limit is None else [i for i in cell if token_ms(posterior, i) <= limit]
+    decision = decide(posterior, fast) or decide(posterior, cell)
+    if decision is None:
+        return None
+    keeps = None if limit is None else decision.chosen in fast
+    return Choice(
+        posterior, tuple(cell), decision.chosen, decision.tied, decision.predicted, decision.next_run, within_limit=keeps
+    )
+
+
+def token_ms(posterior: Posterior, i: int) -> float:
+    """Milliseconds per token of a request: the 99th percentile where it is known, else the mean, else by throughput."""
+    arm = posterior.arms[i]
+    requests = arm.concurrency if arm.unit == "all" else 1
+    return arm.tpot_p99_ms or arm.tpot_ms or 1000 * requests / throughput(posterior, i).value

@@ -1,0 +1,123 @@
+"""Arms that belong together: repeats of one arm as one, how far launches differ, and arms that were run otherwise apart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from treeopt.arms.arm import Arm
+
+LAUNCH = 0.025  # usual standard deviation of log tokens/s between launches of one engine
+LAUNCH_WEIGHT = 4  # repeats that the usual value counts as
+DESCRIBING = ("engine", "hardware", "prompts")  # what may differ between arms that are compared
+# Whatever else says of the drafter ("block": "8") need not be apart; these are, even where they differ with the drafter alone.
+CONDITIONS = (
+    "temperature", "top_p", "input_tokens", "output_tokens", "context", "version", "kv_type", "dtype", "quantization",
+    "request_rate",
+)  # fmt: skip
+
+
+def launch_noise(arms: Sequence[Arm]) -> float:
+    """Standard deviation of log tokens/s between launches: the usual one, and what repeats in the table say beside it.
+
+    >>> launch_noise([Arm(tokens_per_s=10), Arm(tokens_per_s=10)])
+    0.025
+    """
+    freedom, squares = 0, 0.0
+    for repeats in _by_key(arms).values():
+        logs = [np.log(arm.tokens_per_s) for arm in repeats if arm.tokens_per_s and arm.stderr is None]
+        if len(logs) > 1:
+            freedom += len(logs) - 1
+            squares += float(np.var(logs)) * len(logs)
+    return float(np.sqrt((LAUNCH_WEIGHT * LAUNCH**2 + squares) / (LAUNCH_WEIGHT + freedom)))
+
+
+def merged(arms: Sequence[Arm], launch: float) -> list[Arm]:
+    """Each arm once: the geometric mean of its repeats, with the error of that mean.
+
+    launch : standard deviation of log tokens/s between launches, which counts as `LAUNCH_WEIGHT` repeats
+    """
+    return [_mean(repeats, launch) for repeats in _by_key(arms).values()]
+
+
+def _mean(repeats: Sequence[Arm], launch: float) -> Arm:
+    run = [arm for arm in repeats if arm.tokens_per_s]
+    if len(run) < 2:
+        return run[0] if run else repeats[0]
+    logs = np.log([arm.tokens_per_s for arm in run if arm.tokens_per_s])
+    weights = np.array([arm.repeats for arm in run], dtype=float)
+    mean = float(np.average(logs, weights=weights))
+    variance = (LAUNCH_WEIGHT * launch**2 + weights @ (logs - mean) ** 2) / (LAUNCH_WEIGHT + len(run) - 1)
+
+    def average(name: str) -> float | None:
+        values = [getattr(arm, name) for arm in run if getattr(arm, name) is not None]
+        return float(np.mean(values)) if values else None
+
+    positions = [arm.positions for arm in run if len(arm.positions) == max(len(other.positions) for other in run)]
+    return replace(
+        run[0],
+        tokens_per_s=float(np.exp(mean)),
+        tpot_ms=average("tpot_ms"),
+        tpot_p99_ms=average("tpot_p99_ms"),
+        tokens_per_step=average("tokens_per_step"),
+        seconds=average("seconds"),
+        positions=tuple(np.mean(positions, axis=0).tolist()),
+        repeats=int(weights.sum()),
+        stderr=float(np.sqrt(variance / weights.sum())),
+    )
+
+
+def _by_key(arms: Sequence[Arm]) -> Mapping[object, list[Arm]]:
+    found: dict[object, list[Arm]] = defaultdict(list)
+    for arm in arms:
+        found[arm.cell, arm.setting, arm.unit, tuple(sorted(arm.about.items()))].append(arm)
+    return found
+
+
+def apart(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
+    """The arms with what sets some of them apart in the name of their data set, and a note on it.
+
+    Arms that differ in more than drafter, length and concurrency are not compared. An arm that does not say a condition stands
+    on all sides of it.
+
+    >>> arms = [Arm(dataset="chat", about={"temperature": t}, drafter="MTP", k=k) for t, k in (("0", 2), ("1", 3))]
+    >>> [arm.dataset for arm in apart(arms)[0]]
+    ['chat, temperature 0', 'chat, temperature 1']
+    """
+    groups: dict[tuple[str, str], list[Arm]] = defaultdict(list)
+    for arm in arms:
+        groups[arm.model, arm.dataset].append(arm)
+    found, notes = list[Arm](), list[str]()
+    for (model, dataset), same in groups.items():
+        for name in dict.fromkeys(name for arm in same for name in arm.about):
+            if name in DESCRIBING or not _sets_apart(name, same):
+                continue
+            values = list(dict.fromkeys(arm.about[name] for arm in same if name in arm.about))
+            place = " of ".join(filter(None, (dataset, model))) or "the arms"
+            notes.append(f"{place[0].upper()}{place[1:]}: arms differ in {name} ({', '.join(values[:5])}), and are decided apart.")
+            same = [
+                replace(arm, dataset=f"{arm.dataset}, {name} {value}".removeprefix(", "))
+                for arm in same
+                for value in values
+                if arm.about.get(name, value) == value
+            ]
+        if len({arm.unit for arm in same}) > 1:
+            notes.append("Ratios and absolute figures stand side by side; they are decided apart.")
+            same = [replace(arm, dataset=f"{arm.dataset} (ratios)".strip()) if arm.unit == "ratio" else arm for arm in same]
+        found += same
+    return found, notes
+
+
+def _sets_apart(name: str, arms: Sequence[Arm]) -> bool:
+    """Whether a condition differs; one that only says more of each drafter and length does not set arms apart."""
+    values: dict[object, set[str]] = defaultdict(set)
+    for arm in arms:
+        if name in arm.about:
+            values[arm.setting].add(arm.about[name])
+    number = len(set().union(*values.values()))
+    if number < 2 or (name not in CONDITIONS and number > max(4, len(arms) / 2)):  # a figure of each arm is no condition
+        return False
+    return name in CONDITIONS or any(len(of_setting) > 1 for of_setting in values.values())

@@ -1,0 +1,195 @@
+"""Tables of settings that were run: read into the run's arms, decided, and written as an engine's configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+from treeopt.arms.arm import OFF, Arms
+from treeopt.arms.choices import Choice, Decided, decide_arms
+from treeopt.arms.tables import read_tables
+from treeopt.arms.tools import read_sweep, read_tool
+from treeopt.engines.base import About
+from treeopt.engines.measured.files import load_file
+from treeopt.engines.plans import write_served
+from treeopt.engines.registry import ENGINES, method_of
+from treeopt.errors import InvalidInput, meant
+from treeopt.files.parameters import Natural, Positive, Range
+from treeopt.records.drafters import kind_of_name
+from treeopt.records.plan import Ranges, merged
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.arms_table import title_of
+from treeopt.trees.draft import Draft
+from treeopt.trees.tree import Tree
+
+Percent = Annotated[float, Range(0, above=True, percent=True)]
+
+
+def read_arms(paths: Sequence[Path], columns: Mapping[str, str] | None = None) -> Arms:
+    """The arms in some files: tables, results of benchmarking tools, folders of sweeps, or runs that have arms.
+
+    columns : name of a column to what it means
+    """
+    read = [_read(path, columns or {}) for path in paths]
+    meanings = {name: meaning for arms in read for name, meaning in arms.meanings.items()}
+    notes = tuple(dict.fromkeys(note for arms in read for note in arms.notes))
+    return Arms(arms=tuple(arm for arms in read for arm in arms.arms), meanings=meanings, notes=notes)
+
+
+def _read(path: Path, columns: Mapping[str, str]) -> Arms:
+    if not path.exists():
+        raise InvalidInput(f"{path} does not exist.")
+    if path.is_dir():
+        file = RunDirectory(path).arms
+        return Arms.load(file) if file.exists() else read_sweep(path)
+    content = load_file(path)
+    if isinstance(content, dict) and str(content.get("schema")).startswith("treeopt.arms/"):
+        return Arms.load(path)
+    arms = read_tool(content, path)
+    if arms is None:
+        arms = read_tables(path.read_text("utf-8-sig"), path, columns)
+    return arms
+
+
+
+
+def import_arms(
+    run: RunDirectory, files: Sequence[Path], columns: Mapping[str, str] | None = None, *, overwrite: bool = False
+) -> Arms:
+    """Make the arms in some files those of the run. Raises InvalidInput where it has some, unless they are to be overwritten."""
+    if run.arms.exists() and not overwrite:
+        raise InvalidInput(f"{run.arms} exists, and an import replaces it only with `overwrite`: pass that, or another `run`.")
+    arms = read_arms(files, columns)
+    arms.save(run.arms)
+    return arms
+
+
+@dataclass(frozen=True, eq=False)
+class TunedFiles:
+    """The decision by some files, and the lines that start an engine with it.
+
+    served   : the setting that is served now, if that was asked
+    commands : launch lines, each with a comment that says what it is for
+    """
+
+    decided: Decided
+    served: tuple[str, int | None] | None
+    commands: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def tune_files(
+    run: RunDirectory,
+    files: Sequence[Path],
+    *,
+    columns: Sequence[str] = (),
+    lengths: Sequence[Natural] = (),
+    noise: Percent | None = None,
+    tpot_limit: Positive | None = None,
+    served: str | None = None,
+    engine: str | None = None,
+) -> TunedFiles:
+    """Decide among settings that were run, by tables of them or what benchmarking tools wrote.
+
+    files      : by default the arms that the run has imported or made
+    columns    : what columns mean, as NAME=MEANING
+    lengths    : guesses per step that could be run too, beside those in the files
+    noise      : how far two launches of one setting differ, standard deviation; by default what repeats say, else 2.5 %
+    tpot_limit : most milliseconds per token of a request
+    served     : the setting that is served now, such as "MTP 3" or "off", to compare with
+    engine     : the engine to start; by default the one that the files name
+    """
+    if engine is not None and engine not in ENGINES:
+        raise InvalidInput(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.{meant(engine, ENGINES)}")
+    arms = read_arms(files or [run.path], columns_of(columns))
+    decided = decide_arms(arms, lengths=lengths, noise=noise, tpot_limit=tpot_limit)
+    setting = None if served is None else _setting(served, decided)
+    commands, notes = launch_lines(decided, engine or engine_of(arms))
+    return TunedFiles(decided, setting, tuple(commands), tuple(notes))
+
+
+def columns_of(columns: Sequence[str]) -> dict[str, str]:
+    """Names of columns to what they mean."""
+    pairs = [column.rpartition("=") for column in columns]
+    if wrong := [column for column, (name, _, meaning) in zip(columns, pairs, strict=True) if not name or not meaning]:
+        raise InvalidInput(f"`columns` must be like 'accept len=tokens_per_step', but got {wrong[0]!r}.")
+    return {name.strip(): meaning.strip() for name, _, meaning in pairs}
+
+
+def _setting(name: str, decided: Decided) -> tuple[str, int | None]:
+    """A setting by its name in the tables that are printed."""
+    settings = {arm.name: arm.setting for arm in decided.arms if arm.tokens_per_s}
+    if name not in settings:
+        raise InvalidInput(f"`served` must be one of {', '.join(settings)}, but got {name!r}.{meant(name, settings)}")
+    return settings[name]
+
+
+def engine_of(arms: Arms) -> str | None:
+    """The engine that all arms name, by treeopt's name; None where they name none, or several."""
+    named = {re.sub(r"[^a-z]", "", arm.about.get("engine", "").lower()) for arm in arms.arms}
+    found = {name for name in ENGINES for text in named if text.startswith(name.replace("-", ""))}
+    return found.pop() if len(found) == 1 else None
+
+
+def launch_lines(decided: Decided, engine: str | None) -> tuple[list[str], list[str]]:
+    """The lines that start an engine for each model and data set, and notes.
+
+    A server has one drafter, so it is the one that loses least over all concurrencies, and each gets its best length.
+    """
+    if engine is None:
+        return [], ["The engine's launch line is printed with `engine`."]
+    lines, notes = list[str](), list[str]()
+    for key, same in groupby(decided.choices, key=lambda choice: choice.arm.cell[:2]):
+        choices = sorted(same, key=lambda choice: choice.arm.concurrency)
+        drafter, lengths = _one_drafter(choices)
+        if drafter == OFF:
+            lines.append(f"# {title_of(*key)}: start {ENGINES[engine].title} without speculation.")
+            continue
+        kind = kind_of_name(drafter)
+        if kind is None:
+            notes.append(f"No launch line: treeopt does not know which kind of drafter {drafter} is.")
+            continue
+        method = method_of(engine, kind)
+        loads = [choice.arm.concurrency for choice in choices]
+        ends = [*(load - 1 for load in loads[1:]), None]
+        begins = [1, *loads[1:]]
+        served: Ranges[Draft] = merged(tuple(zip(begins, ends, map(Tree.chain, lengths), strict=True)))
+        about = About(num_heads=max(lengths), drafter=kind, batch_size=loads[-1])
+        for part in [served] if method.by_batch_size else [((1, None, draft),) for draft in dict.fromkeys(d for *_, d in served)]:
+            depth = max(draft.depth for *_, draft in part)
+            loads_of = ", ".join(str(load) for load, k in zip(loads, lengths, strict=True) if method.by_batch_size or k == depth)
+            if not depth:
+                lines.append(f"# {title_of(*key)}, {loads_of} requests at once: start it without speculation.")
+                continue
+            written = write_served(method, part, about)
+            lines.append(f"# {title_of(*key)}, {loads_of} requests at once\n{written.command}")
+            notes += written.notes
+    return lines, list(dict.fromkeys(notes))
+
+
+def _one_drafter(choices: Sequence[Choice]) -> tuple[str, list[int]]:
+    """The drafter that one server should have for all concurrencies, and its length at each; 0 without speculation."""
+    drafters = dict.fromkeys(choice.posterior.arms[i].drafter for choice in choices for i in choice.cell)
+
+    def best(choice: Choice, drafter: str) -> int | None:
+        """The place of the fastest arm that a server with the drafter has."""
+        arms, mean = choice.posterior.arms, choice.posterior.mean
+        able = [i for i in choice.cell if arms[i].tokens_per_s and arms[i].drafter in (drafter, OFF) and arms[i].k is not None]
+        return max(able, key=lambda i: mean[i], default=None)
+
+    found = {}
+    for drafter in drafters:
+        places = [best(choice, drafter) for choice in choices]
+        if None not in places:
+            pairs = [(choice, i) for choice, i in zip(choices, places, strict=True) if i is not None]
+            speed = sum(float(choice.posterior.mean[i]) for choice, i in pairs)
+            found[drafter] = speed, [choice.posterior.arms[i].k or 0 for choice, i in pairs]
+    if not found:
+        return OFF, [0] * len(choices)
+    drafter = max(found, key=lambda name: found[name][0])
+    lengths = found[drafter][1]
+    return (drafter, lengths) if any(lengths) else (OFF, lengths)

@@ -1,0 +1,185 @@
+"""The decision among settings that were run, for the terminal and as Markdown for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from rich.console import RenderableType
+
+from treeopt.arms.arm import OFF, Arm, Arms
+from treeopt.arms.choices import Choice, Decided, minutes_of, prompts_of, throughput
+from treeopt.arms.steps import StepParts
+from treeopt.records.estimate import Estimate
+from treeopt.report.table import Column, Table, texts
+from treeopt.report.terminal import together
+from treeopt.report.wording import count
+
+Setting = tuple[str, int | None]
+
+
+def arms_table(arms: Arms) -> Table:
+    """All arms as they were read."""
+    columns = [
+        Column("model, data set", lambda arm: title_of(arm.model, arm.dataset) if arm.model or arm.dataset else "", names=True),
+        Column("requests", lambda arm: str(arm.concurrency)),
+        Column("setting", lambda arm: arm.name, wraps=True),
+        Column("tokens/s", lambda arm: "–" if arm.tokens_per_s is None else number(arm.tokens_per_s)),
+        Column("tokens/step", lambda arm: "–" if arm.tokens_per_step is None else f"{arm.tokens_per_step:.2f}"),
+        Column("ms per token", lambda arm: "–" if arm.tpot_ms is None else number(arm.tpot_ms), spare=1),
+    ]
+    return Table(f"{count(len(arms.arms), 'setting')}", columns, arms.arms, section=lambda arm: arm.cell[:2])
+
+
+def decision_table(decided: Decided, served: Setting | None = None) -> RenderableType:
+    """What to serve and what it brings, the step taken apart, and the run that would decide most.
+
+    served : the setting that is served now, which the choices are compared with too
+    """
+    groups = groupby(decided.choices, key=lambda choice: choice.arm.cell[:2])
+    tables = [_choices(list(choices), title_of(*key), served) for key, choices in groups]
+    return together(*tables, _steps(decided.steps), headline=headline(decided))
+
+
+def headline(decided: Decided) -> Iterator[str]:
+    """What to serve for each model and data set, what is broken, and the next run."""
+    for drafter, why in decided.broken.items():
+        yield f"The drafter {drafter} does not work: {why}"
+    keys = list(dict.fromkeys(choice.arm.cell[:2] for choice in decided.choices))
+    for key in keys:
+        choices = [choice for choice in decided.choices if choice.arm.cell[:2] == key]
+        verb = f"{title_of(*key)}: serve" if len(keys) > 1 else "Serve"
+        yield f"{verb} {', '.join(_ranges(choices))}."
+        if decided.limit_ms is not None:
+            yield _within_limit(choices, decided.limit_ms)
+    yield next_run_sentence(decided)
+
+
+def title_of(model: str, dataset: str) -> str:
+    return ", ".join(filter(None, (model, dataset))) or "Settings that were run"
+
+
+def _ranges(choices: Sequence[Choice]) -> Iterator[str]:
+    """The choices by ranges of concurrency: "MTP 3 at 1 to 8 requests at once"."""
+    ordered = sorted(choices, key=lambda choice: choice.arm.concurrency)
+    for name, same in groupby(ordered, key=lambda choice: choice.arm.name):
+        loads = [choice.arm.concurrency for choice in same]
+        span = f"{loads[0]}" if len(loads) == 1 else f"{loads[0]} to {loads[-1]}"
+        yield f"{name} at {span} request{'s' if span != '1' else ''} at once"
+
+
+def _within_limit(choices: Sequence[Choice], limit: float) -> str:
+    within = [choice for choice in choices if choice.within_limit]
+    if not within:
+        return f"No setting stays within {limit:g} ms per token."
+    best = max(within, key=lambda choice: throughput(choice.posterior, choice.chosen))
+    has_percentile = best.arm.tpot_p99_ms is not None
+    caveat = "by the 99th percentile" if has_percentile else "by the mean, which is no percentile"
+    return f"Within {limit:g} ms per token ({caveat}) most is served by {best.arm.name} at {count(best.arm.concurrency, 'request')} at once."
+
+
+def next_run_sentence(decided: Decided) -> str:
+    if decided.next_run is None:
+        return "No further run is worth it."
+    choice, run = decided.next_run
+    arm = choice.posterior.arms[run.arm]
+    prompts, minutes = prompts_of(choice), minutes_of(choice, run)
+    size = "".join([f" with {count(prompts, 'prompt')}" if prompts else "", f", about {minutes:.0f} min" if minutes else ""])
+    again = " again" if arm.tokens_per_s else ""
+    return (
+        f"Next, run {arm.name}{again} at {count(arm.concurrency, 'request')} at once{size}: it is expected to bring {100 * run.gain:.1f} % and "
+        f"changes the choice with a chance of {100 * run.chance:.0f} %."
+    )
+
+
+def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> Table:
+    headers = ["requests", "serve", "tokens/s", "over off [95 %]"]
+    if choices[0].arm.unit == "ratio":
+        headers[2] = "ratio"
+    headers += [f"over {_name(served)} [95 %]"] if served else []
+    rows = []
+    for choice in choices:
+        arms = choice.posterior.arms
+        speed = throughput(choice.posterior, choice.chosen)
+        ratios = [choice.over_off, *([choice.over(served)] if served else [])]
+        tied = ", ".join(arms[i].name for i in choice.tied)
+        rows.append([str(choice.arm.concurrency), choice.arm.name, number(speed), *map(figure, ratios), tied, _maybe(choice)])
+    headers += ["as fast within noise", "not run, maybe faster"]
+    filled = [i for i in range(len(headers)) if any(row[i] for row in rows)]
+    rows = [[row[i] for i in filled] for row in rows]
+    return Table(title, texts(*(headers[i] for i in filled), names=2, wraps=headers[4:]), rows)
+
+
+def _maybe(choice: Choice) -> str:
+    """The arm that was not run and is likely faster, with the chance of it."""
+    if choice.predicted is None:
+        return ""
+    i, chance = choice.predicted
+    return f"{choice.posterior.arms[i].name} ({100 * chance:.0f} %)"
+
+
+def _name(setting: Setting) -> str:
+    return Arm(drafter=setting[0], k=setting[1]).name
+
+
+def _steps(steps: Sequence[StepParts]) -> Table | None:
+    """The step of each drafter by its parts, and what it has to emit to pay."""
+    if not steps:
+        return None
+    headers = ("requests", "drafter", "step ms", "plain ms", "drafting, fixed ms", "per guess ms", "tokens/step to break even")
+    parts = ("step_ms", "plain_ms", "fixed_ms", "per_guess_ms", "break_even_tokens_per_step")
+    rows = [[str(step.concurrency), step.drafter, *(figure(getattr(step, name), 1 if "ms" in name else 2) for name in parts)] for step in steps]
+    lost = [step for step in steps if step.always_loses]
+    caption = " ".join(
+        f"At {count(step.concurrency, 'request')} {step.drafter} would lose even if it were always right." for step in lost
+    )
+    return Table("The step taken apart [95 %]", texts(*headers, names=2, spare=headers[3:5]), rows, caption=caption)
+
+
+def figure(estimate: Estimate | None, digits: int = 2) -> str:
+    """A figure with its interval; a dash where it is not known."""
+    if estimate is None:
+        return "–"
+    low, high = estimate.ends
+    return f"{estimate:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def number(value: float) -> str:
+    """A throughput with three or four digits.
+
+    >>> number(28.51), number(1646.15)
+    ('28.5', '1,646')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def markdown(decided: Decided) -> str:
+    """A table of all arms for each model and data set, the chosen one in bold, with 95 % intervals of ratios to off."""
+    parts = []
+    for key, same in groupby(decided.choices, key=lambda choice: choice.arm.cell[:2]):
+        choices = list(same)
+        arms = [choice.posterior.arms[i] for choice in choices for i in choice.cell]
+        settings = list(dict.fromkeys(arm.setting for arm in arms if arm.tokens_per_s))
+        lines = [f"**{escaped(title_of(*key))}**, tokens/s", ""] if any(key) else []
+        lines.append("| " + " | ".join(["requests", *(escaped(_name(setting)) for setting in settings)]) + " |")
+        lines.append("|---:" * (1 + len(settings)) + "|")
+        for choice in choices:
+            cells = [_cell(choice, setting) for setting in settings]
+            lines.append("| " + " | ".join([str(choice.arm.concurrency), *cells]) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, f"95 % intervals; launches are taken to differ by {100 * decided.launch:.1f} %. {next_run_sentence(decided)}"])
+
+
+def _cell(choice: Choice, setting: Setting) -> str:
+    place = choice.place_of(setting)
+    if place is None:
+        return "–"
+    value, off = number(throughput(choice.posterior, place)), choice.place_of((OFF, 0))
+    if off is not None and off != place:
+        value += f" ({figure(choice.ratio(place, off))}×)"
+    return f"**{value}**" if place == choice.chosen else value
+
+
+def escaped(text: str) -> str:
+    """A name as a cell of Markdown shows it."""
+    return "".join("\\" + c if c in "|*_`[]<>\\" else c if c.isprintable() else " " for c in text)
