@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from treeopt.pipeline.arms import TunedFiles
     from treeopt.records.rundir import RunDirectory
     from treeopt.serving.tuned import Tuned
+
+ARMS = "arms"  # the kind of files that hold settings that were run
 
 
 @command(
@@ -81,7 +84,7 @@ def _show_files(found: TunedFiles, as_json: bool, as_markdown: bool) -> None:
         show_result(None, "\n".join(commands), as_json)
 
 
-@command("treeopt.pipeline.importing:import_file", name="import", without=("paths",))
+@command("treeopt.pipeline.importing:import_file", name="import", without=("paths",), words={"columns": "--column"})
 def import_(
     run: RunDirectory, as_json: bool, files: tuple[Path, ...], *, columns: Sequence[str] = (), **options: Any
 ) -> None:
@@ -111,20 +114,22 @@ def import_(
     columns : what a column of a table of settings means, as NAME=MEANING
     """
     from treeopt import pipeline
+    from treeopt.engines.imports import kind_of_file
     from treeopt.report.tables import calibration_table
     from treeopt.report.terminal import note
 
-    kind = options.get("kind")
-    if kind == ARMS or (kind is None and not is_measurement(files)):
-        _import_arms(run, as_json, files, columns, bool(options.get("overwrite")))
+    if options.get("kind", kind_of_file(files[0])) in (ARMS, None):
+        _import_arms(run, as_json, files, columns, overwrite=bool(options.get("overwrite")))
         return
     calibration = pipeline.import_file(run, files, **options)
     note(*calibration.meta["notes"])
     show_result(calibration.document(), calibration_table(calibration), as_json)
 
 
-def _import_arms(run: RunDirectory, as_json: bool, files: tuple[Path, ...], columns: Sequence[str], overwrite: bool) -> None:
-    from treeopt.files.storage import document
+def _import_arms(
+    run: RunDirectory, as_json: bool, files: tuple[Path, ...], columns: Sequence[str], *, overwrite: bool
+) -> None:
+    from treeopt.files.storage import document, schema
     from treeopt.pipeline.arms import columns_of, import_arms
     from treeopt.report.arms_table import arms_table
     from treeopt.report.terminal import note

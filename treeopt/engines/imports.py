@@ -26,6 +26,16 @@ _OF_ENGINES = {name: kind for engine in ENGINES.values() for name, kind in engin
 KINDS: dict[str, Kind] = FORMATS | dict(sorted(_OF_ENGINES.items(), key=lambda item: item[1].takes_others))
 
 
+def kind_of(content: object) -> str | None:
+    """The first kind that a file's content matches; None where it matches none."""
+    return next((name for name, candidate in KINDS.items() if candidate.matches(content)), None)
+
+
+def kind_of_file(path: Path) -> str | None:
+    """The kind of a file; None for a folder, and for a file that is of no kind."""
+    return None if path.is_dir() else kind_of(load_file(path))
+
+
 def read_measurement(
     paths: Path | Sequence[Path], kind: str | None = None, *, drafter: str | None = None, **options: int | str | None
 ) -> tuple[str, Measurement]:
@@ -43,7 +53,7 @@ def read_measurement(
     paths = [paths] if isinstance(paths, Path) else list(paths)
     files = [(load_file(path), path) for path in paths]
     if kind is None:
-        kind = next((name for name, candidate in KINDS.items() if candidate.matches(files[0][0])), None)
+        kind = kind_of(files[0][0])
     if kind is None:
         raise InvalidInput(
             f"{paths[0]} must be of a kind that treeopt import knows ({', '.join(KINDS)}), but looks like none: "
