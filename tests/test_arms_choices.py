@@ -82,7 +82,9 @@ def test_launch_noise_is_that_of_many_repeats():
 @pytest.mark.parametrize(
     ("about", "datasets"),
     [
-        pytest.param([{"temperature": "0"}, {"temperature": "1"}], ["chat, temperature 0", "chat, temperature 1"], id="condition"),
+        pytest.param(
+            [{"temperature": "0"}, {"temperature": "1"}], ["chat, temperature 0", "chat, temperature 1"], id="condition"
+        ),
         pytest.param([{"kv_type": "f16"}, {}], ["chat", "chat"], id="not-said"),
         pytest.param([{"block": "8"}, {"block": "16"}], ["chat", "chat"], id="says-more-of-the-drafter"),
         pytest.param([{"engine": "vLLM"}, {"engine": "vLLM 2"}], ["chat", "chat"], id="describing"),
@@ -97,7 +99,11 @@ def test_arms_that_were_run_otherwise_are_decided_apart(about, datasets):
 
 def test_two_plain_arms_that_differ_set_all_apart():
     """One off arm for each KV type; the drafter's arm names one of them, and is compared with that alone."""
-    arms = [arm(speed=10.0, about={"kv": "f16"}), arm(speed=14.0, about={"kv": "q8"}), arm("MTP", 2, speed=12.0, about={"kv": "f16"})]
+    arms = [
+        arm(speed=10.0, about={"kv": "f16"}),
+        arm(speed=14.0, about={"kv": "q8"}),
+        arm("MTP", 2, speed=12.0, about={"kv": "f16"}),
+    ]
     found = decided(arms)
     assert [(c.arm.name, c.arm.dataset) for c in found.choices] == [("MTP 2", "kv f16"), ("off", "kv q8")]
     assert "kv (f16, q8)" in found.notes[0]
@@ -130,11 +136,17 @@ def test_document_is_json_of_figures():
 
 
 def test_minutes_of_the_next_run_are_by_its_speed():
-    arms = [arm(speed=10.0, seconds=120.0, prompts=80), arm("MTP", 2, speed=20.0, seconds=60.0, prompts=80), arm("MTP", 4)]
+    arms = [
+        arm(speed=10.0, seconds=120.0, prompts=80),
+        arm("MTP", 2, speed=20.0, seconds=60.0, prompts=80),
+        arm("MTP", 4),
+    ]
     document = decided(arms).document()
     run = document["next_run"]
     assert run["prompts"] == 80
-    assert run["minutes"] == pytest.approx(1200 / next(e for e in document["estimates"] if e["k"] == run["k"])["tokens_per_s"]["value"] / 60)
+    assert run["minutes"] == pytest.approx(
+        1200 / next(e for e in document["estimates"] if e["k"] == run["k"])["tokens_per_s"]["value"] / 60
+    )
 
 
 def test_engine_is_told_by_the_arms():

@@ -9,13 +9,14 @@ from functools import cached_property
 import numpy as np
 
 from treeopt.arms.arm import OFF, Arm, Arms
+from treeopt.arms.broken import broken
 from treeopt.arms.decide import NextRun, decide
 from treeopt.arms.groups import apart, launch_noise, merged
 from treeopt.arms.model import Posterior, posterior_of
-from treeopt.arms.steps import StepParts, broken_drafters, parts_of
+from treeopt.arms.steps import StepParts, step_parts
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import schema
-from treeopt.records.estimate import Z95, Estimate
+from treeopt.records.estimate import Estimate
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,10 +43,15 @@ class Choice:
     def arm(self) -> Arm:
         return self.posterior.arms[self.chosen]
 
+    @property
+    def run(self) -> list[Arm]:
+        """The arms of the cell that were run."""
+        return [self.posterior.arms[i] for i in self.cell if i in self.posterior.run]
+
     def place_of(self, setting: tuple[str, int | None]) -> int | None:
         """The place of a setting that was run here; None where it was not."""
-        places = [i for i in self.cell if self.posterior.arms[i].setting == setting]
-        return next((i for i in places if self.posterior.arms[i].tokens_per_s), None)
+        places = set(self.cell) & set(self.posterior.run)
+        return next((i for i in places if self.posterior.arms[i].setting == setting), None)
 
     @property
     def over_off(self) -> Estimate | None:
@@ -63,22 +69,20 @@ class Choice:
 
 def throughput(posterior: Posterior, i: int) -> Estimate:
     """Tokens per second of an arm: as measured where it was run, else as predicted, with a 95 % interval."""
-    measured = posterior.arms[i].tokens_per_s
-    value = float(np.exp(posterior.mean[i])) if measured is None else measured
-    return _estimate(value, float(posterior.covariance[i, i]))
+    return _with_value(posterior.arms[i].tokens_per_s, posterior.throughput(i))
 
 
 def ratio(posterior: Posterior, i: int, j: int) -> Estimate:
     """Throughput of arm i over that of arm j, both as in `throughput`."""
-    c = posterior.covariance
-    values = [throughput(posterior, place).value for place in (i, j)]
-    return _estimate(values[0] / values[1], float(c[i, i] + c[j, j] - 2 * c[i, j]) if i != j else 0.0)
+    return _with_value(throughput(posterior, i) / throughput(posterior, j), posterior.ratio(i, j))
 
 
-def _estimate(value: float, variance: float) -> Estimate:
-    """A number by the variance of its logarithm."""
-    spread = np.exp(Z95 * np.sqrt(max(variance, 0.0)))
-    return Estimate(value, None, float(value / spread), float(value * spread))
+def _with_value(value: float | None, estimate: Estimate) -> Estimate:
+    """Another value with an estimate's interval around it, as wide in its logarithm."""
+    if value is None:
+        return estimate
+    low, high = (value * end / estimate.value for end in estimate.ends)
+    return Estimate(value, None, low, high)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,7 +113,12 @@ class Decided:
     def document(self) -> dict[str, object]:
         cells = [(posterior, i) for posterior in self.posteriors for i in range(len(posterior.arms))]
         estimates = [
-            {**_cell(p.arms[i]), **_setting(p.arms[i]), "tokens_per_s": _figure(throughput(p, i)), "run": bool(p.arms[i].tokens_per_s)}
+            {
+                **_cell(p.arms[i]),
+                **_setting(p.arms[i]),
+                "tokens_per_s": _figure(throughput(p, i)),
+                "run": bool(p.arms[i].tokens_per_s),
+            }
             for p, i in cells
         ]
         return {
@@ -154,12 +163,20 @@ def _decision(choice: Choice) -> dict[str, object]:
 
 def _run(choice: Choice, run: NextRun) -> dict[str, object]:
     arm = choice.posterior.arms[run.arm]
-    return {**_setting(arm), "prompts": prompts_of(choice), "minutes": minutes_of(choice, run), "gain": run.gain, "chance": run.chance}
+    return {
+        **_setting(arm),
+        "prompts": prompts_of(choice),
+        "minutes": minutes_of(choice, run),
+        "gain": run.gain,
+        "chance": run.chance,
+    }
 
 
 def prompts_of(choice: Choice) -> int | None:
     """Prompts of a run like those of the cell; None where it does not say how many they were."""
-    return max((arm.prompts for arm in map(choice.posterior.arms.__getitem__, choice.cell) if arm.prompts), default=None)
+    return max(
+        (arm.prompts for arm in map(choice.posterior.arms.__getitem__, choice.cell) if arm.prompts), default=None
+    )
 
 
 def minutes_of(choice: Choice, run: NextRun) -> float | None:
@@ -172,9 +189,15 @@ def minutes_of(choice: Choice, run: NextRun) -> float | None:
 
 
 def _step(step: StepParts) -> dict[str, object]:
-    parts = ("plain_ms", "fixed_ms", "per_guess_ms", "step_ms", "break_even_tokens_per_step")
-    cell = {"model": step.model, "dataset": step.dataset, "concurrency": step.concurrency, "drafter": step.drafter}
-    return {**cell, **{name: _figure(getattr(step, name)) for name in parts}}
+    parts = {
+        "plain_ms": step.plain_ms, "fixed_ms": step.fixed_ms, "per_guess_ms": step.per_guess_ms, "step_ms": step.step_ms,
+        "break_even_tokens_per_step": step.break_even_tokens,
+    }  # fmt: skip
+    return {
+        **_cell(step.served),
+        "drafter": step.served.drafter,
+        **{name: _figure(part) for name, part in parts.items()},
+    }
 
 
 def decide_arms(
@@ -191,18 +214,20 @@ def decide_arms(
         raise InvalidInput("No arm has tokens per second or a time per token, so nothing can be compared.")
     launch = launch_noise(compared) if noise is None else noise
     compared = _with_lengths(merged(compared, launch), lengths)
-    broken = dict(broken_drafters(compared))
+    useless = broken(compared)
     posteriors, choices, steps = [], [], list[StepParts]()
     for model in dict.fromkeys(arm.model for arm in compared):
         posterior = posterior_of([arm for arm in compared if arm.model == model], launch=launch)
         posteriors.append(posterior)
-        steps += parts_of(posterior)
         for cell in dict.fromkeys(arm.cell for arm in posterior.arms):
-            places = [i for i, arm in enumerate(posterior.arms) if arm.cell == cell and arm.drafter not in broken]
+            places = [i for i, arm in enumerate(posterior.arms) if arm.cell == cell and arm.drafter not in useless]
+            steps += step_parts(posterior, places)
             if choice := _choice(posterior, places, tpot_limit):
                 choices.append(choice)
+    if not any(arm.k for arm in compared if not arm.tokens_per_s) and any(arm.k for arm in compared):
+        notes.append("Only settings in the files were weighed. `lengths` adds some that could be run.")
     return Decided(
-        arms=tuple(compared), posteriors=tuple(posteriors), choices=tuple(choices), steps=tuple(steps), broken=broken,
+        arms=tuple(compared), posteriors=tuple(posteriors), choices=tuple(choices), steps=tuple(steps), broken=useless,
         launch=launch, limit_ms=tpot_limit, meanings=arms.meanings, notes=(*arms.notes, *notes),
     )  # fmt: skip
 
@@ -216,7 +241,16 @@ def _with_lengths(arms: list[Arm], lengths: Sequence[int]) -> list[Arm]:
             setting = (OFF, 0) if k == 0 else (arm.drafter, k)
             if (k == 0 or arm.k) and (arm.cell, setting) not in known:
                 known.add((arm.cell, setting))
-                added.append(Arm(model=arm.model, dataset=arm.dataset, concurrency=arm.concurrency, drafter=setting[0], k=k, unit=arm.unit))
+                added.append(
+                    Arm(
+                        model=arm.model,
+                        dataset=arm.dataset,
+                        concurrency=arm.concurrency,
+                        drafter=setting[0],
+                        k=k,
+                        unit=arm.unit,
+                    )
+                )
     return [*arms, *added]
 
 
@@ -228,7 +262,13 @@ def _choice(posterior: Posterior, cell: Sequence[int], limit: float | None) -> C
         return None
     keeps = None if limit is None else decision.chosen in fast
     return Choice(
-        posterior, tuple(cell), decision.chosen, decision.tied, decision.predicted, decision.next_run, within_limit=keeps
+        posterior,
+        tuple(cell),
+        decision.chosen,
+        decision.tied,
+        decision.predicted,
+        decision.next_run,
+        within_limit=keeps,
     )
 
 

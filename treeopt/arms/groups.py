@@ -97,7 +97,9 @@ def apart(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
                 continue
             values = list(dict.fromkeys(arm.about[name] for arm in same if name in arm.about))
             place = " of ".join(filter(None, (dataset, model))) or "the arms"
-            notes.append(f"{place[0].upper()}{place[1:]}: arms differ in {name} ({', '.join(values[:5])}), and are decided apart.")
+            notes.append(
+                f"{place[0].upper()}{place[1:]}: arms differ in {name} ({', '.join(values[:5])}), and are decided apart."
+            )
             same = [
                 replace(arm, dataset=f"{arm.dataset}, {name} {value}".removeprefix(", "))
                 for arm in same
@@ -106,7 +108,9 @@ def apart(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
             ]
         if len({arm.unit for arm in same}) > 1:
             notes.append("Ratios and absolute figures stand side by side; they are decided apart.")
-            same = [replace(arm, dataset=f"{arm.dataset} (ratios)".strip()) if arm.unit == "ratio" else arm for arm in same]
+            same = [
+                replace(arm, dataset=f"{arm.dataset} (ratios)".strip()) if arm.unit == "ratio" else arm for arm in same
+            ]
         found += same
     return found, notes
 
@@ -118,6 +122,8 @@ def _sets_apart(name: str, arms: Sequence[Arm]) -> bool:
         if name in arm.about:
             values[arm.setting].add(arm.about[name])
     number = len(set().union(*values.values()))
-    if number < 2 or (name not in CONDITIONS and number > max(4, len(arms) / 2)):  # a figure of each arm is no condition
+    if number < 2 or (
+        name not in CONDITIONS and number > max(4, len(arms) / 2)
+    ):  # a figure of each arm is no condition
         return False
     return name in CONDITIONS or any(len(of_setting) > 1 for of_setting in values.values())

@@ -22,9 +22,14 @@ ARMS = "arms"  # the kind of files that hold settings that were run
 
 
 @command(
-    "treeopt.pipeline.tune:tune", "treeopt.pipeline.arms:tune_files", without=("url", "files"), words={"columns": "--column"}
+    "treeopt.pipeline.tune:tune",
+    "treeopt.pipeline.arms:tune_files",
+    without=("url", "files"),
+    words={"columns": "--column"},
 )
-def tune(run: RunDirectory, as_json: bool, inputs: tuple[str, ...] = (), *, markdown: bool = False, **options: Any) -> None:
+def tune(
+    run: RunDirectory, as_json: bool, inputs: tuple[str, ...] = (), *, markdown: bool = False, **options: Any
+) -> None:
     """Say which setting to serve: by a table of settings that were run, or by a server that is up.
 
     FILE is a table as CSV, Markdown or text, or what vllm bench serve, llama-batched-bench or SGLang's benchmarks wrote; without one, the
@@ -46,7 +51,10 @@ def tune(run: RunDirectory, as_json: bool, inputs: tuple[str, ...] = (), *, mark
     from treeopt.pipeline.tune import tune as watch
 
     is_server = any("://" in source for source in inputs)
-    taken, source_of = parameters_of(watch if is_server else tune_files), click.get_current_context().get_parameter_source
+    taken, source_of = (
+        parameters_of(watch if is_server else tune_files),
+        click.get_current_context().get_parameter_source,
+    )
     for name in sorted(options.keys() - taken.keys()):
         if source_of(name) is not ParameterSource.DEFAULT:
             raise InvalidInput(f"`{name}` goes with {'files' if is_server else 'the URL of a server'}: leave it out.")
@@ -79,7 +87,9 @@ def _show_files(found: TunedFiles, as_json: bool, as_markdown: bool) -> None:
         show_result(None, markdown(found.decided), as_json)
         return
     commands = list(found.commands)
-    show_result({**found.decided.document(), "commands": commands}, decision_table(found.decided, found.served), as_json)
+    show_result(
+        {**found.decided.document(), "commands": commands}, decision_table(found.decided, found.served), as_json
+    )
     if commands and not as_json:
         show_result(None, "\n".join(commands), as_json)
 

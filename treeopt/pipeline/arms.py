@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -20,10 +20,9 @@ from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput, meant
 from treeopt.files.parameters import Natural, Positive, Range
 from treeopt.records.drafters import kind_of_name
-from treeopt.records.plan import Ranges, merged
+from treeopt.records.plan import for_all, merged
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.arms_table import title_of
-from treeopt.trees.draft import Draft
 from treeopt.trees.tree import Tree
 
 Percent = Annotated[float, Range(0, above=True, percent=True)]
@@ -55,14 +54,14 @@ def _read(path: Path, columns: Mapping[str, str]) -> Arms:
     return arms
 
 
-
-
 def import_arms(
     run: RunDirectory, files: Sequence[Path], columns: Mapping[str, str] | None = None, *, overwrite: bool = False
 ) -> Arms:
     """Make the arms in some files those of the run. Raises InvalidInput where it has some, unless they are to be overwritten."""
     if run.arms.exists() and not overwrite:
-        raise InvalidInput(f"{run.arms} exists, and an import replaces it only with `overwrite`: pass that, or another `run`.")
+        raise InvalidInput(
+            f"{run.arms} exists, and an import replaces it only with `overwrite`: pass that, or another `run`."
+        )
     arms = read_arms(files, columns)
     arms.save(run.arms)
     return arms
@@ -92,6 +91,7 @@ def tune_files(
     tpot_limit: Positive | None = None,
     served: str | None = None,
     engine: str | None = None,
+    drafter: str | None = None,
 ) -> TunedFiles:
     """Decide among settings that were run, by tables of them or what benchmarking tools wrote.
 
@@ -102,13 +102,14 @@ def tune_files(
     tpot_limit : most milliseconds per token of a request
     served     : the setting that is served now, such as "MTP 3" or "off", to compare with
     engine     : the engine to start; by default the one that the files name
+    drafter    : what makes the drafts, where the files do not say it: eagle3, draft-model, ngram, mtp
     """
     if engine is not None and engine not in ENGINES:
         raise InvalidInput(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.{meant(engine, ENGINES)}")
     arms = read_arms(files or [run.path], columns_of(columns))
     decided = decide_arms(arms, lengths=lengths, noise=noise, tpot_limit=tpot_limit)
     setting = None if served is None else _setting(served, decided)
-    commands, notes = launch_lines(decided, engine or engine_of(arms))
+    commands, notes = launch_lines(decided, engine or engine_of(arms), drafter)
     return TunedFiles(decided, setting, tuple(commands), tuple(notes))
 
 
@@ -135,10 +136,10 @@ def engine_of(arms: Arms) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def launch_lines(decided: Decided, engine: str | None) -> tuple[list[str], list[str]]:
+def launch_lines(decided: Decided, engine: str | None, kind: str | None = None) -> tuple[list[str], list[str]]:
     """The lines that start an engine for each model and data set, and notes.
 
-    A server has one drafter, so it is the one that loses least over all concurrencies, and each gets its best length.
+    kind : of the drafter; None for that which its name says
     """
     if engine is None:
         return [], ["The engine's launch line is printed with `engine`."]
@@ -146,29 +147,42 @@ def launch_lines(decided: Decided, engine: str | None) -> tuple[list[str], list[
     for key, same in groupby(decided.choices, key=lambda choice: choice.arm.cell[:2]):
         choices = sorted(same, key=lambda choice: choice.arm.concurrency)
         drafter, lengths = _one_drafter(choices)
-        if drafter == OFF:
-            lines.append(f"# {title_of(*key)}: start {ENGINES[engine].title} without speculation.")
+        drafter_kind = kind or kind_of_name(drafter)
+        if drafter != OFF and drafter_kind is None:
+            notes.append(
+                f"There is no launch line, since {drafter} is of no kind that treeopt knows: name one with `drafter`."
+            )
             continue
-        kind = kind_of_name(drafter)
-        if kind is None:
-            notes.append(f"No launch line: treeopt does not know which kind of drafter {drafter} is.")
-            continue
-        method = method_of(engine, kind)
         loads = [choice.arm.concurrency for choice in choices]
-        ends = [*(load - 1 for load in loads[1:]), None]
-        begins = [1, *loads[1:]]
-        served: Ranges[Draft] = merged(tuple(zip(begins, ends, map(Tree.chain, lengths), strict=True)))
-        about = About(num_heads=max(lengths), drafter=kind, batch_size=loads[-1])
-        for part in [served] if method.by_batch_size else [((1, None, draft),) for draft in dict.fromkeys(d for *_, d in served)]:
-            depth = max(draft.depth for *_, draft in part)
-            loads_of = ", ".join(str(load) for load, k in zip(loads, lengths, strict=True) if method.by_batch_size or k == depth)
-            if not depth:
-                lines.append(f"# {title_of(*key)}, {loads_of} requests at once: start it without speculation.")
-                continue
-            written = write_served(method, part, about)
-            lines.append(f"# {title_of(*key)}, {loads_of} requests at once\n{written.command}")
-            notes += written.notes
+        for at, command, its_notes in _launches(engine, drafter_kind or "", loads, lengths):
+            lines.append(f"# {title_of(*key)}, {', '.join(map(str, at))} at once\n{command}")
+            notes += its_notes
     return lines, list(dict.fromkeys(notes))
+
+
+def _launches(
+    engine: str, kind: str, loads: Sequence[int], lengths: Sequence[int]
+) -> Iterator[tuple[list[int], str, tuple[str, ...]]]:
+    """Concurrencies, the line that starts the engine for them, and notes; one line where the engine takes a schedule."""
+    off = f"# start {ENGINES[engine].title} without speculation"
+    if not any(lengths):
+        yield list(loads), off, ()
+        return
+    method = method_of(engine, kind)
+    about = About(num_heads=max(lengths), drafter=kind, batch_size=loads[-1])
+    if method.by_batch_size:
+        ends = [*(load - 1 for load in loads[1:]), None]
+        served = merged(tuple(zip([1, *loads[1:]], ends, map(Tree.chain, lengths), strict=True)))
+        written = write_served(method, served, about)
+        yield list(loads), written.command, written.notes
+        return
+    for length in dict.fromkeys(lengths):
+        at = [load for load, k in zip(loads, lengths, strict=True) if k == length]
+        if length:
+            written = write_served(method, for_all(Tree.chain(length)), replace(about, batch_size=at[-1]))
+            yield at, written.command, written.notes
+        else:
+            yield at, off, ()
 
 
 def _one_drafter(choices: Sequence[Choice]) -> tuple[str, list[int]]:
@@ -178,7 +192,11 @@ def _one_drafter(choices: Sequence[Choice]) -> tuple[str, list[int]]:
     def best(choice: Choice, drafter: str) -> int | None:
         """The place of the fastest arm that a server with the drafter has."""
         arms, mean = choice.posterior.arms, choice.posterior.mean
-        able = [i for i in choice.cell if arms[i].tokens_per_s and arms[i].drafter in (drafter, OFF) and arms[i].k is not None]
+        able = [
+            i
+            for i in choice.cell
+            if arms[i].tokens_per_s and arms[i].drafter in (drafter, OFF) and arms[i].k is not None
+        ]
         return max(able, key=lambda i: mean[i], default=None)
 
     found = {}

@@ -206,13 +206,13 @@ def depth_noun(drafter: Mapping[str, Any] | None) -> str:
     return "head" if kind is not None and kind.is_heads else "depth"
 
 
-ALIASES = {"nextn": "mtp", "lookup": "ngram", "draft": "draft-model", "speculator": "eagle3"}  # in names that people give
+ALIASES = {"nextn": "mtp", "lookup": "ngram", "draftmodel": "draft-model"}  # in names that people give
 
 
 def kind_of_name(name: str) -> str | None:
     """The kind of drafter that a name in a table says; None where it says none.
 
-    >>> kind_of_name("EAGLE-3.1 chain"), kind_of_name("n-gram"), kind_of_name("Domino")
+    >>> kind_of_name("EAGLE-3.1 chain"), kind_of_name("n-gram"), kind_of_name("draft")
     ('eagle3', 'ngram', None)
     """
     letters = re.sub(r"[^a-z0-9]", "", name.lower())

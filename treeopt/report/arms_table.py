@@ -15,13 +15,21 @@ from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.wording import count
 
+CAUSES = (
+    "Usual causes: it was trained for another model, or for another version of this one; its weights or the layers whose states it "
+    "reads were loaded wrongly; another tokenizer or vocabulary. Nothing is written for it."
+)
 Setting = tuple[str, int | None]
 
 
 def arms_table(arms: Arms) -> Table:
     """All arms as they were read."""
     columns = [
-        Column("model, data set", lambda arm: title_of(arm.model, arm.dataset) if arm.model or arm.dataset else "", names=True),
+        Column(
+            "model, data set",
+            lambda arm: title_of(arm.model, arm.dataset) if arm.model or arm.dataset else "",
+            names=True,
+        ),
         Column("requests", lambda arm: str(arm.concurrency)),
         Column("setting", lambda arm: arm.name, wraps=True),
         Column("tokens/s", lambda arm: "–" if arm.tokens_per_s is None else number(arm.tokens_per_s)),
@@ -36,18 +44,23 @@ def decision_table(decided: Decided, served: Setting | None = None) -> Renderabl
 
     served : the setting that is served now, which the choices are compared with too
     """
-    groups = groupby(decided.choices, key=lambda choice: choice.arm.cell[:2])
-    tables = [_choices(list(choices), title_of(*key), served) for key, choices in groups]
-    return together(*tables, _steps(decided.steps), headline=headline(decided))
+    tables = list[Table | None]()
+    for key, choices in groupby(decided.choices, key=lambda choice: choice.arm.cell[:2]):
+        steps = [step for step in decided.steps if step.served.cell[:2] == key]
+        tables += [_choices(list(choices), title_of(*key), served), _steps(steps)]
+    return together(*tables, headline=headline(decided))
 
 
 def headline(decided: Decided) -> Iterator[str]:
     """What to serve for each model and data set, what is broken, and the next run."""
     for drafter, why in decided.broken.items():
-        yield f"The drafter {drafter} does not work: {why}"
+        yield f"The drafter {drafter} does not work: {why}. {CAUSES}"
     keys = list(dict.fromkeys(choice.arm.cell[:2] for choice in decided.choices))
     for key in keys:
         choices = [choice for choice in decided.choices if choice.arm.cell[:2] == key]
+        if len({arm.setting for choice in choices for arm in choice.run}) < 2:
+            yield f"{title_of(*key)}: {choices[0].arm.name} alone was run, so there is nothing to choose among."
+            continue
         verb = f"{title_of(*key)}: serve" if len(keys) > 1 else "Serve"
         yield f"{verb} {', '.join(_ranges(choices))}."
         if decided.limit_ms is not None:
@@ -84,7 +97,9 @@ def next_run_sentence(decided: Decided) -> str:
     choice, run = decided.next_run
     arm = choice.posterior.arms[run.arm]
     prompts, minutes = prompts_of(choice), minutes_of(choice, run)
-    size = "".join([f" with {count(prompts, 'prompt')}" if prompts else "", f", about {minutes:.0f} min" if minutes else ""])
+    size = "".join(
+        [f" with {count(prompts, 'prompt')}" if prompts else "", f", about {minutes:.0f} min" if minutes else ""]
+    )
     again = " again" if arm.tokens_per_s else ""
     return (
         f"Next, run {arm.name}{again} at {count(arm.concurrency, 'request')} at once{size}: it is expected to bring {100 * run.gain:.1f} % and "
@@ -93,21 +108,33 @@ def next_run_sentence(decided: Decided) -> str:
 
 
 def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> Table:
-    headers = ["requests", "serve", "tokens/s", "over off [95 %]"]
-    if choices[0].arm.unit == "ratio":
-        headers[2] = "ratio"
+    has_off = any(choice.over_off for choice in choices)
+    unit = "ratio" if choices[0].arm.unit == "ratio" else "tokens/s"
+    headers = ["requests", "serve", unit, "over off [95 %]" if has_off else "over the next best [95 %]"]
     headers += [f"over {_name(served)} [95 %]"] if served else []
     rows = []
     for choice in choices:
         arms = choice.posterior.arms
         speed = throughput(choice.posterior, choice.chosen)
-        ratios = [choice.over_off, *([choice.over(served)] if served else [])]
+        over = figure(choice.over_off) if has_off else _over_next(choice)
         tied = ", ".join(arms[i].name for i in choice.tied)
-        rows.append([str(choice.arm.concurrency), choice.arm.name, number(speed), *map(figure, ratios), tied, _maybe(choice)])
+        over_served = [figure(choice.over(served))] if served else []
+        rows.append(
+            [str(choice.arm.concurrency), choice.arm.name, number(speed), over, *over_served, tied, _maybe(choice)]
+        )
     headers += ["as fast within noise", "not run, maybe faster"]
     filled = [i for i in range(len(headers)) if any(row[i] for row in rows)]
     rows = [[row[i] for i in filled] for row in rows]
     return Table(title, texts(*(headers[i] for i in filled), names=2, wraps=headers[4:]), rows)
+
+
+def _over_next(choice: Choice) -> str:
+    """The throughput of the chosen arm over that of the fastest other one that was run."""
+    others = [i for i in choice.cell if i in choice.posterior.run and i != choice.chosen]
+    if not others:
+        return "–"
+    following = max(others, key=lambda i: choice.posterior.mean[i])
+    return f"{figure(choice.ratio(choice.chosen, following))} {choice.posterior.arms[following].name}"
 
 
 def _maybe(choice: Choice) -> str:
@@ -123,17 +150,30 @@ def _name(setting: Setting) -> str:
 
 
 def _steps(steps: Sequence[StepParts]) -> Table | None:
-    """The step of each drafter by its parts, and what it has to emit to pay."""
+    """The step of each drafter's fastest length by its parts, and the tokens that it has to emit to pay."""
     if not steps:
         return None
-    headers = ("requests", "drafter", "step ms", "plain ms", "drafting, fixed ms", "per guess ms", "tokens/step to break even")
-    parts = ("step_ms", "plain_ms", "fixed_ms", "per_guess_ms", "break_even_tokens_per_step")
-    rows = [[str(step.concurrency), step.drafter, *(figure(getattr(step, name), 1 if "ms" in name else 2) for name in parts)] for step in steps]
-    lost = [step for step in steps if step.always_loses]
-    caption = " ".join(
-        f"At {count(step.concurrency, 'request')} {step.drafter} would lose even if it were always right." for step in lost
+    headers = (
+        "requests",
+        "setting",
+        "step ms",
+        "plain ms",
+        "drafting, fixed ms",
+        "per guess ms",
+        "to break even",
+        "tokens/step",
     )
-    return Table("The step taken apart [95 %]", texts(*headers, names=2, spare=headers[3:5]), rows, caption=caption)
+    rows = []
+    for step in steps:
+        milliseconds = (step.step_ms, step.plain_ms, step.fixed_ms, step.per_guess_ms)
+        emitted = step.served.tokens_per_step
+        tokens = (figure(step.break_even_tokens), "–" if emitted is None else f"{emitted:.2f}")
+        rows.append(
+            [str(step.served.concurrency), step.served.name, *(figure(part, 1) for part in milliseconds), *tokens]
+        )
+    lost = [f"{step.served.name} at {step.served.concurrency}" for step in steps if step.hopeless]
+    caption = f"Would lose even if every guess were right: {', '.join(lost)}." if lost else ""
+    return Table("The step taken apart [95 %]", texts(*headers, names=2, spare=headers[3:6]), rows, caption=caption)
 
 
 def figure(estimate: Estimate | None, digits: int = 2) -> str:
@@ -167,7 +207,12 @@ def markdown(decided: Decided) -> str:
             cells = [_cell(choice, setting) for setting in settings]
             lines.append("| " + " | ".join([str(choice.arm.concurrency), *cells]) + " |")
         parts.append("\n".join(lines))
-    return "\n\n".join([*parts, f"95 % intervals; launches are taken to differ by {100 * decided.launch:.1f} %. {next_run_sentence(decided)}"])
+    return "\n\n".join(
+        [
+            *parts,
+            f"95 % intervals; launches are taken to differ by {100 * decided.launch:.1f} %. {next_run_sentence(decided)}",
+        ]
+    )
 
 
 def _cell(choice: Choice, setting: Setting) -> str:
