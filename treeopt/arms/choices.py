@@ -9,9 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from treeopt.arms.arm import OFF, Arm, Arms
-from treeopt.arms.broken import broken
 from treeopt.arms.decide import NextRun, decide
-from treeopt.arms.groups import apart, launch_noise, merged
+from treeopt.arms.groups import apart, merged
 from treeopt.arms.model import Posterior, posterior_of
 from treeopt.arms.steps import StepParts, step_parts
 from treeopt.errors import InvalidInput
@@ -89,20 +88,30 @@ def _with_value(value: float | None, estimate: Estimate) -> Estimate:
 class Decided:
     """What a table of arms says: the choice at each concurrency, the step taken apart, broken drafters, the next run.
 
-    arms   : as they were compared, repeats merged
-    launch : standard deviation of log tokens/s between launches
-    limit  : most milliseconds per token
+    posteriors : one for each model, whose arms are as they were compared: repeats merged, groups apart
+    limit_ms   : most milliseconds per token
     """
 
-    arms: tuple[Arm, ...]
     posteriors: tuple[Posterior, ...]
     choices: tuple[Choice, ...]
     steps: tuple[StepParts, ...]
-    broken: Mapping[str, str]
-    launch: float
     limit_ms: float | None = None
     meanings: Mapping[str, str]
     notes: tuple[str, ...] = ()
+
+    @property
+    def arms(self) -> list[Arm]:
+        return [arm for posterior in self.posteriors for arm in posterior.arms]
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Why each drafter is broken that is."""
+        return {drafter: why for posterior in self.posteriors for drafter, why in posterior.broken.items()}
+
+    @property
+    def launch(self) -> float:
+        """Standard deviation of log tokens per second between launches, of the median arm."""
+        return float(np.sqrt(np.median(np.concatenate([posterior.launch for posterior in self.posteriors]))))
 
     @cached_property
     def next_run(self) -> tuple[Choice, NextRun] | None:
@@ -112,7 +121,7 @@ class Decided:
 
     def document(self) -> dict[str, object]:
         cells = [(posterior, i) for posterior in self.posteriors for i in range(len(posterior.arms))]
-        estimates = [
+        estimates: list[dict[str, object]] = [
             {
                 **_cell(p.arms[i]),
                 **_setting(p.arms[i]),
@@ -189,10 +198,8 @@ def minutes_of(choice: Choice, run: NextRun) -> float | None:
 
 
 def _step(step: StepParts) -> dict[str, object]:
-    parts = {
-        "plain_ms": step.plain_ms, "fixed_ms": step.fixed_ms, "per_guess_ms": step.per_guess_ms, "step_ms": step.step_ms,
-        "break_even_tokens_per_step": step.break_even_tokens,
-    }  # fmt: skip
+    parts = {name: getattr(step, name) for name in ("plain_ms", "fixed_ms", "per_guess_ms", "step_ms")}
+    parts["break_even_tokens_per_step"] = step.break_even_tokens
     return {
         **_cell(step.served),
         "drafter": step.served.drafter,
@@ -212,24 +219,26 @@ def decide_arms(
     compared, notes = apart(arms.arms)
     if not any(arm.tokens_per_s for arm in compared):
         raise InvalidInput("No arm has tokens per second or a time per token, so nothing can be compared.")
-    launch = launch_noise(compared) if noise is None else noise
-    compared = _with_lengths(merged(compared, launch), lengths)
-    useless = broken(compared)
+    compared = _with_lengths(merged(compared), lengths)
     posteriors, choices, steps = [], [], list[StepParts]()
     for model in dict.fromkeys(arm.model for arm in compared):
-        posterior = posterior_of([arm for arm in compared if arm.model == model], launch=launch)
+        posterior = posterior_of([arm for arm in compared if arm.model == model], launch=noise)
         posteriors.append(posterior)
         for cell in dict.fromkeys(arm.cell for arm in posterior.arms):
-            places = [i for i, arm in enumerate(posterior.arms) if arm.cell == cell and arm.drafter not in useless]
+            places = [i for i, arm in enumerate(posterior.arms) if arm.cell == cell]
             steps += step_parts(posterior, places)
             if choice := _choice(posterior, places, tpot_limit):
                 choices.append(choice)
     if not any(arm.k for arm in compared if not arm.tokens_per_s) and any(arm.k for arm in compared):
         notes.append("Only settings in the files were weighed. `lengths` adds some that could be run.")
     return Decided(
-        arms=tuple(compared), posteriors=tuple(posteriors), choices=tuple(choices), steps=tuple(steps), broken=useless,
-        launch=launch, limit_ms=tpot_limit, meanings=arms.meanings, notes=(*arms.notes, *notes),
-    )  # fmt: skip
+        posteriors=tuple(posteriors),
+        choices=tuple(choices),
+        steps=tuple(steps),
+        limit_ms=tpot_limit,
+        meanings=arms.meanings,
+        notes=(*arms.notes, *notes),
+    )
 
 
 def _with_lengths(arms: list[Arm], lengths: Sequence[int]) -> list[Arm]:

@@ -1,4 +1,4 @@
-"""Arms that belong together: repeats of one arm as one, how far launches differ, and arms that were run otherwise apart."""
+"""Arms that belong together: repeats of one arm as one, and arms that were run otherwise apart."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 
 from treeopt.arms.arm import Arm
 
-LAUNCH = 0.025  # usual standard deviation of log tokens/s between launches of one engine
-LAUNCH_WEIGHT = 4  # repeats that the usual value counts as
 DESCRIBING = ("engine", "hardware", "prompts")  # what may differ between arms that are compared
 # Whatever else says of the drafter ("block": "8") need not be apart; these are, even where they differ with the drafter alone.
 CONDITIONS = (
@@ -20,37 +18,19 @@ CONDITIONS = (
 )  # fmt: skip
 
 
-def launch_noise(arms: Sequence[Arm]) -> float:
-    """Standard deviation of log tokens/s between launches: the usual one, and what repeats in the table say beside it.
-
-    >>> launch_noise([Arm(tokens_per_s=10), Arm(tokens_per_s=10)])
-    0.025
-    """
-    freedom, squares = 0, 0.0
-    for repeats in _by_key(arms).values():
-        logs = [np.log(arm.tokens_per_s) for arm in repeats if arm.tokens_per_s and arm.stderr is None]
-        if len(logs) > 1:
-            freedom += len(logs) - 1
-            squares += float(np.var(logs)) * len(logs)
-    return float(np.sqrt((LAUNCH_WEIGHT * LAUNCH**2 + squares) / (LAUNCH_WEIGHT + freedom)))
+def merged(arms: Sequence[Arm]) -> list[Arm]:
+    """Each arm once: the geometric mean of its repeats, with the standard error that they say."""
+    return [_mean(repeats) for repeats in _by_key(arms).values()]
 
 
-def merged(arms: Sequence[Arm], launch: float) -> list[Arm]:
-    """Each arm once: the geometric mean of its repeats, with the error of that mean.
-
-    launch : standard deviation of log tokens/s between launches, which counts as `LAUNCH_WEIGHT` repeats
-    """
-    return [_mean(repeats, launch) for repeats in _by_key(arms).values()]
-
-
-def _mean(repeats: Sequence[Arm], launch: float) -> Arm:
+def _mean(repeats: Sequence[Arm]) -> Arm:
     run = [arm for arm in repeats if arm.tokens_per_s]
     if len(run) < 2:
         return run[0] if run else repeats[0]
     logs = np.log([arm.tokens_per_s for arm in run if arm.tokens_per_s])
     weights = np.array([arm.repeats for arm in run], dtype=float)
     mean = float(np.average(logs, weights=weights))
-    variance = (LAUNCH_WEIGHT * launch**2 + weights @ (logs - mean) ** 2) / (LAUNCH_WEIGHT + len(run) - 1)
+    variance = float(weights @ (logs - mean) ** 2) / (len(run) - 1)
 
     def average(name: str) -> float | None:
         values = [getattr(arm, name) for arm in run if getattr(arm, name) is not None]
@@ -66,7 +46,7 @@ def _mean(repeats: Sequence[Arm], launch: float) -> Arm:
         seconds=average("seconds"),
         positions=tuple(np.mean(positions, axis=0).tolist()),
         repeats=int(weights.sum()),
-        stderr=float(np.sqrt(variance / weights.sum())),
+        stderr=float(np.sqrt(variance / weights.sum())) or None,
     )
 
 

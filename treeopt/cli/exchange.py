@@ -14,7 +14,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count, parameters_of
 
 if TYPE_CHECKING:
-    from treeopt.pipeline.arms import TunedFiles
+    from treeopt.pipeline.arms import TunedArms
     from treeopt.records.rundir import RunDirectory
     from treeopt.serving.tuned import Tuned
 
@@ -28,7 +28,13 @@ ARMS = "arms"  # the kind of files that hold settings that were run
     words={"columns": "--column"},
 )
 def tune(
-    run: RunDirectory, as_json: bool, inputs: tuple[str, ...] = (), *, markdown: bool = False, **options: Any
+    run: RunDirectory,
+    as_json: bool,
+    inputs: tuple[str, ...] = (),
+    *,
+    columns: Sequence[str] = (),
+    markdown: bool = False,
+    **options: Any,
 ) -> None:
     """Say which setting to serve: by a table of settings that were run, or by a server that is up.
 
@@ -45,14 +51,15 @@ def tune(
         treeopt tune http://localhost:8000 --drafter eagle3
         treeopt tune http://localhost:8000 --plain http://localhost:8001 --drive prompts.jsonl --clients 1,4,16
 
+    columns  : what a column of a table means, as NAME=MEANING
     markdown : print a table for a pull request
     """
-    from treeopt.pipeline.arms import tune_files
+    from treeopt.pipeline.arms import columns_of, read_arms, tune_arms
     from treeopt.pipeline.tune import tune as watch
 
     is_server = any("://" in source for source in inputs)
     taken, source_of = (
-        parameters_of(watch if is_server else tune_files),
+        parameters_of(watch if is_server else tune_arms),
         click.get_current_context().get_parameter_source,
     )
     for name in sorted(options.keys() - taken.keys()):
@@ -60,11 +67,12 @@ def tune(
             raise InvalidInput(f"`{name}` goes with {'files' if is_server else 'the URL of a server'}: leave it out.")
         del options[name]
     if is_server:
-        if len(inputs) > 1 or markdown:
+        if len(inputs) > 1 or markdown or columns:
             raise InvalidInput("One server is watched at a time, and has no table for a pull request.")
         _show_server(watch(run, inputs[0], **options), as_json)
     else:
-        _show_files(tune_files(run, list(map(Path, inputs)), **options), as_json, markdown)
+        arms = read_arms(list(map(Path, inputs)) or [run.path], columns_of(columns))
+        _show_arms(tune_arms(arms, **options), as_json, markdown)
 
 
 def _show_server(found: Tuned, as_json: bool) -> None:
@@ -77,7 +85,7 @@ def _show_server(found: Tuned, as_json: bool) -> None:
         show_result(None, found.command, as_json)
 
 
-def _show_files(found: TunedFiles, as_json: bool, as_markdown: bool) -> None:
+def _show_arms(found: TunedArms, as_json: bool, as_markdown: bool) -> None:
     from treeopt.report.arms_table import decision_table, markdown
     from treeopt.report.terminal import note
 

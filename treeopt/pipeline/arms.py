@@ -68,8 +68,8 @@ def import_arms(
 
 
 @dataclass(frozen=True, eq=False)
-class TunedFiles:
-    """The decision by some files, and the lines that start an engine with it.
+class TunedArms:
+    """The decision among some arms, and the lines that start an engine with it.
 
     served   : the setting that is served now, if that was asked
     commands : launch lines, each with a comment that says what it is for
@@ -81,22 +81,18 @@ class TunedFiles:
     notes: tuple[str, ...]
 
 
-def tune_files(
-    run: RunDirectory,
-    files: Sequence[Path],
+def tune_arms(
+    arms: Arms,
     *,
-    columns: Sequence[str] = (),
     lengths: Sequence[Natural] = (),
     noise: Percent | None = None,
     tpot_limit: Positive | None = None,
     served: str | None = None,
     engine: str | None = None,
     drafter: str | None = None,
-) -> TunedFiles:
-    """Decide among settings that were run, by tables of them or what benchmarking tools wrote.
+) -> TunedArms:
+    """Decide among settings that were run.
 
-    files      : by default the arms that the run has imported or made
-    columns    : what columns mean, as NAME=MEANING
     lengths    : guesses per step that could be run too, beside those in the files
     noise      : how far two launches of one setting differ, standard deviation; by default what repeats say, else 2.5 %
     tpot_limit : most milliseconds per token of a request
@@ -106,11 +102,10 @@ def tune_files(
     """
     if engine is not None and engine not in ENGINES:
         raise InvalidInput(f"`engine` must be one of {', '.join(ENGINES)}, but got {engine!r}.{meant(engine, ENGINES)}")
-    arms = read_arms(files or [run.path], columns_of(columns))
     decided = decide_arms(arms, lengths=lengths, noise=noise, tpot_limit=tpot_limit)
     setting = None if served is None else _setting(served, decided)
     commands, notes = launch_lines(decided, engine or engine_of(arms), drafter)
-    return TunedFiles(decided, setting, tuple(commands), tuple(notes))
+    return TunedArms(decided, setting, tuple(commands), tuple(notes))
 
 
 def columns_of(columns: Sequence[str]) -> dict[str, str]:
