@@ -113,7 +113,7 @@ LOGS = {
     "vllm-metrics": "SpecDecoding metrics: Mean acceptance length: 1, Accepted: " * 20_000,
     "llama-cpp": "statistics a: #gen drafts = 1, #acc drafts = " * 20_000,
     "csv": "head," + "x" * 200_000 + "\n0,1\n",
-    "ranks": json.dumps({"ranks": [[0] * 30_000] * 2}),
+    "rates": "{'test/0_acc': " * 20_000,
     "vllm-requests": json.dumps([[]] * (MOST_ROWS + 1)),
 }
 

@@ -274,11 +274,7 @@ def engine_file(name, text):
 MEASUREMENTS = {  # of other tools: name, the file, options
     "hits.pt": ("medusa-pt", [torch.eye(12)[: 12 - 3 * k, :4].bool() for k in range(3)], {}),
     "table.csv": ("csv", "head,rank,hits,trials\n0,0,5,9\n0,1,2,9\n1,0,3,8\n1,1,1,8\n", {}),
-    "ranks.jsonl": (
-        "ranks",
-        '{"ranks": [[0, 1], [2, null], [null, null]], "tokens": [1, 2, 3], "end": "eos"}\n' * 3,
-        {},
-    ),
+    "log.txt": ("rates", "{'test/0_acc': 0.7}\n{'test/1_acc': 0.37}\n", {}),
     **{engine_file(name, texts[-1]): (kind, texts[-1], {}) for name, (kind, texts) in EVERYTHING.items()},
 }
 

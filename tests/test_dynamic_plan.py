@@ -248,7 +248,7 @@ def test_edge_llm_builds_trees_over_the_marginals_of_whole_blocks(tmp_path):
     record = replace(record, meta={**record.meta, "drafter": {"kind": "dflash", "num_heads": 3, "widest": 3}})
     limits = method_of("edge-llm", "dflash").limits.anew
     assert limits == DynamicLimits(levels=0, marginals=True, width=8)
-    request = PlanRequest(Limits(16, shape="chain"), batch_sizes=(1,), dynamic=limits, whole_blocks=True)
+    request = PlanRequest(Limits(16, shape="chain"), batch_sizes=(1,), dynamic=limits, lengths=(3,))
     plan_trees(record, profile, request).save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
     tree = plan[1].draft

@@ -6,20 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.engines.imports import read_measurement
 from treeopt.engines.measured.traces import NO_BLOCKS
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import sha256_of
-from treeopt.growth.replay import replay
 from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
-from treeopt.records.trace import End, RankTrace
-from treeopt.trees.tree import Tree
+from treeopt.records.trace import RankTrace
 
-from .conftest import invoke, traces
+from .conftest import invoke
 
 FILE = Path("file")
 
@@ -125,45 +123,7 @@ def test_table_roundtrip(tmp_path_factory, form, calibration):
     assert measurement.source.trials.tolist() == calibration.trials.tolist()
 
 
-def logged(trace: RankTrace, *, beyond=None) -> str:
-    """The trace as an engine would log it: null for what it does not know."""
-    lines = []
-    for s in range(trace.num_sequences):
-        rows = trace.ranks[trace.starts[s] : trace.starts[s + 1]].tolist()
-        ranks = [[beyond if rank == -1 else None if rank == -2 else rank for rank in row] for row in rows]
-        lines.append(json.dumps({"ranks": ranks, "end": End(trace.end[s]).name.lower()}))
-    return "\n".join(lines) + "\n"
-
-
-@pytest.mark.parametrize("beyond", [None, -1])
-@given(traces())
-def test_logged_ranks_roundtrip(tmp_path_factory, beyond, trace):
-    """Logged ranks come back as the trace."""
-    assume((trace.ranks[trace.has_step] != -2).any(0).all())
-    path = write(tmp_path_factory.mktemp("l") / "log.jsonl", logged(trace, beyond=beyond))
-    kind, measurement = read_measurement(path)
-    assert kind == "ranks"
-    assert (measurement.source.ranks == trace.ranks).all()
-    assert (measurement.source.end == trace.end).all()
-    assert (
-        replay(measurement.source, Tree.dense([2, 2])).steps.tolist()
-        == replay(trace, Tree.dense([2, 2])).steps.tolist()
-    )
-
-
-def test_logged_conversations(tmp_path):
-    """A log keeps its tokens, groups and conversations."""
-    line = {"ranks": [[0], [None], [None]], "tokens": [5, 6, 7]}
-    lines = [line | {"id": "a", "group": "x"}, line | {"id": "b", "group": "y"}, line | {"id": "a", "group": "x"}]
-    measurement = read_measurement(write(tmp_path / "l.jsonl", "\n".join(map(json.dumps, lines))))[1].source
-    assert measurement.tokens.tolist() == [5, 6, 7] * 3
-    assert measurement.clusters.tolist() == [0, 1, 0]
-    assert [measurement.group_names[g] for g in measurement.group] == ["x", "y", "x"]
-
-
 HITS = torch.eye(6).bool()
-RANKS = '{"ranks": [[0, 1], [0, null], [null, null]]}'
-
 
 # File, content, options, and why it is refused.
 REFUSED = [
@@ -171,11 +131,6 @@ REFUSED = [
     ("x.txt", "hello", {}, "looks like none"),
     ("x.json", '{"a": 1}', {}, "looks like none"),
     ("x.json", '{"a": [[0.5]', {}, "valid JSON"),
-    ("x.json", RANKS, {"kind": "eagle"}, "kind must be one of"),
-    ("x.json", RANKS, {"trials": 3}, "trials does not go with"),
-    ("x.json", RANKS, {"kind": "medusa-pt"}, "one table of hits a head"),
-    ("x.json", RANKS, {"kind": "csv", "trials": 1}, "CSV"),
-    ("x.json", "[1, 2]", {"kind": "ranks"}, "in every line"),
     ("x.pt", [HITS.T[:2], HITS[:1].T[:5].T], {}, "as many candidates"),
     ("x.pt", [torch.tensor([[1.5]])], {}, "other numbers"),
     ("x.pt", [HITS[:0]], {}, "must have rows"),
@@ -184,13 +139,14 @@ REFUSED = [
     ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
     ("x.pt", ["text"], {}, "plain tensors"),
     ("x.csv", "head,rank\n0,0", {"trials": 5}, "must have the columns"),
-    ("x.csv", "head,top1\n1,0.5", {}, "pass trials"),
+    ("x.csv", "head,top1,top2\n1,0.5,0.6", {}, "pass trials"),
     ("x.csv", "head,top1,trials\n1,0.5,9", {"trials": 5}, "leave trials out"),
-    ("x.csv", "head,top1,trials\n1,0.5,9\n2,0.4,", {}, "each of its 2 heads"),
+    ("x.csv", "head,top1,trials\n1,0.4,9\n2,0.5,", {}, "each of its 2 heads"),
     ("x.csv", "head,top1,top2,trials\n1,0.5,0.4,9", {}, "never fall"),
     ("x.csv", "head,rank,hits,trials\n1,0,5,9\n1,1,2,9\n2,0,4,9", {}, "as many ranks"),
     ("x.csv", "head,top1\n5,0.5", {"trials": 5}, "number its heads"),
-    ("x.csv", "head,top1,top3\n1,0.5,0.6", {"trials": 5}, "number its heads"),
+    ("x.csv", "head,top2,top3\n1,0.5,0.6", {"trials": 5}, "each top_k from 1"),
+    ("x.json", '{"meta_info": {}}', {"trials": 3, "kind": "medusa-pt"}, "one table of hits a head"),
     ("x.csv", "head,rank,hits,trials\n0,0,9,5", {}, "may not exceed its trials"),
     ("x.csv", "head,rank,hits,trials\n0,0,1.5,5", {}, "line 2: hits must be a whole number of at least 0, but got '1.5'"),
     ("x.csv", "head,rank,hits,trials\n0,0,1,5\n0,1,1,6", {}, "same trials"),
@@ -201,15 +157,6 @@ REFUSED = [
     ("x.csv", "head,rank,hits\n", {"trials": 5}, "below its header"),
     ("x.csv", "head,rank,hits\n0,0", {"trials": 5}, "line 2 must have 3 cells, but it has 2"),
     ("x.csv", "head,rank,top_k,hits\n0,0,1,1", {"trials": 5}, "must have the columns"),
-    ("x.jsonl", RANKS + '\n{"ranks": [[0]]}', {}, "sequence 2, must have one rank per head"),
-    ("x.jsonl", RANKS + "\n{broken", {}, "valid JSON"),
-    ("x.jsonl", '{"ranks": [[0, 1], [0, 1], [null, null]]}', {}, "head 2 has a rank for token 4"),
-    ("x.jsonl", '{"ranks": [[0, -3], [null, null]]}', {}, "ranks.0.1: must be greater than or equal to -2"),
-    ("x.jsonl", '{"ranks": [[0, null], [null, null]]}', {}, "head 2 has not"),
-    ("x.jsonl", '{"ranks": []}', {}, "one rank per head"),
-    ("x.jsonl", '{"ranks": [["a"]]}', {}, "is not as it should be"),
-    ("x.jsonl", RANKS[:-1] + ', "end": "bored"}', {}, "limit, eos, context, loop"),
-    ("x.jsonl", RANKS[:-1] + ', "tokens": [1, 2]}', {}, "a token for every row"),
 ]  # fmt: skip
 
 

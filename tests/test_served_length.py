@@ -8,7 +8,7 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.plan import Plan
 
 from .conftest import invoke
-from .engine_files import exposition, vllm_line
+from .engine_files import bench, exposition, vllm_line
 
 LONG = [39, 25, 14, 7, 4, *[0] * 10]  # of 65 drafts of 15 guesses, the drafts that reached each depth
 STEPS = "batch_size,num_speculative_tokens,step_ms\n"
@@ -78,6 +78,43 @@ def test_a_drafter_that_is_never_right_is_not_planned(run, steps):
     assert "The drafter does not work: " in invoke("search", "--run", run.path, code=1).stderr
     invoke("export", "--to", "vllm", "--run", run.path, code=1)
     assert not run.plan.exists()
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "ngram"])
+def test_steps_without_a_draft_count(run, drafter):
+    """1,000 drafts that give 2.82 tokens, and 500 steps of one token: 3,320 in 1,500 steps, of which each has its own price."""
+    (counts := run.path.parent / "bench.json").write_text(json.dumps(bench()))
+    invoke("import", counts, "--drafter", drafter, "--tokens", 3320, "--run", run.path)
+    timed(run, {0: 10, 3: 13})
+    invoke("search", "--run", run.path)
+    (entry,) = Plan.load(run.plan).entries
+    assert entry.chosen.tokens_per_step == pytest.approx(3320 / 1500)
+    assert entry.chosen.speedup == pytest.approx(3320 * 10 / (1000 * 13 + 500 * 10))
+
+
+def test_each_length_keeps_its_own_rates(run):
+    """Pooled, a length of 3 would have 2.98 tokens per step, and that of 5 would have 3.18."""
+    logs = [run.path.parent / name for name in ("3.log", "5.log")]
+    for log, counts in zip(logs, ((1000, [800, 600, 420]), (500, [450, 300, 200, 100, 50])), strict=True):
+        log.write_text(vllm_line(*counts))
+    invoke("import", *logs, "--run", run.path)
+    timed(run, {0: 10, 3: 12, 5: 12})
+    invoke("search", "--run", run.path)
+    (entry,) = Plan.load(run.plan).entries
+    assert entry.chosen.tokens_per_step == pytest.approx(3.2)
+    (three,) = [point for point in entry.curve if point.depth == 3]
+    assert three.tokens_per_step == pytest.approx(2.82)
+
+
+def test_a_block_is_planned_as_it_was_served(run):
+    """A block of 3 is no prefix of one of 7."""
+    (log := run.path.parent / "7.log").write_text(vllm_line(51, [44, 36, 30, 24, 16, 13, 9]))
+    invoke("import", log, "--drafter", "dflash", "--run", run.path)
+    timed(run, {0: 40, 3: 70, 7: 140})
+    told = invoke("search", "--run", run.path).stderr
+    (entry,) = Plan.load(run.plan).entries
+    assert (entry.chosen.depth, float(entry.chosen.speedup)) == (7, pytest.approx((1 + 172 / 51) * 40 / 140))
+    assert "A block of another length has other guesses" in " ".join(told.split())
 
 
 GUESSES = "head,rank,hits,trials\n" + "".join(f"{head},0,9000,10000\n" for head in range(1, 7))

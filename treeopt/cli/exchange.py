@@ -114,7 +114,7 @@ def import_(
     or accuracies, which become calibration.json:
         medusa-pt      hit tensors of Medusa's heads_accuracy.py
         csv            a table of accuracies or hits
-        ranks          ranks that an engine logged, as JSON lines
+        rates          a training log, or an analysis of acceptance
     or what an engine counted while it served chains, likewise:
         vllm-metrics   /metrics before and after, the log, vllm bench serve
         vllm-requests  responses with draft metrics, or AIPerf's records

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treeopt.engines.measured.files import Measurement
+from treeopt.engines.measured.rates import PrintedRates
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import DRAFTERS
@@ -201,7 +202,7 @@ class Kind:
 
     needed: str
     matches: Callable[[Any], bool]
-    read: Callable[..., Measurement | CountedDrafts]
+    read: Callable[..., Measurement | CountedDrafts | PrintedRates]
     options: tuple[str, ...] = ()
     takes_others: bool = False
 

@@ -1,25 +1,28 @@
 """Measurements that other tools wrote, as calibrations and traces.
 
-A file's content tells its kind. A file with the ranks of every state becomes a `RankTrace`, which can be replayed. Another
-becomes a `Calibration` of marginal counts, or of the counts of a chain.
+A file's content tells its kind. Hits of every state become a `RankTrace`, which can be replayed. An engine gives counted drafts
+(counters, or histograms of requests) or printed rates, which become the `Calibration` of a chain; tables become one of heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from treeopt.engines.base import Kind
-from treeopt.engines.measured import rates, traces
+from treeopt.engines.measured import rates as printed_rates
+from treeopt.engines.measured import tables, traces
 from treeopt.engines.measured.files import Measurement, load_file
-from treeopt.engines.measured.survival import CountedDrafts
+from treeopt.engines.measured.rates import MEANINGS, Meaning
 from treeopt.engines.registry import ENGINES
 from treeopt.errors import InvalidInput, meant
 from treeopt.records.drafters import COUNTED
 
 FORMATS = {  # kinds of files that are of no engine
     "medusa-pt": Kind("one table of hits a head, as Medusa's heads_accuracy.py saves it", traces.is_hits, traces.read_hits),
-    "csv": Kind("CSV with a column 'head' in its first line", rates.is_table, rates.read_table, ("trials",)),
-    "ranks": Kind('{"ranks": [[...], ...]} in every line', traces.is_ranks, traces.read_ranks),
+    "csv": Kind("CSV with a column 'head' in its first line", tables.is_table, tables.read_table, ("trials", "rates")),
+    "rates": Kind("the rates by position of a training log of EAGLE, or of an acceptance analysis of speculators",
+                  printed_rates.is_rates, printed_rates.read_rates),
 }  # fmt: skip
 _OF_ENGINES = {name: kind for engine in ENGINES.values() for name, kind in engine.imports.items()}
 # By --from's names; the first that a file matches is taken.
@@ -37,15 +40,26 @@ def kind_of_file(path: Path) -> str | None:
 
 
 def read_measurement(
-    paths: Path | Sequence[Path], kind: str | None = None, *, drafter: str | None = None, **options: int | str | None
+    paths: Path | Sequence[Path],
+    kind: str | None = None,
+    *,
+    drafter: str | None = None,
+    trials: int | None = None,
+    rates: Meaning | None = None,
+    tokens: int | None = None,
 ) -> tuple[str, Measurement]:
     """The kind of the files, and the measurement that they hold.
 
-    kind    : by default the first kind of `KINDS` that the first file matches
+    kind    : by default the first kind of `KINDS` that a file matches
     drafter : the kind in `COUNTED` that made the drafts; by default the one that the files name, if they do
-    options : the kind's reader gets those that are not None; an option that it does not take is refused
+    trials  : of every head, or drafts, for rates without counts
+    rates   : what such rates are
+    tokens  : emitted by all steps of counted drafts, for steps without a draft
     """
-    for parameter, value, names in (("kind", kind, KINDS), ("drafter", drafter, COUNTED)):
+    options: dict[str, Any] = {"trials": trials, "rates": rates, "tokens": tokens}
+    known: list[tuple[str, str | None, Mapping[str, object]]]
+    known = [("kind", kind, KINDS), ("drafter", drafter, COUNTED), ("rates", rates, MEANINGS)]
+    for parameter, value, names in known:
         if value is not None and value not in names:
             raise InvalidInput(
                 f"`{parameter}` must be one of {', '.join(names)}, but got {value!r}.{meant(value, names)}"
@@ -53,22 +67,24 @@ def read_measurement(
     paths = [paths] if isinstance(paths, Path) else list(paths)
     files = [(load_file(path), path) for path in paths]
     if kind is None:
-        kind = kind_of(files[0][0])
+        kind = next(filter(None, (kind_of(content) for content, _ in files)), None)
     if kind is None:
         raise InvalidInput(
             f"{paths[0]} must be of a kind that treeopt import knows ({', '.join(KINDS)}), but looks like none: "
             "say which with `kind`."
         )
     reader = KINDS[kind]
-    of_reader = {name: value for name, value in options.items() if value is not None}
-    for name in of_reader.keys() - set(reader.options):
-        raise InvalidInput(f"`{name}` does not go with a file of the kind {kind}: leave it out.")
     for content, path in files:
         if not reader.matches(content):
             raise InvalidInput(f"{path} must hold {reader.needed}, but holds none.")
     if kind in FORMATS and len(paths) > 1:
         raise InvalidInput(f"A file of the kind {kind} is imported alone, but got {len(paths)} files.")
-    measurement = reader.read(*files[0], **of_reader) if kind in FORMATS else reader.read(files)
-    if isinstance(measurement, CountedDrafts):
-        return kind, measurement.calibration(drafter)
-    return kind, replace(measurement, drafter=drafter)
+    of_reader = {name: options[name] for name in reader.options}
+    found = reader.read(*files[0], **of_reader) if kind in FORMATS else reader.read(files)
+    heeded = reader.options if isinstance(found, Measurement) else found.options
+    for name, value in options.items():
+        if value is not None and name not in heeded:
+            raise InvalidInput(f"`{name}` does not go with what {paths[-1]} holds: leave it out.")
+    if isinstance(found, Measurement):
+        return kind, replace(found, drafter=drafter)
+    return kind, found.measurement(drafter, **{name: options[name] for name in heeded})

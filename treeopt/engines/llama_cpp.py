@@ -25,7 +25,16 @@ from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
 from treeopt.engines.chains import Flags
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import RATE, Printed, drafters_named, number, pooled, read_each, whole
+from treeopt.engines.measured.printed import (
+    RATE,
+    Printed,
+    drafters_named,
+    number,
+    of_one_token,
+    pooled,
+    read_each,
+    whole,
+)
 from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
@@ -79,7 +88,7 @@ TYPES = {
     "ngram-simple": ("ngram", copied.KIND),
     **dict.fromkeys(("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), (copied.KIND,)),
 }
-PREFIX = r"llamacpp:spec_decode_"
+PREFIX = r"llamacpp:"
 RATES = r"\((?P<rates>[^)]{0,20000})\)"
 REQUEST = re.compile(
     r"draft acceptance(?: rate)? = [\d.]+ \(\s*(?P<accepted>\d+) accepted /\s*(?P<drafted>\d+) generated\)"
@@ -130,7 +139,8 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
     path = files[-1][1]
     drafters = drafters_named((name for text, _ in texts for name in _drafting(text)), TYPES, path)
     are_requests = CUMULATIVE not in notes
-    return CountedDrafts(groups, path, notes, are_requests, remedy=REMEDY, drafters=drafters)
+    requests = [replace(group, request=number) for number, group in enumerate(groups)]
+    return CountedDrafts(requests, path, notes, are_requests, remedy=REMEDY, drafters=drafters)
 
 
 def text_of(content: Any) -> str:
@@ -174,13 +184,17 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     if complete := [line for line in requests if line["mean"] is not None and line["rates"]]:
         lines = [_printed(line, f"{path}, draft line {n},", path) for n, line in enumerate(complete, 1)]
         return pooled([line for line in lines if line.drafted], len(requests) - len(complete))
+    means = [line for line in requests if line["mean"] is not None]
+    printed = [_printed(line, f"{path}, draft line {n},", path) for n, line in enumerate(means, 1)]
+    if short := of_one_token(printed):
+        return short, []
     if STATISTICS.search(text) and not drafting and not requests:
         raise InvalidInput(NONE.format(path))
     for totals in drafting.values():
         if totals["rates"] is not None:
             groups, notes = pooled([_of_process(totals, path)])
             return groups, [CUMULATIVE, *notes]
-    raise InvalidInput(f"{path} has {NO_TRACE if any(line['mean'] for line in requests) else OLD_LINE}.")
+    raise InvalidInput(f"{path} has {NO_TRACE if means else OLD_LINE}.")
 
 
 def _of_process(totals: dict[str, str], path: Path) -> Printed:

@@ -32,7 +32,7 @@ from treeopt.engines import chains
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
-from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, Drafts
+from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, joined
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import Amount, Count, Positive
 from treeopt.records.plan import Ranges, only
@@ -214,9 +214,9 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
             )
         records += check_lengths(list(map(renamed, figures)), file[1])
         skipped += missing
-    if not any("acceptance_histogram" in record for record in records):
+    counts = read_requests(records, path, skipped=skipped, notes=[UNKNOWN_LENGTHS])
+    if not counts.groups:
         raise InvalidInput(f"{path} has no histograms (spec_correct_drafts_histogram): update SGLang, and {ASK}.")
-    counts = read_requests(records, path, skipped=skipped, notes=[UNKNOWN_LENGTHS], is_sparse=True)
     refuse_trees(counts, max(len(record.get("acceptance_histogram", ())) - 1 for record in records))
     return counts
 
@@ -272,9 +272,9 @@ def refuse_trees(counts: CountedDrafts, deepest: int) -> None:
     With --speculative-eagle-topk above 1 the proposed tokens are the nodes of a tree. A tree is less deep than it has
     nodes, and an accepted path may have any ranks: it does not tell the survival of the first guesses.
     """
-    drafts = Drafts.joined(counts.groups)
-    depths = drafts.tried[1].sum(0) > 0
-    tried, passed = (rows.sum(0)[depths] for rows in (drafts.tried[1], drafts.passed))
+    tried, passed, _ = joined(counts.groups)
+    depths = tried.sum(0) > 0
+    tried, passed = (rows.sum(0)[depths] for rows in (tried, passed))
     last = len(tried) - 1
     if last < 1 or passed[last] or deepest > last:
         return

@@ -19,6 +19,7 @@ choices[].speculative_decoding.acceptance_histogram                  with per_re
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Writt
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
-from treeopt.engines.measured.survival import CountedDrafts, Drafts, chain
+from treeopt.engines.measured.survival import CountedDrafts, Drafts, check_counts
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, only
@@ -150,8 +151,8 @@ def _notes(lengths: Sequence[int], meaning: str, kind: str) -> list[str]:
     return notes
 
 
-PREFIX = r"trtllm_spec_decode_"
-COUNTERS = ("drafted_tokens", "accepted_tokens")
+PREFIX = r"trtllm_"
+COUNTERS = ("spec_decode_drafted_tokens", "spec_decode_accepted_tokens")
 POSITION = "token_position"
 TOTALS = {"num_accepted_draft_tokens": "total_accepted_draft_tokens", "num_draft_tokens": "total_draft_tokens"}
 STATS = "specDecodingStats"  # in a line of --iteration_log
@@ -165,39 +166,41 @@ ASK = (
 
 def is_of_drafts(content: Any) -> bool:
     if isinstance(content, str):
-        return STATS in content or is_exposition(content, PREFIX)
+        return is_exposition(content, PREFIX)
     return any(any(name in body for name in MEANS) or records_of(body) for body in bodies(content))
 
 
 def read_drafts(files: Sequence[File]) -> CountedDrafts:
     """Drafts of all files together: scrapes are subtracted, requests are pooled."""
     path = files[-1][1]
-    if counters := counters_among(files, PREFIX, COUNTERS):
+    if counters := counters_among(files, PREFIX, COUNTERS, POSITION):
         return CountedDrafts([by_length(counters)], path, counters.notes)
     records, skipped = gather(files, records_of)
-    if not any(record.get("acceptance_histogram") for record in records):
-        raise InvalidInput(f"{path} has only means of its drafts: survival needs counts by position. Instead, {ASK}.")
     for record in records:
         for ours, theirs in TOTALS.items():
             record.setdefault(ours, record.get(theirs))
-    return read_requests(records, path, skipped=skipped, remedy=REMEDY)
+    counts = read_requests(records, path, skipped=skipped, remedy=REMEDY)
+    if not counts.groups:
+        raise InvalidInput(f"{path} has only means of its drafts: survival needs counts by position. Instead, {ASK}.")
+    return counts
 
 
 def by_length(counters: Counters) -> Drafts:
     """Drafts from counters by position, which also tell how many drafts had each length."""
     path = counters.path
-    drafted, accepted = (counters.by_position(name, POSITION) for name in COUNTERS)
+    drafted, accepted = (counters.positions.get(name, []) for name in COUNTERS)
     accepted += [0] * (len(drafted) - len(accepted))  # a position appears once something was accepted there
     if not drafted:
         raise InvalidInput(f"{path} has only means of its drafts: survival needs counts by {POSITION}. Instead, {ASK}.")
-    for counts in (drafted, accepted):  # never rise
-        chain(drafted[0], counts, path)
+    check_counts(drafted[0], drafted, path)
     if len(accepted) > len(drafted) or any(a > d for a, d in zip(accepted, drafted, strict=True)):
         raise InvalidInput(
             f"{path} must accept at most what was drafted at each position, but has {accepted} of {drafted}."
         )
+    full = Drafts.of(drafted[0], accepted, None, path)
     had = np.array(drafted, dtype=np.int64)
-    return Drafts.between(accepted, had, had)
+    lengths = dict(enumerate((had - np.append(had[1:], 0)).tolist(), 1))
+    return replace(full, had=np.maximum(had, 1), lengths={k: n for k, n in lengths.items() if n})
 
 
 def records_of(body: Body) -> list[Body]:

@@ -15,19 +15,23 @@ count steps without a draft. Older log lines have means only.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
+import numpy as np
+from pydantic import AliasChoices, BaseModel, Field
 
 from treeopt.engines import chains, copied
 from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Written
+from treeopt.engines.measured.benchmarks import BLOCK, OFFLINE, records_of
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import RATE, Printed, drafters_named, number, pooled, read_each, whole
+from treeopt.engines.measured.printed import MEAN, Printed, drafters_named, number, of_one_token, pooled, whole
+from treeopt.engines.measured.rates import PrintedRates
 from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
-from treeopt.engines.measured.survival import CountedDrafts, Drafts, group_of
+from treeopt.engines.measured.survival import CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import Count, Share
 from treeopt.files.fields import checked as row_of
@@ -118,16 +122,16 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
     return chains.launch(command, [note] if note else (), {FILE: f"{text}\n"})
 
 
-PREFIX = r"(?:ray_)?vllm[:_]spec_decode_"
-RATES = "spec_decode_per_position_acceptance_rates"
-# Both are searched for in turn, since a pattern with gaps in it takes hours on a line that repeats its beginning.
-MEAN = re.compile(r"SpecDecoding metrics: (?:(?!SpecDecoding).)*?Mean acceptance length: ([\d.]+|nan), ")
-COUNTS = re.compile(
-    r"Accepted: (\d+) tokens, Drafted: (\d+) tokens, Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)"
-)
+PREFIX = r"(?:ray_)?vllm[:_]"
+LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: |Per-position acceptance rate: ")
+# All are searched for in turn, since a pattern with gaps in it takes hours on a line that repeats its beginning.
+LENGTH = re.compile(r"Mean acceptance length: ([\d.]+|nan), ")
+TOTALS = re.compile(r"Accepted: (\d+) tokens, Drafted: (\d+) tokens")
+RATES = re.compile(r"Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)")
+PRINTED = re.compile(r"Per-position acceptance \(%\):|acceptance at token 0:")
+TOKENS = re.compile(r"acceptance at token \d{1,3}: ?(\d\.\d{1,9})")
 # In the line that says how the engine starts.
 METHOD = re.compile(r"speculative_config=SpeculativeConfig\(method='(\w+)'")
-ANY_LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: ")
 OLD_LINE = (
     "only means of its drafts: rates by position are needed, and its log lines have none. vLLM prints them as "
     "'Per-position acceptance rate' since 2025; update it, or save /metrics"
@@ -138,58 +142,93 @@ NO_POSITIONS = "counters of the tokens accepted at every position (vllm:spec_dec
 
 def is_of_metrics(content: Any) -> bool:
     if isinstance(content, str):
-        return is_exposition(content, PREFIX) or bool(ANY_LINE.search(content))
-    return any("spec_decode_acceptance_length" in run or RATES in run for run in bodies(content))
+        return is_exposition(content, PREFIX) or bool(LINE.search(content)) or bool(PRINTED.search(content))
+    return any("spec_decode_acceptance_length" in run or run.keys() & set(POSITIONS) for _, run in runs_of(content))
 
 
-def read_metrics(files: Sequence[File]) -> CountedDrafts:
+def printed_runs(text: str) -> list[Body]:
+    """What vllm bench serve or spec_decode.py printed of the drafts of its runs."""
+    if not PRINTED.search(text):
+        return []
+    headed = text if BLOCK in text or OFFLINE in text else f"{BLOCK}\n{text}"
+    return [dict(record) for _, record in records_of(headed) if POSITIONS[0] in record]
+
+
+def read_metrics(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     """Drafts of all files together: scrapes are subtracted, logs and runs are pooled."""
     if counters := counters_among(files, PREFIX):
         return counters.drafts(NO_POSITIONS, REMEDY)
-    groups, notes = read_each(files, _from_file)
-    path = files[-1][1]
-    methods = (method for content, _ in files if isinstance(content, str) for method in METHOD.findall(content))
-    drafters = drafters_named(methods, DRAFTERS, path)
-    return CountedDrafts(groups, path, notes, may_leave_out=True, remedy=REMEDY, drafters=drafters)
+    path, texts = files[-1][1], [text for text, _ in files if isinstance(text, str) and not PRINTED.search(text)]
+    drafters = drafters_named((method for text in texts for method in METHOD.findall(text)), DRAFTERS, path)
+    lines = [line for text, file in files if text in texts for line in log_lines(text, file)]
+    alone = [line.rates for line in lines if line.rates and not line.drafted]
+    complete = [line for line in lines if line.rates and line.drafted]
+    if (
+        len(files) == 1
+        and not texts
+        and (rates := TOKENS.findall(str(files[0][0])))
+        and "num_drafts" not in files[0][0]
+    ):
+        alone = [[float(rate) for rate in rates]]
+    if alone and not complete:
+        longest = max(map(len, alone))
+        means = np.mean([rates for rates in alone if len(rates) == longest], axis=0)
+        return PrintedRates(means.tolist(), path, drafters=drafters)
+    groups, notes = pooled(complete, len(lines) - len(complete)) if complete else (of_one_token(lines), [])
+    if texts and not groups:
+        raise InvalidInput(f"{path} has {OLD_LINE if lines else 'no interval with drafts'}.")
+    tokens = None
+    for content, file in files:
+        if content not in texts:
+            more, remarks, tokens = read_runs(content, file)
+            groups, notes = [*groups, *more], [*notes, *remarks]
+    tokens = tokens if len(files) == 1 else None
+    return CountedDrafts(groups, path, notes, remedy=REMEDY, drafters=drafters, tokens=tokens)
 
 
-def _from_file(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
-    return _from_log(content, path) if isinstance(content, str) else _from_runs(content, path)
-
-
-def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
-    """The drafts of each interval, worked out from the rates, and notes."""
-    lines: list[Printed] = []
-    without_rates = 0
+def log_lines(text: str, path: Path) -> list[Printed]:
+    """What a log prints of each interval with drafts; 0 for counts that are not there."""
+    lines = []
     for place, line in enumerate(text.splitlines(), 1):
-        mean = MEAN.search(line)
-        counts = COUNTS.search(line, mean.end()) if mean else None
-        if mean is None or counts is None:
-            without_rates += bool(ANY_LINE.search(line))
-        elif "nan" not in mean[1] + counts[3]:
-            rates = [float(rate) for rate in counts[3].split(", ")]
-            length = number(mean[1], path, "a mean acceptance length")
-            lines.append(Printed(f"{path}, line {place},", rates, whole(counts[1]), whole(counts[2]), length))
-    if not lines:
-        raise InvalidInput(f"{path} has {OLD_LINE if without_rates else 'no interval with drafts'}.")
-    return pooled(lines, without_rates)
+        if LINE.search(line) is None:
+            continue
+        mean, totals, rates = (form.search(line) for form in (LENGTH, TOTALS, RATES))
+        said = (mean[1] if mean else "0") + (rates[1] if rates else "")
+        if "nan" not in said:
+            length = number(mean[1], path, "a mean acceptance length") if mean else 0.0
+            values = [float(rate) for rate in rates[1].split(", ")] if rates else []
+            accepted, drafted = (whole(digits) for digits in totals.groups()) if totals and mean else (0, 0)
+            lines.append(Printed(f"{path}, line {place},", values, accepted, drafted, length))
+    return lines
+
+
+POSITIONS = ("spec_decode_per_position_acceptance_rates", "per_position_acceptance")
 
 
 class Run(BaseModel):
-    """The figures of a benchmark's drafts."""
+    """The figures of a benchmark's drafts: of vllm bench serve, or of speculators' get_acceptance_rate.py."""
 
-    drafts: Count = Field(alias="spec_decode_num_drafts")
-    drafted: Count = Field(alias="spec_decode_draft_tokens")
-    accepted: Count = Field(alias="spec_decode_accepted_tokens")
-    rates: list[Share] = Field(alias="spec_decode_per_position_acceptance_rates")
+    drafts: Count = Field(validation_alias=AliasChoices("spec_decode_num_drafts", "num_drafts"))
+    drafted: Count = Field(validation_alias=AliasChoices("spec_decode_draft_tokens", "num_draft_tokens"))
+    accepted: Count = Field(validation_alias=AliasChoices("spec_decode_accepted_tokens", "num_accepted_tokens"))
+    rates: list[Share] = Field(validation_alias=AliasChoices(*POSITIONS))
+    tokens: Count | None = Field(None, validation_alias="total_output_tokens")
+    completed: Count = 0
 
 
-def _from_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
-    """The drafts of each run with speculation, and a note on the others."""
-    records = list(bodies(content))
-    groups: list[Drafts] = []
-    for r, record in enumerate(records, 1):
-        if record.get(RATES) is None:
+def runs_of(content: Any) -> Iterator[tuple[str, Body]]:
+    """The runs in a file with their names; of speculators' compute_acceptance_rates.py one for each subset of prompts."""
+    for body in printed_runs(content) if isinstance(content, str) else bodies(content):
+        subsets = {name: run for name, run in body.items() if isinstance(run, dict) and run.keys() & set(POSITIONS)}
+        yield from subsets.items() if subsets else (("", body),)
+
+
+def read_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str], int | None]:
+    """The drafts of each run with speculation, a note on the others, and the tokens that all steps emitted."""
+    records = list(runs_of(content))
+    groups, tokens = list[Drafts](), list[int | None]()
+    for r, (name, record) in enumerate(records, 1):
+        if not any(record.get(key) is not None for key in POSITIONS):
             continue
         where = f"{path}, run {r},"
         try:
@@ -197,31 +236,33 @@ def _from_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str]]:
         except InvalidInput as error:
             raise InvalidInput(f"{where} is not as it should be: {error}") from None
         reached = [round(rate * run.drafts) for rate in run.rates]
-        groups.append(group_of(run.drafts, reached, run.drafted, where))
-        if abs(sum(reached) - run.accepted) > len(reached) * (RATE * run.drafts + 0.5):
+        # spec_decode.py prints two decimals.
+        if abs(sum(reached) - run.accepted) > len(reached) * (MEAN * run.drafts + 0.5):
             raise InvalidInput(
                 f"{where} must have rates that sum to {run.accepted} accepted, but they sum to {sum(reached)}."
             )
+        groups.append(replace(Drafts.of(run.drafts, reached, run.drafted, where), group=name))
+        tokens.append(None if run.tokens is None else run.tokens - run.completed)
     if not groups:
         raise InvalidInput(
-            f"{path} must have {RATES} in some run, but has none: vllm bench serve writes them only with "
+            f"{path} must have {POSITIONS[0]} in some run, but has none: vllm bench serve writes them only with "
             "speculation, and only if it can read the server's /metrics."
         )
-    if len(records) == len(groups):
-        return groups, []
-    return groups, [f"{len(records) - len(groups)} of {len(records)} runs have no drafts and were left out."]
+    left = len(records) - len(groups)
+    notes = [f"{left} of {len(records)} runs have no drafts and were left out."] if left else []
+    return groups, notes, None if None in tokens else sum(filter(None, tokens))
 
 
 def is_of_requests(content: Any) -> bool:
-    return any(map(records_of, bodies(content)))
+    return any(map(statistics_of, bodies(content)))
 
 
 def read_responses(files: Sequence[File]) -> CountedDrafts:
-    records, skipped = gather(files, records_of)
+    records, skipped = gather(files, statistics_of)
     return read_requests(records, files[-1][1], skipped=skipped, remedy=REMEDY)
 
 
-def records_of(body: Body) -> list[Body]:
+def statistics_of(body: Body) -> list[Body]:
     """The record of drafts in a response, or in AIPerf's record of it."""
     metrics = body.get("metrics")
     places = [

@@ -30,6 +30,10 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, Choice, GrownTrees, IntArray, Tree
 
 Floats = NDArray[np.float64]
+STEPS_WITHOUT = (
+    "Steps for which the drafter found nothing were not counted, so tokens per step and speedups are upper bounds. To count them: "
+    "treeopt import --tokens, with how many tokens were generated meanwhile."
+)
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,10 @@ class Source(ABC):
     @abstractmethod
     def guess_shares(self, draft: Draft) -> Floats:
         """(D+1,) share of the steps that emit 0, 1, ... guesses with a draft."""
+
+    def row_counts(self, size: int) -> IntArray | None:
+        """(size + 1,) how many steps verify 0, 1, ... rows with a tree of so many; None where all verify all of them."""
+        return None
 
     def held_out_shares(self, held_out: HeldOut, size: int) -> Floats:
         """(D+1,) the same for a grown tree, on answers that it was not grown on if there are answers."""
@@ -305,26 +313,39 @@ class CalibrationSource(Source):
 
     def crossfit(self, limits: Limits) -> HeldOut:
         grown = self.grow(limits)
-        rates = grown.families[-1].gains.cumsum()
-        return HeldOut(grown, [Rates(expected=rate) for rate in rates.tolist()])
+        return HeldOut(grown, self.nested_rates(grown.families[-1].paths, grown.sizes))
 
     def knows(self, draft: Draft) -> bool:
         return isinstance(draft, Tree) and draft.depth <= self.num_heads and draft.max_rank < self.num_ranks
 
     def nested_rates(self, paths: tuple[Choice, ...], sizes: IntArray) -> list[Rates]:
         tokens = product_values(self.record.accept, paths).cumsum()
-        return [Rates(expected=float(tokens[size - 1])) for size in sizes]
+        for size in sizes.tolist():
+            if (own := self.record.of_length(size - 1)) is not self.record:
+                tokens[size - 1] = product_values(own.accept, paths[:size]).sum()
+        return [Rates(expected=1 + self.record.drafted * (float(tokens[size - 1]) - 1)) for size in sizes]
+
+    def row_counts(self, size: int) -> IntArray | None:
+        without = self.meta.get("steps_without_draft") or 0
+        return (
+            np.bincount([1, size], [without, self.record.trials[0]]).astype(np.int64) if without and size > 1 else None
+        )
 
     def guess_shares(self, draft: Draft) -> Floats:
         tree = draft_tree(draft)
-        reached = np.bincount(tree.depths, product_values(self.record.accept, tree.paths))
+        accept = self.record.of_length(tree.depth).accept
+        reached = np.bincount(tree.depths, product_values(accept, tree.paths)) * self.record.drafted
+        reached[0] = 1.0
         return np.asarray(reached - np.append(reached[1:], 0.0))
 
     def caveats(self, tree: Tree, *, budget: int, most: int) -> list[str]:
         if self.meta.get("source") == ENGINE_LOG:
             length = f"This one is of up to {self.num_heads} guesses, so figures for other lengths are estimates."
             ends = " Ends of drafts were counted as misses." if self.meta.get("ends_are_misses") else ""
-            return [f"An engine's log covers chains only. {length}{ends}"]
+            cautions = [f"An engine's log covers chains only. {length}{ends}"]
+            if ends and self.meta.get("steps_without_draft") is None:
+                cautions.append(STEPS_WITHOUT)
+            return cautions
         return ["Predicted from marginal accuracies alone: independent heads, nothing held out."]
 
 

@@ -14,7 +14,7 @@ from treeopt.errors import InvalidInput, quoted
 from treeopt.growth.replay import chain_survival
 from treeopt.records.calibration import ENGINE_LOG
 from treeopt.records.drafters import COUNTED
-from treeopt.records.inputs import read_accuracies
+from treeopt.records.inputs import broken, read_accuracies
 from treeopt.records.rules import marked_rule, option_of, rule_of
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
@@ -36,6 +36,8 @@ def acceptance_files(run: RunDirectory) -> Written:
         why = f"Tools take chains that a first miss ends, but {path} holds for {marked_rule(rule)}, which accepts otherwise."
         raise InvalidInput(f"{why} Calibrate with `acceptance=sample`.")
     groups, said = survivals(record, path)
+    if fault := broken(record):
+        raise InvalidInput(f"{fault} Nothing is written of {path}.")
     longest, about = len(groups[ALL]), f"Drafter: {quoted(kind or None)}. Guesses accepted by: {option_of(rule)}."
     notes = [said, *filter(None, [COUNTED[kind].note if kind in COUNTED else ""])]
     for form in (form for form in acceptance.FORMS if form.most and longest > form.most):

@@ -15,14 +15,23 @@ from treeopt.files import places, storage
 from treeopt.files.places import distinct
 from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import Source, source_of
-from treeopt.pipeline.search import drafts_of, request_of
+from treeopt.pipeline.search import drafts_of, request_of, served_blocks
 from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_losses, plan_losses
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.drafters import COUNTED
-from treeopt.records.inputs import Accuracies, Result, changed, load_result, read_grown_on, read_planned, read_timed
+from treeopt.records.inputs import (
+    Accuracies,
+    Result,
+    broken,
+    changed,
+    load_result,
+    read_grown_on,
+    read_planned,
+    read_timed,
+)
 from treeopt.records.origins import OURS, Provenance, differing
 from treeopt.records.plan import Plan, PlanEntry
 from treeopt.records.profile import LatencyProfile
@@ -104,7 +113,8 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
     with progress("Comparing", None):
         plan = planned(a, latencies, batch_size, budget)
         check_alike(a, b)
-        losses = plan_losses(plan, b.record, latencies, taken_by_engine(plan))
+        request = replace(taken_by_engine(plan), lengths=served_blocks(b.record))
+        losses = plan_losses(plan, b.record, latencies, request)
         moved = shifts(a.record, b.record) if a.record is not None else []
     tells_chains = source_of(b.record).num_ranks == 1 and plan.entries[0].tree.max_rank > 0
     said = {
@@ -117,6 +127,8 @@ def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, toleran
         "The plan has one tree for a mix. It is compared with the best tree for each batch size alone.": plan.mix,
         f"{b.name} tells of chains alone, so the plan's best chain is judged, not its tree.": tells_chains,
     }
+    if why := broken(b.record):
+        said[f"{b.name}: {why}"] = True
     bare = [side.name for side in (a, b) if side.source and side.source.answers is None]
     said |= {
         f"{name} has no conversations: its counts are taken as independent, so its noise is larger.": True

@@ -10,11 +10,13 @@ import numpy as np
 
 from treeopt import __version__
 from treeopt.engines.imports import read_measurement
+from treeopt.engines.measured.rates import Meaning
 from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count
 from treeopt.files.storage import sha256_of
 from treeopt.pipeline.calibrate import summary
 from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.inputs import broken
 from treeopt.records.merging import merge
 from treeopt.records.origins import Provenance
 from treeopt.records.rundir import RunDirectory
@@ -27,7 +29,9 @@ def import_file(
     paths: Path | Sequence[Path],
     *,
     kind: str | None = None,
+    rates: Meaning | None = None,
     trials: Count | None = None,
+    tokens: Count | None = None,
     drafter: str | None = None,
     overwrite: bool = False,
 ) -> Calibration:
@@ -36,7 +40,12 @@ def import_file(
     Several files are one measurement of an engine: two scrapes of its counters, or logs to be pooled.
 
     kind      : what FILE holds: a name from the list above; by default found from the file
-    trials    : trials of every head, if the file has shares only
+    rates     : what rates by position without counts are: survival (a guess was accepted with all before it, as engines print
+                them), conditional (where all before it were) or marginal (whatever those were); by default survival where one
+                rate a head never rises, else marginal
+    trials    : trials of every head, or number of drafts, if the file has shares only
+    tokens    : tokens that were generated meanwhile, the first of each answer left out, if the file does not say it: tells how
+                many steps had no draft
     drafter   : what made the drafts, where the file does not say it: medusa, hydra, eagle, eagle3, mtp, draft-model, ngram,
                 suffix, dflash, dspark or redrafter
     overwrite : replace the run's trace and calibration
@@ -52,7 +61,7 @@ def import_file(
     files = [{"file": path.name, "sha256": sha256_of(path)} for path in paths if path.is_file()]
     if len({file["sha256"] for file in files}) < len(files):
         raise InvalidInput("Every file may be given once, but two of them have the same content.")
-    kind, found = read_measurement(paths, kind, drafter=drafter, trials=trials)
+    kind, found = read_measurement(paths, kind, drafter=drafter, trials=trials, rates=rates, tokens=tokens)
     # On which machine and by which versions it was measured the file does not say.
     imported = {**(files[0] if len(files) == 1 else {"files": files}), "kind": kind}
     made = replace(Provenance.here(), versions={"treeopt": __version__}, machine=None, imported=imported)
@@ -63,7 +72,8 @@ def import_file(
     calibration.meta.update(about)
     if calibration.meta.get("source") != ENGINE_LOG:
         calibration.meta["source"] = "imported"
-    calibration.meta["notes"] = list(found.notes)
+    why = broken(calibration)
+    calibration.meta["notes"] = [*([why] if why else []), *found.notes]
     run.replace_accuracies(calibration, trace)
     return calibration
 

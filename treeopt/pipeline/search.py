@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from treeopt.engines.base import Method
+from treeopt.engines.base import BLOCKS, Method
 from treeopt.engines.plans import check_rule_of
 from treeopt.engines.registry import method_of, removal_notes, tree_method_of
 from treeopt.errors import InvalidInput, OutOfRange
@@ -18,16 +18,8 @@ from treeopt.pipeline.groups import plan_groups
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
-from treeopt.records.calibration import Calibration
-from treeopt.records.inputs import (
-    Accuracies,
-    find_latencies,
-    inputs_of,
-    is_ever_right,
-    other_origins,
-    read_planned,
-    sampled,
-)
+from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.inputs import Accuracies, broken, find_latencies, inputs_of, other_origins, read_planned, sampled
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlannedEngine
 from treeopt.records.probe import Probe
@@ -39,6 +31,11 @@ from treeopt.report.terminal import note, progress
 from treeopt.report.wording import by_batch_size, count
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MAX_RANK
+
+ONE_BLOCK = (
+    "A block of another length has other guesses, so only the length that was served is planned. To compare another: serve it, and "
+    "import its counts in a run of its own."
+)
 
 
 def search_in_memory(
@@ -112,12 +109,9 @@ def search(
 
 
 def check_works(record: Accuracies, file: Path) -> None:
-    """Raise InvalidInput for a drafter of which no guess was right: no tree of its guesses can be worth a step."""
-    if not is_ever_right(record):
-        raise InvalidInput(
-            f"The drafter does not work: {file} counts {count(*source_of(record).observed)} and no right guess. It was made for "
-            "another model, or loaded wrongly. Nothing is planned: serve without it until some guesses are right."
-        )
+    """Raise InvalidInput for a drafter of which no guess was right, or nearly none: no tree of its guesses is worth a step."""
+    if why := broken(record):
+        raise InvalidInput(f"{why} Nothing is planned from {file}.")
 
 
 def _kept(run: RunDirectory, plan: Plan) -> Plan:
@@ -191,8 +185,9 @@ def request_of(
         shape=shape or Limits.shape,
     )
     sizes = batch_sizes if batch_sizes is not None else latencies.batch_sizes if latencies else (1,)
+    served = served_blocks(record)
     if engine is None:
-        return PlanRequest(given, sizes, **options), []
+        return PlanRequest(given, sizes, lengths=served, **options), [ONE_BLOCK] if served else []
     way = way_for(engine, method, sizes, record, latencies)
     limits = limits_for(engine, way, given, max_rank, shape)
     kept, left_out = sizes_for(engine, way, sizes, asked=batch_sizes is not None)
@@ -203,13 +198,24 @@ def request_of(
             f"No dynamic trees were timed at batch size {', '.join(bare)}, so chains alone are compared there. To time some: "
             f"treeopt profile --batch-size {','.join(bare)} --overwrite"
         )
-    if whole := way.limits.only_chains and bool((record.meta.get("drafter") or {}).get("widest")):
+    if served:
+        warnings.append(ONE_BLOCK)
+    elif way.limits.only_chains and (record.meta.get("drafter") or {}).get("widest"):
+        served = (record.num_heads,)
         warnings.append(
             f"{engine} takes the length as the width of the block, so chains that end before the block does were left out. To "
             "compare widths, calibrate each in a run of its own (`draft_depth`), and: treeopt compare"
         )
-    options |= {"engine": PlannedEngine(name=engine, method=way.name), "whole_blocks": whole, **drafts_of(way)}
+    options |= {"engine": PlannedEngine(name=engine, method=way.name), "lengths": served, **drafts_of(way)}
     return PlanRequest(limits, kept, **options), warnings
+
+
+def served_blocks(record: Accuracies) -> tuple[int, ...]:
+    """Lengths that an engine served of a drafter that guesses a block at once; empty for any other record."""
+    kind = (record.meta.get("drafter") or {}).get("kind")
+    if kind not in BLOCKS or record.meta.get("source") != ENGINE_LOG:
+        return ()
+    return tuple(map(int, record.meta.get("by_length") or {})) or (record.num_heads,)
 
 
 def drafts_of(way: Method) -> dict[str, Any]:

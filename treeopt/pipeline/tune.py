@@ -187,7 +187,7 @@ def _plan(
 ) -> str | None:
     """Write the profile, the plan, the report and the engine's files; the command that starts it, where there is one."""
     length = calibration.meta["draft_length"]
-    drafts, drafted = (stretch.rise(f"spec_decode_{of}_total") for of in COUNTERS[:2])
+    drafts, drafted = (stretch.rise(f"{of}_total") for of in COUNTERS[:2])
     # The last drafts of answers are shorter, where fewer tokens are left.
     are_full = 0 < NEARLY * calibration.num_heads * drafts <= drafted
     if calibration.meta["ends_are_misses"] or are_full:

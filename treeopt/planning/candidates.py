@@ -43,6 +43,7 @@ def tree_tables(source: Source, limits: Limits, request: PlanRequest, costs: Map
     longest = 0 if limits.shape == "chain" else min(deepest, limits.budget - 1)
     chains = source.nested_rates(Tree.chain(longest).paths, np.arange(2, longest + 2))
     candidates += [Candidate(CHAIN, Tree.chain(depth), rates) for depth, rates in enumerate(chains, 1)]
+    candidates = [replace(candidate, row_counts=source.row_counts(candidate.size)) for candidate in candidates]
     if request.dynamic is not None and any(cost.profile.anew for cost in costs.values()):
         levels, rows = min(request.dynamic.levels, deepest), min(request.dynamic.rows, limits.budget)
         within = replace(request.dynamic, levels=levels, rows=rows)
@@ -51,9 +52,8 @@ def tree_tables(source: Source, limits: Limits, request: PlanRequest, costs: Map
         if source.pooled is not None and within.marginals:
             trees = marginal_rates(source.pooled, depth=deepest, rows=rows).items()
             candidates += _anew([(tree, rates) for tree, rates in trees if tree.ranks <= within.width], costs)
-    if request.whole_blocks:
-        whole = source.num_heads
-        candidates = [candidate for candidate in candidates if candidate.size == 1 or candidate.depth == whole]
+    if request.lengths:
+        candidates = [candidate for candidate in candidates if candidate.depth in (0, *request.lengths)]
     twins = {IDLE if cost.is_idle else AS_IT_COMES for cost in costs.values() if cost.twin}
     candidates += [replace(candidates[0], group=group) for group in sorted(twins)]
     return tables_of(candidates, request, costs, deepest=deepest)

@@ -248,9 +248,10 @@ def _ratios_by_counts(source: Source, draft: Draft, ms: Floats, table: Table, i:
     """(1 + B,) throughput over that of a candidate where there are counts alone, which are drawn again."""
     tree, rival = draft_tree(draft), draft_tree(table.candidates[i].draft)  # dynamic trees are not judged by counts
     assert source.calibration is not None
-    accept = drawn_accept(source.calibration)
-    theirs = tokens_of(rival, accept)
-    ours = tokens_of(tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1), accept)
+    ours, theirs = (
+        1 + source.calibration.drafted * (tokens_of(each, drawn_accept(source.calibration.of_length(each.depth))) - 1)
+        for each in (tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1), rival)
+    )
     return np.asarray(ours / theirs * np.append(table.ms[i], table.ms_draws[i]) / ms)
 
 

@@ -22,7 +22,7 @@ class PlanRequest:
     measured_only consider only sizes that were timed at that batch size
     engine        what the limits stand for, for the record
     takes         shape of the trees that the engine takes, one of `SHAPES`: grown trees of another are left out
-    whole_blocks  take chains as long as the drafter guesses alone, for an engine whose length is the block's width
+    lengths       take chains of these lengths alone, for a drafter whose guesses depend on the width of its block; empty for all
     dynamic       what dynamic trees may be beside those limits; None for an engine that takes none
     """
 
@@ -32,7 +32,7 @@ class PlanRequest:
     measured_only: bool = False
     engine: PlannedEngine | None = None
     takes: str = "sibling-closed"
-    whole_blocks: bool = False
+    lengths: tuple[int, ...] = ()
     dynamic: DynamicLimits | None = DYNAMIC
 
     def __post_init__(self) -> None:

@@ -48,6 +48,8 @@ class CalibrationFile(Counted, Origins, total=False):
     draft_lengths: dict[str, Count] | None
     groups: dict[str, GroupCounts] | None
     accept_stderr: list[list[NotNegative]] | None
+    by_length: dict[str, Counted] | None
+    steps_without_draft: Count | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,6 +124,17 @@ class Calibration(JsonRecord):
         """(K,) share of chains that are right up to each depth; the product of accuracies where the file has none."""
         survival = self.meta.get("survival") or np.cumprod(self.accept[:, 0])
         return np.minimum.accumulate(np.asarray(survival, dtype=np.float64))[: self.num_heads]
+
+    def of_length(self, length: int) -> Calibration:
+        """The counts of an engine's drafts of one length where lengths are told apart, else of all drafts."""
+        counts = (self.meta.get("by_length") or {}).get(str(length))
+        return Calibration(np.array(counts["hits"]), np.array(counts["trials"])) if counts else self
+
+    @property
+    def drafted(self) -> float:
+        """Share of an engine's steps that had a draft; 1 where others were not counted."""
+        drafts = int(self.trials[0])
+        return drafts / (drafts + (self.meta.get("steps_without_draft") or 0))
 
     @classmethod
     def from_trace(cls, trace: RankTrace, provenance: Provenance | None = None) -> Calibration:

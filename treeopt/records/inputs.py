@@ -15,7 +15,7 @@ from treeopt.files import npz, places, storage
 from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.bootstrap import SEED
-from treeopt.records.calibration import Calibration
+from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.origins import Provenance, elsewhere
 from treeopt.records.plan import Plan, Sample
 from treeopt.records.pools import NO_PLACE
@@ -30,6 +30,12 @@ Accuracies = RankTrace | Probe | Calibration
 Result = Accuracies | RequestLog | LatencyProfile | Plan | Benchmark
 JSON: tuple[type[Calibration | LatencyProfile | Plan | Benchmark], ...] = (Calibration, LatencyProfile, Plan, Benchmark)
 ARCHIVES: tuple[type[RankTrace | Probe | RequestLog], ...] = (RankTrace, Probe, RequestLog)  # by arrays that they need
+LEAST_RIGHT = 0.05  # share of the first guesses of a drafter that works
+BROKEN = (
+    "The drafter does not work: {}. The usual causes: it was made for another model, or loaded wrongly; the tokenizer or the chat "
+    "template differs; the target is quantised; it reads other layers than it was trained on. Serve without it until guesses are "
+    "right."
+)
 INPUTS = ("trace.npz", "probe.npz", "requests.npz", "calibration.json", "profile.json", "plan.json")  # of a run
 
 
@@ -95,14 +101,22 @@ def _read(run: RunDirectory, source: str | None, files: Iterable[Path]) -> tuple
     return path, record
 
 
-def is_ever_right(record: Accuracies) -> bool:
-    """Whether the drafter ever guessed right."""
+def broken(record: Accuracies) -> str | None:
+    """Why the drafter does not work, where no guess was right, or of an engine's drafts fewer than one first guess in twenty."""
     if isinstance(record, Calibration):
-        return bool(record.hits.any())
+        right, trials = int(record.hits[0].sum()), int(record.trials[0])
+        nearly_none = record.meta.get("source") == ENGINE_LOG and right + 2 < LEAST_RIGHT * (trials + 4)
+        return (
+            BROKEN.format(f"{right:,} of {trials:,} first guesses were right")
+            if nearly_none or not record.hits.any()
+            else None
+        )
     if isinstance(record, Probe):
-        return bool(record.accepted[:, 1:].any())
-    places = record.pool_places
-    return bool((record.ranks >= 0).any() or (places is not None and (places < NO_PLACE).any()))
+        is_right = bool(record.accepted[:, 1:].any())
+    else:
+        places = record.pool_places
+        is_right = bool((record.ranks >= 0).any() or (places is not None and (places < NO_PLACE).any()))
+    return None if is_right else BROKEN.format("none of its guesses was right")
 
 
 def sampled(record: Accuracies, conversations: int | None) -> tuple[Accuracies, Sample | None]:

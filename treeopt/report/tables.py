@@ -65,7 +65,7 @@ def _chains(calibration: Calibration) -> str:
 def _survival_table(calibration: Calibration) -> Table:
     """Survival of a chain depth by depth, as an engine counted it."""
     info, accept = calibration.meta, calibration.accept[:, 0]
-    title = "Survival of a chain, as an engine counted it"
+    title = "Survival of a chain"
     title += f": {info['drafts']:,} drafts" if info.get("drafts") else ""
     title += f" of {info['requests']:,} requests" if info.get("drafts") and info.get("requests") else ""
     errors = info.get("survival_stderr") or [None] * calibration.num_heads
@@ -73,7 +73,7 @@ def _survival_table(calibration: Calibration) -> Table:
         Column("depth", lambda k: str(k + 1), names=True),
         Column("all right so far", lambda k: pm(Estimate(info["survival"][k], errors[k]), 3)),
         Column("of those right before", lambda k: pm(accept[k] if calibration.trials[k] else None, 3)),
-        Column("trials", lambda k: str(calibration.trials[k])),
+        Column("trials", lambda k: str(calibration.trials[k]) if info.get("drafts") else "–"),
     ]
     return Table(title, columns, range(calibration.num_heads))
 

@@ -75,7 +75,8 @@ async def visited(
                 (text, Path("/metrics")) for text in (before, await _metrics(server)) if is_exposition(text, PREFIX)
             ]
             counted = counters_among(files, PREFIX)
-            if counted is None and name != "plain":
+            drafts = counted.totals.get(COUNTERS[0]) if counted else None
+            if drafts is None and name != "plain":
                 raise Unsupported(
                     f"`launch` must serve /metrics with counters of drafts, but with the options of {name!r} has none: "
                     "llama-server has them with --metrics."
@@ -91,10 +92,10 @@ async def visited(
                 )
                 for one in answers
             ]
-            drafts, reached = (
-                (counted.sum(COUNTERS[0]) or 0, counted.by_position(COUNTERS[3], "position")) if counted else (0, [])
+            reached = counted.positions.get(COUNTERS[3], []) if counted else []
+            found.append(
+                Visit(launch=launch, name=name, batch_size=size, answers=told, drafts=drafts or 0, reached=reached)
             )
-            found.append(Visit(launch=launch, name=name, batch_size=size, answers=told, drafts=drafts, reached=reached))
     return found
 
 

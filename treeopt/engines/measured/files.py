@@ -1,13 +1,16 @@
 """The content of other tools' files. Nothing is unpickled but tensors.
 
-a torch file   its tensors as arrays, in the list or dict that held them
-JSON           the document; of JSON lines a list with one document a line
-anything else  its text
+a torch file       its tensors as arrays, in the list or dict that held them
+JSON               the document; of JSON lines and of a saved event stream a list with one document a line
+what Python prints the same, read as literals
+Prometheus' API    the text of an exposition
+anything else      its text
 """
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treeopt.errors import InvalidInput, TreeoptError, quoted
-from treeopt.files.bounds import MOST_TENSOR_BYTES, check_stored, limit_rows, loads, open_regular
+from treeopt.files.bounds import MOST_TENSOR_BYTES, check_stored, limit_rows, loads, open_regular, parse_literal
 from treeopt.files.storage import read_text
 from treeopt.records.calibration import Calibration
 from treeopt.records.trace import RankTrace
@@ -24,7 +27,9 @@ from treeopt.trees.tree import MOST_DEPTH
 
 File = tuple[Any, Path]  # what a file holds, and its path
 # In logs whose lines may begin as JSON does.
-LOGS = ("'iterLatencyMS'", "Decode batch", "SpecDecoding metrics: ", "draft acceptance")
+LOGS = ("Decode batch", "SpecDecoding metrics: ", "draft acceptance")
+MOST_LITERAL = 2**22  # characters of what Python printed
+EVENT = re.compile(r"^data:(?!\s*\[DONE\])", re.MULTILINE)
 TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
 
 
@@ -60,7 +65,18 @@ def load_file(path: Path) -> Any:
     text = text.replace('"request_rate": Infinity', '"request_rate": "inf"')  # as SGLang's bench_serving writes it
     if not text:
         raise InvalidInput(f"{path} must hold a measurement, but it is empty.")
-    return _documents(path, text) if text[0] in "{[" else text
+    if EVENT.search(text):
+        events = [line.removeprefix("data:").strip() for line in text.splitlines() if EVENT.match(line)]
+        return _documents(path, "\n".join(events))
+    return _exposition(_documents(path, text)) if text[0] in "{[" else text
+
+
+def counted(hits: NDArray[np.int64], trials: Sequence[int], path: Path) -> Calibration:
+    """The calibration of these counts; InvalidInput names the file."""
+    try:
+        return Calibration(hits, np.array(trials))
+    except InvalidInput as error:
+        raise InvalidInput(f"{path} cannot be a calibration: {error}") from None
 
 
 def head_order(names: Collection[str], path: Path) -> list[str]:
@@ -81,19 +97,40 @@ def head_order(names: Collection[str], path: Path) -> list[str]:
 
 def _documents(path: Path, text: str) -> Any:
     try:
-        try:
-            return loads(text)
-        except json.JSONDecodeError as error:
-            if not error.msg.startswith("Extra data"):
-                raise
-        lines = (line for line in text.splitlines() if line.strip())
-        return [loads(line) for line in limit_rows(lines, path)]
-    except InvalidInput:
-        raise
+        return loads(text)
     except ValueError as error:
-        if any(mark in text for mark in LOGS):
-            return text
-        raise InvalidInput(f"{path} must be valid JSON, or one document a line, but it is not: {error}.") from None
+        problem = error
+    lines = list(limit_rows((line for line in text.splitlines() if line.strip()), path))
+    readings: list[tuple[Callable[[str], Any], list[str]]] = [(loads, lines)]
+    if "'" in text and len(text) <= MOST_LITERAL:
+        readings += [(parse_literal, [text]), (parse_literal, lines)]
+    for read, texts in readings:
+        with suppress(ValueError):
+            documents = [read(line) for line in texts]
+            return documents if len(lines) > 1 else documents[0]
+    if any(mark in text for mark in LOGS):
+        return text
+    raise InvalidInput(f"{path} must be valid JSON, or one document a line, but it is not: {problem}.")
+
+
+def _exposition(document: Any) -> Any:
+    """The text of an exposition for an answer of Prometheus' API to a query; any other document as it is."""
+    data = document.get("data") if isinstance(document, dict) else None
+    results = data.get("result") if isinstance(data, dict) and "resultType" in data else None
+    if not isinstance(results, list):
+        return document
+    lines = []
+    for result in limit_rows(results, "An answer of Prometheus"):
+        labels = dict(result.get("metric") or {}) if isinstance(result, dict) else {}
+        name, value = labels.pop("__name__", ""), result.get("value") if isinstance(result, dict) else None
+        if not name or not isinstance(value, list):
+            raise InvalidInput(
+                "An answer of Prometheus must give each series a name and one value: ask for the counters by name at one "
+                "time, or label what increase() returns with the name, by label_replace."
+            )
+        quoted_labels = ",".join(f"{label}={json.dumps(str(text))}" for label, text in labels.items())
+        lines.append(f"{name}{{{quoted_labels}}} {value[-1]}")
+    return "\n".join(lines) + "\n"
 
 
 def _arrays(path: Path) -> Any:

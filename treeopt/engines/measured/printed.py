@@ -1,20 +1,20 @@
 """Counts from the rounded rates by position that engines print in their logs.
 
-rates : (K,)  survival by position, three decimals
+rates : (K,)  survival by position
 mean  :       tokens of a draft, the target's own included: 1 + accepted / D, two decimals
 D     :       drafts, which are seldom printed; accepted and drafted tokens are
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.survival import MOST_DRAFTS, Drafts, group_of
+from treeopt.engines.measured.survival import MOST_DRAFTS, Drafts
 from treeopt.errors import InvalidInput, quoted
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
@@ -27,7 +27,9 @@ class Printed:
     """A line of a log: rates by position, and the totals beside them.
 
     where      : the file and the line, for errors
+    rates      : none for drafts of one token, whose mean says everything
     drafts     : their number, where it is printed
+    rounding   : by how much rounding moves a rate
     may_be_cut : whether drafts may have more positions than rates are printed for
     """
 
@@ -37,6 +39,7 @@ class Printed:
     drafted: int
     mean: float
     drafts: int | None = None
+    rounding: float = RATE
     may_be_cut: bool = False
 
     def counts(self) -> tuple[int, list[int]]:
@@ -53,7 +56,13 @@ class Printed:
             raise InvalidInput(
                 f"{self.where} must accept at most what was drafted, but has {self.accepted} of {self.drafted}."
             )
-        for drafts in self._numbers_of_drafts():
+        # The printed number, that of full drafts, then those by the rates and by the mean.
+        candidates = [self.drafts or math.ceil(self.drafted / len(self.rates))]
+        if self.accepted and sum(self.rates) > 0 and self.drafts is None:
+            candidates.append(round(self.accepted / sum(self.rates)))
+        if self.accepted and self.mean > 1 and self.drafts is None:
+            candidates.append(round(self.accepted / (self.mean - 1)))
+        for drafts in candidates:
             if self._fits(drafts):
                 return drafts, [round(rate * drafts) for rate in self.rates]
         raise InvalidInput(
@@ -61,29 +70,36 @@ class Printed:
             f"{sum(self.rates):.3f}, and the mean length is {self.mean:g} with {self.accepted} accepted of {self.drafted}."
         )
 
-    def _numbers_of_drafts(self) -> Iterator[int]:
-        """Candidates for the number of drafts: the printed one, that of full drafts, then those by the rates and by the mean."""
-        if self.drafts is not None:
-            yield self.drafts
-            return
-        yield math.ceil(self.drafted / len(self.rates))
-        if self.accepted and sum(self.rates) > 0:
-            yield round(self.accepted / sum(self.rates))
-        if self.accepted and self.mean > 1:
-            yield round(self.accepted / (self.mean - 1))
-
     def _fits(self, drafts: int) -> bool:
         """Whether so many drafts print as the mean and as rates of that sum."""
         if not 0 < drafts <= self.drafted or abs(1 + self.accepted / drafts - self.mean) > MEAN:
             return False
         beyond = self.accepted / drafts - sum(self.rates)
         if self.may_be_cut and self.drafted > drafts * len(self.rates):
-            return beyond >= -RATE * len(self.rates)
-        return abs(beyond) <= RATE * len(self.rates)
+            return beyond >= -self.rounding * len(self.rates)
+        return abs(beyond) <= self.rounding * len(self.rates)
 
     def is_cut(self, drafts: int) -> bool:
         """Whether guesses were accepted beyond the positions that are printed."""
-        return self.accepted / drafts - sum(self.rates) > RATE * len(self.rates)
+        return self.accepted / drafts - sum(self.rates) > self.rounding * len(self.rates)
+
+
+def one_token(where: str, accepted: int, drafted: int, mean: float) -> Drafts | None:
+    """Drafts of one token, of which the mean says everything; None where drafts were longer.
+
+    >>> one_token("x", 66, 88, 1.75).reached.tolist()
+    [66]
+    """
+    if not 0 <= accepted <= drafted or not drafted or abs(1 + accepted / drafted - mean) > MEAN:
+        return None
+    return Drafts.of(drafted, [accepted], drafted, where)
+
+
+def of_one_token(lines: Sequence[Printed]) -> list[Drafts]:
+    """The drafts of lines that have only means, where these show that all drafts were of one token; else none."""
+    groups = [one_token(line.where, line.accepted, line.drafted, line.mean) for line in lines if line.drafted]
+    is_shown = any(line.accepted for line in lines) and None not in groups
+    return [group for group in groups if group] if is_shown else []
 
 
 def read_each(
@@ -107,7 +123,7 @@ def pooled(lines: Sequence[Printed], left_out: int = 0) -> tuple[list[Drafts], l
         drafts, reached = line.counts()
         if line.is_cut(drafts):
             notes.append(CUT)
-        groups.append(group_of(drafts, reached, line.drafted, line.where))
+        groups.append(Drafts.of(drafts, reached, line.drafted, line.where))
     if left_out:
         notes.append(f"{left_out} lines without rates by position were left out.")
     return groups, notes

@@ -1,189 +1,127 @@
-"""Counts from tables of accuracies or hits, as CSV with a header.
+"""Rates by position without counts: as engines print them, and as scripts of training and evaluation do.
 
-head,rank,accuracy,trials     share of the trials at exactly this rank; ranks count from 0
-head,rank,hits,trials         the same as counts
-head,top_k,accuracy,trials    share at or below rank k - 1 (cumulative); k counts from 1; hits as well
-head,top1,top2,...            one line a head, cumulative; with or without trials
-
-Heads count from 0 or from 1. The lines may come in any order; --trials stands in for the column. The classical slip is to take a
-cumulative share for that of one rank: it makes deep candidates look nearly certain.
-
-table  : (K, R)  of head k at rank r, or up to it
-trials : (K,)    states at which head k had something to guess
+training log         {"test/0_acc": 0.7} of EAGLE's training (eagle/train/main.py): behind a wrong guess all deeper ones count
+                     as wrong
+acceptance analysis  of speculators' parse_acceptance_lengths.py, with the sum of the drafted tokens
 """
 
-import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel
 
-from treeopt.engines.measured.files import Measurement, head_order
-from treeopt.errors import InvalidInput, quoted
-from treeopt.files.bounds import limit_rows
-from treeopt.files.fields import MOST, Count, Positive, Share, checked
-from treeopt.records.calibration import Calibration
-from treeopt.trees.tree import MOST_DEPTH, MOST_RANK
+from treeopt.engines.measured.files import Measurement, counted
+from treeopt.engines.measured.requests import bodies
+from treeopt.engines.measured.survival import CHAIN, greenwood, named_drafter, on_length
+from treeopt.errors import InvalidInput
+from treeopt.records.calibration import ENGINE_LOG
+from treeopt.records.drafters import COUNTED
 
-SLACK = 1e-3  # shares may sum to this much above one: tools round what they print
-CUMULATIVE = "The shares are cumulative (top-1, top-2, ...) and were turned into differences."
-ASSUMED = "The file has no counts: {} trials a head were assumed, and every standard error rests on that."
-MOST_COLUMNS = 1000
-WIDE = re.compile(r"top[-_ ]?([1-9]\d{0,4})\Z", re.ASCII)
-
-
-class TableRow(BaseModel):
-    """A head's cells of a table, at one rank or up to one."""
-
-    head: str
-    rank: Count | None = None
-    top_k: Positive | None = None
-    accuracy: Share | None = None
-    hits: Count | None = None
-    trials: Positive | None = None
+TRAINED = re.compile(r"(?:test|eval|val)/(\d{1,3})_acc", re.ASCII)
+ANALYSIS = re.compile(r"per-position acceptance rates:\s*\[([\d.\s,]{1,4000})\]", re.ASCII)
+DRAFTED = re.compile(r"Total drafted tokens: (\d{1,15})", re.ASCII)
+MEANINGS = {
+    "survival": "that a guess was accepted with all before it, as engines print them",
+    "conditional": "that a guess was accepted where all before it were",
+    "marginal": "that a guess was right, whatever those before it were",
+}
+Meaning = Literal["survival", "conditional", "marginal"]
+NO_COUNTS = "The file has no counts, so errors are not known: pass the number of drafts as `trials`."
+AS_MANY = 10**6  # drafts that stand for an unknown number
 
 
-class Columns(NamedTuple):
-    """The columns of a table: "rank" or "top_k", "accuracy" or "hits"; and columns such as "top3" with their k."""
+@dataclass(frozen=True)
+class PrintedRates:
+    """Rates by position without counts.
 
-    place: str
-    value: str
-    wide: dict[str, int]
-
-
-def is_table(content: Any) -> bool:
-    return isinstance(content, str) and "head" in _cells(content.partition("\n")[0])
-
-
-def read_table(content: Any, path: Path, *, trials: int | None = None) -> Measurement:
-    """The calibration of a table. ``trials`` are those of every head if the table has none."""
-    columns = columns_of(_cells(content.partition("\n")[0]), path)
-    by_head: dict[str, list[TableRow]] = {}
-    for row in limit_rows(_rows(content, columns.wide, path), path):
-        by_head.setdefault(row.head, []).append(row)
-    if not by_head:
-        raise InvalidInput(f"{path} must have lines below its header, but it has none.")
-    heads = [_of_head(by_head[head], columns, path) for head in head_order(by_head, path)]
-    of_heads, notes = trials_of([tried for _, tried in heads if tried is not None], len(heads), path, trials)
-    table = check_table([values for values, _ in heads], path)
-    upto = table if columns.place == "top_k" else table.cumsum(1)
-    if columns.place == "top_k":
-        notes.insert(0, CUMULATIVE)
-        if (falls := (np.diff(table, axis=1) < 0).any(1)).any():
-            raise InvalidInput(
-                f"{path} must have cumulative shares that never fall, but those of head {falls.argmax() + 1} do."
-            )
-    if columns.value == "accuracy":
-        k = int(upto[:, -1].argmax())
-        if upto[k, -1] > 1 + SLACK:
-            raise InvalidInput(
-                f"{path} must have shares of single ranks that sum to 1 at most, but those of head {k + 1} sum to "
-                f"{upto[k, -1]:.3g}."
-            )
-        upto = np.rint(np.minimum(upto, 1) * np.array(of_heads)[:, None])
-    ends: NDArray[np.int64] = upto.astype(np.int64)
-    hits = np.concatenate([ends[:, :1], ends[:, 1:] - ends[:, :-1]], axis=1)
-    return Measurement(counted(hits, of_heads, path), tuple(notes))
-
-
-def columns_of(header: Sequence[str], path: Path) -> Columns:
-    if len(set(header)) < len(header) or len(header) > MOST_COLUMNS:
-        raise InvalidInput(f"{path} must name up to {MOST_COLUMNS:,} columns, each once, but has {quoted(header)}.")
-    places = [name for name in ("top_k", "rank") if name in header]
-    values = [name for name in ("hits", "accuracy") if name in header]
-    wide = {name: int(match[1]) for name in header if (match := WIDE.fullmatch(name))}
-    if wide and not places and not values:
-        head_order(wide, path)  # refuses columns that leave a k out
-        return Columns("top_k", "accuracy", wide)
-    if len(places) == len(values) == 1:
-        return Columns(places[0], values[0], {})
-    raise InvalidInput(
-        f"{path} must have the columns head, rank or top_k, accuracy or hits, or head, top1, top2, ..., "
-        f"but has {quoted(header)}."
-    )
-
-
-def trials_of(in_file: list[int], heads: int, path: Path, assumed: int | None) -> tuple[list[int], list[str]]:
-    """The trials of every head, and a note if --trials assumes them. A file has them, or they are assumed; never both."""
-    if not in_file and assumed is None:
-        raise InvalidInput(f"{path} does not say how many trials its shares rest on: pass `trials`.")
-    if in_file and assumed is not None:
-        raise InvalidInput(f"{path} says how many trials its shares rest on: leave `trials` out.")
-    of_heads, notes = in_file, list[str]()
-    if assumed is not None:
-        of_heads, notes = [assumed] * heads, [ASSUMED.format(assumed)]
-    if len(of_heads) != heads or not all(1 <= n <= MOST for n in of_heads):
-        raise InvalidInput(
-            f"{path} must have trials for each of its {heads} heads, at least 1, but has {quoted(of_heads)}."
-        )
-    return of_heads, notes
-
-
-def check_table(rows: Sequence[Sequence[float]], path: Path) -> NDArray[np.float64]:
-    """(K, R) values. Raises InvalidInput for rows of different lengths, or too many."""
-    widths = {len(row) for row in rows}
-    if len(widths) > 1:
-        raise InvalidInput(f"{path} must have as many ranks for every head, but has {quoted(sorted(widths))}.")
-    if len(rows) > MOST_DEPTH or max(widths) > MOST_RANK + 1:
-        raise InvalidInput(
-            f"{path} may have {MOST_DEPTH} heads and {MOST_RANK + 1:,} ranks, but has {len(rows):,} and {max(widths):,}."
-        )
-    return np.array(rows, dtype=np.float64)
-
-
-def counted(hits: NDArray[np.int64], trials: Sequence[int], path: Path) -> Calibration:
-    """The calibration of these counts; InvalidInput names the file."""
-    try:
-        return Calibration(hits, np.array(trials))
-    except InvalidInput as error:
-        raise InvalidInput(f"{path} cannot be a calibration: {error}") from None
-
-
-def _rows(content: str, wide: dict[str, int], path: Path) -> Iterator[TableRow]:
-    """The rows of a table, one a line. A line with ``wide`` columns becomes a row for each of them.
-
-    Empty cells are left out.
+    values   : (K,) of all prompts · groups: the same of parts of them, by name
+    drafts   : number of drafts, where it is known
+    drafters : kinds of drafter that the file's name for it may mean
     """
-    lines = content.splitlines()
-    header = _cells(lines[0])
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
-            continue
-        cells = _cells(line)
-        if len(cells) != len(header):
-            raise InvalidInput(f"{path} line {number} must have {len(header)} cells, but it has {len(cells)}.")
-        record: dict[str, object] = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
-        records = [{**record, "top_k": k, "accuracy": record.get(name, "")} for name, k in wide.items()] or [record]
-        try:
-            yield from [checked(TableRow, row) for row in records]
-        except InvalidInput as error:
-            raise InvalidInput(f"{path} line {number}: {error}") from None
 
+    values: Sequence[float]
+    path: Path
+    notes: Sequence[str] = ()
+    drafts: int | None = None
+    drafters: tuple[str, ...] = ()
+    groups: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    options: ClassVar = ("rates", "trials")  # of `measurement`
 
-def _of_head(rows: Sequence[TableRow], columns: Columns, path: Path) -> tuple[list[float], int | None]:
-    """The values of one head in order of rank, and its trials. Raises InvalidInput for a rank that is missing or comes twice."""
-    place, value = columns.place, columns.value
-    first = 1 if place == "top_k" else 0
-    cells = {getattr(row, place): getattr(row, value) for row in rows}
-    places = range(first, first + len(rows))
-    if cells.keys() != set(places) or None in cells.values():
-        raise InvalidInput(
-            f"{path} must give every head each {place} from {first} on once, with its {value}, but head "
-            f"{quoted(rows[0].head)} has {quoted(list(cells))}."
+    def measurement(
+        self, drafter: str | None = None, rates: Meaning | None = None, trials: int | None = None
+    ) -> Measurement:
+        """The calibration of a chain.
+
+        rates  : what the rates are; by default survival, which never rises
+        trials : number of drafts, if the file does not say it
+        """
+        rises = any(a < b for a, b in pairwise(self.values))
+        if rates in (None, "survival") and rises:
+            raise InvalidInput(
+                f"{self.path} must have rates by position that never rise, as those {MEANINGS['survival']}, but has "
+                f"{list(self.values)}: say with `rates` if they are conditional or marginal."
+            )
+        if trials is not None and self.drafts is not None:
+            raise InvalidInput(f"{self.path} says how many trials its shares rest on: leave `trials` out.")
+        drafter = named_drafter(self.drafters, drafter, self.path)
+        meaning, drafts = rates or "survival", trials or self.drafts
+        survival, of_groups = self._survival(self.values, meaning), dict[str, object]()
+        hits, tries = _counts(survival, drafts)
+        calibration = counted(np.array(hits)[:, None], tries, self.path)
+        for name, values in self.groups.items():
+            group_hits, group_tries = _counts(self._survival(values, meaning), drafts)
+            of_groups[name] = {"hits": [[count] for count in group_hits], "trials": group_tries}
+        errors = greenwood(np.array(tries), np.array(hits)).tolist() if drafts else None
+        calibration.meta.update(
+            source=ENGINE_LOG,
+            drafts=drafts,
+            draft_length=len(survival),
+            draft_lengths={str(len(survival)): drafts or 0},
+            ends_are_misses=False,
+            survival=survival,
+            survival_stderr=errors,
+            survival_stderr_is_optimistic=True,
         )
-    trials = {row.trials for row in rows}
-    if len(trials) > 1:
-        raise InvalidInput(f"{path} must give a head the same trials in all its lines, but has {quoted(trials)}.")
-    return [cells[rank] for rank in places], trials.pop()
+        if of_groups:
+            calibration.meta["groups"] = of_groups
+        notes = [f"The rates were taken as {meaning}: {MEANINGS[meaning]}.", *self.notes]
+        notes += [] if drafts else [NO_COUNTS]
+        kind = COUNTED.get(drafter or "")
+        notes += [kind.note] if kind and kind.note else []
+        notes += [on_length({len(survival): 0}, len(survival)), CHAIN]
+        return Measurement(calibration, tuple(notes), drafter=drafter)
+
+    def _survival(self, values: Sequence[float], meaning: Meaning) -> list[float]:
+        survival = np.array(values, dtype=float)
+        chain: list[float] = (survival if meaning == "survival" else np.cumprod(survival)).tolist()
+        return chain
 
 
-def _cells(line: str) -> list[str]:
-    """The cells of a line; the whole line as one cell if it is no CSV."""
-    try:
-        return [cell.strip() for cell in next(csv.reader([line.replace("\0", "")]), [])]
-    except csv.Error:
-        return [line]
+def _counts(survival: Sequence[float], drafts: int | None) -> tuple[list[int], list[int]]:
+    """Drafts that passed each depth, and that were tried there."""
+    hits = [round(share * (drafts or AS_MANY)) for share in survival]
+    return hits, [drafts or AS_MANY, *hits[:-1]]
+
+
+def is_rates(content: Any) -> bool:
+    if isinstance(content, str):
+        return ANALYSIS.search(content) is not None
+    return any(isinstance(name, str) and TRAINED.fullmatch(name) for body in bodies(content) for name in body)
+
+
+def read_rates(content: Any, path: Path) -> PrintedRates:
+    """The rates of an analysis, or the last ones of a training log."""
+    if isinstance(content, str) and (analysis := ANALYSIS.search(content)):
+        values = [float(text) for text in analysis[1].replace(",", " ").split()]
+        drafted = DRAFTED.search(content)
+        return PrintedRates(values, path, drafts=int(drafted[1]) // len(values) if drafted else None)
+    last: dict[int, float] = {}
+    for body in bodies(content):
+        last |= {int(match[1]): value for name, value in body.items() if (match := TRAINED.fullmatch(str(name)))}
+    if sorted(last) != list(range(len(last))):
+        raise InvalidInput(f"{path} must have an accuracy for every depth from 0 on, but has {sorted(last)}.")
+    return PrintedRates([last[depth] for depth in sorted(last)], path)

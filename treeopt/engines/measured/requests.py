@@ -1,11 +1,11 @@
 """Drafts of requests, as engines report them: how many drafts had 0, 1, ... guesses taken.
 
 Requests are independent, and so the errors of survival are bootstrapped over them. An engine's file brings its
-names to those of `RequestDrafts`, which are vLLM's. Means are read for checks only.
+names to those of `RequestDrafts`, which are vLLM's.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,13 +13,13 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.survival import MOST_DRAFTS, MOST_LENGTH, CountedDrafts, Drafts, Histograms, group_of
+from treeopt.engines.measured.survival import MOST_DRAFTS, MOST_LENGTH, CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import limit_rows
 from treeopt.files.storage import typed
 
 Body = dict[str, Any]  # a JSON object as another tool wrote it, nothing of it checked
-WRAPPERS = ("response", "body")  # of a batch's output lines
+WRAPPERS = ("response", "body", "data")  # of a batch's output lines, of clients
 
 
 def dense(histogram: Any) -> Any:
@@ -30,7 +30,7 @@ def dense(histogram: Any) -> Any:
     """
     if not isinstance(histogram, dict):
         return [] if histogram is None else histogram
-    for name in histogram:
+    for name in map(str, histogram):
         if not (name.isascii() and name.isdigit() and len(name) <= 4 and int(name) <= MOST_LENGTH):
             raise ValueError(
                 f"a histogram must count 0 to {MOST_LENGTH} tokens under their number, but has {name!r:.40}"
@@ -53,13 +53,20 @@ class RequestDrafts:
     num_accepted_draft_tokens: Drafted | None = None
     num_draft_tokens: Drafted | None = None
     num_spec_tokens: Length | None = None
-    mean_acceptance_length: float | None = None
     per_step_accepted: list[int] | None = None
     per_step_drafted: list[int] | None = None
 
+    @property
+    def histogram(self) -> list[int]:
+        """The histogram; without one that of drafts of one token, where the numbers of tokens show that they are."""
+        steps, accepted = self.num_spec_steps, self.num_accepted_draft_tokens
+        if not self.acceptance_histogram and steps and accepted is not None and self.num_draft_tokens == steps:
+            return [max(steps - accepted, 0), accepted]
+        return self.acceptance_histogram
+
 
 def bodies(content: Any) -> Iterator[Body]:
-    """Responses in a document: alone, in lists, or in the lines of a batch's output; not more than are read."""
+    """Responses in a document: alone, in lists, or wrapped as in the lines of a batch's output; not more than are read."""
     return (body for body in limit_rows(_bodies(content), "A file of responses") if body is not None)
 
 
@@ -70,7 +77,7 @@ def _bodies(content: Any) -> Iterator[Body | None]:
         for item in content:
             yield from _bodies(item)
     elif isinstance(content, dict):
-        inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict)), None)
+        inner = next((content[name] for name in WRAPPERS if isinstance(content.get(name), dict | list)), None)
         yield from _bodies(inner) if inner is not None else iter((content,))
 
 
@@ -85,9 +92,10 @@ def gather(files: Sequence[File], records_of: Callable[[Body], list[Body]]) -> t
     silent = 0
     for content, _ in files:
         for body in bodies(content):
-            if not _is_warm_up(body):
-                records += (more := records_of(body))
-                silent += not more
+            more = [] if _is_warm_up(body) else records_of(body)
+            records += more
+            # Only the last chunk of a stream says something about drafts.
+            silent += not (more or _is_warm_up(body) or str(body.get("object")).endswith(".chunk"))
     return records, silent
 
 
@@ -97,82 +105,65 @@ def _is_warm_up(body: Body) -> bool:
 
 
 def read_requests(
-    records: Sequence[Body],
-    path: Path,
-    *,
-    skipped: int = 0,
-    notes: Sequence[str] = (),
-    is_sparse: bool = False,
-    remedy: str = "",
+    records: Sequence[Body], path: Path, *, skipped: int = 0, notes: Sequence[str] = (), remedy: str = ""
 ) -> CountedDrafts:
-    """The drafts of requests; ``skipped`` responses had nothing to say of drafts.
-
-    is_sparse : histograms end at the most that was taken, so that they do not tell the draft length
-    """
+    """The drafts of requests; ``skipped`` responses had nothing to say of drafts."""
     requests = typed(list[RequestDrafts], list(records), path)
     # The greatest length of the file stands in where a request does not tell its own.
-    lengths = [max(len(request.acceptance_histogram) - 1, request.num_spec_tokens or 0) for request in requests]
-    longest = max(lengths, default=0)
+    longest = max((max(len(r.histogram) - 1, r.num_spec_tokens or 0) for r in requests), default=0)
     groups: list[Drafts] = []
-    for r, (request, record) in enumerate(zip(requests, records, strict=True), 1):
-        if any(request.acceptance_histogram):
-            where = f"{path}, request {r},"
-            is_whole = isinstance(record["acceptance_histogram"], list) and not is_sparse
-            check_request(request, where, is_whole=is_whole)
-            groups.append(drafts_of(request, longest, where))
-    responses = skipped + len(requests)
+    silent = skipped
+    for number, request in enumerate(requests, 1):
+        if any(request.histogram):
+            groups += drafts_of(request, longest, f"{path}, request {number},", number)
+        else:
+            silent += 1
     remarks = list(notes)
-    if len(groups) < responses:
+    if silent:
         remarks.append(
-            f"{responses - len(groups)} of {responses} responses say nothing about drafts (several choices, or "
+            f"{silent} of {skipped + len(requests)} responses say nothing about drafts (several choices, or "
             "none drafted) and were left out."
         )
     return CountedDrafts(groups, path, remarks, are_requests=True, remedy=remedy)
 
 
-def check_request(request: RequestDrafts, where: str, *, is_whole: bool) -> None:
-    """Raise InvalidInput if the figures of a request contradict one another.
-
-    is_whole : whether the histogram has an entry for every number of tokens that a draft has
-    """
-    histogram, length = request.acceptance_histogram, request.num_spec_tokens
+def drafts_of(request: RequestDrafts, longest: int, where: str, number: int) -> list[Drafts]:
+    """The drafts of a request, those of each length where it lists all steps."""
+    histogram, drafted, length = request.histogram, request.num_draft_tokens, request.num_spec_tokens
     steps, accepted = sum(histogram), sum(guesses * drafts for guesses, drafts in enumerate(histogram))
-    for name, figure, counted, slack in (
-        ("steps", request.num_spec_steps, steps, 0),
-        ("accepted tokens", request.num_accepted_draft_tokens, accepted, 0),
-        ("tokens a step", request.mean_acceptance_length, 1 + accepted / steps, 0.01),
+    for name, figure, count in (
+        ("steps", request.num_spec_steps, steps),
+        ("accepted tokens", request.num_accepted_draft_tokens, accepted),
     ):
-        if figure is not None and not abs(figure - counted) <= slack:
-            raise InvalidInput(
-                f"{where} must have as many {name} as its histogram counts, {counted:.10g}, but has {figure:.10g}."
-            )
-    if length is not None and (len(histogram) > length + 1 or (is_whole and len(histogram) <= length)):
+        if figure not in (None, count):
+            raise InvalidInput(f"{where} must have as many {name} as its histogram counts, {count}, but has {figure}.")
+    if length is not None and len(histogram) > length + 1:
         raise InvalidInput(
             f"{where} must have a histogram of 0 to {length} tokens taken, as many as are drafted, but it has "
             f"{len(histogram)} entries."
         )
-    if length and request.num_draft_tokens is not None and request.num_draft_tokens > length * steps:
+    if length and (drafted or 0) > length * steps:
         raise InvalidInput(
-            f"{where} must draft chains of {length} tokens, but {request.num_draft_tokens} were drafted in {steps} "
+            f"{where} must draft chains of {length} tokens, but {drafted} were drafted in {steps} "
             "steps: these are the nodes of trees, which do not tell how good the first guesses are. Measure with a chain."
         )
-
-
-def drafts_of(request: RequestDrafts, longest: int, where: str) -> Drafts:
-    """The drafts of a request, with bounds if it does not tell their lengths."""
     if by_length := _by_step(request):
-        return Drafts.of(by_length)
-    histogram, drafted, length = request.acceptance_histogram, request.num_draft_tokens, request.num_spec_tokens
+        return [chain_of(one, k, k * sum(one), where, number) for k, one in by_length.items()]
     if length is None and drafted is not None:
-        a_step, left = divmod(drafted, sum(histogram))
+        a_step, left = divmod(drafted, steps)
         if left == 0 and len(histogram) - 1 <= a_step <= MOST_LENGTH:
             length = a_step
-    k = max(length or longest, len(histogram) - 1, 1)
-    counts = [*histogram, *[0] * (k + 1 - len(histogram))]
-    return group_of(sum(counts), [sum(counts[j:]) for j in range(1, k + 1)], drafted, where)
+    return [chain_of(histogram, length or longest, drafted, where, number)]
 
 
-def _by_step(request: RequestDrafts) -> Histograms:
+def chain_of(histogram: Sequence[int], length: int, drafted: int | None, where: str, number: int) -> Drafts:
+    """Drafts of up to ``length`` guesses, by how many had 0, 1, ... guesses taken."""
+    k = max(length, len(histogram) - 1, 1)
+    reached = [sum(histogram[j:]) for j in range(1, k + 1)]
+    return Drafts.of(sum(histogram), reached, drafted, where, request=number)
+
+
+def _by_step(request: RequestDrafts) -> Mapping[int, list[int]]:
     """Draft length to histogram, from the steps of a request; empty if it does not list them all.
 
     A draft counts as one wrong guess if a grammar left none of its guesses.

@@ -1,18 +1,14 @@
-"""Survival along a chain, from an engine's counts of drafts.
+"""Survival along a chain: what an engine's counts of drafts come to.
 
-D drafts · K guesses of the longest draft · T guesses of all drafts · R requests
-a         : 0...K       guesses of a draft that the target took; its own token is not counted
-c         : (K,)        drafts with a >= j, "accepted at position j - 1" of the engines; c_0 = D
-d         : (K,)        drafts that had a guess j
-histogram : (K + 1,)    drafts with exactly a; c_j = sum of histogram[j:]
-tried     : (3, R, K)   drafts that had a guess j, and whose guesses before it were all taken
-passed    : (R, K)      of these, the drafts whose guess j was taken
-survival  : (K,)        S_j, the product of passed / tried up to j
+D drafts · K guesses of the longest draft · T guesses of all drafts
+c : (K,)  drafts whose first j guesses were all taken; c_0 = D
+d : (K,)  drafts that had a guess j
+S : (K,)  survival, c_j / d_j
 
-Engines print survivals c_j / D by position, not the rates of a guess given those before it. A draft of two
-guesses cannot have three taken. So c_j / D is too low where lengths are mixed, and S_j is Kaplan and Meier's
-product over those at risk (JASA 53, 1958). With one length the two are the same. If nothing but T is known of
-the lengths, T bounds d_j, and S_j = c_j / d_j. That is why tried has three rows.
+Engines print survivals c_j / D by position, not the rates of a guess given those before it. A draft of two guesses cannot have
+three taken, so c_j / D is too low where drafts of several lengths are summed: T bounds d then. Drafts whose lengths are told
+apart have a survival of their own for each length, since steps of decoding with another length start at other places. Together
+they have Kaplan and Meier's product over those at risk (JASA 53, 1958), an estimate for lengths that were not served.
 """
 
 from __future__ import annotations
@@ -22,24 +18,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from treeopt.engines.measured.files import Measurement
-from treeopt.engines.measured.rates import counted
+from treeopt.engines.measured.files import Measurement, counted
 from treeopt.errors import InvalidInput
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.calibration import ENGINE_LOG
 from treeopt.records.drafters import COUNTED
 from treeopt.trees.tree import MOST_DEPTH, IntArray
 
-Histograms = Mapping[int, Sequence[int]]  # by the length of the draft
 Floats = NDArray[np.float64]
 MOST_LENGTH = MOST_DEPTH  # guesses of a draft
 MOST_DRAFTS = 2**45  # of one count
 MOST_COUNTS = 2**22  # requests, by the guesses of a draft
-UNSURE = 0.02  # by which survival may be off where lengths are not told apart
+UNSURE = 0.03  # by which survival may be off where lengths are not told apart
+FEW_WITHOUT = 0.02  # share of the steps: fewer without a draft are the last ones of answers, which are cut
 
 CHAIN = (
     "Only the first guess at each depth was counted, so only chains can be planned from this file: "
@@ -51,125 +47,81 @@ OPTIMISTIC = (
 )
 NONE = "{} must hold drafts, but none was verified while it was measured."
 MIXED = (
-    "Drafts had several lengths. Each depth counts only the drafts that reached it. That is wrong if "
-    "the drafter chose the lengths by its own confidence, or a grammar cut them."
+    "Drafts had several lengths. Each length has its own survival; for lengths that were not served, each depth counts the drafts "
+    "that reached it. That is wrong if the drafter chose the lengths by its own confidence, or a grammar cut them."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Drafts:
-    """Numbers of drafts that reached each depth, and that passed it: a row for each request, or one for all.
+    """Drafts of one request, or of a stretch of time.
 
-    tried   : (3, R, K)  by the most drafts that can have had a guess j, by the middle, and by the fewest; the three are the
-                         same where lengths are known
-    passed  : (R, K)
-    lengths : number of drafts of each length; None if it is not known of all
+    drafts  : D
+    reached : (K,) c
+    had     : (K,) d, in the middle of its bounds
+    unsure  : (K,) by how much survival may be off
+    lengths : number of drafts of each length; None where it is not known
+    request : number of the request; all drafts of a request are drawn together
+    group   : name of the prompts, to report by
 
-    >>> drafts = Drafts.of({3: [200, 200, 180, 420]})
-    >>> drafts.tried[1].tolist(), drafts.passed.tolist()
-    ([[1000.0, 800.0, 600.0]], [[800, 600, 420]])
+    >>> drafts = Drafts.of(1000, [800, 600, 420], 2900, "x")
+    >>> drafts.had.tolist(), drafts.lengths
+    ([1000.0, 975.0, 950.0], None)
     """
 
-    tried: Floats
-    passed: IntArray
+    drafts: int
+    reached: IntArray
+    had: Floats
+    unsure: Floats
     lengths: Mapping[int, int] | None
+    request: int = 0
+    group: str = ""
 
     @classmethod
-    def of(cls, histograms: Histograms) -> Drafts:
-        """One row of drafts whose lengths are known."""
-        tried, passed = np.zeros((2, max(histograms)))
-        for k, histogram in histograms.items():
-            reached = np.cumsum(histogram[::-1], dtype=np.int64)[::-1]  # (k + 1,) c_0 ... c_k
-            tried[:k] += reached[:-1]
-            passed[:k] += reached[1:]
-        lengths = {k: sum(histogram) for k, histogram in histograms.items()}
-        return cls(np.array(3 * [[tried]]), passed[None].astype(np.int64), lengths)
+    def of(
+        cls,
+        drafts: int,
+        reached: Sequence[int],
+        drafted: int | None,
+        where: object,
+        *,
+        off: float = 0,
+        request: int = 0,
+    ) -> Drafts:
+        """Drafts of one length if the number of ``drafted`` guesses T shows that, else of unknown lengths.
 
-    @classmethod
-    def between(cls, reached: Sequence[int], fewest: IntArray, most: IntArray) -> Drafts:
-        """One row of drafts with c and bounds of d. Depths at which no draft had a guess are left out."""
-        depth = int(np.count_nonzero(most))
-        reached, fewest, most = reached[:depth], fewest[:depth], most[:depth]
-        tried = []
-        for had in (most, (fewest + most) / 2, fewest):
-            survival = np.divide(reached, had, out=np.zeros(len(had)), where=had > 0)
-            before = np.minimum.accumulate(np.concatenate([[1.0], survival[:-1]]))
-            tried.append([np.maximum(before * had, reached)])
-        lengths = {k: int(n) for k, n in enumerate(most - np.append(most[1:], 0), 1) if n}
-        return cls(np.array(tried), np.array([reached], dtype=np.int64), lengths if (fewest == most).all() else None)
+        A draft that lacks guess j lacks those behind it too, so that at most (D K - T) / (K - j + 1) drafts lack it.
 
-    @classmethod
-    def joined(cls, groups: Sequence[Drafts]) -> Drafts:
-        depth = max((group.passed.shape[1] for group in groups), default=0)
-        if len(groups) * depth > MOST_COUNTS:
-            raise InvalidInput(
-                f"There may be {MOST_COUNTS:,} counts in all, but {len(groups):,} requests of {depth} guesses have more: "
-                "import a part of them."
-            )
-        tried, passed = np.zeros((3, len(groups), depth)), np.zeros((len(groups), depth), dtype=np.int64)
-        lengths: Counter[int] = Counter()
-        for g, group in enumerate(groups):
-            k = group.passed.shape[1]
-            tried[:, g, :k], passed[g, :k] = group.tried[:, 0], group.passed[0]
-            lengths.update(group.lengths or {})
-        is_known = all(group.lengths is not None for group in groups)
-        return cls(tried, passed, {k: n for k, n in sorted(lengths.items()) if n} if is_known else None)
+        off : by how much D may be off
 
-    @property
-    def with_ends_missed(self) -> Drafts:
-        """The drafts as if each were as long as the longest and its guesses beyond its end were wrong."""
-        tried = np.concatenate([self.tried[1, :, :1], self.passed[:, :-1]], axis=1)
-        return Drafts(np.stack(3 * [tried]), self.passed, None)
+        Raises InvalidInput if the counts cannot be those of chains.
 
-    @property
-    def survival(self) -> Floats:
-        """(3, K) over all rows, the lowest first; 0 beyond what was tried."""
-        tried, passed = self.tried.sum(1), self.passed.sum(0)
-        product: Floats = np.cumprod(np.divide(passed, tried, out=np.zeros(tried.shape), where=tried > 0), axis=1)
-        return product
-
-    @property
-    def unsure(self) -> Floats:
-        """(K,) by how much survival may be off.
-
-        The bounds take d at its most, or at its fewest, in all rows at once. Some rows at the one and some at the other may
-        be beyond these bounds by a thousandth.
+        >>> Drafts.of(1000, [800, 600, 0], 2000, "x").lengths
+        {2: 1000}
         """
-        low, middle, high = self.survival
-        off: Floats = np.maximum(high - middle, middle - low)
-        return off
+        check_counts(drafts, reached, where)
+        if drafted is not None and sum(reached) > drafted:
+            raise InvalidInput(f"{where} must accept at most what was drafted, but has {sum(reached)} of {drafted}.")
+        length, left = divmod(drafted or 0, max(drafts, 1))
+        if length and not left and not any(reached[length:]):
+            reached = reached[:length]
+        c, k = np.array(reached, dtype=np.int64), len(reached)
+        missing = float(max(drafts * k - drafted, 0)) if drafted is not None else 0.0
+        fewest = np.maximum(drafts - missing / np.arange(k, 0, -1), np.maximum(c, 1))
+        fewest[0] = max(drafts, 1)
+        had = (fewest + max(drafts, 1)) / 2
+        unsure = c / fewest - c / had + off * c / max(drafts, 1) ** 2
+        return cls(drafts, c, had, unsure, None if missing else {k: drafts}, request)
+
+    @property
+    def tried(self) -> Floats:
+        """(K,) drafts that had a guess j, and whose guesses before it were all taken: d_j S_(j-1)."""
+        before = np.minimum.accumulate(np.append(1.0, self.reached[:-1] / self.had[:-1]))
+        return np.asarray(np.maximum(before * self.had, self.reached))
 
 
-def bounds(
-    drafts: int, reached: Sequence[int], drafted: int, off: int = 0, slack: int = 0
-) -> tuple[IntArray, IntArray]:
-    """(K,) fewest and most drafts that can have had a guess j.
-
-    off, slack : by how much the drafts and the ``drafted`` guesses may be off
-
-    The numbers d_j never rise with j and sum to ``drafted``, so that j d_j is at most ``drafted``. A draft that lacks guess j lacks
-    those behind it too, so that the missing guesses are at least K - j + 1 for each such draft. d_1 is D: an empty draft is a
-    miss.
-
-    >>> [bound.tolist() for bound in bounds(1000, [800, 600, 420], 2900)]
-    [[1000, 950, 900], [1000, 1000, 966]]
-    """
-    places = np.arange(1, len(reached) + 1)
-    missing = (drafts + off) * len(reached) - (drafted - slack)
-    fewest = np.clip(drafts + off - missing // places[::-1], reached, drafts)
-    most = np.minimum(drafts, (drafted + slack) // places)
-    fewest[0] = most[0] = drafts
-    return fewest, most
-
-
-def chain(drafts: int, reached: Sequence[int], where: object, accepted: int | None = None) -> Drafts:
-    """Drafts of one length, from the numbers of drafts that reached each depth.
-
-    Raises InvalidInput if the counts cannot be those of a chain, or do not sum to the ``accepted`` tokens.
-
-    >>> chain(1000, [800, 600, 420], "x").lengths
-    {3: 1000}
-    """
+def check_counts(drafts: int, reached: Sequence[int], where: object) -> None:
+    """Raise InvalidInput if the numbers of drafts that reached each depth cannot be those of chains."""
     if not 1 <= len(reached) <= MOST_LENGTH:
         raise InvalidInput(f"{where} must have counts for 1 to {MOST_LENGTH} positions, but has {len(reached)}.")
     if min(drafts, *reached) < 0 or max(drafts, *reached) > MOST_DRAFTS:
@@ -178,128 +130,101 @@ def chain(drafts: int, reached: Sequence[int], where: object, accepted: int | No
         raise InvalidInput(
             f"{where} must have counts by position that never rise, the drafts first, but has {list(reached)} of {drafts}."
         )
-    if accepted is not None and sum(reached) != accepted:
-        raise InvalidInput(
-            f"{where} must have counts by position that sum to the accepted tokens, but they sum to {sum(reached)}, "
-            f"and {accepted} were accepted."
-        )
-    return Drafts.between(reached, *2 * [np.full(len(reached), drafts)])
-
-
-def group_of(
-    drafts: int,
-    reached: Sequence[int],
-    drafted: int | None,
-    where: object,
-    accepted: int | None = None,
-    *,
-    off: int = 0,
-    slack: int = 0,
-) -> Drafts:
-    """Drafts of one length if the number of ``drafted`` guesses shows that, else drafts between bounds.
-
-    Raises InvalidInput as `chain` does, and if more was accepted than drafted.
-
-    >>> group_of(1000, [800, 600, 0], 2000, "x").lengths
-    {2: 1000}
-    """
-    full = chain(drafts, reached, where, accepted)
-    if drafted is None or drafted >= drafts * len(reached):
-        return full
-    if sum(reached) > drafted:
-        raise InvalidInput(f"{where} must accept at most what was drafted, but has {sum(reached)} of {drafted}.")
-    length, left = divmod(drafted, drafts)
-    if length and not left and not any(reached[length:]):
-        return chain(drafts, reached[:length], where)
-    return Drafts.between(reached, *bounds(drafts, reached, drafted, off, slack))
 
 
 @dataclass(frozen=True)
 class CountedDrafts:
-    """Drafts that an engine counted, before their lengths are made one survival.
+    """Drafts that an engine counted, before they are made one survival.
 
-    are_requests   : whether a group is a request
-    may_leave_out  : whether groups are stretches of time; those with mixed lengths may be left out
-    remedy         : another way to measure, which tells lengths apart, as the end of a sentence
-    off            : share of the drafts by which their number may be off
-    drafters       : kinds of drafter that the file's name for it may mean, the usual one first; none if the file names none
+    are_requests : whether `Drafts.request` tells requests apart; else each of them is a stretch of time, and those of mixed
+                   lengths may be left out
+    remedy       : another way to measure, which tells lengths apart, as the end of a sentence
+    drafters     : kinds of drafter that the file's name for it may mean, the usual one first; none if the file names none
+    tokens       : emitted by all steps, with a draft and without; None where the file does not say it
     """
 
     groups: Sequence[Drafts]
     path: Path
     notes: Sequence[str] = ()
     are_requests: bool = False
-    may_leave_out: bool = False
     remedy: str = ""
-    off: float = 0.0
     drafters: tuple[str, ...] = ()
+    tokens: int | None = None
+    options: ClassVar = ("tokens",)  # of `measurement`
 
-    def calibration(self, drafter: str | None = None) -> Measurement:
+    def measurement(self, drafter: str | None = None, tokens: int | None = None) -> Measurement:
         """For each depth the drafts that reached it as trials, and those that passed it as hits. They multiply to survival.
 
         drafter : the kind that made the drafts; by default the one that the file names
+        tokens  : as the user knows them
 
         Raises InvalidInput if lengths hide too much of survival, or the file names another drafter.
         """
-        if drafter is not None and self.drafters and drafter not in self.drafters:
-            raise InvalidInput(
-                f"{self.path} has drafts of {self.drafters[0]}, as it says, but `drafter` is {drafter}: leave `drafter` out."
-            )
-        drafter = drafter or next(iter(self.drafters), None)
+        drafter = named_drafter(self.drafters, drafter, self.path)
         kind = COUNTED.get(drafter or "")
-        drafts, doubts = Drafts.joined(self.groups), list[str]()
         ends_itself = kind is not None and kind.ends_itself
-        if ends_itself:
-            drafts = drafts.with_ends_missed
-        elif drafts.lengths is None:
-            drafts, doubts = self._sure(drafts)
-        passed = drafts.passed.sum(0)
-        tried = np.maximum(np.rint(drafts.tried[1].sum(0)).astype(np.int64), passed)
-        if not tried.size or tried[0] < 1:
+        groups, notes = (self.groups, list[str]()) if ends_itself else self._sure()
+        tried, passed, unsure = joined(groups, ends_itself)
+        trials, hits = np.rint(tried.sum(0)).astype(np.int64), passed.sum(0)
+        if not trials.size or trials[0] < 1:
             raise InvalidInput(NONE.format(self.path))
-        calibration = counted(passed[:, None], tried.tolist(), self.path)
-        rows = drafts.tried[1, :, 0] > 0
+        calibration = counted(hits[:, None], np.maximum(trials, hits).tolist(), self.path)
+        rows = tried[:, 0] > 0
         clustered = self.are_requests and rows.sum() > 1
-        errors = _bootstrapped(drafts.tried[1, rows], drafts.passed[rows]) if clustered else greenwood(tried, passed)
+        errors = bootstrapped(tried[rows], passed[rows]) if clustered else greenwood(calibration.trials, hits)
         survival = np.cumprod(calibration.accept[:, 0])
-        lengths = drafts.lengths or {}
+        lengths = Counter[int]() if ends_itself else lengths_of(groups)
+        without = self._without_draft(int(trials[0]), int(hits.sum()), tokens)
         calibration.meta.update(
             source=ENGINE_LOG,
-            drafts=int(tried[0]),
+            drafts=int(trials[0]),
             requests=int(rows.sum()) if self.are_requests else None,
             draft_length=next(iter(lengths)) if len(lengths) == 1 else None,
-            draft_lengths={str(k): n for k, n in lengths.items()},
+            draft_lengths={str(k): n for k, n in sorted(lengths.items())},
+            by_length=None if ends_itself else by_length(groups) or None,
+            steps_without_draft=without,
             ends_are_misses=ends_itself,
             survival=survival.tolist(),
-            survival_stderr=np.hypot(errors, drafts.unsure + survival * self.off).tolist(),
+            survival_stderr=np.hypot(errors, unsure).tolist(),
             survival_stderr_is_optimistic=not clustered,
         )
-        notes = [] if len(lengths) == 1 or ends_itself else [MIXED]
-        notes += [*self.notes, *doubts]
+        if names := sorted({group.group for group in groups if group.group}):
+            parts = {name: [group for group in groups if group.group == name] for name in names}
+            calibration.meta["groups"] = {name: counts_of(part, ends_itself) for name, part in parts.items()}
+        notes = [*([] if len(lengths) == 1 or ends_itself else [MIXED]), *self.notes, *notes]
+        if without:
+            notes.append(f"{without:,} steps had no draft and emitted one token each: they count as steps.")
         if kind and kind.note:
             notes.append(kind.note)
-        notes += [_on_length(lengths, len(passed)), CHAIN]
+        notes += [on_length(lengths, len(hits)), CHAIN]
         if not clustered:
             notes.append(OPTIMISTIC)
         return Measurement(calibration, tuple(dict.fromkeys(notes)), drafter=drafter)
 
-    def _sure(self, drafts: Drafts) -> tuple[Drafts, list[str]]:
+    def _without_draft(self, drafts: int, accepted: int, tokens: int | None) -> int | None:
+        """Steps that had no draft; None where the emitted tokens are not known."""
+        tokens = self.tokens if tokens is None else tokens
+        if tokens is None:
+            return None
+        without = tokens - drafts - accepted
+        return without if without > FEW_WITHOUT * drafts else 0
+
+    def _sure(self) -> tuple[Sequence[Drafts], list[str]]:
         """The drafts whose lengths are known well enough, and notes on those that were left out."""
         groups, notes = self.groups, list[str]()
-        if self.may_leave_out and drafts.unsure.max() > UNSURE:
+        *_, unsure = joined(groups)
+        if not self.are_requests and unsure.max(initial=0) > UNSURE:
             groups = [group for group in groups if group.unsure.max() <= UNSURE] or groups
-            drafts = Drafts.joined(groups)
+            *_, unsure = joined(groups)
         if left := len(self.groups) - len(groups):
             notes.append(
                 f"{left} of {len(self.groups)} stretches of time have drafts of mixed lengths, which leave survival too unsure. "
                 "They were left out."
             )
-        unsure, (low, _, high) = drafts.unsure, drafts.survival
-        if unsure.max() > UNSURE:
-            j = int(unsure.argmax())
+        if unsure.max(initial=0) > UNSURE:
             raise InvalidInput(
-                f"{self.path} sums drafts of several lengths and does not say how many had each: survival at depth {j + 1} "
-                f"may be anything from {low[j]:.2f} to {high[j]:.2f}. Measure with one length{self.remedy}. If the drafter itself "
+                f"{self.path} sums drafts of several lengths and does not say how many had each: survival at depth "
+                f"{unsure.argmax() + 1} may be off by {unsure.max():.2f}. Measure with one length{self.remedy}. If the drafter itself "
                 f"ends its drafts, name it by `drafter`: {', '.join(name for name, kind in COUNTED.items() if kind.ends_itself)}."
             )
         if unsure.any():
@@ -307,12 +232,77 @@ class CountedDrafts:
                 "Drafts had several lengths, but the file has only their sum. It leaves survival unsure by up to "
                 f"{unsure.max():.3f}, which is in the standard errors."
             )
-        return drafts, notes
+        return groups, notes
 
 
-def _on_length(lengths: Mapping[int, int], depth: int) -> str:
+def named_drafter(of_file: Sequence[str], drafter: str | None, path: Path) -> str | None:
+    """The kind of drafter that is asked for, or else the usual one of those that the file's name for it may mean."""
+    if drafter is not None and of_file and drafter not in of_file:
+        raise InvalidInput(
+            f"{path} has drafts of {of_file[0]}, as it says, but `drafter` is {drafter}: leave `drafter` out."
+        )
+    return drafter or next(iter(of_file), None)
+
+
+def joined(groups: Sequence[Drafts], ends_are_misses: bool = False) -> tuple[Floats, IntArray, Floats]:
+    """Drafts that were tried and that passed each depth, (R, K) by request; and (K,) by how much survival may be off.
+
+    ends_are_misses : whether every draft counts as long as the longest, with wrong guesses beyond its end
+    """
+    depth = max((len(group.reached) for group in groups), default=0)
+    requests = {request: row for row, request in enumerate(dict.fromkeys(group.request for group in groups))}
+    if len(groups) * depth > MOST_COUNTS:
+        raise InvalidInput(
+            f"There may be {MOST_COUNTS:,} counts in all, but {len(groups):,} requests of {depth} guesses have more: "
+            "import a part of them."
+        )
+    tried, passed = np.zeros((len(requests), depth)), np.zeros((len(requests), depth), dtype=np.int64)
+    unsure, drafts = np.zeros(depth), max(sum(group.drafts for group in groups), 1)
+    for group in groups:
+        row, k = requests[group.request], len(group.reached)
+        passed[row, :k] += group.reached
+        tried[row, :k] += group.tried
+        unsure[:k] += group.unsure * group.drafts / drafts
+        if ends_are_misses:
+            tried[row, 0] += group.drafts - group.tried[0]
+    if ends_are_misses:
+        tried[:, 1:], unsure = passed[:, :-1], np.zeros(depth)
+    return tried, passed, unsure
+
+
+def counts_of(groups: Sequence[Drafts], ends_are_misses: bool) -> dict[str, object]:
+    """Hits and trials at each depth."""
+    tried, passed, _ = joined(groups, ends_are_misses)
+    hits = passed.sum(0)
+    trials = np.maximum(np.rint(tried.sum(0)).astype(np.int64), hits)
+    return {"hits": hits[:, None].tolist(), "trials": trials.tolist()}
+
+
+def by_length(groups: Sequence[Drafts]) -> dict[str, object]:
+    """The counts of each length; empty where not all drafts of a group have the same, or there is one length."""
+    lengths = [list(group.lengths or {}) for group in groups]
+    different = sorted({length for some in lengths for length in some})
+    if len(different) < 2 or any(len(some) != 1 for some in lengths):
+        return {}
+    return {
+        str(length): counts_of([group for group, some in zip(groups, lengths, strict=True) if some == [length]], False)
+        for length in different
+    }
+
+
+def lengths_of(groups: Sequence[Drafts]) -> Counter[int]:
+    """Number of drafts of each length; empty where it is not known of all."""
+    lengths = Counter[int]()
+    for group in groups:
+        if group.lengths is None:
+            return Counter()
+        lengths.update(group.lengths)
+    return +lengths
+
+
+def on_length(lengths: Mapping[int, int], depth: int) -> str:
     """A note on the lengths for which survival was measured."""
-    served = ", ".join(map(str, lengths)) or f"up to {depth}"
+    served = ", ".join(map(str, sorted(lengths))) or f"up to {depth}"
     return (
         f"Survival was measured with drafts of {served} tokens. For any other length it is an estimate, "
         f"since steps of decoding then start at other places. Beyond depth {depth} nothing is known."
@@ -334,7 +324,7 @@ def greenwood(tried: IntArray, passed: IntArray) -> Floats:
     return errors
 
 
-def _bootstrapped(tried: Floats, passed: IntArray) -> Floats:
+def bootstrapped(tried: Floats, passed: IntArray) -> Floats:
     """(K,) standard errors of survival, bootstrapped over requests. A depth without a try has the pooled rate."""
     n = len(tried)
     draws = conversation_draws(n)

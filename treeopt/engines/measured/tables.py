@@ -1,0 +1,233 @@
+"""Counts from tables of accuracies or hits, as CSV with a header.
+
+head,rank,accuracy,trials     share of the trials at exactly this rank; ranks count from 0
+head,rank,hits,trials         the same as counts
+head,top_k,accuracy,trials    share at or below rank k - 1 (cumulative); k counts from 1; hits as well
+head,top1,top2,...            one line a head, cumulative; with or without trials
+
+Heads count from 0 or from 1. The lines may come in any order; --trials stands in for the column. The classical slip is to take a
+cumulative share for that of one rank: it makes deep candidates look nearly certain. Another is to take the rates by position that
+engines print for accuracies: a table of one rate a head that never rises has survivals, unless --rates says otherwise.
+
+table  : (K, R)  of head k at rank r, or up to it
+trials : (K,)    states at which head k had something to guess
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from treeopt.engines.measured.files import Measurement, counted, head_order
+from treeopt.engines.measured.rates import Meaning, PrintedRates
+from treeopt.errors import InvalidInput, quoted
+from treeopt.files.bounds import limit_rows
+from treeopt.files.fields import MOST, Count, Positive, Share, checked
+from treeopt.records.calibration import Calibration
+from treeopt.trees.tree import MOST_DEPTH, MOST_RANK
+
+SLACK = 1e-3  # shares may sum to this much above one: tools round what they print
+CUMULATIVE = "The shares are cumulative (top-1, top-2, ...) and were turned into differences."
+ASSUMED = "The file has no counts: {} trials a head were assumed, and every standard error rests on that."
+MOST_COLUMNS = 1000
+WIDE = re.compile(r"top[-_ ]?([1-9]\d{0,4})\Z", re.ASCII)
+GROUPS = ("group", "subset", "dataset")  # columns that name the prompts of a row
+
+
+class TableRow(BaseModel):
+    """A head's cells of a table, at one rank or up to one."""
+
+    head: str
+    rank: Count | None = None
+    top_k: Positive | None = None
+    accuracy: Share | None = None
+    hits: Count | None = None
+    trials: Positive | None = None
+    group: str = ""
+
+
+class Columns(NamedTuple):
+    """The columns of a table: "rank" or "top_k", "accuracy" or "hits"; and columns such as "top3" with their k."""
+
+    place: str
+    value: str
+    wide: dict[str, int]
+
+
+class Heads(NamedTuple):
+    """Rows of a table: (K, R) values, trials of each head, and the ranks that were left out behind a gap."""
+
+    values: NDArray[np.float64]
+    trials: list[int]
+    left_out: list[int]
+
+
+def is_table(content: Any) -> bool:
+    return isinstance(content, str) and "head" in _cells(content.partition("\n")[0])
+
+
+def read_table(
+    content: Any, path: Path, *, trials: int | None = None, rates: Meaning | None = None
+) -> Measurement | PrintedRates:
+    """The calibration of a table.
+
+    trials : of every head, if the table has none
+    rates  : what shares of one rank are; by default survival where they never rise
+    """
+    columns = columns_of(_cells(content.partition("\n")[0]), path)
+    by_group: dict[str, list[TableRow]] = {}
+    for row in limit_rows(_rows(content, columns.wide, path), path):
+        by_group.setdefault(row.group, []).append(row)
+    if not by_group:
+        raise InvalidInput(f"{path} must have lines below its header, but it has none.")
+    groups = {name: heads_of(rows, columns, path) for name, rows in by_group.items()}
+    if "" not in groups and len(groups) > 1:
+        return _pooled_rates(groups, columns, path)
+    heads = groups.get("", next(iter(groups.values())))
+    first = heads.values[:, 0].tolist()
+    is_chain = heads.values.shape[1] == 1 and not heads.left_out and columns.value == "accuracy"
+    never_rises = len(set(heads.trials)) <= 1 and all(a >= b for a, b in pairwise(first))
+    if is_chain and (rates or (never_rises and len(first) > 1)):
+        return PrintedRates(first, path, drafts=next(iter(heads.trials), None))
+    if rates not in (None, "marginal"):
+        raise InvalidInput(f"{path} has several ranks or hits, which are marginal, but `rates` is {rates}.")
+    of_heads, notes = trials_of(heads.trials, len(first), path, trials)
+    if heads.left_out:
+        taken, left_out = heads.values.shape[1], ", ".join(map(str, heads.left_out))
+        notes.append(
+            f"Of each head {taken} rank{'s' * (taken > 1)} from the first on were taken; {columns.place} {left_out} lies behind a gap."
+        )
+    return Measurement(_calibration(heads.values, columns, of_heads, path, notes), tuple(notes))
+
+
+def _pooled_rates(groups: Mapping[str, Heads], columns: Columns, path: Path) -> PrintedRates:
+    """Rates by position of each group, and their mean over all."""
+    shapes = {heads.values.shape for heads in groups.values()}
+    if columns.value != "accuracy" or len(shapes) > 1 or next(iter(shapes))[1] != 1:
+        raise InvalidInput(
+            f"{path} must have one accuracy for each group and head, as many heads for every group, but has tables of "
+            f"{quoted(sorted(shapes))}."
+        )
+    values = {name: heads.values[:, 0].tolist() for name, heads in groups.items()}
+    mean = np.mean(list(values.values()), axis=0).tolist()
+    return PrintedRates(mean, path, [f"All {len(values)} groups count alike in their mean."], groups=values)
+
+
+def _calibration(
+    table: NDArray[np.float64], columns: Columns, trials: list[int], path: Path, notes: list[str]
+) -> Calibration:
+    """The calibration of a table of hits or shares of single ranks, or up to them."""
+    upto = table if columns.place == "top_k" else table.cumsum(1)
+    if columns.place == "top_k":
+        notes.insert(0, CUMULATIVE)
+        if (falls := (np.diff(table, axis=1) < 0).any(1)).any():
+            raise InvalidInput(
+                f"{path} must have cumulative shares that never fall, but those of head {falls.argmax() + 1} do."
+            )
+    if columns.value == "accuracy":
+        k = int(upto[:, -1].argmax())
+        if upto[k, -1] > 1 + SLACK:
+            raise InvalidInput(
+                f"{path} must have shares of single ranks that sum to 1 at most, but those of head {k + 1} sum to "
+                f"{upto[k, -1]:.3g}."
+            )
+        upto = np.rint(np.minimum(upto, 1) * np.array(trials)[:, None])
+    ends: NDArray[np.int64] = upto.astype(np.int64)
+    return counted(np.concatenate([ends[:, :1], ends[:, 1:] - ends[:, :-1]], axis=1), trials, path)
+
+
+def columns_of(header: Sequence[str], path: Path) -> Columns:
+    if len(set(header)) < len(header) or len(header) > MOST_COLUMNS:
+        raise InvalidInput(f"{path} must name up to {MOST_COLUMNS:,} columns, each once, but has {quoted(header)}.")
+    places = [name for name in ("top_k", "rank") if name in header]
+    values = [name for name in ("hits", "accuracy") if name in header]
+    wide = {name: int(match[1]) for name in header if (match := WIDE.fullmatch(name))}
+    if wide and not places and not values:
+        return Columns("top_k", "accuracy", wide)
+    if len(places) <= 1 == len(values):
+        return Columns(places[0] if places else "rank", values[0], {})
+    raise InvalidInput(
+        f"{path} must have the columns head, rank or top_k, accuracy or hits, or head, top1, top2, ..., "
+        f"but has {quoted(header)}."
+    )
+
+
+def trials_of(in_file: list[int], heads: int, path: Path, assumed: int | None) -> tuple[list[int], list[str]]:
+    """The trials of every head, and a note if --trials assumes them. A file has them, or they are assumed; never both."""
+    if not in_file and assumed is None:
+        raise InvalidInput(f"{path} does not say how many trials its shares rest on: pass `trials`.")
+    if in_file and assumed is not None:
+        raise InvalidInput(f"{path} says how many trials its shares rest on: leave `trials` out.")
+    of_heads, notes = in_file, list[str]()
+    if assumed is not None:
+        of_heads, notes = [assumed] * heads, [ASSUMED.format(assumed)]
+    if len(of_heads) != heads or not all(1 <= n <= MOST for n in of_heads):
+        raise InvalidInput(
+            f"{path} must have trials for each of its {heads} heads, at least 1, but has {quoted(of_heads)}."
+        )
+    return of_heads, notes
+
+
+def heads_of(rows: Sequence[TableRow], columns: Columns, path: Path) -> Heads:
+    """The rows head by head. Raises InvalidInput for a rank that comes twice, and without the first rank."""
+    by_head: dict[str, list[TableRow]] = {}
+    for row in rows:
+        by_head.setdefault(row.head, []).append(row)
+    first = 1 if columns.place == "top_k" else 0
+    values, trials, ranks = list[list[float]](), list[int](), list[int]()
+    for head in head_order(by_head, path):
+        cells = {getattr(row, columns.place) or 0: getattr(row, columns.value) for row in by_head[head]}
+        if len(cells) < len(by_head[head]) or first not in cells or None in cells.values():
+            raise InvalidInput(
+                f"{path} must give every head each {columns.place} from {first} on once, with its {columns.value}, but head "
+                f"{quoted(head)} has {quoted(list(cells))}."
+            )
+        if values and sorted(cells) != ranks:
+            raise InvalidInput(f"{path} must have as many ranks for every head, but head {quoted(head)} has others.")
+        ranks = sorted(cells)
+        until = next((place for place, rank in enumerate(ranks, first) if rank != place), first + len(ranks))
+        values.append([cells[rank] for rank in range(first, until)])
+        tried = {row.trials for row in by_head[head]}
+        if len(tried) > 1:
+            raise InvalidInput(f"{path} must give a head the same trials in all its lines, but has {quoted(tried)}.")
+        trials += [number for number in tried if number is not None]
+    if len(values) > MOST_DEPTH or len(values[0]) > MOST_RANK + 1:
+        raise InvalidInput(
+            f"{path} may have {MOST_DEPTH} heads and {MOST_RANK + 1:,} ranks, but has {len(values):,} and {len(values[0]):,}."
+        )
+    return Heads(np.array(values, dtype=np.float64), trials, ranks[len(values[0]) :])
+
+
+def _rows(content: str, wide: dict[str, int], path: Path) -> Iterator[TableRow]:
+    """The rows of a table, one a line. A line with ``wide`` columns becomes a row for each of them.
+
+    Empty cells are left out.
+    """
+    lines = content.splitlines()
+    header = ["group" if name in GROUPS else name for name in _cells(lines[0])]
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        cells = _cells(line)
+        if len(cells) != len(header):
+            raise InvalidInput(f"{path} line {number} must have {len(header)} cells, but it has {len(cells)}.")
+        record: dict[str, object] = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
+        records = [{**record, "top_k": k, "accuracy": record.get(name, "")} for name, k in wide.items()] or [record]
+        try:
+            yield from [checked(TableRow, row) for row in records]
+        except InvalidInput as error:
+            raise InvalidInput(f"{path} line {number}: {error}") from None
+
+
+def _cells(line: str) -> list[str]:
+    """The cells of a line; the whole line as one cell if it is no CSV."""
+    try:
+        return [cell.strip() for cell in next(csv.reader([line.replace("\0", "")]), [])]
+    except csv.Error:
+        return [line]
