@@ -28,7 +28,6 @@ Floats = NDArray[np.float64]
 DRAWS = 2000
 MISFITS = (0.006, 0.0125, 0.025, 0.05, 0.1, 0.2)  # of an arm, weighted by evidence
 LAUNCH = 0.025  # usual standard deviation between launches
-TOKENS_ERROR = 0.05  # of the logarithm of measured tokens per step, beside those that the form gives
 LEVEL, DATASET_LEVEL = 10.0, 1.0  # of log plain steps: free, and of a data set beside others
 ADAPTIVE = 0.15  # of an engine that chooses lengths, beside the longest
 PRIOR = {  # mean, and standard deviations: of all, of a drafter, of a data set
@@ -97,30 +96,24 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     launch : standard deviation of log tokens per second between launches, for arms without a standard error of their own
     """
     noise = (LAUNCH if launch is None else launch) ** 2
-    n, run = len(arms), [i for i, arm in enumerate(arms) if arm.tokens_per_s]
-    failed = broken(arms)
-    counted = [i for i, arm in enumerate(arms) if arm.emitted and arm.k != 0 and arm.drafter not in failed]
+    run = [i for i, arm in enumerate(arms) if arm.tokens_per_s]
     mean, prior = _prior(arms)
-    seen = np.array([*run, *(n + i for i in counted)], dtype=int)
-    values = [np.log(arms[i].tokens_per_s or 1) + _shared_log(arms[i]) for i in run]
-    values += [np.log(arms[i].emitted or 1) for i in counted]
-    errors = np.full(len(seen), TOKENS_ERROR**2)
-    errors[: len(run)] = [figure_variance(arms[i], noise) for i in run]
-    off = np.array(values) - mean[seen]
+    off = np.array([np.log(arms[i].tokens_per_s or 1) + _shared_log(arms[i]) for i in run]) - mean[run]
+    errors = np.diag([figure_variance(arms[i], noise) for i in run])
     means, covariances, evidence = [], [], []
     for misfit in MISFITS:
-        covariance = prior + np.diag(misfit**2 * (np.arange(2 * n) < n))
-        known = covariance[np.ix_(seen, seen)] + np.diag(errors)
-        solved = np.linalg.solve(known, np.column_stack([covariance[seen, :n], off]))
-        means.append(mean[:n] + covariance[seen, :n].T @ solved[:, n])
-        covariances.append(covariance[:n, :n] - covariance[seen, :n].T @ solved[:, :n])
-        evidence.append(-0.5 * (off @ solved[:, n] + np.linalg.slogdet(known)[1]))
+        covariance = prior + misfit**2 * np.eye(len(arms))
+        known = covariance[np.ix_(run, run)] + errors
+        solved = np.linalg.solve(known, np.column_stack([covariance[run], off]))
+        means.append(mean + covariance[run].T @ solved[:, -1])
+        covariances.append(covariance - covariance[run].T @ solved[:, :-1])
+        evidence.append(-0.5 * (off @ solved[:, -1] + np.linalg.slogdet(known)[1]))
     weights = np.exp(np.array(evidence) - max(evidence))
     weights /= weights.sum()
     middle = weights @ np.stack(means)
     apart = np.stack(means) - middle
     spread = np.tensordot(weights, np.stack(covariances), 1) + (weights[:, None] * apart).T @ apart
-    return Posterior(tuple(arms), middle, spread, np.full(n, noise))
+    return Posterior(tuple(arms), middle, spread, np.full(len(arms), noise))
 
 
 def figure_variance(arm: Arm, launch: float) -> float:
@@ -140,16 +133,11 @@ def _shared_log(arm: Arm) -> float:
 
 
 def _prior(arms: Sequence[Arm]) -> tuple[Floats, Floats]:
-    """Mean (2n,) and covariance (2n, 2n) of the log throughput of the arms and of their log tokens per step."""
+    """Mean (n,) and covariance (n, n) of the log throughput of the arms."""
     draws = {name: _drawn(name, arms) for name in PRIOR}
-    failed = broken(arms)
-    works = np.array([arm.drafter not in failed for arm in arms])
-    tokens, milliseconds = log_tokens(arms, draws) * works, log_plain(arms, draws) + log_cost(arms, draws)
-    both = np.concatenate([tokens - milliseconds, np.broadcast_to(tokens, milliseconds.shape)], axis=1)
-    mean, covariance = both.mean(axis=0), np.cov(both, rowvar=False)
-    mean[: len(arms)] += [0.0 if arm.unit == "ratio" else np.log(arm.concurrency) for arm in arms]
-    covariance[: len(arms), : len(arms)] += _missed(arms)
-    return mean, covariance
+    logs = log_tokens(arms, draws) - log_plain(arms, draws) - log_cost(arms, draws)
+    loads = [0.0 if arm.unit == "ratio" else np.log(arm.concurrency) for arm in arms]
+    return logs.mean(axis=0) + loads, np.atleast_2d(np.cov(logs, rowvar=False)) + _missed(arms)
 
 
 def _drawn(name: str, arms: Sequence[Arm]) -> Floats:
