@@ -29,6 +29,7 @@ DRAWS = 2000
 MISFITS = (0.006, 0.0125, 0.025, 0.05, 0.1, 0.2)  # of an arm, weighted by evidence
 LAUNCH = 0.025  # usual standard deviation between launches
 LEVEL, DATASET_LEVEL = 10.0, 1.0  # of log plain steps: free, and of a data set beside others
+RATIO_LEVEL = 0.1  # of a cell's ratios
 ADAPTIVE = 0.15  # of an engine that chooses lengths, beside the longest
 PRIOR = {  # mean, and standard deviations: of all, of a drafter, of a data set
     "fixed": (np.log(0.12), 0.8, 0.6, 0.0),  # its logarithm, as are the following
@@ -135,8 +136,9 @@ def _shared_log(arm: Arm) -> float:
 def _prior(arms: Sequence[Arm]) -> tuple[Floats, Floats]:
     """Mean (n,) and covariance (n, n) of the log throughput of the arms."""
     draws = {name: _drawn(name, arms) for name in PRIOR}
-    logs = log_tokens(arms, draws) - log_plain(arms, draws) - log_cost(arms, draws)
-    loads = [0.0 if arm.unit == "ratio" else np.log(arm.concurrency) for arm in arms]
+    absolute = np.array([arm.unit != "ratio" for arm in arms])
+    logs = log_tokens(arms, draws) - log_plain(arms, draws) * absolute - log_cost(arms, draws)
+    loads = absolute * np.log([arm.concurrency for arm in arms])
     return logs.mean(axis=0) + loads, np.atleast_2d(np.cov(logs, rowvar=False)) + _missed(arms)
 
 
@@ -192,7 +194,7 @@ def _missed(arms: Sequence[Arm]) -> Floats:
     ratio = np.array([arm.unit == "ratio" for arm in arms])
     return np.asarray(
         LEVEL**2
-        + LEVEL**2 * np.outer(ratio, ratio) * _same([arm.cell for arm in arms])
+        + RATIO_LEVEL**2 * np.outer(ratio, ratio) * _same([arm.cell for arm in arms])
         + DATASET_LEVEL**2 * dataset
         + (LOAD**2 + DATASET_LOAD**2 * dataset + DRAFTER_LOAD**2 * drafter) * near_load
         + (DRAFTER_LENGTH**2 * drafter + DATASET_LENGTH**2 * dataset) * near_length * np.outer(speculates, speculates)
