@@ -1,4 +1,4 @@
-"""Medusa-1, Medusa-2, Hydra and Hydra++ heads on the demo model: `python benchmarks/heads.py train`, then `... compare`.
+"""Medusa-1, Hydra and Hydra++ heads on the demo model: `python benchmarks/heads.py train`, then `... compare`.
 
 train    four heads of every kind, from the same answers of the model itself and for the same number of tokens
 compare  their accuracies, tokens per step with the best trees of some sizes and at their own best tree, tokens per second
@@ -38,18 +38,9 @@ def train(work: Path, steps: int, num_prompts: int) -> None:
             pipeline.train(work / kind, {}, recipe, pipeline.TextOptions(num_prompts, 128, answers=work / "answers"))
 
 
-def source_of(work: Path, kind: str) -> dict[str, Any]:
-    """What the heads of a kind are used with: Medusa-2's checkpoint is a model of its own."""
-    dtype = DTYPE
-    if kind == "medusa-2":
-        return {"model": str(work / kind), "drafter": str(work / kind / "heads"), "prompts": "demo", "dtype": dtype}
-    return {"drafter": str(work / kind), "dtype": dtype}
-
-
 def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dict[str, Any]:
     """The figures of a kind; measured steps are kept in its run directory."""
-    run, source = RunDirectory(work / "runs" / kind), source_of(work, kind)
-    session = open_session(source)
+    run, session = RunDirectory(work / "runs" / kind), open_session({"drafter": str(work / kind), "dtype": DTYPE})
     with run.writing():
         if not run.trace.exists():
             pipeline.calibrate(run, session, num_prompts=num_prompts, max_new_tokens=128)
@@ -87,7 +78,6 @@ def compare(work: Path, kind: str, time_limit_s: float, num_prompts: int) -> dic
         "top1_stderr": calibration.stderr[:, 0].tolist(),
         "training_steps": training["steps"],
         "training_s": training["seconds"],
-        "base_nats_per_token": [training["held_out"][when]["base_nats_per_token"] for when in ("before", "after")],
         "tokens_per_step_at": [at_sizes.rates(size).tokens_per_step for size in SIZES],
         "measured": measured,
         "speedup_by_heads": [entry.chosen.speedup for entry in by_depth],

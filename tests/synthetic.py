@@ -147,19 +147,6 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
         {**LLAMA, "medusa": {"num_medusa_heads": 3, "num_medusa_layers": 1}},
         {"model.safetensors": lambda: HEAD | base_model() | medusa_heads(3, prefix="medusa_heads.")},
     ),
-    "trtllm_medusa": (
-        {
-            "architecture": "MedusaForCausalLM",
-            "dtype": "float16",
-            "hidden_size": D,
-            "vocab_size": V,
-            "max_draft_len": 63,
-            "num_medusa_heads": 4,
-            "num_medusa_layers": 1,
-            "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
-        },
-        {"rank0.safetensors": trtllm_heads},
-    ),
     "hydra_mlp_pt": (
         {**HYDRA, "hydra_num_layers": 1, "hydra_head_arch": "mlp"},
         {"hydra_lm_head.pt": lambda: hydra_heads(prefix=False)},

@@ -32,7 +32,7 @@ from .synthetic import check_damage, edit_json, read_file, small_llama, syntheti
 WIDTH, VOCAB = 16, 40  # of the synthetic checkpoints, and of the small base here
 MEDUSA = {"medusa_v01_pt": "medusa", "medusa_v01_safetensors": "medusa", "medusa_v01_two_layers_pt": "medusa",
           "medusa_v2_safetensors": "medusa-shared", "medusa2_merged": "merged", "modelopt_hf": "modelopt",
-          "trtllm_medusa": "tensorrt-llm", "vllm_medusa": "vllm", "vllm_medusa_shared_head": "vllm",
+          "vllm_medusa": "vllm", "vllm_medusa_shared_head": "vllm",
           "vllm_medusa_token_map": "vllm"}  # fmt: skip
 # Each of these has tests of its own.
 SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3", "p-eagle", "dflash", "dflash2",
@@ -146,16 +146,11 @@ def test_other_drafters_are_refused_by_what_they_are():
 
 def test_each_engine_finds_its_config(base, tmp_path):
     heads, config = random_heads(3, 1), {}
-    for layout in sorted({*STACKED} - {"medusa-shared", "neuron"}):
+    for layout in ("medusa", "medusa-pt"):
         save_heads(heads, layout, tmp_path / layout, base=base.name)
         config[layout] = json.loads((tmp_path / layout / "config.json").read_text())
     counts = {"medusa_num_heads": 3, "medusa_num_layers": 1}
     assert config["medusa"] == {**counts, "base_model_name_or_path": base.name} == config["medusa-pt"]
-    assert config["tensorrt-llm"]["architecture"] == "MedusaForCausalLM"
-    assert config["tensorrt-llm"]["num_medusa_heads"] == 3
-    assert config["vllm"]["medusa_fc_bias"]
-    counted = [key for key in config["vllm"] if "num" in key and ("heads" in key or "layers" in key)]
-    assert counted == ["num_heads", "num_hidden_layers"]
     save_heads(heads, "neuron", tmp_path / "neuron", base="x")
     assert [file.name for file in (tmp_path / "neuron").iterdir()] == ["medusa_heads.pt"]
 
@@ -228,12 +223,13 @@ def test_pickled_models_and_prefixed_heads_are_read_too(base, tmp_path):
 def test_what_a_layout_cannot_hold_is_refused(base, lm_head, tmp_path):
     some = random_heads(vocab=VOCAB, token_ids=torch.tensor([1, 5, 9]))
     for heads, layout, options, message in (
-        *((some, layout, {}, "only 'vllm' keeps a token map") for layout in sorted({*STACKED} - {"vllm"})),
+        *((some, layout, {}, "know 3 of 40 tokens, and it has no token map") for layout in STACKED),
         (random_heads(), "medusa-shared", {}, "projections of their own"),
         (random_heads(), "medusa-shared", {"lm_head": lm_head}, "projections other than"),
         (random_heads(num_layers=2, shared=lm_head), "medusa-shared", {}, "2 residual blocks"),
         (random_heads(num_layers=2), "neuron", {}, "2 residual blocks"),
-        (random_heads(), "merged", {}, "layout must be one of medusa, medusa-pt, medusa-shared, vllm, "),
+        (random_heads(), "merged", {}, "layout must be one of medusa, medusa-pt, medusa-shared, neuron, "),
+        (random_heads(), "vllm", {}, "layout must be one of medusa, "),
         (random_heads(), "gguf", {}, "layout must be one of medusa, "),
         (random_heads(), "hydra", {}, "these are 'medusa' heads, whose layouts are medusa, medusa-pt, "),
     ):
@@ -247,9 +243,9 @@ def test_the_output_is_a_folder_of_its_own(base, tmp_path):
     assert save_heads(random_heads(seed=1), "medusa", tmp_path, base="x") == saved  # again is fine
     assert_same(load(tmp_path).heads, random_heads(seed=1))
     with pytest.raises(InvalidInput, match=r"has medusa_lm_head.safetensors"):
-        save_heads(random_heads(), "vllm", tmp_path, base="x")
+        save_heads(random_heads(), "medusa-pt", tmp_path, base="x")
     with pytest.raises(InvalidInput, match="is a file"):
-        save_heads(random_heads(), "vllm", saved[0], base="x")
+        save_heads(random_heads(), "medusa", saved[0], base="x")
 
 
 def test_a_conversion_says_when_it_needs_the_base(base, lm_head, tmp_path):
@@ -259,66 +255,10 @@ def test_a_conversion_says_when_it_needs_the_base(base, lm_head, tmp_path):
         convert(str(tmp_path / "shared"), "medusa", tmp_path / "out")
     convert(str(tmp_path / "shared"), "medusa", tmp_path / "out", lm_head=lm_head)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["base_model_name_or_path"] == "a/base"
-    save_heads(heads, "vllm", tmp_path / "vllm", base="x")
+    save_vllm(random_heads(), tmp_path / "vllm")
     with pytest.raises(InvalidInput, match="names its base model"):
         convert(str(tmp_path / "vllm"), "medusa", tmp_path / "named")
     assert convert(str(tmp_path / "vllm"), "neuron", tmp_path / "n")[1] == [tmp_path / "n" / "medusa_heads.pt"]
-
-
-# Ranks of a tensor-parallel checkpoint
-
-
-def split_in_ranks(folder: Path, ranks: int, padded: int) -> None:
-    """Rewrite the one rank in ``folder`` as several, the vocabulary padded to ``padded`` rows."""
-    tensors = load_file(folder / "rank0.safetensors")
-    for name, tensor in tensors.items():
-        if name.endswith("lm_head.weight"):
-            tensors[name] = torch.nn.functional.pad(tensor, (0, 0, 0, padded - len(tensor)))
-    for rank in range(ranks):
-        parts = {name: tensor.chunk(ranks)[rank].contiguous() for name, tensor in tensors.items()}
-        save_file(parts, folder / f"rank{rank}.safetensors")
-    mapping = {"world_size": ranks, "tp_size": ranks, "pp_size": 1}
-    edit_json(folder / "config.json", mapping=mapping)
-
-
-def test_ranks_are_put_together_and_padding_is_cut(tmp_path):
-    heads = random_heads(vocab=39)
-    save_heads(heads, "tensorrt-llm", tmp_path, base="x")
-    split_in_ranks(tmp_path, 2, 40)
-    for path in (tmp_path, tmp_path / "rank1.safetensors"):
-        loaded = load(path)
-        assert [file.name for file in loaded.files] == ["rank0.safetensors", "rank1.safetensors"]
-        assert "40 rows, padding included: 39 are used" in loaded.notes[0]
-        assert_same(loaded.heads, heads)
-    edit_json(tmp_path / "config.json", vocab_size=37)  # 40 is no padding of 37 over 2 ranks
-    with pytest.raises(InvalidInput, match="vocab_size 37"):
-        load(tmp_path)
-
-
-def test_ranks_that_do_not_fit_are_refused(tmp_path):
-    save_heads(random_heads(vocab=VOCAB), "tensorrt-llm", tmp_path, base="x")
-    split_in_ranks(tmp_path, 4, VOCAB)
-    (tmp_path / "rank3.safetensors").unlink()
-    with pytest.raises(InvalidInput, match="tp_size 4 and there are files of 3"):
-        load(tmp_path)
-    (tmp_path / "rank1.safetensors").unlink()
-    with pytest.raises(InvalidInput, match=r"rank1\.safetensors is missing"):
-        load(tmp_path)
-    split = tmp_path / "split"
-    save_heads(random_heads(), "tensorrt-llm", split, base="x")
-    split_in_ranks(split, 2, VOCAB)
-    part = load_file(split / "rank1.safetensors")
-    part["medusa_heads.1.lm_head.weight"] = torch.zeros(20, 15)
-    save_file(part, split / "rank1.safetensors")
-    with pytest.raises(InvalidInput, match=r"'medusa_heads.1.lm_head.weight'.*\(20, 16\) and \(20, 15\)"):
-        load(split)
-    part.pop("medusa_heads.1.lm_head.weight")
-    save_file(part, split / "rank1.safetensors")
-    with pytest.raises(InvalidInput, match=r"'medusa_heads.1.lm_head.weight' is in only one"):
-        load(split)
-    edit_json(split / "config.json", mapping={"tp_size": 2, "pp_size": 2})
-    with pytest.raises(TreeoptError):
-        load(split)
 
 
 # Truncated vocabularies and shared projections
@@ -327,11 +267,18 @@ def test_ranks_that_do_not_fit_are_refused(tmp_path):
 def truncated(tmp_path: Path, token_map: list[int], *, rows=None, layers=1, **config) -> Path:
     """A vLLM checkpoint with a token map in any order, its projections full if ``rows`` says so."""
     heads = random_heads(2, layers, vocab=rows or len(token_map), seed=3)
-    save_heads(heads, "vllm", tmp_path, base="x")
-    tensors = load_file(tmp_path / "model.safetensors") | {"token_map": torch.tensor(token_map)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    edit_json(tmp_path / "config.json", **{"vocab_size": VOCAB, "truncated_vocab_size": len(token_map)} | config)
+    sizes = {"vocab_size": VOCAB, "truncated_vocab_size": len(token_map), "medusa_fc_bias": True}
+    save_vllm(heads, tmp_path, {"token_map": torch.tensor(token_map)}, **sizes | config)
     return tmp_path
+
+
+def save_vllm(heads: MedusaHeads, folder: Path, more=(), **config) -> None:
+    """Write heads as vLLM reads them."""
+    folder.mkdir(exist_ok=True)
+    scheme = next(scheme for scheme in SCHEMES if scheme.layout == "vllm")
+    tensors = {name: weight.contiguous() for name, weight in named_weights(heads, scheme)} | dict(more)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "medusa", "hidden_size": WIDTH, **config}))
 
 
 @given(st.integers(0, 2**32), st.integers(1, 9), st.booleans())
@@ -469,10 +416,8 @@ def test_a_wrong_count_is_repaired_and_a_wrong_size_refused(checkpoints, lm_head
         folder = tmp_path / source.name
         shutil.copytree(source, folder)
         layout, config = load(source, lm_head).layout, json.loads((source / "config.json").read_text())
-        heads, layers = {
-            "vllm": ("num_heads", "num_hidden_layers"),
-            "tensorrt-llm": ("num_medusa_heads", "num_medusa_layers"),
-        }.get(layout, ("medusa_num_heads", "medusa_num_layers"))
+        own, vllm = ("medusa_num_heads", "medusa_num_layers"), ("num_heads", "num_hidden_layers")
+        heads, layers = vllm if layout == "vllm" else own
         change = {"medusa": {"num_medusa_heads": 9, "num_medusa_layers": []}}
         edit_json(folder / "config.json", **change if layout == "modelopt" else {heads: 9, layers: []})
         loaded = load(folder, lm_head)

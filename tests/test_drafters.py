@@ -194,6 +194,11 @@ CONTRACT = {
 }
 
 
+def fitting(drafter: Drafter, tree: Tree) -> Tree:
+    """The nodes of a tree whose ranks the drafter has: of a look-up one chain."""
+    return tree.cut(max_depth=tree.depth, max_rank=drafter.draft_vocab_size - 1)
+
+
 def test_every_kind_is_under_the_contract():
     assert {name.partition(",")[0] for name in CONTRACT} == set(DRAFTERS)
 
@@ -231,6 +236,7 @@ class TestContract:
     )
     def test_decoding_with_any_tree_is_plain_decoding(self, both, rule, tree, seed, limit, batch_size):
         target, drafter = both
+        tree = fitting(drafter, tree)
         prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=False)
         plain = decode(target, None, prompts, batch_size=1, stop=stop, acceptance=rule)
         ours = decode(target, drafter, prompts, tree, batch_size=batch_size, stop=stop, acceptance=rule)
@@ -240,6 +246,7 @@ class TestContract:
     @given(tree=trees(), seed=st.integers(0, 10**6), limit=st.sampled_from([1, 2, 17, 40]), loops=st.booleans())
     def test_the_teacher_forced_trace_is_that_of_decoding(self, both, rule, tree, seed, limit, loops):
         target, drafter = both
+        tree = fitting(drafter, tree)
         prompts, stop = random_prompts(seed), StopRule(target.eos_ids, limit, at_loops=loops)
         trace = collect_trace(Setup(target, drafter, stop, rule), asked(prompts), batch_size=3, counts=Counts(10))
         rows = decode(target, drafter, prompts, tree, batch_size=2, stop=stop, acceptance=rule)
@@ -254,7 +261,7 @@ class TestContract:
         """Tokens of some answers are made the end token once: in the suite one a text that is in the middle of an
         accepted path, else every token."""
         target, drafter = both
-        tree, inside = Tree.dense([6, 2, 1]), 0
+        tree, inside = fitting(drafter, Tree.dense([6, 2, 1])), 0
         rows = decode(target, drafter, PROMPTS, tree, batch_size=1, stop=NEVER, acceptance=rule)
         for row in rows:
             emitted = np.cumsum([1, *(1 + a for a in row.accepted)])  # where steps end
@@ -273,7 +280,7 @@ class TestContract:
         prompts = PROMPTS
         decoder, drafts = (
             Decoder(Setup(target, drafter, NEVER, rule)),
-            [PLAIN, Tree.chain(2), PLAIN, PLAIN, Tree.dense([2, 3])],
+            [PLAIN, Tree.chain(2), PLAIN, PLAIN, fitting(drafter, Tree.dense([2, 3]))],
         )
         decoder.prepare(prompts, drafts, 3)
         passes = decoder.answer(prompts, PLAIN, 3)
@@ -289,7 +296,8 @@ class TestContract:
         target, drafter = both
         prompt = [1 + i % 30 for i in range(CONTEXT - 10)]
         stop = StopRule(frozenset(), 50, at_loops=False)
-        (row,) = decode(target, drafter, [prompt], Tree.dense([3, 2]), batch_size=1, stop=stop, acceptance=rule)
+        tree = fitting(drafter, Tree.dense([3, 2]))
+        (row,) = decode(target, drafter, [prompt], tree, batch_size=1, stop=stop, acceptance=rule)
         (plain,) = decode(target, None, [prompt], batch_size=1, stop=stop, acceptance=rule)
         assert row.end is End.CONTEXT
         assert row.tokens == plain.tokens
@@ -325,7 +333,8 @@ class TestContract:
 def test_trained_guesses_are_accepted(both, request):
     """Else the contract is about nothing: of 100 steps at least 5 accept a guess, some at depth 2 and beyond."""
     target, drafter = both
-    rows = decode(target, drafter, random_prompts(99), Tree.dense([4, 2, 1]), batch_size=2, stop=NEVER)
+    tree = fitting(drafter, Tree.dense([4, 2, 1]))
+    rows = decode(target, drafter, random_prompts(99), tree, batch_size=2, stop=NEVER)
     accepted = [a for row in rows for a in row.accepted]
     assert np.mean(np.array(accepted) > 0) > 0.05
     assert drafter.kind == request.node.callspec.params["both"].partition(",")[0]

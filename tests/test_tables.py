@@ -97,7 +97,6 @@ def shown() -> dict:
     hits = {"hits": [[123456]] * 4, "trials": [234567] * 4, "sequences": 1234, "tokens_per_step": 2.1}
     calibration.meta["groups"] = {NAME: hits, "b": hits}
     before = {"trials": [10**6] * 4, "accuracy": [0.123456] * 4, "head_loss_nats": [1.5] * 4}
-    before["base_nats_per_token"] = None
     texts = {"held_out": {"before": before, "after": before}, "texts": {"held_out": 12}}
     file = FileStatus(name=f"{NAME}.json", made="2026-01-01T00:00:00Z", holds=NAME, of=NAME, command=f"treeopt {NAME}")
     return {

@@ -101,7 +101,7 @@ def place(tmp_path):
 
 def opened(place):
     target = Target(tiny_model(), name=str(place / "model"))
-    drafter = PromptLookup(target.vocab_size, earliest=True)
+    drafter = PromptLookup(target.vocab_size)
     return open_stepper("vllm", Setup(target, drafter, STOP), python=str(place / "python"))
 
 

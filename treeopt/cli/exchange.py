@@ -246,7 +246,7 @@ def convert(as_json: bool, drafter: str, **options: Any) -> None:
 
     \b
     Example:
-        treeopt convert medusa-vicuna-7b-v1.3 --to vllm --output heads-for-vllm
+        treeopt convert medusa-vicuna-7b-v1.3 --to medusa-pt --output heads
     """
     from treeopt import pipeline
 

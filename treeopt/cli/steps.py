@@ -341,8 +341,8 @@ TEXTS = ("num_prompts", "max_new_tokens", "tokens", "answers")
 def train(as_json: bool, *, output: Path, **options: Any) -> None:
     """Train a drafter for a model that has none: heads, or layers.
 
-    They learn from the model's own answers to the prompts (or from given --responses). medusa-2 trains the model
-    too, through LoRA, and holds it near to what it was; all others leave it as it is.
+    They learn from the model's own answers to the prompts (or from given --responses). The model
+    stays as it is.
     The same command continues a run that was stopped. Several devices: accelerate launch -m treeopt.cli train
     ...
 

@@ -95,7 +95,7 @@ class Method:
     derived        fields that follow from the draft, as "max_draft_len = choices"
     by_batch_size  whether it takes a schedule
     by_version     whether its files differ by the engine's release
-    looks_up       how it looks n-grams up, if that is known: "from the latest place"; `EARLIEST` as ngram:earliest does
+    looks_up       how it looks n-grams up, if that is known: "from the latest place"; `EARLIEST` as treeopt does
     wider          what it does with a chain longer than the block of the drafter's training; empty if it drafts the chain
     versions       releases that have it · status: whether the newest still has it · source: where that was read
     checked        the release or commit whose source the export was checked against

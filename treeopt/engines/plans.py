@@ -212,8 +212,8 @@ def _notes_on(method: Method, served: Ranges[Draft], about: About) -> list[str]:
 
 def _note_on_lookup(method: Method, drafter_id: str | None) -> str:
     """A note on how the engine looks n-grams up."""
-    if drafter_id == "ngram:earliest" and method.looks_up == EARLIEST:
-        return f"{method.engine} looks n-grams up as ngram:earliest does: {method.looks_up}."
+    if drafter_id == "ngram" and method.looks_up == EARLIEST:
+        return f"{method.engine} looks n-grams up as treeopt does: {method.looks_up}."
     manner = f", {method.looks_up}" if method.looks_up else ""
     return (
         f"{method.engine} looks n-grams up in its own way{manner}, so its tokens per step differ. Measure them in the engine, "

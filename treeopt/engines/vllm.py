@@ -55,7 +55,7 @@ MEDUSA_UNTIL = "0.32.0"
 NOTES = {
     "draft-model": "vLLM does not start where the vocabularies of MODEL and DRAFTER differ in size, unless the config has "
     '"use_heterogeneous_vocab": true, which goes with greedy drafts alone.',
-    "medusa": "vLLM reads the heads in its own layout: treeopt convert DRAFTER --to vllm --output HEADS",
+    "medusa": "HEADS must be in vLLM's own layout, as published for it: treeopt reads that, and does not write it",
     "dflash": "vLLM does not start with a DFlash drafter whose config.json has sample_from_anchor: true.",
     "dspark": "Releases from 0.26.0 on may refuse fewer tokens than DRAFTER's block (PR #47419).",
     **dict.fromkeys(PARALLEL, ANY_LENGTH),

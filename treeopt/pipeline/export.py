@@ -10,7 +10,6 @@ from treeopt.engines.acceptance import NAME as ACCEPTANCE
 from treeopt.engines.base import BLOCKS, About, Written
 from treeopt.engines.plans import AS_PLANNED, ExportOptions, has_dynamic, method_for_plan, prepare, write_served
 from treeopt.engines.registry import method_of, runners
-from treeopt.engines.vllm import MEDUSA_UNTIL
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.places import located
 from treeopt.files.shell import shell_word
@@ -237,5 +236,4 @@ def convert(
         heads, files = write(located(drafter), layout, output, base=base, revision=revision)
         with suppress(OSError):
             (output / LOCK).unlink()  # the folder is a checkpoint
-    gone = f"vLLM reads this layout up to {MEDUSA_UNTIL}; later releases have no Medusa."
-    return files, heads.notes + (gone,) * (layout == "vllm")
+    return files, heads.notes

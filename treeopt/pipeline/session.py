@@ -146,7 +146,7 @@ def open_logged(run: RunDirectory, model: str | Path | None, options: ModelOptio
     from treeopt.runtime.prompts.sets import PromptSet
 
     prompts = PromptSet((), run.requests.name, sha256_of(run.requests), None)  # type: ignore[arg-type]  # no chat: they are ids
-    source = {**options, "model": str(model or folder), "drafter": "ngram:earliest", "prompts": str(run.requests)}
+    source = {**options, "model": str(model or folder), "drafter": "ngram", "prompts": str(run.requests)}
     session = open_session(located_source(source), prompts)
     if (most := int(log.tokens.max())) >= session.target.vocab_size:
         raise InvalidInput(

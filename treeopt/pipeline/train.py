@@ -95,9 +95,8 @@ def train(
             f"`acceptance={source['acceptance']}`: leave it out."
         )
     _check_folder(folder, recipe.kind)
-    opening.check_packages(recipe)
     accelerator = opening.open_accelerator(
-        recipe, device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
+        device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
     )
     with writing_heads(folder, wanted.answers, lock=accelerator.is_main_process):
         job = TrainingJob(folder, located_source(source), recipe, accelerator)
@@ -107,7 +106,7 @@ def train(
         if job.is_main:
             job.write_record(record)
         accelerator.end_training()
-        return Training(folder, files, record, _command(source, folder, recipe)) if job.is_main else None
+        return Training(folder, files, record, _command(source, folder)) if job.is_main else None
 
 
 @contextmanager
@@ -116,7 +115,7 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
 
     def places() -> Iterator[Path]:
         yield folder
-        for place in (folder / "heads", folder / "training", answers):
+        for place in (folder / "training", answers):
             if place is not None:
                 yield from (place, *place.glob("*.partial/**"), *place.glob("answers-*/"))
 
@@ -219,7 +218,7 @@ class TrainingJob:
         from treeopt.runtime.training.trainees import Trainee, usual_rms
 
         heads = make_heads(self.target, self.recipe, self.learned, partial(usual_rms, self.target, self.learned))
-        trainee = Trainee(heads, self.recipe, self.target, own_answers=self.own)
+        trainee = Trainee(heads, self.recipe, self.target)
         checkpoints = Checkpoints(self.work / CHECKPOINT, self._key())
         checkpoints.check()
         loop = Loop(self.accelerator, trainee, self.learned, checkpoints=checkpoints, log=self.work / "log.jsonl")
@@ -341,12 +340,8 @@ class AnswerBlocks:
         return answers.block
 
 
-def _command(source: Mapping[str, Any], folder: Path, recipe: Recipe) -> str:
+def _command(source: Mapping[str, Any], folder: Path) -> str:
     model = source.get("model", demo.NAME)
-    trains_base = recipe.defaults.trains_base
-    if not trains_base and model == demo.NAME:
+    if model == demo.NAME:
         return command_line("treeopt", "run", "--drafter", folder)
-    heads = (
-        ("--model", folder, "--drafter", folder / "heads") if trains_base else ("--model", model, "--drafter", folder)
-    )
-    return command_line("treeopt", "run", *heads, "--prompts", "OTHER_PROMPTS" if "prompts" in source else demo.NAME)
+    return command_line("treeopt", "run", "--model", model, "--drafter", folder, "--prompts", "OTHER_PROMPTS")

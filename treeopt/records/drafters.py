@@ -17,12 +17,14 @@ class Layout:
     about      : for `treeopt list layouts` and the documentation
     names_base : config.json names the base model
     has_base   : the files hold the base's weights too; such a layout is read, but not written
+    is_old     : only releases of the past read it; nor is such a layout written
     shares     : the heads guess with the base's lm_head, which is not in the files
     """
 
     about: str
     names_base: bool = False
     has_base: bool = False
+    is_old: bool = False
     shares: bool = False
 
 
@@ -30,15 +32,14 @@ class Layout:
 class RecipeDefaults:
     """Defaults of one kind of `treeopt train`.
 
-    layout      : of the files that are written
-    decay       : the loss of head k has the weight decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head
-                  k is step k of the layer; 1 in Hydra's code
-    teacher     : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3)
-    trains_base : the base learns too, through LoRA (Medusa-2)
-    every       : a training step uses one of so many states of a text, because neighbours teach much the same and each
-                  state costs a block (DFlash)
-    muon        : the matrices learn by Muon, which needs fewer steps than AdamW (docs/log.md)
-    own_vocab   : the drafter may know a part of the vocabulary only (EAGLE-3)
+    layout    : of the files that are written
+    decay     : the loss of head k has the weight decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head
+                k is step k of the layer; 1 in Hydra's code
+    teacher   : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3)
+    every     : a training step uses one of so many states of a text, because neighbours teach much the same and each
+                state costs a block (DFlash)
+    muon      : the matrices learn by Muon, which needs fewer steps than AdamW (docs/log.md)
+    own_vocab : the drafter may know a part of the vocabulary only (EAGLE-3)
     """
 
     layout: str
@@ -46,7 +47,6 @@ class RecipeDefaults:
     learning_rate: float
     decay: float
     teacher: bool = False
-    trains_base: bool = False
     every: int = 1
     muon: bool = False
     own_vocab: bool = False
@@ -103,13 +103,11 @@ DRAFTERS = {
                                     names_base=True, shares=True),
             "merged": Layout("one model with the heads under medusa_head., read only: Medusa-2", has_base=True),
             "modelopt": Layout("one model with the heads under medusa_heads., read only: NVIDIA Model Optimizer", has_base=True),
-            "vllm": Layout("model.safetensors with blocks and lm_heads, or a truncated vocabulary: vLLM up to 0.32.0"),
-            "tensorrt-llm": Layout("rank0.safetensors, the heads' part of a TensorRT-LLM checkpoint"),
+            "vllm": Layout("model.safetensors with blocks and lm_heads, or a truncated vocabulary, read only: vLLM up to 0.32.0", is_old=True),
             "neuron": Layout("medusa_heads.pt, to lie beside the base's files: AWS Neuron"),
         }, begins="drafters.medusa:untrained", recipes={
             "medusa-1": RecipeDefaults("medusa", 1, 1e-3, 0.8),
             "medusa-shared": RecipeDefaults("medusa-shared", 1, 1e-3, 0.8),
-            "medusa-2": RecipeDefaults("medusa", 1, 2e-3, 0.8, trains_base=True),
         }),
     "hydra": DrafterKind(
         about="heads that read the guesses before theirs: as above; the demo model's are hydra", is_heads=True,
@@ -169,7 +167,7 @@ DRAFTERS = {
         about="the target's own MTP layer, of DeepSeek-V3 and GLM-4.5 alike; mtp:pre-norm feeds back the state before its norm",
         argument="mtp", opens="drafters.mtp:load_mtp"),
     "ngram": DrafterKind(
-        about="the tokens that followed the same last tokens earlier in the text; ngram:earliest as engines look up",
+        about="the tokens that followed where the last tokens stood first in the text",
         argument="ngram", by_level=False, opens="drafters.lookup:open_lookup", note=ENDS.format("n-gram look-up"), ends_itself=True),
     "early-exit": DrafterKind(about="the target's own first layers, early-exit:LAYER",
                               argument="early-exit:LAYER", opens="drafters.draft_model:open_exit"),
@@ -182,7 +180,7 @@ ELSEWHERE = {
 }
 COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
 LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
-WRITTEN = tuple(name for name, layout in LAYOUTS.items() if not layout.has_base)
+WRITTEN = tuple(name for name, layout in LAYOUTS.items() if not (layout.has_base or layout.is_old))
 RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}
 ASKED = ", ".join(kind.argument for kind in DRAFTERS.values() if kind.argument)  # as --drafter takes them
 

@@ -171,16 +171,10 @@ def training_table(record: Mapping[str, Any], command: str) -> RenderableType:
         Column("states", lambda k: f"{after['trials'][k]:,}"),
     ]
     title = f"First choices that are right, on {record['texts']['held_out']} held-out texts"
-    said = [f"{record['steps']:,} steps in {record['seconds']:,.0f} s."]
-    if after["base_nats_per_token"] is not None:
-        said.append(
-            f"The base's own loss on these texts went from {before['base_nats_per_token']:.4f} to "
-            f"{after['base_nats_per_token']:.4f} nats per token. The KL divergence from the original base is "
-            f"{after['base_kl_nats_per_token']:.4f}."
-        )
-    said.append("Calibrate on prompts that the heads did not learn from:")
+    said = f"{record['steps']:,} steps in {record['seconds']:,.0f} s."
+    advice = "Calibrate on prompts that the heads did not learn from:"
     table = Table(title, columns, range(len(after["trials"])))
-    return together(table, *said, Text(command, no_wrap=True, overflow="ignore"))
+    return together(table, said, advice, Text(command, no_wrap=True, overflow="ignore"))
 
 
 def status_table(status: RunStatus) -> RenderableType:

@@ -19,9 +19,8 @@ class Ngrams:
     """The tokens of a text, and where its n-grams end. An n-gram is indexed once a token follows it.
 
     shortest, longest : n
-    keep  : which ends of an n-gram are kept
-    ends  : the end of each n-gram, where one is kept
-    every : all ends of each n-gram in order, where all are kept
+    keep : which end of an n-gram is kept
+    ends : the kept end of each n-gram
 
     >>> text = Ngrams(1, 2, tokens=[7, 5, 8, 5, 7, 5])
     >>> text.match(2)
@@ -30,10 +29,9 @@ class Ngrams:
 
     shortest: int
     longest: int
-    keep: Literal["earliest", "latest", "all"] = "earliest"
+    keep: Literal["earliest", "latest"] = "earliest"
     tokens: list[int] = field(default_factory=list)
     ends: dict[Gram, int] = field(default_factory=dict)
-    every: dict[Gram, list[int]] = field(default_factory=dict)
     _indexed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,9 +46,7 @@ class Ngrams:
         for end in range(self._indexed + 1, count):
             for n in range(self.shortest, min(self.longest, end) + 1):
                 gram = tuple(self.tokens[end - n : end])
-                if self.keep == "all":
-                    self.every.setdefault(gram, []).append(end)
-                elif self.keep == "latest":
+                if self.keep == "latest":
                     self.ends[gram] = end
                 else:
                     self.ends.setdefault(gram, end)

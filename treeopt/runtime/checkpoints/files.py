@@ -5,7 +5,6 @@ model of many shards cost no more than the heads. Nothing is executed: safetenso
 weights-only.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,6 @@ HEAD_FILES = (
 )
 MODEL_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 SUFFIXES = (".safetensors", ".bin", ".pt")
-RANK_FILE = re.compile(r"rank(0|[1-9][0-9]{0,3})\.safetensors")
 MUST = f"`drafter` must be a folder, a file of weights, a hub id, {ASKED}"
 MOST_TOKENS = 2**31  # of a vocabulary
 MASK_IDS = ("ptd_token_id", "mask_token_id", "pard_token")  # keys of the token that masks are
@@ -77,14 +75,10 @@ class Settings(dict[str, Any]):
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """The names of the tensors in some files; their values when asked for.
-
-    A name may have a part in each of several files, concatenated along dimension 0 (tensor-parallel ranks).
-    """
+    """The names of the tensors in some files, each with its file; their values when asked for."""
 
     origin: Path
-    parts: dict[str, tuple[Path, ...]]
-    ranks: int = 0
+    parts: dict[str, Path]  # file of each tensor
     notes: tuple[str, ...] = ()
     pickled: Pickled = field(default_factory=dict, repr=False)
 
@@ -98,14 +92,7 @@ class StoredTensors:
         return Settings(self.origin, read_object(file) if file.is_file() else {})
 
     def read(self, name: str) -> Tensor:
-        parts = [self._read_part(file, name) for file in self.parts[name]]
-        try:
-            return torch.cat(parts) if len(parts) > 1 else parts[0]
-        except RuntimeError:
-            shapes = " and ".join(str(tuple(part.shape)) for part in parts[:3])
-            raise InvalidInput(f"The parts of {quoted(name)} in {self.origin} do not fit together: {shapes}.") from None
-
-    def _read_part(self, file: Path, name: str) -> Tensor:
+        file = self.parts[name]
         if file.suffix == ".safetensors":
             with opened(file) as stored:
                 if name in stored.keys():  # noqa: SIM118 - the handle is no mapping
@@ -136,16 +123,14 @@ def find_checkpoint(path_or_id: str, revision: str | None = None) -> Path:
 
 
 def find_tensors(path: Path) -> StoredTensors:
-    """The tensors of a file, of an index's files, of all ranks, or of the files in a folder that hold the heads."""
+    """The tensors of a file, of an index's files, or of the files in a folder that hold the heads."""
     if path.is_file():
-        if RANK_FILE.fullmatch(path.name):
-            return _ranked(path.parent)
         return _indexed(path) if path.name.endswith(".index.json") else _listed(path, [path])
     if not path.is_dir():
         raise InvalidInput(f"`drafter` must be a folder or a file of weights, but {path} does not exist.")
     names = sorted(file.name for file in path.iterdir() if file.is_file())
     heads = [name for name in HEAD_FILES if name in names]
-    if found := [*heads, *filter(RANK_FILE.fullmatch, names), *(name for name in MODEL_FILES if name in names)]:
+    if found := [*heads, *(name for name in MODEL_FILES if name in names)]:
         notes = tuple(f"{path} also has {name}: {heads[0]} is read" for name in heads[1:2])
         return replace(find_tensors(path / found[0]), notes=notes)
     for suffix in SUFFIXES:
@@ -199,27 +184,14 @@ def read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _listed(origin: Path, files: list[Path]) -> StoredTensors:
-    parts: dict[str, tuple[Path, ...]] = {}
+    where: dict[str, Path] = {}
     pickled: Pickled = {}
     for file in files:
         for name in _names(file, pickled):
-            if name in parts:
-                raise InvalidInput(f"{quoted(name)} is in two files, {parts[name][0]} and {file}.")
-            parts[name] = (file,)
-    return StoredTensors(origin, parts, pickled=pickled)
-
-
-def _ranked(folder: Path) -> StoredTensors:
-    found = sorted(int(match[1]) for file in folder.iterdir() if (match := RANK_FILE.fullmatch(file.name)))
-    missing = next((rank for rank, there in enumerate(found) if rank != there), None)
-    if missing is not None:
-        raise InvalidInput(f"{folder} must have a file for every rank, but rank{missing}.safetensors is missing.")
-    files = tuple(folder / f"rank{rank}.safetensors" for rank in found)
-    names = [set(_names(file, {})) for file in files]
-    for file, there in zip(files, names, strict=True):
-        if odd := sorted(name for name in there ^ names[0] if "medusa" in name):
-            raise InvalidInput(f"{quoted(odd[0])} is in only one of {files[0].name} and {file.name} in {folder}.")
-    return StoredTensors(folder, dict.fromkeys(sorted(names[0]), files), ranks=len(files))
+            if name in where:
+                raise InvalidInput(f"{quoted(name)} is in two files, {where[name]} and {file}.")
+            where[name] = file
+    return StoredTensors(origin, where, pickled=pickled)
 
 
 def _indexed(index: Path) -> StoredTensors:
@@ -230,7 +202,7 @@ def _indexed(index: Path) -> StoredTensors:
     for name, file in where.items():
         if not isinstance(file, str) or file not in beside or not file.endswith(SUFFIXES):
             raise InvalidInput(f"{index} says that {quoted(name)} is in {quoted(file)}, which is not there.")
-    return StoredTensors(index, {name: (index.parent / file,) for name, file in where.items()})
+    return StoredTensors(index, {name: index.parent / file for name, file in where.items()})
 
 
 def _names(file: Path, pickled: Pickled) -> list[str]:

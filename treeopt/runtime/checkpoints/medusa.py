@@ -15,19 +15,17 @@ from itertools import chain, product
 import torch
 from torch import Tensor
 
-from treeopt.errors import InvalidInput, Unsupported, quoted
-from treeopt.runtime.checkpoints.files import HEAD_FILES, MODEL_FILES, StoredTensors
-from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, most_common, short
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.runtime.checkpoints.files import HEAD_FILES, StoredTensors
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, most_common
 from treeopt.runtime.drafters.medusa import MedusaHeads
 
-MOST_NODES = 63  # max_draft_len of TensorRT-LLM: the tree's nodes without the root, as published trees have
 COUNTS = {  # config.json's keys of heads and blocks
     "vllm": ("num_heads", "num_hidden_layers"),
     "modelopt": ("num_medusa_heads", "num_medusa_layers"),
-    "tensorrt-llm": ("num_medusa_heads", "num_medusa_layers"),
 }
 OWN_COUNTS = ("medusa_num_heads", "medusa_num_layers")
-WITH_BASE = ("merged", "modelopt", "tensorrt-llm")  # whose files hold the base's tensors too
+WITH_BASE = ("merged", "modelopt")  # whose files hold the base's tensors too
 
 Place = tuple[int, int, str]  # of a tensor: its head, its block, and weight, bias or projection
 
@@ -66,7 +64,6 @@ SCHEMES = (
     Scheme("merged", "medusa_head."),
     Scheme("modelopt", "medusa_heads."),
     Scheme("neuron", "medusa_head_"),
-    Scheme("tensorrt-llm", "medusa_heads.", "{k}.medusa_layers.{l}.linear", "{k}.lm_head.weight"),
     Scheme("vllm", "", *VLLM),
     Scheme("vllm", "medusa_heads.", *VLLM),
 )
@@ -94,10 +91,8 @@ def recognise_medusa(stored: StoredTensors) -> Checkpoint | None:
     if not found:
         return None
     layout = scheme.layout
-    if layout in ("merged", "modelopt") and (stored.origin.name in HEAD_FILES or len(found) == len(stored.parts)):
+    if layout in WITH_BASE and (stored.origin.name in HEAD_FILES or len(found) == len(stored.parts)):
         layout = "medusa"  # the heads alone, saved with their prefix
-    if stored.ranks and layout != "tensorrt-llm":
-        raise InvalidInput(f"{stored.origin} must hold TensorRT-LLM's tensors, but it has {quoted(next(iter(found)))}.")
 
     # A projection's own number of blocks counts most, where names tell it.
     kinds = {kind for _, _, kind in found.values()}
@@ -140,13 +135,10 @@ def named_weights(heads: MedusaHeads, scheme: Scheme) -> Iterator[tuple[str, Ten
 
 
 def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Iterator[tuple[str, Tensor]]]:
-    layout, stored, config = found.layout, reading.stored, reading.config
-    notes, tensors = reading.notes, reading.tensors
+    layout, config, notes, tensors = found.layout, reading.config, reading.notes, reading.tensors
     counts, nested = COUNTS.get(layout, OWN_COUNTS), config.get("medusa")
     claims = nested if layout == "modelopt" and isinstance(nested, dict) else config
     reading.count_notes(map(claims.get, counts), found.num_heads, found.num_layers)
-    if layout == "tensorrt-llm":
-        _check_ranks(stored)
     width = reading.most_common_size("", -1)
     length = most_common(tensors[name].shape[0] for name in found.projections if tensors[name].ndim)
     kinds = {"weight": (width, width), "bias": (width,)}
@@ -162,11 +154,8 @@ def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Itera
         rows = [reading.lm_head(width)]
         vocab_size = len(rows[0])
         notes.append("The heads share the target's lm_head.")
-    elif layout in ("merged", "modelopt"):
+    elif layout in WITH_BASE:
         notes.append("The files also hold the base that the heads belong to: pass them as `model` too.")
-    elif layout == "tensorrt-llm":
-        vocab_size = _unpadded(stored, length, notes)
-        rows = [tensor[:vocab_size] for tensor in rows]
     elif layout == "vllm":
         _check_vllm(reading, found, length)
     if found.token_map:
@@ -186,28 +175,6 @@ def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Itera
     )
     tensors |= zip(found.projections, rows, strict=False)
     return heads, named_weights(heads, found.scheme)
-
-
-def _check_ranks(stored: StoredTensors) -> None:
-    mapping, ranks = stored.config.get("mapping") or {}, stored.ranks or 1
-    if not isinstance(mapping, dict):
-        raise stored.config.wrong("mapping", "an object")
-    if mapping.get("pp_size") not in (None, 1):
-        raise stored.config.wrong("mapping", "without pipeline parallelism, pp_size 1", Unsupported)
-    if mapping.get("tp_size") not in (None, ranks):
-        said = quoted(mapping["tp_size"])
-        raise InvalidInput(f"config.json of {stored.origin} says tp_size {said} and there are files of {ranks}.")
-
-
-def _unpadded(stored: StoredTensors, rows: int, notes: list[str]) -> int:
-    """The vocabulary's size where the rows of the projections were padded to a multiple for the ranks."""
-    vocab_size, ranks = stored.config.get("vocab_size"), stored.ranks or 1
-    if not isinstance(vocab_size, int) or not 0 < vocab_size < rows:
-        return rows  # and another size than the config's is refused like any other layout's
-    if rows not in {-(-vocab_size // m) * m for unit in (1, 64, 128) for m in (unit, unit * ranks)}:
-        return rows
-    notes.append(f"The projections have {rows} rows, padding included: {vocab_size} are used.")
-    return vocab_size
 
 
 def _check_vllm(reading: Reading, found: RecognisedHeads, rows: int) -> None:
@@ -260,60 +227,33 @@ def _truncated(
     return [tensor[picked] for tensor in projections], token_ids, vocab_size
 
 
+FILES = {
+    "medusa": "medusa_lm_head.safetensors",
+    "medusa-pt": "medusa_lm_head.pt",
+    "medusa-shared": "medusa_lm_head.safetensors",
+    "neuron": "medusa_heads.pt",
+}
+
+
 def publish_medusa(heads: MedusaHeads, layout: str, base: str, lm_head: Tensor | None) -> Published:
     """The files of a layout; Unsupported where it would lose something of the heads."""
     _check_layout(heads, layout, lm_head)
-    counts = heads.num_heads, heads.num_layers
-    told: dict[str, object] = dict(zip(COUNTS.get(layout, OWN_COUNTS), counts, strict=True))
-    own, shape = {**told, "base_model_name_or_path": base}, {"hidden_size": heads.width, "vocab_size": heads.vocab_size}
-    biased, dtype = bool(heads.biases.any()), short(heads.blocks.dtype)
-    special = {
-        "truncated_vocab_size": None if heads.token_ids is None else heads.draft_vocab_size,
-        "original_lm_head": heads.shares_projection,
-        "medusa_fc_bias": biased,
-    }
-    # vLLM renames every key with "num" and "heads", so no other may be there.
-    vllm = {
-        "architectures": ["MedusaModel"],
-        "model_type": "medusa",
-        **shape,
-        **told,
-        "max_paths": 64,
-        "topk": 10,
-        "torch_dtype": dtype,
-        **{key: value for key, value in special.items() if value},
-    }
-    ranks = {"mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1}}
-    tensorrt_llm = {"architecture": "MedusaForCausalLM", "dtype": dtype, **shape, "max_draft_len": MOST_NODES, **told}
-    files: dict[str, tuple[str, dict[str, object] | None]] = {
-        "medusa": (HEAD_FILES[0], own),
-        "medusa-pt": (HEAD_FILES[1], own),
-        "medusa-shared": (HEAD_FILES[0], {**own, "version": "2"}),
-        "vllm": (MODEL_FILES[0], vllm),
-        "tensorrt-llm": ("rank0.safetensors", tensorrt_llm | ranks),
-        "neuron": (HEAD_FILES[2], None),
-    }
-    file, config = files[layout]
-    named = "medusa" if layout in ("medusa-pt", "medusa-shared") else layout
-    scheme = next(scheme for scheme in SCHEMES if scheme.layout == named)
-    projections = [scheme.projection_name(k, heads.num_layers) for k in range(heads.num_heads)]
-    shared = projections[1:] if layout == "vllm" and heads.shares_projection else []
-    left_out = projections if layout == "medusa-shared" else shared
-    tensors = {
-        name: weight
-        for name, weight in named_weights(heads, scheme)
-        if name not in left_out and (biased or layout != "vllm" or not name.endswith(".bias"))
-    }
-    if heads.token_ids is not None:
-        tensors["token_map"] = heads.token_ids
-    return Published(file, tensors, config)
+    scheme = next(scheme for scheme in SCHEMES if scheme.layout == ("neuron" if layout == "neuron" else "medusa"))
+    tensors = dict(named_weights(heads, scheme))
+    config: dict[str, object] = dict(zip(OWN_COUNTS, (heads.num_heads, heads.num_layers), strict=True))
+    config["base_model_name_or_path"] = base
+    if layout == "medusa-shared":
+        config["version"] = "2"
+        for k in range(heads.num_heads):
+            del tensors[scheme.projection_name(k, heads.num_layers)]
+    return Published(FILES[layout], tensors, None if layout == "neuron" else config)
 
 
 def _check_layout(heads: MedusaHeads, layout: str, lm_head: Tensor | None) -> None:
     """Raise Unsupported where ``layout`` would lose something of ``heads``."""
     fault = None
-    if heads.token_ids is not None and layout != "vllm":
-        fault = f"these know {heads.draft_vocab_size} of {heads.vocab_size} tokens: only 'vllm' keeps a token map"
+    if heads.token_ids is not None:
+        fault = f"these know {heads.draft_vocab_size} of {heads.vocab_size} tokens, and it has no token map"
     elif heads.num_layers != 1 and layout in ("medusa-shared", "neuron"):
         fault = f"these have {heads.num_layers} residual blocks where it has one"
     elif layout == "medusa-shared":

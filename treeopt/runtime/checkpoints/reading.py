@@ -80,7 +80,7 @@ class Checkpoint(NamedTuple):
             for name, weight in weights:
                 if name in reading.tensors:
                     weight.copy_(reading.tensors[name])
-        files = sorted({file for name in self.names.values() for file in self.stored.parts[name]})
+        files = sorted({self.stored.parts[name] for name in self.names.values()})
         said = reading.config.get("base_model_name_or_path")
         named = said if isinstance(said, str) and said else None
         return LoadedHeads(heads.requires_grad_(False).eval(), self.layout, tuple(files), tuple(reading.notes), named)

@@ -40,7 +40,6 @@ from treeopt.runtime.checkpoints.eagle3 import publish_eagle3
 from treeopt.runtime.checkpoints.save import write_tensors
 from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Eagle3Heads, Form
-from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Passes, Prompts, Stepper
@@ -83,9 +82,7 @@ class OpenVino(Stepper):
         self.as_it_comes = OpenVino(target, drafter, stop, weights=weights, exact=False) if exact else None
         self.takes_trees = drafter.kind == "eagle3" and exact
         self.own_length = None if drafter.kind == "ngram" else OWN_LENGTH
-        self.about = (
-            f"{about_lookup('OpenVINO GenAI', drafter)} {INT8 * (weights != 'fp32')} {ROUNDED * (not exact)}".strip()
-        )
+        self.about = f"{INT8 * (weights != 'fp32')} {ROUNDED * (not exact)}".strip()
         self._pipelines: dict[bool, Any] = {}
 
     def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:

@@ -20,7 +20,6 @@ from treeopt.errors import Unsupported
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.drafters.dflash import DFlashHeads
 from treeopt.runtime.drafters.draft_model import DraftModel
-from treeopt.runtime.drafters.lookup import about_lookup
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable
 from treeopt.runtime.stepper import Pass, Passes, Stepper
@@ -52,7 +51,6 @@ class Transformers(Stepper):
         self.assistant: Any = None  # the model whose generation config has the settings
         self._assisted: dict[str, Any] = {}  # arguments of `generate`
         self._own: Mapping[str, Any] = {}
-        self.about = about_lookup("transformers", drafter)
         if isinstance(drafter, DFlashHeads):
             self._assisted = {"assistant_model": dflash_assistant(target, drafter)}
             self.by_width = True

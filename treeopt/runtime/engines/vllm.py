@@ -1,4 +1,4 @@
-"""vLLM, in a process and a Python of its own: chains by EAGLE-3, MTP, a draft model, n-grams or Medusa's heads.
+"""vLLM, in a process and a Python of its own: chains by EAGLE-3, MTP, a draft model or n-grams.
 
 Plain decoding is by an engine without a drafter. A chain of no guesses is by the engine that has one, which runs the drafter's
 first pass all the same (vllm/v1/spec_decode/llm_base_proposer.py). One engine serves all lengths where its table of lengths by
@@ -33,7 +33,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.runtime.checkpoints.save import save_heads
 from treeopt.runtime.drafters.draft_model import DraftModel
-from treeopt.runtime.drafters.lookup import about_lookup
+from treeopt.runtime.drafters.eagle3 import Eagle3Heads
 from treeopt.runtime.drafters.protocol import Drafter
 from treeopt.runtime.folder import loadable, other_environment
 from treeopt.runtime.stepper import Pass, Passes, Stepper
@@ -41,14 +41,7 @@ from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 
-LAYOUTS = {"eagle3": "eagle-3", "medusa": "vllm"}  # in which it reads heads
-DRAFTERS = ("draft-model", "ngram", "mtp", *LAYOUTS)
-SCHEDULED = (
-    "draft-model",
-    "ngram",
-    "eagle3",
-    "mtp",
-)  # lengths may change while it runs; Medusa's proposer refuses that
+DRAFTERS = ("draft-model", "ngram", "mtp", "eagle3")
 WORKER = Path(__file__).with_name("vllm_worker.py")
 MOST_ROWS = 64
 LONGEST = 8  # guesses of a step that an engine is started for
@@ -77,12 +70,12 @@ class Vllm(Stepper):
         self.python = os.path.expanduser(python or sys.executable)
         self.target, self.drafter, self.stop = target, drafter, stop
         layer = target.config.model_type, getattr(drafter, "pre_norm", None)
-        self.about = ABOUT_MTP if drafter.kind == "mtp" and layer != PRE_NORM_MTP else about_lookup("vLLM", drafter)
+        self.about = ABOUT_MTP if drafter.kind == "mtp" and layer != PRE_NORM_MTP else ""
         self._place = tempfile.TemporaryDirectory(prefix="treeopt-vllm-")
         self._workers: dict[Key, Worker] = {}
         self._copied: Collection[Draft] = ()  # settings whose engines are up at once
         self._has_table = True  # as far as is known
-        self.idle = Idle(self) if drafter.kind in SCHEDULED else None  # a length of 0 is of a schedule
+        self.idle = Idle(self)
 
     def prepare(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Draft], rows: int) -> None:
         """Expect the settings of drafters that copy text."""
@@ -125,7 +118,7 @@ class Vllm(Stepper):
         """The running engine for chains of that length, or that setting, launched where there is none. One that was said to have ended is none."""
         if any(worker.has_ended for worker in self._workers.values()):
             self.renew()
-        table = self.drafter.kind in SCHEDULED and self._has_table and not self._copied
+        table = self._has_table and not self._copied
         if not self._workers:
             self._launch(None)
             if self.target.device.type != "cpu":
@@ -180,12 +173,11 @@ class Vllm(Stepper):
         drafter = self.drafter
         if isinstance(drafter, DraftModel):
             return {"method": "draft_model", "model": self._saved("drafter", drafter.model)}
-        if layout := LAYOUTS.get(drafter.kind):
+        if isinstance(drafter, Eagle3Heads):
             folder = Path(self._place.name) / "drafter"
             if not folder.exists():
-                heads: Any = drafter
-                save_heads(heads, layout, folder, base=self.target.name, lm_head=self.target.lm_head.weight)
-            return {"method": drafter.kind, "model": str(folder)}
+                save_heads(drafter, "eagle-3", folder, base=self.target.name)
+            return {"method": "eagle3", "model": str(folder)}
         if drafter.kind == "mtp":
             return {"method": "mtp"}
         return {"method": "ngram", "prompt_lookup_max": LOOKED_UP, "prompt_lookup_min": 1}

@@ -102,14 +102,14 @@ def make_batch(
 
 
 def count_trials(texts: Sequence[Text], num_heads: int, every: int = 1, first: int = 0) -> IntArray:
-    """(K+1,) how many labels the base and each head have in some texts, at the states of `make_batch`.
+    """(K,) how many labels each head has in some texts, at the states of `make_batch`.
 
     >>> text = Text(np.array([7, 1, 2, 3]), 1, "")
     >>> count_trials([text], 2).tolist(), count_trials([text], 2, every=2).tolist()
-    ([3, 2, 1], [2, 1, 1])
+    ([2, 1], [1, 1])
     """
     answers = np.array([max(text.answer_tokens - first, 1) for text in texts], dtype=np.int64)
-    return -(-np.maximum(answers[:, None] - np.arange(num_heads + 1), 0) // every).sum(0)
+    return -(-np.maximum(answers[:, None] - np.arange(1, num_heads + 1), 0) // every).sum(0)
 
 
 def texts_of_step(step: int, n: int, batch_size: int, seed: int) -> IntArray:

@@ -32,11 +32,11 @@ from treeopt.runtime.decode import synchronize
 from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
 from treeopt.runtime.training.recipe import CLIP_NORM
-from treeopt.runtime.training.trainees import Counted, Group, Trainee
+from treeopt.runtime.training.trainees import Counted, Trainee
 from treeopt.trees.tree import IntArray
 
 CHECKPOINT_STEPS = 100
-LOGGED = ("accuracy", "head_loss_nats", "base_nats_per_token", "base_kl_nats_per_token")  # of every step
+LOGGED = ("accuracy", "head_loss_nats")  # of every step
 DIGESTS = ("texts", "weights")  # parts of a checkpoint's key whose values say nothing to a reader
 
 
@@ -49,36 +49,29 @@ class Position:
 
 
 def record_of(counts: Tensor, trials: IntArray) -> dict[str, object]:
-    """Sums over some texts, see `counts_of`, and the rates that follow, for files. trials : (K+1,) of base and heads."""
-    (tokens, *tried), found = trials.tolist(), counts.tolist()
-    loss, hits, base = found[: len(tried)], found[len(tried) : -2], found[-2:]
-    nats = [total / max(tokens, 1) if base[0] else None for total in base]
+    """Each head's loss and hits over some texts, see `Trainee.forward`, and the rates that follow. trials : (K,) of the heads"""
+    tried, sums = trials.tolist(), counts.tolist()
+    loss, hits = sums[: len(tried)], sums[len(tried) :]
     return {
         # None for a head without a label
         "accuracy": [total / n if n else None for total, n in zip(hits, tried, strict=True)],
         "head_loss_nats": [total / n if n else None for total, n in zip(loss, tried, strict=True)],
         "hits": [int(total) for total in hits],
         "trials": tried,
-        "base_nats_per_token": nats[0],
-        "base_kl_nats_per_token": nats[1],
     }
 
 
 def optimisers_of(trainee: Trainee) -> list[torch.optim.Optimizer]:
     """AdamW; where the recipe says so, Muon for matrices but the vocabulary's (Jordan, 2024), at AdamW's rates (Moonlight, 2.2)."""
-    groups = [{**group, "lr": group["peak"]} for group in trainee.groups()]
+    weights = [weight for weight in trainee.heads.parameters() if weight.requires_grad]
+    rate, vocab_size = trainee.recipe.peak_rate, trainee.target.vocab_size
     if not trainee.recipe.defaults.muon:
-        return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
-
-    def some(matrices: bool) -> list[Group]:
-        vocab = trainee.target.vocab_size
-        return [
-            {**group, "params": [p for p in group["params"] if (p.ndim == 2 and vocab not in p.shape) is matrices]}
-            for group in groups
-        ]
-
-    muon = torch.optim.Muon(some(True), weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW(some(False), betas=(0.9, 0.95), weight_decay=0.0)]
+        return [torch.optim.AdamW(weights, rate, betas=(0.9, 0.95), weight_decay=0.0)]
+    matrices, others = list[nn.Parameter](), list[nn.Parameter]()
+    for weight in weights:
+        (matrices if weight.ndim == 2 and vocab_size not in weight.shape else others).append(weight)
+    muon = torch.optim.Muon(matrices, rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(others, rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 class Loop:
@@ -155,33 +148,28 @@ class Loop:
     def _gradient(self, step: int, seconds: float) -> dict[str, object]:
         """The gradient of a step, left in the parameters; its line of the log. The weights stay as they are."""
         recipe, accelerator = self.recipe, self.accelerator
-        share = recipe.share(step, seconds)
-        rate = recipe.rate(step, share)
+        rate = recipe.peak_rate * recipe.rate(step, recipe.share(step, seconds))
         for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
-            group["lr"] = group["peak"] * rate
+            group["lr"] = rate
         chosen = texts_of_step(step, len(self.texts), recipe.batch_size, recipe.seed)
         some = recipe.defaults.every, step % recipe.defaults.every
         trials = count_trials([self.texts[i] for i in chosen], self.num_heads, *some)
         own = chosen[accelerator.process_index :: accelerator.num_processes]
         mine = sorted(own, key=lambda i: len(self.texts[i].tokens))  # a pass is as long as its longest text
-        torch.manual_seed(recipe.seed + step * accelerator.num_processes + accelerator.process_index)  # dropout
         parts, found = np.array_split(mine, recipe.accumulate), []
         for n, part in enumerate(parts, 1):
             with nullcontext() if n == len(parts) else accelerator.no_sync(self.model):
-                loss, counts = self._pass(self.model, self.texts, part.tolist(), trials, share, *some)
+                loss, counts = self._pass(self.model, self.texts, part.tolist(), trials, *some)
                 # Processes average their gradients, where the step's is the sum.
                 accelerator.backward(loss * accelerator.num_processes)
                 found.append(torch.cat([counts, loss.detach().double()[None]]))
         total = accelerator.reduce(torch.stack(found).sum(0), "sum")
         record = record_of(total[:-1], trials)
-        logged = {key: record[key] for key in LOGGED if record[key] is not None}
-        return {"loss": float(total[-1]), "learning_rate": recipe.peak_rate * rate, **logged}
+        return {"loss": float(total[-1]), "learning_rate": rate, **{key: record[key] for key in LOGGED}}
 
-    def _pass(
-        self, model: Any, texts: Sequence[Text], places: list[int], trials: IntArray, share: float, *some: int
-    ) -> Counted:
+    def _pass(self, model: Any, texts: Sequence[Text], places: list[int], trials: IntArray, *some: int) -> Counted:
         batch = make_batch([texts[i] for i in places], self.num_heads, self.device, *some)
-        counted: Counted = model(batch, torch.from_numpy(trials).to(self.device), share)
+        counted: Counted = model(batch, torch.from_numpy(trials).to(self.device))
         return counted
 
     @torch.no_grad()
@@ -191,9 +179,9 @@ class Loop:
         processes, trials = self.accelerator.num_processes, count_trials(texts, self.num_heads)
         mine = list(range(self.accelerator.process_index, len(texts), processes))
         size = max(1, self.recipe.batch_size // processes // self.recipe.accumulate)
-        total = torch.zeros(2 * self.num_heads + 2, dtype=torch.float64, device=self.device)
+        total = torch.zeros(2 * self.num_heads, dtype=torch.float64, device=self.device)
         for i in range(0, len(mine), size):
-            total += self._pass(self.trainee, texts, mine[i : i + size], trials, 1.0)[1]
+            total += self._pass(self.trainee, texts, mine[i : i + size], trials)[1]
         self.trainee.train()
         return record_of(self.accelerator.reduce(total, "sum"), trials)
 

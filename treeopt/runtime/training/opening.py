@@ -7,9 +7,7 @@ there, as in calibration: in a loop every head looks brilliant and learns nothin
 """
 
 import hashlib
-import importlib.util
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +26,9 @@ from torch import nn
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
 from treeopt.files import npz, storage
 from treeopt.files.journal import Advance, Journal, Make, Say
-from treeopt.files.writing import temporary
 from treeopt.records.drafters import DRAFTERS
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.checkpoints import save_heads
-from treeopt.runtime.checkpoints.save import by_libraries, check_folder
 from treeopt.runtime.decode import AnswerRow, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.open import open_drafter
@@ -45,7 +41,6 @@ from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
 from treeopt.runtime.training.recipe import Recipe
 
-HEADS = "heads"  # the folder of Medusa-2's heads, within that of its base
 ANSWERS = {
     "tokens": npz.Form(np.int32, "tokens"),
     "starts": npz.Form(np.int64, "answers+1"),
@@ -55,29 +50,18 @@ ANSWERS = {
 LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
 
 
-def check_packages(recipe: Recipe) -> None:
-    """Raise Unsupported where a package is missing, before anything is loaded."""
-    packages = ("accelerate", "peft") if recipe.defaults.trains_base else ("accelerate",)
-    absent = [package for package in packages if importlib.util.find_spec(package) is None]
-    if absent:
-        raise Unsupported(
-            f"`kind={recipe.kind}` needs {' and '.join(absent)}. Install with: pip install {' '.join(absent)}"
-        )
-
-
-def open_accelerator(recipe: Recipe, *, device: str | None, dtype: str | None, mixed_precision: str | None) -> Any:
+def open_accelerator(*, device: str | None, dtype: str | None, mixed_precision: str | None) -> Any:
     """accelerate's view of the devices; started by ``accelerate launch`` it is one process of several.
 
-    Modules are placed by the caller, so that --device means here what it means elsewhere.
+    Modules are placed by the caller, so that --device means here what it means elsewhere. Raises Unsupported where
+    accelerate is not installed.
     """
-    from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
-
-    # While Medusa-2's heads learn alone, the base's adapter is no part of the loss.
-    handlers = [
-        InitProcessGroupKwargs(timeout=LONGEST_WAIT),
-        DistributedDataParallelKwargs(find_unused_parameters=recipe.defaults.trains_base),
-    ]
+    try:
+        from accelerate import Accelerator
+        from accelerate.utils import InitProcessGroupKwargs
+    except ImportError:
+        raise Unsupported("Training needs accelerate. Install it with: pip install 'treeopt[train]'") from None
+    handlers = [InitProcessGroupKwargs(timeout=LONGEST_WAIT)]
     cpu = device is not None and torch.device(device).type == "cpu"
     precision = wanted_precision(mixed_precision, device, dtype)
     return Accelerator(device_placement=False, mixed_precision=precision, cpu=cpu, kwargs_handlers=handlers)
@@ -175,32 +159,10 @@ def size_of_heads(target: Target, recipe: Recipe) -> Size:
 
 
 def save_result(trainee: Any, target: Target, recipe: Recipe, folder: Path) -> list[Path]:
-    """The files written. The heads take the target's dtype; Medusa-2's base, with its adapter, lies around their folder."""
+    """Write the heads, in the target's dtype: the files written."""
     heads = trainee.heads.eval().requires_grad_(False).to(target.dtype)
-    layout = recipe.defaults.layout
-    if not recipe.defaults.trains_base:
-        lm_head = target.lm_head.weight if heads.shares_projection else None
-        return save_heads(heads, layout, folder, base=target.name, lm_head=lm_head)
-    heads_files = save_heads(heads, layout, folder / HEADS, base=str(folder))
-    return [*_save_base(trainee.base.merge_and_unload(), target.tokenizer, folder), *heads_files]
-
-
-def _save_base(model: Any, tokenizer: Any, folder: Path) -> list[Path]:
-    """The files of a model and its tokenizer, each whole or not at all, config.json last."""
-    made = temporary(folder / "training" / "base")
-    try:
-        with by_libraries(made):
-            model.save_pretrained(made)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(made)
-        names = sorted((file.name for file in made.iterdir()), key=lambda name: (name == "config.json", name))
-        check_folder(folder, names)
-        usual = (made / "config.json").stat().st_mode
-        for name in names:
-            (made / name).chmod(usual)  # safetensors makes files for their owner alone
-        return [(made / name).replace(folder / name) for name in names]
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    lm_head = target.lm_head.weight if heads.shares_projection else None
+    return save_heads(heads, recipe.defaults.layout, folder, base=target.name, lm_head=lm_head)
 
 
 BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most

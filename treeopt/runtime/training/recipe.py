@@ -18,9 +18,6 @@ from treeopt.records.drafters import RECIPES, RecipeDefaults
 KINDS = tuple(RECIPES)
 PRECISIONS = ("no", "bf16", "fp16")
 WARMUP_STEPS = 40  # most steps in which the learning rate rises; at most a tenth of the steps
-HEADS_ALONE = 0.25  # share of a Medusa-2 run in which the base is left as it is
-JOINT_WEIGHT = 0.2  # lambda_0 (Medusa, section 2.2.2), reached at the end of the run
-BASE_RATE = 0.25  # learning rate of the base over that of the heads (Medusa, section 2.2.2)
 CLIP_NORM = 1.0
 DRAFT_VOCAB = 32_000  # as published drafters have
 
@@ -39,7 +36,7 @@ class Recipe:
     minutes       : minutes to train. The learning rate falls over this time
     batch_size    : texts in each step, over all devices
     accumulate    : split each step into this many passes, to save memory
-    learning_rate : highest learning rate of the heads; by default 0.001; medusa-2 0.002; eagle3 and dflash 0.0005
+    learning_rate : highest learning rate of the heads; by default 0.001; eagle3 and dflash 0.0005
     start         : heads of the same kind to go on from, named as a drafter is; by default new ones
     """
 
@@ -116,21 +113,6 @@ class Recipe:
         """
         warmup = WARMUP_STEPS if self.steps is None else min(WARMUP_STEPS, math.ceil(self.steps / 10))
         return min((step + 1) / warmup, 1.0) * 0.5 * (1.0 + math.cos(math.pi * share))
-
-    def heads_alone(self, share: float) -> bool:
-        """Whether the base waits: always, but in the later part of a Medusa-2 run."""
-        return not self.defaults.trains_base or share < HEADS_ALONE
-
-    def joint_weight(self, share: float) -> float:
-        """Weight of the heads' loss beside the base's: 1 while they learn alone, then a sine up to lambda_0.
-
-        >>> recipe = Recipe("medusa-2", steps=1)
-        >>> [round(recipe.joint_weight(x), 3) for x in (0.0, 0.25, 0.5, 1.0)]
-        [1.0, 0.0, 0.1, 0.2]
-        """
-        if self.heads_alone(share):
-            return 1.0
-        return JOINT_WEIGHT * math.sin(math.pi / 2 * (share - HEADS_ALONE) / (1 - HEADS_ALONE))
 
     def record(self) -> dict[str, object]:
         resolved = {"num_layers": self.layers, "learning_rate": self.peak_rate, "teacher": self.defaults.teacher}
