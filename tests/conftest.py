@@ -1,5 +1,6 @@
 """Small real models, generated trees and traces, one run of the demo, and published reference data."""
 
+import copy
 import json
 import os
 import random
@@ -27,6 +28,7 @@ from treeopt.engines.imports import read_measurement
 from treeopt.errors import Unsupported
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
+from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.medusa import MedusaHeads
 from treeopt.runtime.prompts.chat import ChatFormat
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
@@ -172,6 +174,14 @@ def random_trace(rng, lengths, heads: int, ranks: int) -> RankTrace:
         ends.append(1 if eos else 0)
     starts = np.concatenate([[0], np.cumsum(lengths)])
     return RankTrace(np.concatenate(blocks), starts, end=np.array(ends), meta={"top_k": ranks})
+
+
+def first_layers(target: Target, layers: int = 2) -> DraftModel:
+    """A draft model that is often right: a copy of the target's first layers."""
+    model = copy.deepcopy(target.model)
+    model.model.layers = model.model.layers[:layers]
+    model.config.num_hidden_layers = layers
+    return DraftModel(Target(model, target.tokenizer), target.vocab_size)
 
 
 class Letters:

@@ -398,20 +398,19 @@ def program_calls(files: Files) -> dict[str, frozenset[str | None]]:
 
 
 def read_transformers(files: Files) -> Lengths:
-    """The chain length as ``generate`` picks its drafter: early exit, prompt lookup, then an assistant."""
+    """The chain length as ``generate`` picks its drafter: prompt lookup, then an assistant."""
     calls, settings = program_calls(files), json.loads(files["generation_config.json"])
     arguments = calls["model.generate"]
     defaults = settings if "model.generation_config" in calls else {}
-    assert "assistant_early_exit" not in defaults  # an exit would draft with exits of its own
-    if "assistant_early_exit" not in arguments and "prompt_lookup_num_tokens" in defaults:
+    if "prompt_lookup_num_tokens" in defaults:
         return ((1, None, defaults["prompt_lookup_num_tokens"]),)
-    if not arguments & {"assistant_early_exit", "assistant_model"}:
+    if "assistant_model" not in arguments:
         return NO_CHAIN
     if "speculation_type" in settings:  # its block is the assistant's own
         assert settings["speculation_type"] == "dflash"
         assert {"config", "key_mapping"} <= calls["MuseGlimmerAssistantModel.from_pretrained"]
         return ((1, None, settings["num_assistant_tokens"]),)
-    assert "assistant_early_exit" in arguments or "assistant.generation_config" in calls
+    assert "assistant.generation_config" in calls
     assert settings["num_assistant_tokens_schedule"] == "constant"
     assert settings["assistant_confidence_threshold"] == 0  # else a chain stops where its drafter is unsure
     return ((1, None, settings["num_assistant_tokens"]),)

@@ -24,7 +24,7 @@ from treeopt.report.bench_table import bench_tables, closing
 from treeopt.report.verdict import measured
 from treeopt.runtime.acceptance.rules import Sampling
 from treeopt.runtime.decode import Setup
-from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
+from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.engines import open_stepper
 from treeopt.runtime.engines.transformers import Transformers
@@ -35,7 +35,7 @@ from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
-from .conftest import VOCABULARY, random_prompts, tiny_model, treeopt
+from .conftest import VOCABULARY, first_layers, random_prompts, tiny_model, treeopt
 from .test_report import make_run
 from .test_stepper import Recorded
 
@@ -69,11 +69,7 @@ def nearly(model: torch.nn.Module) -> DraftModel:
     return DraftModel(Target(near), VOCABULARY)
 
 
-DRAFTERS = {
-    "draft-model": lambda target: nearly(target.model),
-    "early-exit": lambda target: early_exit(target, 2),
-    "ngram": lambda target: PromptLookup(VOCABULARY),
-}
+DRAFTERS = {"draft-model": lambda target: nearly(target.model), "ngram": lambda target: PromptLookup(VOCABULARY)}
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral"])
@@ -228,12 +224,12 @@ def test_an_engines_own_chain_is_one_contender_with_the_same_chain(tmp_path, sto
 
 def test_what_the_library_raises_is_a_sentence_and_leaves_the_model_as_it_was(monkeypatch):
     target = Target(tiny_model())
-    engine, config = Transformers(target, early_exit(target, 2), STOP), target.model.generation_config
+    engine, config = Transformers(target, first_layers(target), STOP), target.model.generation_config
     with monkeypatch.context() as patch:
         patch.setattr(target.model.model.layers[1], "forward", lambda *a, **k: 1 / 0)
         with pytest.raises(InvalidInput, match="must be able to answer, but unknown: ZeroDivisionError"):
             said(engine, [1, 2], 3)
-    assert (target.config.num_hidden_layers, target.model.generation_config) == (3, config)
+    assert target.model.generation_config == config
 
 
 @pytest.fixture(scope="module", params=[pytest.param("draft", marks=pytest.mark.long), "ngram"])

@@ -10,16 +10,10 @@ import pytest
 import torch
 
 from treeopt import demo
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput
 from treeopt.records.trace import End
 from treeopt.runtime.drafters import states
-from treeopt.runtime.drafters.draft_model import (
-    DraftModel,
-    check_same_tokenizer,
-    early_exit,
-    first_layers,
-    load_draft_model,
-)
+from treeopt.runtime.drafters.draft_model import DraftModel, check_same_tokenizer, load_draft_model
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.drafters.protocol import GivenText, TreeTensors
 from treeopt.runtime.target import Target
@@ -42,18 +36,12 @@ def other_model(vocab_size: int = VOCABULARY, context: int = CONTEXT, layers: in
     return GPT2LMHeadModel(GPT2Config(**sizes, **others)).double().eval().requires_grad_(False)
 
 
-def shallow(kind: str) -> DraftModel:
-    return early_exit(Target(tiny_model(kind)), 2)
-
-
 def seeded(kind: str) -> DraftModel:
     return DraftModel(Target(tiny_model(kind, seed=7)), VOCABULARY)
 
 
 DRAFTERS: dict[str, Callable[[], DraftModel]] = {
     **{f"draft model {kind}": partial(seeded, kind) for kind in KINDS},
-    "early exit": partial(shallow, "qwen3"),
-    "early exit, windows": partial(shallow, "mistral"),
     "other": lambda: DraftModel(Target(other_model()), VOCABULARY),
     "fewer tokens": lambda: DraftModel(Target(other_model(vocab_size=30)), VOCABULARY),
     "more tokens": lambda: DraftModel(Target(other_model(vocab_size=45)), VOCABULARY),
@@ -124,61 +112,9 @@ def test_memory_for_ranks_is_bounded(monkeypatch):
     assert drafter.ranks([], 10) == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layer", [1, 2, 3])
-def test_an_early_exit_says_what_the_head_says_of_that_layer(kind, layer):
-    target = Target(tiny_model(kind))
-    cut = first_layers(target, layer)
-    text = torch.arange(20)[None] % VOCABULARY
-    exits: list[torch.Tensor] = []
-    hook = target.decoder.layers[layer - 1].register_forward_hook(lambda module, args, out: exits.append(out))
-    try:
-        own = target.model(text, use_cache=False).logits
-    finally:
-        hook.remove()
-    expected = target.lm_head(target.decoder.norm(exits[0]))
-    found = cut.logits(cut.decoder(input_ids=text, use_cache=False).last_hidden_state)
-    assert torch.equal(found, expected)
-    assert torch.equal(found, own) == (layer == target.num_layers)
-    assert cut.num_layers == len(cut.decoder.layers) == layer
-    assert cut.config.num_hidden_layers == cut.decoder.config.num_hidden_layers == layer
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_early_exit_shares_all_weights_and_leaves_the_target_as_it_was(kind):
-    target = Target(tiny_model(kind))
-    before = target.config.to_dict()
-    cut = early_exit(target, 1).model
-    assert target.config.to_dict() == before
-    assert len(target.decoder.layers) == target.num_layers == 3
-    owned = {weight.data_ptr() for weight in target.model.parameters()}
-    used = [*cut.decoder.parameters(), *cut.lm_head.parameters()]
-    assert {weight.data_ptr() for weight in used} <= owned
-    assert len(list(cut.decoder.parameters())) < len(list(target.decoder.parameters()))
-    if before.get("layer_types"):
-        assert cut.config.layer_types == before["layer_types"][:1]
-
-
-@pytest.mark.parametrize("layer", [0, 3, -1])
-def test_an_exit_outside_the_layers_is_refused(target, layer):
-    with pytest.raises(InvalidInput, match=f"needs a layer of 1 to 2, but got '{layer}'"):
-        open_drafter(f"early-exit:{layer}", target)
-
-
-def test_models_that_cannot_be_cut_are_refused():
-    from accelerate.hooks import ModelHook, add_hook_to_module
-
-    with pytest.raises(Unsupported, match="GPT2LMHeadModel has none"):
-        early_exit(Target(other_model()), 1)
-    spread = Target(tiny_model())
-    add_hook_to_module(spread.decoder, ModelHook())
-    with pytest.raises(Unsupported, match="on one device"):
-        early_exit(spread, 1)
-
-
 def test_a_draft_that_guesses_nothing_is_refused(target):
     with pytest.raises(InvalidInput, match="at least 1, but got 0"):
-        open_drafter("early-exit:1", target, depth=0)
+        open_drafter("ngram", target, depth=0)
 
 
 class Vocabulary:

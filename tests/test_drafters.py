@@ -21,7 +21,7 @@ from treeopt.runtime.acceptance.rules import Greedy, Sampling
 from treeopt.runtime.decode import Decoder, Setup, decode
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.dflash import DFlashHeads
-from treeopt.runtime.drafters.draft_model import DraftModel, early_exit
+from treeopt.runtime.drafters.draft_model import DraftModel
 from treeopt.runtime.drafters.eagle3 import Form
 from treeopt.runtime.drafters.layer import EagleHeads, layer_config
 from treeopt.runtime.drafters.lookup import PromptLookup
@@ -189,7 +189,6 @@ CONTRACT = {
     "mtp, eager": Row(own=partial(drafting, "glm4_moe", attention="eager")),
     "draft-model": Row(draft_model),
     "pard": Row(pard),
-    "early-exit": Row(lambda target: early_exit(target, 2, num_heads=HEADS)),
     "ngram": Row(lambda target: PromptLookup(target.vocab_size, num_heads=HEADS)),
 }
 

@@ -38,7 +38,7 @@ def named(cases):
 
 def measured(drafter: str) -> Calibration:
     accept = np.outer([0.6, 0.5, 0.4, 0.3], [1.0, 0.3, 0.2, 0.1])
-    meta = {"drafter": {"kind": drafter, "id": "early-exit:2" if drafter == "early-exit" else drafter}}
+    meta = {"drafter": {"kind": drafter, "id": drafter}}
     return Calibration((accept * 10**6).round().astype(int), np.full(4, 10**6), meta=meta)
 
 

@@ -13,7 +13,6 @@ from tests.engine_rows import export
 from treeopt import demo
 from treeopt.engines.chains import SCRIPT
 from treeopt.engines.registry import ENGINES
-from treeopt.errors import InvalidInput
 from treeopt.runtime.decode import decode
 from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.engines.openvino import EXACT
@@ -87,11 +86,7 @@ class TestTransformers:
         """Every drafter guesses chains of the plan's length, and the text is that of plain decoding."""
         plain, none = generate("ngram", length=0)
         assert not none
-        for drafter, argument in (
-            ("draft-model", demo.DRAFTERS[demo.NAME]["draft"]),
-            ("early-exit", "2"),
-            ("ngram", None),
-        ):
+        for drafter, argument in (("draft-model", demo.DRAFTERS[demo.NAME]["draft"]), ("ngram", None)):
             text, guessed = generate(drafter, argument)
             assert text == plain
             assert max(guessed) == 3
@@ -122,14 +117,10 @@ class TestTransformers:
 
         if setting == "pad_token_id":
             setting = {setting: AutoTokenizer.from_pretrained(demo.MODEL)(PROMPT)["input_ids"][3]}
-        folders = [with_settings(demo.MODEL, tmp_path / "model", setting)]
-        folders.append(with_settings(demo.DRAFTERS[demo.NAME]["draft"], tmp_path / "draft", setting))
-        for drafter, of, argument in (
-            ("draft-model", demo.DRAFTERS[demo.NAME]["draft"], folders[1]),
-            ("early-exit", "4", "4"),
-        ):
-            expected = generate(drafter, of, acceptance=rule)
-            assert generate(drafter, argument, model=folders[0], acceptance=rule) == expected
+        draft = demo.DRAFTERS[demo.NAME]["draft"]
+        model, drafter = (with_settings(of, tmp_path / of.name, setting) for of in (demo.MODEL, draft))
+        expected = generate("draft-model", draft, acceptance=rule)
+        assert generate("draft-model", drafter, model=model, acceptance=rule) == expected
 
     def test_other_vocabulary(self, generate, tmp_path):
         """A draft model with another vocabulary guesses by text."""
@@ -157,15 +148,6 @@ class TestTransformers:
 
         for drafter in ("draft-model", "ngram"):
             assert not GenerationConfig().update(**json.loads(files_of("transformers", drafter)[FILE]))
-
-    def test_layer(self):
-        """The command has the layer of the plan, and no other text of it."""
-        for known, layer in (("early-exit:7", "7"), ("early-exit:07", "7"), ("early-exit", "LAYER"), (None, "LAYER")):
-            command = files_of("transformers", "early-exit", drafter_id=known)["commands.sh"]
-            assert f"MODEL {layer} PROMPT" in command
-        for damaged in ("", "early-exit:", "early-exit:0", "early-exit:-1", "early-exit:7; touch x", "early-exit:$(x)"):
-            with pytest.raises(InvalidInput, match="must be named early-exit:LAYER"):
-                files_of("transformers", "early-exit", drafter_id=damaged)
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ WAYS = [
     ("--drafter", "hydra"),
     ("--drafter", "draft"),
     ("--drafter", "ngram"),
-    ("--drafter", "early-exit:4"),
     ("--drafter", "draft", "--acceptance", "reject", "--temperature", "0.8"),
     ("--acceptance", "sample", "--temperature", "0.7"),
     ("--acceptance", "typical", "--temperature", "0.7"),

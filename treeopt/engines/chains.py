@@ -71,13 +71,13 @@ class Loading:
     """How a library loads one kind of drafter.
 
     length, settings  the key of the chain's length, and further settings
-    argument          the word for the drafter on the command line of generate.py; it may depend on the drafter
+    argument          the word for the drafter on the command line of generate.py
     lines, options    lines of generate.py, and arguments of its call
     """
 
     length: str
     settings: Keys = field(default_factory=dict)
-    argument: str | Callable[[About], str] = ""
+    argument: str = ""
     lines: str = ""
     options: str = ""
 
@@ -103,10 +103,9 @@ class Library:
             drafting = {loading.length: length, **loading.settings}
         else:
             loading = Loading(loading.length)
-        drafter = loading.argument if isinstance(loading.argument, str) else loading.argument(about)
         arguments, names = "MODEL PROMPT", "name, prompt"
-        if drafter:
-            arguments, names = f"MODEL {drafter} PROMPT", "name, drafter, prompt"
+        if loading.argument:
+            arguments, names = f"MODEL {loading.argument} PROMPT", "name, drafter, prompt"
         program = self.script.format(arguments=arguments, names=names, loading=loading.lines, options=loading.options)
         command = f"python {SCRIPT} {arguments}"
         written = launch(command, self.notes) if length else plain(command)

@@ -1,22 +1,18 @@
 """transformers: the length of a chain in the generation config of the model that drafts.
 
-That is the draft model, or the target for n-grams and early exits. ``generate`` ignores ``num_assistant_tokens`` among its
-arguments. An ``assistant_early_exit`` in the file would make the exit draft with exits of its own.
+That is the draft model, or the target for n-grams. ``generate`` ignores ``num_assistant_tokens`` among its arguments.
 """
 
-import re
 from dataclasses import replace
 
 from treeopt.engines import copied
 from treeopt.engines.base import EARLIEST, About, Method, ServingEngine, Written
 from treeopt.engines.chains import Library, Loading
-from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.plan import Ranges, for_all, only
 from treeopt.trees.draft import CopiedText
 from treeopt.trees.tree import Tree
 
-EXIT = re.compile(r"early-exit(?::0*([1-9][0-9]{0,5}))?")  # a drafter's id
 PROGRAM = '''"""Assisted generation with transformers: python generate.py {arguments}"""
 
 import json
@@ -68,21 +64,9 @@ NOTE = (
 )
 
 
-def layer(about: About) -> str:
-    """The layer of an early exit; a placeholder if the plan names none."""
-    name = about.drafter_id
-    match = EXIT.fullmatch("early-exit" if name is None else name)
-    if match is None:
-        raise InvalidInput(
-            f"An early exit must be named early-exit:LAYER, but the plan has {quoted(name)}: calibrate again."
-        )
-    return match[1] or "LAYER"
-
-
 LENGTH = "num_assistant_tokens"
 assistant = Library(PROGRAM, {
     "draft-model": Loading(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
-    "early-exit": Loading(LENGTH, FIXED, layer, options=", assistant_early_exit=int(drafter)"),
 }, (NOTE,))  # fmt: skip
 USUAL_FORM = (
     "DRAFTER is a folder in the layout of z-lab, SpecForge and treeopt, with a dflash_config. transformers drafts with DFlash's usual "
@@ -108,7 +92,7 @@ SOURCE = "huggingface/transformers src/transformers/generation/candidate_generat
 ENGINE = ServingEngine(name="transformers", title="transformers", package="transformers", server="transformers serve",
                        methods=(
     Method(name="assistant", checked="5.23.0", drafters=tuple(assistant.loadings), rules=("greedy", "reject"), max_batch_size=1,
-           carrier="generation_config.json of the drafting model, assistant_model or assistant_early_exit of generate()",
+           carrier="generation_config.json of the drafting model, assistant_model of generate()",
            syntax='{"num_assistant_tokens": 3}',
            derived=("num_assistant_tokens_schedule = constant", "assistant_confidence_threshold = 0"),
            source=SOURCE, write=assistant),

@@ -141,7 +141,7 @@ def drafting_of(text: str, target: ModelShape) -> Drafting:
 
     Raises Unsupported for a kind whose operators are not known.
     """
-    kind, _, exit_layer = text.partition(":")
+    kind = text.partition(":")[0]
     if kind in ("medusa", "hydra", "hydra++", "ngram"):
         return Drafting(kind)
     if kind == "eagle":
@@ -150,12 +150,9 @@ def drafting_of(text: str, target: ModelShape) -> Drafting:
         return Drafting(kind, target.one_layer(DRAFT_VOCABULARY))
     if kind == "mtp":
         return Drafting(kind, replace(target, layers=1, sparse_layers=min(target.sparse_layers, 1)))
-    if kind == "early-exit":
-        layers = int(exit_layer) if exit_layer.isdecimal() else target.layers // 2
-        return Drafting(kind, replace(target, layers=max(min(layers, target.layers), 1)))
     if not Path(text).exists():
         raise Unsupported(
-            "`analytical` knows what drafting costs with medusa, hydra, hydra++, eagle, eagle3, mtp, ngram, early-exit:LAYER "
+            "`analytical` knows what drafting costs with medusa, hydra, hydra++, eagle, eagle3, mtp, ngram "
             f"and with the config.json of a draft model or of an EAGLE layer, but got {text!r}."
         )
     shape = replace(shape_of(text)[0], devices=target.devices)

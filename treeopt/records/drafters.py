@@ -169,8 +169,6 @@ DRAFTERS = {
     "ngram": DrafterKind(
         about="the tokens that followed where the last tokens stood first in the text",
         argument="ngram", by_level=False, opens="drafters.lookup:open_lookup", note=ENDS.format("n-gram look-up"), ends_itself=True),
-    "early-exit": DrafterKind(about="the target's own first layers, early-exit:LAYER",
-                              argument="early-exit:LAYER", opens="drafters.draft_model:open_exit"),
 }  # fmt: skip
 # Kinds that only engines run. treeopt plans for them by the engines' counts.
 ELSEWHERE = {

@@ -234,7 +234,7 @@ def by_rejection(drafter: Drafter, target: Target, sampling: Greedy) -> tuple[Sa
     """A draft model that draws its chains, and the rule that accepts them; InvalidInput for other drafters."""
     if not isinstance(drafter, DraftModel) or drafter.has_marginals:
         raise InvalidInput(
-            "`acceptance=reject` needs a draft model that guesses token by token, `drafter=MODEL` or early-exit, but the drafter is of the kind "
+            "`acceptance=reject` needs a draft model that guesses token by token, `drafter=MODEL`, but the drafter is of the kind "
             f"{drafter.kind}: use `acceptance=sample`."
         )
     assert isinstance(sampling, Sampling), "rejection samples"

@@ -36,7 +36,7 @@ class ModelOptions(TypedDict, total=False):
     top_k         : with sample and reject: sample from this many of the likeliest tokens
     epsilon       : threshold of typical acceptance; by default 0.09
     delta         : entropy factor of typical acceptance; by default the square root of epsilon
-    draft_depth   : how many tokens a draft model, EAGLE, MTP, ngram or early exit guesses ahead; by default 5. Of DFlash it is the width
+    draft_depth   : how many tokens a draft model, EAGLE, MTP or ngram guesses ahead; by default 5. Of DFlash it is the width
                     of the block too; by default as wide as it was trained
     """
 

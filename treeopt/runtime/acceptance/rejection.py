@@ -100,7 +100,7 @@ class SampledChain(DraftModel):
     proposal: tuple[Tensor, Tensor, Tensor]
 
     def __init__(self, model: DraftModel, target: Target, sampling: Sampling) -> None:
-        super().__init__(model.model, model.vocab_size, num_heads=model.num_heads, kind=model.kind)
+        super().__init__(model.model, model.vocab_size, num_heads=model.num_heads)
         self.target, self.sampling, self.known = target, sampling, model.draft_vocab_size
 
     def start(self, batch_size: int, capacity: int) -> ChainDraft:

@@ -1,4 +1,4 @@
-"""A small language model that drafts for the target, and the target's own first layers as such a model.
+"""A small language model that drafts for the target.
 
 The draft model reads text and nothing of the target, so a place of its cache holds a *token*: the prompt's are
 fed with the prompt, and what waits for the next tree step are the committed tokens and its root. The guess
@@ -11,17 +11,15 @@ K guesses at most · V the target's vocabulary · Vt tokens that both models hav
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from treeopt.errors import InvalidInput, Unsupported, quoted
+from treeopt.errors import InvalidInput, quoted
 from treeopt.records.trace import MISS
 from treeopt.runtime.cache import TreeCache
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter, GivenText
@@ -38,10 +36,10 @@ class DraftModel(Drafter):
     vocab_size : V; guesses are of the first min(V, the draft's rows) tokens
     """
 
-    def __init__(
-        self, model: Target, vocab_size: int, *, num_heads: int = DRAFT_DEPTH, kind: str = "draft-model"
-    ) -> None:
-        self.model, self.vocab_size, self.num_heads, self.kind = model, vocab_size, num_heads, kind
+    kind = "draft-model"
+
+    def __init__(self, model: Target, vocab_size: int, *, num_heads: int = DRAFT_DEPTH) -> None:
+        self.model, self.vocab_size, self.num_heads = model, vocab_size, num_heads
 
     @property
     def draft_vocab_size(self) -> int:
@@ -148,43 +146,3 @@ def check_same_tokenizer(target: Target, draft: Target) -> None:
             f"A draft model must have the target's tokens, but the id of {quoted(token)} is {ours.get(token)} in "
             f"{target.name} and {theirs.get(token)} in {draft.name}: take a draft of the target's own family."
         )
-
-
-def open_exit(name: str, target: Target, num_heads: int) -> DraftModel:
-    """The early exit that "early-exit:LAYER" names; half of the layers where it names none."""
-    _, _, layer = name.partition(":")
-    layer = layer or str(max(1, target.num_layers // 2))
-    if not layer.isdecimal() or not 1 <= int(layer) < target.num_layers:
-        raise InvalidInput(
-            f"`drafter=early-exit:LAYER` needs a layer of 1 to {target.num_layers - 1}, but got {layer!r}."
-        )
-    return early_exit(target, int(layer), num_heads=num_heads)
-
-
-def early_exit(target: Target, layer: int, *, num_heads: int = DRAFT_DEPTH) -> DraftModel:
-    """The target's own first ``layer`` layers, its final norm and its lm_head as a draft model; no weight is copied.
-
-    Elhoushi et al. 2024 (LayerSkip), section 4, drafts so with models that were trained to exit early, and hands the
-    keys of the first layers on to the target. Here the draft has a cache of its own, and the target computes them anew.
-    """
-    return DraftModel(first_layers(target, layer), target.vocab_size, num_heads=num_heads, kind="early-exit")
-
-
-def first_layers(target: Target, layer: int) -> Target:
-    """The target cut behind its first ``layer`` layers, all its modules shared; the target stays as it is."""
-    decoder = target.model.get_decoder()
-    name = type(target.model).__name__
-    if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
-        raise Unsupported(f"An early exit needs a decoder with a list of layers, but {name} has none.")
-    if hasattr(decoder, "_hf_hook"):  # it moves tensors between devices, and is bound to the whole decoder
-        raise Unsupported(f"An early exit needs the target on one device, but {name} is spread: use `device`.")
-    config = copy.copy(target.config)
-    config.num_hidden_layers = layer
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layer]
-    cut = copy.copy(decoder)
-    cut.__dict__["_modules"] = {**decoder._modules, "layers": decoder.layers[:layer]}
-    cut.config = config
-    # All that `Target` uses of a transformers model.
-    model = SimpleNamespace(config=config, get_decoder=lambda: cut, get_output_embeddings=lambda: target.lm_head)
-    return Target(model, target.tokenizer, name=target.name, revision=target.revision)

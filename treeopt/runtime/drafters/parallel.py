@@ -77,10 +77,11 @@ class PEagleHeads(Eagle3Heads):
 class PardModel(DraftModel):
     """A PARD drafter; ``mask_id`` is the token that stands for what is to be guessed."""
 
+    kind = "pard"
     has_marginals = True
 
     def __init__(self, model: Target, vocab_size: int, *, mask_id: int, num_heads: int = DRAFT_DEPTH) -> None:
-        super().__init__(model, vocab_size, num_heads=num_heads, kind="pard")
+        super().__init__(model, vocab_size, num_heads=num_heads)
         self.mask_id, self.mask_state = mask_id, model.lm_head.weight.new_zeros(0)
         self.token_ids = torch.arange(self.draft_vocab_size, device=model.device)
 

@@ -1,4 +1,4 @@
-"""Assisted generation of transformers: its own `generate`, with a draft model, prompt lookup, an early exit or DFlash.
+"""Assisted generation of transformers: its own `generate`, with a draft model, prompt lookup or DFlash.
 
 A streamer gets the tokens of every pass. Only one prompt is answered at once. Read in transformers 5.23.0:
 generation/utils.py (`_assisted_decoding`), generation/candidate_generator.py, models/muse_glimmer_assistant, its DFlash.
@@ -27,7 +27,7 @@ from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
 
-DRAFTERS = ("draft-model", "early-exit", "ngram", "dflash")
+DRAFTERS = ("draft-model", "ngram", "dflash")
 # Of the assistant's generation config: where it is not told otherwise, guesses end where it is not confident.
 SETTINGS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 OTHER_ROWS = (
@@ -55,13 +55,11 @@ class Transformers(Stepper):
             self._assisted = {"assistant_model": dflash_assistant(target, drafter)}
             self.by_width = True
         elif isinstance(drafter, DraftModel):
-            self.assistant, self.exit = target.model, drafter.model.num_layers
-            if drafter.kind == "draft-model":
-                self.assistant = drafter.model.model
-                self._assisted = {"assistant_model": self.assistant}
-                if drafter.model.config.vocab_size != target.config.vocab_size:
-                    self._assisted |= {"tokenizer": target.tokenizer, "assistant_tokenizer": drafter.model.tokenizer}
-                    self.about = OTHER_ROWS
+            self.assistant = drafter.model.model
+            self._assisted = {"assistant_model": self.assistant}
+            if drafter.model.config.vocab_size != target.config.vocab_size:
+                self._assisted |= {"tokenizer": target.tokenizer, "assistant_tokenizer": drafter.model.tokenizer}
+                self.about = OTHER_ROWS
             config = self.assistant.generation_config
             self._own = {name: getattr(config, name) for name in SETTINGS}
             self.own_stops = self._own[SETTINGS[2]] != 0
@@ -90,8 +88,6 @@ class Transformers(Stepper):
         if length != 0 and self.kind == "ngram":
             lookup = {"prompt_lookup_num_tokens": length, "max_matching_ngram_size": LOOKED_UP}
             asked |= {name: value for name, value in (options or lookup).items() if name != "eos_token_id"}
-        elif length != 0 and self.kind == "early-exit":
-            asked["assistant_early_exit"] = self.exit
         elif length is not None and length != 0 and self.kind == "dflash":
             asked["speculation_type"], self._assisted["assistant_model"].config.block_size = "dflash", length + 1
         stream = PassStream(self.stop, length != 0)
@@ -114,13 +110,12 @@ class Transformers(Stepper):
         Those would be taken where `generate` is not told otherwise, a penalty for repetition for one.
         """
         models = (self.target.model, self.assistant or self.target.model)
-        kept, layers = [model.generation_config for model in models], self.target.config.num_hidden_layers
+        kept = [model.generation_config for model in models]
         try:
             for model in models:
                 model.generation_config = GenerationConfig(**(told or self._own))
             yield
         finally:
-            self.target.config.num_hidden_layers = layers  # an early exit that is interrupted leaves fewer
             for model, config in zip(models, kept, strict=True):
                 model.generation_config = config
 
