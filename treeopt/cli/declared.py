@@ -35,6 +35,8 @@ GROUPS = {
     "Usual": ("model", "drafter", "prompts", "num_prompts", "batch_sizes"),
     "Trees and engine": ("budget", "sizes", "engine", "engine_python", "method", "version", "shape", "max_rank", "max_depth", "tree", "heads",
                          "beyond", "for_groups", "tolerance"),
+    "A table of settings": ("columns", "lengths", "noise", "tpot_limit", "served", "markdown"),
+    "A server that is up": ("minutes", "plain", "drive", "clients"),
     "Latencies from elsewhere": ("from_csv", "launch", "within_s", "runtime", "analytical", "num_heads", "overwrite"),
     "Model and drafter": ("random_weights", "start", "draft_depth", "revision", "dtype", "device", "device_map",
                           "compiled", "mixed_precision", "trust_remote_code"),

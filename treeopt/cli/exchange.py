@@ -23,8 +23,8 @@ ARMS = "arms"  # the kind of files that hold settings that were run
 
 @command(
     "treeopt.pipeline.tune:tune",
-    "treeopt.pipeline.arms:tune_files",
-    without=("url", "files"),
+    "treeopt.pipeline.arms:tune_arms",
+    without=("url", "arms"),
     words={"columns": "--column"},
 )
 def tune(
@@ -71,6 +71,10 @@ def tune(
             raise InvalidInput("One server is watched at a time, and has no table for a pull request.")
         _show_server(watch(run, inputs[0], **options), as_json)
     else:
+        if not inputs and not run.arms.exists():
+            raise InvalidInput(
+                f"{run.path} has no settings that were run yet: pass files of them, or the URL of a server."
+            )
         arms = read_arms(list(map(Path, inputs)) or [run.path], columns_of(columns))
         _show_arms(tune_arms(arms, **options), as_json, markdown)
 
@@ -89,17 +93,17 @@ def _show_arms(found: TunedArms, as_json: bool, as_markdown: bool) -> None:
     from treeopt.report.arms_table import decision_table, markdown
     from treeopt.report.terminal import note
 
-    meanings = [f"{name}: {meaning}." for name, meaning in found.decided.meanings.items()]
-    note(*meanings, *found.decided.notes, *found.notes)
+    commands = list(found.commands)
     if as_markdown and not as_json:
         show_result(None, markdown(found.decided), as_json)
-        return
-    commands = list(found.commands)
-    show_result(
-        {**found.decided.document(), "commands": commands}, decision_table(found.decided, found.served), as_json
+    else:
+        document = {**found.decided.document(), "commands": commands}
+        show_result(document, decision_table(found.decided, found.served), as_json)
+        if commands and not as_json:
+            show_result(None, "\n".join(commands), as_json)
+    note(
+        *(f"{name}: {meaning}." for name, meaning in found.decided.meanings.items()), *found.decided.notes, *found.notes
     )
-    if commands and not as_json:
-        show_result(None, "\n".join(commands), as_json)
 
 
 @command("treeopt.pipeline.importing:import_file", name="import", without=("paths",), words={"columns": "--column"})

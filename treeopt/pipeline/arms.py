@@ -94,7 +94,7 @@ def tune_arms(
     """Decide among settings that were run.
 
     lengths    : guesses per step that could be run too, beside those in the files
-    noise      : how far two launches of one setting differ, standard deviation; by default what repeats say, else 2.5 %
+    noise      : how far two launches of one setting differ, as a standard deviation in per cent; by default what repeats say, else 2.5 %
     tpot_limit : most milliseconds per token of a request
     served     : the setting that is served now, such as "MTP 3" or "off", to compare with
     engine     : the engine to start; by default the one that the files name

@@ -75,10 +75,11 @@ def title_of(model: str, dataset: str) -> str:
 def _ranges(choices: Sequence[Choice]) -> Iterator[str]:
     """The choices by ranges of concurrency: "MTP 3 at 1 to 8 requests at once"."""
     ordered = sorted(choices, key=lambda choice: choice.arm.concurrency)
+    unit = " request at once" if ordered[-1].arm.concurrency == 1 else " requests at once"
     for name, same in groupby(ordered, key=lambda choice: choice.arm.name):
         loads = [choice.arm.concurrency for choice in same]
-        span = f"{loads[0]}" if len(loads) == 1 else f"{loads[0]} to {loads[-1]}"
-        yield f"{name} at {span} request{'s' if span != '1' else ''} at once"
+        yield f"{name} at {loads[0]}" + (f" to {loads[-1]}" if len(loads) > 1 else "") + unit
+        unit = ""
 
 
 def _within_limit(choices: Sequence[Choice], limit: float) -> str:
@@ -123,9 +124,14 @@ def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> T
             [str(choice.arm.concurrency), choice.arm.name, number(speed), over, *over_served, tied, _maybe(choice)]
         )
     headers += ["as fast within noise", "not run, maybe faster"]
-    filled = [i for i in range(len(headers)) if any(row[i] for row in rows)]
-    rows = [[row[i] for i in filled] for row in rows]
-    return Table(title, texts(*(headers[i] for i in filled), names=2, wraps=headers[4:]), rows)
+    return _filled(title, headers, rows)
+
+
+def _filled(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
+    """A table of the columns in which any row says something."""
+    filled = [i for i in range(len(headers)) if any(row[i] not in ("", "–") for row in rows)]
+    columns = texts(*(headers[i] for i in filled), names=2, wraps=headers[4:], spare=headers[3:6])
+    return Table(title, columns, [[row[i] for i in filled] for row in rows], caption=caption)
 
 
 def _over_next(choice: Choice) -> str:
@@ -173,7 +179,9 @@ def _steps(steps: Sequence[StepParts]) -> Table | None:
         )
     lost = [f"{step.served.name} at {step.served.concurrency}" for step in steps if step.hopeless]
     caption = f"Would lose even if every guess were right: {', '.join(lost)}." if lost else ""
-    return Table("The step taken apart [95 %]", texts(*headers, names=2, spare=headers[3:6]), rows, caption=caption)
+    if all(step.break_even_tokens is None for step in steps):
+        caption = "A plain step and what it takes to break even need a run without speculation."
+    return _filled("The step taken apart [95 %]", headers, rows, caption)
 
 
 def figure(estimate: Estimate | None, digits: int = 2) -> str:
