@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -45,8 +46,7 @@ class Fake:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked, self.answered = asked, 0
         self.accepted = [int(n) for n in asked.accepted.split(",")] if asked.spec_length else [0]
-        self.drafts, self.reached = 0, [0] * asked.spec_length
-        self.step_s = 1e-3 * asked.step_ms * (1 + asked.dearer * bool(asked.spec_length))
+        self.drafts, self.drafted, self.reached = 0, 0, [0] * asked.spec_length
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -77,12 +77,16 @@ class Fake:
         words = words_of(body["prompt"], body["max_tokens"], salt="other" if other else "")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         self.event(writer, words[0])
-        place = 1
-        for n in itertools.cycle(self.accepted):
+        place, length = 1, self.asked.spec_length
+        if self.asked.by_request:
+            length = min(length, body.get("speculative.n_max", length))
+        dearer = self.asked.dearer * bool(length) + self.asked.per_guess * length
+        for n in (min(n, length) for n in itertools.cycle(self.accepted)):
             if place >= len(words):
                 break
-            await asyncio.sleep(self.step_s)
+            await asyncio.sleep(1e-3 * self.asked.step_ms * (1 + dearer))
             self.drafts += bool(self.reached)
+            self.drafted += length
             self.reached = [count + (i < n) for i, count in enumerate(self.reached)]
             self.event(writer, "".join(words[place : place + 1 + n]))
             place += 1 + n
@@ -104,7 +108,7 @@ class Fake:
         if self.reached:
             lines += [
                 f"vllm:spec_decode_num_drafts_total{{{at}}} {self.drafts}.0",
-                f"vllm:spec_decode_num_draft_tokens_total{{{at}}} {self.drafts * len(self.reached)}.0",
+                f"vllm:spec_decode_num_draft_tokens_total{{{at}}} {self.drafted}.0",
                 f"vllm:spec_decode_num_accepted_tokens_total{{{at}}} {sum(self.reached)}.0",
             ]
             name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
@@ -119,13 +123,24 @@ async def main() -> None:
     parser.add_argument("--accepted", default="0")
     parser.add_argument("--step-ms", type=float, default=2.0)
     parser.add_argument("--dearer", type=float, default=0.0, help="share by which a step that speculates takes longer")
+    parser.add_argument("--per-guess", type=float, default=0.0, help="share by which each guess lengthens a step")
+    parser.add_argument(
+        "--jitter", type=float, default=0.0, help="standard deviation of its steps' logarithm, drawn once"
+    )
+    parser.add_argument("--by-request", action="store_true", help="heed speculative.n_max of a request")
+    parser.add_argument("--spec-draft-n-max", type=int, default=0)
+    parser.add_argument("--spec-draft-n-min", type=int)
+    parser.add_argument("--refuses", type=int, help="a length with which it does not start")
     parser.add_argument("--dies-at", type=int)
     parser.add_argument("--never-healthy", action="store_true")
     parser.add_argument("--other-text", action="store_true")
     parser.add_argument("--forks", choices=("stubborn", "mild"))
     parser.add_argument("--record")
     asked = parser.parse_args()
-    asked.spec_length = asked.speculative_config.get("num_speculative_tokens", 0)
+    asked.step_ms *= random.lognormvariate(0, asked.jitter)
+    asked.spec_length = asked.speculative_config.get("num_speculative_tokens", asked.spec_draft_n_max)
+    if asked.spec_length == asked.refuses:
+        sys.exit("it is too long")
     if asked.record:
         with open(asked.record, "a", encoding="utf-8") as file:
             file.write(json.dumps([os.getpid(), asked.port, sys.argv[1:]]) + "\n")

@@ -21,7 +21,6 @@ import pytest
 from treeopt.errors import InvalidInput, Unsupported
 from treeopt.records.benchmark import Benchmark, launches_interval
 from treeopt.records.contender import Block
-from treeopt.records.profile import LatencyProfile
 from treeopt.serving import visit
 from treeopt.serving.launch import Launcher
 
@@ -103,20 +102,6 @@ def test_what_is_measured_is_what_the_server_does(folder):
     assert chosen >= 1
     assert drafted == [0, chosen, 3, 3, chosen, 0, 0, chosen, 3]
     assert not list((folder / "run").glob("*.partial"))
-
-
-@pytest.mark.long
-def test_the_profile_has_the_settings_alone_that_a_plan_chooses_between(folder):
-    told = command("--accepted", "1,0", "--step-ms", 2, "--record", folder / "seen")
-    treeopt("profile", *asked(folder, told, "--overwrite"))
-    profile = LatencyProfile.load(folder / "run" / "profile.json")
-    launches = (folder / "seen").read_text().count("\n")
-    assert 2 <= launches // 3 <= 4  # a schedule's grid would be batch sizes x lengths
-    assert launches == 3 * (1 + len({p.depth for p in profile.points}))
-    assert {len(p.step_ms) for p in (*profile.points, *profile.autoregressive)} == {3}
-    for timing in (*profile.points, *profile.autoregressive):
-        assert np.median(timing.step_ms) == pytest.approx(3, rel=0.4)  # and what a busy machine adds
-    assert profile.batch_sizes == [1, 4]
 
 
 def test_other_texts_are_said(folder):

@@ -41,6 +41,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(watch, "BLOCK_S", 0.15)
     monkeypatch.setattr(Server.text, "__defaults__", (FAST,))
     monkeypatch.setattr(Server.json, "__defaults__", (FAST,))
+    monkeypatch.setattr(Server.metrics, "__defaults__", ("/metrics", FAST))
 
 
 def invoke(*arguments: object) -> tuple[int, str, str]:

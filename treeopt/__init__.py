@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
+    from treeopt.arms.arm import Arms
     from treeopt.growth.score import Score as Score
     from treeopt.planning.compared import Compared as Compared
     from treeopt.planning.compared import DraftersCompared as DraftersCompared
@@ -241,13 +242,17 @@ def bench(
     engine: str | None = None,
     trees: Sequence[str | Path] = (),
     launch: str | None = None,
+    lengths: Sequence[Natural] = (),
+    clients: Sequence[Count] = (1,),
+    time_limit_s: Positive | None = None,
     present: str | None = None,
     within_s: Positive = 900,
     **options: Unpack[ModelOptions],
-) -> Benchmark:
+) -> Benchmark | Arms:
     """Decode held-out prompts for real, with the chosen tree, plain decoding and others; kept in the run directory.
 
     A run of a log is proved by an engine: it decodes requests of the log plainly, as planned and as usual, each up to its limit.
+    With ``lengths`` no plan is needed: the result is what a server reaches with each.
 
     plan           : becomes the run's; by default it is the run's
     batch_size     : which of the plan's; by default its first
@@ -255,11 +260,14 @@ def bench(
     max_new_tokens : longest answer; by default as calibrated
     rounds         : times that every contender decodes every prompt; by default 1, or 3 launches
     engine         : have another runtime decode: transformers, openvino, openvino-int8, either with -default; with ``launch``
-                     whose server it is: vllm, llama-cpp
+                     whose server it is: vllm, llama-cpp, with ``lengths`` also sglang; by default the command says it
     trees          : add a tree: a file, or the name of a published one
     launch         : have servers answer that this command starts, with {options} and {port} filled in; at all of the plan's
-                     batch sizes, of which the first is returned
-    present        : with ``launch``, the options of speculation that you serve with now
+                     batch sizes, of which the first is returned. With ``lengths`` it is your own command with {port}
+    lengths        : launch each number of guesses per step, 0 for none, and repeat the launches that are worth it: 0,2,4,8
+    clients        : with ``lengths``, how many prompts are answered at once: 1,4,16
+    time_limit_s   : with ``lengths``, seconds of all launches together
+    present        : with ``launch``, the options of speculation that you serve with now, in place of {options}
     within_s       : with ``launch``, seconds that a server may take to be healthy
     options        : those of `open`, on top of those that the run was calibrated with
     """
@@ -272,14 +280,11 @@ def bench(
         with directory.writing():
             plan.save(directory.plan)
     if launch is not None:
-        if model is not None or trees:
-            raise InvalidInput("`launch` says what is served, with the plan's options: leave out `model` and `trees`.")
-        told = {
-            name: asked[name] for name in ("launch", "present", "batch_size", "num_prompts", "max_new_tokens", "rounds")
-        }
         with directory.writing():
-            return pipeline.bench_launched(directory, engine=engine, within_s=within_s, **told, **options)[0]
-    for name in ("plan", "launch", "present", "within_s"):
+            return (pipeline.bench_lengths if lengths else pipeline.bench_plan)(directory, asked, options)
+    if lengths:
+        raise InvalidInput("`lengths` are those of a server that `launch` starts: pass its command.")
+    for name in ("plan", "launch", "lengths", "clients", "time_limit_s", "present", "within_s"):
         del asked[name]
     return pipeline.with_session(pipeline.bench, **{**asked, "run": directory})
 

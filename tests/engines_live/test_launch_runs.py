@@ -1,4 +1,4 @@
-"""treeopt bench --launch and profile --launch with servers that are real: what they say, and what is left of them."""
+"""treeopt bench --launch with servers that are real: what they say, and what is left of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import time
 import psutil
 import pytest
 
+from treeopt.arms.arm import Arms
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.profile import LatencyProfile
 
 from ..conftest import treeopt
 from .started import LENGTH, PROMPTS
@@ -57,13 +57,29 @@ def test_a_bench_has_the_texts_of_plain_and_the_counters_of_the_server(program, 
         assert chosen.tokens_per_step == present.tokens_per_step > plain.tokens_per_step == 1  # the same options
 
 
-def test_a_profile_launches_less_than_a_grid(asked, tmp_path):
-    treeopt("profile", *asked, "--overwrite")
-    profile = LatencyProfile.load(tmp_path / "run" / "profile.json")
-    launches = len(list((tmp_path / "run" / "launches").iterdir()))
-    print(f"{launches} launches: {profile.autoregressive}, {profile.points}")
-    assert {len(timing.step_ms) for timing in (*profile.points, *profile.autoregressive)} == {3}
-    assert launches < 3 * len(range(9))  # all lengths from 0 to 8
+def test_lengths_are_arms_of_the_server(program, asked, tmp_path):
+    """Longer drafts accept no less of a text that all lengths decode alike."""
+    launch = program.launch.replace("{options}", shlex.join(program.drafts))
+    prompts = ("--prompts", tmp_path / "prompts.jsonl", *BENCH)
+    treeopt(
+        "bench",
+        "--launch",
+        launch,
+        *prompts,
+        "--lengths",
+        f"0,1,{LENGTH}",
+        "--clients",
+        "1,4",
+        "--run",
+        tmp_path / "arms",
+    )
+    arms = {(arm.concurrency, arm.k): arm for arm in Arms.load(tmp_path / "arms" / "arms.json").arms}
+    print(arms)
+    for clients in (1, 4):
+        tokens = [arms[clients, k].tokens_per_step for k in (1, LENGTH)]
+        assert 1 < tokens[0] <= tokens[1] <= 1 + LENGTH
+        assert len(arms[clients, LENGTH].positions) == LENGTH
+        assert arms[clients, 0].positions == ()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

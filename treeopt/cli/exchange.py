@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 from click.core import ParameterSource
@@ -34,6 +35,7 @@ def tune(
     *,
     columns: Sequence[str] = (),
     markdown: bool = False,
+    model: str | None = None,
     **options: Any,
 ) -> None:
     """Say which setting to serve: by a table of settings that were run, or by a server that is up.
@@ -53,6 +55,7 @@ def tune(
 
     columns  : what a column of a table means, as NAME=MEANING
     markdown : print a table for a pull request
+    model    : the one to watch, where a router serves several; by default the first
     """
     from treeopt.pipeline.arms import columns_of, read_arms, tune_arms
     from treeopt.pipeline.tune import tune as watch
@@ -69,14 +72,16 @@ def tune(
     if is_server:
         if len(inputs) > 1 or markdown or columns:
             raise InvalidInput("One server is watched at a time, and has no table for a pull request.")
-        _show_server(watch(run, inputs[0], **options), as_json)
+        _show_server(watch(run, inputs[0] + (f"?model={quote(model)}" if model else ""), **options), as_json)
     else:
         if not inputs and not run.arms.exists():
             raise InvalidInput(
                 f"{run.path} has no settings that were run yet: pass files of them, or the URL of a server."
             )
+        if model:
+            raise InvalidInput("`model` goes with the URL of a server: leave it out.")
         arms = read_arms(list(map(Path, inputs)) or [run.path], columns_of(columns))
-        _show_arms(tune_arms(arms, **options), as_json, markdown)
+        show_arms(tune_arms(arms, **options), as_json, markdown)
 
 
 def _show_server(found: Tuned, as_json: bool) -> None:
@@ -89,7 +94,7 @@ def _show_server(found: Tuned, as_json: bool) -> None:
         show_result(None, found.command, as_json)
 
 
-def _show_arms(found: TunedArms, as_json: bool, as_markdown: bool) -> None:
+def show_arms(found: TunedArms, as_json: bool, as_markdown: bool = False) -> None:
     from treeopt.report.arms_table import decision_table, markdown
     from treeopt.report.terminal import note
 

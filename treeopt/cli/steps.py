@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 import treeopt
 from treeopt.cli.declared import command, show_comparison, show_result
-from treeopt.files.parameters import Count, Positive, parameters_of
+from treeopt.files.parameters import Count, parameters_of
 from treeopt.files.shell import printable
 from treeopt.runtime.training.recipe import Recipe
 
@@ -26,8 +26,6 @@ ELSEWHERE = {
     "from_csv": ("profile_from_file", {"contexts", "num_heads", "runtime", "overwrite"}),
     "analytical": ("profile_analytical", {"contexts", "num_heads", "model", "drafter", "dtype", "batch_sizes", "sizes", "budget",
                    "overwrite"}),
-    "launch": ("profile_launched", {"engine", "within_s", "overwrite", "drafter", "prompts", "column", "group_by", "split",
-               "chat_template", "in_order", "seed"}),
 }  # fmt: skip
 
 
@@ -153,21 +151,30 @@ def bench(run: RunDirectory, as_json: bool, **options: Any) -> None:
     those that are shown to be slower than the chosen one stop early, and that is said.
     --engine decodes the plan's chain or dynamic tree in another
     runtime, beside its own plain decoding; bench.json stays. --launch starts servers by your own command, with the plan's
-    options and without, several times in turn, and stops all that they started.
+    options and without, several times in turn, and stops all that they started. With --lengths it starts them with each number of
+    guesses, without a plan, until no further launch is worth it; the arms are kept after every launch.
 
     \b
     Example:
         treeopt bench --num-prompts 16 --rounds 3
         treeopt bench --launch 'vllm serve MODEL --port {port} {options}' --engine vllm --drafter DRAFTER --prompts prompts.jsonl
+        treeopt bench --launch 'llama-server -m M.gguf -md D.gguf --metrics --port {port}' --lengths 0,2,4 --prompts prompts.jsonl
         treeopt bench --engine transformers
         treeopt bench --engine openvino --model MODEL --run RUN-OF-A-LOG
         treeopt bench --tree my_tree.json --dtype float64
     """
+    from treeopt.arms.arm import Arms
+    from treeopt.cli.exchange import show_arms
+    from treeopt.pipeline.arms import tune_arms
     from treeopt.records.rundir import LAUNCHED
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.terminal import note
 
-    result, plan = treeopt.bench(run=run, **options), run.read_plan()
+    result = treeopt.bench(run=run, **options)
+    if isinstance(result, Arms):
+        show_arms(tune_arms(result), as_json)
+        return
+    plan = run.read_plan()
     sizes = [e.batch_size for e in plan.entries] if "launch" in options and "batch_size" not in options else []
     for found in [type(result).load(run.bench_of(size, LAUNCHED)) for size in sizes[1:] and sizes] or [result]:
         show_result(found.document(), bench_table(found), as_json)
@@ -229,8 +236,6 @@ def profile(
     random_weights: str | None = None,
     num_heads: Count | None = None,
     from_csv: Path | None = None,
-    launch: str | None = None,
-    within_s: Positive = 900,
     runtime: str | None = None,
     analytical: str | None = None,
     **options: Any,
@@ -252,14 +257,11 @@ def profile(
         treeopt profile --engine openvino --time-limit 300
         treeopt profile --random-weights config.json --dtype bfloat16
         treeopt profile --from-csv steps.csv --runtime vllm-0.11
-        treeopt profile --launch 'llama-server -m MODEL.gguf --port {port} {options}' --engine llama-cpp --prompts prompts.jsonl
         treeopt profile --analytical 4xH100-SXM --model config.json --drafter eagle3 --batch-size 1,8
 
     random_weights : time a model of this config.json's shape, of random weights
     num_heads  : number of heads, if no drafter says it; by default as calibrated, or 4
     from_csv   : read latencies of your own engine from a table instead of timing
-    launch     : start servers by this command, {options} and {port} filled in, for lengths that the plan cannot tell apart
-    within_s   : seconds that a server may take to be healthy
     runtime    : name of the engine of ``from_csv``
     analytical : compute latencies from a device's roofline and the config.json of ``model`` instead of timing
     """

@@ -14,6 +14,7 @@ from typing import Any
 from treeopt.engines.measured.files import Measurement
 from treeopt.engines.measured.rates import PrintedRates
 from treeopt.engines.measured.survival import CountedDrafts
+from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import DRAFTERS
 from treeopt.records.origins import Runtime
@@ -214,6 +215,7 @@ class ServingEngine:
     package   its name on the Python package index; None if its source is not there
     imports   kinds of files with its counts of drafts, by --from's names
     server    the command that starts its HTTP server, for bench --launch; empty for none
+    options   the options of that server that speculate; None where they are not known
     unplanned other ways in which it speculates, which treeopt does not plan for: name to the options that turn them on
     """
 
@@ -221,6 +223,7 @@ class ServingEngine:
     title: str
     package: str | None = None
     server: str = ""
+    options: Speculation | None = None
     methods: tuple[Method, ...] = ()
     imports: Mapping[str, Kind] = field(default_factory=dict)
     unplanned: Mapping[str, str] = field(default_factory=dict)

@@ -37,6 +37,7 @@ from treeopt.engines.measured.printed import (
 )
 from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
+from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput
 from treeopt.records.plan import Ranges, only
 from treeopt.trees.draft import CopiedText
@@ -219,8 +220,19 @@ def _printed(line: Line, where: str, path: Path) -> Printed:
 
 
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)
+OPTIONS = Speculation(
+    program="llama-server",
+    flags=r"--(?:no-)?spec-\S+|--\S+-draft|--draft\S*|-(?:hfd|hfrd|td|tbd|Cd|Crd|Cbd|Crbd|ctkd|ctvd|otd|cmoed|ncmoed|devd|ngld|md)",
+    named_by="--spec-type",
+    lengths={
+        "ngram-mod": "--spec-ngram-mod-n-min 0 --spec-ngram-mod-n-max {length}",
+        "ngram-(simple|map-k|map-k4v)": "--spec-{drafter}-size-m {length}",
+        ".*": "--spec-draft-n-min 0 --spec-draft-n-max {length}",
+    },
+    parameter="speculative.n_max",
+)
 ENGINE = ServingEngine(name="llama-cpp", title="llama.cpp", package="llama-cpp-python", server="llama-server",
-                       imports={"llama-cpp": KIND}, methods=(
+                       options=OPTIONS, imports={"llama-cpp": KIND}, methods=(
     Method(name="number", checked="llama-cpp-python 0.3.36 (0c1e570)", drafters=tuple(write.options), rules=("greedy", "sample"),
            carrier="--spec-type, --spec-draft-n-max",
            syntax="--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0",

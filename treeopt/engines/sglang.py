@@ -33,6 +33,7 @@ from treeopt.engines.base import About, Kind, Method, ServingEngine, Written, in
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, joined
+from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import Amount, Count, Positive
 from treeopt.records.plan import Ranges, only
@@ -322,6 +323,16 @@ UNPLANNED = {"UNO": "--speculative-algorithm UNO", "Domino": "a drafter of DFlas
              "adaptive verification of DSpark": "--speculative-dspark-confidence-sts-path, --speculative-dspark-sps-table-path"}  # fmt: skip
 TREES = EngineLimits(dynamic=DynamicLimits())
 method = partial(Method, checked="0.5.23")
+OPTIONS = Speculation(
+    program="sglang",
+    flags=r"--speculative-\S+",
+    named_by="--speculative-algorithm",
+    lengths={
+        "NGRAM|DFLASH": f"{ROWS} {{rows}}",
+        "DSPARK": "--speculative-dspark-block-size {length}",
+        ".*": f"{STEPS} {{length}} {TOPK} 1 {ROWS} {{rows}}",
+    },
+)
 ENGINES = (
     ServingEngine(name="fastrl", title="fastrl", methods=(
         Method(name="dynamic-tree", checked="main bce3df7 of 2026-02", limits=TREES, refuses=beyond_fastrl, by_batch_size=True, drafters=("eagle3", "eagle"),
@@ -330,8 +341,8 @@ ENGINES = (
                derived=("algorithm = PREDEFINED", "rows of a range <= those of the one before - 1", "batch x rows <= 2048"),
                source="mit-han-lab/fastrl third-party/sglang/python/sglang/srt/speculative/eagle_mab.py", write=write_ranges),
     )),
-    ServingEngine(name="sglang", title="SGLang", package="sglang", server="python -m sglang.launch_server", imports={"sglang": KIND},
-                  unplanned=UNPLANNED, methods=(
+    ServingEngine(name="sglang", title="SGLang", package="sglang", server="python -m sglang.launch_server", options=OPTIONS,
+                  imports={"sglang": KIND}, unplanned=UNPLANNED, methods=(
         method(name="adaptive", drafters=ADAPTIVE, rules=("greedy", "sample", "reject"),
                carrier="--speculative-adaptive-config", syntax='{"1": {"candidate_steps": [5]}, "8": {"candidate_steps": [3]}}',
                derived=CHAIN_FLAGS, by_batch_size=True,

@@ -32,6 +32,7 @@ from treeopt.engines.measured.printed import MEAN, Printed, drafters_named, numb
 from treeopt.engines.measured.rates import PrintedRates
 from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
 from treeopt.engines.measured.survival import CountedDrafts, Drafts
+from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput
 from treeopt.files.fields import Count, Share
 from treeopt.files.fields import checked as row_of
@@ -283,7 +284,14 @@ CONFIG = "num_speculative_tokens in --speculative-config"
 UNPLANNED = {"ngram_gpu": '"method": "ngram_gpu"', "Domino": '"method": "dflash"',
              "block verification": '"rejection_sample_method": "block"',
              "adaptive verification": '"enable_adaptive_verification": true'}  # fmt: skip
-ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm serve", imports=IMPORTS, unplanned=UNPLANNED, methods=(
+OPTIONS = Speculation(
+    program="vllm",
+    flags=r"--speculative[-_]config(?:\..*)?|-sc|--spec[-_](?:method|model|tokens)",
+    named_by="method|--spec[-_]method",
+    key="num_speculative_tokens",
+    lengths={".*": "--spec-tokens {length}"},
+)
+ENGINE = ServingEngine(name="vllm", title="vLLM", package="vllm", server="vllm serve", options=OPTIONS, imports=IMPORTS, unplanned=UNPLANNED, methods=(
     Method(name="batch-size", checked="0.33.0", drafters=SCHEDULED, rules=("greedy", "sample", "reject"),
            looks_up="from the latest place, or on model runner V1 (VLLM_USE_V2_MODEL_RUNNER=0) the earliest",
            carrier="num_speculative_tokens_per_batch_size in --speculative-config", syntax="[[1, 16, 3], [17, 4096, 0]]",

@@ -4,7 +4,7 @@ logs.py      calibrate -> requests.npz, of logs
 session.py   what loads a model: options given, on top of those of the run
 profile/     -> profile.json: timed.py, here; untimed.py, read or computed; placement.py, which drafts are timed
 bench.py     -> bench.json; entrants.py, who is decoded; decoding.py, how; logged.py, requests of a log
-launched.py  bench and profile by servers that a command of the user's starts
+launched.py  bench by servers that a command of the user's starts; lengths.py, their arms with each length -> arms.json
 trees.py     score: a given tree beside the best · import-tree: the tree in a file
 train.py     -> heads, and how they were made
 workers.py   what the workers of a cluster do for calibrate and train
@@ -15,7 +15,8 @@ from treeopt.pipeline.calibrate import calibrate
 from treeopt.pipeline.compare import compare, draw_picture
 from treeopt.pipeline.export import convert, export, export_all
 from treeopt.pipeline.importing import import_file, merge_runs
-from treeopt.pipeline.launched import bench_launched, profile_launched
+from treeopt.pipeline.launched import bench_plan
+from treeopt.pipeline.lengths import bench_lengths
 from treeopt.pipeline.logs import calibrate_from_logs
 from treeopt.pipeline.profile.timed import profile
 from treeopt.pipeline.profile.untimed import profile_analytical, profile_from_file

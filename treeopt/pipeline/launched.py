@@ -1,4 +1,4 @@
-"""Bench and profile by servers that the user's own command starts: a launch for each contender, several times in turn.
+"""Bench of a plan by servers that the user's own command starts: a launch for each contender, several times in turn.
 
 setting  a contender: by batch size the options that it adds to the command, and what it drafts, None where the server decides
 visit    what one launch answered at one batch size, and what the server counted meanwhile (`treeopt.serving.visit`)
@@ -10,9 +10,9 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +28,8 @@ from treeopt.files.journal import Journal
 from treeopt.files.shell import split_template
 from treeopt.files.writing import discard
 from treeopt.pipeline.decoding import evenly, usual_prompts
-from treeopt.pipeline.entrants import OWN_SETTINGS, plain_and_chosen
+from treeopt.pipeline.entrants import plain_and_chosen
 from treeopt.pipeline.logged import groups_of, some_requests, tried_drafts
-from treeopt.pipeline.profile.outcome import check_can_join, finish
-from treeopt.pipeline.profile.placement import rivals
-from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.session import resolve
 from treeopt.planning.table import Candidate
 from treeopt.records.benchmark import FEWEST_LAUNCHES, Benchmark
@@ -40,13 +37,13 @@ from treeopt.records.contender import Answer, Block, Contender, Predicted
 from treeopt.records.inputs import inputs_of, stale_plan
 from treeopt.records.origins import Provenance, Runtime
 from treeopt.records.plan import PlanEntry, Ranges, for_all
-from treeopt.records.profile import LatencyProfile, ProfileSetting, StepTiming
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import rule_of
 from treeopt.records.rundir import LAUNCHED, RunDirectory
 from treeopt.report.terminal import note, progress
 from treeopt.runtime.prompts.asked import first_turn
 from treeopt.runtime.prompts.chat import BLANK_LINE
+from treeopt.serving.client import Prompt
 from treeopt.serving.launch import Launcher
 from treeopt.serving.visit import Visit, visited
 from treeopt.text.rules import MANY
@@ -56,13 +53,23 @@ from treeopt.trees.tree import Tree
 if TYPE_CHECKING:
     from treeopt.runtime.prompts.sets import Conversation
 
-# Flags that say how long drafts are, and may be left out: the engine has lengths of its own then.
-LENGTHS = {"vllm": (), "llama-cpp": ("--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min")}
+SERVERS = ("vllm", "llama-cpp")  # that count drafts by position
 IN_A_ROW = 4  # requests of a conversation: a server keeps what one leaves behind for the next
 HEEDED = ("drafter", "prompts", "column", "group_by", "split", "chat_template", "in_order", "seed")
 DRAFTER = re.compile(r"\b(?:DRAFTER|HEADS)(?:\.gguf)?\b")
 
 Setting = Mapping[int, tuple[tuple[str, ...], Draft | None]]
+
+
+def bench_plan(run: RunDirectory, asked: Mapping[str, Any], options: Mapping[str, Any]) -> Benchmark:
+    """The bench of the plan at all of its batch sizes, or at one that is asked for, of which the first is returned.
+
+    asked : parameters of `treeopt.bench`
+    """
+    if asked["model"] is not None or asked["trees"]:
+        raise InvalidInput("`launch` says what is served, with the plan's options: leave out `model` and `trees`.")
+    names = ("launch", "present", "batch_size", "num_prompts", "max_new_tokens", "rounds", "engine", "within_s")
+    return bench_launched(run, **{name: asked[name] for name in names}, **options)[0]
 
 
 def bench_launched(
@@ -76,7 +83,7 @@ def bench_launched(
     rounds: int | None = None,
     **options: Any,
 ) -> list[Benchmark]:
-    """Answer held-out prompts by servers without speculation, with the plan's options, the present ones and the engine's own.
+    """Answer held-out prompts by servers without speculation, with the plan's options and with the present ones.
 
     A benchmark of every batch size of the plan, or of the one that is asked; each is kept.
     """
@@ -90,9 +97,6 @@ def bench_launched(
     }
     if present is not None:
         settings["present"] = dict.fromkeys(chosen, (split_template("present", present, ()), None))
-    own = {size: (_without(words, LENGTHS[contest.engine]), None) for size, (words, _) in chosen.items()}
-    if any(own[size][0] != words for size, (words, _) in chosen.items()):
-        settings[OWN_SETTINGS] = own
     for who in dict.fromkeys(name for one in load.values() for name in one.tried if name != "chosen"):
         settings[who] = {n: contest.alone(n, one.tried[who].draft) for n, one in load.items() if who in one.tried}
     visits = contest.visits(folder, settings, load, rounds or FEWEST_LAUNCHES)
@@ -116,36 +120,6 @@ def bench_launched(
         results.append(found)
     discard(folder)
     return results
-
-
-def profile_launched(run: RunDirectory, launch: str, *, overwrite: bool = False, **options: Any) -> LatencyProfile:
-    """Time plain steps and those chains alone that the plan cannot tell apart: the chosen one, its neighbours, the best others.
-
-    A sample is the mean step of a launch.
-    """
-    contest = Contest.opened(run, launch, None, **options)
-    if run.read_plan().copies:
-        raise Unsupported(
-            "`launch` times chains, whose rows are known, but drafters that copy text verify what they find: pass a table of "
-            "latencies as `from_csv`."
-        )
-    runtime: Runtime = {"name": contest.engine, "command": launch}
-    made = Provenance.here()
-    check_can_join(run, runtime, made, overwrite=overwrite)
-    settings: dict[str, dict[int, tuple[tuple[str, ...], Draft | None]]] = {}
-    for entry in contest.entries:
-        near = {cost.depth for cost in rivals(entry, ()) if cost.rows == cost.depth + 1}
-        for depth in sorted({0, entry.draft.depth, *near}):
-            known = settings.setdefault(f"chain of {depth}" if depth else "plain", {})
-            known[entry.batch_size] = contest.alone(entry.batch_size, Tree.chain(depth))
-    folder = run.partial("profile") / LAUNCHED
-    visits = contest.visits(folder, settings, contest.load(None, contest.max_new_tokens), FEWEST_LAUNCHES)
-    timed = [_timing(visits, name, size, draft) for name, one in settings.items() for size, (_, draft) in one.items()]
-    plain = tuple(timing for timing in timed if timing.size == 1)
-    at = [ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=False) for p in plain]
-    info = {"measures": "step", "settings": at, "provenance": made.record, "inputs": inputs_of(run.plan)}
-    note(f"Timed in {len({(v.launch, v.name) for v in visits})} launches: {', '.join(settings)}, in turn.")
-    return finish(run, LatencyProfile(tuple(t for t in timed if t.size > 1), plain, runtime, info), None)
 
 
 @dataclass(frozen=True)
@@ -194,9 +168,9 @@ class Contest:
                 "`launch` asks servers for greedy answers, but the plan is for another rule of acceptance."
             )
         planned = plan.constraint.engine if plan.constraint else None
-        if (name := engine or (planned.name if planned else "")) not in LENGTHS:
+        if (name := engine or (planned.name if planned else "")) not in SERVERS:
             raise InvalidInput(
-                f"`engine` must say whose server `launch` starts, {' or '.join(LENGTHS)}, but got {name!r}."
+                f"`engine` must say whose server `launch` starts, {' or '.join(SERVERS)}, but got {name!r}."
             )
         export = prepare(plan, name, ExportOptions(batch_size=batch_size))
         note(*stale_plan(run, plan), *export.notes)
@@ -242,18 +216,7 @@ class Contest:
 
         Which of them were too long is not known without the model: as many more are left out as were skipped.
         """
-        from treeopt.runtime.prompts.order import order_of, spread
-        from treeopt.runtime.prompts.sets import read_conversations
-
-        if (name := self.source.get("prompts", demo.NAME)) == demo.NAME:
-            raise InvalidInput(
-                "`launch` asks a server in text, so `prompts` must be a file or a data set, but is none."
-            )
-        order = order_of(self.source)
-        told = {key: self.source.get(key) for key in ("column", "group_by", "split")}
-        found = read_conversations(name, **told, order=order)[1].things()
-        if order.seed is not None:
-            found = [found[i] for i in spread([one.group for one in found], order.seed)]
+        found, name = conversations_of(self.source), self.source["prompts"]
         trace = self.run.read_trace() if self.run.trace.exists() else None
         if trace is None or (trace.meta.get("source") or {}).get("prompts") != name:
             return found
@@ -273,9 +236,10 @@ class Contest:
         for entry in self.entries:
             wanted = num_prompts or usual_prompts(entry.batch_size)
             if self.log is None:
-                of, has_template = evenly(self.held_out, wanted), self.source.get("chat_template", True)
-                asked: list[Any] = [_asked(one, has_template) for one in of]
-                found[entry.batch_size] = Load(asked, [most] * len(of), [(f"row {p.row}", p.group) for p in of])
+                of = evenly(self.held_out, wanted)
+                found[entry.batch_size] = Load(
+                    asked_of(of, self.source), [most] * len(of), [(f"row {p.row}", p.group) for p in of]
+                )
                 continue
             log = some_requests(self.log, wanted, most, MANY, in_a_row=IN_A_ROW)
             names = [(f"conversation {n}", group) for n, group in zip(log.clusters, groups_of(log), strict=True)]
@@ -288,33 +252,46 @@ class Contest:
         self, folder: Path, settings: Mapping[str, Setting], loads: Mapping[int, Load], launches: int
     ) -> list[Visit]:
         """Every setting launched so many times, in turn and back again, through a journal."""
-        import anyio
-
-        asked, most = ({size: getattr(one, part) for size, one in loads.items()} for part in ("prompts", "limits"))
+        asked = {size: (load.prompts, load.limits) for size, load in loads.items()}
         turn: dict[tuple[str, tuple[str, ...]], list[int]] = {}  # a launch serves all batch sizes of the same options
         for name, setting in settings.items():
             for size, (options, _) in setting.items():
                 turn.setdefault((name, options), []).append(size)
         order = [(number, *one) for number in range(launches) for one in (list(turn), list(turn)[::-1])[number % 2]]
         key = {"launch": self.launcher.words, "environment": self.launcher.environment, "order": order}
-        journal = Journal(folder, {**key, "prompts": asked, "most": most})
+        journal = Journal(folder, {**key, "asked": asked})
         done = journal.finished()
         with progress(f"Launching {len(turn)} servers {launches} times", len(order)) as advance:
             advance(done)
             for number, name, options in order[done:]:
                 log = self.run.path / "launches" / f"{name.replace(' ', '-')}-{number + 1}.log"
                 load = {size: asked[size] for size in turn[name, options]}
-                with self.launcher.launched(options, log) as url:
-                    visits = anyio.run(visited, url, number, name, load, most)
+                look = partial(visited, launch=number, name=name, load=load)
+                visits = self.launcher.visit(options, log, look)
                 journal.append({"visits": [visit.model_dump() for visit in visits]})
                 advance(1)
         return [checked(Visit, visit) for document in journal.documents() for visit in document["visits"]]
 
 
-def _asked(one: Conversation, has_template: bool) -> str | list[dict[str, str]]:
-    """The first prompt as messages, or as a text where the server is to put no template around it."""
-    first = first_turn(one.messages)
-    return first if has_template else BLANK_LINE.join(message["content"] for message in first)
+def conversations_of(source: Mapping[str, Any]) -> list[Conversation]:
+    """The conversations of a file or a data set, without tokens, in the order that calibrate takes them in."""
+    from treeopt.runtime.prompts.order import order_of, spread
+    from treeopt.runtime.prompts.sets import read_conversations
+
+    if (name := source.get("prompts", demo.NAME)) == demo.NAME:
+        raise InvalidInput("A server is asked in text, so `prompts` must be a file or a data set, but is none.")
+    order = order_of(source)
+    told = {key: source.get(key) for key in ("column", "group_by", "split")}
+    found = read_conversations(name, **told, order=order)[1].things()
+    return found if order.seed is None else [found[i] for i in spread([one.group for one in found], order.seed)]
+
+
+def asked_of(conversations: Iterable[Conversation], source: Mapping[str, Any]) -> list[Prompt]:
+    """The first prompt of each as messages, or as a text where the server is to put no template around it."""
+    firsts = [first_turn(conversation.messages) for conversation in conversations]
+    if source.get("chat_template", True):
+        return list(firsts)
+    return [BLANK_LINE.join(message["content"] for message in first) for first in firsts]
 
 
 def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, entry: PlanEntry) -> Contender:
@@ -364,20 +341,6 @@ def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, ent
     )
 
 
-def _timing(visits: Sequence[Visit], name: str, batch_size: int, draft: Draft | None) -> StepTiming:
-    assert draft is not None
-    found, step_ms = [visit for visit in visits if (visit.name, visit.batch_size) == (name, batch_size)], []
-    for visit in found:
-        if not (timed := visit.timed):
-            raise InvalidInput(f"`prompts` must fill a batch of {batch_size}, but {len(visit.answers)} are too few.")
-        seconds, tokens = (
-            sum(values) for values in zip(*((t.decode_s, t.tokens - 1) for t in timed.values()), strict=True)
-        )
-        step_ms.append(1e3 * visit.tokens_per_step * seconds / tokens)
-    launches = tuple(visit.launch for visit in found)
-    return StepTiming(batch_size, UNKNOWN_CONTEXT, len(draft), draft.depth, tuple(step_ms), launches)
-
-
 def _about_texts(bench: Benchmark) -> list[str]:
     """A sentence on every contender that answers otherwise than plain decoding, or than itself where it is that."""
     return [
@@ -386,7 +349,3 @@ def _about_texts(bench: Benchmark) -> list[str]:
         for one in bench.contenders
         if one.identical < one.compared
     ]
-
-
-def _without(words: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
-    return tuple(word for before, word in pairwise(["", *words]) if not {before, word} & {*flags})

@@ -14,6 +14,7 @@ from treeopt.files.parameters import Count, Positive
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
 from treeopt.pipeline.importing import check_nothing_lost, import_file
+from treeopt.pipeline.launched import asked_of, conversations_of
 from treeopt.pipeline.profile.untimed import UNKNOWN_CONTEXT
 from treeopt.pipeline.search import search
 from treeopt.records.calibration import Calibration
@@ -23,8 +24,6 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
 from treeopt.report.terminal import note, progress
-from treeopt.runtime.prompts.asked import first_turn, read_asked
-from treeopt.runtime.prompts.files import read_rows
 from treeopt.serving.client import Prompt, Server
 from treeopt.serving.load import drive as ask
 from treeopt.serving.load import together
@@ -66,7 +65,8 @@ def tune(
     import anyio
 
     _check_recordings(run, plain, overwrite)
-    prompts = _prompts(drive) if drive else []
+    source = {"prompts": drive, "in_order": True}
+    prompts = asked_of(conversations_of(source), source) if drive else []
     is_up = plain is not None and "://" in plain
     others = read_scrapes(Path(plain)) if plain and not is_up else []
     watched = partial(_watched, url, plain if is_up else None, others, minutes, prompts, clients)
@@ -139,20 +139,6 @@ async def _driven(server: Server, prompts: Sequence[Prompt], clients: int, secon
     with anyio.move_on_after(seconds):
         while True:
             await ask(server, list(prompts) * clients, clients=clients, max_tokens=MOST_TOKENS)
-
-
-def _prompts(file: str) -> list[Prompt]:
-    """The first turns of a file's rows, as chats; a row without one is left out."""
-    found = list[Prompt]()
-    for _, record in read_rows(file).found:
-        try:
-            turns = read_asked(record, None, None)[0] if isinstance(record, dict) else ()
-        except ValueError:
-            continue
-        found += [chat] if (chat := first_turn(turns)) else []
-    if not found:
-        raise InvalidInput(f"`drive` must have prompts, but {file} has none.")
-    return found
 
 
 def _plain(others: Sequence[Scrape], source: str, engine: str, unknown: list[str]) -> dict[int, Pace]:

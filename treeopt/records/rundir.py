@@ -45,6 +45,8 @@ def maker(name: str) -> list[str]:
     (['search'], ['bench', '--batch-size', '4'], ['bench', '--engine', 'openvino'])
     """
     stem = name.split(".")[0]
+    if stem == "arms":
+        return ["bench", "--launch", "COMMAND", "--lengths", "0,2,4,8"]
     if stem == "requests":
         return ["calibrate", "--from-logs", "FILE"]
     match = BENCH.fullmatch(stem)

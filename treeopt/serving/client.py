@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from treeopt.errors import InvalidInput, Unsupported, first_line, quoted
 from treeopt.files.bounds import loads
@@ -53,7 +54,11 @@ class Answer:
 
 
 class Server(AbstractAsyncContextManager[Any]):
-    """A server of an OpenAI-compatible API, to be used as ``async with Server(url) as server``."""
+    """A server of an OpenAI-compatible API, to be used as ``async with Server(url) as server``.
+
+    url  : with ?model=NAME where it serves several, as llama.cpp's router does; by default its first is meant
+    body : further fields of every request for an answer
+    """
 
     def __init__(self, url: str) -> None:
         import httpx
@@ -64,18 +69,19 @@ class Server(AbstractAsyncContextManager[Any]):
             parts = httpx.URL()
         if parts.userinfo or "@" in url:
             raise InvalidInput(f"A URL must be without credentials: set the environment variable {KEY} instead.")
-        if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
+        if parts.scheme not in ("http", "https") or not parts.host or parts.fragment or {*parts.params} - {"model"}:
             raise InvalidInput(f"A server's URL must be like http://localhost:8000, but got {quoted(url)}.")
         self._key = os.environ.get(KEY, "")
         if not re.fullmatch(r"[!-~]*", self._key):
             raise InvalidInput(f"{KEY} must be printable ASCII without spaces, but is not.")
-        self.url = OWN_PATHS.sub("", str(parts))
+        self.url = OWN_PATHS.sub("", str(parts.copy_with(query=None)))
         headers = {"accept-encoding": "identity", **({"authorization": f"Bearer {self._key}"} if self._key else {})}
         limits = httpx.Limits(max_connections=None)
         is_safe = parts.scheme == "https"  # certificates take a while to load
         self._client = httpx.AsyncClient(trust_env=False, timeout=None, limits=limits, headers=headers, verify=is_safe)
-        self._model: str | None = None
+        self._model = self._named = parts.params.get("model")
         self._has_chat_alone = False
+        self.body: Mapping[str, Any] = {}
 
     async def __aexit__(self, *ended: object) -> None:
         await self._client.aclose()
@@ -93,15 +99,28 @@ class Server(AbstractAsyncContextManager[Any]):
         """A page of JSON, likewise."""
         return self._parsed(await self.text(path, within_s), path)
 
+    async def metrics(self, page: str = "/metrics", within_s: float = WITHIN_S) -> str:
+        """The page of its counters, of the model that is meant."""
+        try:
+            return await self.text(f"{page}?model={quote(self._named)}" if self._named else page, within_s)
+        except NoSuchPage:
+            raise
+        except Unsupported as error:
+            if self._named or len(models := await self._models()) == 1:
+                raise
+            raise Unsupported(f"{error} It serves {', '.join(map(quoted, models))}: name one with `model`.") from None
+
     async def model(self) -> str:
-        """The first model that it serves, by its name there."""
+        """The model that is meant, by its name there."""
         if self._model is None:
-            match await self.json("/v1/models"):
-                case {"data": [{"id": str(name)}, *_]}:
-                    self._model = name
-                case _:
-                    raise InvalidInput(f"{self.url}/v1/models must list models, but lists none.")
-        return self._model
+            self._model, *_ = await self._models()
+        return str(self._model)
+
+    async def _models(self) -> list[str]:
+        match await self.json("/v1/models"):
+            case {"data": [{"id": str()}, *_] as models}:
+                return [str(model["id"]) for model in models if isinstance(model, dict) and "id" in model]
+        raise InvalidInput(f"{self.url}/v1/models must list models, but lists none.")
 
     async def complete(self, prompt: Prompt, max_tokens: int, *, within_s: float = ANSWERED_WITHIN_S) -> Answer:
         """Complete a prompt greedily: messages as a chat, text and tokens as they are.
@@ -109,7 +128,7 @@ class Server(AbstractAsyncContextManager[Any]):
         A server that has chats alone gets a text as a message of the user.
         """
         asked = {"model": await self.model(), "max_tokens": max_tokens, "temperature": 0, "stream": True}
-        asked |= {"stream_options": {"include_usage": True}}
+        asked |= {"stream_options": {"include_usage": True}, **self.body}
         is_chat = self._has_chat_alone if isinstance(prompt, str) else isinstance(prompt[0], Mapping)
         if not is_chat:
             try:

@@ -2,6 +2,7 @@
 
 {options}  what a contender adds to the command: a word of its own becomes its words, inside a word they are quoted
 {port}     the port at which the server is to listen on 127.0.0.1
+{length}   guesses per step, 0 for none, where the command itself knows what to do with them
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
 
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported, quoted
 from treeopt.files.shell import command_line, split_template
 from treeopt.serving import keeper
 from treeopt.serving.client import NoSuchPage, Server
 
-PLACES = ("options", "port")
+T = TypeVar("T")
+PLACES = ("options", "port", "length")
 ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
 HEALTHY_WITHIN_S = 900.0  # large models take minutes to load
 STOPPED_WITHIN_S = keeper.GRACE_S + keeper.PORT_S + 10
@@ -39,16 +43,24 @@ class Launcher:
     environment: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, text: str, within_s: float = HEALTHY_WITHIN_S) -> Launcher:
-        """Raises InvalidInput unless it has both places, and a program that there is."""
+    def parse(
+        cls, text: str, within_s: float = HEALTHY_WITHIN_S, needed: Sequence[str] = ("options", "port")
+    ) -> Launcher:
+        """Raises InvalidInput unless it has the places that are needed."""
         words = list(split_template("launch", text, PLACES))
         environment = {}
         while words and ASSIGNED.match(words[0]):
             name, _, value = words.pop(0).partition("=")
             environment[name] = value
-        if missing := [place for place in PLACES if not any(f"{{{place}}}" in word for word in words)]:
-            raise InvalidInput(f"`launch` must have {{options}} and {{port}} in it, but has no {{{missing[0]}}}.")
-        return cls(tuple(words), within_s, environment)
+        launcher = cls(tuple(words), within_s, environment)
+        if missing := [place for place in needed if not launcher.has(place)]:
+            raise InvalidInput(
+                f"`launch` must have {' and '.join(f'{{{place}}}' for place in needed)} in it, but has no {{{missing[0]}}}."
+            )
+        return launcher
+
+    def has(self, place: str) -> bool:
+        return any(f"{{{place}}}" in word for word in self.words)
 
     def filled(self, options: Sequence[str], port: int) -> list[str]:
         """The words of the command for these options.
@@ -63,6 +75,19 @@ class Launcher:
             filled = re.sub(r"\{(options|port)\}", lambda match, known=known: known[match[1]], word)  # type: ignore[misc]
             found += options if word == "{options}" else [filled]
         return found
+
+    def visit(
+        self, options: Sequence[str], log: Path, look: Callable[[Server], Awaitable[T]], model: str | None = None
+    ) -> T:
+        """What ``look`` gives of a server that is started for it, of this model where it serves several."""
+        import anyio
+
+        async def looked(url: str) -> T:
+            async with Server(url) as server:
+                return await look(server)
+
+        with self.launched(options, log) as url:
+            return anyio.run(looked, f"{url}?model={quote(model)}" if model else url)
 
     @contextmanager
     def launched(self, options: Sequence[str], log: Path) -> Iterator[str]:

@@ -11,12 +11,14 @@ from pydantic import BaseModel
 from treeopt.engines.llama_cpp import PREFIX as OF_LLAMA_CPP
 from treeopt.engines.measured.exposition import COUNTERS, counters_among, is_exposition
 from treeopt.engines.vllm import PREFIX as OF_VLLM
-from treeopt.errors import Unsupported
-from treeopt.serving.client import NoSuchPage, Prompt, Server
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.serving.client import Answer, NoSuchPage, Prompt, Server
 from treeopt.serving.load import drive
 
-PREFIX = rf"(?:{OF_VLLM}|{OF_LLAMA_CPP})"
-WARM_TOKENS = 8
+PREFIX = rf"(?:{OF_VLLM}|{OF_LLAMA_CPP}|sglang:)"
+STEPS = "spec_verify_calls"  # of SGLang, which counts no drafts by position
+PLAIN = "plain"  # name of a contender without speculation
+WARM_TOKENS, PROBE_TOKENS = 8, 32
 SETTLE_S = 0.5  # until the last step of an answer is counted
 
 
@@ -29,15 +31,27 @@ class Told(BaseModel):
     text: str
 
 
-class Visit(BaseModel):
-    """The answers, the drafts that were counted, and at each position how many of these were accepted."""
+class Drafts(BaseModel):
+    """Drafts that were counted, all of their guesses, and at each position how many of the drafts had it accepted."""
+
+    drafts: int = 0
+    drafted: int = 0
+    reached: list[int] = []
+
+    @property
+    def length(self) -> float:
+        """Mean guesses of a draft; 0 where none are counted."""
+        return self.drafted / self.drafts if self.drafts else 0.0
+
+
+class Visit(Drafts):
+    """Answers, the seconds that all of them took, and what was counted."""
 
     launch: int
     name: str
     batch_size: int
     answers: list[Told]
-    drafts: int
-    reached: list[int]
+    seconds: float
 
     @property
     def emitted(self) -> int:
@@ -47,7 +61,8 @@ class Visit(BaseModel):
     @property
     def steps(self) -> int:
         """Steps of all answers: the drafts, or where some steps had none what accepted guesses leave of the tokens."""
-        return min(max(self.drafts, self.emitted - sum(self.reached)), self.emitted)
+        without = self.emitted - sum(self.reached) if self.reached or not self.drafts else 0
+        return min(max(self.drafts, without), self.emitted)
 
     @property
     def tokens_per_step(self) -> float:
@@ -59,47 +74,72 @@ class Visit(BaseModel):
 
 
 async def visited(
-    url: str, launch: int, name: str, prompts: Mapping[int, Sequence[Prompt]], most: Mapping[int, Sequence[int]]
+    server: Server, launch: int, name: str, load: Mapping[int, tuple[Sequence[Prompt], Sequence[int]]]
 ) -> list[Visit]:
-    """What a server answers and counts at every batch size, with so many tokens of each answer at most."""
+    """What a server answers and counts at every batch size, to its prompts with so many tokens of each answer at most.
+
+    Raises Unsupported where it counts no drafts, unless ``name`` is plain, and where plain drafts.
+    """
+    found = []
+    for size, (prompts, most) in load.items():
+        await drive(server, prompts[:size], clients=size, max_tokens=min(WARM_TOKENS, *most))
+        answers, counted = await _counted(server, prompts, size, most)
+        if counted is None and name != PLAIN:
+            raise Unsupported(
+                f"`launch` must serve /metrics with counters of drafts, but with the options of {name!r} has none: "
+                "llama-server has them with --metrics, SGLang with --enable-metrics."
+            )
+        if name == PLAIN and counted and counted.drafts:
+            raise InvalidInput(
+                f"A server without speculation must draft nothing, but {counted.drafts:,} drafts were counted: `launch` speculates "
+                "by other words than those that treeopt leaves out. Put {options} in their place, and pass them as `present`."
+            )
+        # The next that ends after this leaves its client without a prompt, and the batch is no longer full.
+        full = sorted(one.ended for one in answers)[-size] if len(answers) >= size else -inf
+        told = [
+            Told(
+                tokens=max(one.num_tokens, 1),
+                decode_s=one.seconds - one.first_s,
+                timed=one.ended <= full,
+                text=hashlib.sha256(one.text.encode("utf-8", "surrogatepass")).hexdigest(),
+            )
+            for one in answers
+        ]
+        seconds = max(one.ended for one in answers) - min(one.began for one in answers)
+        about = {"launch": launch, "name": name, "batch_size": size, "answers": told, "seconds": seconds}
+        found.append(Visit.model_validate({**about, **(counted or Drafts()).model_dump()}))
+    return found
+
+
+async def follows_requests(server: Server, prompts: Sequence[Prompt], parameter: str, length: int) -> bool:
+    """Whether drafts are as short as a request asks by a parameter, and longer where it does not."""
+    lengths, most = list[float](), [PROBE_TOKENS] * len(prompts)
+    for body in ({parameter: length}, {}):
+        server.body = body
+        _, counted = await _counted(server, prompts, 1, most)
+        lengths.append(counted.length if counted else 0.0)
+    short, usual = lengths
+    return 0 < short <= length < usual
+
+
+async def _counted(
+    server: Server, prompts: Sequence[Prompt], clients: int, most: Sequence[int]
+) -> tuple[list[Answer], Drafts | None]:
+    """The answers to prompts, and the drafts that were counted meanwhile; None where the server shows no counters of them."""
     import anyio
 
-    found = []
-    async with Server(url) as server:
-        for size, asked in prompts.items():
-            await drive(server, asked[:size], clients=size, max_tokens=min(WARM_TOKENS, *most[size]))
-            before = await _metrics(server)
-            answers = await drive(server, asked, clients=size, max_tokens=most[size])
-            await anyio.sleep(SETTLE_S)
-            files = [
-                (text, Path("/metrics")) for text in (before, await _metrics(server)) if is_exposition(text, PREFIX)
-            ]
-            counted = counters_among(files, PREFIX)
-            drafts = counted.totals.get(COUNTERS[0]) if counted else None
-            if drafts is None and name != "plain":
-                raise Unsupported(
-                    f"`launch` must serve /metrics with counters of drafts, but with the options of {name!r} has none: "
-                    "llama-server has them with --metrics."
-                )
-            # The next that ends after this leaves its client without a prompt, and the batch is no longer full.
-            full = sorted(one.ended for one in answers)[-size] if len(answers) >= size else -inf
-            told = [
-                Told(
-                    tokens=max(one.num_tokens, 1),
-                    decode_s=one.seconds - one.first_s,
-                    timed=one.ended <= full,
-                    text=hashlib.sha256(one.text.encode("utf-8", "surrogatepass")).hexdigest(),
-                )
-                for one in answers
-            ]
-            reached = counted.positions.get(COUNTERS[3], []) if counted else []
-            found.append(
-                Visit(launch=launch, name=name, batch_size=size, answers=told, drafts=drafts or 0, reached=reached)
-            )
-    return found
+    before = await _metrics(server)
+    answers = await drive(server, prompts, clients=clients, max_tokens=most)
+    await anyio.sleep(SETTLE_S)
+    files = [(text, Path("/metrics")) for text in (before, await _metrics(server)) if is_exposition(text, PREFIX)]
+    counted = counters_among(files, PREFIX, (*COUNTERS, STEPS))
+    if counted is None or not {COUNTERS[0], STEPS} & counted.totals.keys():
+        return answers, None
+    drafts, drafted, steps = (counted.totals.get(name, 0) for name in (*COUNTERS[:2], STEPS))
+    return answers, Drafts(drafts=drafts or steps, drafted=drafted, reached=counted.positions.get(COUNTERS[3], []))
 
 
 async def _metrics(server: Server) -> str:
     with suppress(NoSuchPage):
-        return await server.text("/metrics")
+        return await server.metrics()
     return ""

@@ -124,7 +124,7 @@ async def watch(server: Server, seconds: float, scrapes: list[Scrape]) -> list[s
     page, text = PAGES[0], ""
     for page in PAGES:
         try:
-            text = await server.text(page)
+            text = await server.metrics(page)
         except NoSuchPage:
             continue
         if engine_of(text):
@@ -139,7 +139,7 @@ async def watch(server: Server, seconds: float, scrapes: list[Scrape]) -> list[s
     while (left := began + seconds - time.monotonic()) >= EVERY_S:
         await anyio.sleep(EVERY_S)
         try:
-            scrapes.append(_kept(await server.text(page, min(WITHIN_S, left)), name, server.url))
+            scrapes.append(_kept(await server.metrics(page, min(WITHIN_S, left)), name, server.url))
         except TreeoptError as error:
             failed, why = failed + 1, str(error)
     return [f"{failed} looks at {page} failed, the last because: {why}"] * bool(failed)

@@ -1,0 +1,259 @@
+"""Bench of lengths: the user's own server is started with each number of guesses, until no further launch is worth it.
+
+launch   one start of the server with one length, or with all where requests set it. It answers the same prompts at every number
+         of clients, and is a repeat of an arm at each of these
+rates    logarithms of tokens per second, by the launches of an arm
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treeopt.arms.arm import OFF, Arm, Arms
+from treeopt.arms.choices import decide_arms
+from treeopt.arms.model import LAUNCH
+from treeopt.engines.registry import ENGINES
+from treeopt.engines.speculation import Speculation
+from treeopt.errors import InvalidInput, Unsupported
+from treeopt.files.fields import checked
+from treeopt.files.journal import Journal
+from treeopt.files.parameters import parameters_of
+from treeopt.files.shell import command_line, split_template
+from treeopt.files.writing import discard
+from treeopt.pipeline.decoding import evenly, usual_prompts
+from treeopt.pipeline.launched import asked_of, conversations_of
+from treeopt.pipeline.session import resolve
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.terminal import note, progress
+from treeopt.serving.client import Prompt, Server
+from treeopt.serving.launch import Launcher
+from treeopt.serving.visit import PLAIN, Visit, follows_requests, visited
+
+PROBED = 4  # prompts that tell whether requests set the length
+KNOWN_BEFORE = 2  # launches that count for the usual difference of two, beside those that were seen
+LONGER = 0.01  # guesses by which drafts may be longer on average than was asked
+LONGER_DRAFTS = "{} guesses were asked for, but the server drafts {:.2f} a step: put {{length}} into `launch` where it takes the length."
+NONE = (
+    "`launch` must have the options of speculation that you serve with, whose length is set to each of `lengths`, but has none. "
+    "Write them into the command; or put {options} in their place and them into `present`, or {length} where the length stands."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The lengths to run, 0 for no speculation, and how; the fields are parameters of `treeopt.bench`."""
+
+    launch: str
+    lengths: Sequence[int]
+    clients: Sequence[int] = (1,)
+    engine: str | None = None
+    present: str | None = None
+    model: str | None = None
+    num_prompts: int | None = None
+    max_new_tokens: int | None = None
+    time_limit_s: float | None = None
+    within_s: float = 900
+
+    @cached_property
+    def launcher(self) -> Launcher:
+        return Launcher.parse(self.launch, self.within_s, ["port"])
+
+    @cached_property
+    def served_by(self) -> str:
+        """The engine; the command names it, if nobody does. Empty where it is not known and need not be."""
+        known = {name: engine.options for name, engine in ENGINES.items() if engine.options}
+        command = command_line(*self.launcher.words)
+        name = self.engine or next((name for name, one in known.items() if re.search(one.program, command)), "")
+        if name not in known and not self.launcher.has("length"):
+            raise InvalidInput(f"`engine` must say whose server `launch` starts, {', '.join(known)}, but got {name!r}.")
+        return name
+
+    @property
+    def speculation(self) -> Speculation:
+        """The options of the engine's server that speculate."""
+        return (ENGINES[self.served_by].options if self.served_by in ENGINES else None) or Speculation()
+
+    @cached_property
+    def options(self) -> list[str]:
+        """The words that speculate."""
+        if self.present is not None:
+            return list(split_template("present", self.present, ()))
+        return self.speculation.split(self.launcher.words)[1]
+
+    def started(self, length: int) -> tuple[Launcher, tuple[str, ...]]:
+        """The command that serves with a length, and the words for its {options}."""
+        words = self.launcher.words
+        if self.launcher.has("length"):
+            words = tuple(word.replace("{length}", str(length)) for word in words)
+            return replace(self.launcher, words=words), ()
+        if length and not self.options:
+            raise InvalidInput(NONE)
+        if not self.launcher.has("options"):
+            words = (*self.speculation.split(words)[0], "{options}")
+        return replace(self.launcher, words=words), self.speculation.at(self.options, length)
+
+
+def bench_lengths(run: RunDirectory, asked: Mapping[str, Any], source: Mapping[str, Any]) -> Arms:
+    """Launch every length once, in random order, then what is worth most; the run's arms are kept after every launch.
+
+    asked  : parameters of `treeopt.bench`, with those of a `Sweep` · source : options of the prompts
+    """
+    sweep = Sweep(**{name: asked[name] for name in parameters_of(Sweep)})
+    known = resolve(run, source)
+    wanted = sweep.num_prompts or usual_prompts(max(sweep.clients))
+    prompts, most = asked_of(evenly(conversations_of(known), wanted), known), sweep.max_new_tokens or 128
+    for length in sweep.lengths:
+        sweep.started(length)
+    about = {"launch": sweep.launch, "present": sweep.present, "model": sweep.model, "clients": list(sweep.clients)}
+    journal = Journal(run.partial("arms"), {**about, "prompts": prompts, "most": most})
+    dataset, source_of_arms = Path(str(known["prompts"])).name, f"bench --launch {sweep.launch}"
+    of_run = {"engine": sweep.served_by, "output_tokens": str(most)}
+    base = Arm(dataset=dataset, about=of_run, source=source_of_arms)
+    left = set(sweep.lengths)
+    with progress("Launching", None):
+        while True:
+            launches = journal.documents()
+            arms = _arms(sweep, launches, base)
+            if launches:
+                _keep(run, arms)
+            following = _next_length(sweep, arms, left)
+            if following is None:
+                discard(journal.folder)
+                return arms
+            lasted = [launch["seconds"] for launch in launches] or [0.0]
+            if sweep.time_limit_s is not None and sum(lasted) + np.mean(lasted) > sweep.time_limit_s:
+                note("The time is over: the same command with a larger `time_limit_s` goes on.")
+                return arms
+            try:
+                journal.append(_launched(run, sweep, following, launches, prompts, most))
+            except Unsupported as error:
+                left.discard(following)
+                if not left and not launches:
+                    raise
+                note(f"{following} guesses are left out from now on. {error}")
+
+
+def _next_length(sweep: Sweep, arms: Arms, left: set[int]) -> int | None:
+    """The length to launch: each once, the longest first where requests may set the others; then what is worth most.
+
+    One is launched a second time in any case, since what a launch is worth depends on how far two of them differ.
+    """
+    tried = {arm.k for arm in arms.arms if arm.tokens_per_s}
+    order = random.Random(0).sample(sorted(sweep.lengths), len(sweep.lengths))
+    if sweep.speculation.parameter:
+        order.sort(key=lambda length: length != max(sweep.lengths))
+    if new := [length for length in order if length in left - tried]:
+        return new[0]
+    candidates = tuple(arm for arm in arms.arms if arm.k in left)
+    if not candidates:
+        return None
+    sd = next((arm.stderr * sqrt(arm.repeats) for arm in candidates if arm.stderr), None)
+    decided = decide_arms(replace(arms, arms=candidates), noise=sd)
+    if sd is None and len(candidates) > len(sweep.clients):
+        return decided.choices[0].arm.k
+    if decided.next_run is None:
+        return None
+    choice, run = decided.next_run
+    return choice.posterior.arms[run.arm].k
+
+
+def _launched(
+    run: RunDirectory, sweep: Sweep, length: int, launches: Sequence[Any], prompts: Sequence[Prompt], most: int
+) -> dict[str, Any]:
+    """What one more launch gives: its visits, and the seconds that it took."""
+    number, lengths = len(launches), sorted({*sweep.lengths} - {0})
+    parameter = sweep.speculation.parameter if length and len(lengths) > 1 else ""
+    before = [{visit["name"] for visit in launch["visits"]} for launch in launches]
+    if parameter and any(len(names) > 1 for names in before):
+        length = lengths[-1]
+    if length != max(lengths, default=0) or {str(length)} in before:
+        parameter = ""
+
+    async def look(server: Server) -> list[Visit]:
+        served, visits = [length], list[Visit]()
+        if parameter and await follows_requests(server, prompts[:PROBED], parameter, lengths[0]):
+            served = random.Random(number).sample(lengths, len(lengths))
+        for k in served:
+            server.body = {parameter: k} if len(served) > 1 else {}
+            load = {clients: (prompts, [most] * len(prompts)) for clients in sweep.clients}
+            for visit in await visited(server, number, str(k) if k else PLAIN, load):
+                if visit.length > k + LONGER:
+                    raise InvalidInput(LONGER_DRAFTS.format(k, visit.length))
+                visits.append(visit)
+        return visits
+
+    began = time.monotonic()
+    launcher, options = sweep.started(length)
+    visits = launcher.visit(options, run.path / "launches" / f"{length}-guesses-{number + 1}.log", look, sweep.model)
+    rates = [f"{_rate(visit):.1f} tokens/s with {visit.name} at {visit.batch_size}" for visit in visits]
+    note(f"Launch {number + 1}: {', '.join(rates)}.")
+    return {"seconds": time.monotonic() - began, "visits": [visit.model_dump() for visit in visits]}
+
+
+def _arms(sweep: Sweep, launches: Sequence[Any], base: Arm) -> Arms:
+    """Every length at every number of clients, with what its launches gave."""
+    visits = [checked(Visit, visit) for launch in launches for visit in launch["visits"]]
+    cells = [(length, clients) for clients in sweep.clients for length in sorted(sweep.lengths)]
+    of_cell = {
+        (k, n): [visit for visit in visits if (visit.name, visit.batch_size) == (str(k) if k else PLAIN, n)]
+        for k, n in cells
+    }
+    rates = [np.log([_rate(visit) for visit in some]) for some in of_cell.values() if some]
+    squares, repeats = (
+        sum(float(np.square(one - one.mean()).sum()) for one in rates),
+        sum(len(one) - 1 for one in rates),
+    )
+    sd = sqrt((KNOWN_BEFORE * LAUNCH**2 + squares) / (KNOWN_BEFORE + repeats)) if repeats else None
+    arms = [
+        replace(base, k=k, concurrency=n, drafter=sweep.speculation.drafter(sweep.options) if k else OFF)
+        for k, n in cells
+    ]
+    return Arms(arms=tuple(_measured(arm, some, sd) for arm, some in zip(arms, of_cell.values(), strict=True)))
+
+
+def _measured(arm: Arm, visits: Sequence[Visit], sd: float | None) -> Arm:
+    """The arm with the means of its launches; sd is of the logarithm of the rate between launches."""
+    if not visits:
+        return arm
+    paces = [
+        1e3 * np.array([answer.decode_s / (answer.tokens - 1) for answer in visit.answers if answer.tokens > 1])
+        for visit in visits
+    ]
+    known = [pace for pace in paces if len(pace)]
+    drafts = sum(visit.drafts for visit in visits)
+    reached = zip_longest(*(visit.reached for visit in visits), fillvalue=0)
+    return replace(
+        arm,
+        tokens_per_s=float(np.exp(np.mean(np.log([_rate(visit) for visit in visits])))),
+        tpot_ms=float(np.mean([pace.mean() for pace in known])) if known else None,
+        tpot_p99_ms=float(np.mean([np.percentile(pace, 99) for pace in known])) if known else None,
+        tokens_per_step=float(np.mean([visit.tokens_per_step for visit in visits])) if arm.k else None,
+        positions=tuple(sum(counts) / drafts for counts in reached) if drafts else (),
+        repeats=len(visits),
+        stderr=sd / sqrt(len(visits)) if sd else None,
+        prompts=len(visits[0].answers),
+        seconds=float(np.mean([visit.seconds for visit in visits])),
+    )
+
+
+def _rate(visit: Visit) -> float:
+    """Tokens per second of all requests together."""
+    return sum(answer.tokens for answer in visit.answers) / visit.seconds
+
+
+def _keep(run: RunDirectory, arms: Arms) -> None:
+    """Write the run's arms; those of other sources stay."""
+    others = Arms.load(run.arms).arms if run.arms.exists() else ()
+    source = arms.arms[0].source
+    replace(arms, arms=(*(arm for arm in others if arm.source != source), *arms.arms)).save(run.arms)
