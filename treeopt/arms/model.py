@@ -114,7 +114,8 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     middle = weights @ np.stack(means)
     apart = np.stack(means) - middle
     spread = np.tensordot(weights, np.stack(covariances), 1) + (weights[:, None] * apart).T @ apart
-    return Posterior(tuple(arms), middle, spread, np.full(len(arms), noise))
+    again = [noise if arm.stderr is None else arm.stderr**2 * arm.repeats for arm in arms]
+    return Posterior(tuple(arms), middle, spread, np.array(again))
 
 
 def figure_variance(arm: Arm, launch: float) -> float:
