@@ -79,6 +79,7 @@ def test_repeats_are_one_arm_by_their_geometric_mean(speeds):
             [{"temperature": "0"}, {"temperature": "1"}], ["chat, temperature 0", "chat, temperature 1"], id="condition"
         ),
         pytest.param([{"kv_type": "f16"}, {}], ["chat", "chat"], id="not-said"),
+        pytest.param([{"output_tokens": "251"}, {"output_tokens": "249"}], ["chat", "chat"], id="nearly-as-long"),
         pytest.param([{"block": "8"}, {"block": "16"}], ["chat", "chat"], id="says-more-of-the-drafter"),
         pytest.param([{"engine": "vLLM"}, {"engine": "vLLM 2"}], ["chat", "chat"], id="describing"),
     ],

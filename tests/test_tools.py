@@ -1,6 +1,10 @@
 """Arms of benchmarking tools' results. Figures are of public runs, or of runs made for tests/data (its README says how)."""
 
 import json
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -90,17 +94,7 @@ BATCHED = """|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s |
 |   128 |    128 |   32 |   8192 |    3.408 |  1201.73 |    8.801 |   465.40 |   12.209 |   670.96 |
 """
 BATCHED_LINE = '{"n_threads": 8, "pp": 128, "tg": 128, "pl": 8, "n_kv": 2048, "t_tg": 7.344, "speed_tg": 139.43}\n'
-# ... and of llama-bench
-BENCHED = """| model                          |       size |     params | backend    | ngl |            test |                  t/s |
-| ------------------------------ | ---------: | ---------: | ---------- | --: | --------------: | -------------------: |
-| qwen2 7B Q4_K - Medium         |   4.36 GiB |     7.62 B | CUDA       |  -1 |           pp512 |      7340.20 ± 23.45 |
-| qwen2 7B Q4_K - Medium         |   4.36 GiB |     7.62 B | CUDA       |  -1 |    tg128 @ d512 |        116.71 ± 0.60 |
-
-build: 8cf427ff (5163)
-"""
-BENCHED_CSV = """build_commit,backends,model_type,n_threads,n_prompt,n_gen,n_depth,avg_ns,avg_ts,stddev_ts
-"8cf427ff","CUDA","qwen2 7B Q4_K - Medium","8","0","128","0","1067431600","119.915244","0.430617"
-"""
+DATA = Path(__file__).parent / "data"
 
 
 def lines(*records):
@@ -158,8 +152,6 @@ FORMS = {  # text and name of a file: for each arm its drafter, K, concurrency, 
     ),
     "batched": (BATCHED, "b.md", ("none", 0, 1, 41.57, None), ("none", 0, 32, 465.40, None)),
     "batched lines": ("main: n_kv_max = 2048\n\n" + BATCHED_LINE + "\nllama_perf\n", "b.jsonl", ("none", 0, 8, 139.43, None)),
-    "llama-bench": (BENCHED, "l.md", ("none", 0, 1, 116.71, None)),
-    "llama-bench csv": (BENCHED_CSV, "l.csv", ("none", 0, 1, 119.915244, None)),
 }  # fmt: skip
 
 
@@ -185,9 +177,6 @@ def test_what_else_is_said_of_a_run(tmp_path):
     assert "8.0 requests a second were sent" in found.notes[1]
     tree = read(tmp_path, lines(steps(8, 3, 4, 16, 3.1, 0.02, 155.0, 512.0))).arms[0]
     assert (tree.unit, tree.about["output_tokens"]) == ("request", "512")
-    deep = read(tmp_path, BENCHED)
-    assert (deep.arms[0].about["context"], deep.arms[0].model) == ("512", "qwen2 7B Q4_K - Medium")
-    assert "read a prompt" in deep.notes[0]
     assert read(tmp_path, BATCHED).arms[1].tpot_ms == pytest.approx(68.76, abs=0.01)
 
 
@@ -221,6 +210,39 @@ def test_a_sweep_is_read_run_by_run(tmp_path):
     assert found.notes == (f"{tmp_path / 'k3' / 'run=2.failure.json'}: this run failed.",)
     with pytest.raises(InvalidInput, match="must have results of a benchmarking tool"):
         read_sweep(tmp_path / "elsewhere")
+
+
+def test_a_real_sweep_is_the_same_as_its_table():
+    """All answers have 48 tokens, the first of the prompt's pass: with A of 376 accepted there were 376 - A steps."""
+    folder = read_sweep(DATA / "vllm_sweep").arms
+    steps = {"ngram 2": 376 / (376 - 34), "ngram 4": 376 / (376 - 38), "off": None}
+    assert Counter((arm.name, arm.concurrency) for arm in folder) == dict.fromkeys(product(steps, (1, 4)), 2)
+    assert [arm.tokens_per_step for arm in folder] == [pytest.approx(steps[arm.name]) for arm in folder]
+    assert {(arm.model, arm.prompts, arm.about["output_tokens"]) for arm in folder} == {("smollm2", 8, "48")}
+    file = DATA / "vllm_sweep" / "summary.csv"
+    table = read_tool(load_file(file), file)
+    assert by_speed(table.arms) == by_speed(folder)
+
+
+def by_speed(arms):
+    return sorted((replace(arm, source="") for arm in arms), key=lambda arm: arm.tokens_per_s)
+
+
+LLAMA = {  # file: tokens/s of its two contexts, or of 1, 2 and 4 sequences
+    "llama_bench.md": (4.78, 7.98), "llama_bench.csv": (11.732352, 9.218019), "llama_bench.json": (12.117901, 5.724170),
+    "llama_bench.jsonl": (7.468460, 5.588154), "batched.md": (6.43, 9.20, 11.59), "batched.jsonl": (11.46692, 10.15298, 5.908769),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_real_runs_of_llama_cpp(name):
+    arms = read_tool(load_file(DATA / "llama_bench" / name), DATA / "llama_bench" / name).arms
+    assert [arm.tokens_per_s for arm in arms] == [pytest.approx(speed, rel=1e-3) for speed in LLAMA[name]]
+    assert [arm.concurrency for arm in arms] == ([1, 1] if name.startswith("llama") else [1, 2, 4])
+    assert {arm.name for arm in arms} == {"off"}
+    if name.startswith("llama"):
+        assert [arm.about["context"] for arm in arms] == ["0", "64"]
+        assert {arm.model for arm in arms} == {"llama 256M Q4_1"}
 
 
 OTHER = ("k,tokens_per_s\n0,10\n2,20\n", "| K | tok/s |\n|---|---|\n| 2 | 20 |\n", "words\n", '{"a": 1}\n', "[1, 2]\n")

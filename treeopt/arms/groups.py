@@ -17,6 +17,8 @@ CONDITIONS = (
     "request_rate",
 )  # fmt: skip
 
+MEANS, NEAR = ("input_tokens", "output_tokens"), 1.1  # means of requests, which differ by so much though run alike
+
 
 def merged(arms: Sequence[Arm]) -> list[Arm]:
     """Each arm once: the geometric mean of its repeats, with the standard error that they say."""
@@ -68,7 +70,7 @@ def apart(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
     ['chat, temperature 0', 'chat, temperature 1']
     """
     groups: dict[tuple[str, str], list[Arm]] = defaultdict(list)
-    for arm in arms:
+    for arm in _levelled(arms):
         groups[arm.model, arm.dataset].append(arm)
     found, notes = list[Arm](), list[str]()
     for (model, dataset), same in groups.items():
@@ -107,3 +109,23 @@ def _sets_apart(name: str, arms: Sequence[Arm]) -> bool:
     ):  # a figure of each arm is no condition
         return False
     return name in CONDITIONS or any(len(of_setting) > 1 for of_setting in values.values())
+
+
+def _levelled(arms: Sequence[Arm]) -> list[Arm]:
+    """The arms, with one value for mean numbers of tokens that are near each other: answers may end by themselves.
+
+    >>> [arm.about["output_tokens"] for arm in _levelled([Arm(about={"output_tokens": n}) for n in ("256", "249", "64")])]
+    ['249', '249', '64']
+    """
+    for name in MEANS:
+        values = {arm.about.get(name, "") for arm in arms}
+        levels = {"0": "0"}
+        before = "0"
+        for value in sorted((value for value in values if value.isdecimal()), key=int):
+            levels[value] = levels[before] if int(value) <= NEAR * int(before) else value
+            before = value
+        arms = [
+            replace(arm, about={**arm.about, name: levels[arm.about[name]]}) if arm.about.get(name) in levels else arm
+            for arm in arms
+        ]
+    return list(arms)

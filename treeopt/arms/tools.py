@@ -231,10 +231,16 @@ def _setting(record: Record, run: Served, title: str, named: str | None) -> tupl
         return f"{drafter} by batch size", None
     if all(isinstance(config.get(name), int) for name in TREE):
         return _tree(drafter, *(config[name] for name in TREE))
-    lengths = [str(length) for length in (run.k, *(config.get(name) for name in LENGTHS), named) if length is not None]
+    lengths = [
+        _text(length) for length in (run.k, *(config.get(name) for name in LENGTHS), named) if length is not None
+    ]
     k = next((int(length) for length in lengths if length.isdigit()), None)
     is_off = k == 0 or (k is None and not config and not named and not _drafted(record))
     return (OFF, 0) if is_off else (drafter, k)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)  # CSV files have 3.0 for 3
 
 
 def _tree(algorithm: str, steps: int, topk: int, rows: int) -> tuple[str, int]:
@@ -271,12 +277,13 @@ SAID = {  # elsewhere, or no condition
 def _about(record: Record) -> dict[str, str]:
     """Conditions of a run: metadata, what a sweep changed, the rate of requests, engine and version."""
     names = list(record)
-    swept = names[names.index("run_number") + 1 :] if "run_number" in names else []
+    swept = names[names.index("run_number") + 1 :] if "run_number" in names else []  # in a CSV file figures, too
     about = {}
     for name, value in record.items():
         key = name.replace("-", "_").removeprefix("speculative_config.")
-        if (isinstance(value, str) or (name in swept and isinstance(value, int | float))) and key not in SAID:
-            about[key] = str(value)[:80]
+        is_condition = isinstance(value, str) or (name in swept and isinstance(value, int | float))
+        if is_condition and key not in SAID and not key.startswith("spec_decode_"):
+            about[key] = _text(value)[:80]
     if str(rate := record.get("request_rate", "inf")) != "inf":
         about["request_rate"] = str(rate)
     if isinstance(backend := record.get("backend"), str):
