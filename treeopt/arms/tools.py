@@ -105,22 +105,12 @@ class Served(BaseModel):
     output_throughput: NotNegative = 0
     mean_tpot_ms: NotNegative = 0
     p99_tpot_ms: NotNegative = 0
-    request_rate: float | str = "inf"
     max_concurrency: Positive | None = None
-    concurrency: NotNegative = 0  # mean
-    max_concurrent_requests: NotNegative = 0
     drafts: Count = Field(0, alias="spec_decode_num_drafts")
     drafted: Count = Field(0, alias="spec_decode_draft_tokens")
     accepted: Count = Field(0, alias="spec_decode_accepted_tokens")
     length: NotNegative = Field(0, validation_alias=AliasChoices("spec_decode_acceptance_length", "accept_length"))
     positions: Annotated[tuple[Share, ...], BeforeValidator(parsed)] = Field((), validation_alias=POSITIONS)
-
-    @property
-    def requests(self) -> int:
-        """At once; all without a limit, or where they come at a rate their mean or their peak."""
-        at_rate = round(self.concurrency or self.max_concurrent_requests)
-        sent = self.completed + self.failed
-        return self.max_concurrency or (sent if self.request_rate == "inf" else at_rate) or 1
 
     @property
     def answered(self) -> int:
@@ -186,7 +176,7 @@ def _of_served(record: Record, titles: Sequence[str], where: str) -> Read:
         dataset=str(record.get("dataset_name") or record.get("dataset") or (dataset[0] if dataset else "")),
         drafter=drafter,
         k=k,
-        concurrency=run.requests,
+        concurrency=run.max_concurrency or run.completed + run.failed or 1,
         about=about,
         tokens_per_s=run.output_throughput or None,
         tpot_ms=run.mean_tpot_ms or None,
@@ -231,16 +221,10 @@ def _setting(record: Record, run: Served, title: str, named: str | None) -> tupl
         return f"{drafter} by batch size", None
     if all(isinstance(config.get(name), int) for name in TREE):
         return _tree(drafter, *(config[name] for name in TREE))
-    lengths = [
-        _text(length) for length in (run.k, *(config.get(name) for name in LENGTHS), named) if length is not None
-    ]
-    k = next((int(length) for length in lengths if length.isdigit()), None)
-    is_off = k == 0 or (k is None and not config and not named and not _drafted(record))
-    return (OFF, 0) if is_off else (drafter, k)
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)  # CSV files have 3.0 for 3
+    lengths = (run.k, *(config.get(name) for name in LENGTHS), named)
+    k = next((int(length) for length in map(str, lengths) if length.isdigit()), None)
+    is_plain = words_of(drafter).axes.get("k") == "0" or not (config or named or _drafted(record))
+    return (OFF, 0) if k == 0 or (k is None and is_plain) else (drafter, k)
 
 
 def _tree(algorithm: str, steps: int, topk: int, rows: int) -> tuple[str, int]:
@@ -283,7 +267,7 @@ def _about(record: Record) -> dict[str, str]:
         key = name.replace("-", "_").removeprefix("speculative_config.")
         is_condition = isinstance(value, str) or (name in swept and isinstance(value, int | float))
         if is_condition and key not in SAID and not key.startswith("spec_decode_"):
-            about[key] = _text(value)[:80]
+            about[key] = str(value)[:80]
     if str(rate := record.get("request_rate", "inf")) != "inf":
         about["request_rate"] = str(rate)
     if isinstance(backend := record.get("backend"), str):
@@ -305,42 +289,46 @@ def _of_steps(record: Record, _titles: Sequence[str], where: str) -> Read:
 
 
 class Batched(BaseModel):
-    """A line of llama-batched-bench: so many sequences decode tg tokens each, all in one step."""
+    """A line of llama-batched-bench: pl sequences decode tg tokens each, all in one step, in t_tg seconds."""
 
     pp: Count = 0
     tg: Positive
     pl: Positive
-    t_tg: Amount  # seconds
+    t_tg: Amount
 
 
 def _of_batched(record: Record, _titles: Sequence[str], where: str) -> Read:
     run = checked(Batched, record)
-    about = _llama(record, input_tokens=run.pp, output_tokens=run.tg)
-    speed = run.pl * run.tg / run.t_tg
-    return Arm(concurrency=run.pl, about=about, tokens_per_s=speed, tpot_ms=1e3 * run.t_tg / run.tg, source=where), []
+    return _plain(record, where, run.pl, 1e3 * run.t_tg / run.tg, input_tokens=run.pp, output_tokens=run.tg), []
 
 
 class Benched(BaseModel):
-    """A test of llama-bench: n_gen tokens of one sequence, behind n_depth of context."""
+    """A test of llama-bench: n_gen tokens of one sequence, behind n_depth of context, at avg_ts a second."""
 
     n_prompt: Count = 0
     n_gen: Count
     n_depth: Count = 0
     avg_ts: Amount
-    model_type: str = ""
 
 
 def _of_benched(record: Record, _titles: Sequence[str], where: str) -> Read:
     run = checked(Benched, record)
     if run.n_prompt or not run.n_gen:
         return None, ["it read a prompt, which says nothing of decoding; it was left out."]
-    about = _llama(record, context=run.n_depth, output_tokens=run.n_gen)
-    return Arm(model=run.model_type, about=about, tokens_per_s=run.avg_ts, tpot_ms=1e3 / run.avg_ts, source=where), []
+    return _plain(record, where, 1, 1e3 / run.avg_ts, context=run.n_depth, output_tokens=run.n_gen), []
 
 
-def _llama(record: Record, **tokens: int) -> dict[str, str]:
-    said = {name: record[name] for name in LLAMA if name in record}
-    return {"engine": "llama.cpp", **{name: str(value) for name, value in {**tokens, **said}.items()}}
+def _plain(record: Record, where: str, requests: int, tpot_ms: float, **tokens: int) -> Arm:
+    """The arm of a run of llama.cpp without speculation, under the conditions in the record."""
+    said = {**tokens, **{name: record[name] for name in LLAMA if name in record}}
+    return Arm(
+        model=str(record.get("model_type", "")),
+        concurrency=requests,
+        about={"engine": "llama.cpp", **{name: str(value) for name, value in said.items()}},
+        tokens_per_s=1e3 * requests / tpot_ms,
+        tpot_ms=tpot_ms,
+        source=where,
+    )
 
 
 LLAMA = ("backends", "n_gpu_layers", "n_threads", "flash_attn", "type_k", "type_v")

@@ -23,8 +23,6 @@ LABELS = {  # of the block
     "Maximum request concurrency": "max_concurrency",
     "Max request concurrency": "max_concurrency",
     "Max reqeuest concurrency": "max_concurrency",  # as releases of SGLang print it
-    "Peak concurrent requests": "max_concurrent_requests",
-    "Concurrency": "concurrency",
     "Request rate configured (RPS)": "request_rate",
     "Traffic request rate": "request_rate",
     "Benchmark duration (s)": "duration",
@@ -113,7 +111,7 @@ def _csv(lines: list[str]) -> list[Any]:
         rows = list(csv.DictReader(lines, strict=True))
     except csv.Error:
         return []
-    return [{name: parsed(cell) for name, cell in row.items() if name and isinstance(cell, str)} for row in rows]
+    return [{name: parsed(cell.removesuffix(".0")) for name, cell in row.items() if name and cell} for row in rows]
 
 
 def _markdown(lines: list[str]) -> list[Any]:
