@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from treeopt.arms.arm import Arms
+    from treeopt.arms.gate import Gate as Gate
     from treeopt.growth.score import Score as Score
     from treeopt.planning.compared import Compared as Compared
+    from treeopt.planning.compared import Comparison
     from treeopt.planning.compared import DraftersCompared as DraftersCompared
     from treeopt.planning.compared import GroupsCompared as GroupsCompared
     from treeopt.records.benchmark import Benchmark as Benchmark
@@ -59,7 +61,7 @@ TYPES = {
     "LatencyProfile": "records.profile", "Plan": "records.plan", "Benchmark": "records.benchmark",
     "RequestLog": "records.requestlog", "RunDirectory": "records.rundir", "Score": "growth.score", "Compared": "planning.compared",
     "GroupsCompared": "planning.compared", "DraftersCompared": "planning.compared", "Session": "runtime.session",
-    "Tree": "trees.tree",
+    "Tree": "trees.tree", "Gate": "arms.gate",
 }  # fmt: skip
 FUNCTIONS = ("open", "calibrate", "profile", "search", "bench", "compare", "score", "load")
 __all__ = [*FUNCTIONS, *TYPES, "InvalidInput", "OutOfRange", "TreeoptError", "Unsupported"]
@@ -296,10 +298,12 @@ def compare(
     profile: LatencyProfile | str | Path | None = None,
     batch_size: Count | None = None,
     budget: Count = 64,
-    tolerance: Annotated[float, Range(0, 99.9)] = 0.5,
+    tolerance: Annotated[float, Range(0, 99.9)] | None = None,
     picture: str | Path | None = None,
-) -> Compared | GroupsCompared | DraftersCompared:
+) -> Comparison:
     """Say whether a plan is still right for other traffic; of one run which groups would gain by a plan of their own.
+
+    Of two measurements without a plan, counters or settings that were run: whether what is served got slower.
 
     >>> found = compare("vicuna-7b-medusa1", "vicuna-7b-medusa1", budget=8)
     >>> found.keep, len(found.moved), round(found.losses[0].served.tokens_per_step, 2)
@@ -310,7 +314,7 @@ def compare(
     profile       : a profile, or the name of a shipped one; by default the first source's, or the second's
     batch_size    : only of this batch size; by default all of the plan's
     budget        : most rows, where the first source has no plan and one is made
-    tolerance     : per cent of the throughput that the plan, or a group by sharing it, may lose
+    tolerance     : per cent that may be lost; by default 0.5 by a plan or a group, 5 between two measurements
     picture       : draw the comparison of drafters there, as .png or .svg
     """
     from pathlib import Path

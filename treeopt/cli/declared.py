@@ -25,7 +25,7 @@ from treeopt.errors import spoken
 from treeopt.files.parameters import REQUIRED, Parameter, parameters_of, without_table
 
 if TYPE_CHECKING:
-    from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared
+    from treeopt.planning.compared import Comparison
 
 
 Function = Callable[..., Any]
@@ -301,7 +301,7 @@ def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, co
     show_result({"files": names, "notes": notes, **told}, "\n".join([*names, *told.values()]), as_json)
 
 
-def show_comparison(found: Compared | GroupsCompared | DraftersCompared, as_json: bool) -> None:
+def show_comparison(found: Comparison, as_json: bool) -> None:
     from treeopt.files.storage import schema
     from treeopt.report.tables import compared_table, verdict
     from treeopt.report.terminal import note

@@ -8,19 +8,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from treeopt.engines.imports import read_measurement
+from treeopt.arms.gate import arms_gate, counts_gate
+from treeopt.engines.imports import kind_of_file, read_measurement
+from treeopt.engines.measured.survival import CHAIN, OPTIMISTIC
 from treeopt.engines.plans import planned_method
-from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.errors import InvalidInput
 from treeopt.files import places, storage
-from treeopt.files.places import distinct
 from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import Source, source_of
+from treeopt.pipeline.arms import read_arms
+from treeopt.pipeline.drafters import compare_drafters
 from treeopt.pipeline.search import drafts_of, request_of, served_blocks
-from treeopt.planning.compared import Compared, DrafterFigure, DraftersCompared, GroupsCompared
+from treeopt.planning.compared import Compared, Comparison, GroupsCompared
 from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_losses, plan_losses
 from treeopt.planning.request import REQUEST, PlanRequest
 from treeopt.records.benchmark import Benchmark
+from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import COUNTED
 from treeopt.records.inputs import (
     Accuracies,
@@ -32,20 +36,17 @@ from treeopt.records.inputs import (
     read_planned,
     read_timed,
 )
-from treeopt.records.origins import OURS, Provenance, differing
-from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.origins import Provenance
+from treeopt.records.plan import Plan
 from treeopt.records.profile import LatencyProfile
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rules import marked_rule, rule_of, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.report.figures import style
-from treeopt.report.figures.bench import drafters_chart
-from treeopt.report.figures.chart import draw
-from treeopt.report.figures.registry import Inputs
 from treeopt.report.terminal import progress
 
-SAME = ("model", "revision", "dtype", "device", "machine", "threads")  # what a comparison of drafters holds fixed
+PLAN_TOLERANCE, GATE_TOLERANCE = 0.5, 5.0  # per cent that may be lost by a plan, and between two measurements
+OF_PLANS = (CHAIN, OPTIMISTIC, "Survival was measured")  # notes that a comparison of what was served does not need
 Given = str | Path | RunDirectory | Result
 
 
@@ -68,6 +69,12 @@ class Side:
         return source_of(self.record) if self.record is not None else None
 
     @property
+    def counts(self) -> Calibration | None:
+        """What an engine counted, where that is all; None where there are a plan or latencies, or another record."""
+        is_counted = self.meta.get("source") == ENGINE_LOG and self.plan is None and self.profile is None
+        return self.source.calibration if is_counted and self.source else None
+
+    @property
     def meta(self) -> Mapping[str, Any]:
         if self.record is not None:
             return self.record.meta
@@ -80,12 +87,20 @@ def compare(
     profile: LatencyProfile | str | Path | None = None,
     batch_size: int | None = None,
     budget: int = 64,
-    tolerance: float = 0.5,
-) -> Compared | GroupsCompared | DraftersCompared:
+    tolerance: float | None = None,
+) -> Comparison:
     """Two sources; the groups of one; or run directories of several drafters. See `treeopt.compare`."""
     runs = [RunDirectory.of(given) for given in (first, *others) if _is_run(given)]
     if isinstance(profile, str | Path):
         profile = LatencyProfile.load(places.find_shipped("profiles", str(profile)))
+    share, gate_share = (
+        (usual if tolerance is None else tolerance) / 100 for usual in (PLAN_TOLERANCE, GATE_TOLERANCE)
+    )
+    if others and all(map(_has_arms, (first, *others))):
+        before, *after = (
+            given.path if isinstance(given, RunDirectory) else Path(str(given)) for given in (first, *others)
+        )
+        return arms_gate((before.name, after[-1].name), read_arms([before]), read_arms(after), gate_share)
     if others and len(runs) == 1 + len(others):
         known = [_side_of_run(run).meta.get("drafter") or {} for run in runs]
         if not all(same_drafter(known[0], other) for other in known[1:]):
@@ -99,10 +114,15 @@ def compare(
         )
     a = replace(a, profile=profile or a.profile)
     if not others:
-        return compare_groups(a, batch_size, budget, tolerance / 100)
+        return compare_groups(a, batch_size, budget, share)
     kind = (a.meta.get("drafter") or {}).get("kind")
     b = side_of(list(others), drafter=kind if kind in COUNTED else None)
-    return compare_sides(a, b, batch_size, budget, tolerance / 100)
+    if a.counts is not None and b.counts is not None:
+        check_alike(a, b)
+        gate = counts_gate((a.name, b.name), a.counts, b.counts, gate_share)
+        notes = [note for note in (*a.notes, *b.notes) if not note.startswith(OF_PLANS)]
+        return replace(gate, notes=(*gate.notes, *dict.fromkeys(notes)))
+    return compare_sides(a, b, batch_size, budget, share)
 
 
 def compare_sides(a: Side, b: Side, batch_size: int | None, budget: int, tolerance: float) -> Compared:
@@ -194,10 +214,21 @@ def check_alike(a: Side, b: Side) -> None:
     raise InvalidInput(f"Traffic is compared {what}, but {a.name} is of {said[0]}, {b.name} of {said[1]}.")
 
 
+def _has_arms(given: Given) -> bool:
+    """Whether a source is of settings that were run, and of nothing else."""
+    if _is_run(given):
+        run = RunDirectory.of(given)
+        return run.arms.exists() and not run.plan.exists() and not run.accuracies()
+    if not isinstance(given, str | Path):
+        return False
+    schema = _schema(given)
+    return schema.startswith("treeopt.arms/") or (not schema and kind_of_file(Path(given)) is None)
+
+
 def side_of(given: Sequence[Given], *, drafter: str | None = None) -> Side:
     """A run directory, a file of ours, a shipped name, a result, or files of an engine's counters by one ``drafter``."""
     one = given[0]
-    if isinstance(one, str | Path) and not _is_run(one) and not _is_ours(one):
+    if isinstance(one, str | Path) and not _is_run(one) and not _schema(one):
         paths = [Path(str(path)) for path in given]
         kind, measured = read_measurement(paths, drafter=drafter)
         return Side(f"{paths[-1].name} ({kind})", measured.source, notes=measured.notes)
@@ -233,79 +264,14 @@ def _is_run(given: Given) -> TypeGuard[str | Path | RunDirectory]:
     return isinstance(given, RunDirectory) or (isinstance(given, str | Path) and Path(given).is_dir())
 
 
-def draw_picture(result: Compared | GroupsCompared | DraftersCompared, *files: Path) -> tuple[Path, ...]:
-    """Draw a comparison of drafters; InvalidInput for another, or a file that is neither .png nor .svg."""
-    if not isinstance(result, DraftersCompared):
-        raise InvalidInput("`picture` draws runs of several drafters, but these are of one.")
-    if other := [file for file in files if file.suffix.removeprefix(".") not in style.FORMATS]:
-        known = " or ".join(f".{kind}" for kind in style.FORMATS)
-        raise InvalidInput(f"`picture` must end in {known}, but got {other[0]}.")
-    drawing = draw(drafters_chart(result))
-    for file in files:
-        style.save(drawing, file)
-    return files
-
-
-def _is_ours(path: str | Path) -> bool:
-    """Whether a file is one that treeopt writes, or the name of a shipped calibration."""
+def _schema(path: str | Path) -> str:
+    """The schema of a file that treeopt writes, or of a shipped calibration; empty for other files."""
     file = Path(path)
     if not file.exists() or file.suffix == ".npz":
-        return file.exists() or str(path) in places.shipped("calibration")
+        return "treeopt." if file.exists() or str(path) in places.shipped("calibration") else ""
     try:
         document = storage.load_json(file) if file.suffix == ".json" else None
     except InvalidInput:  # lines of JSON, or a log
-        return False
-    return isinstance(document, dict) and str(document.get("schema")).startswith("treeopt.")
-
-
-def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = None) -> DraftersCompared:
-    """What the plans of some runs reach, by real decoding where there is a benchmark of the plan as it is now.
-
-    Raises InvalidInput for runs of several models or machines, OutOfRange where none has the batch size.
-    """
-    names = distinct([run.path.name or str(run.path) for run in runs])
-    found, origins = [], []
-    for run, name in zip(runs, names, strict=True):
-        plan = run.read_plan()
-        benches = benches_of(run, plan)
-        timed = Provenance.of(run.read_profile().info if run.profile.exists() else {}).record
-        origins.append({**{key: timed[key] for key in SAME}, "runtime": (plan.runtime or {}).get("name")})
-        entries = [entry for entry in plan.entries if batch_size in (None, entry.batch_size)]
-        figures = [figure_of(name, entry, benches.get(entry.batch_size)) for entry in entries]
-        found += [figure for figure in figures if figure]
-    known: dict[str, tuple[str, Any]] = {}  # by the first run that says it
-    for name, key, value in [
-        (name, *item) for name, origin in zip(names, origins, strict=True) for item in origin.items()
-    ]:
-        first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
-        if differs := differing({key: there}, {key: value}):
-            raise InvalidInput(
-                f"Drafters are compared alike, but {first} (there) and {name} (here) differ in {differs[0]}."
-            )
-    if not found:
-        which = "" if batch_size is None else f" at batch size {batch_size}"
-        raise OutOfRange(f"The runs must have plans with latencies{which}: treeopt profile, treeopt search.")
-    notes: tuple[str, ...] = ()
-    if predicted := sorted({f"{one.drafter} at batch size {one.batch_size}" for one in found if not one.is_measured}):
-        notes = (f"Predicted, not decoded: {', '.join(predicted)}. treeopt bench decodes.",)
-    about = ", ".join(str(origins[0][key]) for key in ("model", "dtype", "device") if origins[0].get(key))
-    settings = tuple(sorted(found, key=lambda one: one.batch_size))
-    return DraftersCompared(settings=settings, about=about, notes=notes)
-
-
-def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:
-    """Batch size -> the benchmark of the plan as it is now, by the runtime that the latencies are of."""
-    if (plan.runtime or {}).get("name") in (None, OURS):
-        return Inputs(run).benches()
-    loaded = [Benchmark.load(file) for file in run.engine_benches()]
-    return {bench.contenders[0].batch_size: bench for bench in loaded if not changed(run, bench.inputs or {})}
-
-
-def figure_of(drafter: str, entry: PlanEntry, bench: Benchmark | None) -> DrafterFigure | None:
-    """What was measured of the plan's draft, or predicted; None where nothing is known of its speed."""
-    if bench and bench.speedup(bench.judged):
-        setting = "" if bench.judged == "chosen" else bench.judged
-        return DrafterFigure(drafter=drafter, figure=bench.figure(bench.judged), setting=setting, is_measured=True)
-    if entry.chosen.speedup is None:
-        return None
-    return DrafterFigure(drafter=drafter, figure=entry.chosen, setting="", is_measured=False)
+        return ""
+    schema = str(document.get("schema")) if isinstance(document, dict) else ""
+    return schema if schema.startswith("treeopt.") else ""

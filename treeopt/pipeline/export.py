@@ -16,7 +16,7 @@ from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, replace_together, sole_writer, write_text
 from treeopt.pipeline.acceptance import acceptance_files
-from treeopt.pipeline.compare import benches_of
+from treeopt.pipeline.drafters import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.calibration import ENGINE_LOG

@@ -14,7 +14,8 @@ from treeopt.files.places import distinct, folder_name
 from treeopt.files.writing import discard
 from treeopt.pipeline.bench import bench
 from treeopt.pipeline.calibrate import calibrate, probe_again
-from treeopt.pipeline.compare import compare_drafters, compare_groups, side_of
+from treeopt.pipeline.compare import compare_groups, side_of
+from treeopt.pipeline.drafters import compare_drafters
 from treeopt.pipeline.export import export_all
 from treeopt.pipeline.profile.outcome import check_can_join
 from treeopt.pipeline.profile.timed import profile

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, log
 
+from treeopt.arms.gate import Gate
 from treeopt.files.storage import document
 from treeopt.growth.drift import Shift
 from treeopt.planning.regret import Regret
@@ -128,6 +129,9 @@ class DraftersCompared(Displayed):
 
     def document(self) -> dict[str, object]:
         return {**document(self), "winners": document(self.winners)}
+
+
+Comparison = Compared | GroupsCompared | DraftersCompared | Gate
 
 
 def winner(settings: Sequence[DrafterFigure]) -> Winner:

@@ -7,10 +7,11 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from treeopt.arms.gate import Gate
 from treeopt.growth.drift import SURVIVAL
 from treeopt.growth.grow import chain_tokens_per_step
 from treeopt.growth.score import Score
-from treeopt.planning.compared import Compared, DraftersCompared, GroupsCompared, Winner
+from treeopt.planning.compared import Compared, Comparison, DraftersCompared, GroupsCompared, Winner
 from treeopt.planning.regret import Regret
 from treeopt.records.calibration import ENGINE_LOG, Calibration
 from treeopt.records.drafters import depth_noun
@@ -196,14 +197,11 @@ def status_table(status: RunStatus) -> RenderableType:
     return together(files if status.files else None, made if rows else None, said, status.next)
 
 
-Result = Compared | GroupsCompared | DraftersCompared
-
-
-def verdict(result: Result) -> str:
+def verdict(result: Comparison) -> str:
     return COMPARED[type(result)][0](result)
 
 
-def compared_table(result: Result) -> RenderableType:
+def compared_table(result: Comparison) -> RenderableType:
     return together(*COMPARED[type(result)][1](result), headline=[verdict(result)])
 
 
@@ -274,6 +272,31 @@ def _won(one: Winner) -> str:
     return f"Batch size {one.batch_size}: {one.drafter} is fastest{tied}."
 
 
+def _gate_verdict(result: Gate) -> str:
+    worst, tolerance = result.worst, f"{100 * result.tolerance:g} %"
+    loss = "a loss of {:.1f} % [{:.1f}, {:.1f}]".format(*(100 * value for value in (worst.loss, *worst.loss.ends)))
+    said = f"{result.verdict}: {worst.name} went from {worst.before:.2f} to {worst.after:.2f}, {loss}, with {tolerance} allowed."
+    noisiest = result.noisiest
+    said += f" {count(noisiest.runs, result.noun)} before and after hold {100 * noisiest.held:.1f} %"
+    if noisiest.held > result.tolerance:
+        needed = noisiest.runs_for(result.tolerance)
+        said += f"; for {tolerance} take {needed:,}" if needed else "; no number of them holds 0 %"
+    return f"{said}."
+
+
+def _gate_tables(result: Gate) -> list[Table]:
+    columns = [
+        Column("what", lambda one: one.name, wraps=True),
+        Column("before", lambda one: f"{one.before:.2f}"),
+        Column("after", lambda one: f"{one.after:.2f}"),
+        Column(
+            "loses %\n[95 % interval]",
+            lambda one: "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * v for v in (one.loss, *one.loss.ends))),
+        ),
+    ]
+    return [Table(f"{result.measure} of {result.names[0]} and {result.names[1]}", columns, result.changes)]
+
+
 def _plan_tables(result: Compared) -> list[Table]:
     what = "share of steps whose chain survives to a depth" if result.measure == SURVIVAL else "top-1 accuracy"
     moved = [str(shift.depth) for shift in result.moved]
@@ -332,8 +355,9 @@ def _drafters_tables(result: DraftersCompared) -> list[Table]:
 
 
 # By the kind of comparison, what it comes to in a sentence or two, and its tables.
-COMPARED: dict[type[Result], tuple[Callable[[Any], str], Callable[[Any], list[Table]]]] = {
+COMPARED: dict[type[Comparison], tuple[Callable[[Any], str], Callable[[Any], list[Table]]]] = {
     Compared: (_plan_verdict, _plan_tables),
     GroupsCompared: (_groups_verdict, _groups_tables),
+    Gate: (_gate_verdict, _gate_tables),
     DraftersCompared: (lambda result: " ".join(map(_won, result.winners)), _drafters_tables),
 }

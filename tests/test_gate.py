@@ -1,0 +1,141 @@
+"""compare as a gate: PASS, FAIL or INCONCLUSIVE for a tolerance, with the noise of drafts, prompts or launches."""
+
+import json
+
+import numpy as np
+import pytest
+
+from treeopt.arms.arm import Arm, Arms
+from treeopt.arms.gate import FAIL, INCONCLUSIVE, PASS, arms_gate, counts_gate
+from treeopt.engines.measured.survival import CountedDrafts, Drafts
+from treeopt.errors import InvalidInput
+
+from .conftest import invoke
+from .engine_files import response, rows_of, vllm_line
+
+NAMES = ("before", "after")
+WORSE = [600, 400, 250]
+
+
+def counted(histograms, tmp_path):
+    """The counts of requests with a histogram each."""
+    groups = [Drafts.of({len(histogram) - 1: histogram}) for histogram in histograms]
+    return CountedDrafts(groups, tmp_path / "x", are_requests=True).calibration().calibration
+
+
+# Log lines after the same before: their drafts and what was accepted, the tolerance, the verdict and the exit status.
+LOGS = {
+    "the same": ((100_000, [80_000, 60_000, 42_000]), 2, PASS, 0),
+    "worse": ((1000, WORSE), 5, FAIL, 3),
+    "too few": ((100, [78, 60, 41]), 1, INCONCLUSIVE, 4),
+    "better": ((1000, [900, 800, 700]), 0, PASS, 0),
+}
+
+
+@rows_of(LOGS)
+def test_gate_of_logs(name, tmp_path):
+    """The verdict and its exit status, and how many drafts would hold the tolerance."""
+    after, tolerance, verdict, status = LOGS[name]
+    for file, drafts in (("before.log", (100_000, [80_000, 60_000, 42_000])), ("after.log", after)):
+        (tmp_path / file).write_text(vllm_line(*drafts))
+    words = (tmp_path / "before.log", tmp_path / "after.log", "--tolerance", tolerance)
+    document = json.loads(invoke("compare", *words, "--json", code=status).stdout)
+    assert (document["gate"], document["status"]) == (verdict, status)
+    assert document["verdict"].startswith(f"{verdict}: tokens per step went from 2.82 to")
+    assert ("take" in document["verdict"]) == (document["holds"] > tolerance / 100 > 0)
+    assert verdict in invoke("compare", *words, code=status).stdout
+
+
+def test_gate_of_prompts(tmp_path):
+    """Requests are told apart in responses, so prompts are counted; four times as many hold half the tolerance."""
+    for file in ("before.jsonl", "after.jsonl"):
+        rows = [json.dumps(response([20 + i, 20, 18, 42 - i])) for i in range(10)]
+        (tmp_path / file).write_text("\n".join(rows))
+    words = (tmp_path / "before.jsonl", tmp_path / "after.jsonl", "--tolerance")
+    holds = json.loads(invoke("compare", *words, 90, "--json").stdout)["holds"]
+    document = json.loads(invoke("compare", *words, 50 * holds, "--json", code=4).stdout)
+    assert document["needs"] == pytest.approx(40, abs=1)
+    assert "10 prompts before and after hold" in document["verdict"]
+
+
+def test_noise_of_prompts(tmp_path):
+    """The stated error of tokens per step is what prompts drawn again show (1,000 draws: within 15 %)."""
+    rng = np.random.default_rng(0)
+
+    def drawn():
+        rates = rng.beta(4, 2, 60)
+        lengths = [np.minimum(rng.geometric(1 - rate, 25) - 1, 4) for rate in rates]
+        return [np.bincount(some, minlength=5).tolist() for some in lengths]
+
+    def tokens(histograms):
+        counts = np.sum(histograms, axis=0)
+        return 1 + counts @ np.arange(5) / counts.sum()
+
+    logs = np.log([tokens(drawn()) for _ in range(1000)])
+    sides = [counted(drawn(), tmp_path) for _ in range(8)]
+    errors = [counts_gate(NAMES, side, side, 0.05).changes[0].stderr / np.sqrt(2) for side in sides]
+    assert np.mean(errors) == pytest.approx(logs.std(), rel=0.15)
+
+
+def arms(*rows, repeats=1, **others):
+    """Arms by drafter, length, concurrency and tokens per second."""
+    made = [Arm(drafter=d, k=k, concurrency=c, tokens_per_s=x, repeats=repeats, **others) for d, k, c, x in rows]
+    return Arms(arms=tuple(made))
+
+
+BEFORE = (
+    ("none", 0, 1, 100.0),
+    ("MTP", 2, 1, 150.0),
+    ("MTP", 4, 1, 140.0),
+    ("none", 0, 8, 500.0),
+    ("MTP", 2, 8, 450.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("factor", "repeats", "tolerance", "verdict"),
+    [(1.0, 1, 0.1, PASS), (1.0, 1, 0.02, INCONCLUSIVE), (0.8, 1, 0.05, FAIL), (0.97, 1, 0.05, INCONCLUSIVE), (1.0, 40, 0.02, PASS)],
+)  # fmt: skip
+def test_gate_of_arms(factor, repeats, tolerance, verdict):
+    """The fastest setting of each cell is judged, by the usual noise of launches where nothing is repeated."""
+    after = [(d, k, c, x * (factor if (d, k, c) == ("MTP", 2, 1) else 1)) for d, k, c, x in BEFORE]
+    gate = arms_gate(NAMES, arms(*BEFORE, repeats=repeats), arms(*after, repeats=repeats), tolerance)
+    assert [change.name for change in gate.changes] == ["MTP 2 (1 at once)", "off (8 at once)"]
+    assert gate.verdict == verdict
+    assert gate.worst.loss == pytest.approx(1 - factor)
+    assert gate.noisiest.held == pytest.approx(1 - np.exp(-1.96 * 0.025 * np.sqrt(2 / repeats)), rel=0.01)
+    assert gate.noisiest.runs_for(0.02) == 12
+
+
+def test_false_alarms_of_many_cells():
+    """With 20 cells that did not change a gate of tolerance 0 fails in at most 5 % (300 draws, false alarm below 1 %)."""
+    rng, failed = np.random.default_rng(0), 0
+    for _ in range(300):
+        rows = [("MTP", 2, c, 100.0 * c) for c in range(1, 21)]
+        noisy = [arms(*((d, k, c, x * np.exp(rng.normal(0, 0.025))) for d, k, c, x in rows)) for _ in NAMES]
+        failed += arms_gate(NAMES, *noisy, 0.0).verdict == FAIL
+    assert failed <= 25
+
+
+def test_settings_that_do_not_match(tmp_path):
+    """Settings of one side only are counted, other ways of running are named, and nothing in common is refused."""
+    gate = arms_gate(NAMES, arms(*BEFORE, about={"version": "1"}), arms(*BEFORE[:2], about={"version": "2"}), 0.1)
+    assert gate.notes == (
+        "Before and after differ in version (1 and 2) too.",
+        "3 settings were run on one side only, and are not compared.",
+    )
+    with pytest.raises(InvalidInput, match="must be the same"):
+        arms_gate(NAMES, arms(*BEFORE), arms(("EAGLE-3", 2, 1, 100.0)), 0.1)
+
+
+def test_gate_of_tables(tmp_path):
+    """Tables of settings that were run, and run directories that imported them, give the same verdict."""
+    header, rows = "drafter,k,concurrency,tokens_per_s\n", "MTP,0,1,100\nMTP,2,1,{}\nMTP,4,1,140\n"
+    for name, speed in (("before.csv", 150), ("after.csv", 100)):
+        (tmp_path / name).write_text(header + rows.format(speed))
+        invoke("import", tmp_path / name, "--run", tmp_path / name.removesuffix(".csv"))
+    for first, second in (("before.csv", "after.csv"), ("before", "after"), ("before/arms.json", "after")):
+        document = json.loads(invoke("compare", tmp_path / first, tmp_path / second, "--json", code=3).stdout)
+        assert document["gate"] == FAIL
+        assert document["changes"][0]["loss"]["value"] == pytest.approx(1 / 3)
+    assert PASS in invoke("compare", tmp_path / "after.csv", tmp_path / "before.csv", "--tolerance", 10).stdout

@@ -1,0 +1,86 @@
+"""Runs of several drafters for one model on one machine: what their plans reach, and which is fastest."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from treeopt.errors import InvalidInput, OutOfRange
+from treeopt.files.places import distinct
+from treeopt.planning.compared import Comparison, DrafterFigure, DraftersCompared
+from treeopt.records.benchmark import Benchmark
+from treeopt.records.inputs import changed
+from treeopt.records.origins import OURS, Provenance, differing
+from treeopt.records.plan import Plan, PlanEntry
+from treeopt.records.rundir import RunDirectory
+from treeopt.report.figures import style
+from treeopt.report.figures.bench import drafters_chart
+from treeopt.report.figures.chart import draw
+from treeopt.report.figures.registry import Inputs
+
+SAME = ("model", "revision", "dtype", "device", "machine", "threads")  # what a comparison of drafters holds fixed
+
+
+def compare_drafters(runs: Sequence[RunDirectory], *, batch_size: int | None = None) -> DraftersCompared:
+    """What the plans of some runs reach, by real decoding where there is a benchmark of the plan as it is now.
+
+    Raises InvalidInput for runs of several models or machines, OutOfRange where none has the batch size.
+    """
+    names = distinct([run.path.name or str(run.path) for run in runs])
+    found, origins = [], []
+    for run, name in zip(runs, names, strict=True):
+        plan = run.read_plan()
+        benches = benches_of(run, plan)
+        timed = Provenance.of(run.read_profile().info if run.profile.exists() else {}).record
+        origins.append({**{key: timed[key] for key in SAME}, "runtime": (plan.runtime or {}).get("name")})
+        entries = [entry for entry in plan.entries if batch_size in (None, entry.batch_size)]
+        figures = [figure_of(name, entry, benches.get(entry.batch_size)) for entry in entries]
+        found += [figure for figure in figures if figure]
+    known: dict[str, tuple[str, Any]] = {}  # by the first run that says it
+    for name, key, value in [
+        (name, *item) for name, origin in zip(names, origins, strict=True) for item in origin.items()
+    ]:
+        first, there = known.setdefault(key, (name, value)) if value is not None else (name, None)
+        if differs := differing({key: there}, {key: value}):
+            raise InvalidInput(
+                f"Drafters are compared alike, but {first} (there) and {name} (here) differ in {differs[0]}."
+            )
+    if not found:
+        which = "" if batch_size is None else f" at batch size {batch_size}"
+        raise OutOfRange(f"The runs must have plans with latencies{which}: treeopt profile, treeopt search.")
+    notes: tuple[str, ...] = ()
+    if predicted := sorted({f"{one.drafter} at batch size {one.batch_size}" for one in found if not one.is_measured}):
+        notes = (f"Predicted, not decoded: {', '.join(predicted)}. treeopt bench decodes.",)
+    about = ", ".join(str(origins[0][key]) for key in ("model", "dtype", "device") if origins[0].get(key))
+    settings = tuple(sorted(found, key=lambda one: one.batch_size))
+    return DraftersCompared(settings=settings, about=about, notes=notes)
+
+
+def benches_of(run: RunDirectory, plan: Plan) -> dict[int, Benchmark]:
+    """Batch size -> the benchmark of the plan as it is now, by the runtime that the latencies are of."""
+    if (plan.runtime or {}).get("name") in (None, OURS):
+        return Inputs(run).benches()
+    loaded = [Benchmark.load(file) for file in run.engine_benches()]
+    return {bench.contenders[0].batch_size: bench for bench in loaded if not changed(run, bench.inputs or {})}
+
+
+def figure_of(drafter: str, entry: PlanEntry, bench: Benchmark | None) -> DrafterFigure | None:
+    """What was measured of the plan's draft, or predicted; None where nothing is known of its speed."""
+    if bench and bench.speedup(bench.judged):
+        setting = "" if bench.judged == "chosen" else bench.judged
+        return DrafterFigure(drafter=drafter, figure=bench.figure(bench.judged), setting=setting, is_measured=True)
+    if entry.chosen.speedup is None:
+        return None
+    return DrafterFigure(drafter=drafter, figure=entry.chosen, setting="", is_measured=False)
+
+
+def draw_picture(result: Comparison, *files: Path) -> tuple[Path, ...]:
+    """Draw a comparison of drafters; InvalidInput for another, or a file that is neither .png nor .svg."""
+    if not isinstance(result, DraftersCompared):
+        raise InvalidInput("`picture` draws runs of several drafters, but these are of one.")
+    if other := [file for file in files if file.suffix.removeprefix(".") not in style.FORMATS]:
+        known = " or ".join(f".{kind}" for kind in style.FORMATS)
+        raise InvalidInput(f"`picture` must end in {known}, but got {other[0]}.")
+    drawing = draw(drafters_chart(result))
+    for file in files:
+        style.save(drawing, file)
+    return files
