@@ -7,7 +7,7 @@ import pytest
 
 from treeopt.arms.arm import Arm, Arms
 from treeopt.arms.gate import FAIL, INCONCLUSIVE, PASS, arms_gate, counts_gate
-from treeopt.engines.measured.survival import CountedDrafts, Drafts
+from treeopt.engines.imports import read_measurement
 from treeopt.errors import InvalidInput
 
 from .conftest import invoke
@@ -17,10 +17,10 @@ NAMES = ("before", "after")
 WORSE = [600, 400, 250]
 
 
-def counted(histograms, tmp_path):
+def counted(histograms, path):
     """The counts of requests with a histogram each."""
-    groups = [Drafts.of({len(histogram) - 1: histogram}) for histogram in histograms]
-    return CountedDrafts(groups, tmp_path / "x", are_requests=True).calibration().calibration
+    path.write_text("\n".join(json.dumps(response(histogram)) for histogram in histograms))
+    return read_measurement(path)[1].source
 
 
 # Log lines after the same before: their drafts and what was accepted, the tolerance, the verdict and the exit status.
@@ -49,8 +49,7 @@ def test_gate_of_logs(name, tmp_path):
 def test_gate_of_prompts(tmp_path):
     """Requests are told apart in responses, so prompts are counted; four times as many hold half the tolerance."""
     for file in ("before.jsonl", "after.jsonl"):
-        rows = [json.dumps(response([20 + i, 20, 18, 42 - i])) for i in range(10)]
-        (tmp_path / file).write_text("\n".join(rows))
+        counted([[20 + i, 20, 18, 42 - i] for i in range(10)], tmp_path / file)
     words = (tmp_path / "before.jsonl", tmp_path / "after.jsonl", "--tolerance")
     holds = json.loads(invoke("compare", *words, 90, "--json").stdout)["holds"]
     document = json.loads(invoke("compare", *words, 50 * holds, "--json", code=4).stdout)
@@ -72,7 +71,7 @@ def test_noise_of_prompts(tmp_path):
         return 1 + counts @ np.arange(5) / counts.sum()
 
     logs = np.log([tokens(drawn()) for _ in range(1000)])
-    sides = [counted(drawn(), tmp_path) for _ in range(8)]
+    sides = [counted(drawn(), tmp_path / "after.jsonl") for _ in range(8)]
     errors = [counts_gate(NAMES, side, side, 0.05).changes[0].stderr / np.sqrt(2) for side in sides]
     assert np.mean(errors) == pytest.approx(logs.std(), rel=0.15)
 
