@@ -174,7 +174,7 @@ def read_metrics(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     if alone and not complete:
         longest = max(map(len, alone))
         means = np.mean([rates for rates in alone if len(rates) == longest], axis=0)
-        return PrintedRates(means.tolist(), path, drafters=drafters)
+        return PrintedRates({"": means.tolist()}, path, drafters=drafters)
     groups, notes = pooled(complete, len(lines) - len(complete)) if complete else (of_one_token(lines), [])
     if texts and not groups:
         raise InvalidInput(f"{path} has {OLD_LINE if lines else 'no interval with drafts'}.")

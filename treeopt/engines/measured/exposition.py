@@ -30,7 +30,7 @@ COUNTERS = (
 EMITTED = ("generation_tokens", "time_to_first_token_seconds_count")  # the second are emitted without a step
 SINCE_START = (
     "One scrape counts from the start of the server, warm-up included. To measure a stretch of time, "
-    "pass two scrapes: one before it and one after."
+    "pass two scrapes, one before it and one after, or what Prometheus' increase() gives for it."
 )
 
 

@@ -28,6 +28,7 @@ from treeopt.trees.tree import MOST_DEPTH
 File = tuple[Any, Path]  # what a file holds, and its path
 # In logs whose lines may begin as JSON does.
 LOGS = ("Decode batch", "SpecDecoding metrics: ", "draft acceptance")
+UNNAMED = ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total")
 MOST_LITERAL = 2**22  # characters of what Python printed
 EVENT = re.compile(r"^data:(?!\s*\[DONE\])", re.MULTILINE)
 TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
@@ -68,7 +69,7 @@ def load_file(path: Path) -> Any:
     if EVENT.search(text):
         events = [line.removeprefix("data:").strip() for line in text.splitlines() if EVENT.match(line)]
         return _documents(path, "\n".join(events))
-    return _exposition(_documents(path, text)) if text[0] in "{[" else text
+    return _exposition(_documents(path, text), path) if text[0] in "{[" else text
 
 
 def counted(hits: NDArray[np.int64], trials: Sequence[int], path: Path) -> Calibration:
@@ -113,23 +114,25 @@ def _documents(path: Path, text: str) -> Any:
     raise InvalidInput(f"{path} must be valid JSON, or one document a line, but it is not: {problem}.")
 
 
-def _exposition(document: Any) -> Any:
-    """The text of an exposition for an answer of Prometheus' API to a query; any other document as it is."""
-    data = document.get("data") if isinstance(document, dict) else None
-    results = data.get("result") if isinstance(data, dict) and "resultType" in data else None
-    if not isinstance(results, list):
-        return document
+def _exposition(content: Any, path: Path) -> Any:
+    """The text of an exposition for answers of Prometheus' API to queries; any other content as it is.
+
+    increase() leaves names out: then vLLM's counter by position is told by its label, and another series counts drafts.
+    """
+    data = [item.get("data") if isinstance(item, dict) else None for item in (content if isinstance(content, list) else [content])]
+    if not all(isinstance(answer, dict) and "resultType" in answer for answer in data):
+        return content
     lines = []
-    for result in limit_rows(results, "An answer of Prometheus"):
-        labels = dict(result.get("metric") or {}) if isinstance(result, dict) else {}
-        name, value = labels.pop("__name__", ""), result.get("value") if isinstance(result, dict) else None
-        if not name or not isinstance(value, list):
-            raise InvalidInput(
-                "An answer of Prometheus must give each series a name and one value: ask for the counters by name at one "
-                "time, or label what increase() returns with the name, by label_replace."
-            )
-        quoted_labels = ",".join(f"{label}={json.dumps(str(text))}" for label, text in labels.items())
-        lines.append(f"{name}{{{quoted_labels}}} {value[-1]}")
+    for answer in data:
+        try:
+            for result in limit_rows(answer["result"], path):
+                labels = dict(result["metric"])
+                name = labels.pop("__name__", UNNAMED["position" in labels])
+                points = result.get("values") or [[0, 0.0], result["value"]]
+                rise = float(points[-1][1]) - float(points[0][1])
+                lines.append(f"{name}{{{','.join(f'{key}={json.dumps(str(label))}' for key, label in labels.items())}}} {rise}")
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+            raise InvalidInput(f"{path} must give each series its labels and values, as Prometheus answers a query.") from None
     return "\n".join(lines) + "\n"
 
 

@@ -45,6 +45,11 @@ OPTIMISTIC = (
     "The file does not tell requests apart. Drafts of one request depend on one another but are "
     "counted as independent, so the standard errors are too small."
 )
+NO_COUNTS = "The file has no counts, so errors are not known, and it is compared as if 10,000 drafts were behind it: pass their number as `trials`."
+ON_LENGTH = (
+    "Survival was measured with drafts of {} tokens. For any other length it is an estimate, since steps of decoding then start "
+    "at other places. Beyond depth {} nothing is known."
+)
 NONE = "{} must hold drafts, but none was verified while it was measured."
 MIXED = (
     "Drafts had several lengths. Each length has its own survival; for lengths that were not served, each depth counts the drafts "
@@ -140,6 +145,7 @@ class CountedDrafts:
                    lengths may be left out
     remedy       : another way to measure, which tells lengths apart, as the end of a sentence
     drafters     : kinds of drafter that the file's name for it may mean, the usual one first; none if the file names none
+    are_counted  : whether the numbers of drafts are real; else they stand for rates, and errors are not known
     tokens       : emitted by all steps, with a draft and without; None where the file does not say it
     """
 
@@ -149,6 +155,7 @@ class CountedDrafts:
     are_requests: bool = False
     remedy: str = ""
     drafters: tuple[str, ...] = ()
+    are_counted: bool = True
     tokens: int | None = None
     options: ClassVar = ("tokens",)  # of `measurement`
 
@@ -160,54 +167,58 @@ class CountedDrafts:
 
         Raises InvalidInput if lengths hide too much of survival, or the file names another drafter.
         """
-        drafter = named_drafter(self.drafters, drafter, self.path)
+        if drafter is not None and self.drafters and drafter not in self.drafters:
+            raise InvalidInput(
+                f"{self.path} has drafts of {self.drafters[0]}, as it says, but `drafter` is {drafter}: leave `drafter` out."
+            )
+        drafter = drafter or next(iter(self.drafters), None)
         kind = COUNTED.get(drafter or "")
         ends_itself = kind is not None and kind.ends_itself
         groups, notes = (self.groups, list[str]()) if ends_itself else self._sure()
         tried, passed, unsure = joined(groups, ends_itself)
-        trials, hits = np.rint(tried.sum(0)).astype(np.int64), passed.sum(0)
-        if not trials.size or trials[0] < 1:
+        if not tried.size or not tried[:, 0].any():
             raise InvalidInput(NONE.format(self.path))
-        calibration = counted(hits[:, None], np.maximum(trials, hits).tolist(), self.path)
+        calibration = counted(*counts_of(tried, passed), self.path)
+        drafts, hits = int(calibration.trials[0]), calibration.hits[:, 0]
         rows = tried[:, 0] > 0
         clustered = self.are_requests and rows.sum() > 1
         errors = bootstrapped(tried[rows], passed[rows]) if clustered else greenwood(calibration.trials, hits)
-        survival = np.cumprod(calibration.accept[:, 0])
         lengths = Counter[int]() if ends_itself else lengths_of(groups)
-        without = self._without_draft(int(trials[0]), int(hits.sum()), tokens)
+        names = [group.group for group in groups]
+        own = [str(length) for group in groups for length in group.lengths or () if len(group.lengths or ()) == 1]
+        emitted = self.tokens if tokens is None else tokens
+        without = None if emitted is None else emitted - drafts - int(hits.sum())
+        if without is not None and without <= FEW_WITHOUT * drafts:
+            without = 0
         calibration.meta.update(
             source=ENGINE_LOG,
-            drafts=int(trials[0]),
+            drafts=drafts if self.are_counted else None,
             requests=int(rows.sum()) if self.are_requests else None,
             draft_length=next(iter(lengths)) if len(lengths) == 1 else None,
-            draft_lengths={str(k): n for k, n in sorted(lengths.items())},
-            by_length=None if ends_itself else by_length(groups) or None,
+            draft_lengths={str(length): count for length, count in sorted(lengths.items())},
+            by_length=parts(groups, own) if len(lengths) > 1 and len(own) == len(groups) else None,
             steps_without_draft=without,
             ends_are_misses=ends_itself,
-            survival=survival.tolist(),
-            survival_stderr=np.hypot(errors, unsure).tolist(),
+            survival=np.cumprod(calibration.accept[:, 0]).tolist(),
+            survival_stderr=np.hypot(errors, unsure).tolist() if self.are_counted else None,
             survival_stderr_is_optimistic=not clustered,
         )
-        if names := sorted({group.group for group in groups if group.group}):
-            parts = {name: [group for group in groups if group.group == name] for name in names}
-            calibration.meta["groups"] = {name: counts_of(part, ends_itself) for name, part in parts.items()}
-        notes = [*([] if len(lengths) == 1 or ends_itself else [MIXED]), *self.notes, *notes]
+        if any(names):
+            calibration.meta["groups"] = parts(groups, names, ends_itself)
+        notes = [*self.notes, *notes]
+        if len(lengths) != 1 and not ends_itself:
+            notes.insert(0, MIXED)
         if without:
             notes.append(f"{without:,} steps had no draft and emitted one token each: they count as steps.")
         if kind and kind.note:
             notes.append(kind.note)
-        notes += [on_length(lengths, len(hits)), CHAIN]
-        if not clustered:
+        served = ", ".join(map(str, sorted(lengths))) or f"up to {len(hits)}"
+        notes += [ON_LENGTH.format(served, len(hits)), CHAIN]
+        if not self.are_counted:
+            notes.append(NO_COUNTS)
+        elif not clustered:
             notes.append(OPTIMISTIC)
         return Measurement(calibration, tuple(dict.fromkeys(notes)), drafter=drafter)
-
-    def _without_draft(self, drafts: int, accepted: int, tokens: int | None) -> int | None:
-        """Steps that had no draft; None where the emitted tokens are not known."""
-        tokens = self.tokens if tokens is None else tokens
-        if tokens is None:
-            return None
-        without = tokens - drafts - accepted
-        return without if without > FEW_WITHOUT * drafts else 0
 
     def _sure(self) -> tuple[Sequence[Drafts], list[str]]:
         """The drafts whose lengths are known well enough, and notes on those that were left out."""
@@ -233,15 +244,6 @@ class CountedDrafts:
                 f"{unsure.max():.3f}, which is in the standard errors."
             )
         return groups, notes
-
-
-def named_drafter(of_file: Sequence[str], drafter: str | None, path: Path) -> str | None:
-    """The kind of drafter that is asked for, or else the usual one of those that the file's name for it may mean."""
-    if drafter is not None and of_file and drafter not in of_file:
-        raise InvalidInput(
-            f"{path} has drafts of {of_file[0]}, as it says, but `drafter` is {drafter}: leave `drafter` out."
-        )
-    return drafter or next(iter(of_file), None)
 
 
 def joined(groups: Sequence[Drafts], ends_are_misses: bool = False) -> tuple[Floats, IntArray, Floats]:
@@ -270,24 +272,24 @@ def joined(groups: Sequence[Drafts], ends_are_misses: bool = False) -> tuple[Flo
     return tried, passed, unsure
 
 
-def counts_of(groups: Sequence[Drafts], ends_are_misses: bool) -> dict[str, object]:
-    """Hits and trials at each depth."""
-    tried, passed, _ = joined(groups, ends_are_misses)
+def counts_of(tried: Floats, passed: IntArray) -> tuple[IntArray, list[int]]:
+    """(K, 1) hits and K trials of all requests."""
     hits = passed.sum(0)
-    trials = np.maximum(np.rint(tried.sum(0)).astype(np.int64), hits)
-    return {"hits": hits[:, None].tolist(), "trials": trials.tolist()}
+    return hits[:, None], np.maximum(np.rint(tried.sum(0)).astype(np.int64), hits).tolist()
 
 
-def by_length(groups: Sequence[Drafts]) -> dict[str, object]:
-    """The counts of each length; empty where not all drafts of a group have the same, or there is one length."""
-    lengths = [list(group.lengths or {}) for group in groups]
-    different = sorted({length for some in lengths for length in some})
-    if len(different) < 2 or any(len(some) != 1 for some in lengths):
-        return {}
-    return {
-        str(length): counts_of([group for group, some in zip(groups, lengths, strict=True) if some == [length]], False)
-        for length in different
-    }
+def parts(
+    groups: Sequence[Drafts], names: Sequence[str], ends_are_misses: bool = False
+) -> dict[str, dict[str, object]]:
+    """Hits and trials of the groups of each name."""
+    by_name: dict[str, list[Drafts]] = {}
+    for group, name in zip(groups, names, strict=True):
+        by_name.setdefault(name, []).append(group)
+    counts: dict[str, dict[str, object]] = {}
+    for name, some in by_name.items():
+        hits, trials = counts_of(*joined(some, ends_are_misses)[:2])
+        counts[name] = {"hits": hits.tolist(), "trials": trials}
+    return counts
 
 
 def lengths_of(groups: Sequence[Drafts]) -> Counter[int]:
@@ -298,15 +300,6 @@ def lengths_of(groups: Sequence[Drafts]) -> Counter[int]:
             return Counter()
         lengths.update(group.lengths)
     return +lengths
-
-
-def on_length(lengths: Mapping[int, int], depth: int) -> str:
-    """A note on the lengths for which survival was measured."""
-    served = ", ".join(map(str, sorted(lengths))) or f"up to {depth}"
-    return (
-        f"Survival was measured with drafts of {served} tokens. For any other length it is an estimate, "
-        f"since steps of decoding then start at other places. Beyond depth {depth} nothing is known."
-    )
 
 
 def greenwood(tried: IntArray, passed: IntArray) -> Floats:

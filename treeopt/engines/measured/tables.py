@@ -15,7 +15,7 @@ trials : (K,)    states at which head k had something to guess
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,16 +87,18 @@ def read_table(
     if not by_group:
         raise InvalidInput(f"{path} must have lines below its header, but it has none.")
     groups = {name: heads_of(rows, columns, path) for name, rows in by_group.items()}
-    if "" not in groups and len(groups) > 1:
-        return _pooled_rates(groups, columns, path)
-    heads = groups.get("", next(iter(groups.values())))
+    shapes = {heads.values.shape for heads in groups.values()}
+    heads = next(iter(groups.values()))
     first = heads.values[:, 0].tolist()
-    is_chain = heads.values.shape[1] == 1 and not heads.left_out and columns.value == "accuracy"
+    is_chain = len(shapes) == 1 and heads.values.shape[1] == 1 and not heads.left_out and columns.value == "accuracy"
     never_rises = len(set(heads.trials)) <= 1 and all(a >= b for a, b in pairwise(first))
-    if is_chain and (rates or (never_rises and len(first) > 1)):
-        return PrintedRates(first, path, drafts=next(iter(heads.trials), None))
-    if rates not in (None, "marginal"):
-        raise InvalidInput(f"{path} has several ranks or hits, which are marginal, but `rates` is {rates}.")
+    if is_chain and (rates or len(groups) > 1 or (never_rises and len(first) > 1)):
+        values = {name: part.values[:, 0].tolist() for name, part in groups.items()}
+        return PrintedRates(values, path, drafts=next(iter(heads.trials), None))
+    if rates not in (None, "marginal") or len(groups) > 1:
+        raise InvalidInput(
+            f"{path} must have one accuracy a head for groups, and for `rates` of {rates or 'survival'}, but has several ranks, or hits."
+        )
     of_heads, notes = trials_of(heads.trials, len(first), path, trials)
     if heads.left_out:
         taken, left_out = heads.values.shape[1], ", ".join(map(str, heads.left_out))
@@ -104,19 +106,6 @@ def read_table(
             f"Of each head {taken} rank{'s' * (taken > 1)} from the first on were taken; {columns.place} {left_out} lies behind a gap."
         )
     return Measurement(_calibration(heads.values, columns, of_heads, path, notes), tuple(notes))
-
-
-def _pooled_rates(groups: Mapping[str, Heads], columns: Columns, path: Path) -> PrintedRates:
-    """Rates by position of each group, and their mean over all."""
-    shapes = {heads.values.shape for heads in groups.values()}
-    if columns.value != "accuracy" or len(shapes) > 1 or next(iter(shapes))[1] != 1:
-        raise InvalidInput(
-            f"{path} must have one accuracy for each group and head, as many heads for every group, but has tables of "
-            f"{quoted(sorted(shapes))}."
-        )
-    values = {name: heads.values[:, 0].tolist() for name, heads in groups.items()}
-    mean = np.mean(list(values.values()), axis=0).tolist()
-    return PrintedRates(mean, path, [f"All {len(values)} groups count alike in their mean."], groups=values)
 
 
 def _calibration(
