@@ -187,6 +187,11 @@ READ = {
                                   {"survival": [0.75], "drafts": 88}),
     "llama.cpp's": ([lines(*llama_pair(100, [75], mean_only=True))], {"survival": [0.75], "drafts": 100}),
     "SGLang's": ([{"meta_info": {"spec_verify_ct": 100, "spec_num_correct_drafts": 75, "spec_num_proposed_drafts": 100}}], {"survival": [0.75]}),
+    "SGLang's log": (["ServerArgs(speculative_num_draft_tokens=2, tp=1)\nDecode batch. accept len: 1.70, \nDecode batch. accept len: 1.80, "],
+                     {"survival": [0.75], "drafts": None}),
+    "two queries of an increase": (["\n".join(json.dumps({"data": {"resultType": "vector", "result": [
+        {"metric": {"position": str(place)} if place >= 0 else {}, "value": [1, str(count)]} for place, count in series]}})
+        for series in (enumerate(REACHED), [(-1, DRAFTS)]))], {"survival": ALL, "drafts": DRAFTS}),
     # Each length keeps its own rates.
     "two lengths": ([lines(vllm_line()), lines(vllm_line(500, [450, 300, 200, 100, 50]))],
                     {"by_length": {"3": {"hits": [[800], [600], [420]], "trials": [1000, 800, 600]},

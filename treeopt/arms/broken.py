@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from treeopt.arms.arm import Arm
-
-LEAST_ACCEPTED = 0.05  # share of the first guesses of a drafter that works
+from treeopt.records.calibration import LEAST_RIGHT
 
 
 def broken(arms: Iterable[Arm]) -> dict[str, str]:
@@ -22,7 +21,7 @@ def broken(arms: Iterable[Arm]) -> dict[str, str]:
     return {
         drafter: f"{arm.emitted:.2f} tokens per step with {arm.k or 'its'} guesses: nearly none is accepted"
         for drafter, arm in best.items()
-        if _first(arm) < LEAST_ACCEPTED
+        if _first(arm) < LEAST_RIGHT
     }
 
 

@@ -20,6 +20,7 @@ tree nodes if trees are drafted. Log, Prometheus and benchmarks have means only,
 """
 
 import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -31,6 +32,7 @@ from pydantic import BaseModel
 from treeopt.engines import chains
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.files import File
+from treeopt.engines.measured.rates import PrintedRates
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, joined
 from treeopt.engines.speculation import Speculation
@@ -190,6 +192,8 @@ ASK = (
     "save the responses of /generate, whose meta_info has a histogram of each request, or ask the OpenAI routes for "
     'it with "return_spec_tokens_details": true'
 )
+LENGTH_IN_LOG = re.compile(r"accept len: ([12]\.\d{1,9})", re.ASCII)
+ONE_TOKEN = re.compile(r"speculative_num_draft_tokens=2\b", re.ASCII)
 UNKNOWN_LENGTHS = (
     "SGLang does not record how long each draft was. If the server adapted its number of steps, "
     "survival is too low, and this cannot be corrected: measure with a fixed --speculative-num-steps."
@@ -203,7 +207,9 @@ def is_of_drafts(content: Any) -> bool:
     return any(details(body) or any(name in body for name in MEANS) for body in bodies(content))
 
 
-def read_drafts(files: Sequence[File]) -> CountedDrafts:
+def read_drafts(files: Sequence[File]) -> CountedDrafts | PrintedRates:
+    if rates := [rate for content, _ in files for rate in rates_of_one_token(content)]:
+        return PrintedRates({"": [sum(rates) / len(rates)]}, files[-1][1])
     records: list[Body] = []
     skipped = 0
     path = files[-1][1]
@@ -220,6 +226,14 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
         raise InvalidInput(f"{path} has no histograms (spec_correct_drafts_histogram): update SGLang, and {ASK}.")
     refuse_trees(counts, max(len(record.get("acceptance_histogram", ())) - 1 for record in records))
     return counts
+
+
+def rates_of_one_token(content: Any) -> list[float]:
+    """Acceptance rates of drafts of one token, of which the mean length says everything; none of longer drafts."""
+    if isinstance(content, str):
+        return [float(length) - 1 for length in LENGTH_IN_LOG.findall(content)] if ONE_TOKEN.search(content) else []
+    sizes = [(body.get("num_draft_tokens"), body.get("acc_length")) for body in bodies(content)]
+    return [length - 1 for size, length in sizes if size == 2 and isinstance(length, float) and 1 <= length <= 2]
 
 
 def details(body: Body) -> list[Body]:

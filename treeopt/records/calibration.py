@@ -20,6 +20,7 @@ from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import IntArray, read_only
 
 ENGINE_LOG = "engine log"  # the source of a calibration by an engine's counters
+LEAST_RIGHT = 0.05  # share of the first guesses of a drafter that works
 
 
 class Counted(TypedDict, total=False):

@@ -15,7 +15,7 @@ from treeopt.files import npz, places, storage
 from treeopt.files.storage import sha256_of
 from treeopt.records.benchmark import Benchmark
 from treeopt.records.bootstrap import SEED
-from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.calibration import ENGINE_LOG, LEAST_RIGHT, Calibration
 from treeopt.records.origins import Provenance, elsewhere
 from treeopt.records.plan import Plan, Sample
 from treeopt.records.pools import NO_PLACE
@@ -30,7 +30,6 @@ Accuracies = RankTrace | Probe | Calibration
 Result = Accuracies | RequestLog | LatencyProfile | Plan | Benchmark
 JSON: tuple[type[Calibration | LatencyProfile | Plan | Benchmark], ...] = (Calibration, LatencyProfile, Plan, Benchmark)
 ARCHIVES: tuple[type[RankTrace | Probe | RequestLog], ...] = (RankTrace, Probe, RequestLog)  # by arrays that they need
-LEAST_RIGHT = 0.05  # share of the first guesses of a drafter that works
 BROKEN = (
     "The drafter does not work: {}. The usual causes: it was made for another model, or loaded wrongly; the tokenizer or the chat "
     "template differs; the target is quantised; it reads other layers than it was trained on. Serve without it until guesses are "

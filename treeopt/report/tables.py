@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -63,7 +64,7 @@ def _chains(calibration: Calibration) -> str:
     )
 
 
-def _survival_table(calibration: Calibration) -> Table:
+def _survival_table(calibration: Calibration) -> RenderableType:
     """Survival of a chain depth by depth, as an engine counted it."""
     info, accept = calibration.meta, calibration.accept[:, 0]
     title = "Survival of a chain"
@@ -76,7 +77,18 @@ def _survival_table(calibration: Calibration) -> Table:
         Column("of those right before", lambda k: pm(accept[k] if calibration.trials[k] else None, 3)),
         Column("trials", lambda k: str(calibration.trials[k]) if info.get("drafts") else "–"),
     ]
-    return Table(title, columns, range(calibration.num_heads))
+    table = Table(title, columns, range(calibration.num_heads))
+    return together(table, _survival_by_group(info["groups"]) if info.get("groups") else None)
+
+
+def _survival_by_group(groups: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Tokens per step of the drafts on each group of prompts."""
+
+    def rate(name: str) -> str:
+        passed = Calibration(np.array(groups[name]["hits"]), np.array(groups[name]["trials"])).survival
+        return f"{1 + passed.sum():.2f}"
+
+    return Table("By group", [Column("group", str, names=True), Column("tokens/step", rate)], groups)
 
 
 def _group_table(groups: Mapping[str, Mapping[str, Any]], num_heads: int) -> Table:

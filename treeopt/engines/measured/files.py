@@ -119,20 +119,26 @@ def _exposition(content: Any, path: Path) -> Any:
 
     increase() leaves names out: then vLLM's counter by position is told by its label, and another series counts drafts.
     """
-    data = [item.get("data") if isinstance(item, dict) else None for item in (content if isinstance(content, list) else [content])]
-    if not all(isinstance(answer, dict) and "resultType" in answer for answer in data):
+    items = content if isinstance(content, list) else [content]
+    data = [item.get("data") for item in items if isinstance(item, dict)]
+    answers = [answer for answer in data if isinstance(answer, dict) and "resultType" in answer]
+    if not answers or len(answers) < len(items):
         return content
     lines = []
-    for answer in data:
+    for answer in answers:
         try:
             for result in limit_rows(answer["result"], path):
                 labels = dict(result["metric"])
                 name = labels.pop("__name__", UNNAMED["position" in labels])
                 points = result.get("values") or [[0, 0.0], result["value"]]
                 rise = float(points[-1][1]) - float(points[0][1])
-                lines.append(f"{name}{{{','.join(f'{key}={json.dumps(str(label))}' for key, label in labels.items())}}} {rise}")
+                lines.append(
+                    f"{name}{{{','.join(f'{key}={json.dumps(str(label))}' for key, label in labels.items())}}} {rise}"
+                )
         except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            raise InvalidInput(f"{path} must give each series its labels and values, as Prometheus answers a query.") from None
+            raise InvalidInput(
+                f"{path} must give each series its labels and values, as Prometheus answers a query."
+            ) from None
     return "\n".join(lines) + "\n"
 
 

@@ -67,6 +67,8 @@ class PrintedRates:
             reached = np.rint(survival * (drafts or AS_MANY)).astype(int).tolist()
             groups.append(replace(Drafts.of(drafts or AS_MANY, reached, None, self.path), group=name))
         notes = [f"The rates were taken as {meaning}: {MEANINGS[meaning]}."]
+        if len(groups) > 1:
+            notes.append(f"All {len(groups)} groups count alike.")
         counted = CountedDrafts(groups, self.path, notes, drafters=self.drafters, are_counted=drafts is not None)
         return counted.measurement(drafter)
 
