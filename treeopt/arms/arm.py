@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from treeopt.files.fields import Amount, Count, Positive, Share
+from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share
 from treeopt.files.storage import document, read_json, typed, write_json
 
 OFF = "none"  # drafter of an arm without speculation
@@ -50,7 +50,7 @@ class Arm:
     tokens_per_step: Amount | None = None
     positions: tuple[Share, ...] = ()
     repeats: Positive = 1
-    stderr: float | None = None
+    stderr: NotNegative | None = None
     prompts: Positive | None = None
     seconds: Amount | None = None
     source: str = ""

@@ -52,15 +52,20 @@ MEASURES = (
     ("seconds", r"\bduration\b|\bseconds\b|\belapsed\b|\bwall ?(?:time|clock)\b"),
     ("repeats", r"\brepeats\b|\bn ?runs\b|\bruns\b|\brepetitions\b"),
 )  # fmt: skip
-K = r"(?:-*spec[ -])?(?:num |n )?(?:spec(?:ulative)?|draft(?:ed)?)[ -](?:n[ -])?(?:tokens?|len(?:gth)?|steps?|depth|max|n)|num steps|n[ -]max|depth|gamma|γ"
+K = (
+    r"(?:speculative[ -])?(?:(?:num[ -]|n[ -])?(?:spec(?:ulative)?|draft(?:ed)?)[ -](?:n[ -])?"
+    r"(?:tokens?|len(?:gth)?|steps?|depth|max|n)|num[ -]steps)|(?:spec[ -]draft[ -])?n[ -]max|depth|gamma|γ"
+)
+BLOCK = r"block(?: size)?|(?:speculative[ -])?num[ -]draft[ -]tokens"  # the last verified token is among them
 CONCURRENCY = r"(?:max )?(?:conc(?:urren(?:cy|t))?|batch(?:[ -]?size)?|bsz?|clients?|users?|streams?|parallel|slots|np)"
 AXES = (
-    ("k", rf"\b(?:{K}|k|steps|spec)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?= ?(\d+)\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b"),
-    ("block", r"\bblock(?: size)? ?[=:]? ?(\d+)\b"),
-    ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b[cb] ?=? ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
+    ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b"),
+    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?= ?(\d+)\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b"),
+    ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b[cb] ?(\d{{1,3}})\b|\b[cb] ?= ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
                     r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
     ("temperature", r"\btemp(?:erature)? ?[=:]? ?(\d+(?:\.\d+)?)|\bt ?= ?(\d+(?:\.\d+)?)"),
     ("context", r"\b(\d+ ?k?) (?:ctx|context)\b|\b(?:ctx|context)(?: len\w*)? ?[=:]? ?(\d+ ?k?)\b"),
+    ("run", r"\b(?:run|rep(?:eat)?|trial|seed|iter(?:ation)?)[ #]*(\d+)\b"),
     ("position", r"\bpos(?:ition)?[ #=]*(\d+)\b"),
 )  # fmt: skip
 PLAIN = re.compile(
@@ -74,8 +79,8 @@ SHORT_K = re.compile(
 )
 DRAFTED = re.compile(rf"\b(?:{DRAFTER})", re.IGNORECASE)
 NAMES = (
+    ("block", BLOCK),
     ("k", rf"{K}|k|n|steps|num spec(?:ulative)?|spec|lookahead|speculation length"),
-    ("block", r"block(?: size)?"),
     ("concurrency", rf"{CONCURRENCY}(?: level)?|c|concurrent (?:requests|users|clients)|reqs|load|b"),
     ("drafter", r"drafter|draft(?: model)?|spec(?:ulative)? (?:method|algorithm|type)|speculator|algorithm|head"),
     ("label", r"|config\w*|set(?:ting|up)s?|method|mode|arm|variant|run|case|name|speculation|speculative(?: decoding)?|decoding|type"),
@@ -83,11 +88,12 @@ NAMES = (
     ("dataset", r"data ?sets?|data|benchmarks?|tasks?|workload|prompts?|category|subset|domain|suite"),
     ("note", r"notes?|remarks?|comments?|status|verdict|result|why|source|link|url|author|date|day"),
     ("ignore", r"#|id|idx|index|row|seed|rep(?:eat|etition)?|trial|iter(?:ation)?|run (?:id|#|no\.?)|rank"),
+    ("option", r"(?:speculative[ -])?(?:eagle[ -])?top[ -]?k"),
     ("positions", r"pos|rates"),
     ("speedup", r"x|×|speed ?up \(?x\)?"),
     ("prompts", r"n prompts|requests"),
     ("tokens_per_s", r"t|toks|tok|tokens|decode|generation|output"),
-    ("setting", r"temp(?:erature)?|top[ -]?[pk]|isl|osl|(?:input|output|prompt|max)[ -]?(?:len\w*|tok\w*|tokens)|.*context.*|ctx|version|"
+    ("setting", r"temp(?:erature)?|top[ -]?p|isl|osl|(?:input|output|prompt|max)[ -]?(?:len\w*|tok\w*|tokens)|.*context.*|ctx|version|"
                 r"commit|build|image|kv.*|cache.*|quant\w*|dtype|precision|weights|hardware|gpus?|device|engine|backend|framework|"
                 r"server|[tpde]p|tp size|table|thinking|attention|cuda ?graphs?|eager|sampling|greedy"),
 )  # fmt: skip
@@ -100,7 +106,7 @@ TAKEN = tuple((meaning, re.compile(pattern, re.IGNORECASE)) for meaning, pattern
 SET = tuple((axis, re.compile(pattern, re.IGNORECASE)) for axis, pattern in AXES)
 NAMED = tuple((axis, re.compile(rf"(?:{pattern})", re.IGNORECASE)) for axis, pattern in NAMES)
 MODEL = re.compile(
-    r"[\w./-]*(?:qwen|llama|gemma|deepseek|glm|mi[sx]tral|phi-?\d|gpt|kimi|nemotron|apertus|vicuna|minimax|\d+b\b)[\w./-]*"
+    r"[\w./-]*(?:qwen|llama(?![-.]?(?:server|cpp|bench|cli))|gemma|deepseek|glm|mi[sx]tral|phi-?\d|gpt|kimi|nemotron|apertus|vicuna|minimax|\d+b\b)[\w./-]*"
     r"(?: \d[\w.-]*| flash\b| coder\b| nvfp4\b| fp8\b| bf16\b)*",
     re.IGNORECASE,
 )
@@ -118,9 +124,9 @@ SUMMARY = re.compile(
     r"avg\.?|average|(?:geo(?:metric)?\.?[- ]?)?mean|gmean|overall|total|sum|median|min|max|std", re.IGNORECASE
 )
 NUMBER = re.compile(
-    r"(?<![\w.])([+−-]?(?:\d{1,3}(?:[,'_\u202f\u00a0 ]\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:e[+-]?\d+)?|[+-]?(?:\.\d+|inf\w*))"
-    r" ?(%|x\b|×|k\b|[a-zµ/]+)?(?: ?(?:±|\+/-|\+-) ?(\d*\.?\d+) ?(%)?)?",
-    re.IGNORECASE | re.ASCII,
+    r"(?<![\w.])([+-]?(?:[0-9]{1,3}(?:[,'_\u202f\u00a0 ][0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|[+-]?(?:\.[0-9]+|inf\w*))"
+    r"(?: ?(%|x\b|×|k\b|[a-zµ/]+))?(?!\w)(?: ?(?:±|\+/-|\+-) ?([0-9]*\.?[0-9]+) ?(%)?)?",
+    re.IGNORECASE,
 )
 
 
@@ -170,8 +176,8 @@ def words_of(text: str) -> Words:
     >>> words_of("no spec").axes, words_of("Output token throughput (tok/s)").measures, words_of("K \ batch size").names
     ({'k': '0'}, ('tokens_per_s',), ('k', 'concurrency'))
     """
-    text = bare(text)[:400]
-    name = " ".join(re.sub(r"[\s_]+", " ", text).strip(" :").split())
+    text = re.sub(r"(?i)\bsingle[- ](?=user|stream|client)", "1 ", bare(text)[:400])
+    name = " ".join(re.sub(r"[\s_]+", " ", text).strip(" :-").split())
     if name.replace(" ", "_") in CANONICAL:
         return Words(measures=(name.replace(" ", "_"),), said=name)
     whole = axis_of(name)
@@ -207,7 +213,8 @@ def words_of(text: str) -> Words:
         take(match)
     rest = " ".join("".join(" " if new == BLANK else old for old, new in zip(text, left, strict=True)).split())
     if "block" in axes:
-        axes.setdefault("k", str(int(axes.pop("block")) - 1))
+        block = int(axes.pop("block"))
+        axes.setdefault("k", str(max(0, block - 1)))
     if axes.get("k") != "0" and DRAFTED.search(rest):
         axes["drafter"] = drafter_name(rest)
     measures = tuple(dict.fromkeys(found[place] for place in sorted(found)))

@@ -10,9 +10,12 @@ from math import log, sqrt
 from pathlib import Path
 from statistics import median
 
+from pydantic import ValidationError
+
 from treeopt.arms.arm import OFF, Arm, Arms, Unit
 from treeopt.arms.columns import PER_REQUEST, Number
 from treeopt.errors import InvalidInput, quoted
+from treeopt.files.fields import adapter, first_error
 
 UNNAMED = "draft"  # drafter of an arm whose source names none
 SPEEDS = ("tokens_per_s", "tokens_per_s_per_request", "speedup", "gain")
@@ -56,8 +59,7 @@ class Row:
             numbers = (*self.figures.get("positions", ("", ()))[1], *numbers)
             self.figures["positions"] = (name, numbers)
         elif measures[0] in SPEEDS and len(measures) == 1:
-            speed = next((number for number in numbers if number.unit.startswith("t")), numbers[0])
-            self.figures.setdefault("speedup" if speed.unit == "x" else measures[0], (name, (speed,)))
+            self.figures.setdefault("speedup" if numbers[0].unit == "x" else measures[0], (name, numbers))
         else:
             for measure, number in zip(measures, numbers, strict=False):
                 if measure == "tpot_s" or (measure in TIMES and re.match(r"s(ec|$|/)", number.unit)):
@@ -70,7 +72,7 @@ class Row:
     @property
     def positions(self) -> tuple[float, ...]:
         shares = [number.value for number in self.figures.get("positions", ("", ()))[1]]
-        return tuple(share / 100 for share in shares) if max(shares, default=0) > 1 else tuple(shares)
+        return tuple(share / 100 for share in shares) if max(shares, default=0) > 2 else tuple(shares)
 
     @property
     def k(self) -> int | None:
@@ -100,7 +102,7 @@ def arms_of(rows: Sequence[Row], notes: Sequence[str], path: Path) -> Arms:
     """The arms of a text. Raises InvalidInput where no row has a throughput or a time per token."""
     for row in rows:
         if row.axes.get("drafter", "").casefold() == OFF or ("drafter" not in row.axes and "k" not in row.axes):
-            row.axes.setdefault("k", "0")
+            row.axes.setdefault("k", "" if row.axes.get("?label") else "0")
     measured = {measure for row in rows for measure in row.figures}
     if not measured & {*SPEEDS, "tpot_ms"}:
         found = ", ".join(sorted(measured)) or "none"
@@ -129,35 +131,36 @@ def _arm(row: Row, unit: Unit, tokens_per_step: float | None, about: Mapping[str
         speed, tpot = row.value("tokens_per_s", "tokens_per_s_per_request"), row.value("tpot_ms")
         if speed is None and tpot:
             speed = 1000 / tpot * (row.concurrency if unit == "all" else 1)
-    repeats = int(row.value("repeats") or 1)
+    repeats = 1 if (given := row.value("repeats")) is None else given
     spread = row.value("spread")
     if spread is None:
         spread = next((row.figures[measure][1][0].spread for measure in SPEEDS if measure in row.figures), None)
     if match := SPREAD.search(row.note):
         repeats, spread = max(repeats, int(match[1])), float(match[2])
     stderr = row.value("stderr")
-    if stderr is None and spread is not None:
+    if stderr is None and spread is not None and repeats > 0:
         stderr = spread / sqrt(repeats)
-    prompts = row.value("prompts")
-    return Arm(
-        model=row.axes.get("model", ""),
-        dataset=row.axes.get("dataset", ""),
-        drafter=row.drafter,
-        k=row.k,
-        concurrency=row.concurrency,
-        about=about,
-        tokens_per_s=speed,
-        unit=unit,
-        tpot_ms=row.value("tpot_ms"),
-        tpot_p99_ms=row.value("tpot_p99_ms"),
-        tokens_per_step=1.0 if row.is_off else tokens_per_step,
-        positions=row.positions,
-        repeats=repeats,
-        stderr=stderr / speed if stderr and speed else None,
-        prompts=int(prompts) if prompts else None,
-        seconds=row.value("seconds"),
-        source=row.where,
-    )
+    record = {
+        "model": row.axes.get("model", ""),
+        "dataset": row.axes.get("dataset", ""),
+        "drafter": row.drafter,
+        "k": row.k,
+        "concurrency": row.concurrency,
+        "about": about,
+        "tokens_per_s": speed,
+        "unit": unit,
+        "tokens_per_step": 1.0 if row.is_off else tokens_per_step,
+        "positions": row.positions,
+        "repeats": repeats,
+        "stderr": stderr / speed if stderr and speed else None,
+        "source": row.where,
+        **{measure: row.value(measure) for measure in ("tpot_ms", "tpot_p99_ms", "prompts", "seconds")},
+    }
+    try:
+        arm: Arm = adapter(Arm).validate_python(record)
+    except ValidationError as error:
+        raise InvalidInput("{}: {} {}.".format(row.where, *first_error(error))) from None
+    return arm
 
 
 def _columns(rows: Iterable[Row], measures: Sequence[str]) -> dict[tuple[str, int], list[Row]]:
@@ -198,6 +201,10 @@ def _tokens_per_step(rows: Sequence[Row], meanings: dict[str, str]) -> dict[int,
             kind = f"tokens per step, with the bonus token{correct.format('accepted_per_step')}"
         meanings[name] = kind
         for row, value in zip(speculative, values, strict=True):
+            if is_rate and value > scale:
+                raise InvalidInput(
+                    f"{row.where}: {quoted(name)} is {kind}: it must be at most 1, but is {value / scale:g}."
+                )
             if is_rate and row.k is not None:
                 lengths.setdefault(id(row), 1 + row.k * value / scale)
             elif not is_rate:
@@ -301,30 +308,34 @@ def _about(rows: Sequence[Row], notes: list[str]) -> list[dict[str, str]]:
     heeded: dict[tuple[str, str], set[str]] = defaultdict(set)
     for cell, group in cells.items():
         for axis in dict.fromkeys(axis for row in group for axis in row.axes):
-            if axis in CELL or axis in ("measure", "note"):
+            if axis in CELL or axis in ("measure", "note", "run"):
                 continue
             values = {row.axes[axis] for row in group if axis in row.axes}
-            if len(values) < 2:
-                continue
-            if axis.startswith("?") and not _is_crossed(axis, group):
-                notes.append(
-                    f'Column {quoted(axis[1:])} was not used. If arms may differ in it: --column "{axis[1:]}=context".'
-                )
+            if len(values) < 2 or (axis.startswith("?") and not _is_setting(axis, group, notes)):
                 continue
             heeded[cell].add(axis)
     notes[:] = dict.fromkeys(notes)
     return [{axis.lstrip("?"): row.axes[axis] for axis in row.axes if axis in heeded[row.cell]} for row in rows]
 
 
-def _is_crossed(axis: str, rows: Sequence[Row]) -> bool:
-    """Whether most settings were run at several values, and with other settings at the same ones."""
+def _is_setting(axis: str, rows: Sequence[Row], notes: list[str]) -> bool:
+    """Whether a column of another name is a setting: most arms were run at several of its values.
+
+    Where some were, they are taken as arms of their own: its value joins the drafter's name.
+    """
     values = defaultdict(set)
-    settings = defaultdict(set)
     for row in rows:
         if axis in row.axes:
-            setting = (row.drafter, row.k, row.concurrency)
-            values[setting].add(row.axes[axis])
-            settings[row.axes[axis]].add(setting)
-    return sum(len(found) > 1 for found in values.values()) > len(values) / 2 and all(
-        len(s) > 1 for s in settings.values()
-    )
+            values[row.drafter, row.k, row.concurrency].add(row.axes[axis])
+    several = sum(len(found) > 1 for found in values.values())
+    if several > len(values) / 2:
+        return True
+    if several and len(set().union(*values.values())) <= len(rows) / 2:
+        for row in rows:
+            if axis in row.axes and not row.is_off:
+                row.axes["drafter"] = f"{row.axes.get('drafter') or UNNAMED} {axis[1:]} {row.axes[axis]}"
+    elif axis not in ("?label", "?heading"):
+        notes.append(
+            f'Column {quoted(axis[1:])} was not used. If arms may differ in it: --column "{axis[1:]}=context".'
+        )
+    return False

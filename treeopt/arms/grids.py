@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treeopt.arms.columns import MISSING, bare, has_figure, words_of
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, quoted
+from treeopt.files.bounds import limit_rows
 
 MOST_COLUMNS = 200
 MOST_CELL = 2000  # characters
+MOST_LINES = 2**14
+HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200b-\u200f\u202a-\u202e\u2060-\u2069]")
 MARKS = ("|", "\t", ";", ",", "  ", " ")  # between cells
 RULE = re.compile(r"[\s|:+=_.~-]{3,}$")
 BOX = str.maketrans("│┃║┆─━═┄┌┏╔└┗╚├┣╠┤┫╣┬┳╦┴┻╩┼╋╬╇╈┡┩╒╕╘╛╞╡╪╤╧┐┓╗┘┛╝", "||||" + "-" * 44, "\ufeff")
@@ -32,6 +35,16 @@ class Grid:
         """The cells that hold something."""
         return [cell for _, cells in self.rows if not MISSING.fullmatch(cell := bare(cells[i]))]
 
+    def with_one_header(self) -> Grid:
+        """The header joined with a first row that names figures: "c=8" over "tok/s"."""
+        (_, first), *others = self.rows
+        if not others or len(set(self.header)) == len(self.header) or not all(words_of(c).measures for c in first[1:]):
+            return self
+        names: list[str] = []
+        for name in self.header:
+            names.append(name or (names[-1] if names else ""))
+        return Grid([" ".join(pair).strip() for pair in zip(names, first, strict=True)], others, self.comma, self.line)
+
     def transposed(self) -> Grid:
         """Columns become rows; they keep the line of the header."""
         names = [self.header[0], *(cells[0] for _, cells in self.rows)]
@@ -40,13 +53,22 @@ class Grid:
         return Grid(names, rows, self.comma, self.line)
 
 
+def lines_of(text: str, path: Path) -> list[str]:
+    """The lines of a text, frames as Markdown, without colours. Raises InvalidInput for other control characters."""
+    lines = re.sub(r"\x1b\[[0-9;]*m|^(?: ?> ?)+", "", text.translate(BOX), flags=re.MULTILINE).split("\n")
+    for number, line in enumerate(limit_rows(lines, path, MOST_LINES), 1):
+        if not (line.isprintable() or HIDDEN.search(line) is None):
+            raise InvalidInput(f"{path} line {number} has a control character: {quoted(line)}.")
+    return lines
+
+
 def grid_at(lines: Sequence[str], start: int, path: Path, is_known: Callable[[str], bool]) -> Grid | None:
     """The table whose header is a line; None where none is.
 
     is_known : whether a cell of the header names something; a line of prose has none or few
     """
     second = next((i for i in range(start + 1, min(start + 3, len(lines))) if not RULE.match(lines[i])), None)
-    if second is None or not lines[second].strip():
+    if second is None or not lines[second].strip() or lines[second] == lines[start]:
         return None
     for mark in MARKS:
         header = _split(lines[start], mark, start, path)
@@ -70,6 +92,12 @@ def _rows(lines: Sequence[str], start: int, header: list[str], mark: str, path: 
         if not lines[i].strip() or (mark == "|" and "|" not in lines[i]):
             break
         cells = _split(lines[i], mark, i, path)
+        if (
+            mark == "|"
+            and i + 1 == len(lines)
+            and lines[start - 1].rstrip().endswith("|") > lines[i].rstrip().endswith("|")
+        ):
+            raise InvalidInput(f"{path} line {i + 1} must end in | as the other lines do; was it cut off?")
         if mark == "|":
             cells += [""] * (size - len(cells))
         if not any(cells[size:]):
