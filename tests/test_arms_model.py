@@ -91,6 +91,18 @@ def test_a_figure_that_is_well_known_is_taken_as_measured():
         assert arm.tokens_per_s == pytest.approx(posterior.throughput(i), rel=1e-3)
 
 
+def test_repeats_correct_what_is_usual_between_launches():
+    arms = sweep()
+    quiet = [replace(arm, stderr=0.003, repeats=9) for arm in arms]
+    loud = [replace(arm, stderr=0.1, repeats=3) if i == 4 else arm for i, arm in enumerate(arms)]
+    assert posterior_of(arms).launch == pytest.approx(0.025**2)
+    assert posterior_of(arms, launch=0.1).launch == pytest.approx(0.1**2)
+    assert posterior_of(quiet).launch == pytest.approx(0.009**2, rel=0.3)
+    launch = posterior_of(loud).launch
+    assert launch[4] > launch[0] > 0.025**2
+    assert posterior_of([replace(arms[0], stderr=0.2), arms[1]]).launch == pytest.approx([0.2**2, 0.025**2])
+
+
 def test_ratios_are_told_at_a_concurrency_that_was_not_run():
     arms = sweep()
     off = {arm.concurrency: arm.tokens_per_s for arm in arms if arm.k == 0}

@@ -27,7 +27,7 @@ from treeopt.records.estimate import Z95, Estimate
 Floats = NDArray[np.float64]
 DRAWS = 2000
 MISFITS = (0.006, 0.0125, 0.025, 0.05, 0.1, 0.2)  # of an arm, weighted by evidence
-LAUNCH = 0.025  # usual standard deviation between launches
+LAUNCH, USUAL = 0.025, 4  # usual standard deviation between launches, and the repeats that it counts as
 LEVEL, DATASET_LEVEL = 10.0, 1.0  # of log plain steps: free, and of a data set beside others
 RATIO_LEVEL = 0.1  # of a cell's ratios
 ADAPTIVE = 0.15  # of an engine that chooses lengths, beside the longest
@@ -53,7 +53,7 @@ class Posterior:
 
     mean       : (n,) log tokens per second, of all requests together (a ratio's logarithm where the arm is one)
     covariance : (n, n) of what they are; noise of launches is not in it
-    launch     : (n,) variance between launches
+    launch     : (n,) variances between launches
     """
 
     arms: tuple[Arm, ...]
@@ -94,13 +94,13 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     """What is known of all ``arms`` of one model by the figures of those that were run.
 
     arms   : each setting in each cell once; those without figures are predicted
-    launch : standard deviation of log tokens per second between launches, for arms without a standard error of their own
+    launch : usual standard deviation of log tokens per second between launches, which repeats correct
     """
-    noise = (LAUNCH if launch is None else launch) ** 2
+    launches = _launch_variances(arms, LAUNCH if launch is None else launch)
     run = [i for i, arm in enumerate(arms) if arm.tokens_per_s]
     mean, prior = _prior(arms)
     off = np.array([np.log(arms[i].tokens_per_s or 1) + _shared_log(arms[i]) for i in run]) - mean[run]
-    errors = np.diag([figure_variance(arms[i], noise) for i in run])
+    errors = np.diag([launches[i] / arms[i].repeats for i in run])
     means, covariances, evidence = [], [], []
     for misfit in MISFITS:
         covariance = prior + misfit**2 * np.eye(len(arms))
@@ -114,13 +114,16 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     middle = weights @ np.stack(means)
     apart = np.stack(means) - middle
     spread = np.tensordot(weights, np.stack(covariances), 1) + (weights[:, None] * apart).T @ apart
-    again = [noise if arm.stderr is None else arm.stderr**2 * arm.repeats for arm in arms]
-    return Posterior(tuple(arms), middle, spread, np.array(again))
+    return Posterior(tuple(arms), middle, spread, launches)
 
 
-def figure_variance(arm: Arm, launch: float) -> float:
-    """Of the logarithm of its figure, by its own standard error or the variance between launches."""
-    return launch / arm.repeats if arm.stderr is None else arm.stderr**2
+def _launch_variances(arms: Sequence[Arm], launch: float) -> Floats:
+    """(n,) variances between launches: the usual one, by all repeats over it, and by an arm's own over those."""
+    freedom = np.array([arm.repeats - 1 if arm.stderr is not None else 0 for arm in arms])
+    own = np.array([(arm.stderr or 0) ** 2 * arm.repeats for arm in arms])
+    shared = (USUAL * launch**2 + freedom @ own) / (USUAL + freedom.sum())
+    alone = np.array([arm.stderr is not None and arm.repeats == 1 for arm in arms])
+    return np.where(alone, own, (USUAL * shared + freedom * own) / (USUAL + freedom))
 
 
 def log_normal(mean: float, variance: float) -> Estimate:

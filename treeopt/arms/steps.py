@@ -13,7 +13,7 @@ from math import hypot, log, log2
 import numpy as np
 
 from treeopt.arms.arm import Arm
-from treeopt.arms.model import PRIOR, Floats, Posterior, figure_variance, log_normal
+from treeopt.arms.model import PRIOR, Floats, Posterior, log_normal
 from treeopt.records.estimate import Estimate
 
 ROUNDS = 30
@@ -60,7 +60,7 @@ def _parts(posterior: Posterior, off: list[int], own: list[int]) -> StepParts:
     served = max(own, key=lambda i: posterior.mean[i])
     by_request = all(arms[i].tpot_ms for i in every)
     steps = {i: _log_step(arms[i], by_request) for i in every}
-    noise = {i: figure_variance(arms[i], posterior.launch[i]) + TOKENS_ERROR**2 for i in every}
+    noise = {i: posterior.launch[i] / arms[i].repeats + TOKENS_ERROR**2 for i in every}
     lengths = {arms[i].k for i in own if arms[i].k}
     fixed = guess = None
     if len(lengths) > 1:
