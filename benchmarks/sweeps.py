@@ -1,54 +1,58 @@
 """What is decided from parts of public benchmark tables, against the whole tables: `python benchmarks/sweeps.py FOLDER`.
 
-FOLDER has CSV files in the long form: table, model, drafter, dataset, k (0: off; "adaptive<=N": the engine chooses),
-concurrency, tokens_per_s, tokens_per_step, repeats, note. Rows of a cell are its repeats. ``--write PAGE`` writes the page.
+FOLDER has a table in each CSV file. ``--write docs/sweeps.md`` writes the page.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+from simulated_arms import simulated
 
-from treeopt.arms.arm import OFF, Arm
+from treeopt.arms.arm import Arm
 from treeopt.arms.decide import Decision, decide
-from treeopt.arms.model import Floats, Posterior, figure_variance, posterior_of
+from treeopt.arms.groups import apart, merged
+from treeopt.arms.model import Floats, Posterior, posterior_of
+from treeopt.arms.tables import read_tables
+from treeopt.files.writing import write_text
 from treeopt.records.estimate import Z95
 
 DRAWS = 10  # of the arms that are left
 LEAST_ARMS = 4  # of a cell of which some are left out
+SOURCES = {
+    "vllm-gb10-flash-next-nvfp4-mtp2-3": 'a comparison of checkpoints, "Speculative decoding: measured"',
+    "gb10-nemotron-30b-mtp1-3-approximate": "a reference guide for Nemotron 3.5 Lightning, section 10.2",
+    "vllm-gh200-apertus-8b-dspark-eagle31": '"Plain Apertus 1.5 8B load test: memory and capacity"',
+    "vllm-ep8-qwen3-30b-eagle3-k1-8": '"Phase 57 results", arm A and stage A2',
+    "vllm-ep16-qwen3-30b-eagle3-k0-3": '"Phase 57 results", stages 2 and A2',
+    "vllm-h100nvl-qwen38-27b-mtp7-dflash7": "a report on MTP and DFlash 2 in Chinese, September 2026",
+    "sglang-2xa100-qwen36-27b-mtp-dflash-domino-relative": "SpecForge's blog and README; sgl-project/sglang#32018",
+    "vllm-mi355x-dsv4-dspark-adaptive": "vllm-project/vllm#52362",
+    "vllm-rtxpro6000-qwen38-27b-mtp2-4": "sudoingX/qwen38-mtp#11",
+    "llamacpp-8050s-qwen36-27b-dflash-none-accepted": "a follow-up on TurboQuant and DFlash, July 2026",
+    "mtplx-m2pro-qwen36-35b-mtp0-3": '"MTPLX (native MTP) vs omlx on M2 Pro"',
+    "llamacpp-2xrtx5060ti-gemma4-three-models": '"Gemma 4 MTP before/after benchmark"',
+    "mlxvlm-m3ultra-glm53-flash-mtp-dflash2-by-context": "Blaizzy/mlx-vlm#2074",
+    "trtllm-8xb200-llama4-scout-ngram-sparse": "TensorRT-LLM's tech blog 7; NVIDIA/TensorRT-LLM#6311",
+}
+INTRO = """# From a sweep to a decision
+
+Tables of arms (settings of speculation that were run) as people publish them, of which a part is given: what is decided by it
+against the whole table. A cell is a model, a data set and a concurrency. Figures were retyped from the sources below;
+`python benchmarks/sweeps.py FOLDER --write docs/sweeps.md` made this page of them.
+"""
 
 
 def arms_of(file: Path) -> list[Arm]:
-    rows = defaultdict(list)
-    for row in csv.DictReader(file.open(encoding="utf-8")):
-        if row["tokens_per_s"] and row["k"]:
-            rows[row["model"], row["dataset"], row["drafter"], row["k"], int(row["concurrency"])].append(row)
-    return [_arm(key, same) for key, same in rows.items()]
-
-
-def _arm(key: tuple[str, str, str, str, int], rows: list[dict[str, str]]) -> Arm:
-    model, dataset, drafter, length, concurrency = key
-    k = int(length) if length.isdigit() else None
-    tokens = [float(row["tokens_per_step"]) for row in rows if row["tokens_per_step"]]
-    logs, note = np.log([float(row["tokens_per_s"]) for row in rows]), rows[0]["note"]
-    return Arm(
-        model=model,
-        dataset=dataset,
-        drafter=OFF if k == 0 else drafter if k else f"{drafter} {length}",
-        k=k,
-        concurrency=concurrency,
-        tokens_per_s=float(np.exp(logs.mean())),
-        unit="ratio" if "RELATIVE" in note else "request" if "per request" in note else "all",
-        tokens_per_step=float(np.mean(tokens)) if tokens else None,
-        repeats=sum(int(row["repeats"] or 1) for row in rows),
-    )
+    """Its arms that have figures, repeats merged."""
+    arms, _ = apart(read_tables(file.read_text("utf-8"), file, {}).arms)
+    return [arm for arm in merged(arms) if arm.tokens_per_s]
 
 
 class Table:
@@ -102,7 +106,7 @@ def halves(table: Table, rng: np.random.Generator, losses: dict[str, list[float]
     for cell in table.large:
         decision = decided(part, cell)
         left = [i for i in cell if i not in gone]
-        losses["Half of the arms, against the best of them"].append(table.loss(left, decision.chosen))
+        losses["Half of the arms, against the best of them"].append(max(0.0, table.loss(left, decision.chosen)))
         predicted = decision.predicted
         losses["Half of the arms, the predicted one where it is named"].append(
             table.loss(cell, predicted.arm if predicted else decision.chosen)
@@ -146,17 +150,33 @@ def coverage(table: Table, errors: dict[str, list[tuple[float, float]]]) -> None
     for kind, gone in left_out(table):
         part = table.without(gone)
         for i in gone:
-            half = Z95 * float(np.sqrt(part.covariance[i, i] + figure_variance(table.arms[i], part.launch[i])))
+            half = Z95 * float(np.sqrt(part.covariance[i, i] + part.launch[i] / table.arms[i].repeats))
             errors[kind].append((abs(part.mean[i] - table.truth[i]), half))
+
+
+def decisions(table: Table) -> str:
+    """What is chosen at which concurrencies, by data sets that differ in it."""
+    posterior, found = table.without(set()), []
+    for dataset in dict.fromkeys(arm.dataset for arm in table.arms):
+        cells = [cell for cell in table.cells if table.arms[cell[0]].dataset == dataset]
+        named = sorted(
+            (table.arms[cell[0]].concurrency, table.arms[decided(posterior, cell).chosen].name) for cell in cells
+        )
+        parts = []
+        for name, same in groupby(named, key=lambda pair: pair[1]):
+            loads = [load for load, _ in same]
+            parts.append(f"{loads[0]}{f' to {loads[-1]}' if len(loads) > 1 else ''}: {name}")
+        found.append(", ".join(parts))
+    return "; ".join(dict.fromkeys(found))
 
 
 def page(folder: Path) -> Iterator[str]:
     losses: dict[str, list[float]] = defaultdict(list)
     errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    rng, start, tables = np.random.default_rng(0), time.monotonic(), 0
+    rng = np.random.default_rng(0)
+    chosen = []
     for file in sorted(folder.glob("*.csv")):
         arms = arms_of(file)
-        tables += 1
         for model in dict.fromkeys(arm.model for arm in arms):
             table = Table([arm for arm in arms if arm.model == model])
             whole = table.without(set())
@@ -165,26 +185,39 @@ def page(folder: Path) -> Iterator[str]:
                 halves(table, rng, losses)
                 pairs(table, rng, losses)
             coverage(table, errors)
-    yield f"{tables} tables, {time.monotonic() - start:.0f} seconds\n"
+            source = SOURCES.get(file.stem.partition("-")[2], file.stem)
+            chosen.append(f"| {source} | {model} | {len(table.arms)} | {decisions(table)} |")
+    yield INTRO
     yield "| decided by | cells | mean loss [%] | worst | within 3 % [%] | above 10 % [%] |"
     yield "|---|---|---|---|---|---|"
     for name, values in losses.items():
         loss = 100 * np.array(values)
         near, far = 100 * (loss <= 3).mean(), 100 * (loss > 10).mean()
         yield f"| {name} | {len(loss)} | {loss.mean():.2f} | {loss.max():.1f} | {near:.0f} | {far:.1f} |"
-    yield "\n| left out | figures | median error [%] | 95 % intervals hold [%] | median half width [%] |"
+    yield "\n## Figures of arms that were left out\n"
+    yield "| left out | figures | median error [%] | 95 % intervals hold [%] | median half width [%] |"
     yield "|---|---|---|---|---|"
     for name, figures in {**errors, "all": [figure for kind in errors.values() for figure in kind]}.items():
         error, half = np.array(figures).T
         held = 100 * (error <= half).mean()
         yield f"| {name} | {len(error)} | {100 * np.median(error):.1f} | {held:.0f} | {100 * np.median(half):.0f} |"
+    yield "\n## The tables\n"
+    yield "Chosen at each concurrency; data sets for which that differs, one after the other.\n"
+    yield "| source | model | arms | chosen |"
+    yield "|---|---|---|---|"
+    yield from chosen
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    for line in page(parser.parse_args().folder):
-        print(line)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--tables", type=int, default=200, help="simulated ones")
+    given = parser.parse_args()
+    text = "\n".join([*page(given.folder), "\n## Simulated tables\n", *simulated(given.tables)]) + "\n"
+    print(text)
+    if given.write:
+        write_text(given.write, text)
 
 
 if __name__ == "__main__":
