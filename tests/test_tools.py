@@ -7,7 +7,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from treeopt.arms.arm import Arms
 from treeopt.arms.tools import read_sweep, read_tool
 from treeopt.engines.measured.files import load_file
 from treeopt.errors import InvalidInput
@@ -158,7 +161,8 @@ FORMS = {  # text and name of a file: for each arm its drafter, K, concurrency, 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_gives_the_arms_that_were_run(form, tmp_path):
     text, name, *expected = FORMS[form]
-    arms = read(tmp_path, text, name).arms
+    read(tmp_path, text, name).save(tmp_path / "arms.json")
+    arms = Arms.load(tmp_path / "arms.json").arms
     assert [(arm.drafter, arm.k, arm.concurrency) for arm in arms] == [arm[:3] for arm in expected]
     assert [arm.tokens_per_s for arm in arms] == [arm[3] and pytest.approx(arm[3], rel=1e-3) for arm in expected]
     assert [arm.tokens_per_step for arm in arms] == [arm[4] and pytest.approx(arm[4], abs=1e-3) for arm in expected]
@@ -265,3 +269,24 @@ DAMAGED = (
 def test_a_damaged_record_is_refused_by_its_place(change, message, tmp_path):
     with pytest.raises(InvalidInput, match=message):
         read(tmp_path, lines(SERVED | DRAFTED | change))
+
+
+NAMES = st.sampled_from(sorted({*SERVED, *DRAFTED, *FLAGS, *steps(*range(8)), "tg", "pl", "t_tg", "n_gen", "avg_ts", "server_info",
+                                "speculative_config", "method", "k", "run_number", "label"}))  # fmt: skip
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(-2, 9), st.floats(allow_nan=False, allow_infinity=False),
+                   st.text(max_size=4), st.lists(st.floats(0, 1), max_size=3), st.just(FLAGS))  # fmt: skip
+FORMED = st.sampled_from(
+    (SERVED | DRAFTED, steps(*range(8)), {"tg": 2, "pl": 1, "t_tg": 1.0}, {"n_gen": 2, "avg_ts": 1e-320})
+)
+
+
+@given(FORMED, st.dictionaries(NAMES, VALUES, max_size=4))
+def test_any_record_is_arms_that_can_be_kept_or_a_sentence(tmp_path_factory, record, changes):
+    file = tmp_path_factory.mktemp("any") / "arms.json"
+    try:
+        found = read_tool([record | changes], file)
+    except InvalidInput:
+        return
+    if found:
+        found.save(file)
+        assert Arms.load(file) == found

@@ -23,6 +23,7 @@ from treeopt.engines.sglang import SpeculationTimed
 from treeopt.errors import InvalidInput
 from treeopt.files.bounds import limit_rows
 from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, checked
+from treeopt.files.storage import document, typed
 
 Read = tuple[Arm | None, list[str]]  # of a record: its arm, and notes
 UNNAMED = "drafter"  # where neither the file nor its name says which
@@ -53,7 +54,7 @@ class Results:
                 arm, notes = form[1](given, names, where)
             except InvalidInput as error:
                 raise InvalidInput(f"{where}: {error}") from None
-            self.arms.extend([] if arm is None else [arm])
+            self.arms.extend([] if arm is None else [typed(Arm, document(arm), where)])
             self.meanings.update({name: meaning for name, meaning in form[2].items() if name in given})
             for note in notes:
                 self.notes.setdefault(note, []).append(where)

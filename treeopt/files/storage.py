@@ -63,7 +63,7 @@ def to_json(document: Any, indent: str = "\n") -> str:
 def document(record: Any) -> Any:
     """A record as values of JSON.
 
-    A dataclass becomes an object of its fields; a field with a default is left out where it is None or empty. Its property
+    A dataclass becomes an object of its fields; one with a default is left out where it is empty, or None by default. Its property
     ``shown`` adds values that follow from the fields. A draft has a form of its own, ``record``.
     """
     if hasattr(record, "record"):
@@ -73,7 +73,8 @@ def document(record: Any) -> Any:
         for field in fields(record):
             is_needed = field.default is MISSING and field.default_factory is MISSING
             value = document(getattr(record, field.name))
-            if value is not None and (is_needed or value not in ({}, [])):
+            is_none = value is None and (is_needed or field.default is None)
+            if not is_none and (is_needed or value not in ({}, [])):
                 values[field.name] = value
         shown = document(getattr(record, "shown", {}))
         return {**values, "shown": shown} if shown else values
