@@ -246,7 +246,6 @@ REFUSED = {
     "another sum of rates": ([vllm_line().replace("0.420", "0.490")], "sum to the accepted"),
     "more accepted than drafted": ([vllm_line().replace("Accepted: 1820", "Accepted: 3820")], "at most what was drafted"),
     "another mean": ([vllm_line().replace("length: 2.82", "length: 2.92")], "sum to the accepted"),
-    "no mean": ([vllm_line().replace("length: 2.82", "length: 2.8.2")], "mean acceptance length"),
     "an idle log": ([vllm_line().replace("2.82", "nan")], "no interval with drafts"),
     "runs without rates": ([bench(spec_decode_per_position_acceptance_rates=None)], "writes them only with speculation"),
     "runs without drafts": ([bench(spec_decode_num_drafts=None)], "spec_decode_num_drafts must be a whole number"),
@@ -288,9 +287,8 @@ REFUSED = {
     "a server that never drafted": ([IDLE], "none was verified"),
     "counters that never rose": ([llama_metrics(0, [])], "none was verified"),
     "another first guess": ([changed("#acc drafts =    80", "#acc drafts =    90")], "first guess"),
-    "huge numbers": ([changed("#gen tokens =    300", f"#gen tokens = {9 * 10**15}")], "1 to 256 positions|at most what was drafted"),
-    "rates that are none": ([changed("0.600, 0.420", "NaN, 0.420")], "numbers in its lines"),
-    "rates beyond floats": ([changed("0.600, 0.420", "1e999, 0.420")], "numbers in its lines"),
+    "huge numbers": ([changed("#gen tokens =    300", f"#gen tokens = {9 * 10**15}")], "only means|looks like none"),
+    "rates that are none": ([changed("0.600, 0.420", "NaN, 0.420")], "only means"),
     "rates of another sum": ([changed("0.600, 0.420", "0.620, 0.420")], "sum to the accepted"),
 }  # fmt: skip
 

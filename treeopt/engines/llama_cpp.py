@@ -25,16 +25,7 @@ from treeopt.engines.base import About, Kind, Method, ServingEngine, Written
 from treeopt.engines.chains import Flags
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import (
-    RATE,
-    Printed,
-    drafters_named,
-    number,
-    of_one_token,
-    pooled,
-    read_each,
-    whole,
-)
+from treeopt.engines.measured.printed import RATE, Printed, drafters_named, of_one_token, pooled
 from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
@@ -90,19 +81,20 @@ TYPES = {
     **dict.fromkeys(("ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache"), (copied.KIND,)),
 }
 PREFIX = r"llamacpp:"
-RATES = r"\((?P<rates>[^)]{0,20000})\)"
+COUNT, MEAN = r"\d{1,13}", r"\d{1,4}\.\d{1,4}"
+RATES = r"\((?P<rates>(?:\d\.\d{1,9}(?:, )?){0,256})\)"
 REQUEST = re.compile(
-    r"draft acceptance(?: rate)? = [\d.]+ \(\s*(?P<accepted>\d+) accepted /\s*(?P<drafted>\d+) generated\)"
-    rf"(?:, mean (?:acceptance length|len) =\s*(?P<mean>[\d.]+)(?:, acceptance rate per position = {RATES})?)?"
+    rf"draft acceptance(?: rate)? = [\d.]+ \(\s*(?P<accepted>{COUNT}) accepted /\s*(?P<drafted>{COUNT}) generated\)"
+    rf"(?:, mean (?:acceptance length|len) =\s*(?P<mean>{MEAN})(?:, acceptance rate per position = {RATES})?)?"
 )
 POSITIONS = re.compile(rf"acc per pos = {RATES}")
 # Both lines of a request name its slot and task; behind a router also the port of their server.
 SLOT = re.compile(r"\bid\s{1,3}(-?\d+) \| task (-?\d+) \|")
 PORT = re.compile(r"\[ ?(\d{4,5})\] ")
 STATISTICS = re.compile(
-    r"statistics\s+(?P<name>\S+): (?:#calls\(b,g,a\) =\s*\d+\s+\d+\s+(?P<verified>\d+), )?(?:(?!statistics).)*?"
-    r"#gen drafts =\s*(?P<made>\d+), #acc drafts =\s*(?P<first>\d+), #gen tokens =\s*(?P<drafted>\d+), "
-    rf"#acc tokens =\s*(?P<accepted>\d+)(?:, #mean acc len =\s*(?P<mean>[\d.]+), #acc rate/pos = {RATES})?"
+    r"statistics\s+(?P<name>\S+): (?:#calls\(b,g,a\) =\s*\d+\s+\d+\s+(?P<verified>\d{1,13}), )?(?:(?!statistics).)*?"
+    rf"#gen drafts =\s*(?P<made>{COUNT}), #acc drafts =\s*(?P<first>{COUNT}), #gen tokens =\s*(?P<drafted>{COUNT}), "
+    rf"#acc tokens =\s*(?P<accepted>{COUNT})(?:, #mean acc len =\s*(?P<mean>{MEAN}), #acc rate/pos = {RATES})?"
 )
 NEEDED = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
 ASK = "start the server with --verbosity 4, or with --metrics and save /metrics before and after"
@@ -136,8 +128,10 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
             )
     if counters := counters_among(texts, PREFIX):
         return counters.drafts(NEEDED, REMEDY)
-    groups, notes = read_each(texts, _from_log)
-    path = files[-1][1]
+    groups, notes, path = list[Drafts](), list[str](), files[-1][1]
+    for text, file in texts:
+        more, remarks = _from_log(text, file)
+        groups, notes = [*groups, *more], [*notes, *remarks]
     drafters = drafters_named((name for text, _ in texts for name in _drafting(text)), TYPES, path)
     are_requests = CUMULATIVE not in notes
     requests = [replace(group, request=number) for number, group in enumerate(groups)]
@@ -174,7 +168,7 @@ def _drafting(text: str) -> dict[str, dict[str, str]]:
     for line in text.splitlines():
         if statistics := STATISTICS.search(line):
             last[statistics["name"]] = statistics.groupdict()
-    return {name: totals for name, totals in last.items() if whole(totals["made"])}
+    return {name: totals for name, totals in last.items() if int(totals["made"])}
 
 
 def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
@@ -183,10 +177,10 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     drafters_named(drafting, TYPES, path)
     requests = list(lines_of_requests(text))
     if complete := [line for line in requests if line["mean"] is not None and line["rates"]]:
-        lines = [_printed(line, f"{path}, draft line {n},", path) for n, line in enumerate(complete, 1)]
+        lines = [_printed(line, f"{path}, draft line {n},") for n, line in enumerate(complete, 1)]
         return pooled([line for line in lines if line.drafted], len(requests) - len(complete))
     means = [line for line in requests if line["mean"] is not None]
-    printed = [_printed(line, f"{path}, draft line {n},", path) for n, line in enumerate(means, 1)]
+    printed = [_printed(line, f"{path}, draft line {n},") for n, line in enumerate(means, 1)]
     if short := of_one_token(printed):
         return short, []
     if STATISTICS.search(text) and not drafting and not requests:
@@ -200,9 +194,9 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
 
 def _of_process(totals: dict[str, str], path: Path) -> Printed:
     """Counts of a 'statistics' line, scaled to the drafts that were verified."""
-    line = _printed({**totals}, f"{path}, draft line 1,", path)
-    made, first = whole(totals["made"]), whole(totals["first"])
-    drafts = whole(totals["verified"]) if totals["verified"] else made
+    line = _printed({**totals}, f"{path}, draft line 1,")
+    made, first = int(totals["made"]), int(totals["first"])
+    drafts = int(totals["verified"]) if totals["verified"] else made
     rates = list(line.rates)
     if drafts and abs(sum(rates) * drafts - line.accepted) <= RATE * len(rates) * drafts + 1e-6:
         length = min(-(-line.drafted // made), MOST_LENGTH + 1)
@@ -212,11 +206,10 @@ def _of_process(totals: dict[str, str], path: Path) -> Printed:
     return replace(line, rates=rates, drafted=round(line.drafted * drafts / made), drafts=drafts)
 
 
-def _printed(line: Line, where: str, path: Path) -> Printed:
-    texts = [*filter(None, (line["rates"] or "").split(",")), line["mean"] or ""]
-    *rates, mean = [number(text, path, "numbers in its lines of drafts") for text in texts]
-    accepted, drafted = whole(line["accepted"] or ""), whole(line["drafted"] or "")
-    return Printed(where, rates, accepted, drafted, mean, may_be_cut=True)
+def _printed(line: Line, where: str) -> Printed:
+    rates = [float(rate) for rate in (line["rates"] or "").split(", ") if rate]
+    accepted, drafted = (int(line[name] or 0) for name in ("accepted", "drafted"))
+    return Printed(where, rates, accepted, drafted, float(line["mean"] or 0), may_be_cut=True)
 
 
 KIND = Kind("log lines 'draft acceptance = ...' of llama.cpp", is_of_drafts, read_drafts)

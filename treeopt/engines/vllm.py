@@ -28,7 +28,7 @@ from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Writt
 from treeopt.engines.measured.benchmarks import BLOCK, OFFLINE, records_of
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.printed import MEAN, Printed, drafters_named, number, of_one_token, pooled, whole
+from treeopt.engines.measured.printed import MEAN, Printed, drafters_named, of_one_token, pooled
 from treeopt.engines.measured.rates import PrintedRates
 from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
 from treeopt.engines.measured.survival import CountedDrafts, Drafts
@@ -126,8 +126,8 @@ def write_copied(served: Ranges[CopiedText], about: About) -> Written:
 PREFIX = r"(?:ray_)?vllm[:_]"
 LINE = re.compile(r"(?:SpecDecoding|Speculative) metrics: |Per-position acceptance rate: ")
 # All are searched for in turn, since a pattern with gaps in it takes hours on a line that repeats its beginning.
-LENGTH = re.compile(r"Mean acceptance length: ([\d.]+|nan), ")
-TOTALS = re.compile(r"Accepted: (\d+) tokens, Drafted: (\d+) tokens")
+LENGTH = re.compile(r"Mean acceptance length: (\d{1,4}\.\d{1,4}|nan), ")
+TOTALS = re.compile(r"Accepted: (\d{1,13}) tokens, Drafted: (\d{1,13}) tokens")
 RATES = re.compile(r"Per-position acceptance rate: ((?:\d\.\d+|nan)(?:, (?:\d\.\d+|nan))*)")
 PRINTED = re.compile(r"Per-position acceptance \(%\):|acceptance at token 0:")
 TOKENS = re.compile(r"acceptance at token \d{1,3}: ?(\d\.\d{1,9})")
@@ -196,9 +196,9 @@ def log_lines(text: str, path: Path) -> list[Printed]:
         mean, totals, rates = (form.search(line) for form in (LENGTH, TOTALS, RATES))
         said = (mean[1] if mean else "0") + (rates[1] if rates else "")
         if "nan" not in said:
-            length = number(mean[1], path, "a mean acceptance length") if mean else 0.0
+            length = float(mean[1]) if mean else 0.0
             values = [float(rate) for rate in rates[1].split(", ")] if rates else []
-            accepted, drafted = (whole(digits) for digits in totals.groups()) if totals and mean else (0, 0)
+            accepted, drafted = map(int, totals.groups()) if totals and mean else (0, 0)
             lines.append(Printed(f"{path}, line {place},", values, accepted, drafted, length))
     return lines
 

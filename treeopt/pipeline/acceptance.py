@@ -56,7 +56,8 @@ def survivals(calibration: Any, path: Path) -> Told:
         note = f"{path} has survival over all states, but decoding jumps over easy ones: with a trace it is lower, and right."
     else:
         note = f"{path} has no survival: it is worked out as if guesses were independent of one another."
-    return {ALL: [survival[:k] for k in range(1, min(len(survival), MOST_DEPTH) + 1)]}, note
+    chains = range(1, min(len(survival), MOST_DEPTH) + 1)
+    return {ALL: [calibration.of_length(k).survival[:k].tolist() for k in chains]}, note
 
 
 @survivals.register

@@ -181,7 +181,7 @@ def _plan(
     if length is None:
         unknown.append("Drafts had several lengths, and steps are not timed by length: nothing is planned.")
         return None
-    points = tuple(_timing(pace, length + 1) for pace, _ in timed.values())
+    points = tuple(_timing(pace, length + 1, calibration.drafted, idle.step_ms) for pace, idle in timed.values())
     plain = tuple(_timing(pace, 1) for _, pace in timed.values())
     info = {"measures": "step", "provenance": replace(Provenance.here(), machine=None, versions=None).record}
     LatencyProfile(points, plain, Runtime(name=stretch.engine), {**info, "inputs": inputs_of(run.path / SCRAPES)}).save(
@@ -199,6 +199,8 @@ def _plan(
         return None
 
 
-def _timing(pace: Pace, size: int) -> StepTiming:
-    samples = tuple((1000 * pace.blocks[:, 2] / pace.blocks[:, 1]).tolist())
+def _timing(pace: Pace, size: int, drafted: float = 1.0, plain_ms: float = 0.0) -> StepTiming:
+    """Steps of ``size`` rows, where a share ``drafted`` of those that were timed had a draft, and the others were plain."""
+    all_ms = 1000 * pace.blocks[:, 2] / pace.blocks[:, 1]
+    samples = tuple(((all_ms - (1 - drafted) * plain_ms) / drafted).tolist())
     return StepTiming(pace.batch_size, UNKNOWN_CONTEXT, size=size, depth=size - 1, step_ms=samples)

@@ -6,19 +6,15 @@ D     :       drafts, which are seldom printed; accepted and drafted tokens are
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from treeopt.engines.measured.files import File
 from treeopt.engines.measured.survival import MOST_DRAFTS, Drafts
-from treeopt.errors import InvalidInput, quoted
+from treeopt.errors import InvalidInput
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
-NUMBER = re.compile(r"\s*\d{1,20}(?:\.\d{0,20})?\s*", re.ASCII)
 CUT = "Rates are printed for the first positions of a draft only. Deeper ones were left out."
 
 
@@ -102,19 +98,6 @@ def of_one_token(lines: Sequence[Printed]) -> list[Drafts]:
     return [group for group in groups if group] if is_shown else []
 
 
-def read_each(
-    files: Sequence[File], read: Callable[[Any, Path], tuple[list[Drafts], list[str]]]
-) -> tuple[list[Drafts], list[str]]:
-    """The drafts of all files, and notes."""
-    groups: list[Drafts] = []
-    notes: list[str] = []
-    for content, path in files:
-        drafts, remarks = read(content, path)
-        groups += drafts
-        notes += remarks
-    return groups, notes
-
-
 def pooled(lines: Sequence[Printed], left_out: int = 0) -> tuple[list[Drafts], list[str]]:
     """The drafts of each line, and notes. ``left_out`` lines had no rates."""
     groups: list[Drafts] = []
@@ -135,15 +118,3 @@ def drafters_named(names: Iterable[str], kinds: Mapping[str, tuple[str, ...]], p
     if len(different) > 1:
         raise InvalidInput(f"{path} must be of one drafter, but has drafts of {', '.join(different)}.")
     return kinds.get(different[0], ()) if different else ()
-
-
-def whole(digits: str) -> int:
-    """The count of a log line; one above `MOST_DRAFTS` becomes the next above it, which `Printed.counts` refuses."""
-    return min(int(digits[:20]), MOST_DRAFTS + 1)
-
-
-def number(text: str, path: Path, needed: str) -> float:
-    """A number of a log line. Raises InvalidInput, which says what is ``needed``."""
-    if NUMBER.fullmatch(text):
-        return float(text)
-    raise InvalidInput(f"{path} must have {needed}, but has {quoted(text)}.")

@@ -1,4 +1,4 @@
-"""Counts from tables of accuracies or hits, as CSV with a header.
+"""Counts from tables of accuracies or hits, as CSV or Markdown with a header.
 
 head,rank,accuracy,trials     share of the trials at exactly this rank; ranks count from 0
 head,rank,hits,trials         the same as counts
@@ -13,7 +13,6 @@ table  : (K, R)  of head k at rank r, or up to it
 trials : (K,)    states at which head k had something to guess
 """
 
-import csv
 import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -29,13 +28,14 @@ from treeopt.engines.measured.rates import Meaning, PrintedRates
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import limit_rows
 from treeopt.files.fields import MOST, Count, Positive, Share, checked
+from treeopt.files.table import table_rows
 from treeopt.records.calibration import Calibration
 from treeopt.trees.tree import MOST_DEPTH, MOST_RANK
 
 SLACK = 1e-3  # shares may sum to this much above one: tools round what they print
 CUMULATIVE = "The shares are cumulative (top-1, top-2, ...) and were turned into differences."
 ASSUMED = "The file has no counts: {} trials a head were assumed, and every standard error rests on that."
-MOST_COLUMNS = 1000
+MOST_HEADER = 2**16  # characters
 WIDE = re.compile(r"top[-_ ]?([1-9]\d{0,4})\Z", re.ASCII)
 GROUPS = ("group", "subset", "dataset")  # columns that name the prompts of a row
 
@@ -69,7 +69,7 @@ class Heads(NamedTuple):
 
 
 def is_table(content: Any) -> bool:
-    return isinstance(content, str) and "head" in _cells(content.partition("\n")[0])
+    return isinstance(content, str) and "head" in _header(content)
 
 
 def read_table(
@@ -80,9 +80,9 @@ def read_table(
     trials : of every head, if the table has none
     rates  : what shares of one rank are; by default survival where they never rise
     """
-    columns = columns_of(_cells(content.partition("\n")[0]), path)
+    columns = columns_of(_header(content), path)
     by_group: dict[str, list[TableRow]] = {}
-    for row in limit_rows(_rows(content, columns.wide, path), path):
+    for row in limit_rows(_rows(content, columns, path), path):
         by_group.setdefault(row.group, []).append(row)
     if not by_group:
         raise InvalidInput(f"{path} must have lines below its header, but it has none.")
@@ -132,8 +132,6 @@ def _calibration(
 
 
 def columns_of(header: Sequence[str], path: Path) -> Columns:
-    if len(set(header)) < len(header) or len(header) > MOST_COLUMNS:
-        raise InvalidInput(f"{path} must name up to {MOST_COLUMNS:,} columns, each once, but has {quoted(header)}.")
     places = [name for name in ("top_k", "rank") if name in header]
     values = [name for name in ("hits", "accuracy") if name in header]
     wide = {name: int(match[1]) for name in header if (match := WIDE.fullmatch(name))}
@@ -193,30 +191,16 @@ def heads_of(rows: Sequence[TableRow], columns: Columns, path: Path) -> Heads:
     return Heads(np.array(values, dtype=np.float64), trials, ranks[len(values[0]) :])
 
 
-def _rows(content: str, wide: dict[str, int], path: Path) -> Iterator[TableRow]:
-    """The rows of a table, one a line. A line with ``wide`` columns becomes a row for each of them.
-
-    Empty cells are left out.
-    """
-    lines = content.splitlines()
-    header = ["group" if name in GROUPS else name for name in _cells(lines[0])]
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
-            continue
-        cells = _cells(line)
-        if len(cells) != len(header):
-            raise InvalidInput(f"{path} line {number} must have {len(header)} cells, but it has {len(cells)}.")
-        record: dict[str, object] = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
-        records = [{**record, "top_k": k, "accuracy": record.get(name, "")} for name, k in wide.items()] or [record]
+def _rows(content: str, columns: Columns, path: Path) -> Iterator[TableRow]:
+    """The rows of a table. One with several columns "top1", "top2", ... becomes a row for each of them."""
+    for number, record in table_rows(content, path):
+        names = {"group" if name in GROUPS else name: cell for name, cell in record.items()}
+        wide = [names | {"top_k": str(k), "accuracy": names.get(name, "")} for name, k in columns.wide.items()]
         try:
-            yield from [checked(TableRow, row) for row in records]
+            yield from [checked(TableRow, row) for row in wide or [names]]
         except InvalidInput as error:
             raise InvalidInput(f"{path} line {number}: {error}") from None
 
 
-def _cells(line: str) -> list[str]:
-    """The cells of a line; the whole line as one cell if it is no CSV."""
-    try:
-        return [cell.strip() for cell in next(csv.reader([line.replace("\0", "")]), [])]
-    except csv.Error:
-        return [line]
+def _header(content: str) -> list[str]:
+    return [cell.strip().lower() for cell in re.split(r"[,;\t|]", content.partition("\n")[0][:MOST_HEADER])]

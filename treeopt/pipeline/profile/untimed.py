@@ -7,9 +7,8 @@ sample  several rows of the same step are samples of it; those of one round are 
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from treeopt.errors import InvalidInput, Unsupported
 from treeopt.files.bounds import limit_rows, loads
 from treeopt.files.fields import Amount, Count, Positive, checked
 from treeopt.files.storage import read_text
+from treeopt.files.table import table_rows
 from treeopt.latency.hardware import DTYPES, MEDUSA, device_of, drafting_of, shape_of
 from treeopt.latency.roofline import MEASURES, analytical_profile
 from treeopt.latency.rounds import PRECISION
@@ -34,7 +34,7 @@ from treeopt.report.terminal import note
 
 UNKNOWN_CONTEXT, COMPUTED_CONTEXT = 0, 512
 SYNONYMS = {
-    "batch": "batch_size", "context": "context_tokens", "choices": "nodes", "num_draft_tokens": "nodes", "ms": "step_ms",
+    "batch": "batch_size", "context": "context_tokens", "choices": "nodes", "num_draft_tokens": "nodes", "rows": "size", "ms": "step_ms",
 }  # fmt: skip
 
 
@@ -137,9 +137,10 @@ def profile_of(rows: Sequence[LatencyRow], name: str, context: int, deepest: int
 
 
 def read_rows(file: Path) -> list[LatencyRow]:
-    """The rows of a table (comma, semicolon or tab) or of JSON lines; InvalidInput names the line."""
+    """The rows of a table or of JSON lines; InvalidInput names the line."""
     text = read_text(file).removeprefix("\ufeff")
-    records = _json_lines(file, text) if text.lstrip().startswith("{") else _table_rows(file, text)
+    is_json = text.lstrip().startswith("{")
+    records: Iterator[tuple[int, Mapping[str, object]]] = _json_lines(file, text) if is_json else table_rows(text, file)
     found, unused = [], set[str]()
     for line, record in limit_rows(records, file):
         try:
@@ -179,27 +180,6 @@ def _json_lines(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]
             if not isinstance(record, dict):
                 raise InvalidInput(f"{file} line {number} must be one JSON object; was it cut off?")
             yield number, {key: value for key, value in record.items() if value is not None}
-
-
-def _table_rows(file: Path, text: str) -> Iterator[tuple[int, dict[str, object]]]:
-    """The number of each line below the header and its record, without empty cells."""
-    first = text.lstrip().partition("\n")[0]
-    reader = csv.reader(text.splitlines(), delimiter=max(",;\t", key=first.count), strict=True)
-    header: list[str] = []
-    try:
-        for cells in reader:
-            values = [cell.strip() for cell in cells]
-            if not any(values):
-                continue
-            if header and len(values) != len(header):
-                raise InvalidInput(f"{file} line {reader.line_num} must have {len(header)} cells, not {len(values)}.")
-            if header:
-                yield reader.line_num, {k: v for k, v in zip(header, values, strict=True) if v}
-            header = header or [name.lower() for name in values]
-            if len(set(header)) < len(header):
-                raise InvalidInput(f"{file} must name every column once, but has {', '.join(header)}.")
-    except csv.Error as error:
-        raise InvalidInput(f"{file} line {reader.line_num} is not a row of a table: {error}.") from None
 
 
 def ms_of_speed(batch_size: int, tokens_per_s: float, tokens_per_step: float) -> float:
