@@ -136,6 +136,11 @@ FORMS = {  # text and name of a file: for each arm its drafter, K, concurrency, 
         "run=0.json", ("mtp by batch size", None, 8, 1272.9, 2.82),
     ),
     "console": (CONSOLE, "mtp.txt", ("MTP", 1, 64, 1646.15, 1.8359), ("MTP", 3, 64, 2148.42, 2.82)),
+    "commands": (
+        CONSOLE.replace("MTP 1", """vllm serve m --speculative-config '{"method": "eagle3", "num_speculative_tokens": 1}'""").replace(
+            "MTP 3", "## K=3, with DFlash\n\nNamespace(subparser='bench', bench_type='serve', request_id_prefix=None, plain=None, speed='none')"
+        ), "a.md", ("eagle3", 1, 64, 1646.15, 1.8359), ("DFlash", 3, 64, 2148.42, 2.82),
+    ),
     "titles": (
         CONSOLE.replace("MTP 1", "### MTP = 1\n\n```").replace("MTP 3", "```\n#### [SpecBench], Padding Enabled, K=10:\n"),
         "a.md", ("MTP", 1, 64, 1646.15, 1.8359), ("drafter", 3, 64, 2148.42, 2.82),
@@ -222,6 +227,8 @@ def test_a_real_sweep_is_the_same_as_its_table():
     steps = {"ngram 2": 376 / (376 - 34), "ngram 4": 376 / (376 - 38), "off": None}
     assert Counter((arm.name, arm.concurrency) for arm in folder) == dict.fromkeys(product(steps, (1, 4)), 2)
     assert [arm.tokens_per_step for arm in folder] == [pytest.approx(steps[arm.name]) for arm in folder]
+    file = DATA / "vllm_sweep" / "console.txt"  # of its first two runs
+    assert [(arm.name, arm.concurrency) for arm in read_tool(load_file(file), file).arms] == [("off", 1), ("off", 4)]
     assert {(arm.model, arm.prompts, arm.about["output_tokens"]) for arm in folder} == {("smollm2", 8, "48")}
     file = DATA / "vllm_sweep" / "summary.csv"
     table = read_tool(load_file(file), file)

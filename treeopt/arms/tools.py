@@ -26,6 +26,7 @@ from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, ch
 from treeopt.files.storage import document, typed
 
 Read = tuple[Arm | None, list[str]]  # of a record: its arm, and notes
+MOST_TITLE = 80  # characters
 UNNAMED = "drafter"  # where neither the file nor its name says which
 MANY = 0.02  # steps without a draft over those with one, above which they are counted
 OTHERS = 1.1  # tokens of all drafts over those that were answered, above which other requests were counted too
@@ -198,15 +199,16 @@ TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draf
 
 
 def _title(titles: Sequence[str]) -> tuple[str, Mapping[str, str]]:
-    """The first title that names a setting, and the axes that it sets.
+    """The first title that names a setting, and the axes that it sets; "off" in a long line, as of a log, names none.
 
     >>> _title(["=====", "EAGLE-3 (num_steps=8):", "off"])
     ('EAGLE-3 (num steps=8):', {'k': '8', 'drafter': 'EAGLE-3'})
     """
     for title in titles:
-        axes = words_of(title).axes
-        if "k" in axes or "drafter" in axes:
-            return title.replace("_", " "), axes
+        words = re.sub("[\"']", "", title.replace("_", " "))
+        axes = words_of(words).axes
+        if "drafter" in axes or axes.get("k", "0") != "0" or ("k" in axes and len(words) <= MOST_TITLE):
+            return words, axes
     return "", {}
 
 

@@ -73,18 +73,21 @@ def _records_of_text(text: str) -> Iterator[Titled]:
 
 
 def _printed(lines: list[str], head: str, labels: Mapping[str, str], unit: float) -> Iterator[Titled]:
-    """A record for each block that begins with a head, with the lines between it and the block before.
+    """A record for each block from its head to a line of =, with the lines between it and the block before.
 
     unit : of rates by position, as a share
     """
     titles, between = list[str](), list[str]()
     record: dict[str, Any] = {}
+    is_inside = False
     for line in lines:
         if head in line:
             if record:
                 yield titles, record
             titles, between, record = between[::-1], [], {}
-        match = LINE.fullmatch(line)
+            is_inside = True
+        is_inside = is_inside and set(line.strip("> ")) != {"="}
+        match = LINE.fullmatch(line) if is_inside else None
         if match and match[1] in labels:
             record[labels[match[1]]] = parsed(match[2])
         elif match and POSITION.fullmatch(match[1]):
