@@ -20,7 +20,7 @@ SPECULATION = rf"(?:spec(?:ulation|ulative)?(?:[- ]?dec(?:oding|ode)?)?|sd|draft
 PER_REQUEST = r"(?:/|\bper|\bsingle|\beach)[- ]?(?:user|req(?:uest)?|stream|client|seq(?:uence)?)\b"
 SPEED = (
     r"(?:(?:output|generation|gen|decode|decoding|eval|mean|avg|average|median|total|aggregate|system)[ -])*"
-    r"(?:(?:token )?(?:throughput|thru?put|speed)\b|tok(?:en)?s? ?(?:/|per) ?s(?:ec(?:ond)?s?)?\b|\bt/s\b|\btps\b|\btok s\b|"
+    r"(?:(?:token )?(?:throughput|thru?put|tput|speed)\b|tok(?:en)?s? ?(?:/|per) ?s(?:ec(?:ond)?s?)?\b|\bt/s\b|\btps\b|\btok s\b|"
     r"\btg ?\d*\b)"
 )
 TPOT = r"\btpot\b|time per (?:output )?tok(?:en)?\b|\bm?s(?:ec)? ?(?:/|per) ?tok(?:en)?\b|per-?token latency|latency per token"
@@ -35,7 +35,7 @@ MEASURES = (
     ("tokens_per_step", r"\btokens? ?(?:/|per) ?(?:step|pass|iteration|forward|round|verify)\w*|\bblock efficiency\b"),
     ("accepted_per_step", r"\baccepted (?:draft|drafted|guesses)[a-z ]* ?(?:/|per) ?(?:step|draft|round)"),
     ("positions", r"\bpositions?\b(?! ?\d)|(?:rates? )?(?:by|per)[- ]position(?: accept\w*)?(?: rates?)?"),
-    ("acceptance_rate", r"\baccept\w*[- ]?(?:rate|%|percent\w*|ratio|prob\w*)|\bar ?\(?%\)?|\bhit rate|\baccept\w* ?\(%\)|"
+    ("acceptance_rate", r"\baccepted ?/ ?(?:drafted|generated|proposed|total)\b|\baccept\w*[- ]?(?:rate|%|percent\w*|ratio|prob\w*)|\bar ?\(?%\)?|\bhit rate|\baccept\w* ?\(%\)|"
                         r"% accepted|\balpha\b|α"),
     ("length", rf"(?:mean |avg |average )?(?:\baccept\w*|\bacc) ?{LENGTH}(?: ?(?:/|per) ?(?:step|draft|pass))?|\bal\b|\btau\b|τ|"
                r"mean accept\w*|avg accept\w*|accepted ?(?:/|per) ?(?:step|draft|pass)"),
@@ -57,10 +57,12 @@ K = (
     r"(?:tokens?|len(?:gth)?|steps?|depth|max|n)|num[ -]steps)|(?:spec[ -]draft[ -])?n[ -]max|depth|gamma|γ"
 )
 BLOCK = r"block(?: size)?|(?:speculative[ -])?num[ -]draft[ -]tokens"  # the last verified token is among them
-CONCURRENCY = r"(?:max )?(?:conc(?:urren(?:cy|t))?|batch(?:[ -]?size)?|bsz?|clients?|users?|streams?|parallel|slots|np)"
+CONCURRENCY = (
+    r"(?:max[ -])?(?:conc(?:urren(?:cy|t))?|batch(?:[ -]?size)?|bsz?|clients?|users?|streams?|parallel|slots|np)"
+)
 AXES = (
     ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b"),
-    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?= ?(\d+)\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b"),
+    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b"),
     ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b[cb] ?(\d{{1,3}})\b|\b[cb] ?= ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
                     r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
     ("temperature", r"\btemp(?:erature)? ?[=:]? ?(\d+(?:\.\d+)?)|\bt ?= ?(\d+(?:\.\d+)?)"),
@@ -81,7 +83,7 @@ DRAFTED = re.compile(rf"\b(?:{DRAFTER})", re.IGNORECASE)
 NAMES = (
     ("block", BLOCK),
     ("k", rf"{K}|k|n|steps|num spec(?:ulative)?|spec|lookahead|speculation length"),
-    ("concurrency", rf"{CONCURRENCY}(?: level)?|c|concurrent (?:requests|users|clients)|reqs|load|b"),
+    ("concurrency", rf"{CONCURRENCY}(?: level)?|c|concurrent \w+|requests in[ -]flight|reqs|load|b"),
     ("drafter", r"drafter|draft(?: model)?|spec(?:ulative)? (?:method|algorithm|type)|speculator|algorithm|head"),
     ("label", r"|config\w*|set(?:ting|up)s?|method|mode|arm|variant|run|case|name|speculation|speculative(?: decoding)?|decoding|type"),
     ("model", r"(?:target |base )?model(?: name)?|target|llm"),
@@ -93,14 +95,25 @@ NAMES = (
     ("speedup", r"x|×|speed ?up \(?x\)?"),
     ("prompts", r"n prompts|requests"),
     ("tokens_per_s", r"t|toks|tok|tokens|decode|generation|output"),
-    ("setting", r"temp(?:erature)?|top[ -]?p|isl|osl|(?:input|output|prompt|max)[ -]?(?:len\w*|tok\w*|tokens)|.*context.*|ctx|version|"
-                r"commit|build|image|kv.*|cache.*|quant\w*|dtype|precision|weights|hardware|gpus?|device|engine|backend|framework|"
-                r"server|[tpde]p|tp size|table|thinking|attention|cuda ?graphs?|eager|sampling|greedy"),
+    ("temperature", r"temp(?:erature)?"),
+    ("context", r".*context.*|ctx|depth of context"),
+    ("input_tokens", r"isl|(?:input|prompt)[ -]?(?:len\w*|tok\w*)"),
+    ("output_tokens", r"osl|(?:output|max|max new|gen\w*)[ -]?(?:len\w*|tok\w*)"),
+    ("kv_type", r"kv.*|cache.*"),
+    ("quantization", r"quant\w*|dtype|precision|weights"),
+    ("version", r"version|commit|build|image|branch"),
+    ("engine", r"engine|backend|framework|server"),
+    ("hardware", r"hardware|gpus?|device|gpu type|[tpde]p|tp size"),
+    ("setting", r"top[ -]?p|isl ?/ ?osl|table|thinking|attention|cuda ?graphs?|eager|sampling|greedy"),
 )  # fmt: skip
 CANONICAL = {  # meanings of figures under their own names
     "tokens_per_s", "tokens_per_s_per_request", "speedup", "tpot_ms", "tpot_p99_ms", "tokens_per_step", "accepted_per_step",
     "acceptance_rate", "positions", "repeats", "stderr", "seconds", "ignore",
 }  # fmt: skip
+MOST_NAME = 5  # words
+MOST_COUNT = 2**16
+SHARE = re.compile(r"([\d.]+) ?/ ?([\d.]+)", re.ASCII)
+SWITCH = re.compile(r"(on|yes|true|enabled|✓|✅)|off|no|false|disabled|✗|❌|-|–|—", re.IGNORECASE)
 BLANK = "\x1f"  # in place of what was read
 TAKEN = tuple((meaning, re.compile(pattern, re.IGNORECASE)) for meaning, pattern in MEASURES)
 SET = tuple((axis, re.compile(pattern, re.IGNORECASE)) for axis, pattern in AXES)
@@ -177,6 +190,8 @@ def words_of(text: str) -> Words:
     ({'k': '0'}, ('tokens_per_s',), ('k', 'concurrency'))
     """
     text = re.sub(r"(?i)\bsingle[- ](?=user|stream|client)", "1 ", bare(text)[:400])
+    is_record = "{" in text
+    text = re.sub(r"[\"{}]", " ", text)
     name = " ".join(re.sub(r"[\s_]+", " ", text).strip(" :-").split())
     if name.replace(" ", "_") in CANONICAL:
         return Words(measures=(name.replace(" ", "_"),), said=name)
@@ -215,8 +230,9 @@ def words_of(text: str) -> Words:
     if "block" in axes:
         block = int(axes.pop("block"))
         axes.setdefault("k", str(max(0, block - 1)))
-    if axes.get("k") != "0" and DRAFTED.search(rest):
-        axes["drafter"] = drafter_name(rest)
+    if axes.get("k") != "0" and (match := DRAFTED.search(rest)):
+        name = drafter_name(rest)
+        axes["drafter"] = match[0] if is_record or len(name.split()) > MOST_NAME else name
     measures = tuple(dict.fromkeys(found[place] for place in sorted(found)))
     return Words(("ignore",) if "ignore" in measures else measures, (), axes, rest, " ".join(said))
 
@@ -233,13 +249,13 @@ def drafter_name(text: str) -> str:
     'DSpark'
     """
     text = re.sub(
-        r"\b(?:with|using|w/|spec(?:ulative)?|decoding|on|at|in|and|tokens?|values?)(?=\s|$)",
+        r"\b(?:with|using|w/|spec(?:ulative)?|decoding|on|at|in|and|tokens?|values?|enabled|yes|true|method)(?=\s|$)",
         " ",
         text,
         flags=re.IGNORECASE,
     )
     text = re.sub(r"\(\s*\W*\s*\)|\[\s*\]", " ", text)
-    return " ".join(text.split()).strip(" :,;=@|+/()–—-")
+    return " ".join(text.split()).strip(" _:,;=@|+/()–—-")
 
 
 @lru_cache(maxsize=65536)
@@ -252,6 +268,8 @@ def numbers_of(text: str, comma: bool = False) -> tuple[Number, ...]:
     ([1234.5, 67.0], 0.4)
     """
     text = text.replace("−", "-")
+    if comma and "," in text:
+        text = text.replace(".", "")
     pattern = r"(?<![\d,.])(\d+),(\d+)(?![\d,])" if comma else r"(?<![\d,.])(\d+),(\d{1,2}|\d{4,})(?![\d,])"
     text = re.sub(pattern, r"\1.\2", text)
     numbers = []
@@ -268,3 +286,56 @@ def numbers_of(text: str, comma: bool = False) -> tuple[Number, ...]:
 def has_figure(words: Words) -> bool:
     """Whether a phrase has a figure and says what it is: "accept 2.18"."""
     return bool(words.measures) and words.measures != ("ignore",) and bool(numbers_of(words.rest.replace(":", " ")))
+
+
+def figures_of(measures: tuple[str, ...], cell: str, comma: bool) -> tuple[Number, ...]:
+    """The figures of a cell: one, or those that its column has. Raises ValueError with the rule for a cell that has others."""
+    if MISSING.fullmatch(cell):
+        return ()
+    if measures == ("positions",):
+        numbers = numbers_of(re.sub(r"[][();/|]+" if comma else r"[][();/|,]+", " ; ", cell), comma)
+    elif measures[0] in ("acceptance_rate", "acceptance", "length") and (parts := SHARE.fullmatch(cell)):
+        whole = 1 if measures == ("length",) else float(parts[2]) or 1
+        numbers = (Number(float(parts[1]) / whole),)
+    elif len(measures) > 1:
+        numbers = numbers_of(cell, comma)
+    else:
+        outside = numbers_of(re.sub(r"\([^()]*\)| of [\d.]+", "", cell), comma)
+        speeds = [number for number in numbers_of(cell, comma) if number.unit.startswith("t")]
+        numbers = tuple(speeds[:1] or [number for number in outside if number.unit not in ("%", "x")] or outside[:1])
+    if not numbers or (len(numbers) > 1 and len(measures) == 1 and measures != ("positions",)):
+        raise ValueError("a number")
+    return numbers
+
+
+def axes_of(axis: str, cell: str, name: str, has_k: bool) -> dict[str, str]:
+    """What a cell says of an axis, and of others. Raises ValueError with the rule where it must be a number and is none.
+
+    name  : of the column
+    has_k : whether another column has K, so that a number in a drafter's name is part of it
+    """
+    words = words_of(cell)
+    if axis in ("", "ignore", "summary"):
+        return {}
+    if axis == "switch":
+        return {"drafter": drafter_name(name)} if SWITCH.fullmatch(cell)[1] else {"k": "0"}  # type: ignore[index]
+    if axis == "drafter" and has_k:
+        return {"k": "0"} if PLAIN.fullmatch(cell) else {"drafter": cell}
+    if axis in ("label", "drafter"):
+        drafter = drafter_name(words.rest) if words.axes.get("k") != "0" else ""
+        return {**words.axes, **({"drafter": drafter} if drafter else {}), **({"?label": words.rest} if cell else {})}
+    if axis == "concurrency" and axis in words.axes:
+        return {axis: words.axes[axis]}
+    if axis in ("k", "block") and "k" in words.axes:
+        return dict(words.axes)
+    if MISSING.fullmatch(cell):
+        return {}
+    if axis not in ("k", "block", "concurrency"):
+        return {axis: cell}
+    if axis == "k" and not numbers_of(cell) and re.fullmatch(r"[a-z][\w .+-]*", cell, re.IGNORECASE):
+        return axes_of("label", cell, name, has_k)
+    (number,) = figures_of((axis,), cell, False)
+    least = int(axis == "concurrency")
+    if not least <= number.value <= MOST_COUNT or number.value % 1:
+        raise ValueError(f"a whole number from {least} to {MOST_COUNT:,}")
+    return {"k": str(max(0, int(number.value) - 1))} if axis == "block" else {axis: str(int(number.value))}

@@ -47,6 +47,7 @@ class Row:
     where: str
     table: int
     figures: dict[str, tuple[str, tuple[Number, ...]]] = field(default_factory=dict)
+    is_left_out: bool = False
 
     def has(self, measures: Iterable[str]) -> bool:
         return any(measure in self.figures for measure in measures)

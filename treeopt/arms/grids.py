@@ -24,16 +24,16 @@ Cells = Sequence[str]
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: its header, its rows with their line, and whether commas are those of decimals."""
+    """A table: its header, its rows with their line, and the mark between its cells."""
 
     header: Cells
     rows: Sequence[tuple[int, Cells]]
-    comma: bool
+    mark: str
     line: int
 
     def column(self, i: int) -> list[str]:
         """The cells that hold something."""
-        return [cell for _, cells in self.rows if not MISSING.fullmatch(cell := bare(cells[i]))]
+        return [cells[i] for _, cells in self.rows if not MISSING.fullmatch(cells[i])]
 
     def with_one_header(self) -> Grid:
         """The header joined with a first row that names figures: "c=8" over "tok/s"."""
@@ -43,19 +43,21 @@ class Grid:
         names: list[str] = []
         for name in self.header:
             names.append(name or (names[-1] if names else ""))
-        return Grid([" ".join(pair).strip() for pair in zip(names, first, strict=True)], others, self.comma, self.line)
+        return Grid([" ".join(pair).strip() for pair in zip(names, first, strict=True)], others, self.mark, self.line)
 
     def transposed(self) -> Grid:
         """Columns become rows; they keep the line of the header."""
         names = [self.header[0], *(cells[0] for _, cells in self.rows)]
         columns = range(1, len(self.header))
         rows = [(self.line, [self.header[i], *(cells[i] for _, cells in self.rows)]) for i in columns]
-        return Grid(names, rows, self.comma, self.line)
+        return Grid(names, rows, self.mark, self.line)
 
 
 def lines_of(text: str, path: Path) -> list[str]:
     """The lines of a text, frames as Markdown, without colours. Raises InvalidInput for other control characters."""
-    lines = re.sub(r"\x1b\[[0-9;]*m|^(?: ?> ?)+", "", text.translate(BOX), flags=re.MULTILINE).split("\n")
+    lines = re.sub(r"\x1b\[[0-9;]*m|^(?: ?> ?)+|^ *(?:```|~~~).*", "", text.translate(BOX), flags=re.MULTILINE).split(
+        "\n"
+    )
     for number, line in enumerate(limit_rows(lines, path, MOST_LINES), 1):
         if not (line.isprintable() or HIDDEN.search(line) is None):
             raise InvalidInput(f"{path} line {number} has a control character: {quoted(line)}.")
@@ -78,7 +80,8 @@ def grid_at(lines: Sequence[str], start: int, path: Path, is_known: Callable[[st
         needed = {"|": second == start + 1, "\t": 1, " ": size}.get(mark, 2)
         if sum(map(is_known, header)) >= needed and not any(has_figure(words_of(cell)) for cell in header):
             rows = _rows(lines, second, header, mark, path)
-            return Grid(header, rows, mark == ";", start + 1)
+            bared = [(number, [bare(cell) for cell in cells]) for number, cells in rows]
+            return Grid([bare(name) for name in header], bared, mark, start + 1).with_one_header() if rows else None
     return None
 
 

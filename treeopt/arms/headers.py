@@ -1,0 +1,158 @@
+"""What the columns of a table say, by their headers, their cells, and each other."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from treeopt.arms.columns import CANONICAL, DATASET, MODEL, SUMMARY, SWITCH, Words, drafter_name, words_of
+from treeopt.arms.grids import Grid
+from treeopt.errors import quoted
+
+LENGTHS_OF_ARMS = ("k", "block")
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column says: figures of ``measures``, at ``axes``; or an axis of its rows.
+
+    axis : "?name" where it is not known whether the column is a setting
+    rest : other words of the header
+    """
+
+    name: str
+    measures: tuple[str, ...] = ()
+    axes: Mapping[str, str] = field(default_factory=dict)
+    axis: str = ""
+    rest: str = ""
+
+
+def columns_of(
+    grid: Grid, context: Mapping[str, str], told: Callable[[str, Words], str | None], notes: list[str]
+) -> list[Column]:
+    """What each column of a table says. A figure whose header names none has that of the corner, or of the heading.
+
+    context : axes that the headings above set
+    told    : what the user says that a column means
+    """
+    words = [words_of(name) for name in grid.header]
+    corner = words[0]
+    measure = context.get("measure", "tokens_per_s")
+    if corner.measures and not corner.axes and not _is_numeric(grid.column(0)):
+        measure, words[0] = corner.measures[0], Words(names=("label",))
+    table = _Table(grid, words, measure, {*context, *(name for word in words for name in (*word.names, *word.axes))})
+    columns: list[Column] = []
+    for name, word in zip(grid.header, words, strict=True):
+        meaning = told(name, word)
+        if meaning is None:
+            column = table.column(name, word, columns)
+        elif meaning in CANONICAL or meaning == "prompts":
+            column = Column(name, (meaning,), word.axes, rest=word.rest)
+        else:
+            column = Column(name, axis=meaning)
+        columns.append(column)
+    notes += [
+        f"Column {quoted(column.name)} sums up others: left out." for column in columns if column.axis == "summary"
+    ]
+    return _distinct(columns, notes)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """What the headers of a table say together.
+
+    measure : of figures whose header names none
+    named   : axes that the headers or the headings above name
+    """
+
+    grid: Grid
+    words: Sequence[Words]
+    measure: str
+    named: set[str]
+
+    @property
+    def is_explicit(self) -> bool:
+        return any(word.measures for word in self.words)
+
+    @property
+    def is_by_arm(self) -> bool:
+        return bool(self.named & {"k", "label", "drafter"})
+
+    @property
+    def across(self) -> str:
+        """The axis of headers that are plain numbers."""
+        if len(self.words[0].names) == 2:
+            return self.words[0].names[1]
+        return "concurrency" if self.is_by_arm and "concurrency" not in self.named else "k"
+
+    def column(self, name: str, word: Words, before: Sequence[Column]) -> Column:
+        """The column after those ``before``."""
+        if word.measures:
+            return Column(name, word.measures, word.axes, rest=word.rest)
+        if name == "AR" and self.is_explicit:
+            return Column(name, ("acceptance",))
+        cells = self.grid.column(len(before))
+        if word.names:
+            return self._axis(name, word.names[0], cells, before)
+        if "position" in word.axes:
+            return Column(name, ("positions",))
+        if word.axes:
+            is_switch = bool(cells) and all(map(SWITCH.fullmatch, cells))
+            return (
+                Column(name, axis="switch") if is_switch else Column(name, (self.measure,), word.axes, rest=word.rest)
+            )
+        if name.isdecimal():
+            return Column(name, (self.measure,), {self.across: name})
+        if SUMMARY.fullmatch(name):
+            return Column(name, axis="summary")
+        if not _is_numeric(cells):
+            return Column(name, axis=f"?{name}" if before else "label")
+        if self.is_explicit or not before:
+            return Column(name, axis=f"?{name}" if self.is_explicit else self.across)
+        axis = "dataset" if self.is_by_arm or DATASET.search(name) else "drafter"
+        return Column(name, (self.measure,), {"model" if MODEL.search(name) else axis: name})
+
+    def _axis(self, name: str, axis: str, cells: Sequence[str], before: Sequence[Column]) -> Column:
+        """A column whose header names an axis, or seems to."""
+        if axis in ("k", "label", "drafter") and cells and all(map(SWITCH.fullmatch, cells)):
+            return Column(name, axis="switch")
+        if (
+            axis in ("k", "label")
+            and {"k": "0"} in [word.axes for word in self.words]
+            and any("." in cell for cell in cells)
+        ):
+            return Column(name, (self.measure,), {"drafter": name})  # "spec" beside "baseline"
+        if axis == "dataset" and name.casefold() == "prompts" and _is_numeric(cells):
+            return Column(name, ("prompts",))
+        if axis == "label" and _is_numeric(cells):
+            return Column(name, axis="ignore" if self.is_explicit else self.across)
+        is_second = axis in LENGTHS_OF_ARMS and any(column.axis in LENGTHS_OF_ARMS for column in before)
+        if is_second or axis == "option":
+            return Column(name, axis=f"?{name}")
+        return Column(name, axis=name if axis == "setting" else axis)
+
+
+def _is_numeric(cells: Sequence[str]) -> bool:
+    return all(re.match(r"\W{0,3}\d", cell) for cell in cells)
+
+
+def _distinct(columns: Sequence[Column], notes: list[str]) -> list[Column]:
+    """Columns of the same figures at the same axes differ in their other words; without those the first is taken."""
+    groups = defaultdict(list)
+    for column in columns:
+        groups[column.measures, tuple(sorted(column.axes.items()))].append(column)
+    changed = {}
+    for (measures, _), group in groups.items():
+        if not measures or measures[0] in ("ignore", "positions") or len(group) == 1:
+            continue
+        if len({column.rest for column in group}) == len(group):
+            for column in group:
+                rest = drafter_name(column.rest) or column.name
+                changed[column.name] = replace(column, axes={**column.axes, "?column": rest})
+            continue
+        for column in group[1:]:
+            notes.append(f"Column {quoted(column.name)} was left out: {quoted(group[0].name)} says the same.")
+            changed[column.name] = Column(column.name, axis="ignore")
+    return [changed.get(column.name, column) for column in columns]
