@@ -72,8 +72,9 @@ class Posterior:
         return broken(self.arms)
 
     def throughput(self, i: int) -> Estimate:
-        """Tokens per second of arm i, in its own unit."""
-        return log_normal(self.mean[i] - _shared_log(self.arms[i]), self.covariance[i, i])
+        """Tokens per second of arm i, in its own unit; of one that was not run, what a run would give."""
+        noise = 0.0 if i in self.run else self.launch[i]
+        return log_normal(self.mean[i] - _shared_log(self.arms[i]), self.covariance[i, i] + noise)
 
     def ratio(self, i: int, j: int) -> Estimate:
         """Throughput of arm i over that of arm j."""
