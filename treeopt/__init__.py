@@ -299,6 +299,7 @@ def compare(
     batch_size: Count | None = None,
     budget: Count = 64,
     tolerance: Annotated[float, Range(0, 99.9)] | None = None,
+    group_by: Literal["context"] | None = None,
     picture: str | Path | None = None,
 ) -> Comparison:
     """Say whether a plan is still right for other traffic; of one run which groups would gain by a plan of their own.
@@ -315,13 +316,16 @@ def compare(
     batch_size    : only of this batch size; by default all of the plan's
     budget        : most rows, where the first source has no plan and one is made
     tolerance     : per cent that may be lost; by default 0.5 by a plan or a group, 5 between two measurements
+    group_by      : of one run: compare contexts, by powers of two, instead of groups of prompts
     picture       : draw the comparison of drafters there, as .png or .svg
     """
     from pathlib import Path
 
     from treeopt import pipeline
 
-    found = pipeline.compare(first, *others, profile=profile, batch_size=batch_size, budget=budget, tolerance=tolerance)
+    found = pipeline.compare(
+        first, *others, profile=profile, batch_size=batch_size, budget=budget, tolerance=tolerance, group_by=group_by
+    )
     if picture is not None:
         pipeline.draw_picture(found, Path(picture))
     return found

@@ -24,6 +24,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Parameter
 from treeopt.files.places import located
 from treeopt.files.storage import sha256_of
+from treeopt.growth.contexts import context_name
 from treeopt.records.origins import Provenance, differing
 from treeopt.records.requestlog import RequestLog
 from treeopt.records.rundir import RunDirectory
@@ -40,6 +41,7 @@ from treeopt.trees.tree import IntArray
 HEEDED = ("column", "group_by", "responses", "chat_template")
 FREE = ("run", "from_logs", "tokenizer", "overwrite", "options")
 BLOCK = 16  # tokens
+CONTEXT = "context"  # what requests are grouped by that is no column
 MOST_TOKENS = 5 * 10**8  # of what is read again of a file of arrays
 KINDS = {"tokens": "i", "starts": "q", "prompt_tokens": "i", "group": "h", "limit": "i", "begin_s": "d", "end_s": "d",
          "begun": "q", "begun_ends": "q", "keys": "q"}  # fmt: skip
@@ -110,7 +112,8 @@ def read_requests(
     """The requests of a log's rows; rows that give none are named in meta["skipped"]. InvalidInput where no row does.
 
     column, responses : where prompt and answer stand; None: under a name that is known
-    group_by          : column whose values name the groups
+    group_by          : column whose values name the groups; context, where there is none so called: the length of a request in
+                        the middle of its answer, by powers of two
     """
     rows, encode, found = read_rows(str(file), option="from_logs"), Encoder(tokenizer), Gathered()
     groups, columns, skipped, counted = dict[str, int](), dict[str, None](), list[Skipped](), Counter[str]()
@@ -122,18 +125,20 @@ def read_requests(
                     raise ValueError(row)
                 columns.update(dict.fromkeys(row))
                 made = [(one, *encode(one)) for one in read_logged(row, column, responses)]
-                group = groups.setdefault(read_group(row, group_by), len(groups))
+                names = [context_name(len(prompt) + len(answer) // 2) for _, prompt, answer in made]
+                if group_by != CONTEXT or CONTEXT in row:
+                    names = [read_group(row, group_by)] * len(made)
             except ValueError as error:
                 counted["skipped"] += 1
                 skipped += [Skipped(line, str(error))] * (len(skipped) < MOST_SKIPPED)
                 continue
             if len(groups) > MOST_GROUPS:
                 raise InvalidInput(f"`group_by` may have {MOST_GROUPS} different values, but {group_by} has more.")
-            for one, prompt, answer in made:
-                found.add(one, prompt, answer, group)
+            for (one, prompt, answer), name in zip(made, names, strict=True):
+                found.add(one, prompt, answer, groups.setdefault(name, len(groups)))
             if len(found.arrays["tokens"]) > MOST_TOKENS:
                 raise InvalidInput(f"`from_logs` may have {MOST_TOKENS:,} tokens, but has more: keep a part of it.")
-    check_columns(rows.name, columns, {"`group_by`": group_by})
+    check_columns(rows.name, columns, {"`group_by`": None if group_by == CONTEXT else group_by})
     if not groups:
         reasons = "; ".join(f"line {one.row}: {one.reason}" for one in skipped[:MOST_REASONS]) or "it is empty"
         more = "; ..." if counted["skipped"] > MOST_REASONS else ""

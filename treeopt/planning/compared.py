@@ -59,11 +59,16 @@ class Compared(Displayed):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class GroupsCompared(Displayed):
-    """The groups of a run, each with what it loses by sharing a plan; ``tolerance`` is the share that it may lose."""
+    """The groups of a run, each with what it loses by sharing a plan.
+
+    tolerance    : share that it may lose
+    are_contexts : whether groups are contexts of steps, not prompts
+    """
 
     name: str
     groups: tuple[Regret, ...]
     tolerance: float
+    are_contexts: bool = False
     notes: tuple[str, ...] = ()
     status: int = 0
 

@@ -55,6 +55,7 @@ class Regret:
     planned : tokens per step that the plan expected; None for another draft than the plan's
     group   : the prompts that were answered; None for all
     conversations : how many were answered; None where there are counts alone
+    accepted : share of first guesses that are right, of a group
     """
 
     loss: Estimate
@@ -63,6 +64,7 @@ class Regret:
     planned: float | None = None
     group: str | None = None
     conversations: int | None = None
+    accepted: float | None = None
 
     @property
     def batch_size(self) -> int:
@@ -177,12 +179,18 @@ def group_losses(
         table, _ = _table(whole, plan, entry, limits, profile, engine)
         shared, served = best_of(table, whole), figure_of(table, select(table).chosen)
         for name, part in sources.items():
-            alone, _ = _table(part, plan, entry, limits, profile, engine)
+            alone, costs = _table(part, plan, entry, limits, profile, engine)
             among = np.flatnonzero(names == name)
-            lost = 1 - shared.on(among).rates() / best_of(alone, part).rates()
+            ms = shared.ms.copy()  # in the context of the group
+            for i in np.unique(shared.which[among]).tolist() if costs else ():
+                candidate = table.candidates[i]
+                ms[i] = _ms_of(candidate.draft, candidate.rates, alone, costs)
+            lost = 1 - replace(shared, ms=ms).on(among).rates() / best_of(alone, part).rates()
             loss = Estimate.of_draws(lost[0], lost[1:], len(among))
             best = figure_of(alone, select(alone).chosen)
-            regrets.append(Regret(loss=loss, served=served, best=best, group=name, conversations=len(among)))
+            accepted = float(part.calibration.accept[0, 0]) if part.calibration else None
+            n = len(among)
+            regrets.append(Regret(loss=loss, served=served, best=best, group=name, conversations=n, accepted=accepted))
     return regrets
 
 

@@ -263,6 +263,8 @@ def _speculation(regret: Regret) -> str:
 
 
 def _groups_verdict(result: GroupsCompared) -> str:
+    if result.are_contexts:
+        return _contexts_verdict(result)
     if gainers := result.gainers:
         said = [
             f"{regret.group} at batch size {regret.batch_size} ({regret.best.draft.words}), "
@@ -275,6 +277,33 @@ def _groups_verdict(result: GroupsCompared) -> str:
         f"One plan is enough: no group is shown to gain more than {100 * result.tolerance:g} % by a plan of its own. The "
         f"most is {_loss(most)} % ({most.group}, batch size {most.batch_size})."
     )
+
+
+def _contexts_verdict(result: GroupsCompared) -> str:
+    """At each batch size what is best in the shortest context and in the longest, and where speculation stops paying."""
+    said = []
+    for size in dict.fromkeys(context.batch_size for context in result.groups):
+        contexts = [context for context in result.groups if context.batch_size == size]
+        first, last = contexts[0], contexts[-1]
+        drafts = f"{first.best.draft.words} for {first.group}, {last.best.draft.words} for {last.group}"
+        accepted = (
+            f"First guesses are right in {first.accepted:.0%} and {last.accepted:.0%}."
+            if first.accepted and last.accepted
+            else ""
+        )
+        stops = next(
+            (context.group for i, context in enumerate(contexts) if all(c.best.size == 1 for c in contexts[i:])), None
+        )
+        timed = any(context.best.speedup for context in contexts)
+        stop = (
+            f" Speculation stops paying at {stops} of context."
+            if stops
+            else " It pays in every context."
+            if timed
+            else ""
+        )
+        said.append(f"Batch size {size}: best is {drafts}. {accepted}{stop}")
+    return " ".join(said)
 
 
 def _won(one: Winner) -> str:
@@ -348,6 +377,10 @@ def _groups_tables(result: GroupsCompared) -> list[Table]:
         Column("tokens/step\nof it", lambda one: f"{one.best.tokens_per_step:.2f}", spare=1),
         Column("own over shared\n[95 % interval]", lambda one: str(one.gain)),
     ]
+    if result.are_contexts:
+        columns[0] = Column("context", lambda one: one.group, names=True)
+        columns.insert(3, Column("first guess\nright", lambda one: pm(one.accepted)))
+        columns.append(Column("own over\nplain", lambda one: pm(one.best.speedup)))
     caption = "The last column is what its own tree brings a group: tokens per second over those with the shared one, held out."
     return [Table("One plan for all groups", columns, result.groups, caption=caption)]
 
