@@ -17,7 +17,7 @@ import numpy as np
 
 import treeopt
 from treeopt.growth.drift import shifts
-from treeopt.report.tables import per_cent
+from treeopt.report.comparison import per_cent
 
 BUDGET, TOKENS = 16, 48
 

@@ -27,7 +27,7 @@ from treeopt.records.figure import Figure
 from treeopt.records.plan import PlannedEngine
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.trace import NO_TRIAL, RankTrace
-from treeopt.report.tables import verdict
+from treeopt.report.comparison import verdict
 from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import Tree
 

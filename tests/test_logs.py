@@ -136,7 +136,7 @@ def test_context_as_group(folders, tmp_path):
     """Requests are grouped by their length in the middle of the answer, each choice by its own."""
     answers = [{"message": REPLY}, {"message": REPLY | {"content": "a" * 300}}]
     log = read(tmp_path, [{"messages": [USER], "choices": answers}], folders["chat"], group_by="context")
-    assert log.group_names == ["64 to 127 tokens", "128 to 255 tokens"]
+    assert log.group_names == ["32 to 63 tokens", "128 to 255 tokens"]
     assert log.group.tolist() == [0, 1]
 
 

@@ -303,7 +303,7 @@ def show_files(paths: Sequence[Path], notes: Sequence[str], as_json: bool, *, co
 
 def show_comparison(found: Comparison, as_json: bool) -> None:
     from treeopt.files.storage import schema
-    from treeopt.report.tables import compared_table, verdict
+    from treeopt.report.comparison import compared_table, verdict
     from treeopt.report.terminal import note
 
     note(*getattr(found, "notes", ()))

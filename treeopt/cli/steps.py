@@ -63,8 +63,8 @@ def run(run: RunDirectory, as_json: bool, **options: Any) -> None:
 def _run_one(run: RunDirectory, as_json: bool, source: Mapping[str, Any], wanted: pipeline.LineOptions) -> None:
     from treeopt import demo, pipeline
     from treeopt.report.bench_table import bench_table, closing
+    from treeopt.report.comparison import compared_table
     from treeopt.report.plan_table import plan_table
-    from treeopt.report.tables import compared_table
     from treeopt.report.terminal import note, out
     from treeopt.report.verdict import ending
 

@@ -24,9 +24,10 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.report import figures
 from treeopt.report.bench_table import bench_table
+from treeopt.report.comparison import compared_table
 from treeopt.report.latency_table import profile_table
 from treeopt.report.plan_table import plan_table
-from treeopt.report.tables import calibration_table, compared_table, score_table
+from treeopt.report.tables import calibration_table, score_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
