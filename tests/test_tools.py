@@ -141,6 +141,7 @@ FORMS = {  # text and name of a file: for each arm its drafter, K, concurrency, 
             "MTP 3", "## K=3, with DFlash\n\nNamespace(subparser='bench', bench_type='serve', request_id_prefix=None, plain=None, speed='none')"
         ), "a.md", ("eagle3", 1, 64, 1646.15, 1.8359), ("DFlash", 3, 64, 2148.42, 2.82),
     ),
+    "adaptive": (lines(SERVED | DRAFTED), "mtp-adaptive.json", ("mtp adaptive", None, 8, 1272.9, 2.82)),
     "titles": (
         CONSOLE.replace("MTP 1", "### MTP = 1\n\n```").replace("MTP 3", "```\n#### [SpecBench], Padding Enabled, K=10:\n"),
         "a.md", ("MTP", 1, 64, 1646.15, 1.8359), ("drafter", 3, 64, 2148.42, 2.82),

@@ -26,6 +26,7 @@ from treeopt.files.fields import Amount, Count, NotNegative, Positive, Share, ch
 from treeopt.files.storage import document, typed
 
 Read = tuple[Arm | None, list[str]]  # of a record: its arm, and notes
+SUFFIXES = (".json", ".jsonl", ".txt", ".log")  # of results in a folder
 MOST_TITLE = 80  # characters
 UNNAMED = "drafter"  # where neither the file nor its name says which
 MANY = 0.02  # steps without a draft over those with one, above which they are counted
@@ -82,7 +83,7 @@ def read_tool(content: Any, path: Path) -> Arms | None:
 def read_sweep(folder: Path) -> Arms:
     """The arms in a folder of vllm bench sweep serve, or with results of a tool; an arm for each run."""
     files = sorted(file for file in folder.rglob("run=*.json") if re.fullmatch(r"run=\d+\.json", file.name))
-    files = files or sorted(file for file in folder.rglob("*") if file.suffix in (".json", ".jsonl"))
+    files = files or sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
     results = Results()
     for file in limit_rows(files, folder):
         results.read(load_file(file), file)
@@ -91,8 +92,8 @@ def read_sweep(folder: Path) -> Arms:
             f"{folder} must have results of a benchmarking tool, as vllm bench sweep serve writes them (run=0.json of each "
             "setting), but has none."
         )
-    for file in sorted(folder.rglob("*failure.json")):
-        results.notes.setdefault("this run failed.", []).append(str(file))
+    if failed := list(map(str, sorted(folder.rglob("*failure.json")))):
+        results.notes["this run failed."] = failed
     return results.whole()
 
 
@@ -220,12 +221,13 @@ def _setting(record: Record, run: Served, title: str, named: str | None) -> tupl
     config = _speculation(record)
     match = DRAFTED.search(title)
     drafter = next((str(config[name]) for name in METHODS if name in config), match[0] if match else UNNAMED)
-    if SCHEDULE in config:
-        return f"{drafter} by batch size", None
+    policy = "by batch size" if SCHEDULE in config else named
+    if policy and not policy.isdecimal():
+        return f"{drafter} {policy}", None
     if all(isinstance(config.get(name), int) for name in TREE):
         return _tree(drafter, *(config[name] for name in TREE))
     lengths = (run.k, *(config.get(name) for name in LENGTHS), named)
-    k = next((int(length) for length in map(str, lengths) if length.isdigit()), None)
+    k = next((int(length) for length in map(str, lengths) if length.isdecimal()), None)
     is_plain = words_of(drafter).axes.get("k") == "0" or not (config or named or _drafted(record))
     return (OFF, 0) if k == 0 or (k is None and is_plain) else (drafter, k)
 
