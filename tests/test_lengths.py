@@ -106,11 +106,12 @@ class Simulated:
             told = visit.Told(tokens=100, decode_s=99 * clients / rate, timed=True, text="")
             seconds = 100 * len(prompts) / rate
             about = {"name": str(length) if length else "plain", "batch_size": clients, "launch": len(launches)}
-            visits.append(visit.Visit(**about, answers=[told] * len(prompts), seconds=seconds).model_dump())
+            counted = {"drafts": 400, "drafted": 400 * length, "reached": [200] * length} if length else {}
+            visits.append(visit.Visit(**about, **counted, answers=[told] * len(prompts), seconds=seconds).model_dump())
         return {"seconds": 1.0, "visits": visits}
 
 
-@pytest.mark.parametrize(("second", "noise", "repeats"), [(50.0, 0.01, False), (70.0, 0.06, True)])
+@pytest.mark.parametrize(("second", "noise", "repeats"), [(50.0, 0.01, False), (70.0, 0.1, True)])
 def test_launches_are_repeated_where_that_may_change_the_decision(tmp_path, monkeypatch, second, noise, repeats):
     """Every length once and the best twice, no more where that tells what is best; two that are as fast again, now and then."""
     rates = {0: 50.0, 2: 70.0, 4: second, 8: 40.0}
