@@ -108,7 +108,7 @@ class Simulated:
             about = {"name": str(length) if length else "plain", "batch_size": clients, "launch": len(launches)}
             counted = {"drafts": 400, "drafted": 400 * length, "reached": [200] * length} if length else {}
             visits.append(visit.Visit(**about, **counted, answers=[told] * len(prompts), seconds=seconds).model_dump())
-        return {"seconds": 1.0, "visits": visits}
+        return {"seconds": 1.0, "model": "m", "visits": visits}
 
 
 @pytest.mark.parametrize(("second", "noise", "repeats"), [(50.0, 0.01, False), (70.0, 0.1, True)])

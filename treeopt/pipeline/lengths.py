@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import zip_longest
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 
 from treeopt.arms.arm import OFF, Arm, Arms
 from treeopt.arms.choices import decide_arms
+from treeopt.arms.groups import merged
 from treeopt.arms.model import LAUNCH
 from treeopt.engines.registry import ENGINES
 from treeopt.engines.speculation import Speculation
@@ -118,7 +118,8 @@ def bench_lengths(run: RunDirectory, asked: Mapping[str, Any], source: Mapping[s
     about = {"launch": sweep.launch, "present": sweep.present, "model": sweep.model, "clients": list(sweep.clients)}
     journal = Journal(run.partial("arms"), {**about, "prompts": prompts, "most": most})
     dataset, source_of_arms = Path(str(known["prompts"])).name, f"bench --launch {sweep.launch}"
-    of_run = {"engine": sweep.served_by, "output_tokens": str(most)}
+    command = command_line(*sweep.started(0)[0].words)
+    of_run = {"engine": sweep.served_by, "output_tokens": str(most), "command": command}
     base = Arm(dataset=dataset, about=of_run, source=source_of_arms)
     left = set(sweep.lengths)
     with progress("Launching", None):
@@ -180,71 +181,66 @@ def _launched(
     if length != max(lengths, default=0) or {str(length)} in before:
         parameter = ""
 
-    async def look(server: Server) -> list[Visit]:
+    async def look(server: Server) -> tuple[str, list[Visit]]:
         served, visits = [length], list[Visit]()
         if parameter and await follows_requests(server, prompts[:PROBED], parameter, lengths[0]):
             served = random.Random(number).sample(lengths, len(lengths))
         for k in served:
             server.body = {parameter: k} if len(served) > 1 else {}
             load = {clients: (prompts, [most] * len(prompts)) for clients in sweep.clients}
-            for visit in await visited(server, number, str(k) if k else PLAIN, load):
+            for visit in await visited(server, number, _name(k), load):
                 if visit.length > k + LONGER:
                     raise InvalidInput(LONGER_DRAFTS.format(k, visit.length))
                 visits.append(visit)
-        return visits
+        return await server.model(), visits
 
     began = time.monotonic()
     launcher, options = sweep.started(length)
-    visits = launcher.visit(options, run.path / "launches" / f"{length}-guesses-{number + 1}.log", look, sweep.model)
+    model, visits = launcher.visit(
+        options, run.path / "launches" / f"{length}-guesses-{number + 1}.log", look, sweep.model
+    )
     rates = [f"{_rate(visit):.1f} tokens/s with {visit.name} at {visit.batch_size}" for visit in visits]
     note(f"Launch {number + 1}: {', '.join(rates)}.")
-    return {"seconds": time.monotonic() - began, "visits": [visit.model_dump() for visit in visits]}
+    seconds = time.monotonic() - began
+    return {"seconds": seconds, "model": model, "visits": [visit.model_dump() for visit in visits]}
 
 
 def _arms(sweep: Sweep, launches: Sequence[Any], base: Arm) -> Arms:
     """Every length at every number of clients, with what its launches gave."""
-    visits = [checked(Visit, visit) for launch in launches for visit in launch["visits"]]
-    cells = [(length, clients) for clients in sweep.clients for length in sorted(sweep.lengths)]
-    of_cell = {
-        (k, n): [visit for visit in visits if (visit.name, visit.batch_size) == (str(k) if k else PLAIN, n)]
-        for k, n in cells
-    }
-    rates = [np.log([_rate(visit) for visit in some]) for some in of_cell.values() if some]
-    squares, repeats = (
-        sum(float(np.square(one - one.mean()).sum()) for one in rates),
-        sum(len(one) - 1 for one in rates),
-    )
-    sd = sqrt((KNOWN_BEFORE * LAUNCH**2 + squares) / (KNOWN_BEFORE + repeats)) if repeats else None
-    arms = [
-        replace(base, k=k, concurrency=n, drafter=sweep.speculation.drafter(sweep.options) if k else OFF)
-        for k, n in cells
-    ]
-    return Arms(arms=tuple(_measured(arm, some, sd) for arm, some in zip(arms, of_cell.values(), strict=True)))
+    drafter, model = sweep.speculation.drafter(sweep.options), launches[0]["model"] if launches else ""
+    arms = []
+    for clients in sweep.clients:
+        for k in sorted({*sweep.lengths}):
+            arm = replace(base, model=model, k=k, concurrency=clients, drafter=drafter if k else OFF)
+            visits = [visit for launch in launches for visit in launch["visits"]]
+            answered = [visit for visit in visits if (visit["name"], visit["batch_size"]) == (_name(k), clients)]
+            arms += [_measured(arm, checked(Visit, visit)) for visit in answered] or [arm]
+    found = merged(arms)
+    repeats = sum(arm.repeats - 1 for arm in found)
+    squares = sum((arm.stderr or 0) ** 2 * arm.repeats * (arm.repeats - 1) for arm in found)
+    if repeats:
+        sd = sqrt((KNOWN_BEFORE * LAUNCH**2 + squares) / (KNOWN_BEFORE + repeats))
+        found = [replace(arm, stderr=sd / sqrt(arm.repeats) if arm.tokens_per_s else None) for arm in found]
+    return Arms(arms=tuple(found))
 
 
-def _measured(arm: Arm, visits: Sequence[Visit], sd: float | None) -> Arm:
-    """The arm with the means of its launches; sd is of the logarithm of the rate between launches."""
-    if not visits:
-        return arm
-    paces = [
-        1e3 * np.array([answer.decode_s / (answer.tokens - 1) for answer in visit.answers if answer.tokens > 1])
-        for visit in visits
-    ]
-    known = [pace for pace in paces if len(pace)]
-    drafts = sum(visit.drafts for visit in visits)
-    reached = zip_longest(*(visit.reached for visit in visits), fillvalue=0)
+def _measured(arm: Arm, visit: Visit) -> Arm:
+    """The arm with what one launch gave."""
+    paces = [1e3 * answer.decode_s / (answer.tokens - 1) for answer in visit.answers if answer.tokens > 1]
     return replace(
         arm,
-        tokens_per_s=float(np.exp(np.mean(np.log([_rate(visit) for visit in visits])))),
-        tpot_ms=float(np.mean([pace.mean() for pace in known])) if known else None,
-        tpot_p99_ms=float(np.mean([np.percentile(pace, 99) for pace in known])) if known else None,
-        tokens_per_step=float(np.mean([visit.tokens_per_step for visit in visits])) if arm.k else None,
-        positions=tuple(sum(counts) / drafts for counts in reached) if drafts else (),
-        repeats=len(visits),
-        stderr=sd / sqrt(len(visits)) if sd else None,
-        prompts=len(visits[0].answers),
-        seconds=float(np.mean([visit.seconds for visit in visits])),
+        tokens_per_s=_rate(visit),
+        tpot_ms=float(np.mean(paces)) if paces else None,
+        tpot_p99_ms=float(np.percentile(paces, 99)) if paces else None,
+        tokens_per_step=visit.tokens_per_step if arm.k else None,
+        positions=tuple(count / visit.drafts for count in visit.reached) if visit.drafts else (),
+        prompts=len(visit.answers),
+        seconds=visit.seconds,
     )
+
+
+def _name(length: int) -> str:
+    return str(length) if length else PLAIN
 
 
 def _rate(visit: Visit) -> float:
