@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -62,34 +62,16 @@ Setting = Mapping[int, tuple[tuple[str, ...], Draft | None]]
 
 
 def bench_plan(run: RunDirectory, asked: Mapping[str, Any], options: Mapping[str, Any]) -> Benchmark:
-    """The bench of the plan at all of its batch sizes, or at one that is asked for, of which the first is returned.
-
-    asked : parameters of `treeopt.bench`
-    """
-    if asked["model"] is not None or asked["trees"]:
-        raise InvalidInput("`launch` says what is served, with the plan's options: leave out `model` and `trees`.")
-    names = ("launch", "present", "batch_size", "num_prompts", "max_new_tokens", "rounds", "engine", "within_s")
-    return bench_launched(run, **{name: asked[name] for name in names}, **options)[0]
-
-
-def bench_launched(
-    run: RunDirectory,
-    launch: str,
-    *,
-    present: str | None = None,
-    batch_size: int | None = None,
-    num_prompts: int | None = None,
-    max_new_tokens: int | None = None,
-    rounds: int | None = None,
-    **options: Any,
-) -> list[Benchmark]:
     """Answer held-out prompts by servers without speculation, with the plan's options and with the present ones.
 
-    A benchmark of every batch size of the plan, or of the one that is asked; each is kept.
+    A benchmark of every batch size of the plan, or of the one that is asked for; each is kept, and the first is returned.
+
+    asked : parameters of `treeopt.bench` · options : of the drafter and the prompts
     """
-    contest = Contest.opened(run, launch, batch_size, **options)
-    most, folder = max_new_tokens or contest.max_new_tokens, run.partial(f"bench-{LAUNCHED}")
-    load = contest.load(num_prompts, most)
+    check_heeded({**options, "model": asked["model"], "trees": asked["trees"], "time_limit_s": asked["time_limit_s"]})
+    contest, present = Contest.opened(run, asked, options), asked["present"]
+    most, folder = asked["max_new_tokens"] or contest.max_new_tokens, run.partial(f"bench-{LAUNCHED}")
+    load = contest.load(asked["num_prompts"], most)
     chosen = {e.batch_size: (contest.planned(e.batch_size), e.draft) for e in contest.entries}
     settings: dict[str, Setting] = {
         "plain": {size: contest.alone(size, Tree.chain(0)) for size in chosen},
@@ -99,11 +81,11 @@ def bench_launched(
         settings["present"] = dict.fromkeys(chosen, (split_template("present", present, ()), None))
     for who in dict.fromkeys(name for one in load.values() for name in one.tried if name != "chosen"):
         settings[who] = {n: contest.alone(n, one.tried[who].draft) for n, one in load.items() if who in one.tried}
-    visits = contest.visits(folder, settings, load, rounds or FEWEST_LAUNCHES)
+    visits = contest.visits(folder, settings, load, asked["rounds"] or FEWEST_LAUNCHES)
     results = []
     for entry in contest.entries:
         at = [visit for visit in visits if visit.batch_size == entry.batch_size]
-        runtime: Runtime = {"name": contest.engine, "command": launch}
+        runtime: Runtime = {"name": contest.engine, "command": asked["launch"]}
         found = Benchmark(
             contenders=tuple(
                 _contender(name, one, at, load[entry.batch_size], entry)
@@ -119,7 +101,15 @@ def bench_launched(
         note(*_about_texts(found))
         results.append(found)
     discard(folder)
-    return results
+    return results[0]
+
+
+def check_heeded(options: Mapping[str, Any], names: Collection[str] = HEEDED) -> None:
+    """Raise InvalidInput where an option is given that a launched server does not heed."""
+    if strange := sorted(name for name, value in options.items() if value and name not in names):
+        raise InvalidInput(
+            f"`{strange[0]}` does not go with `launch`, whose command says what is served: leave it out."
+        )
 
 
 @dataclass(frozen=True)
@@ -144,31 +134,19 @@ class Contest:
     engine: str
     export: Export
     entries: Sequence[PlanEntry]
-    given: dict[str, Any]
+    given: Mapping[str, Any]
 
     @classmethod
-    def opened(
-        cls,
-        run: RunDirectory,
-        launch: str,
-        batch_size: int | None,
-        *,
-        within_s: float,
-        engine: str | None = None,
-        **given: Any,
-    ) -> Contest:
+    def opened(cls, run: RunDirectory, asked: Mapping[str, Any], given: Mapping[str, Any]) -> Contest:
         """Raises InvalidInput or Unsupported, before anything is launched, for what cannot be served."""
-        launcher, plan = Launcher.parse(launch, within_s), run.read_plan()
-        if strange := sorted(given.keys() - set(HEEDED)):
-            raise InvalidInput(
-                f"`{strange[0]}` does not go with `launch`, whose command says what is served: leave it out."
-            )
+        launcher, plan = Launcher.parse(asked["launch"], asked["within_s"]), run.read_plan()
+        batch_size = asked["batch_size"]
         if rule_of(plan.acceptance) != "greedy":
             raise Unsupported(
                 "`launch` asks servers for greedy answers, but the plan is for another rule of acceptance."
             )
         planned = plan.constraint.engine if plan.constraint else None
-        if (name := engine or (planned.name if planned else "")) not in SERVERS:
+        if (name := asked["engine"] or (planned.name if planned else "")) not in SERVERS:
             raise InvalidInput(
                 f"`engine` must say whose server `launch` starts, {' or '.join(SERVERS)}, but got {name!r}."
             )

@@ -32,7 +32,7 @@ from treeopt.files.parameters import parameters_of
 from treeopt.files.shell import command_line, split_template
 from treeopt.files.writing import discard
 from treeopt.pipeline.decoding import evenly, usual_prompts
-from treeopt.pipeline.launched import asked_of, conversations_of
+from treeopt.pipeline.launched import HEEDED, asked_of, check_heeded, conversations_of
 from treeopt.pipeline.session import resolve
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.terminal import note, progress
@@ -109,6 +109,8 @@ def bench_lengths(run: RunDirectory, asked: Mapping[str, Any], source: Mapping[s
 
     asked  : parameters of `treeopt.bench`, with those of a `Sweep` · source : options of the prompts
     """
+    others = {name: asked[name] for name in ("batch_size", "rounds", "trees")}
+    check_heeded({**source, **others}, {*HEEDED} - {"drafter"})
     sweep = Sweep(**{name: asked[name] for name in parameters_of(Sweep)})
     known = resolve(run, source)
     wanted = sweep.num_prompts or usual_prompts(max(sweep.clients))

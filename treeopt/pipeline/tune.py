@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files.parameters import Count, Positive
@@ -187,9 +189,7 @@ def _plan(
     LatencyProfile(points, plain, Runtime(name=stretch.engine), {**info, "inputs": inputs_of(run.path / SCRAPES)}).save(
         run.profile
     )
-    unknown.append(
-        f"Steps of {length} guesses and of none were timed: whether a length between is faster is not known."
-    )
+    unknown.append(_between(calibration, length, *max(timed.items())[1]))
     try:
         search(run, engine=stretch.engine, batch_sizes=list(timed), measured_only=True)
         note(f"The report is in {write_report(run)}.")
@@ -197,6 +197,20 @@ def _plan(
     except TreeoptError as error:
         unknown.append(f"No launch options were written. {error}")
         return None
+
+
+def _between(calibration: Calibration, length: int, mine: Pace, plain: Pace) -> str:
+    """What lengths between the one served and none would give, if every guess adds as much to a step."""
+    tokens = np.cumsum([1, *calibration.meta["survival"]])[: length + 1]
+    speeds = tokens / np.linspace(plain.step_ms, mine.step_ms, length + 1)
+    said = f"Steps of {length} guesses and of none were timed: whether a length between is faster is not known."
+    best = int(speeds.argmax())
+    if best in (0, length):
+        return said
+    return (
+        f"{said} If every guess adds as much to a step, {best} guesses would have {speeds[best] / speeds[-1]:.2f} times the "
+        "throughput of now: compare them by bench --launch --lengths, or serve them and watch again."
+    )
 
 
 def _timing(pace: Pace, size: int, drafted: float = 1.0, plain_ms: float = 0.0) -> StepTiming:

@@ -11,11 +11,11 @@ C++ prints totals with six digits; counters by position are printed in full.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import ceil, isfinite
 from pathlib import Path
 
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.survival import MOST_DRAFTS, NONE, CountedDrafts, Drafts
+from treeopt.engines.measured.survival import MOST_DRAFTS, MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
 
 Series = tuple[str, tuple[tuple[str, str], ...]]  # name and labels
@@ -74,6 +74,9 @@ class Counters:
             )
         if 0 < reached[0] - drafts <= off:
             drafts = reached[0]
+        if drafted and drafts:  # positions at which nothing was accepted may be left out
+            length = min(ceil((drafted - off_drafted) / (drafts + off)), MOST_LENGTH + 1)
+            reached = [*reached, *[0] * (length - len(reached))]
         if drafted is not None and abs(drafted - drafts * len(reached)) <= off_drafted + off * len(reached) + 1:
             drafted = drafts * len(reached)
         emitted, firsts = (self.totals.get(name) for name in EMITTED)
