@@ -201,7 +201,7 @@ def _plan(
 
 def _between(calibration: Calibration, length: int, mine: Pace, plain: Pace) -> str:
     """What lengths between the one served and none would give, if every guess adds as much to a step."""
-    tokens = np.cumsum([1, *calibration.meta["survival"]])[: length + 1]
+    tokens = 1 + calibration.drafted * np.cumsum([0, *calibration.meta["survival"]])[: length + 1]
     speeds = tokens / np.linspace(plain.step_ms, mine.step_ms, length + 1)
     said = f"Steps of {length} guesses and of none were timed: whether a length between is faster is not known."
     best = int(speeds.argmax())
