@@ -6,9 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import log, sqrt
 from pathlib import Path
-from statistics import median
+from statistics import median, mode
 
 from pydantic import ValidationError
 
@@ -114,12 +115,12 @@ def arms_of(rows: Sequence[Row], notes: Sequence[str], path: Path) -> Arms:
     notes = list(dict.fromkeys(notes))
     meanings: dict[str, str] = {}
     lengths = _tokens_per_step(rows, meanings)
-    units = _units(rows, meanings)
     rows = _gathered(rows, lengths)
     about = _about(rows, notes)
     if len({"concurrency" in row.axes for row in rows}) == 2:
         notes.append("Rows that do not say their concurrency were taken as 1.")
-    arms = [_arm(row, units[row.table], lengths.get(id(row)), other) for row, other in zip(rows, about, strict=True)]
+    units = _units(rows, meanings)
+    arms = [_arm(row, unit, lengths.get(id(row)), other) for row, unit, other in zip(rows, units, about, strict=True)]
     return Arms(arms=tuple(arms), meanings=meanings, notes=tuple(notes))
 
 
@@ -164,20 +165,14 @@ def _arm(row: Row, unit: Unit, tokens_per_step: float | None, about: Mapping[str
     return arm
 
 
-def _columns(rows: Iterable[Row], measures: Sequence[str]) -> dict[tuple[str, int], list[Row]]:
-    """Rows that have figures of a measure, by measure and table."""
-    columns = defaultdict(list)
-    for row in rows:
-        for measure in measures:
-            if measure in row.figures:
-                columns[measure, row.table].append(row)
-    return columns
-
-
 def _tokens_per_step(rows: Sequence[Row], meanings: dict[str, str]) -> dict[int, float]:
     """Tokens per step with the bonus token, by the row's identity. What was taken as what is added to ``meanings``."""
     lengths: dict[int, float] = {}
-    for (measure, _), column in _columns(rows, LENGTHS).items():
+    columns = defaultdict(list)
+    for row in rows:
+        for measure in row.figures.keys() & {*LENGTHS}:
+            columns[measure, row.table].append(row)
+    for (measure, _), column in columns.items():
         name = column[0].figures[measure][0]
         speculative = [row for row in column if not row.is_off]
         numbers = [row.figures[measure][1][0] for row in speculative]
@@ -227,41 +222,35 @@ def _has_no_bonus(rows: Sequence[Row], values: Sequence[float], plain: Sequence[
     return False
 
 
-def _units(rows: Sequence[Row], meanings: dict[str, str]) -> dict[int, Unit]:
-    """The unit of tokens_per_s of each table."""
+def _units(rows: Sequence[Row], meanings: dict[str, str]) -> list[Unit]:
+    """The unit of tokens_per_s of each row: as its note says, else as those of its table; what columns say is added to ``meanings``."""
     tables = defaultdict(list)
     for row in rows:
         tables[row.table].append(row)
-    units: dict[int, Unit] = {}
+    usual: dict[int, Unit] = {}
     for table, group in tables.items():
-        speed = next((measure for measure in SPEEDS if any(measure in row.figures for row in group)), None)
-        if speed is None:
-            units[table] = "all"
-            for name, _ in (row.figures["tpot_ms"] for row in group if "tpot_ms" in row.figures):
-                meanings[name] = "milliseconds per token of one request"
-            continue
-        name = next(row.figures[speed][0] for row in group if speed in row.figures)
-        off = [row.value("tokens_per_s") for row in group if row.is_off]
-        notes = " ".join({row.note for row in group if speed in row.figures}) + " " + name
-        if (
-            speed in ("speedup", "gain")
-            or RATIO.search(notes)
-            or (speed == "tokens_per_s" and off and set(off) == {1.0})
-        ):
-            unit: Unit = "ratio"
-        elif speed == "tokens_per_s_per_request" or (REQUEST.search(notes) and not ALL.search(name)):
-            unit = "request"
+        names = {measure: name for row in group for measure, (name, _) in row.figures.items()}
+        speed = next((measure for measure in SPEEDS if measure in names), "tokens_per_s")
+        notes: list[Unit] = [unit for row in group if (unit := _noted(row.note)) and speed in row.figures]
+        if speed in ("speedup", "gain") or {row.value(speed) for row in group if row.is_off} == {1.0}:
+            usual[table] = "ratio"
+        elif speed == "tokens_per_s_per_request" or (not notes and _is_per_request(group)):
+            usual[table] = "request"
         else:
-            unit = "all" if ALL.search(notes) or not _is_per_request(group) else "request"
-        units[table] = unit
-        meanings[name] = SAID[unit]
-        for other in SPEEDS[SPEEDS.index(speed) + 1 :]:
-            for column in {row.figures[other][0] for row in group if other in row.figures}:
-                if column != name:
-                    meanings[column] = f"left out: {name} says it"
-        for name, _ in (row.figures["tpot_ms"] for row in group if "tpot_ms" in row.figures):
-            meanings[name] = "milliseconds per token of one request"
-    return units
+            usual[table] = _noted(names.get(speed, "")) or (mode(notes) if notes else "all")
+        for measure, name in names.items():
+            if measure in SPEEDS:
+                meanings[name] = SAID[usual[table]] if measure == speed else f"left out: {names[speed]} says it"
+            elif measure == "tpot_ms":
+                meanings.setdefault(name, "milliseconds per token of one request")
+    return [usual[row.table] if usual[row.table] == "ratio" else _noted(row.note) or usual[row.table] for row in rows]
+
+
+def _noted(note: str) -> Unit | None:
+    """The unit that a note says."""
+    if RATIO.search(note):
+        return "ratio"
+    return "request" if REQUEST.search(note) else "all" if ALL.search(note) else None
 
 
 def _is_per_request(rows: Iterable[Row]) -> bool:
@@ -275,26 +264,24 @@ def _is_per_request(rows: Iterable[Row]) -> bool:
 
 
 def _gathered(rows: Sequence[Row], lengths: dict[int, float]) -> list[Row]:
-    """The rows; what a table says of acceptance alone goes to the rows of the same axes in other tables."""
+    """The rows; what is said of acceptance alone goes to the rows with the axes that it has."""
     timed = [row for row in rows if row.has([*SPEEDS, "tpot_ms"]) or not row.figures]
-    by_axes = defaultdict(list)
-    sparse = [row for row in rows if row.figures and not row.has([*SPEEDS, "tpot_ms"])]
-    forms = {tuple(sorted(row.axes.keys() & {*CELL})) for row in sparse}
-    for form in forms:
-        for row in timed:
-            by_axes[form, tuple(row.axes.get(axis) for axis in form)].append(row)
-    gathered = list(timed)
-    for row in sparse:
-        form = tuple(sorted(row.axes.keys() & {*CELL}))
-        others = by_axes.get((form, tuple(row.axes[axis] for axis in form)), [])
-        others = [other for other in others if other.table != row.table or "concurrency" not in row.axes]
-        if not others:
-            gathered.append(row)
-        for other in others:
-            other.figures = {**row.figures, **other.figures}
+    places = defaultdict(list)
+    for row in timed:
+        for place in product(*({row.axes.get(axis), None} for axis in CELL)):
+            places[place].append(row)
+    others = []
+    for row in rows:
+        if row.has([*SPEEDS, "tpot_ms"]) or not row.figures:
+            continue
+        same = places.get(tuple(row.axes.get(axis) for axis in CELL))
+        if not same:
+            others.append(row)
+        for arm in same or ():
+            arm.figures = {**row.figures, **arm.figures}
             if id(row) in lengths:
-                lengths.setdefault(id(other), lengths[id(row)])
-    return gathered
+                lengths.setdefault(id(arm), lengths[id(row)])
+    return timed + others
 
 
 def _about(rows: Sequence[Row], notes: list[str]) -> list[dict[str, str]]:

@@ -14,7 +14,8 @@ from treeopt.files.bounds import limit_rows
 
 MOST_COLUMNS = 200
 MOST_CELL = 2000  # characters
-MOST_LINES = 2**14
+MOST_LINES = 2**13
+MOST_CELLS = 2**16  # of a table
 HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200b-\u200f\u202a-\u202e\u2060-\u2069]")
 MARKS = ("|", "\t", ";", ",", "  ", " ")  # between cells
 RULE = re.compile(r"[\s|:+=_.~-]{3,}$")
@@ -118,6 +119,8 @@ def _rows(lines: Sequence[str], start: int, header: list[str], mark: str, path: 
             raise InvalidInput(
                 f"{path} line {number} may have {MOST_COLUMNS} columns of {MOST_CELL:,} characters, but has more."
             )
+    if size * len(rows) > MOST_CELLS:
+        raise InvalidInput(f"{path} line {start} begins a table that may have {MOST_CELLS:,} cells, but has more.")
     return rows
 
 
