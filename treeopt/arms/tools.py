@@ -227,7 +227,7 @@ def _setting(record: Record, run: Served, title: str, named: str | None) -> tupl
     if all(isinstance(config.get(name), int) for name in TREE):
         return _tree(drafter, *(config[name] for name in TREE))
     lengths = (run.k, *(config.get(name) for name in LENGTHS), named)
-    k = next((int(length) for length in map(str, lengths) if length.isdecimal()), None)
+    k = next((int(length) for length in map(str, lengths) if re.fullmatch(r"\d{1,4}", length, re.ASCII)), None)
     is_plain = words_of(drafter).axes.get("k") == "0" or not (config or named or _drafted(record))
     return (OFF, 0) if k == 0 or (k is None and is_plain) else (drafter, k)
 

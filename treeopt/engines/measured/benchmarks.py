@@ -48,6 +48,7 @@ COLUMNS = {  # of Markdown
     "PP": "pp", "TG": "tg", "B": "pl", "T_TG s": "t_tg", "S_TG t/s": "speed_tg", "model": "model_type", "backend": "backends",
     "threads": "n_threads", "ngl": "n_gpu_layers", "fa": "flash_attn", "t/s": "avg_ts",
 }  # fmt: skip
+MOST_TITLES = 200  # lines before a block in which it may be named
 LINE = re.compile(r"[>\s]*([^:>\s][^:]{0,60}):\s+(\S{1,40})\s*", re.ASCII)
 POSITION = re.compile(r"Position \d{1,3}|acceptance at token \d{1,3}", re.ASCII)
 
@@ -84,7 +85,7 @@ def _printed(lines: list[str], head: str, labels: Mapping[str, str], unit: float
         if head in line:
             if record:
                 yield titles, record
-            titles, between, record = between[::-1], [], {}
+            titles, between, record = between[: -MOST_TITLES - 1 : -1], [], {}
             is_inside = True
         is_inside = is_inside and set(line.strip("> ")) != {"="}
         match = LINE.fullmatch(line) if is_inside else None
@@ -110,6 +111,9 @@ def _json_lines(lines: list[str]) -> list[Any]:
 
 
 def _csv(lines: list[str]) -> list[Any]:
+    """Rows of summary.csv or of llama-bench."""
+    if not any(name in line for line in lines[:1] for name in ("output_throughput", "avg_ts")):
+        return []
     try:
         rows = list(csv.DictReader(lines, strict=True))
     except csv.Error:
