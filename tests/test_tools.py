@@ -117,6 +117,8 @@ def steps(*values):
 
 FORMS = {  # text and name of a file: for each arm its drafter, K, concurrency, tokens/s, tokens per step
     "vllm": (lines(SERVED | DRAFTED, SERVED), "mtp.json", ("mtp", 3, 8, 1272.9, 2.82), ("none", 0, 8, 1272.9, None)),
+    "vllm, a position without acceptance": (
+        lines(SERVED | DRAFTED | {"spec_decode_draft_tokens": 5800 * 4}), "mtp.json", ("mtp", 4, 8, 1272.9, 2.82)),
     "vllm by name": (lines(SERVED), "eagle3-k4.json", ("eagle3", 4, 8, 1272.9, None)),
     "vllm off beside drafts": (
         lines(SERVED | DRAFTED, SERVED), "eagle3-k3.json", ("eagle3", 3, 8, 1272.9, 2.82), ("none", 0, 8, 1272.9, None),

@@ -135,9 +135,9 @@ class Served(BaseModel):
     @property
     def k(self) -> int | None:
         """Guesses per step, by the positions that are counted, or by drafts that are nearly all as long."""
-        if self.positions:
-            return len(self.positions)
         mean = self.drafted / self.drafts if self.drafts else 0.0
+        if self.positions:
+            return max(len(self.positions), round(mean))  # the last ones may be left out where nothing was accepted
         return round(mean) if abs(mean - round(mean)) < 0.02 * mean else None
 
     @property
