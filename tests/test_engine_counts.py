@@ -179,6 +179,8 @@ READ = {
                                    {"survival": ALL, "steps_without_draft": 2000}, "2,000 steps had no draft"),
     "a benchmark with steps without a draft": ([json.dumps(bench(total_output_tokens=3340, completed=20))], {"steps_without_draft": 500}),
     "a benchmark whose steps all draft": ([json.dumps(bench(total_output_tokens=2830, completed=20))], {"steps_without_draft": 0}),
+    "responses with steps without a draft": ([lines({**response(), "usage": {"completion_tokens": 333}}, {"usage": {"completion_tokens": 21}})],
+                                             {"steps_without_draft": 70}),
     "counters of tokens": ([exposition() + "vllm:generation_tokens_total 3340\nvllm:time_to_first_token_seconds_count 20\n"],
                            {"steps_without_draft": 500}),
     "TensorRT-LLM before its first draft": (['trtllm_request_success_total{worker="0"} 0\n', trtllm()], {"survival": ALL, "drafts": DRAFTS}),

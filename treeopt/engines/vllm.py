@@ -260,7 +260,15 @@ def is_of_requests(content: Any) -> bool:
 
 def read_responses(files: Sequence[File]) -> CountedDrafts:
     records, skipped = gather(files, statistics_of)
-    return read_requests(records, files[-1][1], skipped=skipped, remedy=REMEDY)
+    counts = read_requests(records, files[-1][1], skipped=skipped, remedy=REMEDY)
+    return replace(counts, tokens=sum(emitted_by(body) for content, _ in files for body in bodies(content)) or None)
+
+
+def emitted_by(body: Body) -> int:
+    """Tokens that the steps of a request emitted, all but its first; 0 where it does not say them."""
+    usage, is_chunk = body.get("usage"), str(body.get("object")).endswith(".chunk")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return tokens - 1 if isinstance(tokens, int) and (statistics_of(body) or not is_chunk) else 0
 
 
 def statistics_of(body: Body) -> list[Body]:

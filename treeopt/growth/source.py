@@ -21,7 +21,7 @@ from treeopt.growth.grow import TraceGrowth, grow, grow_products, product_values
 from treeopt.growth.heldout import HeldOut, folds
 from treeopt.growth.probed import COVERAGE, grow_coverage
 from treeopt.growth.rates import Rates, by_conversation
-from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.calibration import ENGINE_LOG, STEPS_WITHOUT, Calibration
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
@@ -30,10 +30,6 @@ from treeopt.trees.shapes import Limits
 from treeopt.trees.tree import MOST_DEPTH, Choice, GrownTrees, IntArray, Tree
 
 Floats = NDArray[np.float64]
-STEPS_WITHOUT = (
-    "Steps for which the drafter found nothing were not counted, so tokens per step and speedups are upper bounds. To count them: "
-    "treeopt import --tokens, with how many tokens were generated meanwhile."
-)
 
 
 @dataclass(frozen=True)

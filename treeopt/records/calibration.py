@@ -20,6 +20,10 @@ from treeopt.records.trace import NO_TRIAL, RankTrace
 from treeopt.trees.tree import IntArray, read_only
 
 ENGINE_LOG = "engine log"  # the source of a calibration by an engine's counters
+STEPS_WITHOUT = (
+    "Steps for which the drafter found nothing were not counted, so tokens per step and speedups are upper bounds. To count them: "
+    "treeopt import --tokens, with how many tokens were generated meanwhile."
+)
 LEAST_RIGHT = 0.05  # share of the first guesses of a drafter that works
 
 

@@ -86,8 +86,7 @@ class DrafterKind:
 
 ENDS = (
     "Drafts of {} end where it finds no more or is unsure, and an end counts as a miss. So survival is right for the limit "
-    "that was served, and an estimate for others. A plan counts all rows up to the limit, and fewer are verified. Steps for "
-    "which it found nothing are seldom counted by engines: real tokens per step are lower."
+    "that was served, and an estimate for others. A plan counts all rows up to the limit, and fewer are verified."
 )
 ONE_PASS = "{} in one pass: its time hardly depends on the length, which a profile of another drafter does not show."
 LOOKED_UP = 3  # tokens of the longest n-gram that is looked up, here and in engines that are told

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from treeopt.engines.measured.files import Measurement, counted
 from treeopt.errors import InvalidInput
 from treeopt.records.bootstrap import conversation_draws, stderr
-from treeopt.records.calibration import ENGINE_LOG
+from treeopt.records.calibration import ENGINE_LOG, STEPS_WITHOUT
 from treeopt.records.drafters import COUNTED
 from treeopt.trees.tree import MOST_DEPTH, IntArray
 
@@ -186,7 +186,8 @@ class CountedDrafts:
         lengths = Counter[int]() if ends_itself else lengths_of(groups)
         names = [group.group for group in groups]
         own = [str(length) for group in groups for length in group.lengths or () if len(group.lengths or ()) == 1]
-        emitted = self.tokens if tokens is None else tokens
+        # Other drafters always draft, unless a schedule tells them not to at some batch sizes.
+        emitted = self.tokens if tokens is None and (kind is None or ends_itself) else tokens
         without = None if emitted is None else emitted - drafts - int(hits.sum())
         if without is not None and without <= FEW_WITHOUT * drafts:
             without = 0
@@ -210,6 +211,8 @@ class CountedDrafts:
             notes.insert(0, MIXED)
         if without:
             notes.append(f"{without:,} steps had no draft and emitted one token each: they count as steps.")
+        elif ends_itself and without is None:
+            notes.append(STEPS_WITHOUT)
         if kind and kind.note:
             notes.append(kind.note)
         served = ", ".join(map(str, sorted(lengths))) or f"up to {len(hits)}"
