@@ -27,7 +27,7 @@ from treeopt.engines.measured.files import Measurement, counted
 from treeopt.errors import InvalidInput
 from treeopt.records.bootstrap import conversation_draws, stderr
 from treeopt.records.calibration import ENGINE_LOG, STEPS_WITHOUT
-from treeopt.records.drafters import COUNTED
+from treeopt.records.drafters import COUNTED, DrafterKind
 from treeopt.trees.tree import MOST_DEPTH, IntArray
 
 Floats = NDArray[np.float64]
@@ -186,11 +186,7 @@ class CountedDrafts:
         lengths = Counter[int]() if ends_itself else lengths_of(groups)
         names = [group.group for group in groups]
         own = [str(length) for group in groups for length in group.lengths or () if len(group.lengths or ()) == 1]
-        # Other drafters always draft, unless a schedule tells them not to at some batch sizes.
-        emitted = self.tokens if tokens is None and (kind is None or ends_itself) else tokens
-        without = None if emitted is None else emitted - drafts - int(hits.sum())
-        if without is not None and without <= FEW_WITHOUT * drafts:
-            without = 0
+        without = self._steps_without(drafts + int(hits.sum()), kind, tokens)
         calibration.meta.update(
             source=ENGINE_LOG,
             drafts=drafts if self.are_counted else None,
@@ -209,19 +205,31 @@ class CountedDrafts:
         notes = [*self.notes, *notes]
         if len(lengths) != 1 and not ends_itself:
             notes.insert(0, MIXED)
+        if kind and kind.note:
+            notes.append(kind.note)
         if without:
             notes.append(f"{without:,} steps had no draft and emitted one token each: they count as steps.")
         elif ends_itself and without is None:
             notes.append(STEPS_WITHOUT)
-        if kind and kind.note:
-            notes.append(kind.note)
-        served = ", ".join(map(str, sorted(lengths))) or f"up to {len(hits)}"
-        notes += [ON_LENGTH.format(served, len(hits)), CHAIN]
+        notes += [ON_LENGTH.format(", ".join(map(str, sorted(lengths))) or f"up to {len(hits)}", len(hits)), CHAIN]
         if not self.are_counted:
             notes.append(NO_COUNTS)
         elif not clustered:
             notes.append(OPTIMISTIC)
         return Measurement(calibration, tuple(dict.fromkeys(notes)), drafter=drafter)
+
+    def _steps_without(self, by_drafts: int, kind: DrafterKind | None, tokens: int | None) -> int | None:
+        """Steps that had no draft; None where the emitted tokens are not known.
+
+        Drafters that do not end their drafts themselves always draft, unless a schedule tells them not to at some batch sizes.
+
+        by_drafts : tokens that the steps with a draft emitted
+        """
+        if tokens is None and (kind is None or kind.ends_itself):
+            tokens = self.tokens
+        if tokens is None:
+            return None
+        return tokens - by_drafts if tokens - by_drafts > FEW_WITHOUT * by_drafts else 0
 
     def _sure(self) -> tuple[Sequence[Drafts], list[str]]:
         """The drafts whose lengths are known well enough, and notes on those that were left out."""
