@@ -77,7 +77,8 @@ PLAIN = re.compile(
 )
 ADAPTIVE = re.compile(r"\b(?:adaptive|dynamic|auto)\b(?: ?(?:<=|≤|up to|max) ?\d+)?", re.IGNORECASE)
 SHORT_K = re.compile(
-    rf"(\b(?:{DRAFTER})(?: chain| tree| head)?) ?[-x×= ]? ?\(?(\d{{1,2}})\)?(?= *(?:[:,;)(|/+]|$))", re.IGNORECASE
+    rf"\b(?:{DRAFTER})(?: chain| tree| head)?(?:[-x×=]| ?\(?(?=\d{{1,2}}\)? *(?:[:,;)(|/+]|$)))(\d{{1,2}})\b",
+    re.IGNORECASE,
 )
 DRAFTED = re.compile(rf"\b(?:{DRAFTER})", re.IGNORECASE)
 NAMES = (
@@ -102,8 +103,8 @@ NAMES = (
     ("kv_type", r"kv.*|cache.*"),
     ("quantization", r"quant\w*|dtype|precision|weights"),
     ("version", r"version|commit|build|image|branch"),
-    ("engine", r"engine|backend|framework|server"),
-    ("hardware", r"hardware|gpus?|device|gpu type|[tpde]p|tp size"),
+    ("engine", r"engine|framework|server"),
+    ("hardware", r"hardware|backend|gpus?|device|gpu type|[tpde]p|tp size"),
     ("setting", r"top[ -]?p|isl ?/ ?osl|table|thinking|attention|cuda ?graphs?|eager|sampling|greedy"),
 )  # fmt: skip
 CANONICAL = {  # meanings of figures under their own names
@@ -209,8 +210,8 @@ def words_of(text: str) -> Words:
         left = left[: match.start()] + BLANK * len(match[0]) + left[match.end() :]
 
     if match := SHORT_K.search(left):
-        axes["k"] = match[2]
-        left = left[: match.start(2)] + BLANK * len(match[2]) + left[match.end(2) :]
+        axes["k"] = match[1]
+        left = left[: match.start(1)] + BLANK * len(match[1]) + left[match.end(1) :]
     for axis, pattern in SET:
         if match := pattern.search(left):
             axes.setdefault(axis, next(group for group in match.groups() if group))

@@ -231,13 +231,15 @@ def _units(rows: Sequence[Row], meanings: dict[str, str]) -> list[Unit]:
     for table, group in tables.items():
         names = {measure: name for row in group for measure, (name, _) in row.figures.items()}
         speed = next((measure for measure in SPEEDS if measure in names), "tokens_per_s")
-        notes: list[Unit] = [unit for row in group if (unit := _noted(row.note)) and speed in row.figures]
+        notes = [unit for row in group if speed in row.figures and (unit := _noted(row.note)) is not None]
+        said = _noted(names.get(speed, ""))
         if speed in ("speedup", "gain") or {row.value(speed) for row in group if row.is_off} == {1.0}:
             usual[table] = "ratio"
         elif speed == "tokens_per_s_per_request" or (not notes and _is_per_request(group)):
             usual[table] = "request"
         else:
-            usual[table] = _noted(names.get(speed, "")) or (mode(notes) if notes else "all")
+            notes.append("all")
+            usual[table] = said or mode(notes)
         for measure, name in names.items():
             if measure in SPEEDS:
                 meanings[name] = SAID[usual[table]] if measure == speed else f"left out: {names[speed]} says it"
@@ -274,14 +276,20 @@ def _gathered(rows: Sequence[Row], lengths: dict[int, float]) -> list[Row]:
     for row in rows:
         if row.has([*SPEEDS, "tpot_ms"]) or not row.figures:
             continue
-        same = places.get(tuple(row.axes.get(axis) for axis in CELL))
+        same = [arm for arm in places.get(tuple(row.axes.get(axis) for axis in CELL), ()) if _agree(row.axes, arm.axes)]
         if not same:
             others.append(row)
-        for arm in same or ():
+        for arm in same:
             arm.figures = {**row.figures, **arm.figures}
             if id(row) in lengths:
                 lengths.setdefault(id(arm), lengths[id(row)])
     return timed + others
+
+
+def _agree(axes: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Whether settings that both say are the same."""
+    settings = [axis for axis in axes if axis not in ("measure", "note") and not axis.startswith("?")]
+    return all(others.get(axis, axes[axis]) == axes[axis] for axis in settings)
 
 
 def _about(rows: Sequence[Row], notes: list[str]) -> list[dict[str, str]]:
@@ -302,6 +310,7 @@ def _about(rows: Sequence[Row], notes: list[str]) -> list[dict[str, str]]:
             if len(values) < 2 or (axis.startswith("?") and not _is_setting(axis, group, notes)):
                 continue
             heeded[cell].add(axis)
+        heeded[cell].add("engine")  # by which its launch line is written
     notes[:] = dict.fromkeys(notes)
     return [{axis.lstrip("?"): row.axes[axis] for axis in row.axes if axis in heeded[row.cell]} for row in rows]
 

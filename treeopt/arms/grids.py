@@ -106,6 +106,8 @@ def _rows(lines: Sequence[str], start: int, header: list[str], mark: str, path: 
             cells += [""] * (size - len(cells))
         if not any(cells[size:]):
             cells = cells[:size]
+        if len(cells) < size and mark == "  ":
+            cells = _placed(lines[start - 1], lines[i], header)
         if len(cells) != size and mark in "  ":
             break
         if len(cells) != size:
@@ -122,6 +124,19 @@ def _rows(lines: Sequence[str], start: int, header: list[str], mark: str, path: 
     if size * len(rows) > MOST_CELLS:
         raise InvalidInput(f"{path} line {start} begins a table that may have {MOST_CELLS:,} cells, but has more.")
     return rows
+
+
+def _placed(head: str, line: str, header: list[str]) -> list[str]:
+    """The cells of a line of aligned columns, some of which are empty: each below the name that is nearest. Else no cells."""
+    ends = [match.span() for match in re.finditer(r"\S+(?: \S+)*", head)]
+    cells = [""] * len(header)
+    for match in re.finditer(r"\S+(?: \S+)*", line):
+        gaps = [max(start - match.end(), match.start() - end) for start, end in ends]
+        place = gaps.index(min(gaps))
+        if cells[place]:
+            return []
+        cells[place] = match[0]
+    return cells
 
 
 def _split(line: str, mark: str, number: int, path: Path) -> list[str]:

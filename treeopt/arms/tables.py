@@ -33,7 +33,7 @@ from treeopt.arms.headers import Column, columns_of
 from treeopt.errors import InvalidInput, meant, quoted
 
 GROUPS = ("model", "dataset", "concurrency")  # axes whose cells may stand once for several rows
-PLACES = ("model", "dataset", "drafter", "k", "concurrency")
+PLACES = ("model", "dataset", "drafter")  # axes that are words
 ASIDE = ("prompts", "repeats", "seconds")  # figures that make no arm alone
 BARE = re.compile(r"[\s:.=~>-]*[\d.,]+[\s.]*")  # a figure without a word
 COUNTS = re.compile(r"(?<![.\d])\d{2,}(?![.\d]| ?%)")  # of tokens, not a share or a length
@@ -140,6 +140,8 @@ class _Reader:
                 elif SUMMARY.fullmatch(cell) and column.axis not in ("k", "concurrency", "ignore", "summary"):
                     self.notes.append(f"Line {line} ({quoted(cell)}) sums up others: left out.")
                     return
+                elif column.axis[:1] in ("?", "l") and words_of(cell).measures == ("ignore",):
+                    return  # of reading the prompt
                 else:
                     axes |= axes_of(
                         column.axis, cell, column.name, "k" in {other.axis for other in columns} | axes.keys()
@@ -180,8 +182,8 @@ class _Reader:
         content = re.sub(
             r"(?<=\d)[,;] (?=\.?\d+(?:\.\d+)?%?(?:[,;\s)]|$))", " ", content
         )  # lists of rates stay one phrase
-        parts = re.split(r"[,;|](?!\d)|\.\s|[()→]|\s[–—-]\s|\band\b|\bvs\.?\s", content)
-        phrases = [words_of(part) for part in parts if part and part.strip()]
+        parts = re.split(r"[,;|](?!\d)|\.\s|[()→]|\s[–—-]\s|\band\b|\bvs\.?\s|\s(?=[a-z_/]+=)", content)
+        phrases = [_pair(part) or words_of(part) for part in parts if part and part.strip()]
         phrases = [
             phrase for phrase in phrases if not (phrase.measures == ("acceptance",) and COUNTS.search(phrase.rest))
         ]
@@ -194,13 +196,17 @@ class _Reader:
             ]
         if not any(has_figure(phrase) and phrase.measures[0] not in ASIDE for phrase in phrases):
             if level < 7 or len(content.split()) <= MOST_WORDS:
-                self.heading(level, content)
+                self.heading(level, content, phrases)
             return
         self.open &= not re.match(r"\s*(?:[-*+•]|\d+[.)])\s", text)
         for words in phrases:
             drafter = drafter_name(re.sub(r"[:=].*|(?<!\w)[~\d.]+\S*", "", words.rest))
             closer = dict(words.axes)
-            if drafter and len(drafter.split()) <= 4 and ("drafter" in closer or not (closer or has_figure(words))):
+            if (
+                words.rest
+                and 0 < len(drafter.split()) <= 4
+                and ("drafter" in closer or not (closer or has_figure(words)))
+            ):
                 closer["drafter"] = drafter
             axes = _joined(axes, closer)
             if has_figure(words):
@@ -221,19 +227,17 @@ class _Reader:
             numbers_of(words.rest.replace(":", " ")),
         )
 
-    def heading(self, level: int, text: str) -> None:
+    def heading(self, level: int, text: str, phrases: Sequence[Words]) -> None:
         """Axes that hold for the lines below."""
         self.open = False
         self.levels = {key: axes for key, axes in self.levels.items() if key < level or key == level == 7}
         words = words_of(text)
         axes = dict(words.axes)
-        name, _, value = text.partition(":")
-        if value.strip() and (axis := next(iter(words_of(name).names), "")) in PLACES:
-            axes[axis] = value.strip()
-        else:
-            for axis, pattern in (("model", MODEL), ("dataset", DATASET)):
-                if match := pattern.search(words.rest):
-                    axes[axis] = match[0].strip(" .-/")
+        for axis, pattern in (("model", MODEL), ("dataset", DATASET)):
+            if match := pattern.search(words.rest):
+                axes[axis] = match[0].strip(" .-/")
+        for phrase in phrases:
+            axes |= {axis: phrase.axes[axis] for axis in PLACES if axis in phrase.axes}
         if len(words.measures) == 1:
             axes["measure"] = words.measures[0]
         if words.rest or words.measures:
@@ -241,6 +245,13 @@ class _Reader:
         if words.rest and not re.fullmatch(r"(?i)run|repeat|trial|pass", words.rest):
             axes["?heading"] = text
         self.levels[level] = _joined(self.levels.get(level, {}), axes)
+
+
+def _pair(text: str) -> Words | None:
+    """What a name and its value say: "model: Qwen3-8B"."""
+    name, _, value = text.replace("=", ":", 1).partition(":")
+    axis = next(iter(words_of(name).names), "")
+    return Words(axes=axes_of(axis, value.strip(), name, False)) if axis in PLACES and value.strip() else None
 
 
 def _joined(axes: Mapping[str, str], closer: Mapping[str, str]) -> dict[str, str]:
