@@ -253,3 +253,11 @@ def test_a_router_is_told_the_model():
         assert anyio.run(scraped, f"{router.url}?model=b") == ("llamacpp:requests_processing 1", "b")
         said = invoke("tune", router.url, "--minutes", 0.001, code=1).stderr
         assert "serves 'a', 'b': name one with --model" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "loops"),
+    [("Why? " + "The cat sat on the mat. " * 6, True), ("".join(f"{i} of the cats sat. " for i in range(60)), False)],
+)
+def test_answers_that_end_in_a_loop_are_known(text, loops):
+    assert bool(visit.LOOP.search(text[-visit.LOOP_CHARS :])) == loops

@@ -44,6 +44,7 @@ PROBED = 4  # prompts that tell whether requests set the length
 KNOWN_BEFORE = 2  # launches that count for the usual difference of two, beside those that were seen
 LONGER = 0.01  # guesses by which drafts may be longer on average than was asked
 LONGER_DRAFTS = "{} guesses were asked for, but the server drafts {:.2f} a step: put {{length}} into `launch` where it takes the length."
+LOOPS = "Some answers end in a loop, where guesses are right more often than in other text."
 NONE = (
     "`launch` must have the options of speculation that you serve with, whose length is set to each of `lengths`, but has none. "
     "Write them into the command; or put {options} in their place and them into `present`, or {length} where the length stands."
@@ -194,7 +195,7 @@ def _launched(
                 if visit.length > k + LONGER:
                     raise InvalidInput(LONGER_DRAFTS.format(k, visit.length))
                 visits.append(visit)
-        return await server.model(), visits
+        return Path(await server.model()).name, visits
 
     began = time.monotonic()
     launcher, options = sweep.started(length)
@@ -223,7 +224,8 @@ def _arms(sweep: Sweep, launches: Sequence[Any], base: Arm) -> Arms:
     if repeats:
         sd = sqrt((KNOWN_BEFORE * LAUNCH**2 + squares) / (KNOWN_BEFORE + repeats))
         found = [replace(arm, stderr=sd / sqrt(arm.repeats) if arm.tokens_per_s else None) for arm in found]
-    return Arms(arms=tuple(found))
+    loops = any(answer["loops"] for launch in launches for visit in launch["visits"] for answer in visit["answers"])
+    return Arms(arms=tuple(found), notes=(LOOPS,) if loops else ())
 
 
 def _measured(arm: Arm, visit: Visit) -> Arm:
@@ -252,6 +254,7 @@ def _rate(visit: Visit) -> float:
 
 def _keep(run: RunDirectory, arms: Arms) -> None:
     """Write the run's arms; those of other sources stay."""
-    others = Arms.load(run.arms).arms if run.arms.exists() else ()
-    source = arms.arms[0].source
-    replace(arms, arms=(*(arm for arm in others if arm.source != source), *arms.arms)).save(run.arms)
+    old = Arms.load(run.arms) if run.arms.exists() else Arms(arms=())
+    others = [arm for arm in old.arms if arm.source != arms.arms[0].source]
+    notes = tuple(dict.fromkeys([*old.notes, *arms.notes]))
+    replace(old, arms=(*others, *arms.arms), notes=notes).save(run.arms)

@@ -1,6 +1,7 @@
 """A visit to a server: what it answers to a load, and what it counts of its drafts meanwhile."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
@@ -19,16 +20,21 @@ PREFIX = rf"(?:{OF_VLLM}|{OF_LLAMA_CPP}|sglang:)"
 STEPS = "spec_verify_calls"  # of SGLang, which counts no drafts by position
 PLAIN = "plain"  # name of a contender without speculation
 WARM_TOKENS, PROBE_TOKENS = 8, 32
+LOOP, LOOP_CHARS = re.compile(r"(.{8,60}?)\1{2,}.{0,60}$", re.DOTALL), 240
 SETTLE_S = 0.5  # until the last step of an answer is counted
 
 
 class Told(BaseModel):
-    """An answer, with the sha256 of its text; ``timed`` where all clients were busy as long as it took."""
+    """An answer, with the sha256 of its text; ``timed`` where all clients were busy as long as it took.
+
+    loops : whether its end repeats itself, where guesses are right more often than in other text
+    """
 
     tokens: int
     decode_s: float  # from the first piece of the text on
     timed: bool
     text: str
+    loops: bool = False
 
 
 class Drafts(BaseModel):
@@ -102,6 +108,7 @@ async def visited(
                 decode_s=one.seconds - one.first_s,
                 timed=one.ended <= full,
                 text=hashlib.sha256(one.text.encode("utf-8", "surrogatepass")).hexdigest(),
+                loops=LOOP.search(one.text[-LOOP_CHARS:]) is not None,
             )
             for one in answers
         ]
