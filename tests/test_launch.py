@@ -211,12 +211,18 @@ def left_of(folder: Path, since: set[int]) -> tuple[list[psutil.Process], list[i
     return processes, sorted(ports & heard)
 
 
-def killed(folder: Path, number: int, wait_s: float, words: Sequence[object]) -> tuple[list[psutil.Process], list[int]]:
-    """What is left of a bench that was sent a signal after a while, when its keeper has had its time."""
+def killed(folder: Path, number: int, wait_s: float, words: Sequence[object], *, serves: bool = False):
+    """Processes and ports that are left of a bench that was sent a signal after a while, when its keeper has had its time.
+
+    serves : whether the while begins when its first server is up
+    """
     since = {one.pid for one in psutil.process_iter()}
     bench = subprocess.Popen(
         [sys.executable, "-m", "treeopt.cli", "bench", *map(str, words)], stderr=subprocess.DEVNULL
     )
+    while serves and not (folder / "seen").exists():
+        assert bench.poll() is None
+        time.sleep(0.05)
     time.sleep(wait_s)
     os.kill(bench.pid, number)
     bench.wait()
@@ -230,8 +236,7 @@ def killed(folder: Path, number: int, wait_s: float, words: Sequence[object]) ->
 
 def test_nothing_is_left_of_a_bench_that_is_killed(folder):
     told = command("--accepted", "1", "--step-ms", 5, "--forks", "mild", "--record", folder / "seen")
-    assert killed(folder, signal.SIGKILL, 3.0, asked(folder, told, *BENCH)) == ([], [])
-    assert (folder / "seen").exists()
+    assert killed(folder, signal.SIGKILL, 0.5, asked(folder, told, *BENCH), serves=True) == ([], [])
 
 
 @pytest.mark.long
