@@ -89,6 +89,14 @@ def test_a_request_waits_where_many_do_so_that_steps_are_by_its_own_time_per_tok
     assert parts_of(arms_of(10.0, 40.0, 8.0, (0, 2))).hopeless  # 6.6 plain steps for at most 3 tokens
 
 
+def test_an_arm_whose_length_is_not_known_does_not_tell_the_parts():
+    arms = arms_of(20.0, 2.0, 1.0, (0, 1, 3))
+    unknown = Arm(drafter="MTP", k=None, tokens_per_s=500.0, tokens_per_step=2.0)
+    found = parts_of([*arms, unknown])
+    assert found.served == unknown
+    assert found.fixed_ms == pytest.approx(parts_of(arms).fixed_ms)
+
+
 @pytest.mark.parametrize(
     ("figures", "is_broken"),
     [

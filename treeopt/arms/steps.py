@@ -61,10 +61,12 @@ def _parts(posterior: Posterior, off: list[int], own: list[int]) -> StepParts:
     by_request = all(arms[i].tpot_ms for i in every)
     steps = {i: _log_step(arms[i], by_request) for i in every}
     noise = {i: posterior.launch[i] / arms[i].repeats + TOKENS_ERROR**2 for i in every}
-    lengths = {arms[i].k for i in own if arms[i].k}
+    known = [i for i in every if arms[i].k is not None]
     fixed = guess = None
-    if len(lengths) > 1:
-        fixed, guess = _fitted([arms[i] for i in every], np.array([*steps.values()]), np.array([*noise.values()]))
+    if len({arms[i].k for i in known} - {0}) > 1:
+        fixed, guess = _fitted(
+            [arms[i] for i in known], np.array([steps[i] for i in known]), np.array([noise[i] for i in known])
+        )
     plain = break_even = None
     if off:
         plain = log_normal(steps[off[0]], noise[off[0]])
