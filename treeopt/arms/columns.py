@@ -62,7 +62,7 @@ CONCURRENCY = (
 )
 AXES = (
     ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b"),
-    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b"),
+    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b"),
     ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b[cb] ?(\d{{1,3}})\b|\b[cb] ?= ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
                     r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
     ("temperature", r"\btemp(?:erature)? ?[=:]? ?(\d+(?:\.\d+)?)|\bt ?= ?(\d+(?:\.\d+)?)"),
@@ -75,7 +75,9 @@ PLAIN = re.compile(
     r"\b(?:off|baseline|base|vanilla|none|autoregressive|plain|disabled|ar|target[- ]only)\b(?: decoding)?",
     re.IGNORECASE,
 )
-ADAPTIVE = re.compile(r"\b(?:adaptive|dynamic|auto)\b(?: ?(?:<=|≤|up to|max) ?\d+)?", re.IGNORECASE)
+ADAPTIVE = re.compile(
+    r"\b(?:adaptive|dynamic|auto)\b(?: ?\(?(?:<=|≤|up to |max )? ?\d+(?:[-–]\d+)?\)?)?", re.IGNORECASE
+)
 SHORT_K = re.compile(
     rf"\b(?:{DRAFTER})(?: chain| tree| head)?(?:[-x×=]| ?\(?(?=\d{{1,2}}\)? *(?:[:,;)(|/+]|$)))(\d{{1,2}})\b",
     re.IGNORECASE,
@@ -86,7 +88,7 @@ NAMES = (
     ("k", rf"{K}|k|n|steps|num spec(?:ulative)?|spec|lookahead|speculation length"),
     ("concurrency", rf"{CONCURRENCY}(?: level)?|c|concurrent \w+|requests in[ -]flight|reqs|load|b"),
     ("drafter", r"drafter|draft(?: model)?|spec(?:ulative)? (?:method|algorithm|type)|speculator|algorithm|head"),
-    ("label", r"|config\w*|set(?:ting|up)s?|method|mode|arm|variant|run|case|name|speculation|speculative(?: decoding)?|decoding|type"),
+    ("label", r"|config\w*|set(?:ting|up)s?|method|mode|arm|variant|run|case|name|speculation|spec(?:ulative)?[ -]?dec\w*|decoding|type"),
     ("model", r"(?:target |base )?model(?: name)?|target|llm"),
     ("dataset", r"data ?sets?|data|benchmarks?|tasks?|workload|prompts?|category|subset|domain|suite"),
     ("note", r"notes?|remarks?|comments?|status|verdict|result|why|source|link|url|author|date|day"),
@@ -138,7 +140,7 @@ SUMMARY = re.compile(
     r"avg\.?|average|(?:geo(?:metric)?\.?[- ]?)?mean|gmean|overall|total|sum|median|min|max|std", re.IGNORECASE
 )
 NUMBER = re.compile(
-    r"(?<![\w.])([+-]?(?:[0-9]{1,3}(?:[,'_\u202f\u00a0 ][0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|[+-]?(?:\.[0-9]+|inf\w*))"
+    r"(?<![\w.])(?<![A-Za-z]-)([+-]?(?:[0-9]{1,3}(?:[,'_\u202f\u00a0 ][0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|[+-]?(?:\.[0-9]+|inf\w*))"
     r"(?: ?(%|x\b|×|k\b|[a-zµ/]+))?(?!\w)(?: ?(?:±|\+/-|\+-) ?([0-9]*\.?[0-9]+) ?(%)?)?",
     re.IGNORECASE,
 )

@@ -231,15 +231,14 @@ def _units(rows: Sequence[Row], meanings: dict[str, str]) -> list[Unit]:
     for table, group in tables.items():
         names = {measure: name for row in group for measure, (name, _) in row.figures.items()}
         speed = next((measure for measure in SPEEDS if measure in names), "tokens_per_s")
-        notes = [unit for row in group if speed in row.figures and (unit := _noted(row.note)) is not None]
+        notes = [row.note for row in group if speed in row.figures and _noted(row.note)]
         said = _noted(names.get(speed, ""))
         if speed in ("speedup", "gain") or {row.value(speed) for row in group if row.is_off} == {1.0}:
             usual[table] = "ratio"
         elif speed == "tokens_per_s_per_request" or (not notes and _is_per_request(group)):
             usual[table] = "request"
         else:
-            notes.append("all")
-            usual[table] = said or mode(notes)
+            usual[table] = said or _noted(mode(notes or [""])) or "all"
         for measure, name in names.items():
             if measure in SPEEDS:
                 meanings[name] = SAID[usual[table]] if measure == speed else f"left out: {names[speed]} says it"

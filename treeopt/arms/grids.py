@@ -79,7 +79,8 @@ def grid_at(lines: Sequence[str], start: int, path: Path, is_known: Callable[[st
         if size < 2 or (mark != "|" and len(_split(lines[second], mark, second, path)) != size):
             continue
         needed = {"|": second == start + 1, "\t": 1, " ": size}.get(mark, 2)
-        if sum(map(is_known, header)) >= needed and not any(has_figure(words_of(cell)) for cell in header):
+        is_line = (mark != "|" or second == start + 1) and any(has_figure(words_of(cell)) for cell in header)
+        if sum(map(is_known, header)) >= needed and not is_line:
             rows = _rows(lines, second, header, mark, path)
             bared = [(number, [bare(cell) for cell in cells]) for number, cells in rows]
             return Grid([bare(name) for name in header], bared, mark, start + 1).with_one_header() if rows else None

@@ -7,7 +7,18 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from treeopt.arms.columns import CANONICAL, DATASET, MODEL, SUMMARY, SWITCH, Words, drafter_name, words_of
+from treeopt.arms.columns import (
+    CANONICAL,
+    DATASET,
+    DRAFTED,
+    MODEL,
+    PLAIN,
+    SUMMARY,
+    SWITCH,
+    Words,
+    drafter_name,
+    words_of,
+)
 from treeopt.arms.grids import Grid
 from treeopt.errors import quoted
 
@@ -94,25 +105,26 @@ class _Table:
         if name == "AR" and self.is_explicit:
             return Column(name, ("acceptance",))
         cells = self.grid.column(len(before))
+        is_gain = self.measure == "tokens_per_s" and bool(cells) and all("%" in cell for cell in cells)
+        measure = "gain" if is_gain else self.measure
         if word.names:
             return self._axis(name, word.names[0], cells, before)
         if "position" in word.axes:
             return Column(name, ("positions",))
         if word.axes:
             is_switch = bool(cells) and all(map(SWITCH.fullmatch, cells))
-            return (
-                Column(name, axis="switch") if is_switch else Column(name, (self.measure,), word.axes, rest=word.rest)
-            )
+            return Column(name, axis="switch") if is_switch else Column(name, (measure,), word.axes, rest=word.rest)
         if name.isdecimal():
-            return Column(name, (self.measure,), {self.across: name})
+            return Column(name, (measure,), {self.across: name})
         if SUMMARY.fullmatch(name):
             return Column(name, axis="summary")
         if not _is_numeric(cells):
-            return Column(name, axis=f"?{name}" if before else "label")
+            says_arm = any(PLAIN.fullmatch(cell) or DRAFTED.match(cell) for cell in cells) and not self.is_by_arm
+            return Column(name, axis="label" if says_arm or not before else f"?{name}")
         if self.is_explicit or not before:
             return Column(name, axis=f"?{name}" if self.is_explicit else self.across)
         axis = "dataset" if self.is_by_arm or DATASET.search(name) else "drafter"
-        return Column(name, (self.measure,), {"model" if MODEL.search(name) else axis: name})
+        return Column(name, (measure,), {"model" if MODEL.search(name) else axis: name})
 
     def _axis(self, name: str, axis: str, cells: Sequence[str], before: Sequence[Column]) -> Column:
         """A column whose header names an axis, or seems to."""
