@@ -162,6 +162,10 @@ READ = {
                              {"survival": ALL}, "no counts"),
     "speculators' analysis": (["Total drafted tokens: 3000\n\nWeighted per-position acceptance rates:\n[0.8  0.6  0.42]\n"],
                               {"survival": ALL, "drafts": DRAFTS}, "-no counts"),
+    "the summary of a training run": (["wandb: test/0_acc 0.80\nwandb: test/1_acc 0.60\nwandb: test/top_1_acc 0.9\n"], {"survival": approx([0.8, 0.6])}),
+    "llama.cpp's rates alone": (["acc per pos = (0.800, 0.600, 0.420)\n" * 2], {"survival": ALL, "drafts": None}),
+    "a benchmark's rates alone": ([{"spec_decode_per_position_acceptance_rates": SURVIVAL}], {"survival": ALL, "drafts": None}),
+    "a table by position": (["| position | acceptance_rate |\n|---|---|\n| 0 | 0.8 |\n| 1 | 0.6 |\n"], {"survival": approx([0.8, 0.6])}),
     "spec_decode.py without counts": (["acceptance at token 0:0.80\nacceptance at token 1:0.60\n"], {"survival": approx([0.8, 0.6])}),
     # The same in other wrappings.
     "a stream that curl saved": (["".join(f"data: {json.dumps(chunk)}\n\n" for chunk in ({"object": "chat.completion.chunk"}, response())) + "data: [DONE]\n"],

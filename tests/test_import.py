@@ -138,7 +138,6 @@ REFUSED = [
     ("x.pt", [torch.tensor([[1, 1, 0], [0, 0, 1]])], {}, "transposed"),
     ("x.pt", {"a": HITS, "b": HITS}, {}, "number its heads"),
     ("x.pt", ["text"], {}, "plain tensors"),
-    ("x.csv", "head,rank\n0,0", {"trials": 5}, "must have the columns"),
     ("x.csv", "head,top1,top2\n1,0.5,0.6", {}, "pass trials"),
     ("x.csv", "head,top1,trials\n1,0.5,9", {"trials": 5}, "leave trials out"),
     ("x.csv", "head,top1,trials\n1,0.4,9\n2,0.5,", {}, "each of its 2 heads"),

@@ -26,6 +26,7 @@ from treeopt.engines.chains import Flags
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.printed import RATE, Printed, drafters_named, of_one_token, pooled
+from treeopt.engines.measured.rates import PrintedRates, alone
 from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import MOST_LENGTH, NONE, CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
@@ -113,12 +114,12 @@ Line = dict[str, str | None]  # name to text of the numbers of a line; the mean 
 
 def is_of_drafts(content: Any) -> bool:
     text = text_of(content)
-    if is_exposition(text, PREFIX) or REQUEST.search(text) or STATISTICS.search(text):
+    if is_exposition(text, PREFIX) or any(form.search(text) for form in (REQUEST, STATISTICS, POSITIONS)):
         return True
     return isinstance(content, dict) and isinstance(content.get("timings"), dict) and "draft_n" in content["timings"]
 
 
-def read_drafts(files: Sequence[File]) -> CountedDrafts:
+def read_drafts(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     """Drafts of all files together: scrapes are subtracted, logs are pooled."""
     texts = [(text_of(content), path) for content, path in files]
     for text, path in texts:
@@ -129,6 +130,9 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
     if counters := counters_among(texts, PREFIX):
         return counters.drafts(NEEDED, REMEDY)
     groups, notes, path = list[Drafts](), list[str](), files[-1][1]
+    if not any(form.search(text) for text, _ in texts for form in (REQUEST, STATISTICS)):
+        found = [line for text, _ in texts for line in POSITIONS.findall(text) if line]
+        return alone([[float(rate) for rate in line.split(", ")] for line in found], path)
     for text, file in texts:
         more, remarks = _from_log(text, file)
         groups, notes = [*groups, *more], [*notes, *remarks]

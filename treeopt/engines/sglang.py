@@ -32,7 +32,7 @@ from pydantic import BaseModel
 from treeopt.engines import chains
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.rates import PrintedRates
+from treeopt.engines.measured.rates import PrintedRates, alone
 from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, joined
 from treeopt.engines.speculation import Speculation
@@ -209,7 +209,7 @@ def is_of_drafts(content: Any) -> bool:
 
 def read_drafts(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     if rates := [rate for content, _ in files for rate in rates_of_one_token(content)]:
-        return PrintedRates({"": [sum(rates) / len(rates)]}, files[-1][1])
+        return alone([[rate] for rate in rates], files[-1][1])
     records: list[Body] = []
     skipped = 0
     path = files[-1][1]

@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import AliasChoices, BaseModel, Field
 
 from treeopt.engines import chains, copied
@@ -29,7 +28,7 @@ from treeopt.engines.measured.benchmarks import BLOCK, OFFLINE, records_of
 from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.printed import MEAN, Printed, drafters_named, of_one_token, pooled
-from treeopt.engines.measured.rates import PrintedRates
+from treeopt.engines.measured.rates import PrintedRates, alone
 from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
 from treeopt.engines.measured.survival import CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
@@ -162,19 +161,12 @@ def read_metrics(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     path, texts = files[-1][1], [text for text, _ in files if isinstance(text, str) and not PRINTED.search(text)]
     drafters = drafters_named((method for text in texts for method in METHOD.findall(text)), DRAFTERS, path)
     lines = [line for text, file in files if text in texts for line in log_lines(text, file)]
-    alone = [line.rates for line in lines if line.rates and not line.drafted]
     complete = [line for line in lines if line.rates and line.drafted]
-    if (
-        len(files) == 1
-        and not texts
-        and (rates := TOKENS.findall(str(files[0][0])))
-        and "num_drafts" not in files[0][0]
-    ):
-        alone = [[float(rate) for rate in rates]]
-    if alone and not complete:
-        longest = max(map(len, alone))
-        means = np.mean([rates for rates in alone if len(rates) == longest], axis=0)
-        return PrintedRates({"": means.tolist()}, path, drafters=drafters)
+    rates = [line.rates for line in lines if line.rates and not line.drafted]
+    for content, _ in files:
+        rates += rates_of(content) if content not in texts else []
+    if rates and not complete:
+        return alone(rates, path, drafters)
     groups, notes = pooled(complete, len(lines) - len(complete)) if complete else (of_one_token(lines), [])
     if texts and not groups:
         raise InvalidInput(f"{path} has {OLD_LINE if lines else 'no interval with drafts'}.")
@@ -185,6 +177,19 @@ def read_metrics(files: Sequence[File]) -> CountedDrafts | PrintedRates:
             groups, notes = [*groups, *more], [*notes, *remarks]
     tokens = tokens if len(files) == 1 else None
     return CountedDrafts(groups, path, notes, remedy=REMEDY, drafters=drafters, tokens=tokens)
+
+
+def rates_of(content: Any) -> list[Sequence[float]]:
+    """Rates by position of runs without counts: of JSON, or as spec_decode.py prints them."""
+    if isinstance(content, str):
+        rates = [float(rate) for rate in TOKENS.findall(content)]
+        return [rates] if rates and "num_drafts" not in content else []
+    runs = [
+        row_of(Positions, run).rates
+        for _, run in runs_of(content)
+        if not run.keys() & {"spec_decode_num_drafts", "num_drafts"}
+    ]
+    return [rates for rates in runs if rates]
 
 
 def log_lines(text: str, path: Path) -> list[Printed]:
@@ -204,6 +209,12 @@ def log_lines(text: str, path: Path) -> list[Printed]:
 
 
 POSITIONS = ("spec_decode_per_position_acceptance_rates", "per_position_acceptance")
+
+
+class Positions(BaseModel):
+    """Rates by position of a run."""
+
+    rates: list[Share] = Field([], validation_alias=AliasChoices(*POSITIONS))
 
 
 class Run(BaseModel):

@@ -5,6 +5,7 @@ training log         {"test/0_acc": 0.7} of EAGLE's training (eagle/train/main.p
 acceptance analysis  of speculators' parse_acceptance_lengths.py, with the sum of the drafted tokens
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +19,9 @@ from treeopt.engines.measured.requests import bodies
 from treeopt.engines.measured.survival import CountedDrafts, Drafts
 from treeopt.errors import InvalidInput
 
-TRAINED = re.compile(r"(?:test|eval|val)/(\d{1,3})_acc", re.ASCII)
+TRAINED = re.compile(r"(?:test|eval|val)/(\d{1,3})_acc[\"']?:?\s{1,40}([01]\.\d{1,20})", re.ASCII)
 ANALYSIS = re.compile(r"per-position acceptance rates:\s*\[([\d.\s,]{1,4000})\]", re.ASCII)
-DRAFTED = re.compile(r"Total drafted tokens: (\d{1,15})", re.ASCII)
+DRAFTED = re.compile(r"Total drafted tokens: (\d{1,13})", re.ASCII)
 MEANINGS = {
     "survival": "that a guess was accepted with all before it, as engines print them",
     "conditional": "that a guess was accepted where all before it were",
@@ -73,21 +74,27 @@ class PrintedRates:
         return counted.measurement(drafter)
 
 
+def alone(rates: Sequence[Sequence[float]], path: Path, drafters: tuple[str, ...] = ()) -> PrintedRates:
+    """Rates that were printed several times without counts: the mean of those with the most positions."""
+    longest = max(map(len, rates))
+    means = np.mean([some for some in rates if len(some) == longest], axis=0)
+    return PrintedRates({"": means.tolist()}, path, drafters=drafters)
+
+
 def is_rates(content: Any) -> bool:
     if isinstance(content, str):
-        return ANALYSIS.search(content) is not None
-    return any(isinstance(name, str) and TRAINED.fullmatch(name) for body in bodies(content) for name in body)
+        return bool(ANALYSIS.search(content) or TRAINED.search(content))
+    return any(re.fullmatch(r"(?:test|eval|val)/0_acc", str(name)) for body in bodies(content) for name in body)
 
 
 def read_rates(content: Any, path: Path) -> PrintedRates:
     """The rates of an analysis, or the last ones of a training log."""
-    if isinstance(content, str) and (analysis := ANALYSIS.search(content)):
-        values = [float(text) for text in analysis[1].replace(",", " ").split()]
-        drafted = DRAFTED.search(content)
+    text = content if isinstance(content, str) else json.dumps(content)
+    if analysis := ANALYSIS.search(text):
+        values = [float(number) for number in re.findall(r"\d\.?\d*", analysis[1])]
+        drafted = DRAFTED.search(text)
         return PrintedRates({"": values}, path, drafts=int(drafted[1]) // len(values) if drafted else None)
-    last: dict[int, float] = {}
-    for body in bodies(content):
-        last |= {int(match[1]): value for name, value in body.items() if (match := TRAINED.fullmatch(str(name)))}
-    if sorted(last) != list(range(len(last))):
+    last = {int(depth): float(rate) for depth, rate in TRAINED.findall(text)}
+    if not last or sorted(last) != list(range(len(last))):
         raise InvalidInput(f"{path} must have an accuracy for every depth from 0 on, but has {sorted(last)}.")
     return PrintedRates({"": [last[depth] for depth in sorted(last)]}, path)

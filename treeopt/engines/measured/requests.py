@@ -19,7 +19,7 @@ from treeopt.files.bounds import limit_rows
 from treeopt.files.storage import typed
 
 Body = dict[str, Any]  # a JSON object as another tool wrote it, nothing of it checked
-WRAPPERS = ("response", "body", "data")  # of a batch's output lines, of clients
+WRAPPERS = ("response", "body", "data", "responses", "results")  # of a batch's output lines, of clients
 
 
 def dense(histogram: Any) -> Any:

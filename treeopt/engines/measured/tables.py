@@ -37,7 +37,10 @@ CUMULATIVE = "The shares are cumulative (top-1, top-2, ...) and were turned into
 ASSUMED = "The file has no counts: {} trials a head were assumed, and every standard error rests on that."
 MOST_HEADER = 2**16  # characters
 WIDE = re.compile(r"top[-_ ]?([1-9]\d{0,4})\Z", re.ASCII)
-GROUPS = ("group", "subset", "dataset")  # columns that name the prompts of a row
+SYNONYMS = {  # of columns
+    "subset": "group", "dataset": "group", "position": "head", "depth": "head",
+    "rate": "accuracy", "acceptance": "accuracy", "acceptance_rate": "accuracy", "survival": "accuracy",
+}  # fmt: skip
 
 
 class TableRow(BaseModel):
@@ -69,7 +72,8 @@ class Heads(NamedTuple):
 
 
 def is_table(content: Any) -> bool:
-    return isinstance(content, str) and "head" in _header(content)
+    header = _header(content) if isinstance(content, str) else []
+    return "head" in header and any(name in ("accuracy", "hits") or WIDE.fullmatch(name) for name in header)
 
 
 def read_table(
@@ -194,7 +198,7 @@ def heads_of(rows: Sequence[TableRow], columns: Columns, path: Path) -> Heads:
 def _rows(content: str, columns: Columns, path: Path) -> Iterator[TableRow]:
     """The rows of a table. One with several columns "top1", "top2", ... becomes a row for each of them."""
     for number, record in table_rows(content, path):
-        names = {"group" if name in GROUPS else name: cell for name, cell in record.items()}
+        names = {SYNONYMS.get(name, name): cell for name, cell in record.items()}
         wide = [names | {"top_k": str(k), "accuracy": names.get(name, "")} for name, k in columns.wide.items()]
         try:
             yield from [checked(TableRow, row) for row in wide or [names]]
@@ -203,4 +207,5 @@ def _rows(content: str, columns: Columns, path: Path) -> Iterator[TableRow]:
 
 
 def _header(content: str) -> list[str]:
-    return [cell.strip().lower() for cell in re.split(r"[,;\t|]", content.partition("\n")[0][:MOST_HEADER])]
+    cells = [cell.strip().lower() for cell in re.split(r"[,;\t|]", content.partition("\n")[0][:MOST_HEADER])]
+    return [SYNONYMS.get(cell, cell) for cell in cells]
