@@ -232,6 +232,19 @@ def test_the_targets_embeddings_are_shared_where_the_file_has_a_copy(published, 
         load(published)
 
 
+def test_copy_of_the_targets_head(model, tmp_path):
+    """vLLM's checkpoints of EAGLE-1 have a copy of lm_head; another one is refused."""
+    published = copied("eagle1_bin", tmp_path)
+    file, tensors = weights_of(published)
+    head = model.lm_head.weight.detach()
+    write_file(tensors | {"lm_head.weight": head.half()}, file)
+    heads = with_target(published, model, dtype=torch.float32).heads
+    assert heads.lm_head.data_ptr() == head.data_ptr()
+    write_file(tensors | {"lm_head.weight": head + 1}, file)
+    with pytest.raises(InvalidInput, match="must be a copy of the target's lm_head"):
+        with_target(published, model)
+
+
 def test_rotary_frequencies_other_than_the_targets_are_told(model, tmp_path):
     save_heads(random_heads("hydra++", model), "hydra++", tmp_path, base="x")
     assert with_target(tmp_path, model).notes == ()

@@ -18,11 +18,12 @@ from click.testing import CliRunner
 from tests.engine_rows import CHAIN_OPTIONS, COPIED, READERS, chains, check_read_back, export, flags
 from treeopt import __version__
 from treeopt.cli import cli
-from treeopt.engines.base import BLOCKS, COMMANDS
+from treeopt.engines.base import COMMANDS
 from treeopt.engines.plans import check_rule_of
 from treeopt.engines.reading import tree_in
 from treeopt.engines.registry import ENGINES, method_of
 from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from treeopt.records.drafters import BLOCKS
 from treeopt.report import engine_table
 from treeopt.report.engine_table import FACTS
 from treeopt.trees.draft import DynamicTree

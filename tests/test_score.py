@@ -58,6 +58,16 @@ def test_guesses_that_the_calibration_does_not_know_are_counted_as_never_accepte
     )
 
 
+def test_guesses_without_a_head():
+    """A tree deeper than the drafter has heads has guesses that cannot be made."""
+    three = Calibration(np.full((3, 10), 10), np.full(3, 1000))
+    assert (
+        score_tree(three, published_tree())
+        .notes[0]
+        .startswith("2 of the 63 guesses cannot be made: the drafter makes 3 in a row")
+    )
+
+
 def test_a_lone_root_is_its_own_best(calibration, trace):
     for source in (calibration, trace):
         score = score_tree(source, Tree.chain(0))

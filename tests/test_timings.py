@@ -155,3 +155,12 @@ def test_missing_and_binary_files_are_refused(run, tmp_path):
         profile_from_file(run, tmp_path / "b.csv")
     with pytest.raises(InvalidInput, match="one context"):
         profile_from_file(run, tmp_path / "b.csv", contexts=(1, 2))
+
+
+def test_table_in_prose(tmp_path):
+    """A Markdown table of steps is read as it is pasted: with text around it, headings in words, and bold cells."""
+    file = tmp_path / "steps.md"
+    file.write_text(
+        "On our box:\n\n| Batch size | rows | step ms |\n|---:|---:|---|\n| 1 | 1 | 20 |\n| 1 | **4** | 24.5 |\n\nThanks, all.\n"
+    )
+    assert [(row.batch_size, row.size, row.step_ms) for row in read_rows(file)] == [(1, 1, 20.0), (1, 4, 24.5)]

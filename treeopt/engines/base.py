@@ -16,7 +16,7 @@ from treeopt.engines.measured.rates import PrintedRates
 from treeopt.engines.measured.survival import CountedDrafts
 from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput
-from treeopt.records.drafters import DRAFTERS
+from treeopt.records.drafters import BLOCKS, DRAFTERS
 from treeopt.records.origins import Runtime
 from treeopt.records.plan import Ranges
 from treeopt.records.rules import rule_of
@@ -27,7 +27,6 @@ COMMANDS = "commands.sh"  # the file of the launch command
 EARLIEST = "from the earliest place of the longest n-gram"
 LAST = 4096  # a schedule ends there if it must end somewhere: no engine decodes more sequences at once
 CHAINS = EngineLimits()
-BLOCKS = ("dflash", "dflash2", "dspark")  # drafters that guess a block at once, no longer than in their training
 
 
 @dataclass(frozen=True, kw_only=True)

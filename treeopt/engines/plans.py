@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from treeopt import __version__
-from treeopt.engines.base import BLOCKS, COMMANDS, EARLIEST, LAST, About, Method, Written
+from treeopt.engines.base import COMMANDS, EARLIEST, LAST, About, Method, Written
 from treeopt.engines.copied import KIND, notes_on
 from treeopt.engines.registry import ENGINES, method_of, removal_notes, search_for, tree_method_of
 from treeopt.errors import InvalidInput
+from treeopt.records.drafters import BLOCKS
 from treeopt.records.origins import DrafterRecord
 from treeopt.records.plan import ROOT, Beyond, Plan, PlanEntry, Ranges, for_all, merged
 from treeopt.records.rules import marked_rule, option_of, rule_of

@@ -13,10 +13,13 @@ RULE = re.compile(r"[\s|:-]+")  # below the header of a Markdown table
 
 def table_rows(text: str, file: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """The number of each line below the header, and its cells by column in small letters; empty cells are left out."""
-    first = text.lstrip().partition("\n")[0]
-    lines = [
-        "" if RULE.fullmatch(line) else line.strip().removeprefix("|").removesuffix("|") for line in text.splitlines()
-    ]
+    lines = [line.strip() for line in text.splitlines()]
+    if any(
+        line.startswith("|") and RULE.fullmatch(line) for line in lines
+    ):  # what stands around a Markdown table is no row
+        lines = [re.sub(r"[*`]", "", line) if line.startswith("|") else "" for line in lines]
+    lines = ["" if RULE.fullmatch(line) else line.removeprefix("|").removesuffix("|") for line in lines]
+    first = next(filter(None, lines), "")
     reader = csv.reader(lines, delimiter=max("|,;\t", key=first.count), strict=True)
     header: list[str] = []
     try:

@@ -71,10 +71,18 @@ def score_tree(record: Accuracies, tree: Tree, *, grown_here: bool = False) -> S
     best_tree, best, rates = curve.grown.tree(len(curve.grown)), curve.every[-1], source.rates(tree)
     error, notes = None, []
     if unknown := size - len(tree.cut(max_depth=source.num_heads, max_rank=source.num_ranks - 1)):
-        notes.append(
-            f"This {source.kind} ends at rank {source.num_ranks - 1} and depth {source.num_heads}. {unknown} of the "
-            f"{size - 1} guesses lie beyond that and count as never accepted, so the figures are lower bounds."
-        )
+        heads = source.drafter_heads or source.num_heads
+        deep = size - len(tree.cut(max_depth=heads)) if source.drafter_heads else 0
+        if deep:
+            notes.append(
+                f"{deep} of the {size - 1} guesses cannot be made: the drafter makes {heads} in a row, and the tree is {tree.depth} "
+                "deep."
+            )
+        if unknown > deep:
+            notes.append(
+                f"This {source.kind} ends at rank {source.num_ranks - 1} and depth {source.num_heads}. {unknown - deep} of the "
+                f"{size - 1} guesses lie beyond that and count as never accepted, so the figures are lower bounds."
+            )
     if rates.steps is None or best.steps is None:
         notes.append("Predicted from marginal accuracies alone: independent heads, nothing held out.")
     elif tree == best_tree:

@@ -22,6 +22,7 @@ from treeopt.growth.heldout import HeldOut, folds
 from treeopt.growth.probed import COVERAGE, grow_coverage
 from treeopt.growth.rates import Rates, by_conversation
 from treeopt.records.calibration import ENGINE_LOG, STEPS_WITHOUT, Calibration
+from treeopt.records.drafters import BLOCKS, depth_noun
 from treeopt.records.inputs import Accuracies
 from treeopt.records.probe import Probe
 from treeopt.records.trace import RankTrace
@@ -80,6 +81,14 @@ class Source(ABC):
     @property
     def calibration(self) -> Calibration | None:
         return None
+
+    @property
+    def drafter_heads(self) -> int | None:
+        """The guesses that the drafter has heads or a block for; None where there may be any number."""
+        drafter = self.meta.get("drafter") or {}
+        kind = drafter.get("kind", "" if self.meta.get("source") == ENGINE_LOG else "medusa")
+        has_limit = depth_noun({"kind": kind}) == "head" or kind in BLOCKS
+        return drafter.get("num_heads", self.num_heads) if has_limit else None
 
     @property
     def usual_context(self) -> float | None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from treeopt.engines.acceptance import NAME as ACCEPTANCE
-from treeopt.engines.base import BLOCKS, About, Written
+from treeopt.engines.base import About, Written
 from treeopt.engines.plans import AS_PLANNED, ExportOptions, has_dynamic, method_for_plan, prepare, write_served
 from treeopt.engines.registry import method_of, runners
 from treeopt.errors import InvalidInput, TreeoptError
@@ -15,12 +15,11 @@ from treeopt.files.places import located
 from treeopt.files.shell import shell_word
 from treeopt.files.storage import read_text
 from treeopt.files.writing import LOCK, replace_together, sole_writer, write_text
+from treeopt.growth.source import source_of
 from treeopt.pipeline.acceptance import acceptance_files
 from treeopt.pipeline.drafters import benches_of
 from treeopt.pipeline.trees import named_tree
 from treeopt.records.benchmark import Benchmark
-from treeopt.records.calibration import ENGINE_LOG
-from treeopt.records.drafters import depth_noun
 from treeopt.records.inputs import read_planned, stale_plan
 from treeopt.records.plan import Plan, for_all
 from treeopt.records.rules import marked_rule, rule_of
@@ -86,11 +85,7 @@ def _heads_of(run: RunDirectory) -> int | None:
     """The guesses that the run's drafter has heads or a block for; None where there may be any number."""
     if run.accuracies() in ([], [run.requests]):
         return None
-    record = read_planned(run)[1]
-    drafter = record.meta.get("drafter") or {}
-    kind = drafter.get("kind", "" if record.meta.get("source") == ENGINE_LOG else "medusa")
-    has_limit = depth_noun({"kind": kind}) == "head" or kind in BLOCKS
-    return drafter.get("num_heads", record.num_heads) if has_limit else None
+    return source_of(read_planned(run)[1]).drafter_heads
 
 
 def export_to(

@@ -66,8 +66,8 @@ def run_line(
 
     Dynamic trees are recorded for drafters that an engine grows them of, trees over marginals for those of blocks.
     """
-    from treeopt.engines.base import BLOCKS
     from treeopt.engines.registry import grows_trees
+    from treeopt.records.drafters import BLOCKS
 
     kind = session.drafter.kind
     counts = USUAL if grows_trees(kind) else USUAL_OF_BLOCKS if kind in BLOCKS else RANKS_ALONE

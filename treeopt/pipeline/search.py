@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from treeopt.engines.base import BLOCKS, Method
+from treeopt.engines.base import Method
 from treeopt.engines.plans import check_rule_of
 from treeopt.engines.registry import method_of, removal_notes, tree_method_of
 from treeopt.errors import InvalidInput, OutOfRange
@@ -19,6 +19,7 @@ from treeopt.planning.planner import plan_trees
 from treeopt.planning.regret import group_parts
 from treeopt.planning.request import PlanRequest
 from treeopt.records.calibration import ENGINE_LOG, Calibration
+from treeopt.records.drafters import BLOCKS
 from treeopt.records.inputs import Accuracies, broken, find_latencies, inputs_of, other_origins, read_planned, sampled
 from treeopt.records.origins import Provenance
 from treeopt.records.plan import Plan, PlannedEngine

@@ -191,6 +191,9 @@ def kind_of_layout(layout: str) -> str:
     return next(name for name, kind in DRAFTERS.items() if layout in kind.layouts)
 
 
+BLOCKS = ("dflash", "dflash2", "dspark")  # drafters that guess a block at once, no longer than in their training
+
+
 def depth_noun(drafter: Mapping[str, Any] | None) -> str:
     """The word for a guess's place in a draft: "head" where the drafter has a head for each depth, else "depth".
 

@@ -154,7 +154,8 @@ def read_rows(file: Path) -> list[LatencyRow]:
                 continue
             names: dict[str, str] = {}
             for name in record:
-                if (other := names.setdefault(SYNONYMS.get(name, name), name)) != name:
+                word = name.replace(" ", "_")
+                if (other := names.setdefault(SYNONYMS.get(word, word), name)) != name:
                     raise InvalidInput(f"a row must give each value once, but has {other} and {name}.")
             found.append(checked(LatencyRow, {meaning: record[name] for meaning, name in names.items()}).whole())
         except InvalidInput as error:

@@ -1,6 +1,6 @@
 """The tensors of one Llama layer in a checkpoint, the config that they and config.json make, and EAGLE-1's drafter.
 
-That is such a layer without input norm, and no lm_head of its own; EAGLE-2 shares its layout.
+That is such a layer without input norm, and no lm_head of its own, but perhaps a copy of the target's; EAGLE-2 shares its layout.
 
 d width · nh query heads and nk key heads of width hd · F inner width
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from treeopt.errors import InvalidInput, quoted
 from treeopt.runtime.checkpoints.files import MODEL_FILES, Settings, StoredTensors
-from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, most_common, short
+from treeopt.runtime.checkpoints.reading import Checkpoint, Published, Reading, check_names, is_copy, most_common, short
 from treeopt.runtime.drafters.layer import TAKEN, EagleHeads, OneLayer, layer_config
 from treeopt.runtime.drafters.protocol import DRAFT_DEPTH
 from treeopt.runtime.folder import loadable
@@ -57,9 +57,10 @@ def build_layer_config(
     elif heads := getattr(like, "num_attention_heads", None):
         head_width, told_by = getattr(like, "head_dim", None) or max(1, width // heads), "num_attention_heads"
     else:
+        lacks = "the target is not there: pass `model`" if like is None else "the target's config has none either"
         raise InvalidInput(
-            f"The number of attention heads of the layer in {origin} comes from config.json beside it "
-            "or from the target, but neither is there: pass `model`."
+            f"The number of attention heads of the layer in {origin} must be num_attention_heads in config.json beside it or in "
+            f"the target's, but it is not in the first, and {lacks}."
         )
     query_rows, key_rows, value_rows, _, gate, up, _ = (len(tensors[name]) for name in LAYER[:-1])
     for name, rows in zip(LAYER[:3], (query_rows, key_rows, value_rows), strict=True):
@@ -122,7 +123,7 @@ def layers_record(heads: Any, config: Any, architecture: str, base: str) -> dict
     }
 
 
-EMBEDDING = "embed_tokens.weight"
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 NOTE = "EAGLE-1 and EAGLE-2 share this layout: a static tree, as EAGLE-1 has, is measured and planned."
 WIDE = r"(o_proj|down_proj|norm|fc)\.(weight|bias)$"  # tensors whose rows are as many as the layer is wide
 
@@ -131,7 +132,7 @@ def recognise_eagle(stored: StoredTensors) -> Checkpoint | None:
     """Recognise the drafter by its names; None where it is another."""
     if not all(any(name.startswith(start) for name in stored.parts) for start in ("fc.", "layers.0.")):
         return None
-    names = [*(name for name in (EMBEDDING, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
+    names = [*(name for name in (EMBEDDING, HEAD, "fc.bias") if name in stored.parts), "fc.weight", *LAYER]
     check_names(stored, names, "a drafter in the layout 'eagle-1'", known=names)
     return Checkpoint(stored, "eagle-1", {name: name for name in names}, _build_eagle, shares=True)
 
@@ -140,7 +141,13 @@ def _build_eagle(reading: Reading) -> tuple[EagleHeads, Iterable[tuple[str, nn.P
     base, names = reading.base, reading.names
     reading.notes.append(NOTE)
     width = reading.most_common_size(WIDE)
-    lm_head = reading.lm_head(width)
+    copy = reading.tensors.get(HEAD)  # as vLLM's checkpoints have
+    lm_head = copy if copy is not None and base.lm_head is None else reading.lm_head(width)
+    if copy is not None and not is_copy(copy, lm_head):
+        raise InvalidInput(
+            f"{reading.said(HEAD)} must be a copy of the target's lm_head, with which EAGLE-1 guesses, but it differs: pass the "
+            "`model` that the drafter was trained for."
+        )
     what = f"a layer of width {width} for {len(lm_head)} tokens"
     shapes = {"fc.weight": (width, 2 * width), "fc.bias": (width,), EMBEDDING: (len(lm_head), width)}
     reading.check_shapes(shapes, what)

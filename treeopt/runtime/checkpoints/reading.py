@@ -214,16 +214,21 @@ class Reading:
             return target
         if target is None:
             return own
-        kept = target.detach()
-        if kept.shape == own.shape:
-            mine, other = own.to(kept.device, torch.float32), kept.float()
-            if torch.allclose(mine, other, rtol=ROUNDING, atol=ROUNDING * float(mine.abs().mean())):
-                return kept.to(self.dtype)
+        if is_copy(own, target):
+            return target.detach().to(self.dtype)
         self.notes.append(
             f"{quoted(self.names[name])} is not a copy of the target's input embeddings: these heads were trained for "
             "another model or an older state of it. The file's own embeddings are used."
         )
         return own
+
+
+def is_copy(own: Tensor, target: Tensor) -> bool:
+    """Whether a tensor of a checkpoint is the target's but for rounding."""
+    if own.shape != target.shape:
+        return False
+    mine, other = own.to(target.device, torch.float32), target.detach().float()
+    return torch.allclose(mine, other, rtol=ROUNDING, atol=ROUNDING * float(mine.abs().mean()))
 
 
 def short(dtype: torch.dtype) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from treeopt.errors import InvalidInput, Unsupported, first_line
 from treeopt.files.writing import atomic_writer, replacing, write_text
@@ -18,6 +19,7 @@ from treeopt.runtime.checkpoints.files import HEAD_FILES, MODEL_FILES, SUFFIXES,
 from treeopt.runtime.checkpoints.reading import Base, LoadedHeads, Published, open_checkpoint
 from treeopt.runtime.drafters import part_of
 from treeopt.runtime.drafters.states import Heads
+from treeopt.runtime.folder import loadable
 
 WEIGHTS = (*SUFFIXES, ".index.json")  # how the names of a checkpoint's files end
 CONFIG = "config.json"
@@ -54,7 +56,11 @@ def convert(
                 "with `model`."
             )
         lm_head = read_lm_head(base_folder)
-    loaded = checkpoint.load(Base(lm_head))
+    config, config_folder = None, base_folder or (Path(base) if base else None)
+    if config_folder and (config_folder / CONFIG).is_file() and config_folder != checkpoint.stored.folder:
+        with loadable("`model` must have a config.json of a model", str(config_folder)):
+            config = AutoConfig.from_pretrained(config_folder).get_text_config()
+    loaded = checkpoint.load(Base(lm_head, config=config))
     name = base or (str(base_folder) if base_folder else None) or loaded.base
     if name is None and ours.names_base:
         raise InvalidInput(f"{layout!r} names its base model, but {source} names none: pass it with `model`.")
