@@ -218,7 +218,7 @@ def test_tree_deeper_than_heads(engine):
 def test_tree_deeper_than_heads_of_run(tmp_path, engine):
     """Heads of a head table count like those of --heads; EAGLE-3's drafts may be deeper than was recorded."""
     (tmp_path / "chain.json").write_text("[[0], [0, 0], [0, 0, 0]]")
-    (tmp_path / "heads.csv").write_text("head,rank,accuracy\n1,0,0.6\n2,0,0.4\n")
+    (tmp_path / "heads.csv").write_text("head,rank,accuracy\n1,0,0.6\n1,1,0.1\n2,0,0.4\n2,1,0.1\n")
     export_tree = ("export", "--to", engine, "--tree", tmp_path / "chain.json", "--run")
     for name, options, code in (("heads", (), 1), ("eagle3", ("--drafter", "eagle3"), 0)):
         invoke("import", tmp_path / "heads.csv", "--trials", 1000, "--run", tmp_path / name, *options)
