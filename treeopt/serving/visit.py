@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from treeopt.engines.llama_cpp import PREFIX as OF_LLAMA_CPP
 from treeopt.engines.measured.exposition import COUNTERS, counters_among, is_exposition
 from treeopt.engines.vllm import PREFIX as OF_VLLM
-from treeopt.errors import InvalidInput, Unsupported
+from treeopt.errors import InvalidInput
 from treeopt.serving.client import Answer, NoSuchPage, Prompt, Server
 from treeopt.serving.load import drive
 
@@ -84,14 +84,14 @@ async def visited(
 ) -> list[Visit]:
     """What a server answers and counts at every batch size, to its prompts with so many tokens of each answer at most.
 
-    Raises Unsupported where it counts no drafts, unless ``name`` is plain, and where plain drafts.
+    Raises InvalidInput where it counts no drafts, unless ``name`` is plain, and where plain drafts.
     """
     found = []
     for size, (prompts, most) in load.items():
         await drive(server, prompts[:size], clients=size, max_tokens=min(WARM_TOKENS, *most))
         answers, counted = await _counted(server, prompts, size, most)
         if counted is None and name != PLAIN:
-            raise Unsupported(
+            raise InvalidInput(
                 f"`launch` must serve /metrics with counters of drafts, but with the options of {name!r} has none: "
                 "llama-server has them with --metrics, SGLang with --enable-metrics."
             )
