@@ -13,7 +13,7 @@ from treeopt.arms.decide import NextRun, decide
 from treeopt.arms.groups import apart, merged
 from treeopt.arms.model import Posterior, posterior_of
 from treeopt.arms.steps import StepParts, step_parts
-from treeopt.errors import InvalidInput
+from treeopt.errors import InvalidInput, spoken
 from treeopt.files.storage import schema
 from treeopt.records.estimate import Estimate
 
@@ -138,7 +138,7 @@ class Decided:
             "next_run": self.next_run and {**_cell(self.next_run[0].arm), **_run(*self.next_run)},
             "broken": [{"drafter": drafter, "why": why} for drafter, why in self.broken.items()],
             "meanings": dict(self.meanings),
-            "notes": list(self.notes),
+            "notes": list(map(spoken, self.notes)),
         }
 
 

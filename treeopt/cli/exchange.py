@@ -142,28 +142,24 @@ def import_(
     """
     from treeopt import pipeline
     from treeopt.engines.imports import kind_of_file
+    from treeopt.files.storage import document, schema
+    from treeopt.pipeline.arms import columns_of, has_results, import_arms
+    from treeopt.report.arms_table import arms_table
     from treeopt.report.tables import calibration_table
     from treeopt.report.terminal import note
 
-    if options.get("kind", kind_of_file(files[0])) in (ARMS, None):
-        _import_arms(run, as_json, files, columns, overwrite=bool(options.get("overwrite")))
-        return
+    kind, overwrite = options.get("kind"), bool(options.get("overwrite"))
+    counts = kind_of_file(files[0]) if kind is None else kind
+    if counts in (ARMS, None) or (kind is None and has_results(files)):
+        arms = import_arms(run, files, columns_of(columns), overwrite=overwrite)
+        note(*(f"{name}: {meaning}." for name, meaning in arms.meanings.items()), *arms.notes)
+        if counts in (ARMS, None) or len(arms.arms) > 1:
+            show_result({"schema": schema("arms"), **document(arms)}, arms_table(arms), as_json)
+            return
+        note(f"Its setting is in {run.arms} too: treeopt tune decides among several.")
     calibration = pipeline.import_file(run, files, **options)
     note(*calibration.meta["notes"])
     show_result(calibration.document(), calibration_table(calibration), as_json)
-
-
-def _import_arms(
-    run: RunDirectory, as_json: bool, files: tuple[Path, ...], columns: Sequence[str], *, overwrite: bool
-) -> None:
-    from treeopt.files.storage import document, schema
-    from treeopt.pipeline.arms import columns_of, import_arms
-    from treeopt.report.arms_table import arms_table
-    from treeopt.report.terminal import note
-
-    arms = import_arms(run, files, columns_of(columns), overwrite=overwrite)
-    note(*(f"{name}: {meaning}." for name, meaning in arms.meanings.items()), *arms.notes)
-    show_result({"schema": schema("arms"), **document(arms)}, arms_table(arms), as_json)
 
 
 @command("treeopt.pipeline.importing:merge_runs", without=("others",))

@@ -54,6 +54,12 @@ def _read(path: Path, columns: Mapping[str, str]) -> Arms:
     return arms
 
 
+def has_results(files: Sequence[Path]) -> bool:
+    """Whether all files hold throughput that benchmarking tools measured, beside which they may count drafts."""
+    read = [read_tool(load_file(file), file) for file in files if file.is_file()]
+    return bool(read) and all(arms is not None and any(arm.tokens_per_s for arm in arms.arms) for arms in read)
+
+
 def import_arms(
     run: RunDirectory, files: Sequence[Path], columns: Mapping[str, str] | None = None, *, overwrite: bool = False
 ) -> Arms:
