@@ -23,6 +23,7 @@ SPEEDS = ("tokens_per_s", "tokens_per_s_per_request", "speedup", "gain")
 TIMES = ("tpot_ms", "tpot_p99_ms")
 LENGTHS = ("length", "acceptance", "acceptance_rate", "accepted_per_step", "tokens_per_step")
 CELL = ("model", "dataset", "drafter", "k", "concurrency")
+UNHEEDED = ("measure", "note", "run")  # axes that set nothing apart
 RATIO = re.compile(r"\brelative\b|\bnormali[sz]ed\b", re.IGNORECASE)
 REQUEST = re.compile(PER_REQUEST, re.IGNORECASE)
 ALL = re.compile(r"\ball requests\b|\baggregate\b|\btotal\b|\bsystem\b", re.IGNORECASE)
@@ -295,43 +296,29 @@ def _about(rows: Sequence[Row], notes: list[str]) -> list[dict[str, str]]:
     """What else differs between rows of a model and data set, for each row.
 
     A setting that is known as one counts where it differs; another column only where one setting was run at several of its
-    values, since it is a measurement otherwise.
+    values, and others at the same ones: it is a measurement otherwise.
     """
     cells = defaultdict(list)
     for row in rows:
         cells[row.cell].append(row)
-    heeded: dict[tuple[str, str], set[str]] = defaultdict(set)
+    heeded = set()
     for cell, group in cells.items():
+        heeded.add((cell, "engine"))  # by which its launch line is written
         for axis in dict.fromkeys(axis for row in group for axis in row.axes):
-            if axis in CELL or axis in ("measure", "note", "run"):
+            arms: dict[object, set[str]] = defaultdict(set)
+            for row in group:
+                if axis in row.axes:
+                    arms[row.drafter, row.k, row.concurrency].add(row.axes[axis])
+            values = set().union(*arms.values())
+            is_crossed = max(map(len, arms.values())) > 1 and len(values) <= max(2, len(group) / 2)
+            if axis in CELL or axis in UNHEEDED or len(values) < 2:
                 continue
-            values = {row.axes[axis] for row in group if axis in row.axes}
-            if len(values) < 2 or (axis.startswith("?") and not _is_setting(axis, group, notes)):
-                continue
-            heeded[cell].add(axis)
-        heeded[cell].add("engine")  # by which its launch line is written
+            if is_crossed or not axis.startswith("?"):
+                heeded.add((cell, axis))
+            elif axis not in ("?label", "?heading"):
+                name = axis[1:]
+                notes.append(
+                    f'Column {quoted(name)} was not used. If arms may differ in it: --column "{name}=context".'
+                )
     notes[:] = dict.fromkeys(notes)
-    return [{axis.lstrip("?"): row.axes[axis] for axis in row.axes if axis in heeded[row.cell]} for row in rows]
-
-
-def _is_setting(axis: str, rows: Sequence[Row], notes: list[str]) -> bool:
-    """Whether a column of another name is a setting: most arms were run at several of its values.
-
-    Where some were, they are taken as arms of their own: its value joins the drafter's name.
-    """
-    values = defaultdict(set)
-    for row in rows:
-        if axis in row.axes:
-            values[row.drafter, row.k, row.concurrency].add(row.axes[axis])
-    several = sum(len(found) > 1 for found in values.values())
-    if several > len(values) / 2:
-        return True
-    if several and len(set().union(*values.values())) <= len(rows) / 2:
-        for row in rows:
-            if axis in row.axes and not row.is_off:
-                row.axes["drafter"] = f"{row.axes.get('drafter') or UNNAMED} {axis[1:]} {row.axes[axis]}"
-    elif axis not in ("?label", "?heading"):
-        notes.append(
-            f'Column {quoted(axis[1:])} was not used. If arms may differ in it: --column "{axis[1:]}=context".'
-        )
-    return False
+    return [{axis.lstrip("?"): row.axes[axis] for axis in row.axes if (row.cell, axis) in heeded} for row in rows]

@@ -17,6 +17,7 @@ from treeopt.arms.columns import (
     SWITCH,
     Words,
     drafter_name,
+    numbers_of,
     words_of,
 )
 from treeopt.arms.grids import Grid
@@ -53,6 +54,8 @@ def columns_of(
     measure = context.get("measure", "tokens_per_s")
     if corner.measures and not corner.axes and not _is_numeric(grid.column(0)):
         measure, words[0] = corner.measures[0], Words(names=("label",))
+    elif "measure" not in context and _are_lengths(grid, words):
+        measure = "length"
     table = _Table(grid, words, measure, {*context, *(name for word in words for name in (*word.names, *word.axes))})
     columns: list[Column] = []
     for name, word in zip(grid.header, words, strict=True):
@@ -144,6 +147,17 @@ class _Table:
         if is_second or axis == "option":
             return Column(name, axis=f"?{name}")
         return Column(name, axis=name if axis == "setting" else axis)
+
+
+def _are_lengths(grid: Grid, words: Sequence[Words]) -> bool:
+    """Whether figures for each K, of which nothing says what they are, can be tokens per step, with no run without speculation."""
+    lengths = {
+        i: int(word.axes["k"])
+        for i, word in enumerate(words)
+        if word.axes.get("k", "").isdecimal() and not word.measures
+    }
+    figures = [(k, figure) for i, k in lengths.items() for cell in grid.column(i) for figure in numbers_of(cell)[:1]]
+    return bool(figures) and all(k and 1 <= figure.value <= k + 1 and not figure.unit for k, figure in figures)
 
 
 def _is_numeric(cells: Sequence[str]) -> bool:
