@@ -73,11 +73,14 @@ class Sweep:
     @cached_property
     def served_by(self) -> str:
         """The engine; the command names it, if nobody does. Empty where it is not known and need not be."""
-        known = {name: engine.options for name, engine in ENGINES.items() if engine.options}
+        programs = {name: engine.options.program for name, engine in ENGINES.items() if engine.options}
         command = command_line(*self.launcher.words)
-        name = self.engine or next((name for name, one in known.items() if re.search(one.program, command)), "")
-        if name not in known and not self.launcher.has("length"):
-            raise InvalidInput(f"`engine` must say whose server `launch` starts, {', '.join(known)}, but got {name!r}.")
+        named = [name for name, program in programs.items() if re.search(program, command)]
+        name = self.engine or "".join(named[:1])
+        if name not in programs and not self.launcher.has("length"):
+            raise InvalidInput(
+                f"`engine` must say whose server `launch` starts, {', '.join(programs)}, but got {name!r}."
+            )
         return name
 
     @property
@@ -110,20 +113,22 @@ def bench_lengths(run: RunDirectory, asked: Mapping[str, Any], source: Mapping[s
 
     asked  : parameters of `treeopt.bench`, with those of a `Sweep` · source : options of the prompts
     """
-    others = {name: asked[name] for name in ("batch_size", "rounds", "trees")}
-    check_heeded({**source, **others}, {*HEEDED} - {"drafter"})
+    unheeded = {name: asked[name] for name in ("batch_size", "rounds", "trees")}
+    check_heeded({**source, **unheeded}, {*HEEDED} - {"drafter"})
     sweep = Sweep(**{name: asked[name] for name in parameters_of(Sweep)})
-    known = resolve(run, source)
-    wanted = sweep.num_prompts or usual_prompts(max(sweep.clients))
-    prompts, most = asked_of(evenly(conversations_of(known), wanted), known), sweep.max_new_tokens or 128
+    source = resolve(run, source)
+    conversations = evenly(conversations_of(source), sweep.num_prompts or usual_prompts(max(sweep.clients)))
+    prompts, most = asked_of(conversations, source), sweep.max_new_tokens or 128
     for length in sweep.lengths:
         sweep.started(length)
-    about = {"launch": sweep.launch, "present": sweep.present, "model": sweep.model, "clients": list(sweep.clients)}
-    journal = Journal(run.partial("arms"), {**about, "prompts": prompts, "most": most})
-    dataset, source_of_arms = Path(str(known["prompts"])).name, f"bench --launch {sweep.launch}"
+    key = {"launch": sweep.launch, "present": sweep.present, "model": sweep.model, "clients": list(sweep.clients)}
+    journal = Journal(run.partial("arms"), {**key, "prompts": prompts, "most": most})
     command = command_line(*sweep.started(0)[0].words)
-    of_run = {"engine": sweep.served_by, "output_tokens": str(most), "command": command}
-    base = Arm(dataset=dataset, about=of_run, source=source_of_arms)
+    base = Arm(
+        dataset=Path(str(source["prompts"])).name,
+        about={"engine": sweep.served_by, "output_tokens": str(most), "command": command},
+        source=f"bench --launch {sweep.launch}",
+    )
     left = set(sweep.lengths)
     with progress("Launching", None):
         while True:
@@ -164,7 +169,7 @@ def _next_length(sweep: Sweep, arms: Arms, left: set[int]) -> int | None:
         return None
     sd = next((arm.stderr * sqrt(arm.repeats) for arm in candidates if arm.stderr), None)
     decided = decide_arms(replace(arms, arms=candidates), noise=sd)
-    if sd is None and len(candidates) > len(sweep.clients):
+    if sd is None and len(tried) > 1:
         return decided.choices[0].arm.k
     if decided.next_run is None:
         return None
@@ -212,20 +217,20 @@ def _arms(sweep: Sweep, launches: Sequence[Any], base: Arm) -> Arms:
     """Every length at every number of clients, with what its launches gave."""
     drafter, model = sweep.speculation.drafter(sweep.options), launches[0]["model"] if launches else ""
     arms = []
-    for clients in sweep.clients:
+    for clients in sorted({*sweep.clients}):
         for k in sorted({*sweep.lengths}):
             arm = replace(base, model=model, k=k, concurrency=clients, drafter=drafter if k else OFF)
             visits = [visit for launch in launches for visit in launch["visits"]]
             answered = [visit for visit in visits if (visit["name"], visit["batch_size"]) == (_name(k), clients)]
             arms += [_measured(arm, checked(Visit, visit)) for visit in answered] or [arm]
-    found = merged(arms)
-    repeats = sum(arm.repeats - 1 for arm in found)
-    squares = sum((arm.stderr or 0) ** 2 * arm.repeats * (arm.repeats - 1) for arm in found)
+    rows = merged(arms)
+    repeats = sum(arm.repeats - 1 for arm in rows)
+    squares = sum((arm.stderr or 0) ** 2 * arm.repeats * (arm.repeats - 1) for arm in rows)
     if repeats:
         sd = sqrt((KNOWN_BEFORE * LAUNCH**2 + squares) / (KNOWN_BEFORE + repeats))
-        found = [replace(arm, stderr=sd / sqrt(arm.repeats) if arm.tokens_per_s else None) for arm in found]
+        rows = [replace(arm, stderr=sd / sqrt(arm.repeats) if arm.tokens_per_s else None) for arm in rows]
     loops = any(answer["loops"] for launch in launches for visit in launch["visits"] for answer in visit["answers"])
-    return Arms(arms=tuple(found), notes=(LOOPS,) if loops else ())
+    return Arms(arms=tuple(rows), notes=(LOOPS,) if loops else ())
 
 
 def _measured(arm: Arm, visit: Visit) -> Arm:
