@@ -1,9 +1,13 @@
 """compare as a gate: PASS, FAIL or INCONCLUSIVE for a tolerance, with the noise of drafts, prompts or launches."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from treeopt.arms.arm import Arm, Arms
 from treeopt.arms.gate import FAIL, INCONCLUSIVE, PASS, arms_gate, counts_gate
@@ -13,6 +17,7 @@ from treeopt.errors import InvalidInput
 from .conftest import invoke
 from .engine_files import response, rows_of, vllm_line
 
+ROOT = Path(__file__).parents[1]
 NAMES = ("before", "after")
 WORSE = [600, 400, 250]
 
@@ -138,3 +143,15 @@ def test_gate_of_tables(tmp_path):
         assert document["gate"] == FAIL
         assert document["changes"][0]["loss"]["value"] == pytest.approx(1 / 3)
     assert PASS in invoke("compare", tmp_path / "after.csv", tmp_path / "before.csv", "--tolerance", 10).stdout
+
+
+@pytest.mark.parametrize(("speed", "status"), [(100, 3), (149, 0), (200, 0)])
+def test_gate_in_a_workflow(tmp_path, speed, status):
+    """The workflow of the docs is YAML, and its step fails where the second table is slower, not where nothing is shown."""
+    page = (ROOT / "docs" / "comparing.md").read_text()
+    workflow = yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0])
+    step = workflow["jobs"]["gate"]["steps"][-1]
+    for name, tokens in (("before", 150), ("after", speed)):
+        (tmp_path / f"{name}.csv").write_text(f"drafter,k,concurrency,tokens_per_s\nMTP,0,1,90\nMTP,2,1,{tokens}\n")
+    command = f'treeopt() {{ {sys.executable} -m treeopt.cli "$@"; }}\n{step["run"]}'
+    assert subprocess.run(["bash", "-c", command], cwd=tmp_path, check=False).returncode == status

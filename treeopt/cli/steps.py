@@ -189,16 +189,18 @@ def compare(sources: tuple[str, ...], as_json: bool, **options: Any) -> None:
     A and B are run directories, or a trace, calibration or plan. B may also be
     what an engine counted: scrapes of its metrics, its log, its responses.
     It says which depths moved, beyond noise or not, and what A's plan loses on B.
-    A alone            its groups: what each would gain by a plan of its own
+    A alone            its groups: what each would gain by a plan of its own; or contexts
+    A B without a plan a gate: PASS, FAIL or INCONCLUSIVE, of counters, logs or tables of settings
     A B ... of several drafters, for one model on one machine: which is fastest
 
-    Exit status: 0 keep the plan, 3 plan anew; 1 and 2 as always.
+    Exit status: 0 keep the plan, or PASS; 3 plan anew, or FAIL; 4 INCONCLUSIVE; 1 and 2 as always.
 
     \b
     Example:
         treeopt compare treeopt-run this-month
         treeopt compare treeopt-run before.prom after.prom --tolerance 1
-        treeopt compare treeopt-run
+        treeopt compare treeopt-run --group-by context
+        treeopt compare before.csv after.csv --tolerance 3
         treeopt compare runs/medusa runs/hydra --picture drafters.png
     """
     found = treeopt.compare(*sources, **options)
