@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeopt.arms.arm import Arm, Arms
-from treeopt.arms.choices import decide_arms, throughput
+from treeopt.arms.choices import decide_arms
 from treeopt.arms.groups import apart, merged
 from treeopt.errors import InvalidInput
 from treeopt.pipeline.arms import columns_of, engine_of, launch_lines
@@ -45,7 +45,7 @@ def test_measured_figures_are_as_measured_and_others_predicted():
     found = decided(TABLE)
     (posterior,) = found.posteriors
     for i, a in enumerate(posterior.arms):
-        estimate = throughput(posterior, i)
+        estimate = posterior.throughput(i)
         assert estimate.low < estimate.value < estimate.high
         if a.tokens_per_s:
             assert estimate.value == a.tokens_per_s
@@ -57,7 +57,9 @@ def test_without_off_ratios_to_other_arms_are_answered():
     """Two lengths that tie alone; at 8 requests the shorter has 1.45 times the throughput of the longer."""
     arms = [arm("MTP", k, c, v) for k, c, v in ((4, 1, 55.6), (2, 1, 54.9), (4, 8, 210.0), (2, 8, 303.6))]
     alone, loaded = decided(arms).choices
-    assert [alone.posterior.arms[i].name for i in alone.tied] == [({"MTP 2", "MTP 4"} - {alone.arm.name}).pop()]
+    assert [alone.posterior.arms[i].name for i in alone.decision.tied] == [
+        ({"MTP 2", "MTP 4"} - {alone.arm.name}).pop()
+    ]
     assert loaded.arm.k == 2
     assert loaded.over_off is None
     assert loaded.over(("MTP", 4)) == pytest.approx(303.6 / 210)

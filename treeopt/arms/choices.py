@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from treeopt.arms.arm import OFF, Arm, Arms
-from treeopt.arms.decide import NextRun, decide
+from treeopt.arms.decide import Decision, NextRun, decide
 from treeopt.arms.groups import apart, merged
 from treeopt.arms.model import Posterior, posterior_of
 from treeopt.arms.steps import StepParts, step_parts
@@ -22,25 +22,24 @@ from treeopt.records.estimate import Estimate
 class Choice:
     """What to serve for one model, data set and concurrency.
 
-    posterior     : what is known of all arms of the model
-    cell          : places of the arms of the choice in it
-    chosen        : the fastest of the arms that were run
-    tied          : arms that were run and are as fast within noise
-    predicted     : an arm that was not run and is likely faster, with the chance of it
-    within_limit  : whether the chosen arm keeps the limit on the time per token; None without a limit
+    posterior    : what is known of all arms of the model
+    cell         : places of the arms that could be served in it
+    within_limit : whether the chosen arm keeps the limit on the time per token; None without a limit
     """
 
     posterior: Posterior
     cell: tuple[int, ...]
-    chosen: int
-    tied: tuple[int, ...]
-    predicted: tuple[int, float] | None
-    next_run: NextRun | None
+    decision: Decision
     within_limit: bool | None = None
 
     @property
     def arm(self) -> Arm:
-        return self.posterior.arms[self.chosen]
+        """The chosen arm."""
+        return self.posterior.arms[self.decision.chosen]
+
+    @property
+    def throughput(self) -> Estimate:
+        return self.posterior.throughput(self.decision.chosen)
 
     @property
     def run(self) -> list[Arm]:
@@ -59,29 +58,7 @@ class Choice:
 
     def over(self, setting: tuple[str, int | None]) -> Estimate | None:
         place = self.place_of(setting)
-        return None if place is None else self.ratio(self.chosen, place)
-
-    def ratio(self, i: int, j: int) -> Estimate:
-        """Throughput of arm i over that of arm j."""
-        return ratio(self.posterior, i, j)
-
-
-def throughput(posterior: Posterior, i: int) -> Estimate:
-    """Tokens per second of an arm: as measured where it was run, else as predicted, with a 95 % interval."""
-    return _with_value(posterior.arms[i].tokens_per_s, posterior.throughput(i))
-
-
-def ratio(posterior: Posterior, i: int, j: int) -> Estimate:
-    """Throughput of arm i over that of arm j, both as in `throughput`."""
-    return _with_value(throughput(posterior, i) / throughput(posterior, j), posterior.ratio(i, j))
-
-
-def _with_value(value: float | None, estimate: Estimate) -> Estimate:
-    """Another value with an estimate's interval around it, as wide in its logarithm."""
-    if value is None:
-        return estimate
-    low, high = (value * end / estimate.value for end in estimate.ends)
-    return Estimate(value, None, low, high)
+        return None if place is None else self.posterior.ratio(self.decision.chosen, place)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -116,7 +93,7 @@ class Decided:
     @cached_property
     def next_run(self) -> tuple[Choice, NextRun] | None:
         """The run that is worth most of all; None where none is."""
-        worth = [(choice, choice.next_run) for choice in self.choices if choice.next_run]
+        worth = [(choice, choice.decision.next_run) for choice in self.choices if choice.decision.next_run]
         return max(worth, key=lambda pair: pair[1].gain, default=None)
 
     def document(self) -> dict[str, object]:
@@ -125,7 +102,7 @@ class Decided:
             {
                 **_cell(p.arms[i]),
                 **_setting(p.arms[i]),
-                "tokens_per_s": _figure(throughput(p, i)),
+                "tokens_per_s": _figure(p.throughput(i)),
                 "run": bool(p.arms[i].tokens_per_s),
             }
             for p, i in cells
@@ -155,18 +132,18 @@ def _figure(estimate: Estimate | None) -> dict[str, float] | None:
 
 
 def _decision(choice: Choice) -> dict[str, object]:
-    posterior, predicted = choice.posterior, None
-    if choice.predicted:
-        i, chance = choice.predicted
-        predicted = {**_setting(posterior.arms[i]), "tokens_per_s": _figure(throughput(posterior, i)), "chance": chance}
+    posterior, decision, predicted = choice.posterior, choice.decision, None
+    if decision.predicted:
+        i, chance = decision.predicted
+        predicted = {**_setting(posterior.arms[i]), "tokens_per_s": _figure(posterior.throughput(i)), "chance": chance}
     return {
         **_cell(choice.arm),
         **_setting(choice.arm),
-        "tokens_per_s": _figure(throughput(posterior, choice.chosen)),
+        "tokens_per_s": _figure(choice.throughput),
         "over_off": _figure(choice.over_off),
-        "tied_with": [_setting(posterior.arms[i]) for i in choice.tied],
+        "tied_with": [_setting(posterior.arms[i]) for i in decision.tied],
         "predicted": predicted,
-        "next_run": choice.next_run and _run(choice, choice.next_run),
+        "next_run": decision.next_run and _run(choice, decision.next_run),
     }
 
 
@@ -194,7 +171,7 @@ def minutes_of(choice: Choice, run: NextRun) -> float | None:
     tokens = [arm.seconds * arm.tokens_per_s for arm in arms if arm.seconds and arm.tokens_per_s]
     if not tokens:
         return None
-    return float(np.mean(tokens)) / throughput(choice.posterior, run.arm).value / 60
+    return float(np.mean(tokens)) / choice.posterior.throughput(run.arm) / 60
 
 
 def _step(step: StepParts) -> dict[str, object]:
@@ -250,16 +227,9 @@ def _with_lengths(arms: list[Arm], lengths: Sequence[int]) -> list[Arm]:
             setting = (OFF, 0) if k == 0 else (arm.drafter, k)
             if (k == 0 or arm.k) and (arm.cell, setting) not in known:
                 known.add((arm.cell, setting))
-                added.append(
-                    Arm(
-                        model=arm.model,
-                        dataset=arm.dataset,
-                        concurrency=arm.concurrency,
-                        drafter=setting[0],
-                        k=k,
-                        unit=arm.unit,
-                    )
-                )
+                model, dataset, concurrency = arm.cell
+                place = Arm(model=model, dataset=dataset, concurrency=concurrency, unit=arm.unit)
+                added.append(replace(place, drafter=setting[0], k=k))
     return [*arms, *added]
 
 
@@ -269,20 +239,11 @@ def _choice(posterior: Posterior, cell: Sequence[int], limit: float | None) -> C
     decision = decide(posterior, fast) or decide(posterior, cell)
     if decision is None:
         return None
-    keeps = None if limit is None else decision.chosen in fast
-    return Choice(
-        posterior,
-        tuple(cell),
-        decision.chosen,
-        decision.tied,
-        decision.predicted,
-        decision.next_run,
-        within_limit=keeps,
-    )
+    return Choice(posterior, tuple(cell), decision, None if limit is None else decision.chosen in fast)
 
 
 def token_ms(posterior: Posterior, i: int) -> float:
     """Milliseconds per token of a request: the 99th percentile where it is known, else the mean, else by throughput."""
     arm = posterior.arms[i]
     requests = arm.concurrency if arm.unit == "all" else 1
-    return arm.tpot_p99_ms or arm.tpot_ms or 1000 * requests / throughput(posterior, i).value
+    return arm.tpot_p99_ms or arm.tpot_ms or 1000 * requests / posterior.throughput(i)

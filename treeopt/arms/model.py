@@ -12,9 +12,9 @@ n arms · P draws
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import erf, exp, sqrt
+from math import erf, exp, log, sqrt
 from zlib import crc32
 
 import numpy as np
@@ -72,13 +72,19 @@ class Posterior:
         return broken(self.arms)
 
     def throughput(self, i: int) -> Estimate:
-        """Tokens per second of arm i, in its own unit; of one that was not run, what a run would give."""
-        noise = 0.0 if i in self.run else self.launch[i]
-        return log_normal(self.mean[i] - _shared_log(self.arms[i]), self.covariance[i, i] + noise)
+        """Tokens per second of arm i, in its own unit: as measured where it was run, else as a run would show it."""
+        measured = self.arms[i].tokens_per_s
+        if measured is None:
+            return log_normal(self._log(i), self.covariance[i, i] + self.launch[i])
+        return replace(log_normal(log(measured), self.covariance[i, i]), value=measured)
 
     def ratio(self, i: int, j: int) -> Estimate:
-        """Throughput of arm i over that of arm j."""
-        return log_normal(self.mean[i] - self.mean[j], self.variance(i, j))
+        """Throughput of arm i over that of arm j, of one cell."""
+        return log_normal(self._log(i) - self._log(j), self.variance(i, j))
+
+    def _log(self, i: int) -> float:
+        arm = self.arms[i]
+        return log(arm.tokens_per_s) if arm.tokens_per_s else float(self.mean[i] - _shared_log(arm))
 
     def chance(self, i: int, j: int) -> float:
         """How likely arm i is faster than arm j; 0.5 for an arm and itself."""

@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.console import RenderableType
 
 from treeopt.arms.arm import OFF, Arm, Arms
-from treeopt.arms.choices import Choice, Decided, minutes_of, prompts_of, throughput
+from treeopt.arms.choices import Choice, Decided, minutes_of, prompts_of
 from treeopt.arms.steps import StepParts
 from treeopt.records.estimate import Estimate
 from treeopt.report.table import Column, Table, texts
@@ -86,7 +86,7 @@ def _within_limit(choices: Sequence[Choice], limit: float) -> str:
     within = [choice for choice in choices if choice.within_limit]
     if not within:
         return f"No setting stays within {limit:g} ms per token."
-    best = max(within, key=lambda choice: throughput(choice.posterior, choice.chosen))
+    best = max(within, key=lambda choice: choice.throughput)
     has_percentile = best.arm.tpot_p99_ms is not None
     caveat = "by the 99th percentile" if has_percentile else "by the mean, which is no percentile"
     return f"Within {limit:g} ms per token ({caveat}) most is served by {best.arm.name} at {count(best.arm.concurrency, 'request')} at once."
@@ -116,12 +116,19 @@ def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> T
     rows = []
     for choice in choices:
         arms = choice.posterior.arms
-        speed = throughput(choice.posterior, choice.chosen)
         over = figure(choice.over_off) if has_off else _over_next(choice)
-        tied = ", ".join(arms[i].name for i in choice.tied)
+        tied = ", ".join(arms[i].name for i in choice.decision.tied)
         over_served = [figure(choice.over(served))] if served else []
         rows.append(
-            [str(choice.arm.concurrency), choice.arm.name, number(speed), over, *over_served, tied, _maybe(choice)]
+            [
+                str(choice.arm.concurrency),
+                choice.arm.name,
+                number(choice.throughput),
+                over,
+                *over_served,
+                tied,
+                _maybe(choice),
+            ]
         )
     headers += ["as fast within noise", "not run, maybe faster"]
     return _filled(title, headers, rows)
@@ -136,18 +143,20 @@ def _filled(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], c
 
 def _over_next(choice: Choice) -> str:
     """The throughput of the chosen arm over that of the fastest other one that was run."""
-    others = [i for i in choice.cell if i in choice.posterior.run and i != choice.chosen]
+    others = [i for i in choice.cell if i in choice.posterior.run and i != choice.decision.chosen]
     if not others:
         return "–"
     following = max(others, key=lambda i: choice.posterior.mean[i])
-    return f"{figure(choice.ratio(choice.chosen, following))} {choice.posterior.arms[following].name}"
+    return (
+        f"{figure(choice.posterior.ratio(choice.decision.chosen, following))} {choice.posterior.arms[following].name}"
+    )
 
 
 def _maybe(choice: Choice) -> str:
     """The arm that was not run and is likely faster, with the chance of it."""
-    if choice.predicted is None:
+    if choice.decision.predicted is None:
         return ""
-    i, chance = choice.predicted
+    i, chance = choice.decision.predicted
     return f"{choice.posterior.arms[i].name} ({100 * chance:.0f} %)"
 
 
@@ -227,10 +236,10 @@ def _cell(choice: Choice, setting: Setting) -> str:
     place = choice.place_of(setting)
     if place is None:
         return "–"
-    value, off = number(throughput(choice.posterior, place)), choice.place_of((OFF, 0))
+    value, off = number(choice.posterior.throughput(place)), choice.place_of((OFF, 0))
     if off is not None and off != place:
-        value += f" ({figure(choice.ratio(place, off))}×)"
-    return f"**{value}**" if place == choice.chosen else value
+        value += f" ({figure(choice.posterior.ratio(place, off))}×)"
+    return f"**{value}**" if place == choice.decision.chosen else value
 
 
 def escaped(text: str) -> str:
