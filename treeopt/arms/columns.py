@@ -62,7 +62,7 @@ CONCURRENCY = (
 )
 AXES = (
     ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b"),
-    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b"),
+    ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
     ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b[cb] ?(\d{{1,3}})\b|\b[cb] ?= ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
                     r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
     ("temperature", r"\btemp(?:erature)? ?[=:]? ?(\d+(?:\.\d+)?)|\bt ?= ?(\d+(?:\.\d+)?)"),
@@ -99,7 +99,7 @@ NAMES = (
     ("prompts", r"n prompts|requests"),
     ("tokens_per_s", r"t|toks|tok|tokens|decode|generation|output"),
     ("temperature", r"temp(?:erature)?"),
-    ("context", r".*context.*|ctx|depth of context"),
+    ("context", r"\D*context\D*|ctx|depth of context"),
     ("input_tokens", r"isl|(?:input|prompt)[ -]?(?:len\w*|tok\w*)"),
     ("output_tokens", r"osl|(?:output|max|max new|gen\w*)[ -]?(?:len\w*|tok\w*)"),
     ("kv_type", r"kv.*|cache.*"),
@@ -219,10 +219,10 @@ def words_of(text: str) -> Words:
             axes.setdefault(axis, next(group for group in match.groups() if group))
             take(match)
     for meaning, pattern in TAKEN:
-        while match := pattern.search(left):
+        for match in pattern.finditer(left):
             found.setdefault(match.start(), meaning)
             said.append(match[0].strip())
-            take(match)
+        left = pattern.sub(lambda match: BLANK * len(match[0]), left)
     if (match := PLAIN.search(left)) and "k" not in axes:
         axes["k"] = "0"
         take(match)

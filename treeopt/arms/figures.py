@@ -27,7 +27,7 @@ UNHEEDED = ("measure", "note", "run")  # axes that set nothing apart
 RATIO = re.compile(r"\brelative\b|\bnormali[sz]ed\b", re.IGNORECASE)
 REQUEST = re.compile(PER_REQUEST, re.IGNORECASE)
 ALL = re.compile(r"\ball requests\b|\baggregate\b|\btotal\b|\bsystem\b", re.IGNORECASE)
-SPREAD = re.compile(r"\bsd of (\d+) repeats (\d*\.?\d+)", re.ASCII)
+SPREAD = re.compile(r"\bsd of (\d+) repeats (\d*\.?\d+)( ?%)?", re.ASCII)
 SAID: Mapping[Unit, str] = {
     "all": "all requests together",
     "request": "one request",
@@ -139,7 +139,7 @@ def _arm(row: Row, unit: Unit, tokens_per_step: float | None, about: Mapping[str
     if spread is None:
         spread = next((row.figures[measure][1][0].spread for measure in SPEEDS if measure in row.figures), None)
     if match := SPREAD.search(row.note):
-        repeats, spread = max(repeats, int(match[1])), float(match[2])
+        repeats, spread = max(repeats, int(match[1])), float(match[2]) * ((speed or 0) / 100 if match[3] else 1)
     stderr = row.value("stderr")
     if stderr is None and spread is not None and repeats > 0:
         stderr = spread / sqrt(repeats)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from treeopt.arms.columns import MISSING, bare, has_figure, words_of
+from treeopt.arms.columns import MISSING, bare, has_figure, numbers_of, words_of
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.bounds import limit_rows
 
@@ -79,7 +79,9 @@ def grid_at(lines: Sequence[str], start: int, path: Path, is_known: Callable[[st
         if size < 2 or (mark != "|" and len(_split(lines[second], mark, second, path)) != size):
             continue
         needed = {"|": second == start + 1, "\t": 1, " ": size}.get(mark, 2)
-        is_line = (mark != "|" or second == start + 1) and any(has_figure(words_of(cell)) for cell in header)
+        words = [words_of(cell) for cell in header]
+        is_line = (mark != "|" or second == start + 1) and any(map(has_figure, words))
+        is_line |= mark == " " and any(numbers_of(word.rest) for word in words)
         if sum(map(is_known, header)) >= needed and not is_line:
             rows = _rows(lines, second, header, mark, path)
             bared = [(number, [bare(cell) for cell in cells]) for number, cells in rows]
