@@ -295,6 +295,8 @@ REFUSED = {
     "another first guess": ([changed("#acc drafts =    80", "#acc drafts =    90")], "first guess"),
     "huge numbers": ([changed("#gen tokens =    300", f"#gen tokens = {9 * 10**15}")], "only means|looks like none"),
     "rates that are none": ([changed("0.600, 0.420", "NaN, 0.420")], "only means"),
+    "rates that run together": (["acc per pos = (0.800.420)"], "looks like none|must hold"),
+    "a set among a training log": (["{'test/0_acc': 0.7}\n{'test/1_acc', 0.3}\n{'test/2_acc': 0.1}\n"], "every depth from 0 on"),
     "rates of another sum": ([changed("0.600, 0.420", "0.620, 0.420")], "sum to the accepted"),
 }  # fmt: skip
 

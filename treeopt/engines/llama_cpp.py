@@ -83,7 +83,7 @@ TYPES = {
 }
 PREFIX = r"llamacpp:"
 COUNT, MEAN = r"\d{1,13}", r"\d{1,4}\.\d{1,4}"
-RATES = r"\((?P<rates>(?:\d\.\d{1,9}(?:, )?){0,256})\)"
+RATES = r"\((?P<rates>(?:\d\.\d{1,9}(?:, \d\.\d{1,9}){0,255})?)\)"
 REQUEST = re.compile(
     rf"draft acceptance(?: rate)? = [\d.]+ \(\s*(?P<accepted>{COUNT}) accepted /\s*(?P<drafted>{COUNT}) generated\)"
     rf"(?:, mean (?:acceptance length|len) =\s*(?P<mean>{MEAN})(?:, acceptance rate per position = {RATES})?)?"
@@ -130,8 +130,8 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     if counters := counters_among(texts, PREFIX):
         return counters.drafts(NEEDED, REMEDY)
     groups, notes, path = list[Drafts](), list[str](), files[-1][1]
-    if not any(form.search(text) for text, _ in texts for form in (REQUEST, STATISTICS)):
-        found = [line for text, _ in texts for line in POSITIONS.findall(text) if line]
+    found = [line for text, _ in texts for line in POSITIONS.findall(text) if line]
+    if found and not any(form.search(text) for text, _ in texts for form in (REQUEST, STATISTICS)):
         return alone([[float(rate) for rate in line.split(", ")] for line in found], path)
     for text, file in texts:
         more, remarks = _from_log(text, file)

@@ -5,7 +5,6 @@ training log         {"test/0_acc": 0.7} of EAGLE's training (eagle/train/main.p
 acceptance analysis  of speculators' parse_acceptance_lengths.py, with the sum of the drafted tokens
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,7 +88,7 @@ def is_rates(content: Any) -> bool:
 
 def read_rates(content: Any, path: Path) -> PrintedRates:
     """The rates of an analysis, or the last ones of a training log."""
-    text = content if isinstance(content, str) else json.dumps(content)
+    text = content if isinstance(content, str) else repr(content)
     if analysis := ANALYSIS.search(text):
         values = [float(number) for number in re.findall(r"\d\.?\d*", analysis[1])]
         drafted = DRAFTED.search(text)
