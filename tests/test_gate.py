@@ -13,6 +13,7 @@ from treeopt.arms.arm import Arm, Arms
 from treeopt.arms.gate import FAIL, INCONCLUSIVE, PASS, arms_gate, counts_gate
 from treeopt.engines.imports import read_measurement
 from treeopt.errors import InvalidInput
+from treeopt.records.calibration import Calibration
 
 from .conftest import invoke
 from .engine_files import response, rows_of, vllm_line
@@ -24,7 +25,10 @@ WORSE = [600, 400, 250]
 
 def counted(histograms, path):
     """The counts of requests with a histogram each."""
-    path.write_text("\n".join(json.dumps(response(histogram)) for histogram in histograms))
+    rows = [response(histogram) for histogram in histograms]
+    for row, histogram in zip(rows, histograms, strict=True):
+        row["usage"] = {"completion_tokens": int(np.arange(1, len(histogram) + 1) @ histogram)}
+    path.write_text("\n".join(map(json.dumps, rows)))
     return read_measurement(path)[1].source
 
 
@@ -79,6 +83,15 @@ def test_noise_of_prompts(tmp_path):
     sides = [counted(drawn(), tmp_path / "after.jsonl") for _ in range(8)]
     errors = [counts_gate(NAMES, side, side, 0.05).changes[0].stderr / np.sqrt(2) for side in sides]
     assert np.mean(errors) == pytest.approx(logs.std(), rel=0.15)
+
+
+def test_steps_without_a_draft():
+    """Tokens per step are those of all steps: 1,000 drafts that give 1.5 tokens more beside 1,000 steps without one give 1.75."""
+    counts = Calibration(np.array([[900], [600]]), np.array([1000, 900]), meta={"steps_without_draft": 1000})
+    change = counts_gate(NAMES, counts, counts, 0.05).changes[0]
+    emitted = np.repeat([1, 2, 3, 1], [100, 300, 600, 1000])
+    assert change.before == emitted.mean() == 1.75
+    assert change.stderr == pytest.approx(np.sqrt(2 / 2000) * emitted.std() / 1.75)
 
 
 def arms(*rows, repeats=1, **others):

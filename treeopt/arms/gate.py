@@ -147,20 +147,20 @@ def counts_gate(names: tuple[str, str], before: Calibration, after: Calibration,
 
 
 def _tokens_per_step(counts: Calibration) -> tuple[float, float]:
-    """Tokens per step of the drafts as they were, and their standard error.
+    """Tokens per step as served, steps without a draft among them, and their standard error.
 
     Drafts that depend on one another count as so many independent ones as give the errors of survival.
     """
-    survival, drafts = counts.survival, int(counts.trials[0])
+    survival, steps = counts.survival * counts.drafted, int(counts.trials[0]) / counts.drafted
     accepted = float(survival.sum())
     squared = float(
         ((2 * np.arange(len(survival)) + 1) * survival).sum()
     )  # mean square of the number of accepted guesses
-    binomial = float((survival * (1 - survival)).sum()) / drafts
-    errors = counts.meta.get("survival_stderr") or [0.0]
+    binomial = float((survival * (1 - survival)).sum()) / steps
+    errors = np.multiply(counts.meta.get("survival_stderr") or 0.0, counts.drafted)
     together = max(1.0, float(np.square(errors).sum()) / binomial) if binomial else 1.0
-    least = 1 / drafts  # of drafts that all went alike
-    return 1 + accepted, sqrt(together * max(squared - accepted**2, least) / drafts)
+    least = 1 / steps  # of drafts that all went alike
+    return 1 + accepted, sqrt(together * max(squared - accepted**2, least) / steps)
 
 
 def arms_gate(names: tuple[str, str], before: Arms, after: Arms, tolerance: float) -> Gate:
