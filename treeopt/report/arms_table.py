@@ -19,6 +19,8 @@ CAUSES = (
     "Usual causes: it was trained for another model, or for another version of this one; its weights or the layers whose states it "
     "reads were loaded wrongly; another tokenizer or vocabulary. Nothing is written for it."
 )
+WRAPPED = ("as fast within noise", "not run, maybe faster")
+SPARED = ("plain ms", "drafting, fixed ms", "per guess ms")  # on a narrow line, the first one first
 Setting = tuple[str, int | None]
 
 
@@ -73,13 +75,12 @@ def title_of(model: str, dataset: str) -> str:
 
 
 def _ranges(choices: Sequence[Choice]) -> Iterator[str]:
-    """The choices by ranges of concurrency: "MTP 3 at 1 to 8 requests at once"."""
+    """The choices by ranges of concurrency, such as "MTP 3 at 1 to 8 requests"."""
     ordered = sorted(choices, key=lambda choice: choice.arm.concurrency)
-    unit = " request at once" if ordered[-1].arm.concurrency == 1 else " requests at once"
     for name, same in groupby(ordered, key=lambda choice: choice.arm.name):
         loads = [choice.arm.concurrency for choice in same]
-        yield f"{name} at {loads[0]}" + (f" to {loads[-1]}" if len(loads) > 1 else "") + unit
-        unit = ""
+        span = f"{loads[0]} to {loads[-1]} requests" if len(loads) > 1 else count(loads[0], "request")
+        yield f"{name} at {span}"
 
 
 def _within_limit(choices: Sequence[Choice], limit: float) -> str:
@@ -130,14 +131,14 @@ def _choices(choices: Sequence[Choice], title: str, served: Setting | None) -> T
                 _maybe(choice),
             ]
         )
-    headers += ["as fast within noise", "not run, maybe faster"]
+    headers += WRAPPED
     return _filled(title, headers, rows)
 
 
 def _filled(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
     """A table of the columns in which any row says something."""
     filled = [i for i in range(len(headers)) if any(row[i] not in ("", "–") for row in rows)]
-    columns = texts(*(headers[i] for i in filled), names=2, wraps=headers[4:], spare=headers[3:6])
+    columns = texts(*(headers[i] for i in filled), names=2, wraps=WRAPPED, spare=SPARED)
     return Table(title, columns, [[row[i] for i in filled] for row in rows], caption=caption)
 
 
@@ -198,7 +199,7 @@ def figure(estimate: Estimate | None, digits: int = 2) -> str:
     if estimate is None:
         return "–"
     low, high = estimate.ends
-    return f"{estimate:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"{estimate:.{digits}f}" + (f" [{low:.{digits}f}, {high:.{digits}f}]" if low < high else "")
 
 
 def number(value: float) -> str:
