@@ -121,6 +121,8 @@ def test_columns_are_corrected():
     assert [arm.about for arm in arms] == [{"version": "a"}, {"version": "b"}, {"version": "a"}]
     wide = read_tables("c,off,K=2,accept K=2\n1,50,80,1.5\n", Path("t.csv"), {"accept": "accepted_per_step"})
     assert wide.arms[1].tokens_per_step == 2.5
+    assert wide.meanings["accept"] == "accepted tokens per step, without the bonus token"
+    assert wide.meanings["tokens_per_s"] == "all requests together"
     with pytest.raises(InvalidInput, match=r"has no column 'acept len', only 'k'.*Did you mean 'accept len'"):
         read_tables(text, Path("t.csv"), {"acept len": "ignore"})
 

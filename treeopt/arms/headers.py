@@ -40,6 +40,11 @@ class Column:
     axis: str = ""
     rest: str = ""
 
+    @property
+    def shown(self) -> str:
+        """The name that columns of the same figures share, by which the user can say what they are."""
+        return words_of(self.name).said or self.measures[0] if self.axes else self.name
+
 
 def columns_of(
     grid: Grid, context: Mapping[str, str], told: Callable[[str, Words], str | None], notes: list[str]

@@ -167,10 +167,10 @@ class _Reader:
                     f"Line {line}, column {quoted(column.name)} says {quoted(cell)}: left out as not runnable."
                 )
                 rows[key].is_left_out = True
-            rows[key].take(column.name, column.measures, numbers)
+            rows[key].take(column.shown, column.measures, numbers)
         for row in rows.values():
             for column, numbers in shared:
-                row.take(column.name, column.measures, numbers)
+                row.take(column.shown, column.measures, numbers)
         self.rows += [row for row in rows.values() if not row.is_left_out]
 
     def line(self, number: int, text: str) -> None:
