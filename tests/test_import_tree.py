@@ -104,7 +104,14 @@ REFUSED = {
     "comprehension alone": ("large = [[rank] for rank in range(4)]", "large, is made by code, which is not run"),
     **{
         f"code {code}": (f"small = [[0], [1]]\nlarge = {code}", "has 2, small, large (made by code, which is not run)")
-        for code in ("small + [[2]]", "[*small, [2]]", "[path + [0] for path in small]", "small[:1]", "wider(small)")
+        for code in (
+            "small + [[2]]",
+            "[*small, [2]]",
+            "[path + [0] for path in small]",
+            "small[:1]",
+            "wider(small)",
+            "small.copy()",
+        )
     },
     **{
         f"code {code}": (f"small = [[0], [1]]\n{code}", "small, is made by code, which is not run")

@@ -118,7 +118,8 @@ def _python(text: str) -> dict[str, Any]:
             continue
         for node in ast.walk(statement):  # what may change a list
             is_item = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
-            base = getattr(node, "value", None) if is_item or isinstance(node, ast.Attribute) else None
+            is_call = isinstance(node, ast.Attribute) and not isinstance(statement, ast.Assign)
+            base = getattr(node, "value", None) if is_item or is_call else None
             base = node.target if isinstance(node, ast.AugAssign) else base
             if isinstance(base, ast.Name) and names.get(base.id):
                 names[base.id] = CODE
@@ -154,7 +155,7 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
         pass
     if isinstance(node, ast.List) and all(isinstance(item, ast.Dict | ast.Call) for item in node.elts):
         return [_value(item, names) for item in node.elts]
-    arguments = node.args if isinstance(node, ast.Call) else [node]
+    arguments = [*node.args, node.func] if isinstance(node, ast.Call) else [node]
     inner = [part for argument in arguments for part in ast.walk(argument)]
     if any(isinstance(part, ast.Name) and isinstance(names.get(part.id), list | str) for part in inner):
         return CODE
