@@ -5,17 +5,15 @@ FAIL          a loss is above it, by the lower ends of intervals that hold toget
 INCONCLUSIVE  neither, since noise is larger than the tolerance
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp, inf, log, log1p, sqrt
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from treeopt.arms.arm import Arm, Arms
 from treeopt.arms.groups import merged
-from treeopt.arms.model import LAUNCH
+from treeopt.arms.model import launch_variances
 from treeopt.errors import InvalidInput
 from treeopt.files.storage import document
 from treeopt.records.bootstrap import LEVEL
@@ -24,7 +22,6 @@ from treeopt.records.display import Displayed
 from treeopt.records.estimate import Z95, Estimate
 
 PASS, FAIL, INCONCLUSIVE = "PASS", "FAIL", "INCONCLUSIVE"
-USUAL = 4  # repeats that the usual noise of launches counts as
 STATUS = {PASS: 0, FAIL: 3, INCONCLUSIVE: 4}  # exit status
 
 
@@ -178,7 +175,7 @@ def arms_gate(names: tuple[str, str], before: Arms, after: Arms, tolerance: floa
             f"No setting of {names[0]} was run in {names[1]}: model, data set, concurrency, drafter and length must be the same."
         )
     pairs = [(firsts[key], seconds[key]) for key in common]
-    variances = _launch_variances([arm for pair in pairs for arm in pair]).reshape(-1, 2)
+    variances = launch_variances([arm for pair in pairs for arm in pair]).reshape(-1, 2)
     served = dict[tuple[str, str, int], tuple[Arm, Arm, list[float]]]()
     for (first, second), variance in zip(pairs, variances.tolist(), strict=True):
         fastest = served.get(first.cell)
@@ -215,16 +212,3 @@ def arms_gate(names: tuple[str, str], before: Arms, after: Arms, tolerance: floa
         tolerance=tolerance,
         notes=tuple(notes),
     )
-
-
-def _launch_variances(arms: Sequence[Arm]) -> NDArray[np.float64]:
-    """(n,) variances of log tokens per second between launches.
-
-    Those of an arm's own repeats count beside those of all repeats, and these beside what is usual, since few repeats say little.
-    An error that a single run came with is taken as it is.
-    """
-    freedom = np.array([arm.repeats - 1 if arm.stderr is not None else 0 for arm in arms])
-    variances = np.array([(arm.stderr or 0) ** 2 * arm.repeats for arm in arms])
-    shared = (USUAL * LAUNCH**2 + freedom @ variances) / (USUAL + freedom.sum())
-    is_given = np.array([arm.stderr is not None and arm.repeats == 1 for arm in arms])
-    return np.where(is_given, variances, (USUAL * shared + freedom * variances) / (USUAL + freedom))

@@ -103,7 +103,7 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     arms   : each setting in each cell once; those without figures are predicted
     launch : usual standard deviation of log tokens per second between launches, which repeats correct
     """
-    launches = _launch_variances(arms, LAUNCH if launch is None else launch)
+    launches = launch_variances(arms, LAUNCH if launch is None else launch)
     run = [i for i, arm in enumerate(arms) if arm.tokens_per_s]
     mean, prior = _prior(arms)
     off = np.array([np.log(arms[i].tokens_per_s or 1) + _shared_log(arms[i]) for i in run]) - mean[run]
@@ -124,7 +124,7 @@ def posterior_of(arms: Sequence[Arm], *, launch: float | None = None) -> Posteri
     return Posterior(tuple(arms), middle, spread, launches)
 
 
-def _launch_variances(arms: Sequence[Arm], launch: float) -> Floats:
+def launch_variances(arms: Sequence[Arm], launch: float = LAUNCH) -> Floats:
     """(n,) variances between launches: the usual one, by all repeats over it, and by an arm's own over those."""
     freedom = np.array([arm.repeats - 1 if arm.stderr is not None else 0 for arm in arms])
     own = np.array([(arm.stderr or 0) ** 2 * arm.repeats for arm in arms])
