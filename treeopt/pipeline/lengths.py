@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ import numpy as np
 from treeopt.arms.arm import OFF, Arm, Arms
 from treeopt.arms.choices import decide_arms
 from treeopt.arms.groups import merged
-from treeopt.arms.model import LAUNCH
 from treeopt.engines.registry import ENGINES
 from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput, Unsupported
@@ -41,7 +39,6 @@ from treeopt.serving.launch import Launcher
 from treeopt.serving.visit import PLAIN, Visit, follows_requests, visited
 
 PROBED = 4  # prompts that tell whether requests set the length
-KNOWN_BEFORE = 2  # launches that count for the usual difference of two, beside those that were seen
 LONGER = 0.01  # guesses by which drafts may be longer on average than was asked
 LONGER_DRAFTS = "{} guesses were asked for, but the server drafts {:.2f} a step: put {{length}} into `launch` where it takes the length."
 LOOPS = "Some answers end in a loop, where guesses are right more often than in other text."
@@ -167,9 +164,8 @@ def _next_length(sweep: Sweep, arms: Arms, left: set[int]) -> int | None:
     candidates = tuple(arm for arm in arms.arms if arm.k in left)
     if not candidates:
         return None
-    sd = next((arm.stderr * sqrt(arm.repeats) for arm in candidates if arm.stderr), None)
-    decided = decide_arms(replace(arms, arms=candidates), noise=sd)
-    if sd is None and len(tried) > 1:
+    decided = decide_arms(replace(arms, arms=candidates))
+    if len(tried) > 1 and all(arm.repeats == 1 for arm in candidates):
         return decided.choices[0].arm.k
     if decided.next_run is None:
         return None
@@ -223,14 +219,8 @@ def _arms(sweep: Sweep, launches: Sequence[Any], base: Arm) -> Arms:
             visits = [visit for launch in launches for visit in launch["visits"]]
             answered = [visit for visit in visits if (visit["name"], visit["batch_size"]) == (_name(k), clients)]
             arms += [_measured(arm, checked(Visit, visit)) for visit in answered] or [arm]
-    rows = merged(arms)
-    repeats = sum(arm.repeats - 1 for arm in rows)
-    squares = sum((arm.stderr or 0) ** 2 * arm.repeats * (arm.repeats - 1) for arm in rows)
-    if repeats:
-        sd = sqrt((KNOWN_BEFORE * LAUNCH**2 + squares) / (KNOWN_BEFORE + repeats))
-        rows = [replace(arm, stderr=sd / sqrt(arm.repeats) if arm.tokens_per_s else None) for arm in rows]
     loops = any(answer["loops"] for launch in launches for visit in launch["visits"] for answer in visit["answers"])
-    return Arms(arms=tuple(rows), notes=(LOOPS,) if loops else ())
+    return Arms(arms=tuple(merged(arms)), notes=(LOOPS,) if loops else ())
 
 
 def _measured(arm: Arm, visit: Visit) -> Arm:
