@@ -406,10 +406,6 @@ def read_transformers(files: Files) -> Lengths:
         return ((1, None, defaults["prompt_lookup_num_tokens"]),)
     if "assistant_model" not in arguments:
         return NO_CHAIN
-    if "speculation_type" in settings:  # its block is the assistant's own
-        assert settings["speculation_type"] == "dflash"
-        assert {"config", "key_mapping"} <= calls["MuseGlimmerAssistantModel.from_pretrained"]
-        return ((1, None, settings["num_assistant_tokens"]),)
     assert "assistant.generation_config" in calls
     assert settings["num_assistant_tokens_schedule"] == "constant"
     assert settings["assistant_confidence_threshold"] == 0  # else a chain stops where its drafter is unsure
@@ -620,7 +616,6 @@ CHAIN_OPTIONS = {
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": 0.0,
     },
-    ("transformers", "dflash"): {"do_sample": False, "num_assistant_tokens": 3, "speculation_type": "dflash"},
     ("transformers", "ngram"): {"do_sample": False, "prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 3},
     ("vllm", "eagle3"): {"method": "eagle3", **VLLM},
     ("vllm", "dflash"): {"method": "dflash", **VLLM},
@@ -662,7 +657,7 @@ READERS: dict[tuple[str, str], Reader] = {
     ("rtp-llm", "block"): BY_FLAG["rtp-llm"],
     ("redrafter", "beam"): BY_FLAG["redrafter"],
     ("exllamav3", "generator"): BY_FLAG["exllamav3"],
-    **dict.fromkeys((("transformers", name) for name in ("assistant", "dflash", "prompt-lookup")), read_transformers),
+    **dict.fromkeys((("transformers", name) for name in ("assistant", "prompt-lookup")), read_transformers),
     **dict.fromkeys((("openvino", name) for name in ("draft-model", "prompt-lookup")), read_openvino),
     ("openvino", "dynamic-tree"): read_openvino_tree,
     ("mlc-llm", "draft-length"): read_mlc,

@@ -13,11 +13,7 @@ from tests.engine_rows import export
 from treeopt import demo
 from treeopt.engines.chains import SCRIPT
 from treeopt.engines.registry import ENGINES
-from treeopt.runtime.decode import decode
-from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.engines.openvino import EXACT
-from treeopt.runtime.stop import StopRule
-from treeopt.runtime.target import load_target
 from treeopt.trees.draft import DynamicTree
 from treeopt.trees.tree import Tree
 
@@ -70,7 +66,6 @@ class TestTransformers:
             spy(candidate_generator.AssistedCandidateGenerator)
             spy(candidate_generator.AssistedCandidateGeneratorDifferentTokenizers)
             spy(candidate_generator.PromptLookupCandidateGenerator)
-            spy(candidate_generator.DFlashTokenCandidateGenerator)
             for name, text in files_of("transformers", drafter, length, **others).items():
                 (tmp_path / name).write_text(text.replace("max_new_tokens=128", "max_new_tokens=24"))
             words = [model, *([argument] if argument else []), prompt]
@@ -91,22 +86,6 @@ class TestTransformers:
             assert text == plain
             assert max(guessed) == 3
             assert drafter == "ngram" or set(guessed[:4]) == {3}  # n-grams guess only where they find something
-
-    @pytest.mark.parametrize("length", [3, 5])
-    def test_dflash_blocks(self, generate, length):
-        """From the checkpoint's own files. The first pass reads the prompt and emits a token, the last may be cut by the end."""
-        folder = demo.DRAFTERS[demo.NAME]["dflash"]
-        plain, _ = generate("ngram", length=0)
-        text, guessed = generate("dflash", folder, length)
-        assert text == plain
-        assert (guessed[0], max(guessed)) == (0, length)
-        target = load_target("demo")
-        drafter = open_drafter("dflash", target, depth=length).drafter
-        target.read_layers(drafter.layers_of(target.num_layers))
-        ids = target.tokenizer(PROMPT).input_ids
-        (row,) = decode(target, drafter, [ids], Tree.chain(length), batch_size=1, stop=StopRule(frozenset(), 24))
-        assert abs(sum(n > 0 for n in guessed) - row.steps) <= 1
-        assert row.steps < 16
 
     @pytest.mark.parametrize(
         ("setting", "rule"), [({"repetition_penalty": 1.5}, None), ({"min_p": 1.0}, REJECTED), ("pad_token_id", None)]

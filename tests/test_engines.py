@@ -270,7 +270,6 @@ WIDER = {
     "llama-cpp": "no more than the block, with a warning",
     "onnx-genai": "refuses to build",
     ("edge-llm", "dspark"): "does not start",
-    ("transformers", "dflash"): "drafts it without a word",
 }
 
 

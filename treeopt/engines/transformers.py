@@ -43,20 +43,6 @@ both = {}
 if assistant.config.get_text_config().vocab_size != model.config.get_text_config().vocab_size:
     both = {"tokenizer": tokenizer, "assistant_tokenizer": AutoTokenizer.from_pretrained(drafter)}
 """
-IMPORTED = "AutoModelForCausalLM", "AutoTokenizer", "GenerationConfig"
-TAKEN = (*IMPORTED, "MuseGlimmerAssistantConfig", "MuseGlimmerAssistantModel")
-OF_BLOCKS = PROGRAM.replace(", ".join(IMPORTED), "".join(["(\n", *(f"    {name},\n" for name in TAKEN), ")"]))
-BLOCK = """told = json.loads(Path(drafter, "config.json").read_text())
-told = {"layer_types": ["full_attention"] * told["num_hidden_layers"], **told, **told["dflash_config"]}
-told["block_size"] = settings["num_assistant_tokens"] + 1
-told["sliding_window"] = max((told.get("sliding_window") or 0) - 1, 0)  # here how many places away a row sees
-assistant = MuseGlimmerAssistantModel.from_pretrained(
-    drafter,
-    config=MuseGlimmerAssistantConfig.from_dict(told),
-    key_mapping={r"^fc\\.": "encoder.fc.", r"^hidden_norm\\.": "encoder.output_norm_enc."},
-    dtype=model.dtype,
-).to(device)
-"""
 FIXED = {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}  # drafted to its end
 NOTE = (
     "transformers reads these keys in the generation config of the model that drafts, and ignores num_assistant_tokens "
@@ -68,13 +54,6 @@ LENGTH = "num_assistant_tokens"
 assistant = Library(PROGRAM, {
     "draft-model": Loading(LENGTH, FIXED, "DRAFTER", ASSISTANT, ", assistant_model=assistant, **both"),
 }, (NOTE,))  # fmt: skip
-USUAL_FORM = (
-    "DRAFTER is a folder in the layout of z-lab, SpecForge and treeopt, with a dflash_config. transformers drafts with DFlash's usual "
-    "form alone: treeopt bench --engine transformers says whether your drafter has another."
-)
-block = Library(OF_BLOCKS, {
-    "dflash": Loading(LENGTH, {"speculation_type": "dflash"}, "DRAFTER", BLOCK, ", assistant_model=assistant"),
-}, (USUAL_FORM,))  # fmt: skip
 LOOKUP = "prompt_lookup_num_tokens"
 lookup = Library(PROGRAM, {"ngram": Loading(LOOKUP, {"max_matching_ngram_size": LOOKED_UP})})
 
@@ -96,10 +75,6 @@ ENGINE = ServingEngine(name="transformers", title="transformers", package="trans
            syntax='{"num_assistant_tokens": 3}',
            derived=("num_assistant_tokens_schedule = constant", "assistant_confidence_threshold = 0"),
            source=SOURCE, write=assistant),
-    Method(name="dflash", checked="5.23.0", drafters=("dflash",), max_batch_size=1, wider="drafts it without a word",
-           carrier="generation_config.json, block_size of assistant_model of generate()",
-           syntax='{"num_assistant_tokens": 3, "speculation_type": "dflash"}', derived=("block_size = length + 1",),
-           versions="5.23", source=f"{SOURCE}, models/muse_glimmer_assistant", write=block),
     Method(name="prompt-lookup", checked="5.23.0", drafters=tuple(lookup.loadings), rules=("greedy", "sample"), max_batch_size=1,
            carrier="generation_config.json, or arguments of generate()", syntax='{"prompt_lookup_num_tokens": 3}',
            derived=("max_matching_ngram_size = 3",), looks_up=EARLIEST, source=SOURCE, write=lookup),

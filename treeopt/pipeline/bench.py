@@ -134,7 +134,7 @@ def _opened(engine: str | None, session: Session, max_new_tokens: int) -> Steppe
     if rule_of(rule := session.acceptance.record) != "greedy":
         raise Unsupported(f"`engine={engine}` decodes greedily, but the plan is for {marked_rule(rule)}.")
     opened = open_stepper(engine, session.setup(max_new_tokens), session.engine_python)
-    note(opened.about, opened.without_own)
+    note(opened.about)
     return opened
 
 

@@ -176,17 +176,17 @@ def _visits(decoding: Decoding, prompts: Sequence[Prompt], rows: int) -> list[Bl
         "looks": LOOKS,
     }
     journal = Journal(decoding.folder / f"batch-size-{rows}", key)
-    told = {name: None if entrant.is_own else entrant.draft for name, entrant in entrants.items()}
+    drafts = {name: entrant.draft for name, entrant in entrants.items()}
 
     def decode_with(name: str, asked: Sequence[tuple[int, Sequence[int]]]) -> BlockRun:
         own = (entrants[name].as_it_comes and stepper.twin) or stepper
-        return decode_block(own, told[name], asked, setup.stop, rows)
+        return decode_block(own, drafts[name], asked, setup.stop, rows)
 
-    with progress(f"Decoding with {len(told)} contenders", len(prompts) * len(told) * decoding.rounds) as advance:
+    with progress(f"Decoding with {len(drafts)} contenders", len(prompts) * len(drafts) * decoding.rounds) as advance:
         return decode_contenders(
             decode_with,
             prompts,
-            told,
+            drafts,
             batch_size=rows,
             rounds=decoding.rounds,
             journal=journal,

@@ -42,7 +42,6 @@ class Entrant:
     predicted          : tokens per step; None where nothing is predicted
     predicted_accepted : share of the steps that emit 0, 1, ... guesses
     is_replayable      : whether its guesses are all of the draft's nodes, and those that the reference ranks
-    is_own             : whether an engine decodes it by its own settings, which may guess less than the draft
     as_it_comes        : whether the engine as it comes decodes it, beside one told to be exact; or the idle one
     """
 
@@ -50,7 +49,6 @@ class Entrant:
     predicted: Estimate | None = None
     predicted_accepted: list[float] = field(default_factory=list)
     is_replayable: bool = True
-    is_own: bool = False
     as_it_comes: bool = False
 
 
@@ -100,12 +98,11 @@ def engine_entrants(
     entrants |= rivals(entry, ("dynamic",)) if takes_dynamic else {}
     if engine.own_length is not None:
         own = Tree.chain(engine.own_length)
-        twin = None if engine.own_stops else next((name for name, one in entrants.items() if one.draft == own), None)
+        twin = next((name for name, one in entrants.items() if one.draft == own), None)
         if twin == list(entrants)[1]:
             note(f"The own settings of {engine.name} are a chain of {own.depth} too: both are {twin}, decoded once.")
         else:
-            same = entrants.pop(twin) if twin else fixed(source, own)
-            entrants[OWN_SETTINGS] = Entrant(own, is_own=True) if engine.own_stops else same
+            entrants[OWN_SETTINGS] = entrants.pop(twin) if twin else fixed(source, own)
     twin_plain = AS_IT_COMES if engine.as_it_comes else IDLE if engine.idle and not is_idle else None
     entrants |= {twin_plain: replace(entrants["plain"], as_it_comes=True)} if twin_plain else {}
     entrants |= given_trees(files, source, {*entrants, OWN_SETTINGS, "chosen"})
@@ -119,9 +116,8 @@ def _taken(entrants: Mapping[str, Entrant], source: Source, engine: Stepper) -> 
         draft, is_ours = entrant.draft, not engine.about
         if not (ONLY_CHAINS.takes(draft, None) or DYNAMIC.grows(draft)):
             raise Unsupported(f"{engine.name} takes chains of the likeliest guesses, but {name} is another tree.")
-        other_width = engine.by_width and draft.depth not in (0, source.num_heads)
-        if not draft.topk and (entrant.is_own or other_width or draft.depth > source.num_heads):
-            found[name] = Entrant(draft, is_replayable=False, is_own=entrant.is_own)
+        if not draft.topk and draft.depth > source.num_heads:
+            found[name] = Entrant(draft, is_replayable=False)
         else:
             found[name] = replace(entrant, is_replayable=is_ours or len(draft) == 1)
     return found

@@ -161,8 +161,6 @@ class TrainingJob:
         self.source, self.own, self.is_main = source, "responses" not in source, accelerator.is_main_process
         with progress("Loading", None, self.is_main):
             self.target = opening.open_base(source, str(accelerator.device))
-        self.size = opening.size_of_heads(self.target, recipe)
-        self.note(f"{recipe.kind} heads: {self.size}")
 
     def note(self, message: str) -> None:
         if self.is_main:
@@ -287,8 +285,7 @@ class TrainingJob:
             "answer_tokens": self.answered,
             "prompt_sha256": [conversation.sha256 for conversation in self.prompts.conversations],
         }
-        heads = {"parameters": self.size.parameters, "bytes": self.size.total * self.size.bytes_each}
-        return {"recipe": recipe.record(), "heads": heads, "texts": texts, "provenance": made.record}
+        return {"recipe": recipe.record(), "texts": texts, "provenance": made.record}
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """training.json and the curves of the log.

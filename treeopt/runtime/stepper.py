@@ -73,10 +73,7 @@ class Stepper(ABC):
     most_rows   : prompts that it answers together; None for as many as there is memory
     is_stepwise : whether passes are told one by one, and an answer can be left after any
     takes_trees : whether it takes dynamic trees, for one prompt at a time
-    own_length  : longest chain of the engine's own settings; None where it has to be told one
-    own_stops   : whether its own settings may end a chain earlier; else they are the chain of own_length
-    by_width    : whether a chain is all of a block, so that chains of other lengths than the drafter's have other guesses
-    without_own : why its own settings are not decoded, in a sentence; empty where they are, or there are none
+    own_length  : chain of the engine's own settings; None where it has to be told one
     about       : what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
     first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
     by_parts    : set to have the next steps say what their parts took, where the engine can tell
@@ -91,9 +88,6 @@ class Stepper(ABC):
     is_stepwise: bool = True
     takes_trees: bool = False
     own_length: int | None = None
-    own_stops: bool = False
-    by_width: bool = False
-    without_own: str = ""
     about: str = ""
     first_is_slow: bool = False
     by_parts: bool = False
@@ -116,7 +110,7 @@ class Stepper(ABC):
     def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         """The passes that answer some prompts, so many at a time. A generator that is closed leaves nothing running.
 
-        draft : of the steps; None for the engine's own settings. Only treeopt's own decoder takes another one that is sent
+        draft : of the steps. Only treeopt's own decoder takes None, which is plain, and another one that is sent
         """
 
 

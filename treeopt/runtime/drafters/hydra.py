@@ -59,7 +59,6 @@ class HydraHeads(Heads):
 
     embedding : (V or more, d) the target's input embeddings
     prefix    : config of the prefix layer (see `layer_config`); None for plain Hydra
-    unused    : tensors of a checkpoint that no guess depends on, kept on the CPU for writing it again
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class HydraHeads(Heads):
         self.register_buffer("embedding", embedding.detach().to(**placed), persistent=False)
         self.heads = nn.ModuleList(HydraHead(i, num_layers, self.width, vocab_size, **placed) for i in range(num_heads))
         self.prefix_layer = None if prefix is None else OneLayer(prefix, normed=True, **placed)
-        self.unused: dict[str, Tensor] = {}
 
     def prefix(self, hidden: Tensor) -> Tensor:
         """The (b, T, d) states of whole texts, padded on the right, as the heads read them."""
@@ -237,11 +235,6 @@ def _build(
         )
         if like is None:
             notes.append("Without the target's config the prefix layer has Llama's usual rotary base and norm epsilon.")
-    for of_head in of_heads:
-        later = [tensors[name].data_ptr() for name, ours in of_head.items() if re.match(r"blocks.*weight", ours)]
-        if len(set(later)) < len(later):
-            notes.append("Each head's blocks after the first share their storage: they are one block, repeated.")
-            break
     own, sizes = reading.embedding(EMBEDDING), (num_heads, num_layers, vocab_size)
     heads = HydraHeads(*sizes, embedding=own, prefix=prefix, dtype=reading.dtype, device=base.device)
     if heads.prefix_layer is not None and frequencies is not None:
@@ -250,10 +243,6 @@ def _build(
         if base.config is not None and not torch.allclose(frequencies.float(), used, rtol=ROUNDING, atol=0.0):
             name = quoted(names[FREQUENCIES])
             notes.append(f"{name} has other rotary frequencies than the target's config says: the config's are used.")
-    copy = unused.get(PREFIX_EMBEDDING)
-    if copy is not None and copy.dtype == own.dtype and torch.equal(copy.to(own.device), own):
-        del unused[PREFIX_EMBEDDING]
-    heads.unused = {names[name]: tensor.clone() for name, tensor in unused.items()}
     return heads, _weights(heads).items()
 
 
@@ -281,4 +270,4 @@ def publish_hydra(heads: HydraHeads, layout: str, base: str, lm_head: Tensor | N
         "hidden_state_offset": 0,
         "base_model_name_or_path": base,
     }
-    return Published(FILES[layout.endswith("-pt")], tensors | heads.unused, config)
+    return Published(FILES[layout.endswith("-pt")], tensors, config)

@@ -46,7 +46,6 @@ from treeopt.runtime.stepper import Pass, Passes, Prompts, Stepper
 from treeopt.runtime.stop import SequenceEnd, StopRule
 from treeopt.runtime.target import Target
 from treeopt.trees.draft import Draft
-from treeopt.trees.tree import Tree
 
 DRAFTERS = ("draft-model", "eagle3", "ngram")
 # By the format of the target's weights; as it comes they end in -default.
@@ -87,7 +86,8 @@ class OpenVino(Stepper):
 
     def answer(self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1) -> Passes:
         """The passes. Who stops asking leaves the pipeline empty."""
-        guesses = draft is None or len(draft) > 1
+        assert draft is not None, "only treeopt's own decoder goes without"
+        guesses = len(draft) > 1
         with loadable(f"`engine={self.name}` must be able to answer", self.target.name):
             pipeline = self._pipelines.pop(guesses, None) or self._pipeline(guesses)
             requests: dict[int, Any] = {}
@@ -136,8 +136,7 @@ class OpenVino(Stepper):
             config.eos_token_id = min(self.stop.eos_ids)
         return config
 
-    def _settings(self, tree: Draft | None) -> dict[str, object]:
-        tree = Tree.chain(OWN_LENGTH) if tree is None else tree
+    def _settings(self, tree: Draft) -> dict[str, object]:
         if tree.options or tree.depth == 0:
             return dict(tree.options)
         if tree.topk is None:

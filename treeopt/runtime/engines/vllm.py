@@ -89,7 +89,7 @@ class Vllm(Stepper):
         self, prompts: Sequence[Sequence[int]], draft: Draft | None, rows: int = 1, *, idle: bool = False
     ) -> Passes:
         """The passes. Who stops asking leaves the engine empty."""
-        assert draft is not None, "it has no settings of its own for a drafter"
+        assert draft is not None, "only treeopt's own decoder goes without"
         length = None if draft.drafter else draft.depth
         worker = self._worker(draft if draft.drafter else length if length or idle else None)
         most = [self.stop.room(prompt, self.target.context) for prompt in prompts]

@@ -60,7 +60,7 @@ def blocks_of(prompts: Sequence[Prompt], batch_size: int) -> list[list[int]]:
 def decode_contenders(
     decode: Callable[[str, Prompts], BlockRun],
     prompts: Sequence[Prompt],
-    contenders: Mapping[str, Draft | None],
+    contenders: Mapping[str, Draft],
     *,
     batch_size: int,
     rounds: int,

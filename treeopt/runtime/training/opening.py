@@ -8,7 +8,6 @@ there, as in calibration: in a loop every head looks brilliant and learns nothin
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -87,22 +86,6 @@ def open_seeds(source: Mapping[str, Any], target: Target, most: int) -> PromptSe
     return replace(found, conversations=found.conversations[:most])
 
 
-@dataclass(frozen=True)
-class Size:
-    """Parameters of heads by their part, and the bytes that the finished file has for each."""
-
-    parameters: dict[str, int]
-    bytes_each: int
-
-    @property
-    def total(self) -> int:
-        return sum(self.parameters.values())
-
-    def __str__(self) -> str:
-        parts = ", ".join(f"{name} {count:,}" for name, count in self.parameters.items())
-        return f"{self.total:,} parameters ({parts}), {self.total * self.bytes_each / 1e6:,.1f} MB"
-
-
 def make_heads(
     target: Target, recipe: Recipe, texts: Sequence[Text] = (), hidden_rms: Callable[[], float] = lambda: 1.0
 ) -> Any:
@@ -116,20 +99,14 @@ def make_heads(
     """
     torch.manual_seed(recipe.seed)
     lm_head = target.lm_head.weight.detach().to(torch.promote_types(target.dtype, torch.float32))
-    heads = _begun(target, recipe, lm_head, texts, hidden_rms)
-    target.read_layers(heads.layers_of(target.num_layers))
-    return heads
-
-
-def _begun(target: Target, recipe: Recipe, *options: Any) -> Any:
-    """Heads of a recipe's kind; all that is their own learns."""
-    kind = next(name for name, kind in DRAFTERS.items() if recipe.kind in kind.recipes)
-    heads = part_of(kind, "begins")(target, recipe, *options)
+    kind = next(name for name, row in DRAFTERS.items() if recipe.kind in row.recipes)
+    heads = part_of(kind, "begins")(target, recipe, lm_head, texts, hidden_rms)
     if recipe.start is not None:
         heads = _started(target, recipe, kind, heads)
     heads = heads.requires_grad_(True)
     if heads.shares_projection and (weight := getattr(heads, "projection", None)) is not None:
         weight.requires_grad_(False)  # it is the target's
+    target.read_layers(heads.layers_of(target.num_layers))
     return heads
 
 
@@ -146,16 +123,6 @@ def _started(target: Target, recipe: Recipe, kind: str, new: Any) -> Any:
             f"{recipe.start} has others: say what they are by `kind`, `num_heads` and `num_layers`."
         )
     return found.to(next(new.parameters()).dtype).train()
-
-
-def size_of_heads(target: Target, recipe: Recipe) -> Size:
-    made = _begun(target, recipe, torch.empty_like(target.lm_head.weight, device="meta"), (), lambda: 1.0)
-    named = {"projection": "projections", "lm_head": "projections", "prefix": "prefix layer"}
-    parts, own = Counter[str](), "layer" if recipe.defaults.own_vocab else "blocks"
-    for name, weight in made.named_parameters():
-        part = next((part for mark, part in named.items() if mark in name), own)
-        parts[part] += weight.numel() * weight.requires_grad
-    return Size({part: size for part, size in parts.items() if size}, target.dtype.itemsize)
 
 
 def save_result(trainee: Any, target: Target, recipe: Recipe, folder: Path) -> list[Path]:
