@@ -20,7 +20,6 @@ from treeopt.pipeline.train import TrainingJob, writing_heads
 from treeopt.records.calibration import Calibration
 from treeopt.records.inputs import load_result, read_accuracies
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.figures import style
 
 from .conftest import invoke, treeopt
 
@@ -181,22 +180,16 @@ class Killed(BaseException):
     """Nothing catches it."""
 
 
-@pytest.mark.parametrize(
-    "moment", ["heads", *(pytest.param(name, marks=pytest.mark.long) for name in ("record", "curves"))]
-)
+@pytest.mark.parametrize("moment", ["heads", pytest.param("record", marks=pytest.mark.long)])
 def test_training_that_is_killed_while_it_writes_is_finished_by_the_same_command(tmp_path, monkeypatch, moment):
-    """Between the heads and training.json, and while it draws; the weights are those of a run that nothing disturbed."""
+    """Between the heads and training.json; the weights are those of a run that nothing disturbed."""
     monkeypatch.chdir(tmp_path)
     treeopt(*TRAIN[:-1], "undisturbed")
 
     def killed(*arguments, **options):
         raise Killed
 
-    owner, name = {
-        "heads": (TrainingJob, "write_record"),
-        "record": (storage, "write_json"),
-        "curves": (style, "to_bytes"),
-    }[moment]
+    owner, name = {"heads": (TrainingJob, "write_record"), "record": (storage, "write_json")}[moment]
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, killed)
         with pytest.raises(Killed):
@@ -212,7 +205,7 @@ def test_a_folder_of_heads_has_one_writer_who_clears_up(tmp_path):
     folder, answers = tmp_path / "heads", tmp_path / "answers"
     answers.mkdir()
     left = []
-    with writing_heads(folder, answers, lock=True):
+    with writing_heads(folder, answers):
         assert "A folder of heads has one writer at a time" in treeopt(*TRAIN[:-1], folder, code=1)
         for place in (folder, folder / "training", folder / "training/x.partial", answers, answers / "answers-1"):
             place.mkdir(parents=True, exist_ok=True)
@@ -221,7 +214,7 @@ def test_a_folder_of_heads_has_one_writer_who_clears_up(tmp_path):
             (left[-1] / "half").write_text("half")
     foreign = answers / ".treeopt-0-12345678.tmp"
     foreign.write_text("another's")
-    with writing_heads(folder, answers, lock=True):
+    with writing_heads(folder, answers):
         assert not any(file.exists() for file in left)
         assert foreign.exists()
     with writing_heads(tmp_path / "nothing", None, lock=True):

@@ -1,7 +1,6 @@
 """Training, piece by piece: schedules, labels and losses against slow loops, untrained heads."""
 
 import math
-import warnings
 from collections import Counter
 from functools import partial
 
@@ -13,9 +12,6 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from treeopt.errors import InvalidInput
-from treeopt.report.figures.accuracy import training_chart
-from treeopt.report.figures.chart import draw
-from treeopt.report.figures.style import to_bytes
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import (
     NO_LABEL,
@@ -306,61 +302,3 @@ def test_heads_of_a_half_precision_model_learn_in_float32():
     heads = make_heads(small_target(dtype=torch.bfloat16), Recipe(steps=1))
     assert {p.dtype for p in heads.parameters()} == {torch.float32}
     assert all(p.requires_grad for p in heads.parameters())
-
-
-# Curves
-
-
-def curves(log, accuracy):
-    counts = {"accuracy": accuracy, "trials": [9] * len(accuracy)}
-    return training_chart(log, {"held_out": {"before": counts, "after": counts}})
-
-
-def test_curves_are_means_of_neighbouring_steps_and_can_be_drawn():
-    log = [{"step": s, "head_loss_nats": [s, 2 * s], "accuracy": [0.5, s / 400]} for s in range(1, 401)]
-    loss, accuracy = curves(log, [0.1, 0.2]).panels[0]
-    assert (len(loss["1"].x), loss["1"].x[0]) == (100, 2.5)
-    assert (loss["1"].y[0], loss["2"].y[0], loss["1"].y.mean(), loss["2"].y.mean()) == (2.5, 5.0, 200.5, 401.0)
-    assert [one.y.tolist() for one in accuracy.series if len(one.y) == 1] == [[0.1], [0.1], [0.2], [0.2]]
-    assert to_bytes(draw(curves(log, [0.1, 0.2])), "png").startswith(b"\x89PNG")
-
-
-def test_a_curve_has_a_gap_where_a_head_had_nothing_to_guess():
-    rates = [[2.0, None], [4.0, 3.0], [6.0, None], [8.0, None]]
-    log = [{"step": s, "head_loss_nats": rate, "accuracy": rate} for s, rate in enumerate(rates * 50, 1)]
-    loss, accuracy = curves(log, [0.1, None]).panels[0]
-    np.testing.assert_array_equal([loss["1"].y[:2], loss["2"].y[:2]], [[3.0, 7.0], [3.0, np.nan]])
-    assert np.isnan(accuracy.series[-1].y[0])
-
-
-@pytest.mark.parametrize("num_heads", [10, 11, 200])
-def test_the_curves_of_many_heads_have_room(num_heads):
-    """The legend of 40 heads once left the panels no width, with a warning of matplotlib's."""
-    log = [{"step": s, "head_loss_nats": [s] * num_heads, "accuracy": [0.5] * num_heads} for s in (1, 2)]
-    figure = draw(curves(log, [0.1] * num_heads))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        to_bytes(figure, "png")
-    left, right, beside = figure.axes
-    assert min(axes.get_position().width for axes in (left, right)) > 0.3
-    assert len({str(line.get_color()) for line in left.lines}) == (min(num_heads, 8) if num_heads <= 10 else num_heads)
-    named = [text.get_text() for text in beside.get_legend().get_texts()]
-    assert len(named) <= 11
-    assert {"1", str(num_heads)} <= set(named)
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 5), st.integers(0, 4))
-def test_a_step_that_learns_from_some_states_has_those_of_all_and_each_comes_in_turn(lengths, heads, every, first):
-    texts = [Text(np.arange(2 + n, dtype=np.int32), 2, "") for n in lengths]
-    whole, first = make_batch(texts, heads, "cpu"), first % every
-    some = make_batch(texts, heads, "cpu", every, first)
-    assert (some.ahead[:, 1:] >= 0).sum(0).tolist() == count_trials(texts, heads, every, first).tolist()
-    known, found = ({(row, column): ahead for row, column, ahead in rows_of(one)} for one in (whole, some))
-    assert found.items() <= known.items()
-    turns = [make_batch(texts, heads, "cpu", every, turn) for turn in range(every)]
-    assert {(row, column) for one in turns for row, column, _ in rows_of(one)} == known.keys()
-
-
-def rows_of(batch):
-    """Text, place and labels of each state of a batch."""
-    return zip(batch.rows.tolist(), batch.columns.tolist(), map(tuple, batch.ahead.tolist()), strict=True)

@@ -346,9 +346,7 @@ def train(as_json: bool, *, output: Path, **options: Any) -> None:
     """Train a drafter for a model that has none: heads, or layers.
 
     They learn from the model's own answers to the prompts (or from given --responses). The model
-    stays as it is.
-    The same command continues a run that was stopped. Several devices: accelerate launch -m treeopt.cli train
-    ...
+    stays as it is. The same command continues a run that was stopped.
 
     \b
     Example:
@@ -369,5 +367,4 @@ def train(as_json: bool, *, output: Path, **options: Any) -> None:
     texts = pipeline.TextOptions(**taken(TEXTS))
     with pipeline.cluster_of(options.pop("engine", None), **taken(WORKERS)) as cluster:
         done = pipeline.train(output, source, Recipe(**recipe), texts, cluster=cluster, **options)
-    if done is not None:
-        show_result(done.document(), training_table(done.record, done.command), as_json)
+    show_result(done.document(), training_table(done.record, done.command), as_json)

@@ -146,12 +146,11 @@ def folder_made_once(folder: Path) -> Iterator[Path | None]:
 
 
 @contextmanager
-def sole_writer(folder: Path, places: Iterable[Path], refusal: str, *, lock: bool = True) -> Iterator[None]:
+def sole_writer(folder: Path, places: Iterable[Path], refusal: str) -> Iterator[None]:
     """Hold the lock of ``folder``. The operating system lifts it when the process ends, even if it is killed.
 
     places  : folders that the holder writes to; the temporary files of a killed holder are deleted there
     refusal : the message of InvalidInput where another process holds the lock
-    lock    : False in all but the first of the processes that one command starts
 
     Raises InvalidInput also where nothing can be written.
     """
@@ -162,9 +161,8 @@ def sole_writer(folder: Path, places: Iterable[Path], refusal: str, *, lock: boo
         with _named(folder, folder / LOCK):
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                if lock:
-                    held.acquire()
-                    _sweep(places)
+                held.acquire()
+                _sweep(places)
             except Timeout:
                 raise InvalidInput(refusal) from None
             except NotImplementedError:  # a file system without locks

@@ -1,8 +1,7 @@
 """Train: heads for a model that has none.
 
 Everything that a run makes beside the heads themselves lies in the folder ``training`` beside them: the
-answers, checkpoints while it runs, a line for every step (log.jsonl), what was reached (training.json), and
-curves.
+answers, checkpoints while it runs, a line for every step (log.jsonl), and what was reached (training.json).
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from treeopt import demo
 from treeopt.errors import InvalidInput
 from treeopt.files import storage, writing
-from treeopt.files.bounds import loads
 from treeopt.files.parameters import Count
 from treeopt.files.shell import command_line
 from treeopt.pipeline.session import located_source
@@ -75,16 +73,14 @@ def train(
     *,
     mixed_precision: Annotated[str, PRECISIONS] | None = None,
     cluster: Cluster | None = None,
-) -> Training | None:
-    """Train heads into ``folder``; None in all but the first process of several.
+) -> Training:
+    """Train heads into ``folder``.
 
     source          : what loads the model and its prompts, and the rule that its answers are written by
     mixed_precision : number format of matrix products
     cluster         : whose workers write the answers
     """
     import_torch()
-    from treeopt.runtime.training import opening
-
     rules = [name for name in RULE_OPTIONS if name in source]
     if "responses" in source and (cluster is not None or rules):
         said = f"`{rules[0]}` says how the model writes its" if rules else "`engine=ray` has the model's own"
@@ -95,23 +91,18 @@ def train(
             f"`acceptance={source['acceptance']}`: leave it out."
         )
     _check_folder(folder, recipe.kind)
-    accelerator = opening.open_accelerator(
-        device=source.get("device"), dtype=source.get("dtype"), mixed_precision=mixed_precision
-    )
-    with writing_heads(folder, wanted.answers, lock=accelerator.is_main_process):
-        job = TrainingJob(folder, located_source(source), recipe, accelerator)
+    with writing_heads(folder, wanted.answers):
+        job = TrainingJob(folder, located_source(source), recipe, mixed_precision)
         job.write_texts(wanted, cluster)
         files, reached = job.run()
         record = {**job.record(), **reached}
-        if job.is_main:
-            job.write_record(record)
-        accelerator.end_training()
-        return Training(folder, files, record, _command(source, folder)) if job.is_main else None
+        job.write_record(record)
+        return Training(folder, files, record, _command(source, folder))
 
 
 @contextmanager
-def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator[None]:
-    """Be the only writer of a folder of heads, though of several processes."""
+def writing_heads(folder: Path, answers: Path | None) -> Iterator[None]:
+    """Be the only writer of a folder of heads."""
 
     def places() -> Iterator[Path]:
         yield folder
@@ -124,7 +115,7 @@ def writing_heads(folder: Path, answers: Path | None, *, lock: bool) -> Iterator
         "another `output`."
     )
     try:
-        with writing.sole_writer(folder / "training", places(), refusal, lock=lock):
+        with writing.sole_writer(folder / "training", places(), refusal):
             yield
     finally:
         with suppress(OSError):
@@ -154,17 +145,15 @@ class TrainingJob:
     held_out: list[Text]
     asking: Asking
 
-    def __init__(self, folder: Path, source: Mapping[str, Any], recipe: Recipe, accelerator: Any) -> None:
-        from treeopt.runtime.training import opening
+    def __init__(self, folder: Path, source: Mapping[str, Any], recipe: Recipe, mixed_precision: str | None) -> None:
+        from treeopt.runtime.session import open_model
+        from treeopt.runtime.training.opening import wanted_precision
 
-        self.folder, self.work, self.recipe, self.accelerator = folder, folder / "training", recipe, accelerator
-        self.source, self.own, self.is_main = source, "responses" not in source, accelerator.is_main_process
-        with progress("Loading", None, self.is_main):
-            self.target = opening.open_base(source, str(accelerator.device))
-
-    def note(self, message: str) -> None:
-        if self.is_main:
-            note(message)
+        self.folder, self.work, self.recipe = folder, folder / "training", recipe
+        self.source, self.own = source, "responses" not in source
+        with progress("Loading", None):
+            self.target = open_model(source)
+        self.precision = wanted_precision(mixed_precision, self.target)
 
     def write_texts(self, wanted: TextOptions, cluster: Cluster | None) -> None:
         """Find the texts to learn from, the model's own answers or given ones; those of the heads that none can teach are refused."""
@@ -176,14 +165,14 @@ class TrainingJob:
             found = opening.given_texts(self.target, self.prompts, self.asking)
         else:
             kept, question = (wanted.answers or self.work).absolute(), (self.target, self.prompts, self.asking)
-            if cluster is not None and self.is_main:
+            if cluster is not None:
                 cluster.start()
-            with progress("Answering", len(self.prompts.conversations), self.is_main) as advance:
+            with progress("Answering", len(self.prompts.conversations)) as advance:
                 elsewhere = None
                 if cluster is not None:
                     work = AnswerBlocks(self.source, opening.answers_key(*question), self.prompts, self.asking)
                     elsewhere = partial(cluster.do, work, note)
-                told = {"among": self.accelerator, "advance": advance, "say": note, "elsewhere": elsewhere}
+                told = {"advance": advance, "say": note, "elsewhere": elsewhere}
                 found = opening.own_texts(self.target, self.prompts, kept, self.asking, **told)
         self.learned, self.held_out = batches.split_texts(found)
         longest = max(text.answer_tokens for text in self.learned)
@@ -194,7 +183,7 @@ class TrainingJob:
             )
         self.answered = sum(text.answer_tokens for text in self.learned)
         few = ", too few to tell how good the heads are: use more prompts" * (len(self.held_out) < FEW_HELD_OUT)
-        self.note(
+        note(
             f"{len(self.learned):,} texts to learn from, {self.answered:,} tokens; {len(self.held_out):,} held out{few}."
         )
         self.recipe = self.recipe.over(len(self.learned))
@@ -211,7 +200,7 @@ class TrainingJob:
 
     def run(self) -> tuple[tuple[Path, ...], dict[str, object]]:
         """Count, train, count again, write the heads: their files, and what was reached."""
-        from treeopt.runtime.training.loop import CHECKPOINT_STEPS, Checkpoints, Loop
+        from treeopt.runtime.training.loop import Checkpoints, Loop
         from treeopt.runtime.training.opening import make_heads, save_result
         from treeopt.runtime.training.trainees import Trainee, usual_rms
 
@@ -219,32 +208,29 @@ class TrainingJob:
         trainee = Trainee(heads, self.recipe, self.target)
         checkpoints = Checkpoints(self.work / CHECKPOINT, self._key())
         checkpoints.check()
-        loop = Loop(self.accelerator, trainee, self.learned, checkpoints=checkpoints, log=self.work / "log.jsonl")
-        with progress("Counting before", None, self.is_main):
+        log, precision = self.work / "log.jsonl", self.precision
+        loop = Loop(trainee, self.learned, checkpoints=checkpoints, log=log, precision=precision)
+        with progress("Counting before", None):
             before = loop.count(self.held_out)
         if begun := loop.resume().step:
-            self.note(f"Continuing after {begun:,} steps.")
+            note(f"Continuing after {begun:,} steps.")
         try:
-            with progress("Training", 1.0, self.is_main) as advance:
+            with progress("Training", 1.0) as advance:
                 shown = 0.0
                 for position in loop.run():
                     share = self.recipe.share(position.step - 1, position.seconds)
                     advance(share - shown)
                     shown = share
-            with progress("Counting after", None, self.is_main):
+            with progress("Counting after", None):
                 after = loop.count(self.held_out)
-            if loop.position.step % CHECKPOINT_STEPS:  # else it has just been kept
-                loop.checkpoint()
+            loop.checkpoint()
         except KeyboardInterrupt:
-            kept, done = loop.keep(), loop.position.step
-            if done:
-                self.note(f"Stopped after step {done:,}; training goes on after step {kept:,}.")
+            loop.checkpoint()
+            if done := loop.position.step:
+                note(f"Stopped after step {done:,}: the same command goes on there.")
             raise
-        files: list[Path] = []
-        if self.is_main:
-            with progress("Writing", None):
-                files = save_result(trainee, self.target, self.recipe, self.folder)
-        self.accelerator.wait_for_everyone()
+        with progress("Writing", None):
+            files = save_result(trainee, self.target, self.recipe, self.folder)
         seconds, held_out = round(loop.position.seconds, 3), {"before": before, "after": after}
         return tuple(files), {"steps": loop.position.step, "seconds": seconds, "held_out": held_out}
 
@@ -258,8 +244,7 @@ class TrainingJob:
             "own_answers": self.own,
             "weights": weights_digest(self.target.model),
             "dtype": str(self.target.dtype),
-            "mixed_precision": self.accelerator.mixed_precision,
-            "processes": self.accelerator.num_processes,
+            "mixed_precision": self.precision,
         }
 
     def record(self) -> dict[str, object]:
@@ -288,22 +273,8 @@ class TrainingJob:
         return {"recipe": recipe.record(), "texts": texts, "provenance": made.record}
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        """training.json and the curves of the log.
-
-        The last step of the run: its checkpoint is deleted when all is written.
-        """
-        from treeopt.report.figures.accuracy import training_chart
-        from treeopt.report.figures.chart import draw
-        from treeopt.report.figures.style import save
-
+        """training.json, and then the end of the checkpoint."""
         storage.write_json(self.work / "training.json", "training", record)
-        file = self.work / "log.jsonl"
-        try:
-            log = [loads(line) for line in storage.read_text(file).splitlines()]
-        except ValueError as error:
-            raise InvalidInput(f"The heads are whole, but {file} cannot be read: {error}.") from None
-        if log:
-            save(draw(training_chart(log, record)), self.work / "curves.png")
         writing.discard(self.work / CHECKPOINT)
 
 
@@ -311,7 +282,7 @@ class TrainingJob:
 class AnswerBlocks:
     """Blocks of the answers that heads learn from: every worker holds the model.
 
-    source : options of the model, see `treeopt.runtime.training.opening.open_base`
+    source : options of the model
     key    : of the journal, which names the model's number format and weights
     """
 
@@ -321,12 +292,10 @@ class AnswerBlocks:
     asking: Asking
 
     def open(self) -> DoBlock:
-        import torch
-
+        from treeopt.runtime.session import open_model
         from treeopt.runtime.training import opening
 
-        device, key = "cuda" if torch.cuda.is_available() else "cpu", self.key
-        target = opening.open_base(self.source, device)
+        key, target = self.key, open_model(self.source)
         found = {"dtype": str(target.dtype), "weights": opening.weights_digest(target.model)}
         if found != {name: key[name] for name in found}:
             raise InvalidInput(

@@ -42,11 +42,11 @@ def note(*messages: str | None) -> None:
 
 
 @contextmanager
-def progress(title: str, total: float | None, shown: bool = True) -> Iterator[Advance]:
-    """A progress bar on stderr; silent when stderr is not a terminal, or where it is not to be ``shown``."""
+def progress(title: str, total: float | None) -> Iterator[Advance]:
+    """A progress bar on stderr; silent when stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<34}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total)
         yield lambda amount: bar.update(task, advance=amount)
         if total:

@@ -1,7 +1,7 @@
-"""Steps, and counting on held-out texts, on one device or on many; checkpoints, behind which a stopped run goes on.
+"""Steps, and counting on held-out texts; checkpoints, behind which a stopped run goes on.
 
-The texts of a step are spread over processes and passes; the loss of each is divided by the labels of the
-whole step, so the gradient is the same however they are spread.
+The texts of a step are spread over passes; the loss of each is divided by the labels of the whole step, so the gradient
+is the same however they are spread.
 
 A checkpoint is one file, named by the step: what is trained, and the optimiser's state, as torch saves tensors.
 
@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,7 @@ from treeopt.files.journal import Journal
 from treeopt.runtime.decode import synchronize
 from treeopt.runtime.memory import is_out_of_memory
 from treeopt.runtime.training.batches import Text, count_trials, make_batch, texts_of_step
-from treeopt.runtime.training.recipe import CLIP_NORM
+from treeopt.runtime.training.recipe import CLIP_NORM, PRECISIONS
 from treeopt.runtime.training.trainees import Counted, Trainee
 from treeopt.trees.tree import IntArray
 
@@ -75,65 +75,59 @@ def optimisers_of(trainee: Trainee) -> list[torch.optim.Optimizer]:
 
 
 class Loop:
-    """One run: a trainee, its optimisers, and the texts, under an `accelerate.Accelerator`.
+    """One run: a trainee, its optimisers, and the texts.
 
-    log : file that takes a line of JSON for every step
+    precision : number format of matrix products, one of `PRECISIONS`
+    log       : file that takes a line of JSON for every step
     """
 
     def __init__(
         self,
-        accelerator: Any,
         trainee: Trainee,
         texts: Sequence[Text],
         *,
         checkpoints: Checkpoints,
         log: Path,
+        precision: str = PRECISIONS[0],
         checkpoint_steps: int = CHECKPOINT_STEPS,
     ) -> None:
-        self.accelerator, self.texts, self.recipe = accelerator, texts, trainee.recipe
+        self.trainee, self.texts, self.recipe = trainee, texts, trainee.recipe
         self.checkpoints, self.log, self.checkpoint_steps = checkpoints, log, checkpoint_steps
-        passes, size = accelerator.num_processes * self.recipe.accumulate, self.recipe.batch_size
+        passes, size = self.recipe.accumulate, self.recipe.batch_size
         if size < passes:
-            raise InvalidInput(f"`batch_size` must be at least 1 for each process and pass, {passes}, but got {size}.")
-        self.trainee, self.num_heads = trainee, trainee.heads.num_heads  # itself, where `model` may be wrapped
+            raise InvalidInput(f"`batch_size` must be at least 1 for each pass, {passes}, but got {size}.")
+        self.num_heads, self.half = trainee.heads.num_heads, precision != PRECISIONS[0]
         self.device = next(trainee.heads.parameters()).device
-        self.model, *self.optimisers = accelerator.prepare(trainee, *optimisers_of(trainee))
+        self.optimisers = optimisers_of(trainee)
         self.position = Position()
 
     def resume(self) -> Position:
         """Go on from the last checkpoint; the log keeps the lines of the steps before."""
         self.checkpoints.check()
-        if self.accelerator.is_main_process:
-            self.checkpoints.step()  # makes the folder
-        self.accelerator.wait_for_everyone()
-        self.position = self.checkpoints.load(self.trainee, self.optimisers, self.accelerator.scaler)
-        if self.accelerator.is_main_process:
-            lines = storage.read_text(self.log).splitlines(keepends=True) if self.log.exists() else []
-            writing.write_text(self.log, "".join(lines[: self.position.step]))
+        self.position = self.checkpoints.load(self.trainee, self.optimisers)
+        lines = storage.read_text(self.log).splitlines(keepends=True) if self.log.exists() else []
+        writing.write_text(self.log, "".join(lines[: self.position.step]))
         return self.position
 
     def run(self) -> Iterator[Position]:
         """Train to the end of the recipe, and say after every step where it is."""
-        self.model.train()
-        recipe, alone = self.recipe, self.accelerator.num_processes == 1
-        step, seconds = self.position.step, self._together(self.position.seconds)
-        # Several processes keep nothing when they are stopped, and may have to be stopped while they wait.
+        self.trainee.train()
+        recipe, step, seconds = self.recipe, self.position.step, self.position.seconds
         while not recipe.is_over(step, seconds):
             started = time.perf_counter()
             try:
                 line = self._gradient(step, seconds)
-                with uninterrupted() if alone else nullcontext():
-                    self.accelerator.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
+                with uninterrupted():
+                    nn.utils.clip_grad_norm_(self.trainee.parameters(), CLIP_NORM)
                     for optimiser in self.optimisers:
                         optimiser.step()
                         optimiser.zero_grad(set_to_none=True)
-                    synchronize(self.accelerator.device)
-                    seconds, step = self._together(seconds + time.perf_counter() - started), step + 1
+                    synchronize(self.device)
+                    seconds, step = seconds + time.perf_counter() - started, step + 1
                     self.position = Position(step, seconds)
-                    if self.accelerator.is_main_process:
-                        line = {"step": step, **line, "seconds": round(seconds, 3)}
-                        with self.log.open("a", encoding="utf-8") as stream:
-                            stream.write(json.dumps(line) + "\n")
+                    line = {"step": step, **line, "seconds": round(seconds, 3)}
+                    with self.log.open("a", encoding="utf-8") as stream:
+                        stream.write(json.dumps(line) + "\n")
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -147,62 +141,45 @@ class Loop:
 
     def _gradient(self, step: int, seconds: float) -> dict[str, object]:
         """The gradient of a step, left in the parameters; its line of the log. The weights stay as they are."""
-        recipe, accelerator = self.recipe, self.accelerator
+        recipe = self.recipe
         rate = recipe.peak_rate * recipe.rate(step, recipe.share(step, seconds))
         for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
             group["lr"] = rate
         chosen = texts_of_step(step, len(self.texts), recipe.batch_size, recipe.seed)
         some = recipe.defaults.every, step % recipe.defaults.every
         trials = count_trials([self.texts[i] for i in chosen], self.num_heads, *some)
-        own = chosen[accelerator.process_index :: accelerator.num_processes]
-        mine = sorted(own, key=lambda i: len(self.texts[i].tokens))  # a pass is as long as its longest text
-        parts, found = np.array_split(mine, recipe.accumulate), []
-        for n, part in enumerate(parts, 1):
-            with nullcontext() if n == len(parts) else accelerator.no_sync(self.model):
-                loss, counts = self._pass(self.model, self.texts, part.tolist(), trials, *some)
-                # Processes average their gradients, where the step's is the sum.
-                accelerator.backward(loss * accelerator.num_processes)
-                found.append(torch.cat([counts, loss.detach().double()[None]]))
-        total = accelerator.reduce(torch.stack(found).sum(0), "sum")
-        record = record_of(total[:-1], trials)
-        return {"loss": float(total[-1]), "learning_rate": rate, **{key: record[key] for key in LOGGED}}
+        by_length = sorted(chosen, key=lambda i: len(self.texts[i].tokens))  # a pass is as long as its longest text
+        total_loss, total = 0.0, torch.zeros(2 * self.num_heads, dtype=torch.float64, device=self.device)
+        for part in np.array_split(by_length, recipe.accumulate):
+            loss, counts = self._pass(self.texts, part.tolist(), trials, *some)
+            loss.backward()
+            total_loss += float(loss.detach())
+            total += counts
+        record = record_of(total, trials)
+        return {"loss": total_loss, "learning_rate": rate, **{key: record[key] for key in LOGGED}}
 
-    def _pass(self, model: Any, texts: Sequence[Text], places: list[int], trials: IntArray, *some: int) -> Counted:
+    def _pass(self, texts: Sequence[Text], places: list[int], trials: IntArray, *some: int) -> Counted:
         batch = make_batch([texts[i] for i in places], self.num_heads, self.device, *some)
-        counted: Counted = model(batch, torch.from_numpy(trials).to(self.device))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
+            counted: Counted = self.trainee(batch, torch.from_numpy(trials).to(self.device))
         return counted
 
     @torch.no_grad()
     def count(self, texts: Sequence[Text]) -> dict[str, object]:
         """The record of losses and hits over some texts, with the weights as they are."""
         self.trainee.eval()
-        processes, trials = self.accelerator.num_processes, count_trials(texts, self.num_heads)
-        mine = list(range(self.accelerator.process_index, len(texts), processes))
-        size = max(1, self.recipe.batch_size // processes // self.recipe.accumulate)
+        places, trials = list(range(len(texts))), count_trials(texts, self.num_heads)
+        size = max(1, self.recipe.batch_size // self.recipe.accumulate)
         total = torch.zeros(2 * self.num_heads, dtype=torch.float64, device=self.device)
-        for i in range(0, len(mine), size):
-            total += self._pass(self.trainee, texts, mine[i : i + size], trials)[1]
+        for i in range(0, len(places), size):
+            total += self._pass(texts, places[i : i + size], trials)[1]
         self.trainee.train()
-        return record_of(self.accelerator.reduce(total, "sum"), trials)
-
-    def keep(self) -> int:
-        """The step behind which a run that is stopped now goes on: this one, or with several processes the last checkpoint's."""
-        if self.accelerator.num_processes == 1 and self.position.step > self.checkpoints.step():
-            self.checkpoint()
-        return self.checkpoints.step()
+        return record_of(total, trials)
 
     def checkpoint(self) -> None:
-        if self.accelerator.is_main_process:
-            self.checkpoints.save(self.position, self.trainee, self.optimisers, self.accelerator.scaler)
-        self.accelerator.wait_for_everyone()
-
-    def _together(self, seconds: float) -> float:
-        """The first process's clock, so that all of them end at the same step."""
-        if self.accelerator.num_processes == 1:
-            return seconds
-        from accelerate.utils import broadcast
-
-        return float(broadcast(torch.tensor(seconds, dtype=torch.float64, device=self.accelerator.device)))
+        """Keep the step that the run is behind, unless it is kept already."""
+        if self.position.step > self.checkpoints.step():
+            self.checkpoints.save(self.position, self.trainee, self.optimisers)
 
 
 @contextmanager
@@ -258,21 +235,18 @@ class Checkpoints:
         files = self._journal.folder.glob("*.pt")
         return max((int(file.stem) for file in files if file.stem.isdecimal()), default=0)
 
-    def save(self, position: Position, module: nn.Module, optimisers: Sequence[Any], scaler: Any = None) -> None:
+    def save(self, position: Position, module: nn.Module, optimisers: Sequence[Any]) -> None:
         """Write a checkpoint; the one before goes when it is whole."""
         trained = {name: p.detach().cpu() for name, p in module.named_parameters() if p.requires_grad}
-        states = {
-            "optimisers": [o.state_dict() for o in optimisers],
-            "scaler": None if scaler is None else scaler.state_dict(),
-        }
+        states = [optimiser.state_dict() for optimiser in optimisers]
         file = self._journal.block(position.step)
         with writing.atomic_writer(file) as stream:
-            torch.save({**vars(position), "weights": trained, **states}, stream)
+            torch.save({**vars(position), "weights": trained, "optimisers": states}, stream)
         for other in self.folder.glob("*.pt"):
             if other != file:
                 other.unlink(missing_ok=True)
 
-    def load(self, module: nn.Module, optimisers: Sequence[Any], scaler: Any = None) -> Position:
+    def load(self, module: nn.Module, optimisers: Sequence[Any]) -> Position:
         """Put the last checkpoint into module and optimisers; the beginning where there is none."""
         step = self.step()
         if step == 0:
@@ -285,6 +259,4 @@ class Checkpoints:
         module.load_state_dict(state["weights"], strict=False)
         for optimiser, kept in zip(optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(kept)
-        if scaler is not None:
-            scaler.load_state_dict(state["scaler"])
         return Position(state["step"], state["seconds"])

@@ -1,20 +1,17 @@
-"""What a training run begins with, devices, the base, the texts to learn from and heads, and the files that it ends with.
+"""What a training run begins with, the base, the texts to learn from and heads, and the files that it ends with.
 
 Heads have to guess what this very model says, so its own answers are the better teacher (self-distillation,
 Medusa, section 2.3.2). They are written block by block into a journal that is kept: the next kind of heads
-learns from the same answers, and several processes share the work. An answer that runs into a loop is cut
+learns from the same answers. An answer that runs into a loop is cut
 there, as in calibration: in a loop every head looks brilliant and learns nothing.
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from treeopt.errors import InvalidInput, TreeoptError, Unsupported
+from treeopt.errors import InvalidInput, TreeoptError
 from treeopt.files import npz, storage
 from treeopt.files.journal import Advance, Journal, Make, Say
 from treeopt.records.drafters import DRAFTERS
@@ -34,11 +31,11 @@ from treeopt.runtime.drafters.open import open_drafter
 from treeopt.runtime.measure.ranks import Turns
 from treeopt.runtime.memory import with_less_memory
 from treeopt.runtime.prompts.sets import Conversation, PromptSet
-from treeopt.runtime.session import open_model, open_prompts
+from treeopt.runtime.session import open_prompts
 from treeopt.runtime.stop import StopRule
 from treeopt.runtime.target import Target
 from treeopt.runtime.training.batches import Text
-from treeopt.runtime.training.recipe import Recipe
+from treeopt.runtime.training.recipe import PRECISIONS, Recipe
 
 ANSWERS = {
     "tokens": npz.Form(np.int32, "tokens"),
@@ -46,38 +43,14 @@ ANSWERS = {
     "prompt_tokens": npz.Form(np.int32, "answers"),
     "conversation": npz.Form(np.int32, "answers"),
 }
-LONGEST_WAIT = timedelta(hours=6)  # of a process for the answers that another one writes
 
 
-def open_accelerator(*, device: str | None, dtype: str | None, mixed_precision: str | None) -> Any:
-    """accelerate's view of the devices; started by ``accelerate launch`` it is one process of several.
-
-    Modules are placed by the caller, so that --device means here what it means elsewhere. Raises Unsupported where
-    accelerate is not installed.
-    """
-    try:
-        from accelerate import Accelerator
-        from accelerate.utils import InitProcessGroupKwargs
-    except ImportError:
-        raise Unsupported("Training needs accelerate. Install it with: pip install 'treeopt[train]'") from None
-    handlers = [InitProcessGroupKwargs(timeout=LONGEST_WAIT)]
-    cpu = device is not None and torch.device(device).type == "cpu"
-    precision = wanted_precision(mixed_precision, device, dtype)
-    return Accelerator(device_placement=False, mixed_precision=precision, cpu=cpu, kwargs_handlers=handlers)
-
-
-def wanted_precision(given: str | None, device: str | None, dtype: str | None) -> str:
-    """The precision that is given, here or to ``accelerate launch``; else bf16 for half precision on a CUDA device."""
-    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")  # it says "no" where the user said nothing
-    if given or launched != "no" or dtype in ("float32", "float64"):
-        return given or launched
-    on_cuda = torch.cuda.is_available() and (device is None or torch.device(device).type == "cuda")
-    return "bf16" if on_cuda and torch.cuda.is_bf16_supported() else "no"
-
-
-def open_base(source: Mapping[str, Any], device: str) -> Target:
-    """The target that heads are trained for, on this process's device unless the options name one."""
-    return open_model(source if "device_map" in source else {"device": device, **source})
+def wanted_precision(given: str | None, target: Target) -> str:
+    """The precision that is given; else bf16 for a target in half precision on a CUDA device."""
+    if given:
+        return given
+    is_half = target.device.type == "cuda" and target.dtype.itemsize == 2
+    return PRECISIONS[is_half and torch.cuda.is_bf16_supported()]
 
 
 def open_seeds(source: Mapping[str, Any], target: Target, most: int) -> PromptSet:
@@ -135,7 +108,6 @@ def save_result(trainee: Any, target: Target, recipe: Recipe, folder: Path) -> l
 BLOCK_CONVERSATIONS = 64  # a killed run loses one block at most
 DIGEST_NUMBERS = 64
 FEWEST_ANSWER_TOKENS = 2  # fewer leave no head anything to guess
-ALONE = SimpleNamespace(process_index=0, num_processes=1, wait_for_everyone=lambda: None)
 
 
 @dataclass(frozen=True)
@@ -157,26 +129,19 @@ def own_texts(
     folder: Path,
     asking: Asking,
     *,
-    among: Any = ALONE,
     advance: Advance = lambda conversations: None,
     say: Say = lambda message: None,
     elsewhere: Make | None = None,
 ) -> list[Text]:
     """The model's own answers to all conversations, kept in a folder of ``folder`` for the same question.
 
-    among     : this process among those that train together, as accelerate says it
-    elsewhere : makes blocks for all of them; None where the target here answers
+    elsewhere : makes the blocks; None where the target here answers
     """
     key = answers_key(target, prompts, asking)
     place = folder / f"answers-{hashlib.sha256(storage.to_json(key).encode()).hexdigest()[:12]}"
-    first, step = among.process_index, among.num_processes if elsewhere is None else 1
-    if first == 0:
-        Journal(place, key, ".npz")
-    among.wait_for_everyone()
     journal, answers = Journal(place, key, ".npz"), AnswerWriter(target, prompts, asking)
-    sizes = {n: step * len(block) for n, block in enumerate(answers.blocks) if n % step == first}
+    sizes = {n: len(block) for n, block in enumerate(answers.blocks)}
     journal.fill(sizes, elsewhere or (lambda numbers: ((n, answers.block(n, say)) for n in numbers)), advance, say)
-    among.wait_for_everyone()
     read = (_read_block(journal.block(n), block, asking.most_tokens) for n, block in enumerate(answers.blocks))
     return [text for texts in read for text in texts]
 

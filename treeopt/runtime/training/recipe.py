@@ -16,7 +16,7 @@ from treeopt.files.parameters import Count, Positive, parameters_of
 from treeopt.records.drafters import RECIPES, RecipeDefaults
 
 KINDS = tuple(RECIPES)
-PRECISIONS = ("no", "bf16", "fp16")
+PRECISIONS = ("no", "bf16")
 WARMUP_STEPS = 40  # most steps in which the learning rate rises; at most a tenth of the steps
 CLIP_NORM = 1.0
 DRAFT_VOCAB = 32_000  # as published drafters have
@@ -34,7 +34,7 @@ class Recipe:
     steps         : steps to train
     epochs        : passes over the texts; by default 1, unless ``steps`` or ``minutes``
     minutes       : minutes to train. The learning rate falls over this time
-    batch_size    : texts in each step, over all devices
+    batch_size    : texts in each step
     accumulate    : split each step into this many passes, to save memory
     learning_rate : highest learning rate of the heads; by default 0.001; eagle3 and dflash 0.0005
     start         : heads of the same kind to go on from, named as a drafter is; by default new ones
