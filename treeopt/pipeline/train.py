@@ -172,8 +172,9 @@ class TrainingJob:
                 if cluster is not None:
                     work = AnswerBlocks(self.source, opening.answers_key(*question), self.prompts, self.asking)
                     elsewhere = partial(cluster.do, work, note)
-                told = {"advance": advance, "say": note, "elsewhere": elsewhere}
-                found = opening.own_texts(self.target, self.prompts, kept, self.asking, **told)
+                found = opening.own_texts(
+                    self.target, self.prompts, kept, self.asking, advance=advance, say=note, elsewhere=elsewhere
+                )
         self.learned, self.held_out = batches.split_texts(found)
         longest = max(text.answer_tokens for text in self.learned)
         if self.recipe.num_heads >= longest:
