@@ -129,13 +129,13 @@ DRAFTERS = {
         note=ONE_PASS.format("DFlash drafts a block") + " A block of another length is drafted otherwise."),
     "dflash2": DrafterKind(
         about="DFlash2's layers, whose guesses depend on the one before: as above",
-        recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
-            "dflash2": Layout("dflash's tensors with candidate_selector and convolutions: z-lab, NeMo, vLLM", shares=True),
+        recognises="checkpoints.dflash:recognise_block", layouts={
+            "dflash2": Layout("dflash's tensors with candidate_selector and convolutions: read only: z-lab, NeMo, vLLM", shares=True),
         }),
     "dspark": DrafterKind(
         about="DSpark's layers, DFlash's with a Markov head: as above",
-        recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={
-            "dspark": Layout("dflash's tensors with markov_head and perhaps confidence_head: DeepSpec, SpecForge, speculators",
+        recognises="checkpoints.dflash:recognise_block", layouts={
+            "dspark": Layout("dflash's tensors with markov_head and perhaps confidence_head, read only: DeepSpec, SpecForge, speculators",
                              shares=True),
         }, ends_itself=True,
         note="DSpark's engines verify fewer guesses where it is unsure or the server is busy, and those left out count as "
@@ -177,7 +177,13 @@ ELSEWHERE = {
 }
 COUNTED = DRAFTERS | ELSEWHERE  # kinds whose drafts an engine may have counted
 LAYOUTS = {name: layout for kind in DRAFTERS.values() for name, layout in kind.layouts.items()}
-WRITTEN = tuple(name for name, layout in LAYOUTS.items() if not (layout.has_base or layout.is_old))
+WRITTEN = tuple(
+    name
+    for kind in DRAFTERS.values()
+    if kind.writes
+    for name, layout in kind.layouts.items()
+    if not (layout.has_base or layout.is_old)
+)
 RECIPES = {name: recipe for kind in DRAFTERS.values() for name, recipe in kind.recipes.items()}
 ASKED = ", ".join(kind.argument for kind in DRAFTERS.values() if kind.argument)  # as --drafter takes them
 

@@ -1,4 +1,4 @@
-"""Read and write drafters of blocks, DFlash, DFlash2 and DSpark: z-lab's and SpecForge's layout, speculators' and DeepSpec's.
+"""Read drafters of blocks, DFlash, DFlash2 and DSpark: z-lab's and SpecForge's layout, speculators' and DeepSpec's. DFlash is written, too.
 
 They differ in where config.json says what, in how layers of the target are counted, and in which row of a block makes the first
 guess. Where readers of one file draft differently, what is not said is asked for.
@@ -80,31 +80,29 @@ def recognise_block(stored: StoredTensors) -> Checkpoint | None:
     elif any(name.startswith((MARKOV, CONFIDENCE)) for name in names):
         kind = "dspark"
     count = count_layers(names)
-    common = [
-        *OUTSIDE,
-        *(f"layers.{i}.{name}" for i in range(count) for name in OF_LAYER),
-        *_added(kind, names, told, count),
-    ]
+    common = [*OUTSIDE, *(f"layers.{i}.{name}" for i in range(count) for name in OF_LAYER), *_added(kind, names, count)]
     common += [name for name in (EMBEDDING, HEAD, OFFSETS, KNOWN) if name in names]
     common += [HEAD] if OFFSETS in names and HEAD not in names else []
     root = "model." if any(name.startswith("model.") for name in stored.parts) else ""
     found = {name: names.get(name, root + name) for name in common}
-    check_names(stored, found.values(), f"a drafter in the layout {kind!r}", known=found.values())
+    # No guess depends on a confidence head.
+    confidence = [name for common, name in names.items() if common.startswith(CONFIDENCE)]
+    what = f"a drafter in the layout {kind!r}"
+    check_names(stored, found.values(), what, known=found.values(), optional=confidence)
     return Checkpoint(
         stored, kind, found, partial(_build, told, kind, count), (OFFSETS, KNOWN), shares=HEAD not in names
     )
 
 
-def _added(kind: str, names: Container[str], told: Settings, count: int) -> list[str]:
+def _added(kind: str, names: Container[str], count: int) -> list[str]:
     if kind == "dflash2":
         return [*CODEBOOKS, *(f"layers.{i}.{name}" for i in range(count) for name in CONVOLUTIONS)]
     if kind == "dflash":
         return []
     added = [f"{MARKOV}markov_w1.weight", f"{MARKOV}markov_w2.weight"]
-    has_confidence = told.get("enable_confidence_head") is True
-    for part in (f"{MARKOV}gate_proj", f"{MARKOV}joint_proj", f"{CONFIDENCE}proj"):
+    for part in (f"{MARKOV}gate_proj", f"{MARKOV}joint_proj"):
         pair = [f"{part}.weight", f"{part}.bias"]
-        if any(name in names for name in pair) or (part.startswith(CONFIDENCE) and has_confidence):
+        if any(name in names for name in pair):
             added += pair
     return added
 
@@ -183,9 +181,7 @@ def _kind(
     )
     if told.get("markov_head_type", markov) != markov:
         raise told.wrong("markov_head_type", f"{markov}, as its tensors are")
-    wide = reading.tensors.get(f"{CONFIDENCE}proj.weight")
-    confidence = 0 if wide is None else d if wide.shape[-1] == d else d + rank
-    return DSparkHeads, {"rank": rank, "markov": markov, "confidence": confidence}
+    return DSparkHeads, {"rank": rank, "markov": markov}
 
 
 def _config(told: Settings, count: int) -> Any:
@@ -278,11 +274,7 @@ def publish_block(heads: DFlashHeads, layout: str, base: str, lm_head: Tensor | 
         "block_size": form.block,
         "sample_from_anchor": form.from_anchor,
         **({"is_causal": form.causal[0]} if len(set(form.causal)) == 1 else {"sliding_window_non_causal": False}),
-        "dflash_config": {
-            "target_layer_ids": [i - 1 for i in form.layers],
-            "mask_token_id": form.mask_id,
-            **heads.sizes,
-        },
+        "dflash_config": {"target_layer_ids": [i - 1 for i in form.layers], "mask_token_id": form.mask_id},
     }
     if any(form.windows):
         said["layer_types"] = [f"{'full' if window is None else 'sliding'}_attention" for window in form.windows]

@@ -12,7 +12,7 @@ K guesses · H key heads · D their width · V vocabulary · Vt tokens that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -78,7 +78,6 @@ class DFlashHeads(Heads):
 
     kind = "dflash"
     reads_prompt = has_marginals = True
-    sizes: Mapping[str, object] = {}  # of what a kind adds, as config.json says them
     layers: Any
     rotary: Any
 

@@ -2,8 +2,8 @@
 
 h is the normed row of the block that makes a guess, u = lm_head h its logits as DFlash's, and a the token before it on its path.
 DSpark adds W2 z to u. z is W1[a] (vanilla), sigmoid(G [h; W1[a]]) * W1[a] (gated), or comes of a state s that goes along
-the path: [g; n; o] = J [s; W1[a]; h], s' = sigmoid(g) * s + (1 - sigmoid(g)) * tanh(n), z = tanh(o) (rnn). Its confidence
-head reads h, or [h; W1[a]]; it is kept, and no guess depends on it (DSpark, deepspec/modeling/dspark).
+the path: [g; n; o] = J [s; W1[a]; h], s' = sigmoid(g) * s + (1 - sigmoid(g)) * tanh(n), z = tanh(o) (rnn)
+(DSpark, deepspec/modeling/dspark).
 DFlash2 keeps the likeliest tokens by u, and adds <A[a] * H h, B[b]> to the logit of each such b. Its layers have
 convolutions over the rows of a block before and behind attention and MLP (NeMo Automodel, draft_qwen3_dflash2.py).
 
@@ -69,17 +69,14 @@ class PathDraft(BlockState):
 class DSparkHeads(PathHeads):
     """A DSpark drafter.
 
-    rank       : r
-    markov     : one of `MARKOV`
-    confidence : what the confidence head reads, d or d + r; 0 where there is none
-    options    : see `DFlashHeads`
+    rank    : r
+    markov  : one of `MARKOV`
+    options : see `DFlashHeads`
     """
 
     kind = "dspark"
 
-    def __init__(
-        self, config: Any, form: Form, *, rank: int, markov: str = "vanilla", confidence: int = 0, **options: Any
-    ) -> None:
+    def __init__(self, config: Any, form: Form, *, rank: int, markov: str = "vanilla", **options: Any) -> None:
         super().__init__(config, form, **options)
         d, placed, self.rank = config.hidden_size, self.placed, rank
         # (V, r) whose rows are looked up, and (Vt, r)
@@ -89,15 +86,6 @@ class DSparkHeads(PathHeads):
             states = 2 if markov == "rnn" else 1
             parts[name] = zero_linear(states * rank + d, (2 * states - 1) * rank, **placed)
         self.markov_head = nn.ModuleDict(parts)
-        head = {"proj": zero_linear(confidence, 1, **placed)} if confidence else {}
-        self.confidence_head = nn.ModuleDict(head)
-        self.sizes = {
-            "projector_type": "dspark",
-            "markov_rank": rank,
-            "markov_head_type": markov,
-            "enable_confidence_head": bool(confidence),
-            "confidence_head_with_markov": confidence > d,
-        }
 
     def known(self, tokens: Tensor) -> Tensor:
         """(..., r) what W1 says of (...,) tokens."""
@@ -141,7 +129,6 @@ class DFlash2Heads(PathHeads):
         for layer in self.layers:
             for name in ("attention_conv", "mlp_conv"):
                 setattr(layer, name, Convolutions(d, taps, group, **placed))
-        self.sizes = {"conv_kernel_size": taps, "conv_group_size": group, "selector_rank": rank, "selector_top_k": kept}
 
     @property
     def draft_vocab_size(self) -> int:
