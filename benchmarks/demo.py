@@ -122,17 +122,7 @@ def tree_step(session: Session, prompts: list[list[int]], trees: dict[int, Tree]
     def bare_heads() -> float:
         return seconds(lambda: [heads.logits(hidden, k) for k in range(heads.num_heads)])
 
-    def besides(tree: Tree) -> float:
-        """All of a step but the target's pass."""
-        ours(tree)
-        decoder.by_parts = True
-        parts = step(tree).parts_ms
-        decoder.by_parts = False
-        return (sum(parts.values()) - parts["target"]) / 1e3
-
     for rows, tree in trees.items():
-        ms = interleaved({"besides": lambda t=tree: besides(t), "plain": lambda: ours(None)})
-        report(f"draft, verify and commit at {rows} rows / plain step", ms["besides"] / ms["plain"], "bar 0.06")
         ms = interleaved({"ours": lambda t=tree: ours(t), "bare": lambda r=rows: bare(r), "heads": bare_heads}, 60)
         print(
             f"tree step, {rows} rows: ours {1e3 * ms['ours']:.2f} ms, bare pass {1e3 * ms['bare']:.2f}, "

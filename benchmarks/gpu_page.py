@@ -68,13 +68,10 @@ def tests_said(measured: Path) -> str:
 
 
 def write_profile(root: Path, name: str, profile: LatencyProfile) -> str:
-    """Write it without the parts of steps; its row of the table."""
-    points, plain = (
-        tuple(replace(t, parts_ms=None) for t in some) for some in (profile.points, profile.autoregressive)
-    )
+    """Write it; its row of the table."""
     made = {**profile.info["provenance"], "command": "make gpu"}
     info = {**profile.info, "provenance": made}
-    replace(profile, points=points, autoregressive=plain, info=info).save(root / "profiles" / f"{name}.json")
+    replace(profile, info=info).save(root / "profiles" / f"{name}.json")
     return f"| `{name}` | measured | {made['device']} | {made['time'][:10]} | `{made['command']}` |"
 
 

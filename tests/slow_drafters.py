@@ -184,9 +184,7 @@ def check_proposals(heads, slow, *, seed: int, steps: int = 6, trees=TREES, lett
         tree = trees[(seed + step) % len(trees)]
         roots = torch.tensor([text.tokens[n] for text, n in rows])
         if step % 3 != 2:  # a plain step does not draft
-            parts: list[str] = []
-            tokens = draft.propose(TreeTensors.of(tree, CPU), roots, parts.append)
-            assert parts in ([f"draft {d}" for d in range(tree.depth)], ["draft"])
+            tokens = draft.propose(TreeTensors.of(tree, CPU), roots)
             for (text, n), row in zip(rows, tokens.tolist(), strict=True):
                 check_row(heads, slow, tree, text, n, row)
         counts = [rng.choice([1, 1, 2, 4]) for _ in rows]
@@ -212,7 +210,7 @@ def check_proposals(heads, slow, *, seed: int, steps: int = 6, trees=TREES, lett
     draft.clear()
     rows.clear()
     fill([5])
-    tokens = draft.propose(TreeTensors.of(trees[0], CPU), torch.tensor([rows[0][0].tokens[5]]), lambda _: None)
+    tokens = draft.propose(TreeTensors.of(trees[0], CPU), torch.tensor([rows[0][0].tokens[5]]))
     check_row(heads, slow, trees[0], *rows[0], tokens[0].tolist())
 
 

@@ -314,7 +314,7 @@ def use_checkpoint(path, tools):
     states = 1 + heads.form.states if heads.kind == "eagle3" else 1
     draft.prefill([[1, 2, 3]], torch.ones(1, 3, heads.width * states))
     tree = TreeTensors.of(Tree.chain(min(2, heads.num_heads)), torch.device("cpu"))
-    tokens = draft.propose(tree, torch.tensor([4]), lambda _: None)
+    tokens = draft.propose(tree, torch.tensor([4]))
     assert bool(((tokens >= 0) & (tokens < heads.vocab_size)).all())
 
 

@@ -36,7 +36,7 @@ class Given(MarginalDraft):
         return self.given[:, :depth]
 
     def pool(self, *numbers):
-        return self.first_nodes(DDTree(*numbers), torch.arange(len(self.given)), lambda part: None)
+        return self.first_nodes(DDTree(*numbers), torch.arange(len(self.given)))
 
 
 def draft(rng, depth, tokens, rows=AT_ONCE) -> Given:

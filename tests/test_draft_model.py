@@ -64,7 +64,7 @@ def test_a_proposal_takes_one_pass_per_level():
     for _ in range(3):  # plain steps cost nothing
         draft.extend([[5], [6]], torch.zeros(2, 1, 5), [[0], [0]])
     assert drafter.model.passes == 0
-    draft.propose(TreeTensors.of(tree, CPU), torch.tensor([7, 8]), lambda part: None)
+    draft.propose(TreeTensors.of(tree, CPU), torch.tensor([7, 8]))
     assert drafter.model.passes == tree.depth
 
 
@@ -79,7 +79,7 @@ def test_a_long_row_beside_one_with_more_to_feed_stays_in_its_room():
         texts[0].append(i)
     draft.prefill([long], torch.zeros(1, 39, 5))
     for root in (33, 34):
-        found = draft.propose(TreeTensors.of(tree, CPU), torch.tensor([root, root]), lambda part: None)
+        found = draft.propose(TreeTensors.of(tree, CPU), torch.tensor([root, root]))
         for text, row in zip(texts, found.tolist(), strict=True):
             after = SimpleNamespace(tokens=[*text, root], hidden=torch.zeros(0))
             check_row(drafter, slow_model, tree, after, len(text), row)

@@ -60,10 +60,8 @@ def some_profile(batch_sizes, *, depth: int = 3, largest: int = 64) -> LatencyPr
         plain.append(StepTiming(b, 512, 1, 0, tuple((3 + 0.1 * b) * noise)))
         for size in (s for s in (2, 4, 8, 16, 32, 64, 128, 256) if s <= largest):
             for d in {1, min(depth, size - 1)}:
-                spent = {"draft": 0.3 * d, "target": 3 + 0.02 * b * size, "verify": 0.2, "commit": 0.1}
-                ms = tuple(sum(spent.values()) * noise)
-                each = {name: tuple(t * noise) for name, t in spent.items()}
-                points.append(StepTiming(b, 512, size, d, ms, parts_ms=each))
+                ms = 0.3 * d + 3 + 0.02 * b * size + 0.3
+                points.append(StepTiming(b, 512, size, d, tuple(ms * noise)))
     runtime = {"name": "treeopt", "version": "0.1.0", "attention": "sdpa"}
     return LatencyProfile(tuple(points), tuple(plain), runtime)
 

@@ -207,9 +207,7 @@ def test_a_proposal_takes_one_pass_and_plain_steps_take_none():
         drafter.model.passes = 0
         for _ in range(3):
             draft.extend([[5], [6]], torch.zeros(2, 1, 5), [[0], [0]])
-        draft.propose(
-            TreeTensors.of(Tree.dense([3, 2, 1]), torch.device("cpu")), torch.tensor([7, 8]), lambda part: None
-        )
+        draft.propose(TreeTensors.of(Tree.dense([3, 2, 1]), torch.device("cpu")), torch.tensor([7, 8]))
     assert drafter.model.passes == 1
 
 
@@ -224,7 +222,7 @@ def test_masks_of_a_long_row_beside_one_with_more_to_feed_stay_in_their_room():
             texts[0].append(i)
         draft.prefill([long], torch.zeros(1, 39, 5))
         drafter.model.passes = 0
-        found = draft.propose(plan, torch.tensor([33, 33]), lambda part: None)
+        found = draft.propose(plan, torch.tensor([33, 33]))
         assert drafter.model.passes > 1  # there is no room for all that waits at once
         for text, row in zip(texts, found.tolist(), strict=True):
             assert row == [33, *(slow_pard(drafter, text, None, 33, [0] * depth)[0] for depth in range(4))]

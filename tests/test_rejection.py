@@ -226,7 +226,7 @@ def test_trees_are_refused(target):
     sampling = Sampling(1.0)
     drafter = SampledChain(DraftModel(target, target.vocab_size), target, sampling)
     with pytest.raises(InvalidInput, match="chains only, but got a tree of 3 rows"):
-        drafter.start(1, 9).propose(TreeTensors.of(Tree.dense([2]), target.device), torch.tensor([1]), print)
+        drafter.start(1, 9).propose(TreeTensors.of(Tree.dense([2]), target.device), torch.tensor([1]))
 
 
 def test_the_rule_needs_a_draft_model(target, heads):

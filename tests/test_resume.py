@@ -235,21 +235,6 @@ def test_a_killed_profile_keeps_its_rounds(tmp_path, target, heads):
     ((points, plain),) = found.timings()
     assert [len(p.step_ms) for p in points] == [3, 3]  # the shortest visits
     assert len(plain.step_ms) == 9
-    assert {part for p in points for part in p.parts_ms} == {"draft", "target", "verify", "commit"}
-    assert set(plain.parts_ms) == {"target", "commit"}
-
-
-def test_parts_of_a_step_add_up_to_it(target, heads):
-    own = Decoder(Setup(target, heads, StopRule(frozenset(), 50, at_loops=False)))
-    own.prepare([[1, 2, 3]], [Tree.dense([3, 2])], 1)
-    passes = own.answer([[1, 2, 3]], Tree.dense([3, 2]))
-    assert next(passes).reads_prompt
-    own.by_parts = True
-    step = next(passes)
-    assert list(step.parts_ms) == ["draft", "target", "verify", "commit"]
-    assert 0.9e3 * step.seconds < sum(step.parts_ms.values()) <= 1e3 * step.seconds
-    own.by_parts = False
-    assert not next(passes).parts_ms
 
 
 def test_a_killed_benchmark_continues_behind_its_last_block(tmp_path, target, heads):

@@ -48,7 +48,6 @@ class Visit:
     seconds     : time of the whole visit
     processor_s : time in which this process computed; None where others did
     lengths     : of the rows before each step [tokens]
-    parts_ms    : of one step more, part by part
     """
 
     place: int
@@ -57,7 +56,6 @@ class Visit:
     block: int = 0
     processor_s: float | None = None
     lengths: list[int] = field(default_factory=list)
-    parts_ms: dict[str, float] = field(default_factory=dict)
 
 
 Round = tuple[Visit, ...]  # the visits in the order of their turns
@@ -177,7 +175,6 @@ class Rounds:
 
     def _timing(self, visits: Sequence[Visit], place: int, tree: Draft, context: int) -> StepTiming:
         visits = [visit for visit in visits if visit.place == place]
-        parts = visits[0].parts_ms
         return StepTiming(
             self.batch_size,
             context,
@@ -185,7 +182,6 @@ class Rounds:
             tree.depth,
             step_ms=tuple(ms for visit in visits for ms in visit.step_ms),
             round=tuple(visit.block for visit in visits for _ in visit.step_ms),
-            parts_ms={part: tuple(visit.parts_ms[part] for visit in visits) for part in parts} or None,
             topk=tree.topk,
             over_marginals=tree.cost.family == OVER_MARGINALS or None,
             as_it_comes=(len(tree) == 1 and place < len(self.all_trees)) or None,

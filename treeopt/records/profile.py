@@ -44,7 +44,6 @@ class StepTiming(AtSetting):
 
     step_ms        : samples of the whole step
     round          : round of each sample
-    parts_ms       : samples of each part: draft, target, verify and commit
     topk           : of a dynamic tree: the nodes that it expands on each level, and the children of each
     over_marginals : whether it is a tree over marginals
     as_it_comes    : whether it is a plain step of an engine in its default setting, where ``autoregressive`` has exact ones
@@ -55,7 +54,6 @@ class StepTiming(AtSetting):
     depth: Count
     step_ms: Annotated[tuple[Amount, ...], Field(min_length=1)]
     round: tuple[Count, ...] | None = None
-    parts_ms: dict[str, tuple[NotNegative, ...]] | None = None
     topk: Annotated[int, Field(ge=1, le=MOST_TOPK)] | None = None
     over_marginals: bool | None = None
     as_it_comes: bool | None = None

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from math import nan
-from statistics import median
 
 from treeopt.records.estimate import Estimate
 from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.report.table import Table, texts
-from treeopt.report.wording import percentages, pm
+from treeopt.report.wording import pm
 
 MOST_SIZES = 24  # of a setting in a table; beyond them those below are shown, and the largest
 SHOWN_SIZES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-PARTS = ("draft", "target", "verify", "commit")  # of a step, in their order
 
 
 def profile_table(profile: LatencyProfile) -> Table:
@@ -23,8 +21,8 @@ def profile_table(profile: LatencyProfile) -> Table:
         shown = sorted(deepest) if len(deepest) <= MOST_SIZES else shown
         is_whole &= len(shown) == len(deepest)
         rows += _timed_steps(profile, setting, [deepest[size] for size in shown])
-    header = ("batch", "context", "rows", "depth", "ms", "over\nplain", "samples", *PARTS)
-    columns = texts(*header, spare=("samples", *reversed(PARTS)))
+    header = ("batch", "context", "rows", "depth", "ms", "over\nplain", "samples")
+    columns = texts(*header, spare=("samples",))
     caption = "" if is_whole else "Not every size is shown; profile.json has them all."
     title = f"Latency of {f'the {profile.part} of ' if profile.part else ''}one decoding step (median)"
     return Table(title, columns, rows, caption=caption, section=lambda row: row[:2])
@@ -49,11 +47,4 @@ def _timed_steps(
         samples = str(sum(len(p.step_ms) for p in steps))
         ms = pm(Estimate(latency.ms, latency.stderr_ms if measured.is_sure else nan))
         over = pm(latency.ms / measured.plain.ms)
-        yield *where, ms, over, samples, *_part_shares(steps[0])
-
-
-def _part_shares(timing: StepTiming) -> list[str]:
-    """Median share of each part in the sum of all; they are timed in steps of their own."""
-    ms = {part: median(samples) for part, samples in (timing.parts_ms or {}).items()}
-    shares = dict(zip(ms, percentages(list(ms.values())), strict=True))
-    return [shares.get(part, "–") for part in PARTS]
+        yield *where, ms, over, samples

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -130,7 +129,6 @@ class Decoder(Stepper):
         self.finished: list[AnswerRow] = []
         self._roots = self._keys = torch.empty(0)  # (b,) of every live row
         self._drafting: dict[Draft, Drafting] = {}
-        self._marks: list[tuple[str, float]] | None = None  # parts of a step, and when they ended
         self._one = torch.ones((1, 1), dtype=torch.bool, device=setup.target.device)  # of a lone root
         self._zero = torch.zeros(1, dtype=torch.long, device=setup.target.device)
 
@@ -171,7 +169,6 @@ class Decoder(Stepper):
         before, forwards = {row.id: len(row.tokens) for row in self.live}, self.target.passes
         synchronize(self.target.device)
         began = time.perf_counter()
-        self._marks = [("", began)] if self.by_parts else None
         rows = work()
         synchronize(self.target.device)
         return Pass(
@@ -179,22 +176,8 @@ class Decoder(Stepper):
             time.perf_counter() - began,
             reads_prompt,
             accepted={row.id: row.accepted[-1] for row in rows if row.accepted},
-            parts_ms=self._parts_ms(),
             forwards=self.target.passes - forwards,
         )
-
-    def _parts_ms(self) -> dict[str, float]:
-        """Time of each part of the step; the levels of drafting, "draft 0", "draft 1", ..., are one part."""
-        parts: dict[str, float] = {}
-        for (_, began), (mark, ended) in pairwise(self._marks or []):
-            part = mark.split(" ")[0]
-            parts[part] = parts.get(part, 0.0) + 1e3 * (ended - began)
-        return parts
-
-    def _mark(self, part: str) -> None:
-        if self._marks is not None:
-            synchronize(self.target.device)
-            self._marks.append((part, time.perf_counter()))
 
     @torch.inference_mode()
     def _refill(self) -> list[AnswerRow]:
@@ -240,21 +223,18 @@ class Decoder(Stepper):
             hidden, places = self._verify(self._roots[:, None], self._zero, self._one, 0)
             last = hidden[:, 0]
             self._roots = choose(target.scored(last), self._keys, places[:, 0] + 1)
-            self._mark("target")
             committed, paths, roots = [row.tokens[-1:] for row in rows], [[0]] * len(rows), self._roots.tolist()
             if self.records:
                 for i, row in enumerate(rows):
                     row.states.append((last, i))
         else:
-            nodes = self._drafting_of(draft)(self._roots, self._mark)
+            nodes = self._drafting_of(draft)(self._roots)
             hidden, places = self._verify(nodes.tokens.clamp_min(0), nodes.depths, nodes.ancestors, draft.depth)
             logits = target.scored(hidden)
             choices = choose(logits, self._keys[:, None], places + 1)
-            self._mark("target")
             known, chosen, paths = nodes.accepted(choices, logits)
             committed = [[of_row[node] for node in path] for of_row, path in zip(known, paths, strict=True)]
             roots = [of_row[path[-1]] for of_row, path in zip(chosen, paths, strict=True)]
-            self._mark("verify")
             self._roots = torch.tensor(roots, device=target.device)
         self._commit(committed, roots, paths, hidden)
         return rows
@@ -284,7 +264,6 @@ class Decoder(Stepper):
             row.emit(*guesses, root)
             row.accepted.append(min(len(guesses), len(row.tokens) - before))
         self._drop_finished()
-        self._mark("commit")
 
     def _drafting_of(self, tree: Draft) -> Drafting:
         """What drafts such trees; InvalidInput for one that drafter or rule cannot take."""

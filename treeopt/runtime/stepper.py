@@ -48,7 +48,6 @@ class Pass:
     seconds      : that it took, drafting and choosing included
     reads_prompt : whether it read some prompt or a part of it; such a pass may verify guesses already
     accepted     : guesses accepted of each prompt; where one is missing, all tokens but the last
-    parts_ms     : what the parts of a step took, in their order, where that was asked for
     forwards     : of the target, where reading took several
     """
 
@@ -56,7 +55,6 @@ class Pass:
     seconds: float
     reads_prompt: bool
     accepted: Mapping[int, int] = field(default_factory=dict)
-    parts_ms: Mapping[str, float] = field(default_factory=dict)
     forwards: int = 1
 
     def guesses(self, place: int) -> int:
@@ -76,7 +74,6 @@ class Stepper(ABC):
     own_length  : chain of the engine's own settings; None where it has to be told one
     about       : what a prediction lacks, in a sentence; empty where guesses are those that treeopt's drafter makes
     first_is_slow : whether the first step with a draft takes much longer than others, since it is compiled for it
-    by_parts    : set to have the next steps say what their parts took, where the engine can tell
     as_it_comes : the same engine with nothing forced, where this one is told to be exact
     idle        : the same engine with its drafter there and told to guess nothing, where plain decoding has no drafter
     is_launched : whether its engines are processes, whose launches differ: they are a level of the error
@@ -90,7 +87,6 @@ class Stepper(ABC):
     own_length: int | None = None
     about: str = ""
     first_is_slow: bool = False
-    by_parts: bool = False
     as_it_comes: Stepper | None = None
     idle: Stepper | None = None
     is_launched: bool = False
@@ -197,27 +193,23 @@ class StepVisits(Visitor):
         return found, time.perf_counter() - began
 
     def visit(self, place: int, steps: tuple[int, int], number: int) -> Visit:
-        """Some steps with a tree; the last of the untimed ones is by parts."""
+        """Some steps with a tree, behind some that are not timed."""
         draft = self.drafts[place]
         (untimed, timed), began, worked = steps, time.perf_counter(), time.process_time()
         if self._passes is None:
             self._open(draft, number)
-        step_ms, lengths, parts_ms = [], [], {}
+        step_ms, lengths = [], []
         for n in range(untimed + timed):
-            self.stepper.by_parts = n == untimed - 1
             length, one = self._step(draft, number)
             lengths.append(length)
             if n >= untimed:
                 step_ms.append(round(1e3 * one.seconds, 5))
-            elif one.parts_ms:
-                parts_ms = {part: round(ms, 5) for part, ms in one.parts_ms.items()}
         return Visit(
             place=place,
             seconds=time.perf_counter() - began,
             processor_s=time.process_time() - worked,
             step_ms=step_ms,
             lengths=lengths,
-            parts_ms=parts_ms,
         )
 
     def close(self) -> None:

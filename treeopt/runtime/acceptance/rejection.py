@@ -38,7 +38,7 @@ from treeopt.runtime.acceptance.rules import (
     uniforms,
 )
 from treeopt.runtime.drafters.draft_model import DraftModel, ModelDraft
-from treeopt.runtime.drafters.protocol import GivenText, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import GivenText, TreeTensors
 from treeopt.runtime.target import Target
 from treeopt.trees.shapes import SHAPES
 from treeopt.trees.tree import Tree
@@ -147,7 +147,7 @@ class ChainDraft(ModelDraft):
         self.keys = torch.cat([self.keys, new])
         super().prefill(prompts, hidden)
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+    def propose(self, plan: TreeTensors, roots: Tensor) -> Tensor:
         if not SHAPES["chain"](plan.tree):
             raise InvalidInput(f"Rejection takes chains only, but got a tree of {len(plan.tree)} rows.")
         tokens, shares, seed = [roots[:, None]], [], self.drafter.sampling.seed
@@ -163,7 +163,6 @@ class ChainDraft(ModelDraft):
             outside = positions - 1 + depth >= self.drafter.model.context
             shares.append(q.masked_fill(outside[:, None], 0.0))
             tokens.append(drawn.masked_fill(outside, -1)[:, None])
-            mark(f"draft {depth}")
         self.drafter.proposal = torch.stack(shares, 1), self.keys, positions
         return torch.cat(tokens, 1)
 

@@ -17,15 +17,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput
 from treeopt.records.rules import SAME_TEXT
 from treeopt.runtime.acceptance.rules import Greedy, Nodes, follow_each
-from treeopt.runtime.drafters.protocol import (
-    Drafter,
-    DrafterState,
-    Frontier,
-    GivenText,
-    Mark,
-    TreeTensors,
-    top_candidates,
-)
+from treeopt.runtime.drafters.protocol import Drafter, DrafterState, Frontier, GivenText, TreeTensors, top_candidates
 from treeopt.trees.draft import Draft, DynamicTree
 from treeopt.trees.tree import Tree
 
@@ -82,17 +74,16 @@ class LevelDraft:
         ids = getattr(self.drafter, "token_ids", None)
         return guesses if ids is None else ids[guesses]
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+    def propose(self, plan: TreeTensors, roots: Tensor) -> Tensor:
         """(b, T) token of every node: see `DrafterState`."""
         tokens = [roots[:, None]]
         self.begin(roots, plan.tree.depth)
         for level in plan.levels:
             logits = self.logits(level, tokens[-1][:, level.among])
             tokens.append(self.named(level.best(logits), level.depth))
-            mark(f"draft {level.depth}")
         return torch.cat(tokens, 1)
 
-    def grow(self, levels: int, topks: Sequence[int], roots: Tensor, mark: Mark) -> list[Pool]:
+    def grow(self, levels: int, topks: Sequence[int], roots: Tensor) -> list[Pool]:
         """The pool of each topk behind the (b,) roots. The drafter sees a node once, though several expand it."""
         level, tokens, most = Frontier(torch.zeros_like(roots)[:, None]), roots[:, None], max(topks)
         growing = [GrowingPool(topk, roots) for topk in topks]
@@ -101,7 +92,6 @@ class LevelDraft:
             guesses, own = self.children(level, tokens, most)
             children = self.named(guesses, depth).expand(-1, level.nodes, -1)
             best = [one.add(children, own.expand_as(children), last=depth + 1 == levels) for one in growing]
-            mark(f"draft {depth}")
             if depth + 1 < levels:
                 nodes = best[0]
                 if len(growing) > 1:
@@ -219,7 +209,7 @@ class Drafted:
     accepted: Callable[[Tensor, Tensor], tuple[Nodes, Nodes, Nodes]]
 
 
-Drafting = Callable[[Tensor, Mark], Drafted]  # of the (b,) roots
+Drafting = Callable[[Tensor], Drafted]  # of the (b,) roots
 
 
 @singledispatch
@@ -235,8 +225,8 @@ def _(tree: Tree, drafter: Drafter, state: DrafterState, acceptance: Greedy, dev
     check_fits(drafter, tree.depth, tree.max_rank)
     plan = TreeTensors.of(tree, device)
 
-    def drafted(roots: Tensor, mark: Mark) -> Drafted:
-        tokens = state.propose(plan, roots, mark)
+    def drafted(roots: Tensor) -> Drafted:
+        tokens = state.propose(plan, roots)
 
         def accepted(choices: Tensor, logits: Tensor) -> tuple[Nodes, Nodes, Nodes]:
             known, chosen = torch.stack([tokens, choices]).tolist()
@@ -252,10 +242,10 @@ def _(tree: DynamicTree, drafter: Drafter, state: object, acceptance: Greedy, de
     if not isinstance(state, LevelDraft):
         raise InvalidInput(f"A dynamic tree needs a drafter with probabilities, but {drafter.kind} has none.")
     check_fits(drafter, tree.levels, tree.topk - 1)
-    return drafting_by(lambda roots, mark: state.grow(tree.levels, (tree.topk,), roots, mark)[0], tree, acceptance)
+    return drafting_by(lambda roots: state.grow(tree.levels, (tree.topk,), roots)[0], tree, acceptance)
 
 
-def drafting_by(grow: Callable[[Tensor, Mark], Pool], draft: Draft, acceptance: Greedy) -> Drafting:
+def drafting_by(grow: Callable[[Tensor], Pool], draft: Draft, acceptance: Greedy) -> Drafting:
     """What drafts the best nodes of a pool that is grown anew at every step, behind the (b,) roots.
 
     Raises InvalidInput for a rule that depends on how guesses were drafted.
@@ -265,9 +255,8 @@ def drafting_by(grow: Callable[[Tensor, Mark], Pool], draft: Draft, acceptance: 
             f"A draft built anew at every step needs greedy decoding or sampling, but the rule is {rule}."
         )
 
-    def drafted(roots: Tensor, mark: Mark) -> Drafted:
-        tokens, parents, depths, ancestors = chosen_tree(grow(roots, mark), roots, len(draft))
-        mark("choose")
+    def drafted(roots: Tensor) -> Drafted:
+        tokens, parents, depths, ancestors = chosen_tree(grow(roots), roots, len(draft))
 
         def accepted(choices: Tensor, logits: Tensor) -> tuple[Nodes, Nodes, Nodes]:
             known, chosen, above = torch.stack([tokens, choices, parents]).tolist()

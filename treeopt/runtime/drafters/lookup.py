@@ -19,7 +19,7 @@ from torch import Tensor
 from treeopt.errors import InvalidInput, quoted
 from treeopt.records.drafters import LOOKED_UP
 from treeopt.records.trace import MISS
-from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter, GivenText, Mark, TreeTensors
+from treeopt.runtime.drafters.protocol import DRAFT_DEPTH, Drafter, GivenText, TreeTensors
 from treeopt.runtime.target import Target
 from treeopt.text.matches import Ngrams
 
@@ -93,14 +93,13 @@ class LookupDraft:
         for text, committed in zip(self.texts, tokens, strict=True):
             text.extend(committed)
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+    def propose(self, plan: TreeTensors, roots: Tensor) -> Tensor:
         depth, rows = plan.tree.depth, []
         for text, root in zip(self.texts, roots.tolist(), strict=True):
             text.extend([root])
             guesses = self.lookup.guesses(text, depth)
             rows.append([root, *guesses, *[-1] * (depth - len(guesses))])
             text.tokens.pop()  # it is committed with the step's other tokens
-        mark("draft")
         return torch.tensor(rows, device=roots.device)
 
     def keep(self, order: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from treeopt.records.pools import NO_PLACE, columns_of
 from treeopt.records.trace import MISS
 from treeopt.runtime.acceptance.rules import Greedy
 from treeopt.runtime.drafters.levels import Drafting, LevelDraft, Pool, check_fits, drafting_by, drafting_of
-from treeopt.runtime.drafters.protocol import Drafter, Frontier, Mark, TreeTensors, top_candidates
+from treeopt.runtime.drafters.protocol import Drafter, Frontier, TreeTensors, top_candidates
 from treeopt.trees.draft import MOST_ROWS, DDTree
 from treeopt.trees.tree import Choice
 
@@ -30,9 +30,8 @@ class MarginalDraft(LevelDraft):
         """(b, D, V) logits of every depth behind the (b,) roots, by the drafter's own ids."""
         raise NotImplementedError
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
+    def propose(self, plan: TreeTensors, roots: Tensor) -> Tensor:
         guesses = top_candidates(self.marginals(roots, plan.tree.depth), plan.width)[:, plan.heads, plan.ranks]
-        mark("draft")
         return torch.cat([roots[:, None], self.named(guesses, plan.heads)], 1)  # (b, T - 1) behind the roots
 
     def begin(self, roots: Tensor, depth: int) -> None:
@@ -52,11 +51,10 @@ class MarginalDraft(LevelDraft):
         guesses, own = self.likeliest(self.marginals(roots, depth).float(), width)
         return self.named(guesses, torch.arange(depth, device=guesses.device)[:, None]), own
 
-    def first_nodes(self, tree: DDTree, roots: Tensor, mark: Mark) -> Pool:
+    def first_nodes(self, tree: DDTree, roots: Tensor) -> Pool:
         """The nodes of such a tree behind the (b,) roots, in the order in which they are taken."""
         count, found = tree.rows - 1, []
         guesses, logs = self.guesses(roots, tree.depth, width := min(tree.width, count))
-        mark("draft")
         for of_row in logs.tolist():
             place = {path: i for i, (path, _) in enumerate(islice(best_first(of_row, count), count))}
             found.append([((len(path) - 1) * width + path[-1], place.get(path[:-1], -1), len(path)) for path in place])
@@ -118,4 +116,4 @@ def _(tree: DDTree, drafter: Drafter, state: object, acceptance: Greedy, device:
             f"A tree over marginals needs guesses that do not depend on others, unlike {drafter.kind}'s."
         )
     check_fits(drafter, tree.depth, tree.width - 1)
-    return drafting_by(lambda roots, mark: state.first_nodes(tree, roots, mark), tree, acceptance)
+    return drafting_by(lambda roots: state.first_nodes(tree, roots), tree, acceptance)

@@ -14,7 +14,7 @@ P tokens of a prompt · N states, or of an answer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -32,7 +32,6 @@ FEW = 128  # logits
 DRAFT_DEPTH = 5  # guesses in a row of drafters that could go on for ever, unless told otherwise
 
 Index = int | slice | Tensor
-Mark = Callable[[str], None]  # called with the name of a part of the step when it ends
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +194,8 @@ class DrafterState(Protocol):
         Work that only a tree step needs is left to `propose`, so that a plain step costs nothing.
         """
 
-    def propose(self, plan: TreeTensors, roots: Tensor, mark: Mark) -> Tensor:
-        """(b, T) token of every node, the (b,) roots first; -1 where the drafter has no such guess.
-
-        Every call to ``mark`` ends a part of the step: "draft 0", "draft 1", ... for the children of nodes of that depth.
-        """
+    def propose(self, plan: TreeTensors, roots: Tensor) -> Tensor:
+        """(b, T) token of every node, the (b,) roots first; -1 where the drafter has no such guess."""
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep these rows, in this order."""

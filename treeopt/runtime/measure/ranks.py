@@ -261,7 +261,7 @@ class PoolRecorder:
             own, true = (part[states.start : states.stop].to(answer.hidden.device) for part in (roots, labels))
             if self.levels:
                 draft.seek(states)
-                pools = draft.grow(self.levels, self.topks, own, lambda part: None)
+                pools = draft.grow(self.levels, self.topks, own)
                 places = [true_places(pool, true, self.levels) for pool in pools]
                 found["pool_places"].append(torch.stack(places, 1).cpu())
             if depth:
