@@ -144,7 +144,7 @@ def shape_lines(measured: Path, shape: str, known: Mapping[str, Figures], profil
     figures = [
         f for f in (*known.get(shape, []), *known.get("compiled", [])) if f.get("way") in ways and f["batch_size"]
     ]
-    weights = profiles[ways[0]][1].info["weight_bytes"]["target"]
+    weights = figures[0]["weight_bytes"]
     return [
         f"## {shape}", "",
         f"In bfloat16, {weights / 1e9:.1f} GB. Roofline of {device.name}; measured were {roofs['tflops']:.3g} TFLOP/s of a product and "

@@ -31,7 +31,6 @@ from treeopt.records.calibration import Calibration
 from treeopt.records.profile import LatencyProfile, ProfileSetting
 from treeopt.records.rundir import RunDirectory
 from treeopt.runtime.decode import decode, synchronize
-from treeopt.runtime.memory import weight_bytes
 from treeopt.runtime.random_weights import NUM_HEADS, RANDOM, open_random_session
 from treeopt.runtime.session import Session, open_session
 from treeopt.runtime.stepper import PLAIN, rows_at
@@ -167,7 +166,15 @@ def run_shape(part: Part, *, compiled: bool = False) -> None:
         except (TreeoptError, RuntimeError, MemoryError) as error:  # said, and the next one is measured
             figures = {"failed": str(error).strip().split("\n")[0] or type(error).__name__}
         peak = torch.cuda.max_memory_allocated() if part.device == "cuda" else None
-        part.add(**key, roofline=named, peak_bytes=peak, seconds=round(time.monotonic() - began, 1), **figures)
+        weights = sum(weight.nbytes for weight in session.target.model.parameters())
+        part.add(
+            **key,
+            roofline=named,
+            weight_bytes=weights,
+            peak_bytes=peak,
+            seconds=round(time.monotonic() - began, 1),
+            **figures,
+        )
         gc.collect()
         if part.device == "cuda":
             torch.cuda.empty_cache()
@@ -197,7 +204,6 @@ def time_graphs(part: Part, run: RunDirectory, session: Session, at: tuple[int, 
     runtime = {**session.runtime(), "name": name, "version": __version__, "cuda_graphs": on_cuda, "weights": RANDOM}
     info = {"measures": "step", "provenance": session.provenance(seed=0).record, "inputs": {}}
     info |= {"settings": [ProfileSetting(batch_size=at[0], context_tokens=at[1])]}
-    info |= {"weight_bytes": weight_bytes(session.target, session.drafter)}
     finish(run, LatencyProfile(points, plain, runtime, info), PRECISION)
     return {"difference": visits.difference, "columns": visits.cache.capacity}
 

@@ -324,7 +324,6 @@ def test_truncated_heads_rank_and_propose_target_ids(tmp_path_factory, seed, wid
         ([1, 2, 3], {"rows": 5}, "in .* they have 5"),
         ([1, 2, 3], {"vocab_size": "many"}, "vocab_size .* says 'many'"),
         ([1, 2, 3], {"vocab_size": 10**30, "rows": 3}, "vocab_size must be a whole number"),
-        ([1, 2, 3], {"logit_scale": -1.0}, "logit_scale"),
         ([1, 2, 3], {"hidden_size": 17}, "hidden_size 17"),
     ],
 )
@@ -333,12 +332,9 @@ def test_token_maps_that_do_not_fit_are_refused(tmp_path, token_map, options, me
         load(truncated(tmp_path, token_map, **options))
 
 
-def test_what_vllm_would_drop_or_scale_is_told(tmp_path):
-    folder = truncated(tmp_path, [4, 2, 7], logit_scale=0.5, truncated_vocab_size=None, medusa_fc_bias=None)
-    notes = " ".join(load(folder).notes)
-    assert "logit_scale 0.5" in notes
-    assert "lacks truncated_vocab_size" in notes
-    assert "lacks medusa_fc_bias" in notes
+def test_what_config_json_does_not_say_of_a_token_map_is_told(tmp_path):
+    folder = truncated(tmp_path, [4, 2, 7], truncated_vocab_size=None)
+    assert "lacks truncated_vocab_size" in " ".join(load(folder).notes)
     edit_json(folder / "config.json", vocab_size=None)
     assert load(folder, torch.zeros(VOCAB, WIDTH)).heads.vocab_size == VOCAB
     loaded = load(folder)

@@ -24,12 +24,8 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rules import check_drafter, same_drafter
 from treeopt.records.rundir import RunDirectory
 from treeopt.records.trace import RankTrace
-from treeopt.runtime.drafters.draft_model import DraftModel
-from treeopt.runtime.memory import weight_bytes
-from treeopt.runtime.target import Target
 from treeopt.trees.tree import Tree
 
-from .conftest import tiny_model
 from .test_damage import FILES
 
 MEDUSA = {"kind": "medusa", "id": "heads", "sha256": "a" * 64, "num_heads": 4, "num_layers": 1}
@@ -106,12 +102,6 @@ def test_an_import_replaces_the_probe_too(run, tmp_path):
         import_file(run, tmp_path / "rates.csv", trials=1000)
     import_file(run, tmp_path / "rates.csv", trials=1000, overwrite=True)
     assert not run.probe.exists()
-
-
-def test_a_draft_models_weights_are_counted():
-    target = Target(tiny_model())
-    own, other = (weight_bytes(target, DraftModel(draft, 37)) for draft in (target, Target(tiny_model(seed=1))))
-    assert (own["heads"], other["heads"]) == (0, own["target"])  # the first are the target's own
 
 
 def save_source(run, **source):

@@ -98,7 +98,6 @@ class ProfileInfo(Origins, total=False):
 
     precision: NotNegative | None
     settings: list[ProfileSetting] | None
-    weight_bytes: dict[str, Count] | None
     processor_share: Share | None
 
 

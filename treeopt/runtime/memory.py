@@ -1,15 +1,12 @@
-"""Memory: the batch is halved where it runs out; and the bytes of the weights."""
+"""Memory: the batch is halved where it runs out."""
 
 import gc
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
-from torch import nn
 
 from treeopt.errors import OutOfRange
-from treeopt.runtime.drafters.protocol import Drafter
-from treeopt.runtime.target import Target
 
 T = TypeVar("T")
 
@@ -51,23 +48,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out; on a CPU torch raises a plain RuntimeError."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(w in str(error) for w in words)
-
-
-def weight_bytes(target: Target, drafter: Drafter) -> dict[str, int]:
-    """Bytes of the target's weights, of the drafter's own, and of those that a plain step reads.
-
-    An embedding that is not the lm_head too is read by the row, and left out of the last.
-    """
-    theirs = _storages(target.model)
-    own = {place: n for place, n in _storages(drafter).items() if place not in theirs}
-    whole = sum(theirs.values())
-    embedding = target.model.get_input_embeddings().weight
-    tied = embedding.data_ptr() == target.lm_head.weight.data_ptr()
-    return {"target": whole, "heads": sum(own.values()), "plain_step": whole if tied else whole - embedding.nbytes}
-
-
-def _storages(owner: Any) -> dict[int, int]:
-    """Address and bytes of the weights of a module, or of a draft model's; nothing for drafters without weights."""
-    module = owner if isinstance(owner, nn.Module) else getattr(getattr(owner, "model", None), "model", None)
-    parameters = module.parameters() if isinstance(module, nn.Module) else ()
-    return {tensor.data_ptr(): tensor.nbytes for tensor in parameters}

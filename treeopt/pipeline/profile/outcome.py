@@ -65,9 +65,6 @@ def finish(
 
 def tell(result: LatencyProfile, remedy: str) -> None:
     note(*timing_caveats(result, remedy))
-    if "weights" in result.runtime:
-        weights = result.info["weight_bytes"]
-        note(f"Weights: {weights['target'] / 1e9:.2f} GB, heads {weights['heads'] / 1e9:.2f} GB.")
 
 
 def with_earlier(run: RunDirectory, result: LatencyProfile) -> LatencyProfile:

@@ -340,8 +340,6 @@ def _acceptance(session: Session, source: Source | None) -> Greedy:
 
 
 def _info(session: Session, stages: Stages) -> dict[str, Any]:
-    from treeopt.runtime.memory import weight_bytes
-
     info: dict[str, Any] = {"measures": "step", "provenance": session.provenance(seed=0).record}
     info["settings"] = [
         ProfileSetting(batch_size=p.batch_size, context_tokens=p.context_tokens, nominal=context is not None)
@@ -351,6 +349,4 @@ def _info(session: Session, stages: Stages) -> dict[str, Any]:
     if session.target.device.type == "cpu":
         visits = [visit for rounds in stages.found.values() for visit in rounds.visits]
         info["processor_share"] = processor_share([(visit.seconds, visit.processor_s) for visit in visits])
-    if stages.engine is None:
-        info["weight_bytes"] = weight_bytes(session.target, session.drafter)
     return info

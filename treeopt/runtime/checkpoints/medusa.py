@@ -156,10 +156,10 @@ def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Itera
         notes.append("The heads share the target's lm_head.")
     elif layout in WITH_BASE:
         notes.append("The files also hold the base that the heads belong to: pass them as `model` too.")
-    elif layout == "vllm":
-        _check_vllm(reading, found, length)
     if found.token_map:
         rows, token_ids, vocab_size = _truncated(reading, rows, reading.integers(found.token_map))
+    elif layout == "vllm" and config.get("truncated_vocab_size") not in (None, config.get("vocab_size") or length):
+        raise config.wrong("truncated_vocab_size", "vocab_size where there is no token_map")
     else:
         config.check_sizes({"vocab_size": (vocab_size, (*found.projections, "lm_head.weight")[0])})
 
@@ -175,20 +175,6 @@ def _build(found: RecognisedHeads, reading: Reading) -> tuple[MedusaHeads, Itera
     )
     tensors |= zip(found.projections, rows, strict=False)
     return heads, named_weights(heads, found.scheme)
-
-
-def _check_vllm(reading: Reading, found: RecognisedHeads, rows: int) -> None:
-    """Note what vLLM would drop or scale; raise where a vocabulary is truncated without a token_map."""
-    config, notes = reading.config, reading.notes
-    scale, claimed = config.get("logit_scale", 1.0), config.get("truncated_vocab_size")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
-        raise config.wrong("logit_scale", "a number above 0, which keeps the candidates' order")
-    if scale != 1:
-        notes.append(f"config.json says logit_scale {scale}, which keeps the candidates' order: it is ignored.")
-    if not config.get("medusa_fc_bias") and any(name.endswith(".bias") for name in found.names):
-        notes.append("The blocks have biases, which vLLM drops since config.json lacks medusa_fc_bias: they are used.")
-    if not found.token_map and claimed not in (None, config.get("vocab_size") or rows):
-        raise config.wrong("truncated_vocab_size", "vocab_size where there is no token_map")
 
 
 def _truncated(
