@@ -1,4 +1,4 @@
-"""Medusa-1, Hydra and Hydra++ heads on the demo model: `python benchmarks/heads.py train`, then `... compare`.
+"""Medusa-1 and Hydra heads on the demo model: `python benchmarks/heads.py train`, then `... compare`.
 
 train    four heads of every kind, from the same answers of the model itself and for the same number of tokens
 compare  their accuracies, tokens per step with the best trees of some sizes and at their own best tree, tokens per second

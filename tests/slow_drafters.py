@@ -73,18 +73,15 @@ def slow_mlp(layer, y: torch.Tensor) -> torch.Tensor:
     return y + down @ (torch.nn.functional.silu(gate @ z) * (up @ z))
 
 
-def slow_layer(layer, x: torch.Tensor, *, normed: bool) -> torch.Tensor:
+def slow_layer(layer, x: torch.Tensor) -> torch.Tensor:
     """A Llama layer over (M, d) vectors at the positions 0...M-1, written out: the last row's output, (d,)."""
-    inputs = slow_norm(layer, x, layer.weights["layers.0.input_layernorm.weight"]) if normed else x
-    y = slow_mlp(layer, x[-1] + slow_attention(layer, inputs))
-    return slow_norm(layer, y, layer.weights["norm.weight"]) if normed else y
+    return slow_mlp(layer, x[-1] + slow_attention(layer, x))
 
 
 def slow_hydra(heads, text: list[int], hidden: torch.Tensor, root: int, path: list[int]) -> list[int]:
     """All tokens in the order in which the head below ``path`` guesses them, after a text of states (M, d)."""
-    state = hidden[-1] if heads.prefix_layer is None else slow_layer(heads.prefix_layer, hidden, normed=True)
     head = heads.heads[len(path)]
-    x = torch.cat([state, *(heads.embedding[token] for token in [root, *path])])
+    x = torch.cat([hidden[-1], *(heads.embedding[token] for token in [root, *path])])
     y = head.res_connection.weight @ x + head.res_connection.bias
     y = y + torch.nn.functional.silu(head.linear.weight @ x + head.linear.bias)
     for block in head.blocks:
@@ -98,7 +95,7 @@ def slow_eagle(heads, text: list[int], hidden: torch.Tensor, root: int, path: li
     for token in [*path, None]:
         x = torch.stack([torch.cat([heads.embedding[token], state]) for token, state in pairs])
         x = x @ heads.fc.weight.T + (0 if heads.fc.bias is None else heads.fc.bias)
-        state = slow_layer(heads.layer, x, normed=False)
+        state = slow_layer(heads.layer, x)
         pairs.append((token, state))
     return in_order(heads.lm_head @ state)
 

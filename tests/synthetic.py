@@ -65,20 +65,13 @@ def vllm_heads(*, biases: bool = False, vocabulary: int = V, projections: int = 
     return found | {f"lm_heads.{k}.weight": (vocabulary, D) for k in range(projections)}
 
 
-def hydra_heads(*, prefix: bool) -> Shapes:
-    """Hydra++ has dropouts at the even places, so its blocks are 1, 3, 5, 7 and its projections 1."""
+def hydra_heads() -> Shapes:
     found: Shapes = {"input_embed_fn.weight": (V, D)}
-    if prefix:
-        start = "prefix_embeding_layer."
-        found |= {f"{start}embed_tokens.weight": (V, D), f"{start}norm.weight": (D,)}
-        found |= llama_layer(f"{start}layers.0.") | {f"{start}layers.0.self_attn.rotary_emb.inv_freq": (2,)}
-    first, later = (1, (3, 5, 7)) if prefix else (0, ())
     for k in range(4):
         for kind in ("linear", "res_connection"):
-            found |= linear(f"hydra_mlp.{k}.{first}.{kind}", D, (k + 2) * D)
-        for place in later:
-            found |= linear(f"hydra_mlp.{k}.{place}.linear", D, D)
-        found |= linear(f"hydra_lm_head.{k}" + (".1" if prefix else ""), V, D)
+            found |= linear(f"hydra_mlp.{k}.0.{kind}", D, (k + 2) * D)
+        found |= linear(f"hydra_mlp.{k}.1.linear", D, D) | linear(f"hydra_mlp.{k}.2.linear", D, D)
+        found |= linear(f"hydra_lm_head.{k}", V, D)
     return found
 
 
@@ -93,14 +86,6 @@ def mlp_speculator() -> Shapes:
         found |= {f"speculator.emb.{k}.weight": (V, INNER), f"speculator.head.{k}.weight": (V, INNER)}
         found |= {f"speculator.ln.{k}.weight": (INNER,), f"speculator.ln.{k}.bias": (INNER,)}
         found |= {f"speculator.proj.{k}.weight": (INNER, INNER if k else D)}
-    return found
-
-
-def trtllm_heads() -> Shapes:
-    found: Shapes = {}
-    for k in range(4):
-        found |= linear(f"medusa_heads.{k}.medusa_layers.0.linear", D, D)
-        found[f"medusa_heads.{k}.lm_head.weight"] = (V, D)
     return found
 
 
@@ -147,14 +132,7 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
         {**LLAMA, "medusa": {"num_medusa_heads": 3, "num_medusa_layers": 1}},
         {"model.safetensors": lambda: HEAD | base_model() | medusa_heads(3, prefix="medusa_heads.")},
     ),
-    "hydra_mlp_pt": (
-        {**HYDRA, "hydra_num_layers": 1, "hydra_head_arch": "mlp"},
-        {"hydra_lm_head.pt": lambda: hydra_heads(prefix=False)},
-    ),
-    "hydra_prefix_mlp_pt": (
-        {**HYDRA, "hydra_num_layers": 4, "hydra_head_arch": "prefix-mlp"},
-        {"hydra_lm_head.pt": lambda: hydra_heads(prefix=True)},
-    ),
+    "hydra_mlp_pt": ({**HYDRA, "hydra_num_layers": 3, "hydra_head_arch": "mlp"}, {"hydra_lm_head.pt": hydra_heads}),
     "eagle1_bin": ({**LLAMA, "bias": True}, {"pytorch_model.bin": lambda: EAGLE1}),
     "eagle3_safetensors": ({**LLAMA, "draft_vocab_size": VT}, {"model.safetensors": eagle3}),
     "tgi_mlp_speculator": (
@@ -173,18 +151,16 @@ LAYOUTS: dict[str, tuple[dict[str, object], dict[str, Callable[[], Shapes]]]] = 
         {"model.safetensors": mlp_speculator},
     ),
 }
-SHARED = {"medusa_v01_two_layers_pt": ("0", ("1",)), "hydra_prefix_mlp_pt": ("3", ("5", "7"))}  # blocks of one storage
+SHARED = {"medusa_v01_two_layers_pt": ("0", ("1",)), "hydra_mlp_pt": ("1", ("2",))}  # blocks of one storage
 IDS = torch.arange(VT)
 # Token ids of a truncated vocabulary: their offsets, whether each is in it, and the ids themselves.
 WHOLE = {"d2t": IDS * 2, "t2d": torch.isin(torch.arange(V), IDS * 3), "token_map": IDS * 3 + 2}
 
 
 def fill(shapes: Shapes, generator: torch.Generator) -> Tensors:
-    """Numbers as small as trained weights; rotary frequencies are those of base 10000."""
+    """Numbers as small as trained weights."""
 
     def numbers(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if name.endswith("inv_freq"):
-            return 10000.0 ** (-torch.arange(0, 4, 2) / 4)
         return WHOLE[name] if name in WHOLE else 0.02 * torch.randn(shape, generator=generator)
 
     return {name: numbers(name, shape) for name, shape in shapes.items()}

@@ -35,7 +35,7 @@ MEDUSA = {"medusa_v01_pt": "medusa", "medusa_v01_safetensors": "medusa", "medusa
           "vllm_medusa": "vllm", "vllm_medusa_shared_head": "vllm",
           "vllm_medusa_token_map": "vllm"}  # fmt: skip
 # Each of these has tests of its own.
-SEQUENTIAL = ("hydra", "hydra-pt", "hydra++", "hydra++-pt", "eagle-1", "eagle-3", "p-eagle", "dflash", "dflash2",
+SEQUENTIAL = ("hydra", "hydra-pt", "eagle-1", "eagle-3", "p-eagle", "dflash", "dflash2",
               "dspark")  # fmt: skip
 STACKED = tuple(layout for layout in WRITTEN if layout not in SEQUENTIAL)
 

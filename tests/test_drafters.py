@@ -175,7 +175,6 @@ class Row:
 CONTRACT = {
     "medusa": Row(recipe("medusa-1"), deep=True),
     "hydra": Row(recipe("hydra"), deep=True),
-    "hydra++": Row(recipe("hydra++")),
     "eagle": Row(partial(trained, make=untrained_eagle), deep=True),
     "eagle3": Row(recipe("eagle3", draft_vocab=33), deep=True),
     "p-eagle": Row(partial(trained, make=untrained_peagle), deep=True),

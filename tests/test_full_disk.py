@@ -47,7 +47,7 @@ HEAVY = (
     (("profile", "--sizes", "1,4", "--time-limit", 1), ""),
     (("bench", "--num-prompts", 2, "--rounds", 1, "--max-new-tokens", 8, "--batch-size", 1), ""),
     (("run", *MODEL, "--overwrite", "--budget", 8, "--time-limit", 1, "--bench-prompts", 2), ""),
-    *(((*HEADS, "--kind", kind), "") for kind in ("medusa-1", "hydra", "hydra++")),
+    *(((*HEADS, "--kind", kind), "") for kind in ("medusa-1", "hydra")),
     *((("convert", demo.HEADS, "--to", layout, "--output", "out"), "") for layout in ("neuron", "medusa-pt", "medusa")),
 )
 

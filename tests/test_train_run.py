@@ -102,8 +102,9 @@ def test_training_goes_on_from_heads_that_were_written(kind, layers, tmp_path):
     assert again.keys() == before.keys()
     assert all(torch.equal(weight, before[name]) for name, weight in again.items())
     assert any(not torch.equal(weight, before[name]) for name, weight in run(begun).items())
-    with pytest.raises(InvalidInput, match="start must be heads of the kind hydra\\+\\+ with 2 heads of 4 layers"):
-        make_heads(target, Recipe("hydra++", K, start=str(tmp_path / "heads")))
+    other = "hydra" if kind != "hydra" else "medusa-1"
+    with pytest.raises(InvalidInput, match=f"start must be heads of the kind {other} with 2 heads of 3 layers"):
+        make_heads(target, Recipe(other, K, num_layers=3, start=str(tmp_path / "heads")))
     for wrong in ("nowhere/heads", tmp_path):
         with pytest.raises(InvalidInput, match=r"^start must be a folder"):
             make_heads(target, replace(onward, start=str(wrong)))
@@ -167,7 +168,7 @@ def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_pat
     assert len(lines(tmp_path)) == 6
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", "hydra++", "eagle3", "dflash"])
+@pytest.mark.parametrize("kind", ["medusa-1", "hydra", "eagle3", "dflash"])
 def test_passes_change_memory_and_not_the_result(kind, tmp_path):
     recipes = [Recipe(kind, K, steps=3, batch_size=7, accumulate=n) for n in (1, 3)]
     one, three = (run(make_loop(tmp_path / str(recipe.accumulate), small_target(), recipe)) for recipe in recipes)
@@ -237,11 +238,10 @@ def test_heads_learn_a_language_without_surprises(kind, steps, least, tmp_path):
     assert after["trials"] == [12 * 15, 12 * 14]
 
 
-@pytest.mark.parametrize("kind", ["hydra++", "eagle3"])
-def test_a_drafter_with_a_teacher_comes_nearer_to_its_distribution_and_the_base_stays(kind, tmp_path):
+def test_a_drafter_with_a_teacher_comes_nearer_to_its_distribution_and_the_base_stays(tmp_path):
     target = small_target()
     weights = copy.deepcopy(target.model.state_dict())
-    loop = make_loop(tmp_path, target, Recipe(kind, K, num_layers=1, steps=12, learning_rate=1e-2))
+    loop = make_loop(tmp_path, target, Recipe("eagle3", K, num_layers=1, steps=12, learning_rate=1e-2))
     before = loop.count(loop.texts)
     run(loop)
     after = loop.count(loop.texts)
@@ -347,7 +347,7 @@ def test_given_answers_are_cut_where_they_loop():
 # The command
 
 
-@pytest.mark.parametrize("kind", ["medusa-1", *some_long("hydra++", "eagle3")])
+@pytest.mark.parametrize("kind", ["medusa-1", *some_long("hydra", "eagle3")])
 def test_a_command_makes_heads_that_decode_what_the_model_says(kind, tmp_path):
     out = tmp_path / "heads"
     options = ["--num-prompts", 6, "--max-new-tokens", 10, "--batch-size", 2, "--heads", 2, "--layers", 1]

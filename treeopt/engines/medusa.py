@@ -35,7 +35,7 @@ write_modelopt = ListOfChoices(
 
 ENGINES = (
     ServingEngine(name="hydra", title="Hydra", methods=(
-        Method(name="choices", checked="main 3f39fbd of 2024-02", drafters=("hydra", "hydra++"), limits=EngineLimits(shape="low-rank-expands", max_rank=MAX_RANK),
+        Method(name="choices", checked="main 3f39fbd of 2024-02", drafters=("hydra",), limits=EngineLimits(shape="low-rank-expands", max_rank=MAX_RANK),
                rules=("greedy", "typical"), max_batch_size=1, refuses=no_tree,
                carrier="hydra/model/hydra_choices.py, hydra_generate(hydra_choices=...), --hydra-choices",
                syntax="[[0], [1], [0, 0]]", source="zankner/Hydra hydra/model/utils.py", write=write_hydra),

@@ -142,7 +142,7 @@ def drafting_of(text: str, target: ModelShape) -> Drafting:
     Raises Unsupported for a kind whose operators are not known.
     """
     kind = text.partition(":")[0]
-    if kind in ("medusa", "hydra", "hydra++", "ngram"):
+    if kind in ("medusa", "hydra", "ngram"):
         return Drafting(kind)
     if kind == "eagle":
         return Drafting(kind, target.one_layer(target.vocab_size))
@@ -152,7 +152,7 @@ def drafting_of(text: str, target: ModelShape) -> Drafting:
         return Drafting(kind, replace(target, layers=1, sparse_layers=min(target.sparse_layers, 1)))
     if not Path(text).exists():
         raise Unsupported(
-            "`analytical` knows what drafting costs with medusa, hydra, hydra++, eagle, eagle3, mtp, ngram "
+            "`analytical` knows what drafting costs with medusa, hydra, eagle, eagle3, mtp, ngram "
             f"and with the config.json of a draft model or of an EAGLE layer, but got {text!r}."
         )
     shape = replace(shape_of(text)[0], devices=target.devices)

@@ -149,7 +149,7 @@ def level_operators(shape: ModelShape, kind: str, level: Step) -> list[Operator]
     Medusa and Hydra heads are a residual block and an lm_head each; EAGLE's and MTP's layers and draft models run once a level.
     """
     rows, width = level.batch_size * level.size, shape.width
-    if kind in ("medusa", "hydra", "hydra++"):
+    if kind in ("medusa", "hydra"):
         guesses = 0 if kind == "medusa" else (level.depth + 1) // 2  # the mean number of those that a head reads
         operators = [linear("head block", rows, width * (1 + guesses), width)]
     else:

@@ -203,9 +203,9 @@ class TrainingJob:
         """Count, train, count again, write the heads: their files, and what was reached."""
         from treeopt.runtime.training.loop import Checkpoints, Loop
         from treeopt.runtime.training.opening import make_heads, save_result
-        from treeopt.runtime.training.trainees import Trainee, usual_rms
+        from treeopt.runtime.training.trainees import Trainee
 
-        heads = make_heads(self.target, self.recipe, self.learned, partial(usual_rms, self.target, self.learned))
+        heads = make_heads(self.target, self.recipe, self.learned)
         trainee = Trainee(heads, self.recipe, self.target)
         checkpoints = Checkpoints(self.work / CHECKPOINT, self._key())
         checkpoints.check()

@@ -35,7 +35,7 @@ class RecipeDefaults:
     layout    : of the files that are written
     decay     : the loss of head k has the weight decay**k: 0.8 in Medusa, section 2.2.1, and in EAGLE-3's code, where head
                 k is step k of the layer; 1 in Hydra's code
-    teacher   : learn the base's distribution instead of the text's tokens (Hydra++, EAGLE-3)
+    teacher   : learn the base's distribution instead of the text's tokens (EAGLE-3)
     every     : a training step uses one of so many states of a text, because neighbours teach much the same and each
                 state costs a block (DFlash)
     muon      : the matrices learn by Muon, which needs fewer steps than AdamW (docs/log.md)
@@ -64,7 +64,7 @@ class DrafterKind:
     recognises  : function of `StoredTensors` that returns a `Checkpoint`, or None for files of another kind
     writes      : function of (heads, layout, base, lm_head) that returns `Published` files
     layouts     : its checkpoint layouts, by name
-    begins      : function of (target, recipe, lm_head, texts, rms of hidden states) that returns untrained heads
+    begins      : function of (target, recipe, lm_head, texts) that returns untrained heads
     recipes     : its training, by the name that `treeopt train --kind` takes
     note        : caveat on an engine's counts of its drafts
     ends_itself : it ends a draft where it is unsure or finds no more, so the user does not choose the length
@@ -114,12 +114,6 @@ DRAFTERS = {
             "hydra": Layout("the tensors of hydra-pt in hydra_lm_head.safetensors", names_base=True),
             "hydra-pt": Layout("hydra_lm_head.pt, heads that read the guesses before them: Hydra", names_base=True),
         }, begins="drafters.hydra:untrained", recipes={"hydra": RecipeDefaults("hydra", 1, 1e-3, 1.0)}),
-    "hydra++": DrafterKind(
-        about="Hydra's heads behind a layer that reads the text: as above", is_heads=True,
-        recognises="drafters.hydra:recognise_hydra", writes="drafters.hydra:publish_hydra", layouts={
-            "hydra++": Layout("the tensors of hydra++-pt in hydra_lm_head.safetensors", names_base=True),
-            "hydra++-pt": Layout("hydra_lm_head.pt with a prefix layer: Hydra++", names_base=True),
-        }, begins="drafters.hydra:untrained", recipes={"hydra++": RecipeDefaults("hydra++", 4, 1e-3, 1.0, teacher=True)}),
     "dflash": DrafterKind(
         about=f"DFlash's layers, which guess a block in one pass: {OF_YOUR_OWN}",
         recognises="checkpoints.dflash:recognise_block", writes="checkpoints.dflash:publish_block", layouts={

@@ -204,7 +204,7 @@ def _build(told: Settings, count: int, reading: Reading) -> tuple[Eagle3Heads, I
     like = described(told, d)
     if like is None:
         raise told.wrong("num_attention_heads", "said")
-    make = partial(OneLayer, normed=False, make=partial(layer_at, form=form))
+    make = partial(OneLayer, make=partial(layer_at, form=form))
     layer = build_layer_config(reading, d, what, like=like, make=make, layers=count)
     told.check_sizes(
         {

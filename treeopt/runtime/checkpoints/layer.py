@@ -6,7 +6,6 @@ d width · nh query heads and nk key heads of width hd · F inner width
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ LAYER = (
     *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
     "layers.0.post_attention_layernorm.weight",
 )
-FREQUENCIES = ATTENTION + "rotary_emb.inv_freq"
 TOLD = ("num_attention_heads", "head_dim", *TAKEN)  # not by tensors
 ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 DESCRIBES = "config.json must describe a Llama layer"
@@ -32,41 +30,31 @@ SIZES = {"num_attention_heads": LAYER[0], "num_key_value_heads": LAYER[1], "inte
 
 
 def build_layer_config(
-    reading: Reading,
-    width: int,
-    what: str,
-    *,
-    like: Any,
-    make: Callable[..., OneLayer],
-    layers: int = 1,
-    frequencies: Tensor | None = None,
+    reading: Reading, width: int, what: str, *, like: Any, make: Callable[..., OneLayer], layers: int = 1
 ) -> Any:
     """Config of a layer: sizes from its tensors, which are checked, all else like in ``like``.
 
-    make        : makes such a layer of a config, on a ``device``
-    layers      : how many of them it makes
-    frequencies : (hd / 2,) of its rotation, which tell the width of a head; without them ``like`` does
+    make   : makes such a layer of a config, on a ``device``
+    layers : how many of them it makes
     """
     origin, tensors = reading.stored.origin, reading.tensors
     for name in LAYER[:-1]:
         if tensors[name].ndim != 2:
             shape = tuple(tensors[name].shape)
             raise InvalidInput(f"{reading.said(name)} must be a matrix, but it has the shape {shape}.")
-    if frequencies is not None and frequencies.ndim == 1:
-        head_width, told_by = 2 * len(frequencies), reading.names[FREQUENCIES]
-    elif heads := getattr(like, "num_attention_heads", None):
-        head_width, told_by = getattr(like, "head_dim", None) or max(1, width // heads), "num_attention_heads"
-    else:
+    heads = getattr(like, "num_attention_heads", None)
+    if not heads:
         lacks = "the target is not there: pass `model`" if like is None else "the target's config has none either"
         raise InvalidInput(
             f"The number of attention heads of the layer in {origin} must be num_attention_heads in config.json beside it or in "
             f"the target's, but it is not in the first, and {lacks}."
         )
+    head_width = getattr(like, "head_dim", None) or max(1, width // heads)
     query_rows, key_rows, value_rows, _, gate, up, _ = (len(tensors[name]) for name in LAYER[:-1])
     for name, rows in zip(LAYER[:3], (query_rows, key_rows, value_rows), strict=True):
         if head_width < 2 or head_width % 2 or not rows or rows % head_width or query_rows % rows:
             raise InvalidInput(
-                f"The attention of a layer must have whole heads, of width {head_width} by {quoted(told_by)}, and a whole "
+                f"The attention of a layer must have whole heads, of width {head_width} by 'num_attention_heads', and a whole "
                 f"multiple of them for queries, but {reading.said(name)} has {rows} rows beside the {query_rows} of queries."
             )
     with loadable(DESCRIBES, str(origin)):
@@ -152,7 +140,7 @@ def _build_eagle(reading: Reading) -> tuple[EagleHeads, Iterable[tuple[str, nn.P
     shapes = {"fc.weight": (width, 2 * width), "fc.bias": (width,), EMBEDDING: (len(lm_head), width)}
     reading.check_shapes(shapes, what)
     config, like = reading.config, described(reading.config, width) or base.config
-    layer = build_layer_config(reading, width, what, like=like, make=partial(OneLayer, normed=False))
+    layer = build_layer_config(reading, width, what, like=like, make=OneLayer)
     sizes = {"hidden_size": (width, "fc.weight"), "vocab_size": (len(lm_head), EMBEDDING)}
     config.check_sizes(sizes | layer_sizes(layer, reading.names))
     bias, said = "fc.bias" in names, config.get("bias", True)

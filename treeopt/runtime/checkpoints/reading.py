@@ -35,7 +35,7 @@ class Base:
 
     lm_head       : (V, d) weight, which heads without a projection of their own share
     embedding     : (V, d) input embeddings, which Hydra and EAGLE read; without it their own copy
-    config        : for what a layer's tensors do not say (Hydra++; EAGLE without a config.json)
+    config        : for what a layer's tensors do not say (EAGLE without a config.json)
     dtype, device : that the heads take too; None is the dtype that they are stored in
     num_heads     : how many guesses in a row EAGLE makes; the heads of other drafters are counted
     """
@@ -168,12 +168,12 @@ class Reading:
         tensors = [tensor for name, tensor in self.tensors.items() if re.search(pattern, name)]
         return most_common(tensor.shape[dimension] for tensor in tensors if -tensor.ndim <= dimension < tensor.ndim)
 
-    def check_shapes(self, shapes: Shapes, what: str, tensors: Mapping[str, Tensor] | None = None) -> None:
+    def check_shapes(self, shapes: Shapes, what: str) -> None:
         """Raise where the shape of a tensor is another, and name one beside it that has it right.
 
         Names of no tensor count for nothing.
         """
-        tensors = self.tensors if tensors is None else tensors
+        tensors = self.tensors
         shapes = {name: shape for name, shape in shapes.items() if name in tensors}
         for name, expected in shapes.items():
             if tensors[name].shape != expected or not tensors[name].numel():

@@ -301,7 +301,7 @@ def layers_to_read(num_layers: int) -> tuple[int, ...]:
 
 
 @torch.no_grad()
-def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], *_: object) -> DFlashHeads:
+def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text]) -> DFlashHeads:
     """Layers to train, whose attention and MLP add nothing at first. The mask is the token that the texts have least often."""
     from transformers import Qwen3Config
 

@@ -96,7 +96,7 @@ class Eagle3Heads(UnrolledHeads):
         self.fc = zero_linear(form.states * form.width, d, bias=form.fc_bias, **placed)
         self.input_norm = norm(form.states * form.width) if form.fuse_norm else None
         self.fc_norm = nn.ModuleList(norm(form.width) for _ in range(form.states * form.state_norms))
-        self.layer = OneLayer(config, normed=False, make=partial(layer_at, form=form), **placed)
+        self.layer = OneLayer(config, make=partial(layer_at, form=form), **placed)
         self.norm = norm(d)
 
     @property
@@ -197,7 +197,7 @@ def layers_to_read(num_layers: int) -> tuple[int, ...] | None:
 
 
 @torch.no_grad()
-def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text], *_: object) -> Eagle3Heads:
+def untrained(target: Target, recipe: Recipe, lm_head: Tensor, texts: Sequence[Text]) -> Eagle3Heads:
     """A layer to train: it hands the target's last state on, and its head is rows of the target's own (V, d).
 
     Its rotation is the plain one that EAGLE-3's readers take where config.json says none.

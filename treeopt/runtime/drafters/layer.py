@@ -1,4 +1,4 @@
-"""A Llama layer that reads vectors, which Hydra++ and EAGLE run over the text before a guess, and EAGLE-1, which is one.
+"""A Llama layer that reads vectors, which EAGLE runs over the text before a guess, and EAGLE-1, which is one.
 
 The pair of the hidden state f_j of token j and the embedding of the token after it goes through a linear layer,
 fc [e_{j+1}, f_j], and a Llama layer without input norm, which attends to the pairs before it; what comes out
@@ -42,14 +42,11 @@ def zero_linear(inputs: int, outputs: int, *, bias: bool = True, **placed: Any) 
 class OneLayer(nn.Module):
     """A Llama decoder layer, all weights zero. Its parameters bear the names that a LlamaModel gives them.
 
-    normed : whether it has the norms before its attention (input_layernorm) and after its last sum (norm)
     make   : makes another layer of the config for each place from 0 on; the norms before its attention are its own
     placed : dtype and device
     """
 
-    def __init__(
-        self, config: Any, *, normed: bool, make: Callable[[Any, int], nn.Module] | None = None, **placed: Any
-    ) -> None:
+    def __init__(self, config: Any, *, make: Callable[[Any, int], nn.Module] | None = None, **placed: Any) -> None:
         from transformers.models.llama.modeling_llama import LlamaModel, LlamaRotaryEmbedding
 
         super().__init__()
@@ -59,10 +56,9 @@ class OneLayer(nn.Module):
             if make is not None:
                 model.layers = nn.ModuleList(make(config, place) for place in range(config.num_hidden_layers))
         del model.embed_tokens
-        if not normed:
-            model.norm = nn.Identity()
-            if make is None:
-                model.layers[0].input_layernorm = model.norm
+        model.norm = nn.Identity()
+        if make is None:
+            model.layers[0].input_layernorm = model.norm
         rotary = LlamaRotaryEmbedding(config)  # its frequencies stay float32
         if rotary.inv_freq.shape != (config.head_dim // 2,) or not bool(rotary.inv_freq.isfinite().all()):
             raise InvalidInput(
@@ -210,7 +206,7 @@ class EagleHeads(UnrolledHeads):
         self.num_heads, (self.vocab_size, self.width) = num_heads, lm_head.shape
         self.register_vocabulary(embedding, lm_head, None, self.width, **placed)
         self.fc = zero_linear(2 * self.width, self.width, bias=bias, **placed)
-        self.layer = OneLayer(config, normed=False, **placed)
+        self.layer = OneLayer(config, **placed)
 
     def predict(self, following: Tensor, hidden: Tensor, *passed: Any) -> Tensor:
         return self.layer(self.fc(torch.cat([F.embedding(following, self.embedding), hidden], -1)), *passed)

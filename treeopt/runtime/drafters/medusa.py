@@ -111,7 +111,7 @@ class MedusaDraft(MarginalDraft, StateDraft):
         return self._first(depth)(self.hidden)
 
 
-def untrained(target: Target, recipe: Recipe, lm_head: Tensor, *_: object) -> MedusaHeads:
+def untrained(target: Target, recipe: Recipe, lm_head: Tensor, _: object) -> MedusaHeads:
     """Heads to train, which begin as the target's own head: see `treeopt.records.drafters.DrafterKind`."""
     if not LAYOUTS[recipe.defaults.layout].shares:
         return MedusaHeads.like_lm_head(lm_head, recipe.num_heads, recipe.layers)

@@ -1,1 +1,1 @@
-"""Train heads for a model that has none: Medusa-1, Hydra, Hydra++, EAGLE-3, DFlash."""
+"""Train heads for a model that has none: Medusa-1, Hydra, EAGLE-3, DFlash."""

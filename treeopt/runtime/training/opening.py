@@ -7,7 +7,7 @@ there, as in calibration: in a loop every head looks brilliant and learns nothin
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -59,21 +59,17 @@ def open_seeds(source: Mapping[str, Any], target: Target, most: int) -> PromptSe
     return replace(found, conversations=found.conversations[:most])
 
 
-def make_heads(
-    target: Target, recipe: Recipe, texts: Sequence[Text] = (), hidden_rms: Callable[[], float] = lambda: 1.0
-) -> Any:
+def make_heads(target: Target, recipe: Recipe, texts: Sequence[Text] = ()) -> Any:
     """Heads to train, in float32 or more: they guess what the target itself says next.
 
-    texts      : by which the tokens are chosen that EAGLE-3 guesses
-    hidden_rms : usual root mean square of the target's hidden states, with which the norm of Hydra++'s prefix
-                 layer begins
+    texts : by which the tokens are chosen that EAGLE-3 guesses
 
     From now on the target hands out the states that the heads read.
     """
     torch.manual_seed(recipe.seed)
     lm_head = target.lm_head.weight.detach().to(torch.promote_types(target.dtype, torch.float32))
     kind = next(name for name, row in DRAFTERS.items() if recipe.kind in row.recipes)
-    heads = part_of(kind, "begins")(target, recipe, lm_head, texts, hidden_rms)
+    heads = part_of(kind, "begins")(target, recipe, lm_head, texts)
     if recipe.start is not None:
         heads = _started(target, recipe, kind, heads)
     heads = heads.requires_grad_(True)

@@ -29,7 +29,7 @@ class Recipe:
     kind          : what to train
     num_heads     : number of heads: tokens to guess beyond the next one. Of eagle3 the steps that its layer is unrolled over,
                     of dflash the guesses of a block
-    num_layers    : residual blocks of each head; by default 1; hydra++ 4. Of dflash the layers; by default 2
+    num_layers    : residual blocks of each head; by default 1. Of dflash the layers; by default 2
     draft_vocab   : tokens that eagle3 guesses: those that the answers have most often; by default 32,000, or all
     steps         : steps to train
     epochs        : passes over the texts; by default 1, unless ``steps`` or ``minutes``

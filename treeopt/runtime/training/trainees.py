@@ -8,7 +8,6 @@ B texts · T tokens · n states · d width · V vocabulary · K heads
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 
 from treeopt.runtime.drafters.states import places_among
 from treeopt.runtime.target import Target
-from treeopt.runtime.training.batches import NO_LABEL, Batch, Text, make_batch
+from treeopt.runtime.training.batches import NO_LABEL, Batch
 from treeopt.runtime.training.recipe import Recipe
 
 # () loss, divided by the trials of the whole step, and (2K,) counts: see `Trainee.forward`
@@ -91,11 +90,3 @@ def heads_loss(head_loss: Tensor, trials: Tensor, recipe: Recipe) -> Tensor:
     """sum_k decay**k times the mean loss of head k from 1 (Medusa, equation 1), which is 0 without a trial."""
     weights = recipe.defaults.decay ** torch.arange(1, 1 + len(trials), dtype=torch.float64)
     return (weights.to(head_loss) * head_loss / trials.clamp_min(1)).sum()
-
-
-@torch.no_grad()
-def usual_rms(target: Target, texts: Sequence[Text], most: int = 8) -> float:
-    """Root mean square of the numbers in the target's states of the first texts."""
-    batch = make_batch(texts[:most], 0, target.device)
-    hidden = target.states(input_ids=batch.tokens, use_cache=False)
-    return float(batch.states(hidden).double().square().mean().sqrt())
