@@ -162,7 +162,8 @@ def test_an_interrupted_run_keeps_the_steps_that_are_done(where, number, tmp_pat
         run(loop)
     assert signal.signal(number, before) is signal.default_int_handler
     done = 3 if where == "gradient" else 4
-    assert loop.keep() == loop.position.step == done
+    loop.checkpoint()
+    assert loop.checkpoints.step() == loop.position.step == done
     again = run(make_loop(tmp_path, small_target(), recipe), after=done)
     assert all(torch.equal(whole[name], weight) for name, weight in again.items())
     assert len(lines(tmp_path)) == 6
