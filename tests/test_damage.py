@@ -205,7 +205,7 @@ def some_trace(*lengths):
 
 
 def save_profile(path):
-    points = [StepTiming(1, 64, s, 1, (1.0 + s, 1.1 + s), (0, 1), {"draft": (0.1, 0.2)}) for s in (2, 4)]
+    points = [StepTiming(1, 64, s, 1, (1.0 + s, 1.1 + s), (0, 1)) for s in (2, 4)]
     LatencyProfile(tuple(points), (StepTiming(1, 64, 1, 0, (1.0, 1.1)),), {"name": "x"}).save(path)
 
 

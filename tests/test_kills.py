@@ -217,6 +217,6 @@ def test_a_folder_of_heads_has_one_writer_who_clears_up(tmp_path):
     with writing_heads(folder, answers):
         assert not any(file.exists() for file in left)
         assert foreign.exists()
-    with writing_heads(tmp_path / "nothing", None, lock=True):
+    with writing_heads(tmp_path / "nothing", None):
         pass
     assert not (tmp_path / "nothing").exists()
