@@ -34,7 +34,7 @@ LIGHT = (
     (("export", "--to", "tensorrt-llm", "--tree", "tree.json"), "treeopt-run/export/tensorrt-llm/llm_api_options.yml"),
     (("plot", "latency", "--format", "png"), "treeopt-run/figures/latency.png"),
     (("report",), "treeopt-run/report.html"),
-    (("import", "ranks.jsonl", "--overwrite"), "treeopt-run/calibration.json"),
+    (("import", "hits.pt", "--overwrite"), "treeopt-run/calibration.json"),
     (("import", "table.csv", "--trials", 100, "--overwrite"), "treeopt-run/calibration.json"),
     (("profile", "--from-csv", "steps.csv", "--overwrite"), "treeopt-run/profile.json"),
     (("profile", "--analytical", "H100-SXM", "--model", "llama-7b", "--overwrite"), "treeopt-run/profile.json"),

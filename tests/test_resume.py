@@ -310,13 +310,13 @@ def interrupted(monkeypatch, owner, name, *arguments, number=signal.SIGTERM, err
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_an_interrupt_is_one_whatever_a_library_makes_of_it(tmp_path, monkeypatch, number):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "ranks.jsonl").write_text('{"ranks": [[0, 1], [1, null], [null, null]]}\n')
+    torch.save([torch.eye(2, dtype=torch.bool).repeat(9, 1)[:n] for n in (18, 9)], tmp_path / "hits.pt")
     archive = ValueError("Can't close the ZIP file while there is an open writing handle on it.")
     unreadable = InvalidInput("x is not a readable file")
     for error in (None, archive, unreadable, RuntimeError("enforce fail"), OSError(28, "No space left on device")):
-        said = interrupted(monkeypatch, npz.np, "savez_compressed", "import", "ranks.jsonl", number=number, error=error)
+        said = interrupted(monkeypatch, npz.np, "savez_compressed", "import", "hits.pt", number=number, error=error)
         assert said.splitlines()[-1] == INTERRUPTED.format("import").strip()
-        assert [path.name for path in tmp_path.iterdir()] == ["ranks.jsonl"]
+        assert [path.name for path in tmp_path.iterdir()] == ["hits.pt"]
 
 
 def test_an_interrupted_calibration_goes_on(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ def tune(
     model: str | None = None,
     **options: Any,
 ) -> None:
-    """Say which setting to serve: by a table of settings that were run, or by a server that is up.
+    """Say which setting to serve, by a table or a server.
 
     FILE is a table as CSV, Markdown or text, or what vllm bench serve, llama-batched-bench or SGLang's benchmarks wrote; without one, the
     arms of the run are taken. What a setting that was not run would give is predicted, and the run that would decide most is named.
