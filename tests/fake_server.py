@@ -130,6 +130,7 @@ async def main() -> None:
     parser.add_argument("--by-request", action="store_true", help="heed speculative.n_max of a request")
     parser.add_argument("--spec-draft-n-max", type=int, default=0)
     parser.add_argument("--spec-draft-n-min", type=int)
+    parser.add_argument("--at-least", type=int, default=0, help="guesses of every draft, whatever the length is set to")
     parser.add_argument("--refuses", type=int, help="a length with which it does not start")
     parser.add_argument("--dies-at", type=int)
     parser.add_argument("--never-healthy", action="store_true")
@@ -138,7 +139,9 @@ async def main() -> None:
     parser.add_argument("--record")
     asked = parser.parse_args()
     asked.step_ms *= random.lognormvariate(0, asked.jitter)
-    asked.spec_length = asked.speculative_config.get("num_speculative_tokens", asked.spec_draft_n_max)
+    asked.spec_length = max(
+        asked.speculative_config.get("num_speculative_tokens", asked.spec_draft_n_max), asked.at_least
+    )
     if asked.spec_length == asked.refuses:
         sys.exit("it is too long")
     if asked.record:

@@ -20,7 +20,7 @@ from treeopt.arms.arm import Arm, Arms
 from treeopt.engines.registry import ENGINES
 from treeopt.pipeline import lengths
 from treeopt.serving import visit
-from treeopt.serving.client import Server
+from treeopt.serving.client import Answer, Server
 
 from .conftest import invoke
 from .fake_server import steps_of
@@ -103,11 +103,10 @@ class Simulated:
         visits = []
         for clients in sweep.clients:
             rate = self.rates[length] * clients**0.8 * self.rng.lognormal(0, self.noise)
-            told = visit.Told(tokens=100, decode_s=99 * clients / rate, timed=True, text="")
-            seconds = 100 * len(prompts) / rate
+            answer = Answer("", 100, 0.0, 0.0, 100 * len(prompts) / rate)
             about = {"name": str(length) if length else "plain", "batch_size": clients, "launch": len(launches)}
             counted = {"drafts": 400, "drafted": 400 * length, "reached": [200] * length} if length else {}
-            visits.append(visit.Visit(**about, **counted, answers=[told] * len(prompts), seconds=seconds).model_dump())
+            visits.append(visit.Visit(**about, **counted, answers=[answer] * len(prompts)).model_dump())
         return {"seconds": 1.0, "model": "m", "visits": visits}
 
 
@@ -174,12 +173,6 @@ def test_requests_set_the_length_where_drafts_follow(tmp_path, follows):
     assert (set(launched(tmp_path)) == {0, 4}) == follows
 
 
-def test_a_command_may_take_the_length_itself(tmp_path):
-    config = "--speculative-config", '{"num_speculative_tokens": {length}}'
-    invoke(*words(tmp_path, launch(tmp_path, *config), "--lengths", "0,2"))
-    assert set(launched(tmp_path)) == {0, 2}
-
-
 @pytest.mark.parametrize(
     ("command", "more", "says"),
     [
@@ -199,10 +192,7 @@ def test_what_cannot_be_launched_is_said_at_once(tmp_path, command, more, says):
     ("more", "says"),
     [
         (("--spec-draft-n-max", 3, *VLLM), "must draft nothing"),
-        (
-            ("--spec-draft-n-max", 3, "--spec-draft-n-min", "{length}"),
-            "2 guesses were asked for, but the server drafts 3",
-        ),
+        (("--at-least", 3, *VLLM), "2 guesses were asked for, but the server drafts 3"),
     ],
 )
 def test_a_server_that_drafts_otherwise_is_refused(tmp_path, more, says):

@@ -282,12 +282,12 @@ def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, ent
     predicted = {key: entrant.predicted for key, entrant in known.items()}
     predicted |= {key: tried.rates.estimate for key, tried in load.tried.items()}
     first, draft = visits[0], setting[entry.batch_size][1]
-    ends = np.cumsum([one.tokens - 1 for one in first.answers]) * first.steps / max(first.emitted, 1)
+    ends = np.cumsum([answer.step_tokens for answer in first.answers]) * first.steps / max(first.emitted, 1)
     sequences = [
         Answer(
             id=prompt,
             group=group,
-            tokens=answer.tokens,
+            tokens=max(answer.num_tokens, 1),
             steps=steps,
             identical=all(visit.answers[i].text == plain.answers[i].text for visit in visits),
         )
@@ -299,13 +299,13 @@ def _contender(name: str, setting: Setting, at: Sequence[Visit], load: Load, ent
         Block(
             round=visit.launch,
             prompts=[i],
-            tokens=one.tokens - 1,
-            steps=round((one.tokens - 1) / visit.tokens_per_step),
-            decode_s=one.decode_s / visit.batch_size,
+            tokens=answer.step_tokens,
+            steps=round(answer.step_tokens / visit.tokens_per_step),
+            decode_s=answer.steps_s / visit.batch_size,
             group=load.names[i][1],
         )
         for visit in visits
-        for i, one in visit.timed.items()
+        for i, answer in visit.timed.items()
     ]
     return Contender(
         name=name,

@@ -40,11 +40,14 @@ from treeopt.serving.visit import PLAIN, Visit, follows_requests, visited
 
 PROBED = 4  # prompts that tell whether requests set the length
 LONGER = 0.01  # guesses by which drafts may be longer on average than was asked
-LONGER_DRAFTS = "{} guesses were asked for, but the server drafts {:.2f} a step: put {{length}} into `launch` where it takes the length."
+LONGER_DRAFTS = (
+    "{} guesses were asked for, but the server drafts {:.2f} a step: `launch` speculates by other words than those whose length is "
+    "set. Put {{options}} in their place, and pass them as `present`."
+)
 LOOPS = "Some answers end in a loop, where guesses are right more often than in other text."
 NONE = (
     "`launch` must have the options of speculation that you serve with, whose length is set to each of `lengths`, but has none. "
-    "Write them into the command; or put {options} in their place and them into `present`, or {length} where the length stands."
+    "Write them into the command; or put {options} in their place and them into `present`."
 )
 
 
@@ -69,12 +72,12 @@ class Sweep:
 
     @cached_property
     def served_by(self) -> str:
-        """The engine; the command names it, if nobody does. Empty where it is not known and need not be."""
+        """The engine; the command names it, if nobody does."""
         programs = {name: engine.options.program for name, engine in ENGINES.items() if engine.options}
         command = command_line(*self.launcher.words)
         named = [name for name, program in programs.items() if re.search(program, command)]
         name = self.engine or "".join(named[:1])
-        if name not in programs and not self.launcher.has("length"):
+        if name not in programs:
             raise InvalidInput(
                 f"`engine` must say whose server `launch` starts, {', '.join(programs)}, but got {name!r}."
             )
@@ -83,7 +86,7 @@ class Sweep:
     @property
     def speculation(self) -> Speculation:
         """The options of the engine's server that speculate."""
-        return (ENGINES[self.served_by].options if self.served_by in ENGINES else None) or Speculation()
+        return ENGINES[self.served_by].options or Speculation()
 
     @cached_property
     def options(self) -> list[str]:
@@ -95,9 +98,6 @@ class Sweep:
     def started(self, length: int) -> tuple[Launcher, tuple[str, ...]]:
         """The command that serves with a length, and the words for its {options}."""
         words = self.launcher.words
-        if self.launcher.has("length"):
-            words = tuple(word.replace("{length}", str(length)) for word in words)
-            return replace(self.launcher, words=words), ()
         if length and not self.options:
             raise InvalidInput(NONE)
         if not self.launcher.has("options"):
@@ -203,7 +203,7 @@ def _launched(
     model, visits = launcher.visit(
         options, run.path / "launches" / f"{length}-guesses-{number + 1}.log", look, sweep.model
     )
-    rates = [f"{_rate(visit):.1f} tokens/s with {visit.name} at {visit.batch_size}" for visit in visits]
+    rates = [f"{visit.tokens_per_s:.1f} tokens/s with {visit.name} at {visit.batch_size}" for visit in visits]
     note(f"Launch {number + 1}: {', '.join(rates)}.")
     seconds = time.monotonic() - began
     return {"seconds": seconds, "model": model, "visits": [visit.model_dump() for visit in visits]}
@@ -212,23 +212,22 @@ def _launched(
 def _arms(sweep: Sweep, launches: Sequence[Any], base: Arm) -> Arms:
     """Every length at every number of clients, with what its launches gave."""
     drafter, model = sweep.speculation.drafter(sweep.options), launches[0]["model"] if launches else ""
+    visits = [checked(Visit, visit) for launch in launches for visit in launch["visits"]]
     arms = []
     for clients in sorted({*sweep.clients}):
         for k in sorted({*sweep.lengths}):
             arm = replace(base, model=model, k=k, concurrency=clients, drafter=drafter if k else OFF)
-            visits = [visit for launch in launches for visit in launch["visits"]]
-            answered = [visit for visit in visits if (visit["name"], visit["batch_size"]) == (_name(k), clients)]
-            arms += [_measured(arm, checked(Visit, visit)) for visit in answered] or [arm]
-    loops = any(answer["loops"] for launch in launches for visit in launch["visits"] for answer in visit["answers"])
-    return Arms(arms=tuple(merged(arms)), notes=(LOOPS,) if loops else ())
+            answered = [visit for visit in visits if (visit.name, visit.batch_size) == (_name(k), clients)]
+            arms += [_measured(arm, visit) for visit in answered] or [arm]
+    return Arms(arms=tuple(merged(arms)), notes=(LOOPS,) if any(visit.loops for visit in visits) else ())
 
 
 def _measured(arm: Arm, visit: Visit) -> Arm:
     """The arm with what one launch gave."""
-    paces = [1e3 * answer.decode_s / (answer.tokens - 1) for answer in visit.answers if answer.tokens > 1]
+    paces = [1e3 * answer.steps_s / answer.step_tokens for answer in visit.answers if answer.step_tokens]
     return replace(
         arm,
-        tokens_per_s=_rate(visit),
+        tokens_per_s=visit.tokens_per_s,
         tpot_ms=float(np.mean(paces)) if paces else None,
         tpot_p99_ms=float(np.percentile(paces, 99)) if paces else None,
         tokens_per_step=visit.tokens_per_step if arm.k else None,
@@ -240,11 +239,6 @@ def _measured(arm: Arm, visit: Visit) -> Arm:
 
 def _name(length: int) -> str:
     return str(length) if length else PLAIN
-
-
-def _rate(visit: Visit) -> float:
-    """Tokens per second of all requests together."""
-    return sum(answer.tokens for answer in visit.answers) / visit.seconds
 
 
 def _keep(run: RunDirectory, arms: Arms) -> None:

@@ -52,6 +52,16 @@ class Answer:
     def ended(self) -> float:
         return self.began + self.seconds
 
+    @property
+    def steps_s(self) -> float:
+        """Seconds of the steps that gave all tokens but the first."""
+        return self.seconds - self.first_s
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens that steps gave: the first comes of the prompt."""
+        return max(self.num_tokens - 1, 0)
+
 
 class Server(AbstractAsyncContextManager[Any]):
     """A server of an OpenAI-compatible API, to be used as ``async with Server(url) as server``.
@@ -163,6 +173,7 @@ class Server(AbstractAsyncContextManager[Any]):
             lacks = "say why it ended" if not reason else "say how many tokens it has (usage.completion_tokens)"
             raise InvalidInput(f"{self.url}{path} must {lacks}, but its answer was cut off before.")
         seconds = time.perf_counter() - began
+        text = text.encode("utf-8", "replace").decode()  # JSON may hold half of a character
         return Answer(text, count, began, first_s if text else seconds, seconds)
 
     async def _events(self, response: httpx.Response, path: str) -> AsyncIterator[Any]:

@@ -2,7 +2,6 @@
 
 {options}  what a contender adds to the command: a word of its own becomes its words, inside a word they are quoted
 {port}     the port at which the server is to listen on 127.0.0.1
-{length}   guesses per step, 0 for none, where the command itself knows what to do with them
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from treeopt.serving import keeper
 from treeopt.serving.client import NoSuchPage, Server
 
 T = TypeVar("T")
-PLACES = ("options", "port", "length")
+PLACES = ("options", "port")
 ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
 HEALTHY_WITHIN_S = 900.0  # large models take minutes to load
 STOPPED_WITHIN_S = keeper.GRACE_S + keeper.PORT_S + 10

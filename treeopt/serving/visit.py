@@ -1,6 +1,5 @@
 """A visit to a server: what it answers to a load, and what it counts of its drafts meanwhile."""
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,19 +23,6 @@ LOOP, LOOP_CHARS = re.compile(r"(.{8,60}?)\1{2,}.{0,60}$", re.DOTALL), 240
 SETTLE_S = 0.5  # until the last step of an answer is counted
 
 
-class Told(BaseModel):
-    """An answer, with the sha256 of its text; ``timed`` where all clients were busy as long as it took.
-
-    loops : whether its end repeats itself, where guesses are right more often than in other text
-    """
-
-    tokens: int
-    decode_s: float  # from the first piece of the text on
-    timed: bool
-    text: str
-    loops: bool = False
-
-
 class Drafts(BaseModel):
     """Drafts that were counted, all of their guesses, and at each position how many of the drafts had it accepted."""
 
@@ -51,18 +37,30 @@ class Drafts(BaseModel):
 
 
 class Visit(Drafts):
-    """Answers, the seconds that all of them took, and what was counted."""
+    """Answers, and what was counted."""
 
     launch: int
     name: str
     batch_size: int
-    answers: list[Told]
-    seconds: float
+    answers: list[Answer]
+
+    @property
+    def seconds(self) -> float:
+        return max(one.ended for one in self.answers) - min(one.began for one in self.answers)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all requests together."""
+        return sum(answer.num_tokens for answer in self.answers) / self.seconds
+
+    @property
+    def loops(self) -> bool:
+        """Whether an answer's end repeats itself, where guesses are right more often than in other text."""
+        return any(LOOP.search(answer.text[-LOOP_CHARS:]) for answer in self.answers)
 
     @property
     def emitted(self) -> int:
-        """Tokens that steps emitted: the first of an answer comes of its prompt."""
-        return sum(answer.tokens - 1 for answer in self.answers)
+        return sum(answer.step_tokens for answer in self.answers)
 
     @property
     def steps(self) -> int:
@@ -75,8 +73,17 @@ class Visit(Drafts):
         return self.emitted / self.steps if self.steps else 1.0
 
     @property
-    def timed(self) -> dict[int, Told]:
-        return {i: one for i, one in enumerate(self.answers) if one.timed and one.tokens > 1 and one.decode_s > 0}
+    def timed(self) -> dict[int, Answer]:
+        """The answers that ended while all clients were busy."""
+        # The next that ends after this leaves its client without a prompt.
+        full = (
+            sorted(one.ended for one in self.answers)[-self.batch_size]
+            if len(self.answers) >= self.batch_size
+            else -inf
+        )
+        return {
+            i: one for i, one in enumerate(self.answers) if one.ended <= full and one.step_tokens and one.steps_s > 0
+        }
 
 
 async def visited(
@@ -100,21 +107,8 @@ async def visited(
                 f"A server without speculation must draft nothing, but {counted.drafts:,} drafts were counted: `launch` speculates "
                 "by other words than those that treeopt leaves out. Put {options} in their place, and pass them as `present`."
             )
-        # The next that ends after this leaves its client without a prompt, and the batch is no longer full.
-        full = sorted(one.ended for one in answers)[-size] if len(answers) >= size else -inf
-        told = [
-            Told(
-                tokens=max(one.num_tokens, 1),
-                decode_s=one.seconds - one.first_s,
-                timed=one.ended <= full,
-                text=hashlib.sha256(one.text.encode("utf-8", "surrogatepass")).hexdigest(),
-                loops=LOOP.search(one.text[-LOOP_CHARS:]) is not None,
-            )
-            for one in answers
-        ]
-        seconds = max(one.ended for one in answers) - min(one.began for one in answers)
-        about = {"launch": launch, "name": name, "batch_size": size, "answers": told, "seconds": seconds}
-        found.append(Visit.model_validate({**about, **(counted or Drafts()).model_dump()}))
+        counts = counted or Drafts()
+        found.append(Visit(launch=launch, name=name, batch_size=size, answers=answers, **counts.model_dump()))
     return found
 
 
