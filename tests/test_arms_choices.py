@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from treeopt.arms.arm import Arm, Arms
 from treeopt.arms.choices import decide_arms
 from treeopt.arms.groups import apart, merged
+from treeopt.arms.tuned import columns_of, engine_of, launch_lines
 from treeopt.errors import InvalidInput
-from treeopt.pipeline.arms import columns_of, engine_of, launch_lines
 from treeopt.report.arms_table import headline, markdown
 
 

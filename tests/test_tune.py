@@ -21,6 +21,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.report.server_table import first_line_of
 from treeopt.serving import watch
 from treeopt.serving.client import KEY, Server
+from treeopt.serving.tuned import Watching
 
 from .lying_server import MODELS, Engine, lying, page
 
@@ -56,7 +57,7 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
 def test_it_says_what_the_counters_say_and_what_speculation_brings(run):
     """2.5 tokens in a step of 2 ms beside one in 1.2 ms: 1.5 times as fast."""
     with lying(Engine(SURVIVAL, 0.002)) as server, lying(Engine((), 0.0012)) as plain:
-        found = tune(run, server.url, minutes=0.015, plain=plain.url, drafter="eagle3")
+        found = tune(run, server.url, Watching(minutes=0.015, plain=plain.url, drafter="eagle3"))
         assert set(server.asked + plain.asked) == {"GET"}
     before, after = ((run.path / name).read_text() for name in ("before.txt", "after.txt"))
     drafts, *reached = (
@@ -80,10 +81,12 @@ def test_it_says_what_the_counters_say_and_what_speculation_brings(run):
 def test_where_speculation_costs_the_plan_is_to_serve_without(run, tmp_path):
     """The other server was watched before; 1.2 tokens in a step of 20 ms beside one in 10 ms."""
     with lying(Engine((), 0.01)) as plain:
-        alone = tune(RunDirectory(tmp_path / "plain"), plain.url, minutes=0.015)
+        alone = tune(RunDirectory(tmp_path / "plain"), plain.url, Watching(minutes=0.015))
     assert first_line_of(alone) == "The server decodes without speculation now."
     with lying(Engine((0.2,), 0.02)) as server:
-        found = tune(run, server.url, minutes=0.015, plain=str(tmp_path / "plain" / "scrapes.jsonl"), drafter="eagle3")
+        found = tune(
+            run, server.url, Watching(minutes=0.015, plain=str(tmp_path / "plain" / "scrapes.jsonl"), drafter="eagle3")
+        )
     assert found.over_plain.value == pytest.approx(0.6, rel=0.02)
     assert first_line_of(found).startswith("Speculation costs now: 0.6")
     assert found.command == "vllm serve MODEL"
@@ -95,7 +98,7 @@ def test_recordings_are_not_replaced(run, monkeypatch, options):
     run.path.mkdir(exist_ok=True)
     monkeypatch.chdir(run.path)
     with lying(Engine((), 0.01)) as plain:
-        tune(run, plain.url, minutes=0.015)
+        tune(run, plain.url, Watching(minutes=0.015))
         before = (run.path / "scrapes.jsonl").read_bytes()
         code, _, said = invoke("tune", plain.url, "--minutes", "60", "--run", run.path, *options)
     assert (code, (run.path / "scrapes.jsonl").read_bytes()) == (1, before)
@@ -106,7 +109,7 @@ def test_recordings_are_not_replaced(run, monkeypatch, options):
 def test_drafts_that_the_ends_of_answers_cut_are_planned_by_their_length(run, full):
     """Nothing was planned for llama-server, whose last drafts are shorter; where many are, steps are of no one length."""
     with lying(Engine(SURVIVAL, 0.002, full=full)) as server, lying(Engine((), 0.0012)) as plain:
-        found = tune(run, server.url, minutes=0.015, plain=plain.url, drafter="eagle3")
+        found = tune(run, server.url, Watching(minutes=0.015, plain=plain.url, drafter="eagle3"))
     assert (found.command is not None and '"num_speculative_tokens": 3' in found.command) == (full == 0.99)
 
 
@@ -123,7 +126,7 @@ def test_a_step_has_the_rows_that_are_served_where_the_last_guesses_are_never_ri
         return page("".join(line for line in lines if not re.search(rf'position="[{printed}-9]"', line)))
 
     with lying(answer) as server, lying(Engine((), 0.002)) as plain:
-        found = tune(run, server.url, minutes=0.015, plain=plain.url, drafter="eagle3")
+        found = tune(run, server.url, Watching(minutes=0.015, plain=plain.url, drafter="eagle3"))
     assert any("2 guesses would have 1.28 times the throughput" in text for text in found.unknown)
     assert found.tokens_per_step == pytest.approx(1.85, rel=0.01)
     assert [(point.size, point.depth) for point in run.read_profile().points] == [(8, 7)]
@@ -142,7 +145,7 @@ def test_without_plain_it_says_what_a_step_may_cost_and_plans_nothing(run):
 
 def test_a_restart_is_said_and_only_what_follows_counts(run):
     with lying(Engine(SURVIVAL, 0.002, restarts_at=0.6)) as server:
-        found = tune(run, server.url, minutes=0.015)
+        found = tune(run, server.url, Watching(minutes=0.015))
     assert watch.RESTARTED in found.unknown
     assert found.survival == pytest.approx(SURVIVAL, abs=0.01)
     assert found.tokens_per_step == pytest.approx(2.5, rel=0.01)
@@ -159,7 +162,7 @@ def test_prompts_are_sent_only_if_asked_for(run, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
     with lying(lambda path: stream if path == "/v1/chat/completions" else engine(path)) as server:
-        tune(run, server.url, minutes=0.005, drive=str(prompts), clients=(1, 2))
+        tune(run, server.url, Watching(minutes=0.005, drive=str(prompts), clients=(1, 2)))
         assert set(server.asked) == {"GET", "POST"}
 
 
@@ -293,7 +296,7 @@ def test_the_key_goes_to_the_server_alone_and_into_no_message_or_file(run, monke
     monkeypatch.setenv(KEY, "sesame-open")
     engine = Engine(SURVIVAL, 0.02)
     with lying(engine) as server:
-        tune(run, server.url, minutes=0.005)
+        tune(run, server.url, Watching(minutes=0.005))
         assert all("bearer sesame-open" in "\n".join(head).lower() for head in server.heads)
     for file in run.path.rglob("*"):
         assert file.is_dir() or b"sesame" not in file.read_bytes()

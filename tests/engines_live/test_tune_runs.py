@@ -14,6 +14,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.serving.client import Server
 from treeopt.serving.launch import Launcher
 from treeopt.serving.load import drive
+from treeopt.serving.tuned import Watching
 from treeopt.serving.watch import over_plain
 
 from .started import LENGTH, PROMPTS, TOKENS
@@ -47,8 +48,10 @@ def test_it_counts_as_the_server_does_and_says_what_a_bench_says(program, tmp_pa
         launcher.launched(program.drafts, tmp_path / "drafts.txt") as drafts,
         launcher.launched([], tmp_path / "plain.txt") as plain,
     ):
-        tune(RunDirectory(tmp_path / "plain"), plain, **given)
-        found = tune(run, drafts, plain=str(tmp_path / "plain" / "scrapes.jsonl"), drafter=program.kind, **given)
+        tune(RunDirectory(tmp_path / "plain"), plain, Watching(**given))
+        found = tune(
+            run, drafts, Watching(plain=str(tmp_path / "plain" / "scrapes.jsonl"), drafter=program.kind, **given)
+        )
         measured = {n: decoding_s(plain, n) / decoding_s(drafts, n) for n in CLIENTS}
     before, after = ((run.path / name).read_text(encoding="utf-8") for name in ("before.txt", "after.txt"))
     total, *reached = (int(float(count)) for count in re.findall(COUNTER, after, re.M))

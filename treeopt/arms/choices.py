@@ -247,3 +247,7 @@ def token_ms(posterior: Posterior, i: int) -> float:
     arm = posterior.arms[i]
     requests = arm.concurrency if arm.unit == "all" else 1
     return arm.tpot_p99_ms or arm.tpot_ms or 1000 * requests / posterior.throughput(i)
+
+
+def title_of(model: str, dataset: str) -> str:
+    return ", ".join(filter(None, (model, dataset))) or "Settings that were run"

@@ -57,10 +57,11 @@ class Commands(click.Group):
     def as_option(self, ctx: click.Context, name: str, value: str | None) -> str:
         """A parameter as an option of the command that runs, or of the first that has it."""
         own = [c for word, c in self.commands.items() if word == ctx.invoked_subcommand]
-        found = [p for command in (*own, *self.commands.values()) for p in command.params if p.name == name]
-        if found and isinstance(found[0], click.Argument):
+        parameters = (p for command in (*own, *self.commands.values()) for p in command.params if p.name == name)
+        first = next(parameters, None)  # other commands are not built, which imports what they do
+        if isinstance(first, click.Argument):
             return name.upper()
-        flag = max(found[0].opts, key=len) if found else f"--{name.replace('_', '-')}"
+        flag = max(first.opts, key=len) if first else f"--{name.replace('_', '-')}"
         return flag if value in (None, "True", "False") else f"{flag} {shell_word(value)}"
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -15,7 +15,7 @@ from treeopt.errors import InvalidInput
 from treeopt.files.parameters import Count, parameters_of
 
 if TYPE_CHECKING:
-    from treeopt.pipeline.arms import TunedArms
+    from treeopt.arms.tuned import TunedArms
     from treeopt.records.rundir import RunDirectory
     from treeopt.serving.tuned import Tuned
 
@@ -23,8 +23,8 @@ ARMS = "arms"  # the kind of files that hold settings that were run
 
 
 @command(
-    "treeopt.pipeline.tune:tune",
-    "treeopt.pipeline.arms:tune_arms",
+    "treeopt.serving.tuned:Watching",
+    "treeopt.arms.tuned:tune_arms",
     without=("url", "arms"),
     words={"columns": "--column"},
 )
@@ -57,12 +57,12 @@ def tune(
     markdown : print a table for a pull request
     model    : the one to watch, where a router serves several; by default the first
     """
-    from treeopt.pipeline.arms import columns_of, read_arms, tune_arms
-    from treeopt.pipeline.tune import tune as watch
+    from treeopt.arms.tuned import columns_of, read_arms, tune_arms
+    from treeopt.serving.tuned import Watching
 
     is_server = any("://" in source for source in inputs)
     taken, source_of = (
-        parameters_of(watch if is_server else tune_arms),
+        parameters_of(Watching if is_server else tune_arms),
         click.get_current_context().get_parameter_source,
     )
     for name in sorted(options.keys() - taken.keys()):
@@ -70,9 +70,12 @@ def tune(
             raise InvalidInput(f"`{name}` goes with {'files' if is_server else 'the URL of a server'}: leave it out.")
         del options[name]
     if is_server:
+        from treeopt import pipeline
+
         if len(inputs) > 1 or markdown or columns:
             raise InvalidInput("One server is watched at a time, and has no table for a pull request.")
-        _show_server(watch(run, inputs[0] + (f"?model={quote(model)}" if model else ""), **options), as_json)
+        url = inputs[0] + (f"?model={quote(model)}" if model else "")
+        _show_server(pipeline.tune(run, url, Watching(**options)), as_json)
     else:
         if not inputs and not run.arms.exists():
             raise InvalidInput(
@@ -141,9 +144,9 @@ def import_(
     columns : what a column of a table of settings means, as NAME=MEANING
     """
     from treeopt import pipeline
+    from treeopt.arms.tuned import columns_of, has_results, import_arms
     from treeopt.engines.imports import kind_of_file
     from treeopt.files.storage import document, schema
-    from treeopt.pipeline.arms import columns_of, has_results, import_arms
     from treeopt.report.arms_table import arms_table
     from treeopt.report.tables import calibration_table
     from treeopt.report.terminal import note

@@ -164,8 +164,8 @@ def bench(run: RunDirectory, as_json: bool, **options: Any) -> None:
         treeopt bench --tree my_tree.json --dtype float64
     """
     from treeopt.arms.arm import Arms
+    from treeopt.arms.tuned import tune_arms
     from treeopt.cli.exchange import show_arms
-    from treeopt.pipeline.arms import tune_arms
     from treeopt.records.rundir import LAUNCHED
     from treeopt.report.bench_table import bench_table, closing
     from treeopt.report.terminal import note

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 from treeopt.arms.gate import arms_gate, counts_gate
+from treeopt.arms.tuned import read_arms
 from treeopt.engines.imports import kind_of_file, read_measurement
 from treeopt.engines.measured.survival import CHAIN, OPTIMISTIC
 from treeopt.engines.plans import planned_method
@@ -17,7 +18,6 @@ from treeopt.files import places, storage
 from treeopt.growth.contexts import by_context
 from treeopt.growth.drift import measure_for, shifts
 from treeopt.growth.source import Source, source_of
-from treeopt.pipeline.arms import read_arms
 from treeopt.pipeline.drafters import compare_drafters
 from treeopt.pipeline.search import drafts_of, request_of, served_blocks
 from treeopt.planning.compared import Compared, Comparison, GroupsCompared

@@ -12,7 +12,6 @@ import numpy as np
 
 from treeopt.engines.measured.exposition import COUNTERS
 from treeopt.errors import InvalidInput, TreeoptError
-from treeopt.files.parameters import Count, Positive
 from treeopt.files.writing import replace_together, write_text
 from treeopt.pipeline.export import export
 from treeopt.pipeline.importing import check_nothing_lost, import_file
@@ -29,7 +28,7 @@ from treeopt.report.terminal import note, progress
 from treeopt.serving.client import Prompt, Server
 from treeopt.serving.load import drive as ask
 from treeopt.serving.load import together
-from treeopt.serving.tuned import Tuned
+from treeopt.serving.tuned import Tuned, Watching
 from treeopt.serving.watch import Pace, Scrape, Stretch, last_stretch, over_plain, read_scrapes, watch
 
 SCRAPES, BEFORE, AFTER = "scrapes.jsonl", "before.txt", "after.txt"
@@ -42,37 +41,19 @@ NO_PLAIN = (
 )
 
 
-def tune(
-    run: RunDirectory,
-    url: str,
-    *,
-    minutes: Positive = 5,
-    plain: str | None = None,
-    drafter: str | None = None,
-    drive: str | None = None,
-    clients: Sequence[Count] = (1,),
-    overwrite: bool = False,
-) -> Tuned:
+def tune(run: RunDirectory, url: str, options: Watching) -> Tuned:
     """Watch a server, and write what it counted, a plan and a report to the run directory.
-
-    minutes        : how long to watch, with each number of ``clients``
-    plain          : a server without a drafter to be watched beside it, or scrapes.jsonl of one that was watched before
-    drafter        : what makes the drafts, which counters do not say: eagle3, draft-model, ngram, mtp
-    drive          : file of prompts to send, in closed loops; by default nothing is sent but GETs
-    clients        : how many prompts are sent at once, one number after another
-    overwrite      : replace the run's trace, calibration and recordings
 
     Raises Unsupported and InvalidInput for a server that does not answer as one.
     """
     import anyio
 
-    _check_recordings(run, plain, overwrite)
-    source = {"prompts": drive, "in_order": True}
-    prompts = asked_of(conversations_of(source), source) if drive else []
-    is_up = plain is not None and "://" in plain
-    others = read_scrapes(Path(plain)) if plain and not is_up else []
-    watched = partial(_watched, url, plain if is_up else None, others, minutes, prompts, clients)
-    model, scrapes, unknown = anyio.run(watched)
+    plain, drafter = options.plain, options.drafter
+    _check_recordings(run, plain, options.overwrite)
+    source = {"prompts": options.drive, "in_order": True}
+    prompts = asked_of(conversations_of(source), source) if options.drive else []
+    others = read_scrapes(Path(plain)) if plain and not options.plain_url else []
+    model, scrapes, unknown = anyio.run(_watched, url, options, others, prompts)
     stretch, said = last_stretch(scrapes, url)
     engine = stretch.engine
     unknown += said
@@ -115,19 +96,19 @@ def _check_recordings(run: RunDirectory, plain: str | None, overwrite: bool) -> 
 
 
 async def _watched(
-    url: str, plain: str | None, others: list[Scrape], minutes: float, prompts: Sequence[Prompt], clients: Sequence[int]
+    url: str, options: Watching, others: list[Scrape], prompts: Sequence[Prompt]
 ) -> tuple[str, list[Scrape], list[str]]:
-    """The model, the scrapes of the server, and what went wrong; those of plain are added to ``others``."""
-    scrapes, notes, seconds = list[Scrape](), list[str](), 60 * minutes
+    """The model, the scrapes of the server, and what went wrong; those of a plain server that is up are added to ``others``."""
+    scrapes, notes, seconds = list[Scrape](), list[str](), 60 * options.minutes
 
     async def look(server: Server, into: list[Scrape]) -> None:
         notes.extend(await watch(server, seconds, into))
 
     with progress("Watching", None):
-        async with Server(url) as server, Server(plain or url) as other:
+        async with Server(url) as server, Server(options.plain_url or url) as other:
             model = await server.model()
-            both = [(server, scrapes), *([(other, others)] if plain else [])]
-            for number in clients if prompts else (0,):
+            both = [(server, scrapes), *([(other, others)] if options.plain_url else [])]
+            for number in options.clients if prompts else (0,):
                 looks = [partial(look, one, into) for one, into in both]
                 loads = [partial(_driven, one, prompts, number, seconds) for one, _ in both if prompts]
                 await together([*looks, *loads])

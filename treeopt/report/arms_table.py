@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.console import RenderableType
 
 from treeopt.arms.arm import OFF, Arm, Arms
-from treeopt.arms.choices import Choice, Decided, minutes_of, prompts_of
+from treeopt.arms.choices import Choice, Decided, minutes_of, prompts_of, title_of
 from treeopt.arms.steps import StepParts
 from treeopt.records.estimate import Estimate
 from treeopt.report.table import Column, Table, texts
@@ -68,10 +68,6 @@ def headline(decided: Decided) -> Iterator[str]:
         if decided.limit_ms is not None:
             yield _within_limit(choices, decided.limit_ms)
     yield next_run_sentence(decided)
-
-
-def title_of(model: str, dataset: str) -> str:
-    return ", ".join(filter(None, (model, dataset))) or "Settings that were run"
 
 
 def _ranges(choices: Sequence[Choice]) -> Iterator[str]:

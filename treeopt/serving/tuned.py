@@ -1,11 +1,38 @@
-"""What came of watching a server: what its drafts counted, its pace, and what could not be known."""
+"""How a server is watched, and what came of it: what its drafts counted, its pace, and what could not be known."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treeopt.files.parameters import Count, Positive
 from treeopt.files.storage import document, schema
 from treeopt.records.calibration import Calibration
 from treeopt.records.estimate import Estimate
 from treeopt.serving.watch import Pace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watching:
+    """How a server is watched.
+
+    minutes   : how long to watch, with each number of ``clients``
+    plain     : a server without a drafter to be watched beside it, or scrapes.jsonl of one that was watched before
+    drafter   : what makes the drafts, which counters do not say: eagle3, draft-model, ngram, mtp
+    drive     : file of prompts to send, in closed loops; by default nothing is sent but GETs
+    clients   : how many prompts are sent at once, one number after another
+    overwrite : replace the run's trace, calibration and recordings
+    """
+
+    minutes: Positive = 5
+    plain: str | None = None
+    drafter: str | None = None
+    drive: str | None = None
+    clients: Sequence[Count] = (1,)
+    overwrite: bool = False
+
+    @property
+    def plain_url(self) -> str | None:
+        """The server without a drafter, where it is up."""
+        return self.plain if self.plain and "://" in self.plain else None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

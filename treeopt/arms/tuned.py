@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from treeopt.arms.arm import OFF, Arms
-from treeopt.arms.choices import Choice, Decided, decide_arms
+from treeopt.arms.choices import Choice, Decided, decide_arms, title_of
 from treeopt.arms.tables import read_tables
 from treeopt.arms.tools import read_sweep, read_tool
 from treeopt.engines.base import About
@@ -22,7 +22,6 @@ from treeopt.files.parameters import Natural, Positive, Range
 from treeopt.records.drafters import kind_of_name
 from treeopt.records.plan import for_all, merged
 from treeopt.records.rundir import RunDirectory
-from treeopt.report.arms_table import title_of
 from treeopt.trees.tree import Tree
 
 Percent = Annotated[float, Range(0, above=True, percent=True)]
