@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 DRAFTER = (
-    r"(?:p-?)?eagle(?:[- ]?[123](?:\.\d)?\b|(?![- ]?[123]\b))|mtp|nextn|medusa|hydra|d-?flash(?:2(?!\d))?|dspark|domino|jacobi|ddtree|"
+    r"(?:p-?)?eagle(?:[- ]?[123](?:\.\d)?\b|(?![- ]?[123]\b))|mtp|nextn|medusa|hydra|d-?flash(?:2(?!\d)|(?!2(?!\d)))|dspark|domino|jacobi|ddtree|"
     r"n-?gram(?:[-_ ]mod)?|prompt[- ]?lookup|lookahead|suffix(?: decoding)?|pard|pearl|draft[- ]model|re-?drafter|"
     r"mlp[- ]speculator|self[- ]spec\w*"
 )
@@ -20,20 +20,21 @@ SPECULATION = rf"(?:spec(?:ulation|ulative)?(?:[- ]?dec(?:oding|ode)?)?|sd|draft
 PER_REQUEST = r"(?:/|\bper|\bsingle|\beach)[- ]?(?:user|req(?:uest)?|stream|client|seq(?:uence)?)\b"
 SPEED = (
     r"(?:(?:output|generation|gen|decode|decoding|eval|mean|avg|average|median|total|aggregate|system)[ -])*"
-    r"(?:(?:token )?(?:throughput|thru?put|tput|speed)\b|tok(?:en)?s? ?(?:/|per) ?s(?:ec(?:ond)?s?)?\b|\bt/s\b|\btps\b|\btok s\b|"
+    r"(?:\b(?:token )?(?:throughput|thru?put|tput|speed)\b|\bto?k(?:en)?s? ?(?:/|\\|per) ?s(?:ec(?:ond)?s?)?\b|\bt/s\b|\btps\b|\btok s\b|"
     r"\btg ?\d*\b)"
 )
 TPOT = r"\btpot\b|time per (?:output )?tok(?:en)?\b|\bm?s(?:ec)? ?(?:/|per) ?tok(?:en)?\b|per-?token latency|latency per token"
 LENGTH = r"(?:len(?:gths?)?|tokens?|tok)\b"
 # In this order; what one has read the later ones do not see. "acceptance" is a length or a rate: its values decide.
 MEASURES = (
-    ("ignore", r"\bttft\b|\bitl\b|inter-?token|first token|\be2el?\b|req(?:uest)?s? ?(?:/|per) ?s\w*|requests? throughput|"
+    ("ignore", r"\bttft\b|\bitl\b|inter-?token|first token|\be2el?\b|(?<!token )\blatency\b(?! per tok)|(?:"
+               + SPEED + r")[^a-z]*(?:/|\bper)[- ]?(?:gpu|card|device|chip)\b|req(?:uest)?s? ?(?:/|per) ?s\w*|requests? throughput|"
                r"total token throughput|peak (?:output )?(?:token )?throughput|\b(?:prompt|prefill|pp|input)\b.*(?:"
                + SPEED + r")|\bpp ?\d+\b|goodput|(?:draft|accepted) throughput|std ?(?:dev)? ?tpot"),
     ("tpot_p99_ms", rf"\bp99\b.*(?:{TPOT})|(?:{TPOT}).*\bp99\b"),
     ("ignore", r"\bp\d\d\b.*|" + rf"(?:{TPOT}).*\bp\d\d\b"),
     ("tokens_per_step", r"\btokens? ?(?:/|per) ?(?:step|pass|iteration|forward|round|verify)\w*|\bblock efficiency\b"),
-    ("accepted_per_step", r"\baccepted (?:draft|drafted|guesses)[a-z ]* ?(?:/|per) ?(?:step|draft|round)"),
+    ("accepted_per_step", r"\baccepted (?:draft|drafted|guesses)[a-z ]* ?(?:/|per) ?(?:step|draft|round)|\b(?:avg|mean|average) accepted draft\w* tokens?"),
     ("positions", r"\bpositions?\b(?! ?\d)|(?:rates? )?(?:by|per)[- ]position(?: accept\w*)?(?: rates?)?"),
     ("acceptance_rate", r"\baccepted ?/ ?(?:drafted|generated|proposed|total)\b|\baccept\w*[- ]?(?:rate|%|percent\w*|ratio|prob\w*)|\bar ?\(?%\)?|\bhit rate|\baccept\w* ?\(%\)|"
                         r"% accepted|\balpha\b|α"),
@@ -43,8 +44,8 @@ MEASURES = (
     ("tokens_per_s_per_request", rf"(?:{SPEED})[^a-z]*{PER_REQUEST}|{PER_REQUEST} (?:{SPEED})|tokens per s per request"),
     ("tpot_s", rf"(?:{TPOT})[^a-z]*\bs(?:ec\w*)?\b|\bs(?:ec)? ?(?:/|per) ?tok(?:en)?\b"),
     ("tpot_ms", rf"(?:mean |median |avg )?(?:{TPOT})"),
-    ("speedup", r"\bspeed-?ups?\b(?: (?:vs|over|to)\b.*)?|\brelative(?: speed)?\b|\bratio\b"),
-    ("gain", r"Δ ?%?|\bdelta\b|\bvs\.? .*|\bgain\b|\bimprovement\b|% ?change|\buplift\b|\bover (?:off|baseline)"),
+    ("speedup", rf"(?:{SPEED})? ?\bspeed-?ups?\b(?: (?:vs|over|to|wrt)\b.*)?|\brelative(?: speed)?\b|\bratio\b"),
+    ("gain", rf"(?:{SPEED}) (?:delta|gain|improvement|change)\b|Δ ?%?|\bdelta\b|\bvs\.? .*|\bgain\b|\bimprovement\b|% ?change|\buplift\b|\bover (?:off|baseline)"),
     ("spread", r"(?:±|\+/-) ?(?:std|sd)?|\bstd(?: ?dev)?\b|\bstdev\b|\bsd\b"),
     ("stderr", r"\bstderr\b|\bstandard error\b|\bsem\b"),
     ("tokens_per_s", SPEED),
@@ -53,7 +54,7 @@ MEASURES = (
     ("repeats", r"\brepeats\b|\bn ?runs\b|\bruns\b|\brepetitions\b"),
 )  # fmt: skip
 K = (
-    r"(?:speculative[ -])?(?:(?:num[ -]|n[ -])?(?:spec(?:ulative)?|draft(?:ed)?)[ -](?:n[ -])?"
+    r"(?:speculative[ -])?(?:(?:num[ -]|n[ -]|max[ -])?(?:spec(?:ulative)?|draft(?:ed)?)[ -](?:n[ -])?"
     r"(?:tokens?|len(?:gth)?|steps?|depth|max|n)|num[ -]steps)|(?:spec[ -]draft[ -])?n[ -]max|depth|gamma|γ"
 )
 BLOCK = r"block(?: size)?|(?:speculative[ -])?num[ -]draft[ -]tokens"  # the last verified token is among them
@@ -79,7 +80,7 @@ ADAPTIVE = re.compile(
     r"\b(?:adaptive|dynamic|auto)\b(?: ?\(?(?:<=|≤|up to |max )? ?\d+(?:[-–]\d+)?\)?)?", re.IGNORECASE
 )
 SHORT_K = re.compile(
-    rf"\b(?:{DRAFTER})(?: chain| tree| head)?(?:[-x×=]| ?\(?(?=\d{{1,2}}\)? *(?:[:,;)(|/+]|$)))(\d{{1,2}})\b",
+    rf"\b(?:{DRAFTER})(?: chain| tree| head| draft)?(?:[-x×=]| ?\(?(?=\d{{1,2}}\)? *(?:[:,;)(|/+]|$)))(\d{{1,2}})\b",
     re.IGNORECASE,
 )
 DRAFTED = re.compile(rf"\b(?:{DRAFTER})", re.IGNORECASE)
@@ -100,19 +101,33 @@ NAMES = (
     ("tokens_per_s", r"t|toks|tok|tokens|decode|generation|output"),
     ("temperature", r"temp(?:erature)?"),
     ("context", r"\D*context\D*|ctx|depth of context"),
-    ("input_tokens", r"isl|(?:input|prompt)[ -]?(?:len\w*|tok\w*)"),
+    ("input_tokens", r"isl|(?:input|prompt|prefill)[ -]?(?:len\w*|tok\w*)"),
     ("output_tokens", r"osl|(?:output|max|max new|gen\w*)[ -]?(?:len\w*|tok\w*)"),
     ("kv_type", r"kv.*|cache.*"),
     ("quantization", r"quant\w*|dtype|precision|weights"),
     ("version", r"version|commit|build|image|branch"),
     ("engine", r"engine|framework|server"),
     ("hardware", r"hardware|backend|gpus?|device|gpu type|[tpde]p|tp size"),
-    ("setting", r"top[ -]?p|isl ?/ ?osl|table|thinking|attention|cuda ?graphs?|eager|sampling|greedy"),
+    ("setting", r"qps|request rate|top[ -]?p|isl ?/ ?osl|table|thinking|attention|cuda ?graphs?|eager|sampling|greedy"),
 )  # fmt: skip
+ENGLISH = (
+    (r"(?:最大)?并发(?:请求)?[数度]?|gleichzeitige \w+", "concurrency"),
+    (r"批(?:处理)?大小|batch-?größe", "batch size"),
+    (r"(?:投机|推测)(?:解码)?(?:长度|步数)", "k"),
+    (r"(?:关闭|无|不开|未开启)(?:投机|推测)(?:解码|采样)?|基线|ohne spek\w*", "no spec"),
+    (r"(?:输出|生成|解码)?(?:吞吐量?|速度)|durchsatz", "throughput"),
+    (r"(?:平均)?接受长度|(?:akzeptanz|annahme)länge", "accept length"),
+    (r"接受率|(?:akzeptanz|annahme)rate", "acceptance rate"),
+    (r"加速比?|beschleunigung", "speedup"),
+    (r"模型|modell\b", "model"),
+    (r"数据集|datensatz", "dataset"),
+    (r"配置|方法|konfiguration|methode", "config"),
+)
 CANONICAL = {  # meanings of figures under their own names
     "tokens_per_s", "tokens_per_s_per_request", "speedup", "tpot_ms", "tpot_p99_ms", "tokens_per_step", "accepted_per_step",
     "acceptance_rate", "positions", "repeats", "stderr", "seconds", "ignore",
 }  # fmt: skip
+UNNAMED = "draft"  # drafter of an arm whose source names none
 MOST_NAME = 5  # words
 MOST_COUNT = 2**16
 SHARE = re.compile(r"([\d.]+) ?/ ?([\d.]+)", re.ASCII)
@@ -128,7 +143,7 @@ MODEL = re.compile(
 )
 DATASET = re.compile(
     r"gsm-?8k|math-?\d*|human-?eval\+?|mbpp\+?|mt-?bench|alpaca|share-?gpt|spec-?bench|livecodebench|aime\S*|gpqa|mmlu\S*|"
-    r"swe-?\w*|cnn\S*|summari[sz]ation|translation|\brag\b|\bcod(?:e|ing)\b|\bchat\b|\bqa\b",
+    r"swe-?(?!ep)\w*|cnn\S*|summari[sz]ation|translation|\brag\b|\bcod(?:e|ing)\b|\bchat\b|\bqa\b",
     re.IGNORECASE,
 )
 CANNOT = re.compile(r"oom\b|out of memory|unsupported|not supported|cannot|crash|fail|err(?:or)?\b|✗|❌", re.IGNORECASE)
@@ -141,7 +156,7 @@ SUMMARY = re.compile(
 )
 NUMBER = re.compile(
     r"(?<![\w.])(?<![A-Za-z]-)([+-]?(?:[0-9]{1,3}(?:[,'_\u202f\u00a0 ][0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|[+-]?(?:\.[0-9]+|inf\w*))"
-    r"(?: ?(%|x\b|×|k\b|[a-zµ/]+))?(?!\w)(?: ?(?:±|\+/-|\+-) ?([0-9]*\.?[0-9]+) ?(%)?)?",
+    r"(?: ?(%|x\b|×|k\b|[a-zµ/]+))?(?!\w|\.\d)(?: ?(?:±|\+/-|\+-) ?([0-9]*\.?[0-9]+) ?(%)?)?",
     re.IGNORECASE,
 )
 
@@ -179,7 +194,7 @@ def bare(text: str) -> str:
     >>> bare("**28.5**<br>`MTP`  [K=2](https://x)")
     '28.5 MTP K=2'
     """
-    text = re.sub(r"<[^<>]{0,80}>|&nbsp;|[*`🏆🥇⭐✅🔥]|\\(?=[|_*])", " ", text)
+    text = re.sub(r"<[^<>]{0,80}>|&nbsp;|[*`🏆🥇⭐✅🔥†‡]|(?<=\.\d)[¹²³]|\\(?=[|_*])", " ", text)
     return " ".join(re.sub(r"!?\[([^][]{0,200})\]\([^()]{0,500}\)", r"\1", text).split())
 
 
@@ -193,9 +208,11 @@ def words_of(text: str) -> Words:
     ({'k': '0'}, ('tokens_per_s',), ('k', 'concurrency'))
     """
     text = re.sub(r"(?i)\bsingle[- ](?=user|stream|client)", "1 ", bare(text)[:400])
+    for foreign, english in ENGLISH:
+        text = re.sub(foreign, f" {english} ", text, flags=re.IGNORECASE)
     is_record = "{" in text
     text = re.sub(r"[\"{}]", " ", text)
-    name = " ".join(re.sub(r"[\s_]+", " ", text).strip(" :-").split())
+    name = " ".join(re.sub(r"[\s_]+", " ", text).strip(" :-.").split())
     if name.replace(" ", "_") in CANONICAL:
         return Words(measures=(name.replace(" ", "_"),), said=name)
     whole = axis_of(name)
@@ -252,13 +269,13 @@ def drafter_name(text: str) -> str:
     'DSpark'
     """
     text = re.sub(
-        r"\b(?:with|using|w/|spec(?:ulative)?|decoding|on|at|in|and|tokens?|values?|enabled|yes|true|method)(?=\s|$)",
+        r"\b(?:with|using|w/|spec(?:ulative)?|decoding|on|at|in|and|tokens?|values?|enabled|yes|true|method)(?=\s|$|=)",
         " ",
         text,
         flags=re.IGNORECASE,
     )
     text = re.sub(r"\(\s*\W*\s*\)|\[\s*\]", " ", text)
-    return " ".join(text.split()).strip(" _:,;=@|+/()–—-")
+    return re.sub(r"\s*\([^()]*$", "", " ".join(text.split()).strip(" _:,;=@|+/()–—-"))
 
 
 @lru_cache(maxsize=65536)
@@ -293,11 +310,13 @@ def has_figure(words: Words) -> bool:
 
 def figures_of(measures: tuple[str, ...], cell: str, comma: bool) -> tuple[Number, ...]:
     """The figures of a cell: one, or those that its column has. Raises ValueError with the rule for a cell that has others."""
-    if MISSING.fullmatch(cell):
+    if MISSING.fullmatch(cell) or PLAIN.fullmatch(cell):
         return ()
     if measures == ("positions",):
         numbers = numbers_of(re.sub(r"[][();/|]+" if comma else r"[][();/|,]+", " ; ", cell), comma)
     elif measures[0] in ("acceptance_rate", "acceptance", "length") and (parts := SHARE.fullmatch(cell)):
+        if measures == ("length",) and "." in parts[2]:
+            raise ValueError("a number")  # not two
         whole = 1 if measures == ("length",) else float(parts[2]) or 1
         numbers = (Number(float(parts[1]) / whole),)
     elif len(measures) > 1:
@@ -320,6 +339,8 @@ def axes_of(axis: str, cell: str, name: str, has_k: bool) -> dict[str, str]:
     words = words_of(cell)
     if axis in ("", "ignore", "summary"):
         return {}
+    if axis == "model" and len(parts := re.split(r" (?:\+|with|w/) ", cell, maxsplit=1)) == 2:
+        return {axis: parts[0], **axes_of("label", parts[1], name, has_k)}
     if axis == "switch":
         return {"drafter": drafter_name(name)} if SWITCH.fullmatch(cell)[1] else {"k": "0"}  # type: ignore[index]
     if axis == "drafter" and has_k:

@@ -14,15 +14,15 @@ from statistics import median, mode
 from pydantic import ValidationError
 
 from treeopt.arms.arm import OFF, Arm, Arms, Unit
-from treeopt.arms.columns import PER_REQUEST, Number
+from treeopt.arms.columns import PER_REQUEST, UNNAMED, Number
 from treeopt.errors import InvalidInput, quoted
 from treeopt.files.fields import adapter, first_error
 
-UNNAMED = "draft"  # drafter of an arm whose source names none
 SPEEDS = ("tokens_per_s", "tokens_per_s_per_request", "speedup", "gain")
 TIMES = ("tpot_ms", "tpot_p99_ms")
 LENGTHS = ("length", "acceptance", "acceptance_rate", "accepted_per_step", "tokens_per_step")
 CELL = ("model", "dataset", "drafter", "k", "concurrency")
+MOST_RATIO = 1.5  # between repeats of one setting
 UNHEEDED = ("measure", "note", "run")  # axes that set nothing apart
 RATIO = re.compile(r"\brelative\b|\bnormali[sz]ed\b", re.IGNORECASE)
 REQUEST = re.compile(PER_REQUEST, re.IGNORECASE)
@@ -122,7 +122,28 @@ def arms_of(rows: Sequence[Row], notes: Sequence[str], path: Path) -> Arms:
         notes.append("Rows that do not say their concurrency were taken as 1.")
     units = _units(rows, meanings)
     arms = [_arm(row, unit, lengths.get(id(row)), other) for row, unit, other in zip(rows, units, about, strict=True)]
+    _check_repeats(rows, arms, notes)
     return Arms(arms=tuple(arms), meanings=meanings, notes=tuple(notes))
+
+
+def _check_repeats(rows: Sequence[Row], arms: Sequence[Arm], notes: Sequence[str]) -> None:
+    """Raises InvalidInput where repeats of one setting differ too much to be repeats: what tells them apart was not read.
+
+    A column that is not known may tell settings apart, but not where none speculates.
+    """
+    first: dict[object, Arm] = {}
+    is_plain = all(row.is_off for row in rows)
+    for row, arm in zip(rows, arms, strict=True):
+        about = [item for item in arm.about.items() if not (is_plain and f"?{item[0]}" in row.axes)]
+        other = first.setdefault((arm.cell, arm.setting, arm.unit, tuple(about)), arm)
+        if not (arm.tokens_per_s and other.tokens_per_s):
+            continue
+        if not 1 / MOST_RATIO < arm.tokens_per_s / other.tokens_per_s < MOST_RATIO:
+            raise InvalidInput(
+                f"{arm.source}: {arm.name} at {arm.concurrency} at once has {arm.tokens_per_s:g}, but at {other.source} "
+                f"{other.tokens_per_s:g}: what tells them apart was not read. {' '.join(notes)} "
+                "If a column does: --column NAME=k, or NAME=drafter, concurrency, dataset, context."
+            )
 
 
 def _arm(row: Row, unit: Unit, tokens_per_step: float | None, about: Mapping[str, str]) -> Arm:

@@ -19,7 +19,9 @@ MOST_CELLS = 2**16  # of a table
 HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200b-\u200f\u202a-\u202e\u2060-\u2069]")
 MARKS = ("|", "\t", ";", ",", "  ", " ")  # between cells
 RULE = re.compile(r"[\s|:+=_.~-]{3,}$")
-BOX = str.maketrans("│┃║┆─━═┄┌┏╔└┗╚├┣╠┤┫╣┬┳╦┴┻╩┼╋╬╇╈┡┩╒╕╘╛╞╡╪╤╧┐┓╗┘┛╝", "||||" + "-" * 44, "\ufeff")
+BOX = str.maketrans("│┃║┆─━═┄┌┏╔└┗╚├┣╠┤┫╣┬┳╦┴┻╩┼╋╬╇╈┡┩╒╕╘╛╞╡╪╤╧┐┓╗┘┛╝", "||||" + "-" * 44, "\ufeff") | str.maketrans(
+    "，：；（）＝／", ",:;()=/"
+)
 Cells = Sequence[str]
 
 
@@ -31,6 +33,11 @@ class Grid:
     rows: Sequence[tuple[int, Cells]]
     mark: str
     line: int
+
+    @property
+    def has_comma(self) -> bool:
+        """Whether a comma is always that of a decimal."""
+        return self.mark == ";" or any(re.search(r"\d\.\d{3},\d", cell) for _, cells in self.rows for cell in cells)
 
     def column(self, i: int) -> list[str]:
         """The cells that hold something."""
@@ -46,10 +53,10 @@ class Grid:
             names.append(name or (names[-1] if names else ""))
         return Grid([" ".join(pair).strip() for pair in zip(names, first, strict=True)], others, self.mark, self.line)
 
-    def transposed(self) -> Grid:
-        """Columns become rows; they keep the line of the header."""
+    def transposed(self, is_left_out: Sequence[bool]) -> Grid:
+        """Columns but those that are left out, and the first, become rows; they keep the line of the header."""
         names = [self.header[0], *(cells[0] for _, cells in self.rows)]
-        columns = range(1, len(self.header))
+        columns = [i for i, is_out in enumerate(is_left_out, 1) if not is_out]
         rows = [(self.line, [self.header[i], *(cells[i] for _, cells in self.rows)]) for i in columns]
         return Grid(names, rows, self.mark, self.line)
 
@@ -76,7 +83,11 @@ def grid_at(lines: Sequence[str], start: int, path: Path, is_known: Callable[[st
     for mark in MARKS:
         header = _split(lines[start], mark, start, path)
         size = len(header)
-        if size < 2 or (mark != "|" and len(_split(lines[second], mark, second, path)) != size):
+        if (
+            size < 2
+            or (mark in "  " and header[0].endswith(":"))
+            or (mark != "|" and len(_split(lines[second], mark, second, path)) != size)
+        ):
             continue
         needed = {"|": second == start + 1, "\t": 1, " ": size}.get(mark, 2)
         words = [words_of(cell) for cell in header]

@@ -12,9 +12,9 @@ from treeopt.arms.columns import (
     DATASET,
     DRAFTED,
     MODEL,
-    PLAIN,
     SUMMARY,
     SWITCH,
+    UNNAMED,
     Words,
     drafter_name,
     numbers_of,
@@ -23,6 +23,7 @@ from treeopt.arms.columns import (
 from treeopt.arms.grids import Grid
 from treeopt.errors import quoted
 
+BOUND = re.compile(r"\b(?:min|max|minimum|maximum|best|worst)\b", re.IGNORECASE)
 LENGTHS_OF_ARMS = ("k", "block")
 
 
@@ -75,6 +76,14 @@ def columns_of(
     notes += [
         f"Column {quoted(column.name)} sums up others: left out." for column in columns if column.axis == "summary"
     ]
+    plain = next((column for column in columns if column.measures and dict(column.axes) == {"k": "0"}), None)
+    for i, column in enumerate(columns if plain else ()):
+        is_numeric = column.axis == f"?{column.name}" and _is_numeric(grid.column(i))
+        if plain and not column.axes and (column.measures == plain.measures or is_numeric):
+            drafter = drafter_name(column.rest) if DRAFTED.search(column.name) else UNNAMED
+            is_named = any(other.axis in ("label", "drafter") for other in columns)
+            axes = {"?column": column.name} if is_named else {"drafter": drafter}
+            columns[i] = replace(column, measures=plain.measures, axes=axes)
     return _distinct(columns, notes)
 
 
@@ -113,7 +122,9 @@ class _Table:
         if name == "AR" and self.is_explicit:
             return Column(name, ("acceptance",))
         cells = self.grid.column(len(before))
-        is_gain = self.measure == "tokens_per_s" and bool(cells) and all("%" in cell for cell in cells)
+        is_gain = (
+            self.measure == "tokens_per_s" and bool(cells) and all(re.match(r"[+−-]?[\d.]+ ?%", cell) for cell in cells)
+        )
         measure = "gain" if is_gain else self.measure
         if word.names:
             return self._axis(name, word.names[0], cells, before)
@@ -127,7 +138,8 @@ class _Table:
         if SUMMARY.fullmatch(name):
             return Column(name, axis="summary")
         if not _is_numeric(cells):
-            says_arm = any(PLAIN.fullmatch(cell) or DRAFTED.match(cell) for cell in cells) and not self.is_by_arm
+            says_arm = any(words_of(cell).axes.get("k") == "0" or DRAFTED.match(cell) for cell in cells)
+            says_arm &= not self.named & {"k", "drafter"}
             return Column(name, axis="label" if says_arm or not before else f"?{name}")
         if self.is_explicit or not before:
             return Column(name, axis=f"?{name}" if self.is_explicit else self.across)
@@ -148,9 +160,16 @@ class _Table:
             return Column(name, ("prompts",))
         if axis == "label" and _is_numeric(cells):
             return Column(name, axis="ignore" if self.is_explicit else self.across)
-        is_second = axis in LENGTHS_OF_ARMS and any(column.axis in LENGTHS_OF_ARMS for column in before)
-        if is_second or axis == "option":
+        labelled = (
+            bool(before)
+            and before[0].axis == "label"
+            and all("k" in words_of(cell).axes for cell in self.grid.column(0))
+        )
+        is_second = axis in LENGTHS_OF_ARMS and (labelled or any(column.axis in LENGTHS_OF_ARMS for column in before))
+        if is_second or axis == "option" or (axis in CANONICAL and self.is_explicit):
             return Column(name, axis=f"?{name}")
+        if axis in CANONICAL:
+            return Column(name, (axis,))
         return Column(name, axis=name if axis == "setting" else axis)
 
 
@@ -170,7 +189,10 @@ def _is_numeric(cells: Sequence[str]) -> bool:
 
 
 def _distinct(columns: Sequence[Column], notes: list[str]) -> list[Column]:
-    """Columns of the same figures at the same axes differ in their other words; without those the first is taken."""
+    """Columns of the same figures at the same axes differ in their other words; without those the first is taken.
+
+    Bounds beside a mean are left out.
+    """
     groups = defaultdict(list)
     for column in columns:
         groups[column.measures, tuple(sorted(column.axes.items()))].append(column)
@@ -178,12 +200,14 @@ def _distinct(columns: Sequence[Column], notes: list[str]) -> list[Column]:
     for (measures, _), group in groups.items():
         if not measures or measures[0] in ("ignore", "positions") or len(group) == 1:
             continue
-        if len({column.rest for column in group}) == len(group):
+        means = [column for column in group if not BOUND.search(column.name)]
+        group = [*means, *(column for column in group if column not in means)]
+        if len(means) != 1 and len({column.rest for column in group}) == len(group):
             for column in group:
                 rest = drafter_name(column.rest) or column.name
                 changed[column.name] = replace(column, axes={**column.axes, "?column": rest})
             continue
         for column in group[1:]:
-            notes.append(f"Column {quoted(column.name)} was left out: {quoted(group[0].name)} says the same.")
+            notes.append(f"Column {quoted(column.name)} was left out: {quoted(group[0].name)} is taken.")
             changed[column.name] = Column(column.name, axis="ignore")
     return [changed.get(column.name, column) for column in columns]

@@ -16,6 +16,7 @@ from treeopt.arms.arm import Arms
 from treeopt.arms.columns import (
     CANNOT,
     DATASET,
+    DRAFTED,
     MODEL,
     SUMMARY,
     Words,
@@ -110,8 +111,10 @@ class _Reader:
         labels = [words_of(cells[0]) for _, cells in grid.rows]
         heads = [words_of(name) for name in grid.header[1:]]
         measured = [bool(words.measures or {*words.names} - {"label", "dataset", "model"}) for words in labels]
-        if all(measured) and any(words.measures for words in labels) and not any(words.measures for words in heads):
-            grid = grid.transposed()
+        gains = [words.measures in (("gain",), ("speedup",)) for words in heads]
+        is_named = sum(measured) > len(measured) / 2 and any(words.measures for words in labels)
+        if is_named and not any(words.measures and not gain for words, gain in zip(heads, gains, strict=True)):
+            grid = grid.transposed(gains)
         if twice := next((name for name in grid.header if name and grid.header.count(name) > 1), None):
             raise InvalidInput(
                 f"{self.path} line {grid.line} must name every column once, but has {quoted(twice)} twice."
@@ -123,7 +126,7 @@ class _Reader:
             above = grid.rows[0][1]
             for number, cells in grid.rows:
                 above = [above[i] if i in groups and not cell else cell for i, cell in enumerate(cells)]
-                self.add(columns, number, above, grid.mark == ";")
+                self.add(columns, number, above, grid.has_comma)
 
     def add(self, columns: Sequence[Column], line: int, cells: Sequence[str], comma: bool) -> None:
         """Add the rows of figures of one line: one for each set of axes that its columns have."""
@@ -177,7 +180,7 @@ class _Reader:
         """Take the figures of a bullet or of a line of names and values; any other short line is a heading."""
         if len(text) > 400:
             return
-        level = len(text) - len(text.lstrip("#")) if text.startswith("#") else 7
+        level = len(text) - len(text.lstrip("#")) if text.startswith("#") else 7 * any(0 < at < 7 for at in self.levels)
         content = bare(re.sub(r"^\s*(?:[-*+•#]+|\d+[.)])\s+", "", text))
         content = re.sub(
             r"(?<=\d)[,;] (?=\.?\d+(?:\.\d+)?%?(?:[,;\s)]|$))", " ", content
@@ -187,15 +190,15 @@ class _Reader:
         phrases = [
             phrase for phrase in phrases if not (phrase.measures == ("acceptance",) and COUNTS.search(phrase.rest))
         ]
-        measures = {phrase.measures[0] for phrase in phrases if phrase.measures} or {self.context.get("measure", "")}
         axes: dict[str, str] = {}
-        if len(measures) == 1 and measures != {""} and any(phrase.axes for phrase in phrases):
+        measure = self.context.get("measure") or next((phrase.measures[0] for phrase in phrases if phrase.measures), "")
+        if measure and any(phrase.axes for phrase in phrases):
             phrases = [
-                replace(phrase, measures=tuple(measures)) if BARE.fullmatch(phrase.rest) else phrase
+                replace(phrase, measures=(measure,)) if BARE.fullmatch(phrase.rest) and not phrase.measures else phrase
                 for phrase in phrases
             ]
         if not any(has_figure(phrase) and phrase.measures[0] not in ASIDE for phrase in phrases):
-            if level < 7 or len(content.split()) <= MOST_WORDS:
+            if 0 < level < 7 or len(content.split()) <= MOST_WORDS:
                 self.heading(level, content, phrases)
             return
         self.open &= not re.match(r"\s*(?:[-*+•]|\d+[.)])\s", text)
@@ -204,6 +207,8 @@ class _Reader:
             closer = dict(words.axes)
             if (
                 words.rest
+                and axes.get("k") != "0"
+                and not re.search(r"= *\d", words.rest)
                 and 0 < len(drafter.split()) <= 4
                 and ("drafter" in closer or not (closer or has_figure(words)))
             ):
@@ -230,13 +235,13 @@ class _Reader:
     def heading(self, level: int, text: str, phrases: Sequence[Words]) -> None:
         """Axes that hold for the lines below."""
         self.open = False
-        self.levels = {key: axes for key, axes in self.levels.items() if key < level or key == level == 7}
+        self.levels = {key: axes for key, axes in self.levels.items() if key < level or key == level in (0, 7)}
         words = words_of(text)
         axes = dict(words.axes)
         for axis, pattern in (("model", MODEL), ("dataset", DATASET)):
-            if match := pattern.search(words.rest):
+            if (match := pattern.search(words.rest)) and not DRAFTED.search(match[0]):
                 axes[axis] = match[0].strip(" .-/")
-        for phrase in phrases:
+        for phrase in reversed(phrases):
             axes |= {axis: phrase.axes[axis] for axis in PLACES if axis in phrase.axes}
         if len(words.measures) == 1:
             axes["measure"] = words.measures[0]

@@ -30,6 +30,7 @@ File = tuple[Any, Path]  # what a file holds, and its path
 LOGS = ("Decode batch", "SpecDecoding metrics: ", "draft acceptance")
 UNNAMED = ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total")
 MOST_LITERAL = 2**22  # characters of what Python printed
+TAGGED = re.compile(r"\[[^][{\"\n]*\] *[^\s\[]")  # a line of a log
 EVENT = re.compile(r"^data:(?!\s*\[DONE\])", re.MULTILINE)
 TORCH = (b"PK\x03\x04", b"\x80\x02")  # a zip archive, or a pickle as torch wrote them before 1.6
 
@@ -69,7 +70,7 @@ def load_file(path: Path) -> Any:
     if EVENT.search(text):
         events = [line.removeprefix("data:").strip() for line in text.splitlines() if EVENT.match(line)]
         return _documents(path, "\n".join(events))
-    return _exposition(_documents(path, text), path) if text[0] in "{[" else text
+    return _exposition(_documents(path, text), path) if text[0] in "{[" and not TAGGED.match(text) else text
 
 
 def counted(hits: NDArray[np.int64], trials: Sequence[int], path: Path) -> Calibration:
