@@ -62,7 +62,7 @@ CONCURRENCY = (
     r"(?:max[ -])?(?:conc(?:urren(?:cy|t))?|batch(?:[ -]?size)?|bsz?|clients?|users?|streams?|parallel|slots|np)"
 )
 AXES = (
-    ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b"),
+    ("block", rf"\b(?:{BLOCK}) ?[=:]? ?(\d+)\b|(?<=(?:flash|lash2|spark|omino)[ -])b ?=? ?(\d+)\b"),
     ("k", rf"(?<![a-z])(?:{K}|k|steps|spec|fixed|static)(?: ?[=:] ?| )(\d+)\b|\b[dn] ?=? ?(\d{{1,2}})\b|\bk(\d+)\b|\b(\d+) (?:spec\w*|draft\w*) (?:tokens?|steps?)\b|\((\d+) (?:tokens?|steps?|drafts?)\)"),
     ("concurrency", rf"\b{CONCURRENCY} ?[=:@-]? ?(\d+)\b|\b[cb] ?(\d{{1,3}})\b|\b[cb] ?= ?(\d+)\b|@ ?(\d+)\b|\b(\d+) (?:users?|clients?|streams?|parallel|"
                     r"concurrent|reqs?|requests|slots)\b(?: \w+)?"),
@@ -155,7 +155,7 @@ SUMMARY = re.compile(
     r"avg\.?|average|(?:geo(?:metric)?\.?[- ]?)?mean|gmean|overall|total|sum|median|min|max|std", re.IGNORECASE
 )
 NUMBER = re.compile(
-    r"(?<![\w.])(?<![A-Za-z]-)([+-]?(?:[0-9]{1,3}(?:[,'_\u202f\u00a0 ][0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|[+-]?(?:\.[0-9]+|inf\w*))"
+    r"(?<![\w.])(?<![A-Za-z]-)([+-]?(?:[0-9]{1,3}(?:[,'_\u202f\u00a0 ][0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|[+-]?(?:\.[0-9]+|inf(?:inity)?))"
     r"(?: ?(%|x\b|×|k\b|[a-zµ/]+))?(?!\w|\.\d)(?: ?(?:±|\+/-|\+-) ?([0-9]*\.?[0-9]+) ?(%)?)?",
     re.IGNORECASE,
 )

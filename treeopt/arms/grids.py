@@ -92,7 +92,8 @@ def grid_at(lines: Sequence[str], start: int, path: Path, is_known: Callable[[st
         needed = {"|": second == start + 1, "\t": 1, " ": size}.get(mark, 2)
         words = [words_of(cell) for cell in header]
         is_line = (mark != "|" or second == start + 1) and any(map(has_figure, words))
-        is_line |= mark == " " and any(numbers_of(word.rest) for word in words)
+        numbered = [bool(numbers_of(word.rest.replace(":", " "))) for word in words]
+        is_line |= (mark == " " and any(numbered)) or (mark == "," and all(numbered))
         if sum(map(is_known, header)) >= needed and not is_line:
             rows = _rows(lines, second, header, mark, path)
             bared = [(number, [bare(cell) for cell in cells]) for number, cells in rows]
