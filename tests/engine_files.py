@@ -18,7 +18,7 @@ def rows_of(table):
     return pytest.mark.parametrize("name", table, ids=[re.sub(r"\W+", "-", name).strip("-") for name in table])
 
 
-def exposition(drafts=DRAFTS, reached=REACHED, drafted=None, accepted=None, engine=0, model="m", created=1.7e9):
+def exposition(drafts=DRAFTS, reached=REACHED, drafted=None, accepted=None, engine=0, model="m"):
     labels = f'engine="{engine}",model_name="{model}"'
     drafted = drafts * len(reached) if drafted is None else drafted
     accepted = sum(reached) if accepted is None else accepted
@@ -29,7 +29,7 @@ def exposition(drafts=DRAFTS, reached=REACHED, drafted=None, accepted=None, engi
 # TYPE vllm:spec_decode_num_{name}_total counter
 vllm:spec_decode_num_{name}_total{{{labels}}} {float(count)}
 # TYPE vllm:spec_decode_num_{name}_created gauge
-vllm:spec_decode_num_{name}_created{{{labels}}} {created}
+vllm:spec_decode_num_{name}_created{{{labels}}} 1.7e9
 """
     for place, count in enumerate(reached):
         said += f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{place}"}} {float(count)}\n'

@@ -94,7 +94,7 @@ SLOT = re.compile(r"\bid\s{1,3}(-?\d+) \| task (-?\d+) \|")
 PORT = re.compile(r"\[ ?(\d{4,5})\] ")
 STATISTICS = re.compile(
     r"statistics\s+(?P<name>\S+): (?:#calls\(b,g,a\) =\s*\d+\s+\d+\s+(?P<verified>\d{1,13}), )?(?:(?!statistics).)*?"
-    rf"#gen drafts =\s*(?P<made>{COUNT}), #acc drafts =\s*(?P<first>{COUNT}), #gen tokens =\s*(?P<drafted>{COUNT}), "
+    rf"#gen drafts =\s*(?P<made>{COUNT}), #acc drafts =\s*{COUNT}, #gen tokens =\s*(?P<drafted>{COUNT}), "
     rf"#acc tokens =\s*(?P<accepted>{COUNT})(?:, #mean acc len =\s*(?P<mean>{MEAN}), #acc rate/pos = {RATES})?"
 )
 NEEDED = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
@@ -178,7 +178,6 @@ def _drafting(text: str) -> dict[str, dict[str, str]]:
 def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     """Drafts of a log, and notes: of its requests where there are some, else of its statistics."""
     drafting = _drafting(text)
-    drafters_named(drafting, TYPES, path)
     requests = list(lines_of_requests(text))
     if complete := [line for line in requests if line["mean"] is not None and line["rates"]]:
         lines = [_printed(line, f"{path}, draft line {n},") for n, line in enumerate(complete, 1)]
@@ -190,7 +189,7 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
     if STATISTICS.search(text) and not drafting and not requests:
         raise InvalidInput(NONE.format(path))
     for totals in drafting.values():
-        if totals["rates"] is not None:
+        if totals["rates"]:
             groups, notes = pooled([_of_process(totals, path)])
             return groups, [CUMULATIVE, *notes]
     raise InvalidInput(f"{path} has {NO_TRACE if means else OLD_LINE}.")
@@ -199,14 +198,12 @@ def _from_log(text: str, path: Path) -> tuple[list[Drafts], list[str]]:
 def _of_process(totals: dict[str, str], path: Path) -> Printed:
     """Counts of a 'statistics' line, scaled to the drafts that were verified."""
     line = _printed({**totals}, f"{path}, draft line 1,")
-    made, first = int(totals["made"]), int(totals["first"])
+    made = int(totals["made"])
     drafts = int(totals["verified"]) if totals["verified"] else made
     rates = list(line.rates)
     if drafts and abs(sum(rates) * drafts - line.accepted) <= RATE * len(rates) * drafts + 1e-6:
         length = min(-(-line.drafted // made), MOST_LENGTH + 1)
         rates += [0.0] * (length - len(rates))  # positions at which nothing was accepted are not printed
-    if rates and abs(rates[0] * drafts - first) > RATE * drafts + 0.5:
-        raise InvalidInput(f"{path} must accept {first} first guesses, as it says, but the rate is {rates[0]}.")
     return replace(line, rates=rates, drafted=round(line.drafted * drafts / made), drafts=drafts)
 
 

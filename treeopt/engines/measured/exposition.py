@@ -2,7 +2,7 @@
 
 Counters run since the start of the server, so one scrape holds its warm-up too. Series are told apart by
 their labels, subtracted one by one and then summed: data-parallel engines have a series each, and the
-restart of one would hide in the sum. The `_created` series are times, not counts; they tell a restart.
+restart of one would hide in the sum.
 A counter with a label may be missing until something is counted under it: it is zero.
 
 C++ prints totals with six digits; counters by position are printed in full.
@@ -123,12 +123,6 @@ def counters_among(
     totals, off, positions = dict[str, int](), dict[str, float](), dict[str, dict[int, int]]()
     for series in {**before, **after}:
         name, labels = series
-        if name.endswith("_created"):
-            if series in before and series in after and before[series] != after[series]:
-                raise InvalidInput(
-                    f"{path} must be scraped without a restart since {start}: {name} began to count anew."
-                )
-            continue
         begin, end = before.get(series, 0.0), after.get(series, 0.0)
         if end < begin:
             raise InvalidInput(
@@ -153,11 +147,9 @@ def _in_order(counts: Mapping[int, int], path: Path) -> list[int]:
 
 
 def _scrape(text: str, path: Path, prefix: str, names: Sequence[str]) -> dict[Series, float]:
-    """The counters that are read, and their times of creation."""
+    """The counters that are read, without their times of creation."""
     counts = {}
-    for (name, labels), value in series_of(
-        text, path, rf"{prefix}(?=(?:{'|'.join(names)})(?:_total|_created|[ {{]|$))"
-    ).items():
+    for (name, labels), value in series_of(text, path, rf"{prefix}(?=(?:{'|'.join(names)})(?:_total|[ {{]|$))").items():
         if not 0 <= value <= MOST_DRAFTS:
             raise InvalidInput(f"{path} must have counts from 0 to {MOST_DRAFTS}, but {name} is {value:g}.")
         counts[name.removesuffix("_total"), labels] = value
@@ -179,7 +171,7 @@ def series_of(text: str, source: object, prefix: str) -> dict[Series, float]:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 series = begins.sub("", sample.name), tuple(sorted(sample.labels.items()))
-                if series in values and series[0].endswith(("_total", "_created")):
+                if series in values and series[0].endswith("_total"):
                     raise InvalidInput(
                         f"{source} must be one scrape, but has counters twice: save each scrape in a file of its own."
                     )

@@ -8,10 +8,9 @@ D     :       drafts, which are seldom printed; accepted and drafted tokens are
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
-from treeopt.engines.measured.survival import MOST_DRAFTS, Drafts
+from treeopt.engines.measured.survival import Drafts
 from treeopt.errors import InvalidInput
 
 RATE, MEAN = 0.0005 + 1e-9, 0.005 + 1e-9  # by how much rounding moves them
@@ -44,14 +43,6 @@ class Printed:
         >>> Printed("x", [0.8, 0.6, 0.42], accepted=1820, drafted=3000, mean=2.82).counts()
         (1000, [800, 600, 420])
         """
-        if not self.rates or max(self.rates) > 1 or any(a < b for a, b in pairwise(self.rates)):
-            raise InvalidInput(
-                f"{self.where} must have rates by position from 0 to 1 that never rise, but has {list(self.rates)}."
-            )
-        if not self.accepted <= self.drafted <= MOST_DRAFTS:
-            raise InvalidInput(
-                f"{self.where} must accept at most what was drafted, but has {self.accepted} of {self.drafted}."
-            )
         # The printed number, that of full drafts, then those by the rates and by the mean.
         candidates = [self.drafts or math.ceil(self.drafted / len(self.rates))]
         if self.accepted and sum(self.rates) > 0 and self.drafts is None:
@@ -80,22 +71,18 @@ class Printed:
         return self.accepted / drafts - sum(self.rates) > self.rounding * len(self.rates)
 
 
-def one_token(where: str, accepted: int, drafted: int, mean: float) -> Drafts | None:
-    """Drafts of one token, of which the mean says everything; None where drafts were longer.
+def of_one_token(lines: Sequence[Printed]) -> list[Drafts]:
+    """The drafts of lines without rates, if their means show that every draft had one token; else none.
 
-    >>> one_token("x", 66, 88, 1.75).reached.tolist()
+    >>> of_one_token([Printed("x", [], accepted=66, drafted=88, mean=1.75)])[0].reached.tolist()
     [66]
     """
-    if not 0 <= accepted <= drafted or not drafted or abs(1 + accepted / drafted - mean) > MEAN:
-        return None
-    return Drafts.of(drafted, [accepted], drafted, where)
-
-
-def of_one_token(lines: Sequence[Printed]) -> list[Drafts]:
-    """The drafts of lines that have only means, where these show that all drafts were of one token; else none."""
-    groups = [one_token(line.where, line.accepted, line.drafted, line.mean) for line in lines if line.drafted]
-    is_shown = any(line.accepted for line in lines) and None not in groups
-    return [group for group in groups if group] if is_shown else []
+    drafting = [line for line in lines if line.drafted]
+    if not any(line.accepted for line in drafting):
+        return []
+    if any(abs(1 + line.accepted / line.drafted - line.mean) > MEAN for line in drafting):
+        return []
+    return [Drafts.of(line.drafted, [line.accepted], line.drafted, line.where) for line in drafting]
 
 
 def pooled(lines: Sequence[Printed], left_out: int = 0) -> tuple[list[Drafts], list[str]]:
