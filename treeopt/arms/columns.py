@@ -123,10 +123,7 @@ ENGLISH = (
     (r"数据集|datensatz", "dataset"),
     (r"配置|方法|konfiguration|methode", "config"),
 )
-CANONICAL = {  # meanings of figures under their own names
-    "tokens_per_s", "tokens_per_s_per_request", "speedup", "tpot_ms", "tpot_p99_ms", "tokens_per_step", "accepted_per_step",
-    "acceptance_rate", "positions", "repeats", "stderr", "seconds", "ignore",
-}  # fmt: skip
+CANONICAL = {meaning for meaning, _ in MEASURES if meaning != "prompts"}  # figures under their own names
 UNNAMED = "draft"  # drafter of an arm whose source names none
 MOST_NAME = 5  # words
 MOST_COUNT = 2**16

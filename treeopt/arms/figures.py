@@ -136,7 +136,7 @@ def _check_repeats(rows: Sequence[Row], arms: Sequence[Arm], notes: Sequence[str
     for row, arm in zip(rows, arms, strict=True):
         about = [item for item in arm.about.items() if not (is_plain and f"?{item[0]}" in row.axes)]
         other = first.setdefault((arm.cell, arm.setting, arm.unit, tuple(about)), arm)
-        if not (arm.tokens_per_s and other.tokens_per_s):
+        if not (arm.tokens_per_s and other.tokens_per_s) or row.has(["repeats"]) or "run" in row.axes:
             continue
         if not 1 / MOST_RATIO < arm.tokens_per_s / other.tokens_per_s < MOST_RATIO:
             raise InvalidInput(

@@ -78,7 +78,8 @@ def columns_of(
     ]
     plain = next((column for column in columns if column.measures and dict(column.axes) == {"k": "0"}), None)
     for i, column in enumerate(columns if plain else ()):
-        is_numeric = column.axis == f"?{column.name}" and _is_numeric(grid.column(i))
+        cells = grid.column(i) if column.axis in ("k", "ignore", "label", f"?{column.name}") else []
+        is_numeric = _is_numeric(cells) and any("." in cell for cell in cells)
         if plain and not column.axes and (column.measures == plain.measures or is_numeric):
             drafter = drafter_name(column.rest) if DRAFTED.search(column.name) else UNNAMED
             is_named = any(other.axis in ("label", "drafter") for other in columns)
@@ -150,12 +151,6 @@ class _Table:
         """A column whose header names an axis, or seems to."""
         if axis in ("k", "label", "drafter") and cells and all(map(SWITCH.fullmatch, cells)):
             return Column(name, axis="switch")
-        if (
-            axis in ("k", "label")
-            and {"k": "0"} in [word.axes for word in self.words]
-            and any("." in cell for cell in cells)
-        ):
-            return Column(name, (self.measure,), {"drafter": name})  # "spec" beside "baseline"
         if axis == "dataset" and name.casefold() == "prompts" and _is_numeric(cells):
             return Column(name, ("prompts",))
         if axis == "label" and _is_numeric(cells):
@@ -166,9 +161,10 @@ class _Table:
             and all("k" in words_of(cell).axes for cell in self.grid.column(0))
         )
         is_second = axis in LENGTHS_OF_ARMS and (labelled or any(column.axis in LENGTHS_OF_ARMS for column in before))
-        if is_second or axis == "option" or (axis in CANONICAL and self.is_explicit):
+        is_figure = axis in CANONICAL and axis != "ignore"
+        if is_second or axis == "option" or (is_figure and self.is_explicit):
             return Column(name, axis=f"?{name}")
-        if axis in CANONICAL:
+        if is_figure:
             return Column(name, (axis,))
         return Column(name, axis=name if axis == "setting" else axis)
 
