@@ -21,7 +21,7 @@ from treeopt.records.rundir import RunDirectory
 from treeopt.report.server_table import first_line_of
 from treeopt.serving import watch
 from treeopt.serving.client import KEY, Server
-from treeopt.serving.tuned import Watching
+from treeopt.serving.watch import Watching
 
 from .lying_server import MODELS, Engine, lying, page
 

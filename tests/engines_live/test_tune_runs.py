@@ -11,11 +11,9 @@ import pytest
 
 from treeopt.pipeline.tune import tune
 from treeopt.records.rundir import RunDirectory
-from treeopt.serving.client import Server
+from treeopt.serving.client import Server, drive
 from treeopt.serving.launch import Launcher
-from treeopt.serving.load import drive
-from treeopt.serving.tuned import Watching
-from treeopt.serving.watch import over_plain
+from treeopt.serving.watch import Watching, over_plain
 
 from .started import LENGTH, PROMPTS, TOKENS
 

@@ -17,13 +17,13 @@ from treeopt.files.parameters import Count, parameters_of
 if TYPE_CHECKING:
     from treeopt.arms.tuned import TunedArms
     from treeopt.records.rundir import RunDirectory
-    from treeopt.serving.tuned import Tuned
+    from treeopt.serving.watch import Tuned
 
 ARMS = "arms"  # the kind of files that hold settings that were run
 
 
 @command(
-    "treeopt.serving.tuned:Watching",
+    "treeopt.serving.watch:Watching",
     "treeopt.arms.tuned:tune_arms",
     without=("url", "arms"),
     words={"columns": "--column"},
@@ -58,22 +58,20 @@ def tune(
     model    : the one to watch, where a router serves several; by default the first
     """
     from treeopt.arms.tuned import columns_of, read_arms, tune_arms
-    from treeopt.serving.tuned import Watching
+    from treeopt.serving.watch import Watching
 
     is_server = any("://" in source for source in inputs)
-    taken, source_of = (
-        parameters_of(Watching if is_server else tune_arms),
-        click.get_current_context().get_parameter_source,
-    )
-    for name in sorted(options.keys() - taken.keys()):
-        if source_of(name) is not ParameterSource.DEFAULT:
+    of_server, of_files = {*parameters_of(Watching), "model"}, {*parameters_of(tune_arms), "columns", "markdown"}
+    source_of = click.get_current_context().get_parameter_source
+    for name in sorted(of_files - of_server if is_server else of_server - of_files):
+        if source_of(name) is ParameterSource.COMMANDLINE:
             raise InvalidInput(f"`{name}` goes with {'files' if is_server else 'the URL of a server'}: leave it out.")
-        del options[name]
+        options.pop(name, None)
     if is_server:
         from treeopt import pipeline
 
-        if len(inputs) > 1 or markdown or columns:
-            raise InvalidInput("One server is watched at a time, and has no table for a pull request.")
+        if len(inputs) > 1:
+            raise InvalidInput("One server is watched at a time: pass its URL alone.")
         url = inputs[0] + (f"?model={quote(model)}" if model else "")
         _show_server(pipeline.tune(run, url, Watching(**options)), as_json)
     else:
@@ -81,8 +79,6 @@ def tune(
             raise InvalidInput(
                 f"{run.path} has no settings that were run yet: pass files of them, or the URL of a server."
             )
-        if model:
-            raise InvalidInput("`model` goes with the URL of a server: leave it out.")
         arms = read_arms(list(map(Path, inputs)) or [run.path], columns_of(columns))
         show_arms(tune_arms(arms, **options), as_json, markdown)
 

@@ -25,11 +25,8 @@ from treeopt.records.profile import LatencyProfile, StepTiming
 from treeopt.records.rundir import RunDirectory
 from treeopt.report.page import write_report
 from treeopt.report.terminal import note, progress
-from treeopt.serving.client import Prompt, Server
-from treeopt.serving.load import drive as ask
-from treeopt.serving.load import together
-from treeopt.serving.tuned import Tuned, Watching
-from treeopt.serving.watch import Pace, Scrape, Stretch, last_stretch, over_plain, read_scrapes, watch
+from treeopt.serving.client import Prompt, Server, drive, together
+from treeopt.serving.watch import Pace, Scrape, Stretch, Tuned, Watching, last_stretch, over_plain, read_scrapes, watch
 
 SCRAPES, BEFORE, AFTER = "scrapes.jsonl", "before.txt", "after.txt"
 MOST_TOKENS = 256  # of an answer that is asked for
@@ -121,7 +118,7 @@ async def _driven(server: Server, prompts: Sequence[Prompt], clients: int, secon
 
     with anyio.move_on_after(seconds):
         while True:
-            await ask(server, list(prompts) * clients, clients=clients, max_tokens=MOST_TOKENS)
+            await drive(server, list(prompts) * clients, clients=clients, max_tokens=MOST_TOKENS)
 
 
 def _plain(others: Sequence[Scrape], source: str, engine: str, unknown: list[str]) -> dict[int, Pace]:
@@ -164,8 +161,8 @@ def _plan(
     if length is None:
         unknown.append("Drafts had several lengths, and steps are not timed by length: nothing is planned.")
         return None
-    points = tuple(_timing(pace, length + 1, calibration.drafted, idle.step_ms) for pace, idle in timed.values())
-    plain = tuple(_timing(pace, 1) for _, pace in timed.values())
+    points = tuple(_timing(n, pace, length + 1, calibration.drafted, idle.step_ms) for n, (pace, idle) in timed.items())
+    plain = tuple(_timing(n, pace, 1) for n, (_, pace) in timed.items())
     info = {"measures": "step", "provenance": replace(Provenance.here(), machine=None, versions=None).record}
     LatencyProfile(points, plain, Runtime(name=stretch.engine), {**info, "inputs": inputs_of(run.path / SCRAPES)}).save(
         run.profile
@@ -194,8 +191,8 @@ def _between(calibration: Calibration, length: int, mine: Pace, plain: Pace) -> 
     )
 
 
-def _timing(pace: Pace, size: int, drafted: float = 1.0, plain_ms: float = 0.0) -> StepTiming:
+def _timing(batch_size: int, pace: Pace, size: int, drafted: float = 1.0, plain_ms: float = 0.0) -> StepTiming:
     """Steps of ``size`` rows, where a share ``drafted`` of those that were timed had a draft, and the others were plain."""
     all_ms = 1000 * pace.blocks[:, 2] / pace.blocks[:, 1]
     samples = tuple(((all_ms - (1 - drafted) * plain_ms) / drafted).tolist())
-    return StepTiming(pace.batch_size, UNKNOWN_CONTEXT, size=size, depth=size - 1, step_ms=samples)
+    return StepTiming(batch_size, UNKNOWN_CONTEXT, size=size, depth=size - 1, step_ms=samples)

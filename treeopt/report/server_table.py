@@ -5,8 +5,7 @@ from rich.console import RenderableType
 from treeopt.report.table import Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.verdict import outcome, times
-from treeopt.serving.tuned import Tuned
-from treeopt.serving.watch import over_plain
+from treeopt.serving.watch import Tuned, over_plain
 
 LAUNCHES = "Two launches of one engine differ by up to 10 %, which the interval does not have."
 

@@ -1,4 +1,4 @@
-"""A server that is up, by its URL: its pages, and completions that it streams.
+"""A server that is up, by its URL: its pages, completions that it streams, and loads of many prompts at once.
 
 Whatever a server answers, the caller has it in the time that it gives, or one sentence that says why not. A deadline is over
 a whole exchange, so that neither silence nor a drip outlasts it; the bytes are counted as they come and must not be packed,
@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from treeopt.errors import InvalidInput, Unsupported, first_line, quoted
+from treeopt.errors import InvalidInput, TreeoptError, Unsupported, first_line, quoted
 from treeopt.files.bounds import loads
 
 if TYPE_CHECKING:
@@ -277,6 +277,46 @@ class Server(AbstractAsyncContextManager[Any]):
 
 class NoSuchPage(Unsupported):
     """The server is up, but does not have what was asked for."""
+
+
+async def together(tasks: Iterable[Callable[[], Awaitable[None]]]) -> None:
+    """Run tasks at the same time; the first TreeoptError of one ends all, and is raised."""
+    import anyio
+
+    failed = list[TreeoptError]()
+
+    async def alone(task: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await task()
+        except TreeoptError as error:
+            failed.append(error)
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for task in tasks:
+            group.start_soon(alone, task)
+    if failed:
+        raise failed[0]
+
+
+async def drive(
+    server: Server, prompts: Sequence[Prompt], *, clients: int, max_tokens: int | Sequence[int]
+) -> list[Answer]:
+    """The greedy answers of a server to all prompts, in their order, so many asked at once; tokens at most of all, or of each.
+
+    Warm a server up with a load of its own before. Raises the first error of an answer, which ends all.
+    """
+    if not prompts:
+        raise InvalidInput("A load needs at least one prompt, but got none.")
+    found, left = dict[int, Answer](), iter(range(len(prompts)))
+    most = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
+
+    async def client() -> None:
+        for place in left:
+            found[place] = await server.complete(prompts[place], most[place])
+
+    await together([client] * clients)
+    return [found[place] for place in range(len(prompts))]
 
 
 def _piece(choice: Mapping[Any, Any]) -> str:

@@ -8,14 +8,12 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from treeopt.engines.llama_cpp import PREFIX as OF_LLAMA_CPP
 from treeopt.engines.measured.exposition import COUNTERS, counters_among, is_exposition
-from treeopt.engines.vllm import PREFIX as OF_VLLM
 from treeopt.errors import InvalidInput
-from treeopt.serving.client import Answer, NoSuchPage, Prompt, Server
-from treeopt.serving.load import drive
+from treeopt.serving.client import Answer, NoSuchPage, Prompt, Server, drive
+from treeopt.serving.watch import ENGINES
 
-PREFIX = rf"(?:{OF_VLLM}|{OF_LLAMA_CPP}|sglang:)"
+PREFIX = f"(?:{'|'.join(names.prefix for names in ENGINES.values())})"
 STEPS = "spec_verify_calls"  # of SGLang, which counts no drafts by position
 PLAIN = "plain"  # name of a contender without speculation
 WARM_TOKENS, PROBE_TOKENS = 8, 32
