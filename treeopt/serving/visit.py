@@ -18,6 +18,7 @@ STEPS = "spec_verify_calls"  # of SGLang, which counts no drafts by position
 PLAIN = "plain"  # name of a contender without speculation
 WARM_TOKENS, PROBE_TOKENS = 8, 32
 LOOP, LOOP_CHARS = re.compile(r"(.{8,60}?)\1{2,}.{0,60}$", re.DOTALL), 240
+LONGER = 0.01  # guesses by which drafts may be longer on average than was asked
 SETTLE_S = 0.5  # until the last step of an answer is counted
 
 
@@ -85,12 +86,18 @@ class Visit(Drafts):
 
 
 async def visited(
-    server: Server, launch: int, name: str, load: Mapping[int, tuple[Sequence[Prompt], Sequence[int]]]
+    server: Server,
+    launch: int,
+    name: str,
+    load: Mapping[int, tuple[Sequence[Prompt], Sequence[int]]],
+    length: float = inf,
 ) -> list[Visit]:
     """What a server answers and counts at every batch size, to its prompts with so many tokens of each answer at most.
 
-    Raises InvalidInput where it counts no drafts, unless ``name`` is plain, and where plain drafts.
+    Raises InvalidInput where it counts no drafts, unless ``name`` is plain, and where it drafts more guesses than ``length``,
+    of which plain has 0.
     """
+    length = 0 if name == PLAIN else length
     found = []
     for size, (prompts, most) in load.items():
         await drive(server, prompts[:size], clients=size, max_tokens=min(WARM_TOKENS, *most))
@@ -100,12 +107,13 @@ async def visited(
                 f"`launch` must serve /metrics with counters of drafts, but with the options of {name!r} has none: "
                 "llama-server has them with --metrics, SGLang with --enable-metrics."
             )
-        if name == PLAIN and counted and counted.drafts:
-            raise InvalidInput(
-                f"A server without speculation must draft nothing, but {counted.drafts:,} drafts were counted: `launch` speculates "
-                "by other words than those that treeopt leaves out. Put {options} in their place, and pass them as `present`."
-            )
         counts = counted or Drafts()
+        if counts.length > length + LONGER or (length == 0 and counts.drafts):
+            raise InvalidInput(
+                f"{length:g} guesses a step were asked for, but the server made {counts.drafts:,} drafts of {counts.length:.2f}: "
+                "`launch` speculates by other words than those that treeopt knows. Put {options} in their place, and pass them as "
+                "`present`."
+            )
         found.append(Visit(launch=launch, name=name, batch_size=size, answers=answers, **counts.model_dump()))
     return found
 
