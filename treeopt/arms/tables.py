@@ -243,6 +243,8 @@ class _Reader:
                 axes[axis] = match[0].strip(" .-/")
         for phrase in reversed(phrases):
             axes |= {axis: phrase.axes[axis] for axis in PLACES if axis in phrase.axes}
+        if "drafter" in axes and (known := DATASET.search(axes["drafter"])):
+            axes["drafter"] = drafter_name(axes["drafter"].replace(known[0], ""))
         if len(words.measures) == 1:
             axes["measure"] = words.measures[0]
         if words.rest or words.measures:
