@@ -24,7 +24,6 @@ class Printed:
     where      : the file and the line, for errors
     rates      : none for drafts of one token, whose mean says everything
     drafts     : their number, where it is printed
-    rounding   : by how much rounding moves a rate
     may_be_cut : whether drafts may have more positions than rates are printed for
     """
 
@@ -34,7 +33,6 @@ class Printed:
     drafted: int
     mean: float
     drafts: int | None = None
-    rounding: float = RATE
     may_be_cut: bool = False
 
     def counts(self) -> tuple[int, list[int]]:
@@ -63,12 +61,12 @@ class Printed:
             return False
         beyond = self.accepted / drafts - sum(self.rates)
         if self.may_be_cut and self.drafted > drafts * len(self.rates):
-            return beyond >= -self.rounding * len(self.rates)
-        return abs(beyond) <= self.rounding * len(self.rates)
+            return beyond >= -RATE * len(self.rates)
+        return abs(beyond) <= RATE * len(self.rates)
 
     def is_cut(self, drafts: int) -> bool:
         """Whether guesses were accepted beyond the positions that are printed."""
-        return self.accepted / drafts - sum(self.rates) > self.rounding * len(self.rates)
+        return self.accepted / drafts - sum(self.rates) > RATE * len(self.rates)
 
 
 def of_one_token(lines: Sequence[Printed]) -> list[Drafts]:
