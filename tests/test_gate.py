@@ -117,6 +117,7 @@ def test_gate_of_arms(factor, repeats, tolerance, verdict):
     """The fastest setting of each cell is judged, by the usual noise of launches where nothing is repeated."""
     after = [(d, k, c, x * (factor if (d, k, c) == ("MTP", 2, 1) else 1)) for d, k, c, x in BEFORE]
     gate = arms_gate(NAMES, arms(*BEFORE, repeats=repeats), arms(*after, repeats=repeats), tolerance)
+    assert gate.verdict in gate._repr_html_()
     assert [change.name for change in gate.changes] == ["MTP 2 (1 at once)", "off (8 at once)"]
     assert gate.verdict == verdict
     assert gate.worst.loss == pytest.approx(1 - factor)

@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treeopt.arms.gate import Gate
 from treeopt.engines.plans import ExportOptions
 from treeopt.errors import OutOfRange
 from treeopt.files.shell import printable
@@ -43,9 +44,7 @@ TABLES: dict[type, Callable[[Any], RenderableType]] = {
     LatencyProfile: profile_table,
     Plan: plan_table,
     Benchmark: bench_table,
-    Compared: compared_table,
-    GroupsCompared: compared_table,
-    DraftersCompared: compared_table,
+    **dict.fromkeys((Compared, GroupsCompared, DraftersCompared, Gate), compared_table),
     RankTrace: lambda trace: calibration_table(Calibration.from_trace(trace)),
     Score: lambda score: score_table(score, "the tree"),
     Probe: lambda probe: (
