@@ -83,7 +83,7 @@ def test_a_sample_of_a_large_file_is_not_said_to_be_all_of_it(monkeypatch, capsy
 
 def test_a_converted_checkpoint_has_no_lock_in_it(tmp_path):
     treeopt("convert", demo.HEADS, "--to", "medusa-pt", "--output", tmp_path / "out")
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["config.json", "medusa_lm_head.pt"]
 
 
 def test_another_batch_size_is_added_by_profile(run, monkeypatch):

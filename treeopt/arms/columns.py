@@ -201,7 +201,7 @@ def words_of(text: str) -> Words:
 
     >>> words_of("accept MTP K=1").measures, dict(words_of("accept MTP K=1").axes)
     (('acceptance',), {'k': '1', 'drafter': 'MTP'})
-    >>> words_of("no spec").axes, words_of("Output token throughput (tok/s)").measures, words_of("K \ batch size").names
+    >>> words_of("no spec").axes, words_of("Output token throughput (tok/s)").measures, words_of("K \\ batch size").names
     ({'k': '0'}, ('tokens_per_s',), ('k', 'concurrency'))
     """
     text = re.sub(r"(?i)\bsingle[- ](?=user|stream|client)", "1 ", bare(text)[:400])
