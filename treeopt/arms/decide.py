@@ -41,7 +41,7 @@ class NextRun(NamedTuple):
 class Decision:
     """The choice for one model, data set and concurrency; arms by their places in the posterior.
 
-    chosen    : the fastest of the arms that were run
+    chosen    : the fastest of the arms that were run; off where that was measured faster
     tied      : other arms that were run and that noise does not tell from it
     predicted : the fastest of the others, where it is likely faster than the chosen one
     next_run  : the run that is worth most; None where none is worth it
@@ -67,6 +67,9 @@ def decide(posterior: Posterior, cell: Sequence[int]) -> Decision | None:
     if not run:
         return None
     chosen = max(run, key=lambda i: mean[i])
+    off = next((i for i in run if arms[i].k == 0), chosen)
+    if (arms[chosen].tokens_per_s or 0) < (arms[off].tokens_per_s or 0):
+        chosen = off
     tied = tuple(
         i
         for i in run
