@@ -157,6 +157,9 @@ def test_launch_line_has_the_lengths_by_concurrency():
     assert "[[1, 3, 2], [4, 15, 3], [16, 4096, 2]]" in line
     none, _ = launch_lines(decided([a for a in TABLE if a.k == 0]), "vllm")
     assert "without speculation" in none[0]
+    slower = decided([arm(speed=10.0), arm("MTP", 2, speed=9.9), arm(c=8, speed=80.0), arm("MTP", 2, 8, 120.0)])
+    assert [choice.arm.name for choice in slower.choices] == ["off", "MTP 2"]
+    assert "[[1, 7, 0], [8, 4096, 2]]" in launch_lines(slower, "vllm")[0][0]
 
 
 def test_markdown_has_the_chosen_in_bold():
@@ -182,3 +185,11 @@ def test_columns_are_name_and_meaning(column):
 def test_nothing_to_compare_is_refused():
     with pytest.raises(InvalidInput, match="nothing can be compared"):
         decided([arm("MTP", 2)])
+
+
+def test_groups_that_alternate_are_one_each():
+    """Rows of a table may be sorted by concurrency first; each data set is one group, and has one table and one line."""
+    arms = [replace(a, dataset=dataset) for a in TABLE for dataset in ("chat", "code")]
+    found = decided(sorted(arms, key=lambda a: a.concurrency))
+    assert list(found.groups) == [("", "chat"), ("", "code")]
+    assert len(launch_lines(found, "vllm")[0]) == markdown(found).count("| requests |") == 2

@@ -81,6 +81,14 @@ class Decided:
         return [arm for posterior in self.posteriors for arm in posterior.arms]
 
     @property
+    def groups(self) -> dict[tuple[str, str], list[Choice]]:
+        """The choices of each model and data set, by concurrency."""
+        groups: dict[tuple[str, str], list[Choice]] = {choice.arm.cell[:2]: [] for choice in self.choices}
+        for choice in sorted(self.choices, key=lambda choice: choice.arm.concurrency):
+            groups[choice.arm.cell[:2]].append(choice)
+        return groups
+
+    @property
     def broken(self) -> dict[str, str]:
         """Why each drafter is broken that is."""
         return {drafter: why for posterior in self.posteriors for drafter, why in posterior.broken.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated
 
@@ -144,8 +143,7 @@ def launch_lines(decided: Decided, engine: str | None, kind: str | None = None) 
     if engine is None:
         return [], ["The engine's launch line is printed with `engine`."]
     lines, notes = list[str](), list[str]()
-    for key, same in groupby(decided.choices, key=lambda choice: choice.arm.cell[:2]):
-        choices = sorted(same, key=lambda choice: choice.arm.concurrency)
+    for key, choices in decided.groups.items():
         drafter, lengths = _one_drafter(choices)
         drafter_kind = kind or kind_of_name(drafter)
         if drafter != OFF and drafter_kind is None:
@@ -190,7 +188,9 @@ def _one_drafter(choices: Sequence[Choice]) -> tuple[str, list[int]]:
     drafters = dict.fromkeys(choice.posterior.arms[i].drafter for choice in choices for i in choice.cell)
 
     def best(choice: Choice, drafter: str) -> int | None:
-        """The place of the fastest arm that a server with the drafter has."""
+        """The place of the fastest arm that a server with the drafter has: the chosen one where it has that."""
+        if choice.arm.drafter in (drafter, OFF) and choice.arm.k is not None:
+            return choice.decision.chosen
         arms, mean = choice.posterior.arms, choice.posterior.mean
         able = [
             i

@@ -11,14 +11,11 @@ from treeopt.arms.arm import OFF, Arm, Arms
 from treeopt.arms.choices import Choice, Decided, minutes_of, prompts_of, title_of
 from treeopt.arms.steps import StepParts
 from treeopt.records.estimate import Estimate
+from treeopt.records.inputs import BROKEN
 from treeopt.report.table import Column, Table, texts
 from treeopt.report.terminal import together
 from treeopt.report.wording import count
 
-CAUSES = (
-    "Usual causes: it was trained for another model, or for another version of this one; its weights or the layers whose states it "
-    "reads were loaded wrongly; another tokenizer or vocabulary. Nothing is written for it."
-)
 WRAPPED = ("as fast within noise", "not run, maybe faster")
 SPARED = ("plain ms", "drafting, fixed ms", "per guess ms")  # on a narrow line, the first one first
 Setting = tuple[str, int | None]
@@ -47,23 +44,21 @@ def decision_table(decided: Decided, served: Setting | None = None) -> Renderabl
     served : the setting that is served now, which the choices are compared with too
     """
     tables = list[Table | None]()
-    for key, choices in groupby(decided.choices, key=lambda choice: choice.arm.cell[:2]):
+    for key, choices in decided.groups.items():
         steps = [step for step in decided.steps if step.served.cell[:2] == key]
-        tables += [_choices(list(choices), title_of(*key), served), _steps(steps)]
+        tables += [_choices(choices, title_of(*key), served), _steps(steps)]
     return together(*tables, headline=headline(decided))
 
 
 def headline(decided: Decided) -> Iterator[str]:
     """What to serve for each model and data set, what is broken, and the next run."""
     for drafter, why in decided.broken.items():
-        yield f"The drafter {drafter} does not work: {why}. {CAUSES}"
-    keys = list(dict.fromkeys(choice.arm.cell[:2] for choice in decided.choices))
-    for key in keys:
-        choices = [choice for choice in decided.choices if choice.arm.cell[:2] == key]
+        yield BROKEN.format(f"{drafter}, {why}")
+    for key, choices in decided.groups.items():
         if len({arm.setting for choice in choices for arm in choice.run}) < 2:
             yield f"{title_of(*key)}: {choices[0].arm.name} alone was run, so there is nothing to choose among."
             continue
-        verb = f"{title_of(*key)}: serve" if len(keys) > 1 else "Serve"
+        verb = f"{title_of(*key)}: serve" if len(decided.groups) > 1 else "Serve"
         yield f"{verb} {', '.join(_ranges(choices))}."
         if decided.limit_ms is not None:
             yield _within_limit(choices, decided.limit_ms)
@@ -71,9 +66,8 @@ def headline(decided: Decided) -> Iterator[str]:
 
 
 def _ranges(choices: Sequence[Choice]) -> Iterator[str]:
-    """The choices by ranges of concurrency, such as "MTP 3 at 1 to 8 requests"."""
-    ordered = sorted(choices, key=lambda choice: choice.arm.concurrency)
-    for name, same in groupby(ordered, key=lambda choice: choice.arm.name):
+    """The choices of ascending concurrency by ranges of it, such as "MTP 3 at 1 to 8 requests"."""
+    for name, same in groupby(choices, key=lambda choice: choice.arm.name):
         loads = [choice.arm.concurrency for choice in same]
         span = f"{loads[0]} to {loads[-1]} requests" if len(loads) > 1 else count(loads[0], "request")
         yield f"{name} at {span}"
@@ -210,8 +204,7 @@ def number(value: float) -> str:
 def markdown(decided: Decided) -> str:
     """A table of all arms for each model and data set, the chosen one in bold, with 95 % intervals of ratios to off."""
     parts = []
-    for key, same in groupby(decided.choices, key=lambda choice: choice.arm.cell[:2]):
-        choices = list(same)
+    for key, choices in decided.groups.items():
         arms = [choice.posterior.arms[i] for choice in choices for i in choice.cell]
         settings = list(dict.fromkeys(arm.setting for arm in arms if arm.tokens_per_s))
         lines = [f"**{escaped(title_of(*key))}**, tokens/s", ""] if any(key) else []

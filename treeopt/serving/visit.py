@@ -49,7 +49,7 @@ class Visit(Drafts):
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all requests together."""
+        """Tokens per second of all requests together."""
         return sum(answer.num_tokens for answer in self.answers) / self.seconds
 
     @property
