@@ -190,8 +190,6 @@ class Letters:
     eos_token_id = 3
 
     def __call__(self, text, add_special_tokens=True):
-        if isinstance(text, list):
-            return {"input_ids": [self(one)["input_ids"] for one in text]}
         return {"input_ids": [6 + ord(letter) % (VOCABULARY - 6) for letter in text]}
 
 

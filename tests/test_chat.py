@@ -80,11 +80,11 @@ def test_a_template_that_raises_skips_the_row_and_no_other(tmp_path):
     picky = "{% if 'no' in messages[-1].content %}{{ raise_exception('not\nthis') }}{% endif %}{{ messages }}"
     target = target_of(byte_tokenizer(picky))
     prompts = load(tmp_path, [{"prompt": "no"}, {"turns": ["yes", "no"]}], target)
-    assert reasons(prompts) == [(1, "the model's chat template refuses it: not")]
-    with pytest.raises(InvalidInput, match=r"Row 2 of rows\.jsonl cannot be asked: the model's chat template"):
+    assert reasons(prompts) == [(1, "the chat template refuses it: not")]
+    with pytest.raises(InvalidInput, match=r"Row 2 of rows\.jsonl cannot be asked: the chat template"):
         prompts.next_prompt(prompts.conversations[0], [ids(target, "x")])
     broken = target_of(byte_tokenizer("{% if %}"))
-    with pytest.raises(InvalidInput, match="row 1: the model's chat template refuses it"):
+    with pytest.raises(InvalidInput, match="chat template cannot be read"):
         load(tmp_path, [{"prompt": "a"}], broken)
 
 

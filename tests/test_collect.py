@@ -27,7 +27,7 @@ TURNS = [["abc", "de"], ["x"], ["pq", "r", "stu"], ["longer", "k"]]
 def conversations(turns=TURNS, answers=(), groups="aabb"):
     """Conversations of several turns in the alphabet of the tiny tokenizer."""
     plain = asked([])
-    firsts = plain.chat.first_prompts([[("user", turn) for turn in t] for t in turns])
+    firsts = [plain.chat.first_prompt([("user", turn) for turn in t]) for t in turns]
     made = [
         Conversation(first, tuple(("user", turn) for turn in t), tuple(a), g, row)
         for row, (first, t, a, g) in enumerate(

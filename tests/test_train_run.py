@@ -336,7 +336,7 @@ def test_answers_are_written_once_for_the_same_question(tmp_path, monkeypatch):
 
 def test_given_answers_are_cut_where_they_loop():
     target, plain = small_target(), asked([])
-    first = plain.chat.first_prompts([[("user", "ab")]])[0]
+    first = plain.chat.first_prompt([("user", "ab")])
     conversation = Conversation(first, (("user", "ab"), ("user", "c")), ("xyz" * 5, "q"), row=1)
     prompts = PromptSet((conversation,), "", "", plain.chat)
     one, two = given_texts(target, prompts, asking(limit=40))

@@ -52,9 +52,6 @@ NOTES = {
     "late": ("request", "{} stood behind later ones in the file: the times say the order."),
     "untimed": ("", "Not every request says when it began and ended, so which of them overlapped is not known."),
     "texts": ("answer", "{} of text tokenised again: tokens may end at other places than the model's did."),
-    "answers": ("answer", "Of {} with ids and text, the text gives other ids in {other_share:.1%} when it is tokenised again, and "
-                "{moved_share:.2%} of the tokens end elsewhere. The ids are kept."),
-    "other_texts": ("answer", "{} with ids of another text than is given: is it this tokenizer? The ids are kept."),
     "unwritten_calls": ("answer", "{} without the calls of tools, which the chat template does not write."),
     "reasoning": ("answer", "{} with reasoning, which was generated too: it stands before the content, without marks around it."),
     "shorter": ("answer", "{} of far fewer tokens than usage counts: some of what was generated, such as reasoning, is not in the log, or it is "
@@ -157,9 +154,8 @@ def notes(log: RequestLog) -> list[str]:
     """Sentences on what was left out of a log, and what its tokens leave in doubt."""
     n = Counter({**log.meta["counted"], **log.meta["retokenised"]})
     first = next(iter(log.meta["skipped"]), {"row": 0, "reason": ""})
-    shares = {"other_share": n["other_ids"] / max(1, n["answers"]), "moved_share": n["moved"] / max(1, n["tokens"])}
     n |= {"late": log.meta["late"], "untimed": int(not log.has_times)}
-    told = {"first": f"{first['row']}: {first['reason']}", "rows": n["rows"], **shares}
+    told = {"first": f"{first['row']}: {first['reason']}", "rows": n["rows"]}
     return [said.format(count(n[name], noun), **told) for name, (noun, said) in NOTES.items() if n[name]]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from treeopt.runtime.prompts.logged import REASONINGS, LoggedRequest, Message
 from treeopt.runtime.prompts.tokenizer import Tokenizer
 
@@ -17,11 +15,9 @@ MUCH_LONGER = 1.5  # times as many tokens as here, which another tokenizer does 
 class Encoder:
     """Makes tokens of requests, and counts what is in doubt where they come from texts.
 
-    counted : texts, answers that came as text; answers with ids and text: of them those with other_ids once the text is
-              tokenised again, their tokens, and tokens moved to another end; other_texts, answers whose ids are of another
-              text; unwritten_calls and otherwise, answers that the chat template writes without their calls of tools, or
-              otherwise than it begins an answer; reasoning, answers whose reasoning it does not write; shorter, answers of far
-              fewer tokens than the server counted
+    counted : texts, answers that came as text; unwritten_calls and otherwise, answers that the chat template writes without
+              their calls of tools, or otherwise than it begins an answer; reasoning, answers whose reasoning it does not
+              write; shorter, answers of far fewer tokens than the server counted
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
@@ -35,18 +31,16 @@ class Encoder:
         if tokenizer is None and not (prompt and answer):
             raise ValueError("it has text, of which `tokenizer` makes tokens")
         if tokenizer is not None:
-            is_sent = one.text and (not one.messages or not tokenizer.chats or tokenizer.is_rendered(one.text))
+            is_sent = one.text and (not one.messages or not tokenizer.template or tokenizer.is_rendered(one.text))
             is_chat = bool(one.messages) and not is_sent
             written = tokenizer.write(one.messages, one.options) if is_chat and not (prompt and answer) else one.text
-            bos = not (is_chat and tokenizer.chats) and not tokenizer.is_rendered(written)
+            bos = not (is_chat and tokenizer.template) and not tokenizer.is_rendered(written)
             prompt = prompt or tokenizer.encode(written, bos=bos)
             if not answer and one.answer is not None:
                 said = self._said(tokenizer, one, written) if is_chat else self._whole(one.answer)
                 answer = tokenizer.until_end(tokenizer.encode(said), limit=one.limit, was_cut=one.was_cut)
-            if (most := max(max(prompt, default=0), max(answer, default=0))) >= len(tokenizer.lengths):
-                raise ValueError(f"its token {most} is beyond the tokenizer's {len(tokenizer.lengths)}")
-            if one.answer_ids and one.answer is not None and not one.answer.get("tool_calls"):
-                self._compare(tokenizer, one.answer_ids, one.answer["content"])
+            if (most := max(max(prompt, default=0), max(answer, default=0))) >= tokenizer.size:
+                raise ValueError(f"its token {most} is beyond the tokenizer's {tokenizer.size}")
         if not (prompt and answer):
             raise ValueError(f"its {'answer' if prompt else 'prompt'} has no tokens")
         self.counted["texts"] += not one.answer_ids
@@ -74,13 +68,3 @@ class Encoder:
         reasoning = answer.get("reasoning_content", "")
         self.counted["reasoning"] += bool(reasoning)
         return reasoning + str(answer["content"])
-
-    def _compare(self, tokenizer: Tokenizer, ids: Tokens, text: str) -> None:
-        """Count where the tokens that were generated and those of their text differ."""
-        given, again = ([i for i in some if i not in tokenizer.special_ids] for some in (ids, tokenizer.encode(text)))
-        ends, others = (np.cumsum(tokenizer.lengths[some]) for some in (given, again))
-        if not (given and again and ends[-1] == others[-1]):
-            self.counted["other_texts"] += 1
-        else:
-            moved = int((~np.isin(ends, others)).sum())
-            self.counted += Counter(answers=1, other_ids=int(given != again), tokens=len(given), moved=moved)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MOST_GROUPS = 64
 MOST_REASONS = 3  # shown where no prompt is left
-TOKENISED_AT_ONCE = 1024  # texts: a tokenizer's own notes on them take several times their memory
 MOST_SKIPPED = 1000  # listed of the rows that give no prompt
 AS_THEY_STAND = Order()
 SLOT_CHARS = 1000  # the demo cuts one prompt per so many characters of a module
@@ -140,12 +139,15 @@ def load_prompts(
     rows, drawn, skipped, n_skipped = read_conversations(source, column, group_by, responses, split=split, order=order)
     chat = ChatFormat.of(target, chat_template=chat_template)
     found: list[Conversation] = []
-    for draft, first in _tokenised(target, chat, drawn.things()):
-        if isinstance(first, InvalidInput):
-            skipped.append(Skipped(draft.row, str(first)))
-            n_skipped += 1
-        else:
+    for draft in drawn.things():
+        try:
+            first = chat.first_prompt(draft.messages)
+            if not 1 <= len(first) < target.context:
+                raise InvalidInput(f"it must have 1 to {target.context - 1} tokens, but has {len(first)}")
             found.append(replace(draft, first=first))
+        except InvalidInput as error:
+            skipped.append(Skipped(draft.row, str(error)))
+            n_skipped += 1
     skipped = sorted(skipped, key=lambda s: s.row)[:MOST_SKIPPED]
     if not found:
         reasons = "; ".join(f"row {s.row}: {s.reason}" for s in skipped[:MOST_REASONS]) or "it is empty"
@@ -195,18 +197,6 @@ def read_conversations(
             f"A prompt must stand under {listed(COLUMNS)}, but {rows.name} has {listed(columns)}: name one with `column`."
         )
     return rows, drawn, skipped, n_skipped
-
-
-def _tokenised(
-    target: Target, chat: ChatFormat, drafts: Sequence[Conversation]
-) -> Iterator[tuple[Conversation, Tokens | InvalidInput]]:
-    """The conversations, each with the tokens of its first prompt or why it cannot be asked."""
-    for begin in range(0, len(drafts), TOKENISED_AT_ONCE):
-        some = drafts[begin : begin + TOKENISED_AT_ONCE]
-        for draft, first in zip(some, chat.first_prompts([draft.messages for draft in some]), strict=True):
-            if isinstance(first, tuple) and not 1 <= len(first) < target.context:
-                first = InvalidInput(f"it must have 1 to {target.context - 1} tokens, but has {len(first)}")
-            yield draft, first
 
 
 def demo_prompts(
