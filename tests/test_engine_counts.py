@@ -270,7 +270,7 @@ REFUSED = {
     "a log of SGLang": (["[2026-09-01 12:00:00] Decode batch. #running-req: 8, accept len: 2.82, accept rate: 0.61, "], SGLANG_MEANS),
     "a gauge of SGLang": (['sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.82\n'], SGLANG_MEANS),
     "an SGLang without histograms": ([{"meta_info": {k: v for k, v in meta_info(names=OLDER).items() if "histogram" not in k}}],
-                                     "no histograms"),
+                                     SGLANG_MEANS),
     "a restart of TensorRT-LLM": ([trtllm(), trtllm([9] * 3, [8, 7, 6])], "without a restart"),
     "more at a deeper position": ([trtllm([500, 1000, 1000], [400, 300, 200])], "never rise"),
     "more than was drafted": ([trtllm([1000, 500, 500], [800, 600, 420])], "at most what was drafted"),

@@ -162,7 +162,7 @@ def words_read(engine: str) -> dict[Word, set[str]]:
     """The keys of JSON that are read, the texts by which files are known, and the options that readers tell of."""
     vllm_requests = {field.name for field in fields(requests.RequestDrafts)} | {"speculative_decoding"}
     runs = {field.alias for field in vllm.Run.model_fields.values() if field.alias}
-    names = {names[0] for names in sglang.NAMES.values()}
+    names = {names[0] for names in requests.NAMES.values()}
     keys = {
         "vllm-metrics": runs | {"spec_decode_acceptance_length"},
         "vllm-requests": vllm_requests,

@@ -33,7 +33,7 @@ from treeopt.engines import chains
 from treeopt.engines.base import About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.rates import PrintedRates, alone
-from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
+from treeopt.engines.measured.requests import Body, bodies, read_requests, records_in
 from treeopt.engines.measured.survival import MOST_DRAFTS, CountedDrafts, joined
 from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput
@@ -180,17 +180,16 @@ def _notes(served: Ranges[Draft], about: About) -> list[str]:
     return notes
 
 
-NAMES = {  # the newest first; the older ones are to be removed or have been
-    "acceptance_histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
-    "num_spec_steps": ("spec_verify_ct",),
-    "num_accepted_draft_tokens": ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num"),
-    "num_draft_tokens": ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num"),
-}
+FORMS = ("meta_info", "sglext.spec_tokens_details")
+PLACES = (
+    *FORMS,
+    *(f"choices.{form}" for form in FORMS),
+)  # of records; a request for both forms gets them at both places
 MEANS = ("accept_length", "acc_length", "internal_states", "avg_spec_accept_length")
 MEANS_IN_TEXT = ("accept len: ", "accept rate: ", "sglang:spec_")
 ASK = (
-    "save the responses of /generate, whose meta_info has a histogram of each request, or ask the OpenAI routes for "
-    'it with "return_spec_tokens_details": true'
+    "save the responses of /generate of a newer SGLang, whose meta_info has a histogram of each request "
+    '(spec_correct_drafts_histogram), or ask the OpenAI routes for it with "return_spec_tokens_details": true'
 )
 LENGTH_IN_LOG = re.compile(r"accept len: ([12]\.\d{1,9})", re.ASCII)
 ONE_TOKEN = re.compile(r"speculative_num_draft_tokens=2\b", re.ASCII)
@@ -204,27 +203,19 @@ UNLIKELY = 1e-6
 def is_of_drafts(content: Any) -> bool:
     if isinstance(content, str):
         return any(mark in content for mark in MEANS_IN_TEXT)
-    return any(details(body) or any(name in body for name in MEANS) for body in bodies(content))
+    return any(records_in(body, PLACES) or any(name in body for name in MEANS) for body in bodies(content))
 
 
 def read_drafts(files: Sequence[File]) -> CountedDrafts | PrintedRates:
     if rates := [rate for content, _ in files for rate in rates_of_one_token(content)]:
         return alone([[rate] for rate in rates], files[-1][1])
-    records: list[Body] = []
-    skipped = 0
-    path = files[-1][1]
-    for file in files:
-        figures, missing = gather([file], details)
-        if not figures:
-            raise InvalidInput(
-                f"{file[1]} has only means of its drafts: survival needs counts by position. Instead, {ASK}."
-            )
-        records += check_lengths(list(map(renamed, figures)), file[1])
-        skipped += missing
-    counts = read_requests(records, path, skipped=skipped, notes=[UNKNOWN_LENGTHS])
-    if not counts.groups:
-        raise InvalidInput(f"{path} has no histograms (spec_correct_drafts_histogram): update SGLang, and {ASK}.")
-    refuse_trees(counts, max(len(record.get("acceptance_histogram", ())) - 1 for record in records))
+    longest = 0
+    for content, path in files:
+        records = [record for body in bodies(content) for record in records_in(body, PLACES)]
+        check_lengths(records, path)
+        longest = max([longest, *(len(record.get("acceptance_histogram", ())) for record in records)])
+    counts = read_requests(files, PLACES, ask=ASK, notes=[UNKNOWN_LENGTHS])
+    refuse_trees(counts, longest - 1)
     return counts
 
 
@@ -236,35 +227,8 @@ def rates_of_one_token(content: Any) -> list[float]:
     return [length - 1 for size, length in sizes if size == 2 and isinstance(length, float) and 1 <= length <= 2]
 
 
-def details(body: Body) -> list[Body]:
-    """Records of drafts in a response: those at its root, or those of its choices."""
-    return _details_at(body) or [record for choice in choices(body) for record in _details_at(choice)]
-
-
-def _details_at(place: Body) -> list[Body]:
-    """Records of drafts at the root of a response or at a choice; a request for both forms gets them at both places."""
-    extension = place.get("sglext")
-    extended = extension.get("spec_tokens_details") if isinstance(extension, dict) else None
-    for form in (place.get("meta_info"), extended):
-        records = form if isinstance(form, list) else [form]
-        of_drafts = [record for record in records if isinstance(record, dict) and renamed(record)]
-        if of_drafts:
-            return of_drafts
-    return []
-
-
-def renamed(record: Body) -> Body:
-    """The figures of a request under their common names; of several names the newest."""
-    figures: Body = {}
-    for ours, names in NAMES.items():
-        for name in names:
-            if record.get(name) is not None:
-                figures.setdefault(ours, record[name])
-    return figures
-
-
-def check_lengths(records: list[Body], path: Path) -> list[Body]:
-    """The records. Raises InvalidInput if requests were drafted different numbers of tokens per step."""
+def check_lengths(records: Sequence[Body], path: Path) -> None:
+    """Raise InvalidInput if requests were drafted different numbers of tokens per step."""
     lengths = set()
     for record in records:
         drafted, steps = record.get("num_draft_tokens"), record.get("num_spec_steps")
@@ -276,7 +240,6 @@ def check_lengths(records: list[Body], path: Path) -> list[Body]:
             "step: the server adapted its number of steps, and SGLang does not count which draft had which. Measure with a "
             "fixed --speculative-num-steps, a file for each."
         )
-    return records
 
 
 def refuse_trees(counts: CountedDrafts, deepest: int) -> None:

@@ -29,7 +29,7 @@ from treeopt.engines import chains, tensorrt_trees
 from treeopt.engines.base import LAST, About, Kind, Method, ServingEngine, Written, in_words
 from treeopt.engines.measured.exposition import Counters, counters_among, is_exposition
 from treeopt.engines.measured.files import File
-from treeopt.engines.measured.requests import Body, bodies, choices, gather, read_requests
+from treeopt.engines.measured.requests import bodies, read_requests, records_in
 from treeopt.engines.measured.survival import CountedDrafts, Drafts, check_counts
 from treeopt.errors import InvalidInput
 from treeopt.records.drafters import LOOKED_UP
@@ -154,7 +154,7 @@ def _notes(lengths: Sequence[int], meaning: str, kind: str) -> list[str]:
 PREFIX = r"trtllm_"
 COUNTERS = ("spec_decode_drafted_tokens", "spec_decode_accepted_tokens")
 POSITION = "token_position"
-TOTALS = {"num_accepted_draft_tokens": "total_accepted_draft_tokens", "num_draft_tokens": "total_draft_tokens"}
+PLACES = ("spec_decode_acceptance", "choices.speculative_decoding")  # of AIPerf's records and of responses
 STATS = "specDecodingStats"  # in a line of --iteration_log
 MEANS = ("decoding_stats", "perf_metrics", "phases", STATS)  # in files that have means only
 REMEDY = ", or serve with return_perf_metrics: true and save /prometheus/metrics"
@@ -167,7 +167,7 @@ ASK = (
 def is_of_drafts(content: Any) -> bool:
     if isinstance(content, str):
         return is_exposition(content, PREFIX)
-    return any(any(name in body for name in MEANS) or records_of(body) for body in bodies(content))
+    return any(any(name in body for name in MEANS) or records_in(body, PLACES) for body in bodies(content))
 
 
 def read_drafts(files: Sequence[File]) -> CountedDrafts:
@@ -175,14 +175,7 @@ def read_drafts(files: Sequence[File]) -> CountedDrafts:
     path = files[-1][1]
     if counters := counters_among(files, PREFIX, COUNTERS, POSITION):
         return CountedDrafts([by_length(counters)], path, counters.notes)
-    records, skipped = gather(files, records_of)
-    for record in records:
-        for ours, theirs in TOTALS.items():
-            record.setdefault(ours, record.get(theirs))
-    counts = read_requests(records, path, skipped=skipped, remedy=REMEDY)
-    if not counts.groups:
-        raise InvalidInput(f"{path} has only means of its drafts: survival needs counts by position. Instead, {ASK}.")
-    return counts
+    return read_requests(files, PLACES, ask=ASK, remedy=REMEDY)
 
 
 def by_length(counters: Counters) -> Drafts:
@@ -201,12 +194,6 @@ def by_length(counters: Counters) -> Drafts:
     had = np.array(drafted, dtype=np.int64)
     lengths = dict(enumerate((had - np.append(had[1:], 0)).tolist(), 1))
     return replace(full, had=np.maximum(had, 1), lengths={k: n for k, n in lengths.items() if n})
-
-
-def records_of(body: Body) -> list[Body]:
-    """The histograms of a response's choices, or of AIPerf's record of it."""
-    places = [body.get("spec_decode_acceptance"), *(choice.get("speculative_decoding") for choice in choices(body))]
-    return [dict(place) for place in places if isinstance(place, dict)]
 
 
 MAIN, ARGS = "main 0004396, reference of 1.4.0rc1", "NVIDIA/TensorRT-LLM tensorrt_llm/llmapi/llm_args.py"

@@ -29,7 +29,7 @@ from treeopt.engines.measured.exposition import counters_among, is_exposition
 from treeopt.engines.measured.files import File
 from treeopt.engines.measured.printed import Printed, drafters_named, of_one_token, pooled
 from treeopt.engines.measured.rates import PrintedRates, alone
-from treeopt.engines.measured.requests import Body, bodies, gather, read_requests
+from treeopt.engines.measured.requests import Body, bodies, read_requests, records_in
 from treeopt.engines.measured.survival import CountedDrafts, Drafts
 from treeopt.engines.speculation import Speculation
 from treeopt.errors import InvalidInput
@@ -259,13 +259,15 @@ def read_runs(content: Any, path: Path) -> tuple[list[Drafts], list[str], int | 
     return groups, notes, None if None in tokens else sum(filter(None, tokens))
 
 
+PLACES = ("spec_decode_acceptance", "metrics.speculative_decoding")  # of AIPerf's records and of responses
+
+
 def is_of_requests(content: Any) -> bool:
-    return any(map(statistics_of, bodies(content)))
+    return any(records_in(body, PLACES) for body in bodies(content))
 
 
 def read_responses(files: Sequence[File]) -> CountedDrafts:
-    records, skipped = gather(files, statistics_of)
-    counts = read_requests(records, files[-1][1], skipped=skipped, remedy=REMEDY)
+    counts = read_requests(files, PLACES, remedy=REMEDY)
     return replace(counts, tokens=sum(emitted_by(body) for content, _ in files for body in bodies(content)) or None)
 
 
@@ -273,17 +275,7 @@ def emitted_by(body: Body) -> int:
     """Tokens that the steps of a request emitted, all but its first; 0 where it does not say them."""
     usage, is_chunk = body.get("usage"), str(body.get("object")).endswith(".chunk")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return tokens - 1 if isinstance(tokens, int) and (statistics_of(body) or not is_chunk) else 0
-
-
-def statistics_of(body: Body) -> list[Body]:
-    """The record of drafts in a response, or in AIPerf's record of it."""
-    metrics = body.get("metrics")
-    places = [
-        body.get("spec_decode_acceptance"),
-        metrics.get("speculative_decoding") if isinstance(metrics, dict) else None,
-    ]
-    return [place for place in places if isinstance(place, dict)]
+    return tokens - 1 if isinstance(tokens, int) and (records_in(body, PLACES) or not is_chunk) else 0
 
 
 IMPORTS = {

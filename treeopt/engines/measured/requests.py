@@ -1,13 +1,11 @@
 """Drafts of requests, as engines report them: how many drafts had 0, 1, ... guesses taken.
 
-Requests are independent, and so the errors of survival are bootstrapped over them. An engine's file brings its
-names to those of `RequestDrafts`, which are vLLM's.
+Requests are independent, and so the errors of survival are bootstrapped over them. The names of `RequestDrafts` are vLLM's.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -20,6 +18,12 @@ from treeopt.files.storage import typed
 
 Body = dict[str, Any]  # a JSON object as another tool wrote it, nothing of it checked
 WRAPPERS = ("response", "body", "data", "responses", "results")  # of a batch's output lines, of clients
+NAMES = {  # figures of `RequestDrafts` to their names in SGLang, the newest first, and in TensorRT-LLM
+    "acceptance_histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
+    "num_spec_steps": ("spec_verify_ct",),
+    "num_accepted_draft_tokens": ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num", "total_accepted_draft_tokens"),
+    "num_draft_tokens": ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num", "total_draft_tokens"),
+}  # fmt: skip
 
 
 def dense(histogram: Any) -> Any:
@@ -81,48 +85,72 @@ def _bodies(content: Any) -> Iterator[Body | None]:
         yield from _bodies(inner) if inner is not None else iter((content,))
 
 
-def choices(body: Body) -> list[Body]:
-    listed = body.get("choices")
-    return [choice for choice in listed if isinstance(choice, dict)] if isinstance(listed, list) else []
+def records_in(body: Body, places: Sequence[str]) -> list[Body]:
+    """The figures of drafts in a response, at the first of its places that has some.
+
+    places : keys that lead there, with dots between them; lists on the way are gone through
+
+    >>> records_in({"choices": [{"meta_info": {"spec_verify_ct": 9}}]}, ("meta_info", "choices.meta_info"))
+    [{'num_spec_steps': 9}]
+    """
+    for place in places:
+        found: list[Any] = [body]
+        for key in place.split("."):
+            values = [value.get(key) for value in found if isinstance(value, dict)]
+            found = [item for value in values for item in (value if isinstance(value, list) else [value])]
+        records = [_figures(value) for value in found if isinstance(value, dict)]
+        if any(records):
+            return [record for record in records if record]
+    return []
 
 
-def gather(files: Sequence[File], records_of: Callable[[Body], list[Body]]) -> tuple[list[Body], int]:
-    """Records of drafts in the responses of files, and how many say nothing; AIPerf's of its warm-up are left out."""
-    records: list[Body] = []
-    silent = 0
-    for content, _ in files:
-        for body in bodies(content):
-            more = [] if _is_warm_up(body) else records_of(body)
-            records += more
-            # Only the last chunk of a stream says something about drafts.
-            silent += not (more or _is_warm_up(body) or str(body.get("object")).endswith(".chunk"))
-    return records, silent
+def _figures(record: Body) -> Body:
+    """What `RequestDrafts` takes of a record; of several names that which comes first in `NAMES`."""
+    figures: Body = {}
+    for figure in fields(RequestDrafts):
+        for name in (figure.name, *NAMES.get(figure.name, ())):
+            if record.get(name) is not None:
+                figures.setdefault(figure.name, record[name])
+    return figures
 
 
 def _is_warm_up(body: Body) -> bool:
+    """Whether it is AIPerf's record of a request before its measurement."""
     metadata = body.get("metadata")
     return isinstance(metadata, dict) and "warmup" in (metadata.get("benchmark_phase"), metadata.get("phase_kind"))
 
 
 def read_requests(
-    records: Sequence[Body], path: Path, *, skipped: int = 0, notes: Sequence[str] = (), remedy: str = ""
+    files: Sequence[File], places: Sequence[str], *, ask: str = "", notes: Sequence[str] = (), remedy: str = ""
 ) -> CountedDrafts:
-    """The drafts of requests; ``skipped`` responses had nothing to say of drafts."""
-    requests = typed(list[RequestDrafts], list(records), path)
+    """The drafts of the requests in files.
+
+    places : of records in a response, as `records_in` takes them
+    ask    : how to have the engine write histograms, for files without any
+    """
+    path, records, silent = files[-1][1], list[Body](), 0
+    for content, _ in files:
+        for body in bodies(content):
+            more = [] if _is_warm_up(body) else records_in(body, places)
+            records += more
+            # Only the last chunk of a stream says something about drafts.
+            silent += not (more or _is_warm_up(body) or str(body.get("object")).endswith(".chunk"))
+    responses = silent + len(records)
+    requests = typed(list[RequestDrafts], records, path)
     # The greatest length of the file stands in where a request does not tell its own.
     longest = max((max(len(r.histogram) - 1, r.num_spec_tokens or 0) for r in requests), default=0)
     groups: list[Drafts] = []
-    silent = skipped
     for number, request in enumerate(requests, 1):
         if any(request.histogram):
             groups += drafts_of(request, longest, f"{path}, request {number},", number)
         else:
             silent += 1
+    if ask and not groups:
+        raise InvalidInput(f"{path} has only means of its drafts: survival needs counts by position. Instead, {ask}.")
     remarks = list(notes)
     if silent:
         remarks.append(
-            f"{silent} of {skipped + len(requests)} responses say nothing about drafts (several choices, or "
-            "none drafted) and were left out."
+            f"{silent} of {responses} responses say nothing about drafts (several choices, or none drafted) and were left out."
         )
     return CountedDrafts(groups, path, remarks, are_requests=True, remedy=remedy)
 
